@@ -68,9 +68,11 @@ bench-tui: $(INSTALLED)
 bench-wire: $(INSTALLED)
 	$(BIN)/python tests/bench/bench_wire.py $(ARGS)
 
-# Subscribers and a recorder behind a proxy that cuts, delays and stalls: ARGS="--seconds 300 --seed 7"
+# Subscribers and a recorder behind a proxy that cuts, delays and stalls: ARGS="--seconds 300 --seed 7".
+# Then what floods of the control socket cost, against a placebo.
 chaos: $(INSTALLED)
 	$(BIN)/python tests/chaos/run_chaos.py $(ARGS)
+	$(BIN)/python tests/bench/bench_flood.py
 
 clean:
 	rm -rf $(VENV) .venv-clients .types build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

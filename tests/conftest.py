@@ -157,7 +157,7 @@ def _live_engine(tmp_path: Path, *, with_tokens: bool, **options: Any) -> Iterat
             scheduler,
             limits,
             publisher,
-            dispatch.apply,
+            dispatch,
             workload=workload,
             token_teller=TokenTeller(ByteCodec().text_stream) if with_tokens else None,
             anchor=lambda info: msgspec.structs.replace(info, **changes),

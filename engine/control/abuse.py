@@ -47,8 +47,9 @@ class Abuse:
             log.warning("refused %d commands of %s: too many in a short time", count, asker.name)
             message = f"{count:,} commands beyond what one client may send were refused"
             message += f" ({known})" if known else ""
-            yield Denial(asker, "", "rate_limited", message, count)
+            yield Denial(asker, "", "rate_limited", message, count, lane=account)
         for num_bytes in self._backlog.cut_off():
-            message = f"a connection with {num_bytes >> 20} MiB of unfinished messages was cut off"
+            held = f"{num_bytes >> 20} MiB of unfinished or unread messages"
+            message = f"a connection with {held} was cut off"
             log.warning("%s", message)
-            yield Denial(Asker("a client"), "", "backlog", message)
+            yield Denial(Asker("a client"), "", "backlog", message, lane=b"backlog")

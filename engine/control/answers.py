@@ -21,6 +21,11 @@ class OnceReused(Exception):  # noqa: N818 - reads as what happened
     """Another command was sent under the same name."""
 
 
+def digest_of(payload: bytes) -> bytes:
+    """What stands for a command: it may be megabytes, and thousands are kept."""
+    return hashlib.blake2b(payload, digest_size=16).digest()
+
+
 @dataclass(slots=True)
 class _Entry(Generic[_C]):
     digest: bytes
@@ -43,7 +48,7 @@ class AnswerBook(Generic[_C]):
         Raises:
             OnceReused: it was another command the first time.
         """
-        digest = hashlib.blake2b(payload, digest_size=16).digest()
+        digest = digest_of(payload)
         entry = self._entries.get(key)
         if entry is None:
             self._entries[key] = _Entry(digest)

@@ -80,7 +80,9 @@ class Replies:
             _send(self._socket, identity, _MORE)
             # A message that was begun has room for all of it.
             _send(self._socket, command_id, _MORE)
-            _send(self._socket, commands.encode(message), _LAST)
+            payload = commands.encode(message)
+            _send(self._socket, payload, _LAST)
+            self._connections.note_sent(identity, len(payload))
         except zmq.ZMQError as error:
             # Gone (EHOSTUNREACH), or its queue is full because it does not read (EAGAIN).
             self._forget(identity, str(error))

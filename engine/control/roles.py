@@ -30,5 +30,6 @@ class Roles:
         name = type(command).__name__
         message = f"the key of {holder.name} is a viewer's; {command.doing} takes an operator's key"
         asker = self._connections.asker(identity, who)
-        self._inbox.put(Denial(asker, name, "viewer", message))
+        lane = self._connections.account(identity)
+        self._inbox.put(Denial(asker, name, "viewer", message, lane=lane))
         raise ConfigError("viewer", message)

@@ -1,8 +1,9 @@
 """`ControlServer`: the control socket and the thread that serves it.
 
 It decodes, prepares and answers. What changes the engine goes into its inbox and is applied between
-two steps. The engine's replies come back through an outbox, because a ZeroMQ socket belongs to one
-thread.
+two steps. What is certain to be refused never gets that far, and answers of many bytes have a
+thread of their own (`BulkReplies`). The engine's replies come back through an outbox, because a
+ZeroMQ socket belongs to one thread.
 """
 
 import logging
@@ -14,7 +15,8 @@ import msgspec
 import zmq
 
 from stepscope.engine.control.abuse import Abuse
-from stepscope.engine.control.answers import AnswerBook, OnceReused
+from stepscope.engine.control.answers import AnswerBook, OnceReused, digest_of
+from stepscope.engine.control.bulk_replies import BulkReplies, at_once, replayed
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.control.outbox import Outbox
 from stepscope.engine.control.remote_client import RemoteClient
@@ -22,15 +24,18 @@ from stepscope.engine.control.replies import Replies
 from stepscope.engine.control.roles import Roles
 from stepscope.engine.control.submissions import Submissions
 from stepscope.engine.loop.control_tally import ControlTally
-from stepscope.engine.loop.inbox import Call, Departure, Inbox
+from stepscope.engine.loop.inbox import Call, Denial, Departure, Inbox, Settled
 from stepscope.engine.protocol import commands
+from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import (
     Ack,
     AnyCommand,
     Change,
     Error,
+    GetAudit,
     GetInfo,
     GetKeptSnapshot,
+    GetSnapshot,
     Output,
     Replayed,
     ReplayFrom,
@@ -55,6 +60,8 @@ log = logging.getLogger("stepscope.engine")
 
 CLIENT_QUEUE = 100_000  # replies that may wait for a client before its requests are ended
 RECEIVE_QUEUE = 8  # commands of one client that wait here; more wait with the client
+MAX_AT_ONCE = 32  # commands that are taken before replies are sent
+_BULK = (ReplayFrom, GetSnapshot, GetKeptSnapshot, GetAudit)
 
 
 class ServedEngine(Protocol):
@@ -70,6 +77,18 @@ class ServedEngine(Protocol):
     def next_step(self) -> int: ...
     @property
     def kept_snapshots(self) -> KeptSnapshots: ...
+    @property
+    def max_waiting(self) -> int:
+        """Commands that may wait in the inbox before a `Submit` is refused."""
+        ...
+
+    def settled(self, command: Change, asker: Asker, *, is_alone: bool) -> Settled | None:
+        """The answer to a change that changes nothing; None: its turn between two steps tells.
+
+        Args:
+            is_alone: no other change is on its way.
+        """
+        ...
 
     def clock(self) -> int:
         """The engine's time, in nanoseconds."""
@@ -108,6 +127,7 @@ class ControlServer:
         self._tokenizer = tokenizer
         self._replay = replay
         self._outbox = Outbox()
+        self._num_changes = 0  # on their way to the engine's thread or back
         self._limiter = RateLimiter()
         self._answers: AnswerBook[RemoteClient] = AnswerBook()
         self._closing = False
@@ -123,7 +143,10 @@ class ControlServer:
         self._roles = Roles(self._connections, engine.inbox, self._tally)
         self._replies = Replies(self._socket, self._connections, self._forget)
         bind(self._socket, address)
-        backlog = Backlog([address, telemetry], self._connections.num_taken)
+        self._bulk = BulkReplies(self._outbox.post)
+        backlog = Backlog(
+            [address, telemetry], self._connections.num_taken, self._connections.num_sent
+        )
         self._abuse = Abuse(self._limiter, backlog, self._connections)
         self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
 
@@ -134,6 +157,7 @@ class ControlServer:
         """Send what is still in the outbox, then end the thread."""
         self._closing = True
         self._submissions.close()
+        self._bulk.close()
         self._outbox.wake()
         self._thread.join()
         self._outbox.close()
@@ -161,11 +185,7 @@ class ControlServer:
                 if self._connections.lost in ready:
                     self._forget_lost(self._connections.take_lost())
                 if self._socket in ready:
-                    try:
-                        self._receive()
-                    except Exception:
-                        # Ours to repair, but the others are still to be answered.
-                        log.exception("a message to the control socket was not dealt with")
+                    self._receive_some()
                 for denial in self._abuse.denials():
                     self._engine.inbox.put(denial)
         finally:
@@ -174,8 +194,21 @@ class ControlServer:
 
     # Requests
 
-    def _receive(self) -> None:
-        received = self._socket.recv_multipart(copy=False)
+    def _receive_some(self) -> None:
+        for _ in range(MAX_AT_ONCE):
+            try:
+                received = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            try:
+                self._receive(received)
+            except Exception:
+                # Ours to repair, but the others are still to be answered.
+                log.exception("a message to the control socket was not dealt with")
+            if self._limiter.pause_s():
+                return
+
+    def _receive(self, received: list[zmq.Frame]) -> None:
         frames = [frame.bytes for frame in received]
         identity, command_id = frames[0], frames[1] if len(frames) > 1 else b""
         self._forget_lost(self._connections.note(identity, received))
@@ -208,6 +241,8 @@ class ControlServer:
         try:
             self._handle(identity, command_id, command, frames[2])
         except ConfigError as error:
+            if error.code == "viewer":
+                self._limiter.charge(account, None)
             self._replies.send(identity, command_id, Error(code=error.code, message=str(error)))
         except Exception:
             log.exception("%s could not be answered", type(command).__name__)
@@ -222,15 +257,21 @@ class ControlServer:
     ) -> None:
         if isinstance(command, GetInfo):
             self._replies.send(identity, command_id, self._engine.info)
-        elif isinstance(command, GetKeptSnapshot):
-            self._replies.send(identity, command_id, self._kept_snapshot(command))
-        elif isinstance(command, ReplayFrom):
-            self._replies.send(identity, command_id, self._replay(command.sequence, command.limit))
+        elif isinstance(command, _BULK):
+            self._ask_for_bulk(identity, command_id, command)
         elif isinstance(command, Submit):
             self._roles.check(identity, command, command.client_id)
+            if self._engine.inbox.qsize() >= self._engine.max_waiting:
+                message = (
+                    f"{self._engine.max_waiting} commands are waiting already; try again later"
+                )
+                raise ConfigError("queue_full", message)
             text = OutputText(self._tokenizer, command)
             bundles = command.bundle is True
-            client = RemoteClient(self._outbox.post, identity, command_id, text, bundles=bundles)
+            account = self._connections.account(identity)
+            client = RemoteClient(
+                self._outbox.post, identity, command_id, text, bundles=bundles, account=account
+            )
             self._submissions.take(command, client)
         elif isinstance(command, Withdraw):
             submit_id = command.command_id.to_bytes(8, "big")
@@ -242,9 +283,22 @@ class ControlServer:
             self._roles.check(identity, command, command.who)
             self._change(identity, command_id, command, payload)
         else:
-            self._engine.inbox.put(
-                Call(command, RemoteClient(self._outbox.post, identity, command_id))
-            )
+            raise TypeError(f"nothing answers a {type(command).__name__}")
+
+    def _ask_for_bulk(self, identity: bytes, command_id: bytes, command: AnyCommand) -> None:
+        account = self._connections.account(identity)
+        if not self._bulk.reserve(account):
+            raise ConfigError("rate_limited", "too much of what you asked waits to be answered")
+        client = RemoteClient(
+            self._outbox.post, identity, command_id, account=account, is_bulk=True
+        )
+        if isinstance(command, ReplayFrom):
+            parts = replayed(self._replay, command.sequence, command.limit)
+            self._bulk.answer(account, client, parts)
+        elif isinstance(command, GetKeptSnapshot):
+            self._bulk.answer(account, client, at_once(self._kept_snapshot(command)))
+        else:
+            self._engine.inbox.put(Call(command, client, lane=account))
 
     def _kept_snapshot(self, command: GetKeptSnapshot) -> msgspec.Raw | Error:
         held = self._replay(0, 0)
@@ -265,19 +319,31 @@ class ControlServer:
         if command.once:
             once = (self._connections.key(identity), command.once.encode())
         else:
-            once = (identity, command_id + payload)
-        client = RemoteClient(self._outbox.post, identity, command_id, once=once)
+            once = (identity, command_id + digest_of(payload))
+        account = self._connections.account(identity)
+        client = RemoteClient(self._outbox.post, identity, command_id, once=once, account=account)
         try:
             is_new = self._answers.is_new(once, payload, client)
         except OnceReused:
             raise ConfigError(
                 "once_reused", f"another command was sent as {command.once!r}; choose a new name"
             ) from None
-        if is_new:
-            asker = self._connections.asker(identity, command.who)
-            self._engine.inbox.put(Call(command, client, asker=asker))
-        else:
+        if not is_new:
             self._answer_again(once)
+            return
+        asker = self._connections.asker(identity, command.who)
+        settled = self._engine.settled(command, asker, is_alone=self._num_changes == 0)
+        if settled is None:
+            self._num_changes += 1
+            self._engine.inbox.put(Call(command, client, asker=asker, lane=account))
+            return
+        reply, is_audited = settled
+        if is_audited and isinstance(reply, Error):
+            name = type(command).__name__
+            self._engine.inbox.put(Denial(asker, name, reply.code, reply.message, lane=account))
+        self._replies.send(identity, command_id, reply)
+        self._answers.answered(once, reply)
+        self._answer_again(once)
 
     # Replies
 
@@ -293,8 +359,14 @@ class ControlServer:
                 if client.bundles:
                     self._replies.bundle(client.identity, client.command_id, message)
                     continue
+            elif client.is_bulk and not isinstance(message, msgspec.Raw | Error):
+                self._bulk.answer(client.account, client, at_once(message))
+                continue
+            elif client.is_bulk:
+                self._bulk.release(client.account)
             self._replies.send(client.identity, client.command_id, message)
-            if client.once is not None:
+            if client.once is not None and not isinstance(message, msgspec.Raw):
+                self._num_changes -= 1
                 self._answers.answered(client.once, message)
                 self._answer_again(client.once)
         self._replies.send_bundles()
@@ -312,8 +384,9 @@ class ControlServer:
     def _forget(self, identity: bytes, why: str) -> None:
         """End the requests of a client."""
         self._submissions.forget(identity)
+        self._bulk.forget(identity)
         requests = self._connections.take_requests(identity)
         if requests:
             log.info("a client is gone (%s): its %d requests are ended", why, len(requests))
         for request_id in requests:
-            self._engine.inbox.put(Departure(request_id))
+            self._engine.inbox.put(Departure(request_id, lane=identity))

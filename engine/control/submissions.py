@@ -63,12 +63,14 @@ class Submissions:
         try:
             token_ids = self._intake.prepare(command)
         except ConfigError as error:
-            self._inbox.put(Refusal(command.client_id, str(error)))
+            self._inbox.put(Refusal(command.client_id, str(error), lane=client.account))
             raise
         command = self._intake.fitted(command, len(token_ids))
         stop_text = self._intake.stop_text(command.sampling)
         prompt_text = self._intake.prompt_text(token_ids)
-        return Call(command, client, token_ids, stop_text, prompt_text, arrival_ns=self._clock())
+        call = Call(command, client, token_ids, stop_text, prompt_text, lane=client.account)
+        call.arrival_ns = self._clock()
+        return call
 
     def _prepare_long(self, command: Submit, client: RemoteClient) -> Callable[[], None]:
         try:

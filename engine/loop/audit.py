@@ -1,12 +1,14 @@
 """`AuditTrail`: who changed the engine, or tried to. Belongs to the engine's thread.
 
 Each entry is published as it is made, so that it is in every recording; the last ones are kept here
-for who asks later. Only aborts of one client wait for a second, to be one entry.
+for who asks later. Aborts of one client wait for a second, to be one entry. Of refusals of one
+command and client the first is told at once; those after it are one entry each
+`REFUSED_FOLD_NS`. They are kept apart from changes, which nobody pushes out by being refused.
 """
 
-from collections import deque
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from itertools import islice
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -27,9 +29,13 @@ from stepscope.engine.protocol.commands import (
 )
 from stepscope.engine.protocol.wire import Audited, KnobValue
 
-MAX_ENTRIES = 10_000
-IN_SNAPSHOT = 20  # entries that a late joiner is told of
+MAX_ENTRIES = 10_000  # changes that are kept
+MAX_REFUSALS = 2_000  # entries of refusals that are kept
+IN_SNAPSHOT = 20  # changes that a late joiner is told of, and refusals
+_LOOKED_AT = 200  # entries that are looked at for those, of either
 FOLD_NS = 1_000_000_000  # so long aborts of one client go into one entry
+REFUSED_FOLD_NS = 5_000_000_000  # ... and refusals that follow one
+MAX_REFUSED = 64  # of those that are told apart at a time; beyond them all are one
 
 _Kind: TypeAlias = Literal["knobs", "loop", "workload"]
 # Changes of one kind undo each other; the others do not.
@@ -49,6 +55,58 @@ class Effect(NamedTuple):
     version: int | None = None
 
 
+class _Entries:
+    """The last entries, by number.
+
+    Attributes:
+        most: so many are kept.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._entries: list[Audited] = []
+
+    def __len__(self) -> int:
+        return min(len(self._entries), self.most)
+
+    def add(self, entry: Audited) -> None:
+        self._entries.append(entry)
+        if len(self._entries) >= 2 * self.most:  # seldom: to remove the first one moves all
+            del self._entries[: -self.most]
+
+    def after(self, number: int, limit: int) -> list[Audited]:
+        """Up to `limit` entries with higher numbers, oldest first."""
+        first = bisect_right(self._entries, number, key=_number)
+        first = max(first, len(self._entries) - len(self))
+        return self._entries[first : first + limit]
+
+    def last(self, num_entries: int) -> list[Audited]:
+        return self._entries[-min(num_entries, len(self)) :] if self._entries else []
+
+    def oldest(self) -> int:
+        """Number of the first that is kept; 0 without any."""
+        return self._entries[-len(self)].number if self._entries else 0
+
+
+def _number(entry: Audited) -> int:
+    return entry.number
+
+
+class _Newest(NamedTuple):
+    """Of one kind of changes: the last one, and the last one by somebody else than that."""
+
+    entry: Audited
+    by_another: Audited | None
+
+
+@dataclass(slots=True)
+class _Refused:
+    """Refusals of one command and client for one cause, after the one that was told."""
+
+    due_ns: int
+    entry: Audited | None = None
+
+
 class AuditTrail:
     """Numbers, keeps and publishes entries.
 
@@ -60,27 +118,37 @@ class AuditTrail:
     def __init__(self, publish: Callable[[Audited], None], clock: Callable[[], int]) -> None:
         self._publish = publish
         self._clock = clock
-        self._entries: deque[Audited] = deque(maxlen=MAX_ENTRIES)
+        self._changes = _Entries(MAX_ENTRIES)
+        self._refusals = _Entries(MAX_REFUSALS)
+        self._newest: dict[_Kind, _Newest] = {}
         self.newest = 0  # number of the newest entry
         self._aborts: Audited | None = None  # those that are not told yet
         self._aborts_due_ns = 0
+        self._refused: dict[tuple[str, str, str], _Refused] = {}  # by who, command and code
+        self._refused_due_ns = 0
 
     def done(self, command: Change, asker: Asker, effective_step: int, effect: Effect) -> None:
         """A change was made."""
-        self._add(
-            Audited(
-                number=0,  # until it is told
-                command=type(command).__name__,
-                who=asker.who,
-                key=asker.key,
-                time_ns=self._clock(),
-                effective_step=effective_step,
-                version=effect.version,
-                old=effect.old,
-                new=effect.new,
-                detail=effect.detail,
-            )
+        entry = Audited(
+            number=0,  # until it is told
+            command=type(command).__name__,
+            who=asker.who,
+            key=asker.key,
+            time_ns=self._clock(),
+            effective_step=effective_step,
+            version=effect.version,
+            old=effect.old,
+            new=effect.new,
+            detail=effect.detail,
         )
+        if not isinstance(command, Abort):
+            self.tell_aborts()
+            self._enter(entry)
+        elif self._aborts is not None and are_alike(self._aborts, entry):
+            self._aborts = folded(self._aborts, entry)
+        else:
+            self.tell_aborts()
+            self._aborts, self._aborts_due_ns = entry, entry.time_ns + FOLD_NS
 
     def refused(self, command: str, asker: Asker, code: str, message: str, count: int = 1) -> None:
         """Nothing was changed, and why.
@@ -89,82 +157,132 @@ class AuditTrail:
             command: name of its type; "" for several kinds.
             count: commands that were refused for this.
         """
-        self._add(
-            Audited(
-                number=0,  # until it is told
-                command=command,
-                who=asker.who,
-                key=asker.key,
-                time_ns=self._clock(),
-                detail=message,
-                code=code,
-                count=count,
-            )
+        now_ns = self._clock()
+        entry = Audited(
+            number=0,  # until it is told
+            command=command,
+            who=asker.who,
+            key=asker.key,
+            time_ns=now_ns,
+            detail=message,
+            code=code,
+            count=count,
         )
+        cause = asker.name, command, code
+        if cause not in self._refused and len(self._refused) >= MAX_REFUSED:
+            cause = "", "", ""
+            entry = msgspec.structs.replace(entry, who="several clients", key=None)
+        refused = self._refused.get(cause)
+        if refused is None:
+            self._refused[cause] = _Refused(now_ns + REFUSED_FOLD_NS)
+            if len(self._refused) == 1:
+                self._refused_due_ns = now_ns + REFUSED_FOLD_NS
+            self.tell_aborts()
+            self._enter(entry)
+        else:
+            earlier = refused.entry
+            refused.entry = entry if earlier is None else folded(earlier, entry)
 
     def changed_since(
         self, number: int, command: Change, but_by: Asker | None = None
     ) -> Audited | None:
         """The last change of the same kind with a higher number, None when there is none.
 
+        From any thread.
+
         Args:
             but_by: whose changes do not count.
         """
         kind = _KINDS.get(type(command).__name__)
-        if kind is None:
+        newest = None if kind is None else self._newest.get(kind)
+        if newest is None:
             return None
-        for entry in reversed(self._entries):
-            if entry.number <= number:
-                return None
-            is_own = but_by == Asker(entry.who, entry.key)
-            if not entry.code and not is_own and _KINDS.get(entry.command) == kind:
-                return entry
-        return None
+        entry: Audited | None = newest.entry
+        if but_by == _asker(newest.entry):
+            entry = newest.by_another
+        return entry if entry is not None and entry.number > number else None
 
     def page(self, after: int, limit: int) -> AuditPage:
-        self.tell()
-        oldest = self._entries[0].number if self._entries else 0
-        skipped = min(len(self._entries), max(0, after + 1 - oldest))
-        gone = ""
-        if after + 1 < oldest:
-            gone = (
-                f"entries {after + 1:,} to {oldest - 1:,} are not kept any more: the engine keeps "
-                f"the last {MAX_ENTRIES:,}; a recording of that time has them"
-            )
+        """Entries with a higher number. Aborts that wait for others are told before."""
+        self.tell_aborts()
+        found = self._changes.after(after, limit) + self._refusals.after(after, limit)
+        found.sort(key=_number)
+        starts = [each.oldest() for each in (self._changes, self._refusals) if len(each)]
+        missing = [
+            f"{what} before entry {each.oldest():,} are not kept any more: the engine keeps the "
+            f"last {each.most:,}; a recording of that time has them"
+            for what, each in (("changes", self._changes), ("refusals", self._refusals))
+            if len(each) == each.most and after + 1 < each.oldest()
+        ]
         return AuditPage(
-            entries=list(islice(self._entries, skipped, skipped + limit)),
-            oldest=oldest,
+            entries=found[:limit],
+            oldest=min(starts, default=0),
             newest=self.newest,
-            detail=gone,
+            detail="; ".join(missing),
         )
 
     def last(self) -> list[Audited]:
-        """For a snapshot; `tell` comes before it."""
-        return latest(reversed(self._entries), IN_SNAPSHOT)
+        """For a snapshot; `tell_aborts` comes before it."""
+        entries = self._changes.last(_LOOKED_AT) + self._refusals.last(_LOOKED_AT)
+        entries.sort(key=_number, reverse=True)
+        return latest(entries, IN_SNAPSHOT)
 
     def tell_if_due(self) -> None:
         """To be called once a second or so."""
-        if self._aborts is not None and self._clock() >= self._aborts_due_ns:
-            self.tell()
+        if self._aborts is None and not self._refused:
+            return
+        now_ns = self._clock()
+        if self._aborts is not None and now_ns >= self._aborts_due_ns:
+            self.tell_aborts()
+        if self._refused and now_ns >= self._refused_due_ns:
+            self._tell_refused(now_ns)
 
-    def tell(self) -> None:
+    def tell_aborts(self) -> None:
         """Publish the aborts that wait for others of their kind."""
         if self._aborts is not None:
             entry, self._aborts = self._aborts, None
             self._enter(entry)
 
-    def _add(self, entry: Audited) -> None:
-        if entry.command != Abort.__name__:
-            self.tell()
-            self._enter(entry)
-        elif self._aborts is not None and are_alike(self._aborts, entry):
-            self._aborts = folded(self._aborts, entry)
-        else:
-            self.tell()
-            self._aborts, self._aborts_due_ns = entry, entry.time_ns + FOLD_NS
+    def tell(self) -> None:
+        """Publish whatever waits for others of its kind: nothing comes after it."""
+        self.tell_aborts()
+        for refused in self._refused.values():
+            if refused.entry is not None:
+                self._enter(refused.entry)
+        self._refused.clear()
+
+    def _tell_refused(self, now_ns: int) -> None:
+        for cause, refused in list(self._refused.items()):
+            if now_ns < refused.due_ns:
+                continue
+            if refused.entry is None:
+                del self._refused[cause]  # it is over
+            else:
+                self._enter(refused.entry)
+                self._refused[cause] = _Refused(now_ns + REFUSED_FOLD_NS)
+        self._refused_due_ns = min((each.due_ns for each in self._refused.values()), default=0)
 
     def _enter(self, entry: Audited) -> None:
         self.newest += 1
         entry = msgspec.structs.replace(entry, number=self.newest)
-        self._entries.append(entry)
+        if entry.code:
+            self._refusals.add(entry)
+        else:
+            self._changes.add(entry)
+            self._note(entry)
         self._publish(entry)
+
+    def _note(self, entry: Audited) -> None:
+        kind = _KINDS.get(entry.command)
+        if kind is None:
+            return
+        before = self._newest.get(kind)
+        by_another = None
+        if before is not None:
+            is_same = _asker(before.entry) == _asker(entry)
+            by_another = before.by_another if is_same else before.entry
+        self._newest[kind] = _Newest(entry, by_another)
+
+
+def _asker(entry: Audited) -> Asker:
+    return Asker(entry.who, entry.key)

@@ -9,15 +9,27 @@ step is in flight, so that it holds from the next step on, as without overlap.
 
 import queue
 from collections.abc import Callable
+from typing import Protocol
 
 from stepscope.engine.loop.audit import AuditTrail
 from stepscope.engine.loop.control_tally import ControlTally
 from stepscope.engine.loop.delivery import Delivery
-from stepscope.engine.loop.inbox import Call, Client, Denial, Departure, Inbox, Item, Refusal
+from stepscope.engine.loop.inbox import (
+    Call,
+    Client,
+    Denial,
+    Departure,
+    Inbox,
+    Item,
+    Refusal,
+    Settled,
+    Turn,
+)
 from stepscope.engine.loop.outlet import OwnWorkload, TelemetryOutlet, TelemetrySink
 from stepscope.engine.loop.pending_step import PendingStep
 from stepscope.engine.loop.pipeline import Pipeline
 from stepscope.engine.loop.snapshot_desk import SnapshotDesk
+from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import Change, Submit
 from stepscope.engine.protocol.config import Knobs, Limits
 from stepscope.engine.protocol.pause_trail import PauseTrail
@@ -39,6 +51,15 @@ from stepscope.engine.telemetry.token_teller import TokenTeller
 from stepscope.engine.text.stop_strings import StopText
 
 
+class CommandTable(Protocol):
+    """What each command does to an engine; the module `dispatch` is the real one."""
+
+    def apply(self, core: "EngineCore", call: Call) -> None: ...
+    def settled(
+        self, core: "EngineCore", command: Change, asker: Asker, *, is_alone: bool
+    ) -> Settled | None: ...
+
+
 class EngineCore:
     """One model, one scheduler, one loop.
 
@@ -48,7 +69,7 @@ class EngineCore:
         scheduler: owns the queues and, through its KV cache manager, the blocks.
         limits: bounds of the knobs.
         sink: where telemetry goes; None publishes nothing.
-        apply: carries out one command (`dispatch.apply`).
+        commands: what each command does (`dispatch`).
         eos_token_ids: tokens that end a request.
         max_waiting: requests that may wait before a further one is refused.
         overlap: prepare steps while those before them run, where that can be done.
@@ -66,7 +87,7 @@ class EngineCore:
         scheduler: Scheduler,
         limits: Limits,
         sink: TelemetrySink | None,
-        apply: Callable[["EngineCore", Call], None],
+        commands: CommandTable,
         eos_token_ids: frozenset[int] = frozenset(),
         max_waiting: int = 100_000,
         overlap: bool = False,
@@ -85,10 +106,11 @@ class EngineCore:
         self.max_waiting = max_waiting
         self.overlap = overlap
         self.clock = runner.clock
-        self.inbox: Inbox = queue.SimpleQueue() if inbox is None else inbox
+        self.inbox: Inbox = Inbox() if inbox is None else inbox
         self.workload = workload
         self.token_teller = token_teller
         self.control_tally = ControlTally() if control_tally is None else control_tally
+        self._turn = Turn(runner.clock)
         self.next_request_id = 0
         self.knobs_version = 0
         self.draining = False
@@ -97,7 +119,7 @@ class EngineCore:
         self.audit = AuditTrail(self._outlet.publish, runner.clock)
         self.snapshots = SnapshotDesk(self.snapshot, runner.clock)
         self.kept_snapshots = KeptSnapshots()
-        self._apply = apply
+        self._commands = commands
         self._anchor = anchor
         self._delivery = Delivery(scheduler, token_teller)
         self._pipeline = Pipeline(runner, scheduler, self._delivery, overlap=overlap)
@@ -120,7 +142,7 @@ class EngineCore:
             for request_id in list(self.scheduler.requests):
                 self.abort(request_id, "the engine was shut down")
             self.snapshots.serve(at_once=True)
-            self.audit.tell()
+            self.audit.tell_aborts()
             self._heartbeat.publish_status("stopped")
         finally:
             self.stopping = False
@@ -193,12 +215,7 @@ class EngineCore:
         if self._heartbeat.is_overdue:
             self.settle()
             self.publish_heartbeat(idle=False)
-        while True:
-            try:
-                call = self.inbox.get_nowait()
-            except queue.Empty:
-                break
-            self._take(call)
+        self._turn.take(self.inbox, self._take)
         due_ns = self.snapshots.due_ns
         if due_ns is not None:
             if self.has_step_in_flight and self.runner.clock() >= due_ns:
@@ -206,18 +223,29 @@ class EngineCore:
             self.snapshots.serve()
 
     def _take(self, item: Item) -> None:
+        if isinstance(item, Denial):
+            self.audit.refused(item.command, item.asker, item.code, item.message, item.count)
+            return
         self._outlet.has_unpublished = True
         if isinstance(item, Refusal):
             self.refuse(item.client_id, item.reason)
-        elif isinstance(item, Denial):
-            self.audit.refused(item.command, item.asker, item.code, item.message, item.count)
         elif isinstance(item, Departure):
-            self.settle()
+            self._settle_for_client()
             self.abort(item.request_id, "its client is gone")
         else:
             if isinstance(item.command, Change):
-                self.settle()
-            self._apply(self, item)
+                self._settle_for_client()
+            self._commands.apply(self, item)
+
+    def settled(self, command: Change, asker: Asker, *, is_alone: bool) -> Settled | None:
+        """The answer to a change that changes nothing, from any thread; see `dispatch.settled`."""
+        return self._commands.settled(self, command, asker, is_alone=is_alone)
+
+    def _settle_for_client(self) -> None:
+        if self.has_step_in_flight:
+            start_ns = self.runner.clock()
+            self.settle()
+            self._turn.excuse(self.runner.clock() - start_ns)
 
     def _wait(self) -> None:
         """Sleep until something is asked, or a heartbeat is due."""
@@ -363,7 +391,7 @@ class EngineCore:
         that is in the snapshot.
         """
         self.settle()
-        self.audit.tell()
+        self.audit.tell_aborts()
         self._heartbeat.publish_status(self.state)
         return snapshot(
             sequence=self.sink.next_sequence - 1 if self.sink is not None else 0,

@@ -1,4 +1,7 @@
-"""What each command does to the engine. Runs on the engine's thread, between two steps."""
+"""What each command does to the engine. Runs on the engine's thread, between two steps.
+
+`settled` answers from another thread what needs no change of the engine.
+"""
 
 import logging
 from collections.abc import Callable
@@ -6,7 +9,7 @@ from typing import Any, TypeAlias
 
 from stepscope.engine.loop.audit import Effect
 from stepscope.engine.loop.core import EngineCore
-from stepscope.engine.loop.inbox import Call
+from stepscope.engine.loop.inbox import Call, Settled
 from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import (
     Abort,
@@ -27,12 +30,14 @@ from stepscope.engine.protocol.commands import (
     Submit,
     Submitted,
 )
-from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.config import ConfigError, Knobs
 from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobValue
 from stepscope.engine.protocol.workload_spec import NO_WORKLOAD, WorkloadSpec
 from stepscope.engine.workload.arrivals import describe
 
 log = logging.getLogger("stepscope.engine")
+
+_MAX_MESSAGE = 500  # characters of why a change was refused
 
 
 class _TooLateError(ConfigError):
@@ -65,35 +70,77 @@ def _apply(core: EngineCore, call: Call, command: Command) -> None:
 # Changes: done or refused whole, and in the audit trail either way, unless they come too late
 
 
+def settled(core: EngineCore, command: Change, asker: Asker, *, is_alone: bool) -> Settled | None:
+    """The answer to a change that changes nothing: refused, or a rehearsal. From any thread.
+
+    None where only the engine's thread can tell. What is refused here would be refused there too.
+
+    Args:
+        is_alone: no other change is on its way: knobs stay as they are until this one comes.
+    """
+    try:
+        _check_seen(core, command, asker)
+        if isinstance(command, SetKnobs):
+            expected = command.expected_version
+            # Versions only grow: one that is older now is older then.
+            if is_alone or (expected is not None and expected < core.knobs_version):
+                _changed_knobs(core, command)
+            if is_alone and command.dry_run:
+                return Settled(_done(core, _REHEARSED), is_audited=False)
+        elif isinstance(command, Abort):
+            _check_running(core, command.request_id)
+    except ConfigError as error:
+        return Settled(_refused(core, error), _is_told(command, error))
+    return None
+
+
 def _change(core: EngineCore, call: Call, command: Change) -> None:
-    is_rehearsal = isinstance(command, SetKnobs) and command.dry_run
     asker = call.asker or Asker(command.who)
     try:
-        if command.engine_id and command.engine_id != core.info.engine_id:
-            raise ConfigError(
-                "another_engine",
-                "the engine was started anew since you asked; nothing was changed in this one",
-            )
         _check_seen(core, command, asker)
         effect = _CHANGES[type(command)](core, command, asker)
     except ConfigError as error:
-        knobs = core.scheduler.knobs.as_dict() if error.code == "conflict" else None
-        if not is_rehearsal and not isinstance(error, _TooLateError):
-            core.audit.refused(type(command).__name__, asker, error.code, str(error))
-        version = core.knobs_version
-        call.client.reply(
-            Error(code=error.code, message=str(error), knobs=knobs, knobs_version=version)
-        )
+        if _is_told(command, error):
+            core.audit.refused(type(command).__name__, asker, error.code, _short(error))
+        call.client.reply(_refused(core, error))
         return
-    if not is_rehearsal:
+    if not (isinstance(command, SetKnobs) and command.dry_run):
         core.audit.done(command, asker, core.next_step, effect)
-    call.client.reply(
-        Ack(effective_step=core.next_step, version=core.knobs_version, detail=effect.detail)
-    )
+    call.client.reply(_done(core, effect))
+
+
+def _done(core: EngineCore, effect: Effect) -> Ack:
+    return Ack(effective_step=core.next_step, version=core.knobs_version, detail=effect.detail)
+
+
+def _refused(core: EngineCore, error: ConfigError) -> Error:
+    knobs = core.scheduler.knobs.as_dict() if error.code == "conflict" else None
+    version, message = core.knobs_version, _short(error)
+    return Error(code=error.code, message=message, knobs=knobs, knobs_version=version)
+
+
+def _short(error: ConfigError) -> str:
+    """It may repeat megabytes of what came, and is kept in the audit and for who asks again."""
+    message = str(error)
+    return message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}…"
+
+
+def _is_told(command: Change, error: ConfigError) -> bool:
+    """Whether the audit trail is told of a refusal."""
+    is_rehearsal = isinstance(command, SetKnobs) and command.dry_run
+    return not is_rehearsal and not isinstance(error, _TooLateError)
 
 
 def _check_seen(core: EngineCore, command: Change, asker: Asker) -> None:
-    """Raises ConfigError when somebody else made a change that who asks has not seen."""
+    """Raises ConfigError when it was meant for another engine, or somebody was quicker.
+
+    That is when somebody else made a change that who asks has not seen.
+    """
+    if command.engine_id and command.engine_id != core.info.engine_id:
+        raise ConfigError(
+            "another_engine",
+            "the engine was started anew since you asked; nothing was changed in this one",
+        )
     if command.seen is None:
         return
     later = core.audit.changed_since(command.seen, command, asker)
@@ -117,9 +164,9 @@ def _text(value: KnobValue | None) -> str:
     return "—" if value is None else str(value)
 
 
-def _set_knobs(core: EngineCore, command: SetKnobs, asker: Asker) -> Effect:
-    old = core.scheduler.knobs
-    new = old.changed(command.changes, core.limits)
+def _changed_knobs(core: EngineCore, command: SetKnobs) -> Knobs:
+    """Raises ConfigError when they cannot be, or who asks knows older ones."""
+    new = core.scheduler.knobs.changed(command.changes, core.limits)
     expected = command.expected_version
     if expected is not None and expected != core.knobs_version:
         later = core.audit.changed_since(0, command)
@@ -129,8 +176,13 @@ def _set_knobs(core: EngineCore, command: SetKnobs, asker: Asker) -> Effect:
             f"somebody changed knobs meanwhile{what}: look at the new values and try again "
             f"(they are at version {core.knobs_version}, not {expected})",
         )
+    return new
+
+
+def _set_knobs(core: EngineCore, command: SetKnobs, asker: Asker) -> Effect:
+    old, new = core.scheduler.knobs, _changed_knobs(core, command)
     if command.dry_run:
-        return Effect(detail="dry run: nothing was changed")
+        return _REHEARSED
     before, after = old.as_dict(), new.as_dict()
     changed = {name: value for name, value in after.items() if value != before[name]}
     if not changed:
@@ -187,11 +239,16 @@ def _abort(core: EngineCore, command: Abort, _: Asker) -> Effect:
     request = core.scheduler.requests.get(request_id)
     status = None if request is None else request.status.value
     if status is None or not core.abort(request_id, "asked for"):
-        if request_id < core.next_request_id:
-            raise _TooLateError("not_found", f"request {request_id} has ended already")
+        _check_running(core, request_id)
         raise ConfigError("not_found", f"there is no request {request_id}")
     name = f"r{request_id}"
     return Effect({name: status}, {name: "aborted"})
+
+
+def _check_running(core: EngineCore, request_id: int) -> None:
+    """Raises ConfigError when a request has ended."""
+    if request_id < core.next_request_id and request_id not in core.scheduler.requests:
+        raise _TooLateError("not_found", f"request {request_id} has ended already")
 
 
 def _set_workload(core: EngineCore, command: SetWorkload, _: Asker) -> Effect:
@@ -254,6 +311,7 @@ def _get_audit(core: EngineCore, call: Call, command: GetAudit) -> None:
     call.client.reply(core.audit.page(command.after, command.limit))
 
 
+_REHEARSED = Effect(detail="dry run: nothing was changed")
 _Handler: TypeAlias = Callable[[EngineCore, Call, Any], None]
 _HANDLERS: dict[type[Command], _Handler] = {
     Submit: _submit,

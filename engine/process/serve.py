@@ -4,7 +4,6 @@ import contextlib
 import gc
 import logging
 import os
-import queue
 import signal
 import time
 import uuid
@@ -141,7 +140,7 @@ def open_engine(
             limits.max_model_len,
             with_tokens=config.with_tokens,
         )
-        inbox: Inbox = queue.SimpleQueue()
+        inbox: Inbox = Inbox()
         workload = WorkloadDriver(
             _workload_submit(inbox, intake, runner.clock),
             chars_per_token=runner.tokenizer.chars_per_token,
@@ -155,7 +154,7 @@ def open_engine(
             scheduler,
             limits,
             publisher if config.telemetry else None,
-            dispatch.apply,
+            dispatch,
             runner.eos_token_ids,
             config.max_waiting,
             overlap=config.overlaps(launch_blocks=runner.launch_blocks),

@@ -199,6 +199,12 @@ class Reply(Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
 
 
 class Ack(Reply, frozen=True, kw_only=True):
+    """It was done, between two steps: after the changes its client sent before it.
+
+    Where many wait it may take some steps until its turn comes; `effective_step` is the one that
+    was next then: no step before it had the change, and this one and all after it have.
+    """
+
     effective_step: int  # the first step for which it holds
     version: int | None = None  # of the knobs, after SetKnobs
     detail: str = ""

@@ -184,7 +184,7 @@ def simulate(
     sink = _Collector()
     info = simulated_info(limits, num_blocks, block_size, seed)
     info = msgspec.structs.replace(info, overlap=True if overlap else None)
-    core = EngineCore(info, runner, scheduler, limits, sink, dispatch.apply, overlap=overlap)
+    core = EngineCore(info, runner, scheduler, limits, sink, dispatch, overlap=overlap)
     random_source = random.Random(seed)
     arrival_ns = START_NS
     number = 0

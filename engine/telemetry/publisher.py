@@ -16,7 +16,7 @@ from stepscope.engine.transport.sockets import bind, server_socket
 MAX_SUBSCRIPTION_BYTES = 1_024
 SUBSCRIBER_QUEUE = 10_000  # messages per subscriber before it misses some
 RING_BYTES = 256 * 1024 * 1024
-MAX_REPLAY_BYTES = 4 * 1024 * 1024  # of one answer; the asker comes again for more
+MAX_REPLAY_BYTES = 256 * 1024  # of one answer; the asker comes again for more
 
 
 class Publisher:

@@ -1,10 +1,10 @@
-"""`Backlog`: what libzmq holds for connections that never end their message, and an end to it.
+"""`Backlog`: what libzmq holds for connections that misuse it, and an end to it.
 
 libzmq hands a message over whole, however many frames it has: `ZMQ_MAXMSGSIZE` bounds one frame,
 the high-water mark whole messages, and who sends frames without end fills the memory (measured with
-4.3.5: 262 MB of 262 MB sent, with frames of at most 1 MB and a mark of 64). Only the kernel knows
-how much came on a connection, so that is held against what was taken of it. Belongs to the control
-thread.
+4.3.5: 262 MB of 262 MB sent, with frames of at most 1 MB and a mark of 64). So does who asks for
+much and reads nothing. Only the kernel knows how much came on a connection, and how much the other
+side has taken, so that is held against what we took and sent. Belongs to the control thread.
 
 This is for TCP on Linux. There is no such count for an `ipc` address, which only this user reaches,
 who can end the engine more easily.
@@ -29,7 +29,7 @@ MAX_TOTAL_BYTES = 256 * 1024 * 1024  # of all connections
 GROWN_BYTES = 8 * 1024 * 1024  # by which the process grows until it is looked again, ...
 LOOK_S, ALWAYS_S = 0.25, 60.0  # ... but not more often, and not more seldom
 FORGIVEN = 256  # bytes a second: heartbeats are nobody's messages
-_BYTES_RECEIVED = 128  # where Linux has it in `struct tcp_info`, since 4.1
+_BYTES_ACKNOWLEDGED = 120  # where Linux has it in `struct tcp_info`, since 4.1; behind it what came
 _TCP_INFO_BYTES = 256
 _RESET = struct.pack("ii", 1, 0)  # struct linger: on, 0 s
 _STATM = Path("/proc/self/statm")
@@ -57,6 +57,7 @@ class Backlog:
     Args:
         addresses: ZeroMQ addresses that are listened on.
         taken: bytes of whole messages that were taken from the connection on a descriptor.
+        sent: bytes that were sent on it.
         clock: seconds.
     """
 
@@ -64,12 +65,14 @@ class Backlog:
         self,
         addresses: list[str],
         taken: Callable[[int], int],
+        sent: Callable[[int], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ports = {int(a.rpartition(":")[2]) for a in addresses if a.startswith("tcp://")}
         if not sys.platform.startswith("linux"):
             self._ports.clear()
         self._taken = taken
+        self._sent = sent
         self._clock = clock
         self._accounts: dict[int, _Account] = {}
         self._looked_s = clock()
@@ -114,11 +117,13 @@ class Backlog:
                     account = _Account(addresses)
                 accounts[descriptor] = account
                 account.forgiven += FORGIVEN * passed_s
-                num_bytes = _num_received(connection) - self._taken(descriptor)
-                held.append((num_bytes - round(account.forgiven), connection))
+                received, acknowledged = _num_bytes(connection)
+                unfinished = received - self._taken(descriptor) - round(account.forgiven)
+                unread = self._sent(descriptor) - acknowledged
+                held.append((max(0, unfinished) + max(0, unread), connection))
             self._accounts = accounts
             held.sort(key=lambda each: each[0], reverse=True)
-            total = sum(max(0, num_bytes) for num_bytes, _ in held)
+            total = sum(num_bytes for num_bytes, _ in held)
             ended = []
             for num_bytes, connection in held:
                 if num_bytes <= MAX_HELD_BYTES and total <= MAX_TOTAL_BYTES:
@@ -150,11 +155,13 @@ class Backlog:
                         yield int(name), connection
 
 
-def _num_received(connection: socket.socket) -> int:
+def _num_bytes(connection: socket.socket) -> tuple[int, int]:
+    """That came, and that the other side has acknowledged."""
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-    if len(info) < _BYTES_RECEIVED + 8:
-        return 0  # an older kernel
-    return int(struct.unpack_from("Q", info, _BYTES_RECEIVED)[0])
+    if len(info) < _BYTES_ACKNOWLEDGED + 16:
+        return 0, 1 << 62  # an older kernel
+    acknowledged, received = struct.unpack_from("QQ", info, _BYTES_ACKNOWLEDGED)
+    return received, acknowledged
 
 
 def _resident_bytes() -> int:

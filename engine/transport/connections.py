@@ -43,6 +43,7 @@ class Connections:
         self._gate = gate
         self._identities: dict[int, bytes] = {}  # by the file descriptor they come on
         self._taken: dict[int, int] = {}  # bytes of messages, as they were on the way
+        self._sent: dict[bytes, int] = {}  # bytes of replies to each identity
         self._keys: dict[bytes, str] = {}  # public, of each identity
         self._clients: dict[bytes, _Client] = {}
         self._requests: dict[bytes, set[int]] = {}  # unfinished ones of each identity
@@ -85,6 +86,7 @@ class Connections:
             identity = self._identities.pop(int(descriptor), None)
             self._taken.pop(int(descriptor), None)
             if identity is not None:
+                self._sent.pop(identity, None)
                 self._keys.pop(identity, None)
                 self._clients.pop(identity, None)
                 gone.append(identity)
@@ -93,6 +95,14 @@ class Connections:
     def num_taken(self, descriptor: int) -> int:
         """Bytes of the messages that came on a connection, as they were on the way."""
         return self._taken.get(descriptor, 0)
+
+    def note_sent(self, identity: bytes, num_bytes: int) -> None:
+        if identity in self._clients:
+            self._sent[identity] = self._sent.get(identity, 0) + num_bytes
+
+    def num_sent(self, descriptor: int) -> int:
+        """Bytes of the replies that were sent on a connection."""
+        return self._sent.get(self._identities.get(descriptor, b""), 0)
 
     def holder(self, identity: bytes) -> Holder | None:
         """Who it is; None where no keys are asked for, or when theirs was revoked."""

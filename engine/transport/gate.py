@@ -30,6 +30,7 @@ ZAP_ADDRESS = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"stepscope"
 LOOK_S = 0.25  # between two looks at the folder, ...
 _LOG_S = 5.0
+_TICK_NS = 50_000_000
 LOCAL = "local"  # name of the key that is for this user on this machine
 
 
@@ -65,6 +66,7 @@ class Gate:
         self.local = Credentials(pair, self.server.public, LOCAL)
         self._local = Holder(LOCAL, "operator", pair.public)
         self._signature: object = None
+        self._changed_ns = 0
         self._holders: Mapping[str, Holder] = self._with_local({})
         self._connections: dict[int, _Connection] = {}  # by descriptor
         self._lock = threading.Lock()
@@ -125,7 +127,8 @@ class Gate:
         public = ""
         if len(asked) == 7 and asked[5] == b"CURVE" and len(asked[6]) == 32:
             public = z85.encode(asked[6]).decode()
-            self._look()  # a key that was just made, or just revoked, counts at once
+            if self._has_changed():  # a key that was just made, or just revoked, counts at once
+                self._look()
         known = self.holder(public) is not None
         if not known:
             self.num_refused += 1
@@ -135,6 +138,16 @@ class Gate:
                 log.warning("no authorised key: refused a client at %s", where or "a local socket")
         status = (b"200", b"OK", public.encode()) if known else (b"400", b"not authorised", b"")
         self._zap.send_multipart([b"1.0", asked[1] if len(asked) > 1 else b"", *status, b""])
+
+    def _has_changed(self) -> bool:
+        """Whether files may have come to the folder or gone; changes in a file are seen later."""
+        try:
+            changed_ns = os.stat(self._folder.path).st_ctime_ns
+        except OSError:
+            return True
+        before_ns, self._changed_ns = self._changed_ns, changed_ns
+        # Another change may follow within one tick of the clock that files have.
+        return changed_ns != before_ns or time.time_ns() - changed_ns < _TICK_NS
 
     def _look(self) -> None:
         """Take over what has changed in the folder."""

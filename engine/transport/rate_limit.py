@@ -3,7 +3,8 @@
 Two bounds (token buckets, as in RFC 2697): one for each client, beyond which its commands are
 refused, and one for all together, beyond which nothing is read for a moment: what is not read stays
 in the queue of who sent it, and libzmq takes from all connections in turn, so nobody waits for a
-flood of somebody else's.
+flood of somebody else's. Then some are read at once: each waking takes the interpreter from the
+engine's thread.
 """
 
 import time
@@ -15,6 +16,7 @@ from stepscope.engine.protocol.commands import (
     Change,
     Command,
     GetAudit,
+    GetInfo,
     GetKeptSnapshot,
     GetSnapshot,
     ReplayFrom,
@@ -25,20 +27,24 @@ CLIENT_RATE, CLIENT_BURST = 1_000.0, 2_000.0  # units a second, units at once
 TOTAL_RATE, TOTAL_BURST = 8_000.0, 16_000.0
 MESSAGE = 0.2  # units of any message, ...
 BYTES_PER_UNIT = 65_536
-REFUSED = 16.0  # ... and what a refused one takes from the bound of all
+REFUSED = 32.0  # ... and what a refused one takes from the bound of all
+PAUSE_S = 0.02  # so much is saved before anything is read again
 FIRST_TELL_S, TELL_S = 0.5, 5.0  # how soon, and how often, the same client's flood is told of
-MAX_CLIENTS = 10_000
-# What a command costs beside its message: it holds up the engine between two steps.
-_COSTS: tuple[tuple[type[Command], float], ...] = (
-    (Submit, 0.0),
-    (Abort, 2.0),
-    (Change, 20.0),
-    (GetSnapshot, 25.0),
-    (GetKeptSnapshot, 25.0),
-    (ReplayFrom, 25.0),
-    (GetAudit, 10.0),
+MAX_CLIENTS = 10_000  # beyond so many those that are idle are looked for, ...
+FORGET_S = 1.0  # ... but not more often
+# What a command costs a client beside its message, and what it takes from the bound of all: it
+# holds up the engine between two steps, or takes the interpreter from it.
+_COSTS: tuple[tuple[type[Command], float, float], ...] = (
+    (Submit, 0.0, 0.0),
+    (Abort, 2.0, 2.0),
+    (Change, 20.0, 20.0),
+    (GetSnapshot, 25.0, REFUSED),
+    (GetKeptSnapshot, 25.0, REFUSED),
+    (ReplayFrom, 25.0, REFUSED),
+    (GetAudit, 10.0, REFUSED),
+    (GetInfo, 5.0, 20.0),
 )
-_OTHER = 0.8
+_OTHER = 20.0, REFUSED  # what is no command
 
 
 @dataclass(slots=True)
@@ -73,6 +79,8 @@ class RateLimiter:
         self._clock = clock
         self._clients: dict[bytes, _Bucket] = {}
         self._floods: dict[bytes, Flood] = {}
+        self._is_paused = False
+        self._next_forget_s = clock()
         self._total = _Bucket(TOTAL_RATE, TOTAL_BURST, TOTAL_BURST, clock())
 
     def admit(self, client: bytes, num_bytes: int) -> bool:
@@ -98,9 +106,10 @@ class RateLimiter:
         Args:
             command: None for a message that is no command.
         """
-        cost = next((cost for kind, cost in _COSTS if isinstance(command, kind)), _OTHER)
-        self._bucket(client, self._clock()).level -= cost
-        self._total.level -= cost
+        costs = (each[1:] for each in _COSTS if isinstance(command, each[0]))
+        of_client, of_all = next(costs, _OTHER)
+        self._bucket(client, self._clock()).level -= of_client
+        self._total.level -= of_all
 
     def wait_s(self, client: bytes) -> float:
         """Until the client may send again."""
@@ -109,8 +118,11 @@ class RateLimiter:
 
     def pause_s(self) -> float:
         """For how long nothing is to be read from anybody."""
-        self._total.fill(self._clock())
-        return max(0.0, -self._total.level / self._total.rate)
+        total = self._total
+        total.fill(self._clock())
+        enough = total.rate * PAUSE_S if self._is_paused else 0.0
+        self._is_paused = total.level < enough
+        return (total.rate * PAUSE_S - total.level) / total.rate if self._is_paused else 0.0
 
     def floods(self) -> list[tuple[bytes, int]]:
         """Clients that were refused, and how often since they were last told of."""
@@ -138,7 +150,8 @@ class RateLimiter:
     def _bucket(self, client: bytes, now_s: float) -> _Bucket:
         bucket = self._clients.get(client)
         if bucket is None:
-            if len(self._clients) >= MAX_CLIENTS:
+            if len(self._clients) >= MAX_CLIENTS and now_s >= self._next_forget_s:
+                self._next_forget_s = now_s + FORGET_S
                 self._forget_idle(now_s)
             bucket = _Bucket(CLIENT_RATE, CLIENT_BURST, CLIENT_BURST, now_s)
             self._clients[client] = bucket

@@ -62,6 +62,8 @@ def change_text(entry: Audited) -> str:
         what = _REFUSED.get(entry.command, entry.command)
         if entry.command == "Abort" and entry.count > 1:
             what = f"{entry.count:,} aborts of requests"
+        elif entry.count > 1 and entry.code != "rate_limited":  # which tells its own count
+            return f"{what} refused {entry.count:,} times: {entry.detail}"
         return f"{what} refused: {entry.detail}"
     if entry.command == "Abort" and entry.count > 1:
         names = list(entry.old or {})

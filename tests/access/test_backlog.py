@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,11 @@ def test_a_message_without_end_is_cut_off_on_either_socket_and_told_of(port: int
             before = len(entries(client))
             num_bytes = send_without_end(zmtp(port + offset, kind))
             assert num_bytes < 8 * MAX_HELD_BYTES
-            (entry,) = entries(client)[before:]
+            # The second one follows another: it is told with those of five seconds.
+            deadline_s = time.monotonic() + 30
+            while len(found := entries(client)) == before and time.monotonic() < deadline_s:
+                time.sleep(0.2)
+            (entry,) = found[before:]
             assert "cut off" in entry.detail
         assert client.info().name
 
@@ -116,7 +121,8 @@ def test_bytes_that_were_taken_are_those_that_came_and_nobody_is_cut_off_for_the
     port = server.bind_to_random_port("tcp://127.0.0.1")
     client.connect(f"tcp://127.0.0.1:{port}")
     now_s, taken = 0.0, 0
-    watch = Backlog([f"tcp://127.0.0.1:{port}", "ipc:///x"], lambda _: taken, lambda: now_s)
+    addresses = [f"tcp://127.0.0.1:{port}", "ipc:///x"]
+    watch = Backlog(addresses, lambda _: taken, lambda _: 0, lambda: now_s)
     for size in (0, 1, 200, 255, 256, 5_000, 200_000):
         client.send_multipart([bytes(8), bytes(size)])
         frames = server.recv_multipart()[1:]
@@ -130,6 +136,39 @@ def test_bytes_that_were_taken_are_those_that_came_and_nobody_is_cut_off_for_the
     (held,) = watch.cut_off()
     assert 12_000 < held < 17_000
     assert watch.wait_s == backlog.LOOK_S
-    assert Backlog(["ipc:///x"], lambda _: 0).wait_s is None
+    assert Backlog(["ipc:///x"], lambda _: 0, lambda _: 0).wait_s is None
     for each in (server, client):
         each.close(linger=0)
+
+
+def test_who_asks_for_much_and_reads_nothing_is_cut_off_and_who_reads_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(backlog, "GROWN_BYTES", -(1 << 50))  # look each time
+    monkeypatch.setattr(backlog, "MAX_HELD_BYTES", 20_000_000)  # more than the kernel's buffers
+    now_s, size = 0.0, 250_000
+    with closing(zmq.Context.instance().socket(zmq.ROUTER)) as server:
+        server.linger, server.sndhwm = 0, 10_000
+        port = server.bind_to_random_port("tcp://127.0.0.1")
+        sent: dict[int, int] = {}
+        watch = Backlog(
+            [f"tcp://127.0.0.1:{port}"], lambda _: 10**9, lambda fd: sent.get(fd, 0), lambda: now_s
+        )
+        with closing(zmtp(port, b"DEALER")) as client:
+            client.sendall(b"\x00\x01x")
+            frames = server.recv_multipart(copy=False)
+            identity, descriptor = frames[0].bytes, int(frames[-1].get(zmq.SRCFD))
+            for _ in range(120):  # 30 MB, all of which it reads
+                server.send_multipart([identity, bytes(size)])
+                sent[descriptor] = sent.get(descriptor, 0) + size
+                num_left = size
+                while num_left > 0:
+                    num_left -= len(client.recv(num_left))
+            now_s += 1
+            assert watch.cut_off() == []
+            for _ in range(120):
+                server.send_multipart([identity, bytes(size)])
+                sent[descriptor] += size
+            now_s += 1
+            (held,) = watch.cut_off()
+            assert 20_000_000 < held < 30_100_000

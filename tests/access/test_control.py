@@ -1,6 +1,5 @@
 """A client of the control socket gets one answer to everything, and bad input changes nothing."""
 
-import queue
 import threading
 import time
 from collections.abc import Iterator
@@ -18,9 +17,11 @@ from stepscope.engine.control.submissions import LONG_TEXT
 from stepscope.engine.loop.control_tally import ControlTally
 from stepscope.engine.loop.inbox import Call, Inbox
 from stepscope.engine.protocol import commands, wire
+from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import (
     Abort,
     Ack,
+    Change,
     ChatMessage,
     Drain,
     Error,
@@ -408,7 +409,8 @@ class AttachedEngine:
 
     def __init__(self) -> None:
         limits = Limits(max_num_batched_tokens=512, max_num_seqs=8, max_model_len=256)
-        self.inbox: Inbox = queue.SimpleQueue()
+        self.inbox = Inbox()
+        self.max_waiting = 10
         self.control_tally = ControlTally()
         self.info = simulated_info(limits, 64, 16, seed=0, is_served=True)
         self.next_step = 0
@@ -416,6 +418,9 @@ class AttachedEngine:
 
     def clock(self) -> int:
         return time.monotonic_ns()
+
+    def settled(self, command: Change, asker: Asker, *, is_alone: bool) -> None:
+        return None
 
 
 def test_an_engine_that_is_not_ours_is_served_as_well(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ class Script:
             Scheduler(KVCacheManager(num_blocks, 16), Knobs(**knobs), limits),
             limits,
             self,
-            dispatch.apply,
+            dispatch,
             overlap=overlap,
         )
         self._tokens = 0

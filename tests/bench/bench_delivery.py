@@ -98,7 +98,7 @@ def measure(num_requests: int, rounds: int, pause: str) -> None:
                 ),
                 limits,
                 publisher,
-                dispatch.apply,
+                dispatch,
             )
             control = ControlServer(
                 endpoint.control,

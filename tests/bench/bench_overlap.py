@@ -84,7 +84,7 @@ def decoding(num_requests: int, step_ms: float, publisher: Publisher, overlap: b
         Scheduler(KVCacheManager(num_blocks, 16), knobs, limits),
         limits,
         publisher,
-        dispatch.apply,
+        dispatch,
         overlap=overlap,
     )
     sampling = SamplingParams(max_tokens=1200, ignore_eos=True)

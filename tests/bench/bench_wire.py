@@ -209,7 +209,7 @@ def engine(runner: Runner, num_blocks: int, limits: Limits, rounds: int) -> Engi
         KVCacheManager(num_blocks, 16), Knobs(max_num_batched_tokens=8192), limits
     )
     info = simulated_info(limits, num_blocks, 16, seed=0)
-    core = EngineCore(info, runner, scheduler, limits, None, dispatch.apply)
+    core = EngineCore(info, runner, scheduler, limits, None, dispatch)
     sampling = SamplingParams(max_tokens=2 * rounds * STEPS_A_ROUND + 50, ignore_eos=True)
     for number in range(limits.max_num_seqs):
         token_ids = [(number * 37 + i) % 256 for i in range(64 + number % 16)]

@@ -102,7 +102,7 @@ def main() -> None:
             Scheduler(KVCacheManager(NUM_BLOCKS, 16), Knobs(max_num_seqs=NUM_RUNNING), limits),
             limits,
             publisher,
-            dispatch.apply,
+            dispatch,
         )
         control = ControlServer(
             endpoint.control,

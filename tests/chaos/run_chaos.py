@@ -1,9 +1,10 @@
 """Engine, three subscribers and a recorder behind a proxy that cuts, delays, stalls and refuses.
 
-One subscriber is slow, one is stopped and continued, one reconnects; the engine is killed and
-another takes its place. Afterwards what each of them got is held against what the engine had sent:
-every message was received, or is in a gap that is shown, exactly; nothing is in a gap that the
-engine could still have replayed when it was asked; the recorder's files hold what it received.
+Now and then 16 clients flood the engine's control socket beside them. One subscriber is slow, one
+is stopped and continued, one reconnects; the engine is killed and another takes its place.
+Afterwards what each of them got is held against what the engine had sent: every message was
+received, or is in a gap that is shown, exactly; nothing is in a gap that the engine could still
+have replayed when it was asked; the recorder's files hold what it received.
 
     make chaos ARGS="--seconds 300 --seed 7"
 
@@ -37,6 +38,7 @@ from stepscope.engine.client.errors import EngineUnreachable
 
 HERE = Path(__file__).parent
 WAIT_S = 60.0
+FLOOD_S = 1.5
 CLIENTS = ("slow", "stopped", "reconnecting", "recorder")
 SLOW_MS = 4.0
 
@@ -178,8 +180,11 @@ class Chaos:
             while time.monotonic() < end_s:
                 self._faults.one(self.clients[self.rng.choice(CLIENTS)].proxy)
                 time.sleep(self.rng.uniform(0.05, 0.35))
-                if self.rng.random() < 0.05:
+                chance = self.rng.random()
+                if chance < 0.05:
                     break
+                if chance < 0.1:
+                    self.flood()
 
     def stop_for_longer_than_the_ring(self) -> None:
         """So that it must lose some: what it had missed is not in the ring any more."""
@@ -199,6 +204,12 @@ class Chaos:
             self._faults.one(self.clients[self.rng.choice(CLIENTS)].proxy)
             time.sleep(self.rng.uniform(0.05, 0.2))
         client.process.send_signal(signal.SIGCONT)
+
+    def flood(self) -> None:
+        """Beside what else is done to them."""
+        self._faults.counts["flood"] += 1
+        endpoint, seed = f"tcp://127.0.0.1:{self.port}", self.rng.randrange(1_000)
+        self._start(str(HERE / "flooder.py"), endpoint, str(FLOOD_S), str(seed))
 
     def kill_engine(self) -> None:
         self._faults.counts["kill"] += 1

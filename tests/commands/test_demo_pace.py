@@ -78,9 +78,7 @@ class DemoSession:
         )
         scheduler = Scheduler(KVCacheManager(NUM_BLOCKS, BLOCK_SIZE), KNOBS, limits)
         self.spec: WorkloadSpec | None = None
-        self.core = EngineCore(
-            info, self._runner, scheduler, limits, self, dispatch.apply, workload=self
-        )
+        self.core = EngineCore(info, self._runner, scheduler, limits, self, dispatch, workload=self)
         self._arrivals: Iterator[Arrival] = iter(())
         self._next: Arrival | None = None
         self._since_s = 0.0

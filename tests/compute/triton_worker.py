@@ -331,7 +331,7 @@ def pipelined(runner: Any) -> tuple[list[list[int]], int]:
     knobs = Knobs(max_num_batched_tokens=16, max_num_seqs=4)
     scheduler = Scheduler(KVCacheManager(runner.num_blocks, 4), knobs, limits)
     info = simulated_info(limits, runner.num_blocks, 4, seed=0)
-    core = EngineCore(info, runner, scheduler, limits, None, dispatch.apply, overlap=True)
+    core = EngineCore(info, runner, scheduler, limits, None, dispatch, overlap=True)
     launched: list[ScheduledStep] = []
 
     def launch(step: ScheduledStep) -> Any:

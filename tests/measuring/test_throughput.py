@@ -58,7 +58,7 @@ def engine(
         Scheduler(KVCacheManager(num_blocks, 16), Knobs(**knobs), limits),
         limits,
         Publisher(None, 64) if telemetry else None,
-        dispatch.apply,
+        dispatch,
         max_waiting=max_waiting,
     )
     return core, Intake(None, VOCAB_SIZE, limits.max_model_len)

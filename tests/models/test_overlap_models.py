@@ -81,7 +81,7 @@ class Engine:
             self.scheduler,
             LIMITS,
             self.sink,
-            dispatch.apply,
+            dispatch,
             overlap=overlap,
         )
 

@@ -80,7 +80,7 @@ def endpoint(runner: ModelRunner, tmp_path_factory: pytest.TempPathFactory) -> I
             Scheduler(KVCacheManager(NUM_BLOCKS, 16), Knobs(max_num_seqs=16), LIMITS),
             LIMITS,
             publisher,
-            dispatch.apply,
+            dispatch,
             runner.eos_token_ids,
         )
         intake = Intake(runner.tokenizer, runner.vocab_size, LIMITS.max_model_len)

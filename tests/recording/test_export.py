@@ -361,7 +361,7 @@ def replayed_hits(rows: list[Any]) -> int:
     knobs = Knobs(max_num_batched_tokens=1024, max_num_seqs=32, reserve="none")
     scheduler = Scheduler(KVCacheManager(4096, 16), knobs, limits)
     info = simulated_info(limits, 4096, 16, seed=0)
-    core = EngineCore(info, runner, scheduler, limits, sink, dispatch.apply)
+    core = EngineCore(info, runner, scheduler, limits, sink, dispatch)
     waiting = list(rows)
     while sink.num_finished < len(rows):
         while waiting and START_NS + waiting[0].offset_s * 1e9 <= runner.clock():

@@ -112,7 +112,7 @@ def make_core(runner: SimulatedRunner) -> tuple[EngineCore, Sink]:
     )
     sink = Sink()
     info = simulated_info(limits, 64, 16, seed=0)
-    return EngineCore(info, runner, scheduler, limits, sink, dispatch.apply), sink
+    return EngineCore(info, runner, scheduler, limits, sink, dispatch), sink
 
 
 def test_a_record_says_how_many_messages_were_dropped_before_it() -> None:

@@ -79,7 +79,7 @@ class Engine:
             self.scheduler,
             LIMITS,
             self.sink,
-            dispatch.apply,
+            dispatch,
             overlap=True,
             token_teller=token_teller,
         )

@@ -290,7 +290,7 @@ class Run:
             self.scheduler,
             LIMITS,
             self.sink,
-            dispatch.apply,
+            dispatch,
             overlap=overlap,
         )
         self.askers = [Client() for _ in case.arrivals]

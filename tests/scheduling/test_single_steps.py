@@ -40,7 +40,7 @@ class Engine:
             Scheduler(KVCacheManager(64, 16), Knobs(max_num_seqs=8), LIMITS),
             LIMITS,
             self.sink,
-            dispatch.apply,
+            dispatch,
             overlap=overlap,
         )
 

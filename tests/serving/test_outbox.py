@@ -9,7 +9,7 @@ import pytest
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.control.outbox import Outbox
 from stepscope.engine.control.remote_client import Outgoing, RemoteClient
-from stepscope.engine.protocol.commands import GetSnapshot, Output
+from stepscope.engine.protocol.commands import Output, Pause
 from tests.conftest import LiveEngine
 
 
@@ -74,7 +74,7 @@ def test_a_reply_posted_as_the_end_begins_is_sent(
 
     monkeypatch.setattr(control, "_send_outbox", send_outbox_then_be_told_to_end)
     with ControlClient(live_engine.endpoint) as client:
-        asked = client.send(GetSnapshot())
+        asked = client.send(Pause())
         for _ in range(2):
             received = client.receive(5.0)
             assert received is not None

@@ -44,7 +44,7 @@ def main() -> None:
             Scheduler(KVCacheManager(256, 16), Knobs(max_num_seqs=64), limits),
             limits,
             publisher,
-            dispatch.apply,
+            dispatch,
             control_tally=ControlTally(gate),
         )
         control = ControlServer(

@@ -108,9 +108,7 @@ def make_core(
     scheduler = Scheduler(KVCacheManager(64, 16), knobs, limits)
     info = simulated_info(limits, 64, 16, seed=0)
     runner = runner or SimulatedRunner(CostModel())
-    return EngineCore(
-        info, runner, scheduler, limits, sink, dispatch.apply, token_teller=token_teller
-    )
+    return EngineCore(info, runner, scheduler, limits, sink, dispatch, token_teller=token_teller)
 
 
 def submit(core: EngineCore, max_tokens: int) -> None:

@@ -1,0 +1,226 @@
+"""`BulkReplies`: answers of many bytes, made and handed on by a thread of their own.
+
+What the ring holds, snapshots and pages of the audit can be asked for by everybody who may look.
+However many ask, and however often: the thread takes no more than `SHARE` of the processor's time,
+in slices that are short enough to keep nobody from the interpreter, and hands on no more than
+`TOTAL_RATE` bytes a second, after `TOTAL_BURST` at once. Whoever waits for the fewest answers comes
+first, and of those whoever was given least: a client that asks one question at a time does not wait
+behind those that ask without end.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+
+from stepscope.engine.control.remote_client import RemoteClient
+from stepscope.engine.protocol import commands
+from stepscope.engine.protocol.commands import AnyReply, Error, Replayed, ReplayedFrame
+from stepscope.engine.protocol.wire import Snapshot
+from stepscope.engine.telemetry.publisher import MAX_REPLAY_BYTES
+
+log = logging.getLogger("stepscope.engine")
+
+SHARE = 0.02  # of one core's time
+CLIENT_RATE, CLIENT_BURST = 4e6, 16e6  # bytes a second, bytes at once
+TOTAL_RATE, TOTAL_BURST = 4e6, 16e6  # of all clients together
+MIN_BYTES = 65_536  # what the smallest answer counts as
+MAX_PENDING = 64  # questions of one client that wait for their answers
+MAX_CLIENTS = 10_000
+MAX_REPLAY_FRAMES = 2_000  # of one answer; the asker comes again for more
+SLICE = 64  # messages that are read in one go
+
+# Made step by step: an answer comes last, what comes before it is a good moment to rest.
+Parts: TypeAlias = Iterator[AnyReply | msgspec.Raw | None]
+
+
+class _Job(NamedTuple):
+    client: RemoteClient
+    parts: Parts
+
+
+@dataclass(slots=True)
+class _Share:
+    """What one client may have, and what it waits for."""
+
+    level: float
+    filled_s: float
+    num_pending: int = 0
+    jobs: deque[_Job] = field(default_factory=deque)
+
+    def fill(self, now_s: float, rate: float, burst: float) -> None:
+        self.level = min(burst, self.level + (now_s - self.filled_s) * rate)
+        self.filled_s = now_s
+
+
+def replayed(replay: Callable[[int, int], Replayed], sequence: int, limit: int) -> Parts:
+    """An answer to `ReplayFrom`.
+
+    Args:
+        replay: gives messages of the ring, as many as are asked for.
+    """
+    frames: list[ReplayedFrame] = []
+    num_bytes, held = 0, replay(0, 0)
+    sequence = max(sequence, held.oldest_sequence)
+    end = min(held.next_sequence, sequence + min(limit, MAX_REPLAY_FRAMES))
+    while sequence < end:
+        some = replay(sequence, min(SLICE, end - sequence)).frames
+        sequence = some[-1].sequence + 1 if some else sequence + SLICE  # given up meanwhile
+        for frame in some:
+            num_bytes += len(frame.payload)
+            if frames and num_bytes > MAX_REPLAY_BYTES:
+                end = sequence
+                break
+            frames.append(frame)
+        yield None
+    oldest = replay(0, 0).oldest_sequence
+    yield Replayed(frames=frames, oldest_sequence=oldest, next_sequence=held.next_sequence)
+
+
+def at_once(reply: AnyReply | msgspec.Raw) -> Parts:
+    """An answer that is there, and only has to be encoded."""
+    yield reply
+
+
+class BulkReplies:
+    """Any thread asks.
+
+    Args:
+        post: takes each answer, encoded.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        post: Callable[[tuple[RemoteClient, msgspec.Raw | Error]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._post = post
+        self._clock = clock
+        self._shares: dict[bytes, _Share] = {}
+        self._total = _Share(TOTAL_BURST, clock())
+        self._changed = threading.Condition()
+        self._closing = threading.Event()
+        self._last: tuple[Snapshot | None, msgspec.Raw] = (None, msgspec.Raw())
+        self._thread = threading.Thread(target=self._run, name="bulk replies", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Give up what is not answered yet."""
+        with self._changed:
+            self._closing.set()
+            self._changed.notify()
+        self._thread.join()
+
+    def reserve(self, account: bytes) -> bool:
+        """A client asks; False when too much of what it asked is not answered yet."""
+        with self._changed:
+            share = self._share(account)
+            if share.num_pending >= MAX_PENDING:
+                return False
+            share.num_pending += 1
+            return True
+
+    def answer(self, account: bytes, client: RemoteClient, parts: Parts) -> None:
+        """To what was reserved."""
+        with self._changed:
+            self._share(account).jobs.append(_Job(client, parts))
+            self._changed.notify()
+
+    def release(self, account: bytes) -> None:
+        """What was reserved is answered."""
+        with self._changed:
+            share = self._share(account)
+            share.num_pending = max(0, share.num_pending - 1)
+
+    def forget(self, identity: bytes) -> None:
+        """A connection is gone: nobody waits for its answers any more."""
+        with self._changed:
+            for share in self._shares.values():
+                kept = deque(job for job in share.jobs if job.client.identity != identity)
+                share.num_pending -= len(share.jobs) - len(kept)
+                share.jobs = kept
+
+    # The thread
+
+    def _run(self) -> None:
+        while (taken := self._next()) is not None:
+            share, job = taken
+            reply: msgspec.Raw | Error
+            try:
+                reply = self._made(job.parts)
+            except Exception:
+                log.exception("an answer could not be made")
+                reply = Error(code="internal", message="the engine failed; its log says why")
+            with self._changed:
+                if isinstance(reply, msgspec.Raw):
+                    num_bytes = max(MIN_BYTES, len(bytes(reply)))
+                    share.level -= num_bytes
+                    self._total.level -= num_bytes
+            self._post((job.client, reply))  # which is `release`d when it is sent
+
+    def _next(self) -> tuple[_Share, _Job] | None:
+        """The next one, when its time has come; None: it is closed."""
+        with self._changed:
+            while not self._closing.is_set():
+                now_s = self._clock()
+                self._total.fill(now_s, TOTAL_RATE, TOTAL_BURST)
+                waiting = [each for each in self._shares.values() if each.jobs]
+                for each in waiting:
+                    each.fill(now_s, CLIENT_RATE, CLIENT_BURST)
+                share = min(waiting, key=_place, default=None)
+                if share is None:
+                    self._changed.wait()
+                    continue
+                pause_s = max(-self._total.level / TOTAL_RATE, -share.level / CLIENT_RATE)
+                if pause_s > 0:
+                    self._changed.wait(pause_s)
+                    continue
+                return share, share.jobs.popleft()
+        return None
+
+    def _made(self, parts: Parts) -> msgspec.Raw:
+        # Time of this thread alone: to wait for the interpreter costs nobody anything.
+        began_s = time.thread_time()
+        for part in parts:
+            raw = None if part is None else self._encoded(part)
+            took_s = time.thread_time() - began_s
+            self._closing.wait(took_s * (1 / SHARE - 1))
+            began_s = time.thread_time()
+            if raw is not None:
+                return raw
+        raise AssertionError("an answer has a last part")
+
+    def _encoded(self, reply: AnyReply | msgspec.Raw) -> msgspec.Raw:
+        if isinstance(reply, msgspec.Raw):
+            return reply
+        if reply is self._last[0]:
+            return self._last[1]
+        raw = msgspec.Raw(commands.encode(reply))
+        if isinstance(reply, Snapshot):  # many wait for the same
+            self._last = (reply, raw)
+        return raw
+
+    def _share(self, account: bytes) -> _Share:
+        share = self._shares.get(account)
+        if share is None:
+            if len(self._shares) >= MAX_CLIENTS:
+                self._forget_idle()
+            share = self._shares[account] = _Share(CLIENT_BURST, self._clock())
+        return share
+
+    def _forget_idle(self) -> None:
+        now_s = self._clock()
+        for account, share in list(self._shares.items()):
+            share.fill(now_s, CLIENT_RATE, CLIENT_BURST)
+            if not share.num_pending and share.level >= CLIENT_BURST:
+                del self._shares[account]
+
+
+def _place(share: _Share) -> tuple[int, float]:
+    return len(share.jobs), -share.level

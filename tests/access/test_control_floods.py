@@ -1,0 +1,460 @@
+"""What comes in over the control socket costs the engine a bounded time, whoever sends how much."""
+
+import queue
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import CommandRefused
+from stepscope.engine.control.bulk_replies import (
+    CLIENT_RATE,
+    MAX_PENDING,
+    MAX_REPLAY_FRAMES,
+    SLICE,
+    BulkReplies,
+    at_once,
+    replayed,
+)
+from stepscope.engine.control.remote_client import RemoteClient
+from stepscope.engine.loop import dispatch, inbox
+from stepscope.engine.loop.audit import MAX_REFUSED, REFUSED_FOLD_NS, AuditTrail, Effect
+from stepscope.engine.loop.inbox import MAX_ITEMS, MIN_TURN_NS, TURN_SHARE, Departure, Inbox, Turn
+from stepscope.engine.protocol.asker import Asker
+from stepscope.engine.protocol.commands import (
+    Abort,
+    Ack,
+    Change,
+    Error,
+    GetInfo,
+    GetSnapshot,
+    Pause,
+    Replayed,
+    ReplayedFrame,
+    ReplayFrom,
+    Resume,
+    SetKnobs,
+    SetWorkload,
+    StepOnce,
+    Submit,
+    Submitted,
+)
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import Audited, Snapshot
+from stepscope.engine.transport import rate_limit
+from stepscope.engine.transport.rate_limit import RateLimiter
+from tests.support.waiting import wait_for
+
+
+@pytest.fixture
+def client(live_engine: Any) -> Iterator[ControlClient]:
+    with ControlClient(live_engine.endpoint, timeout_s=5.0) as client:
+        yield client
+
+
+# One turn of the inbox
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+def items(lane: bytes, number: int) -> list[Departure]:
+    return [Departure(each, lane) for each in range(number)]
+
+
+def taken(turn: Turn, box: Inbox, clock: Clock, cost_ns: int) -> list[Departure]:
+    """What one turn takes when each item costs so much."""
+    done: list[Departure] = []
+
+    def do(item: Any) -> None:
+        done.append(item)
+        clock.now_ns += cost_ns
+
+    turn.take(box, do)
+    return done
+
+
+@pytest.mark.parametrize("cost_us", [3, 20, 150, 999, 7_000])
+@pytest.mark.parametrize("step_ms", [2, 10, 400])
+def test_clients_get_a_millisecond_or_two_percent_of_a_step_however_much_they_send(
+    cost_us: int, step_ms: int
+) -> None:
+    clock, box = Clock(), Inbox()
+    turn = Turn(clock)
+    num_steps, spent_ns = 200, 0
+    for _ in range(num_steps):
+        for item in items(b"flooder", 200):
+            box.put(item)
+        done = taken(turn, box, clock, cost_us * 1_000)
+        spent_ns += len(done) * cost_us * 1_000
+        assert len(done) <= MAX_ITEMS
+        clock.now_ns += step_ms * 1_000_000
+    share_ns = max(MIN_TURN_NS, round(step_ms * 1.1e6 * TURN_SHARE))
+    assert spent_ns <= num_steps * share_ns + cost_us * 1_000 * 2
+
+
+def test_an_item_that_takes_long_is_paid_for_by_the_turns_after_it() -> None:
+    clock, box = Clock(), Inbox()
+    turn = Turn(clock)
+    for item in items(b"one", 2):
+        box.put(item)
+    sizes = []
+    for _ in range(12):
+        sizes.append(len(taken(turn, box, clock, 5 * MIN_TURN_NS)))
+        clock.now_ns += 1
+    assert sizes == [1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0]
+
+
+def test_waiting_for_the_device_is_not_charged() -> None:
+    clock, box = Clock(), Inbox()
+    turn = Turn(clock)
+    for item in items(b"one", 3):
+        box.put(item)
+    done = []
+
+    def do(item: Any) -> None:
+        done.append(item)
+        clock.now_ns += 50 * MIN_TURN_NS
+        turn.excuse(50 * MIN_TURN_NS)
+
+    turn.take(box, do)
+    assert len(done) == 3
+
+
+def test_what_the_engine_asks_of_itself_is_first_and_not_bounded() -> None:
+    clock, box = Clock(), Inbox()
+    for item in (*items(b"flooder", 10), *items(b"", 1_000)):
+        box.put(item)
+    done = taken(Turn(clock), box, clock, MIN_TURN_NS)
+    assert [each.lane for each in done] == [b""] * 1_000 + [b"flooder"]
+
+
+def test_clients_are_taken_in_turn_and_each_in_its_order() -> None:
+    box = Inbox()
+    for item in (*items(b"flooder", 5_000), *items(b"good", 3), *items(b"other", 2)):
+        box.put(item)
+    assert box.qsize() == 5_005
+    first = [box.get_nowait() for _ in range(900)]
+    by_lane = {lane: [i.request_id for i in first if i.lane == lane] for lane in (b"flooder",)}
+    assert by_lane[b"flooder"] == sorted(by_lane[b"flooder"])
+    while len(first) < 5_005:
+        first.append(box.get_nowait())
+    good = [at for at, item in enumerate(first) if item.lane == b"good"]
+    # All that came is sorted after ten looks, and then a good client's turn comes each third time.
+    looks = 5_005 // inbox._MAX_SORTED + 1
+    assert good[-1] <= looks + 3 * 3
+    assert [first[at].request_id for at in good] == [0, 1, 2]
+    with pytest.raises(queue.Empty):
+        box.get_nowait()
+    assert box.qsize() == 0
+
+
+def test_a_good_client_gets_in_while_others_flood(live_engine: Any, client: ControlClient) -> None:
+    for number in range(3_000):
+        live_engine.core.inbox.put(Departure(10**6 + number, lane=b"flooder"))
+    submitted = client.ask(Submit(prompt_token_ids=[1], sampling=SamplingParams(max_tokens=1)))
+    assert isinstance(submitted, Submitted)
+
+
+# Refused before the engine's thread
+
+
+class Hears:
+    """What the engine's thread is asked to do."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.commands: list[object] = []
+        apply = dispatch.apply
+
+        def noted(core: Any, call: Any) -> None:
+            self.commands.append(call.command)
+            apply(core, call)
+
+        monkeypatch.setattr(dispatch, "apply", noted)
+
+
+def test_what_is_refused_for_what_is_known_never_reaches_the_engines_thread(
+    live_engine: Any, client: ControlClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.set_knobs({"max_num_seqs": 5}, who="anna")
+    client.ask(Submit(prompt_token_ids=[1], sampling=SamplingParams(max_tokens=1)))
+    wait_for(lambda: client.snapshot().state == "idle", "it has ended")
+    hears = Hears(monkeypatch)
+    refused: list[tuple[Change, str]] = [
+        (SetKnobs(changes={"max_num_seqs": 9}, expected_version=0, who="bert"), "conflict"),
+        (SetKnobs(changes={"max_num_seqs": 9}, expected_version=7, who="bert"), "conflict"),
+        (SetKnobs(changes={"max_num_seqs": 9}, seen=0, who="bert"), "conflict"),
+        (SetKnobs(changes={"max_num_seqs": 0}, who="bert"), "out_of_bounds"),
+        (SetKnobs(changes={"speed": 3}, who="bert"), "unknown_knob"),
+        (Pause(engine_id="another", who="bert"), "another_engine"),
+        (Abort(request_id=0, who="bert"), "not_found"),
+    ]
+    for command, code in refused:
+        with pytest.raises(CommandRefused) as error:
+            client.ask(command)
+        assert error.value.code == code
+    rehearsed = client.ask(SetKnobs(changes={"max_num_seqs": 9}, dry_run=True))
+    assert isinstance(rehearsed, Ack)
+    assert hears.commands == []
+    assert live_engine.core.knobs_version == 1
+
+
+def test_changes_that_were_sent_before_the_answer_to_one_another_are_all_done(
+    client: ControlClient,
+) -> None:
+    """The second is right only after the first: it is not refused for what is known before."""
+    sent = [
+        client.send(SetKnobs(changes={"max_num_seqs": 5 + number}, expected_version=number))
+        for number in range(20)
+    ]
+    versions = {}
+    while len(versions) < len(sent):
+        received = client.receive(5.0)
+        assert received is not None
+        assert isinstance(received[1], Ack), received
+        versions[received[0]] = received[1].version
+    assert [versions[each] for each in sent] == list(range(1, 21))
+
+
+def test_an_ack_says_from_which_step_a_change_holds_also_when_it_had_to_wait(
+    live_engine: Any, client: ControlClient
+) -> None:
+    client.send(Submit(prompt_token_ids=[1] * 9, sampling=SamplingParams(max_tokens=900)))
+    client.info()
+    for number in range(5_000):
+        live_engine.core.inbox.put(Departure(10**6 + number, lane=b"flooder"))
+    changed = client.ask(SetKnobs(changes={"max_num_seqs": 7}, who="anna"))
+    assert isinstance(changed, Ack)
+    (entry,) = (each for each in live_engine.core.audit.last() if each.command == "SetKnobs")
+    assert entry.effective_step == changed.effective_step
+
+
+# The audit trail
+
+
+def trail(clock: Clock) -> tuple[AuditTrail, list[Audited]]:
+    told: list[Audited] = []
+    return AuditTrail(told.append, clock), told
+
+
+def test_the_last_change_by_somebody_else_is_found_without_a_search() -> None:
+    clock = Clock()
+    audit, told = trail(clock)
+    changes: list[Change] = [Pause(), SetKnobs(changes={"a": 1}), SetWorkload(), StepOnce()]
+    names = ["anna", "bert", "carl"]
+    for number in range(300):
+        command = changes[number * 7 % 4]
+        audit.done(command, Asker(names[number * number % 3]), number, Effect({}, {}))
+        if number % 5 == 0:
+            audit.refused("Pause", Asker("dora"), "viewer", "no")
+        for asked in changes:
+            for name in (*names, "dora"):
+                for since in (0, number // 2, audit.newest - 1):
+                    found = audit.changed_since(since, asked, Asker(name))
+                    kinds = [{"Pause", "StepOnce"}, {"SetKnobs"}, {"SetWorkload"}]
+                    kind = next(each for each in kinds if type(asked).__name__ in each)
+                    expected = [
+                        each
+                        for each in told
+                        if each.command in kind and not each.code and each.who != name
+                    ]
+                    last = expected[-1] if expected and expected[-1].number > since else None
+                    assert found == last
+
+
+def test_a_viewer_that_floods_is_told_once_in_five_seconds_and_pushes_out_no_change() -> None:
+    clock = Clock()
+    audit, told = trail(clock)
+    audit.done(Pause(), Asker("anna"), 1, Effect())
+    viewer = Asker("anna", "looker")
+    num_refused, seconds = 0, 600
+    for _ in range(seconds):
+        for _ in range(58):
+            clock.now_ns += 1_000_000_000 // 58
+            audit.refused("Resume", viewer, "viewer", "no")
+            num_refused += 1
+        audit.tell_if_due()
+        audit.page(0, 1_000)  # whoever asks makes it no more
+    audit.tell()
+    refusals = [each for each in told if each.code]
+    assert sum(each.count for each in refusals) == num_refused
+    assert len(refusals) <= 2 + seconds * 1_000_000_000 / REFUSED_FOLD_NS
+    assert audit.page(0, 1).entries[0].command == "Pause"
+    assert [each.number for each in told] == list(range(1, len(told) + 1))
+    assert [each.command for each in audit.last()] == ["Pause", "Resume"]
+
+
+def test_whoever_changes_names_is_folded_too() -> None:
+    clock = Clock()
+    audit, told = trail(clock)
+    for number in range(5_000):
+        audit.refused("Pause", Asker(f"name {number}"), "conflict", "no")
+    audit.tell()
+    assert len(told) <= MAX_REFUSED + 2
+    assert sum(each.count for each in told) == 5_000
+
+
+def test_refusals_are_kept_apart_and_the_oldest_of_them_go_first() -> None:
+    clock = Clock()
+    audit, _ = trail(clock)
+    audit._refusals.most = 10
+    for number in range(100):
+        audit.refused(f"Kind{number}", Asker("anna"), "viewer", "no")
+        clock.now_ns += REFUSED_FOLD_NS
+        audit.tell_if_due()
+        if number % 10 == 0:
+            audit.done(Pause(), Asker("bert"), number, Effect())
+    page = audit.page(0, 1_000)
+    assert Counter(each.code for each in page.entries) == {"viewer": 10, "": 10}
+    assert "refusals before entry" in page.detail
+    numbers = [each.number for each in page.entries]
+    assert numbers == sorted(numbers)
+    assert [e.number for e in audit.page(numbers[3], 4).entries] == numbers[4:8]
+
+
+# Answers of many bytes
+
+
+class Ring:
+    """Messages of one size, and how many were read in one go."""
+
+    def __init__(self, num_messages: int, num_bytes: int) -> None:
+        self.most = 0
+        self._num_messages = num_messages
+        self._payload = bytes(num_bytes)
+
+    def replay(self, sequence: int, limit: int) -> Replayed:
+        end = min(self._num_messages, sequence + limit)
+        frames = [ReplayedFrame(b"step", number, self._payload) for number in range(sequence, end)]
+        self.most = max(self.most, len(frames))
+        return Replayed(frames=frames, oldest_sequence=0, next_sequence=self._num_messages)
+
+
+@pytest.mark.parametrize(("num_bytes", "whole"), [(1, MAX_REPLAY_FRAMES), (50_000, 5)])
+def test_an_answer_is_made_in_slices_and_is_bounded_in_messages_and_bytes(
+    num_bytes: int, whole: int
+) -> None:
+    ring = Ring(9_000, num_bytes)
+    *pauses, reply = replayed(ring.replay, 3, 10_000)
+    assert isinstance(reply, Replayed)
+    assert [frame.sequence for frame in reply.frames] == list(range(3, 3 + whole))
+    assert ring.most <= SLICE
+    assert pauses == [None] * -(-whole // SLICE)
+
+
+def remote(account: bytes) -> RemoteClient:
+    return RemoteClient(lambda outgoing: None, account, b"", account=account, is_bulk=True)
+
+
+def test_nobody_has_more_answers_waiting_than_may_wait() -> None:
+    bulk = BulkReplies(lambda outgoing: None)
+    assert [bulk.reserve(b"a") for _ in range(MAX_PENDING + 2)] == [True] * MAX_PENDING + [
+        False
+    ] * 2
+    assert bulk.reserve(b"b")
+    bulk.release(b"a")
+    assert bulk.reserve(b"a")
+    bulk.close()
+
+
+def test_who_asks_little_is_answered_first_and_nobody_gets_more_than_its_rate() -> None:
+    answered: queue.Queue[bytes] = queue.Queue()
+    now_s = 0.0
+    bulk = BulkReplies(lambda outgoing: answered.put(outgoing[0].account), lambda: now_s)
+    with bulk._changed:  # nothing is answered before all have asked
+        asked = ((b"many", 0, 3), (b"some", 1e6, 1), (b"new", 0, 1))
+        for account, used, number in asked:
+            share = bulk._share(account)
+            share.level -= used
+            for _ in range(number):
+                reply = Error(code="small", message="")
+                bulk.answer(account, remote(account), at_once(reply))
+        bulk.answer(b"gone", remote(b"gone"), at_once(Error(code="small", message="")))
+        bulk.forget(b"gone")
+    order = [answered.get(timeout=5) for _ in range(5)]
+    assert order == [b"new", b"some", b"many", b"many", b"many"]
+    bulk.close()
+
+
+def test_nobody_gets_more_bytes_than_its_rate() -> None:
+    answered: queue.Queue[bytes] = queue.Queue()
+    now_s = 0.0
+    bulk = BulkReplies(lambda outgoing: answered.put(outgoing[0].account), lambda: now_s)
+    bulk._share(b"greedy").level = -0.3 * CLIENT_RATE
+    bulk.answer(b"greedy", remote(b"greedy"), at_once(Error(code="small", message="")))
+    with pytest.raises(queue.Empty):  # it has to wait
+        answered.get(timeout=0.1)
+    now_s = 0.4
+    assert answered.get(timeout=5) == b"greedy"
+    bulk.close()
+
+
+def test_a_flood_of_replays_is_answered_or_refused_and_others_are_answered_between(
+    live_engine: Any, client: ControlClient
+) -> None:
+    for _ in range(4):
+        client.ask(Submit(prompt_token_ids=[1], sampling=SamplingParams(max_tokens=200)))
+    wait_for(lambda: client.snapshot().state == "idle", "they have ended")
+    with ControlClient(live_engine.endpoint, timeout_s=20.0) as flooder:
+        asked = {flooder.send(ReplayFrom(sequence=0, limit=10_000)) for _ in range(150)}
+        snapshot = client.ask(GetSnapshot())
+        assert isinstance(snapshot, Snapshot)
+        while asked:
+            received = flooder.receive(20.0)
+            assert received is not None
+            asked.discard(received[0])
+            if isinstance(received[1], Error):
+                assert received[1].code == "rate_limited"
+            else:
+                assert isinstance(received[1], Replayed)
+                assert len(received[1].frames) > 200
+
+
+# What is read at all
+
+
+def test_after_a_flood_some_are_read_at_once_and_not_one_by_one() -> None:
+    """Each time the control thread wakes, the engine's thread has to hand over the interpreter."""
+    now_s = 0.0
+    limiter = RateLimiter(lambda: now_s)
+    num_read = num_pauses = 0
+    while now_s < 5.0:
+        pause_s = limiter.pause_s()
+        if pause_s:
+            num_pauses += 1
+            now_s += pause_s + 1e-6
+            continue
+        num_read += 1
+        limiter.admit(b"flooder", 40)
+        now_s += 1e-5
+    assert num_pauses <= 5.0 / rate_limit.PAUSE_S
+    refused_at_most = rate_limit.TOTAL_RATE / rate_limit.REFUSED
+    assert limiter.num_limited <= refused_at_most * now_s + rate_limit.TOTAL_BURST
+
+
+@pytest.mark.parametrize(
+    "command", [GetSnapshot(), ReplayFrom(sequence=0), GetInfo(), None, Resume()]
+)
+def test_however_many_clients_ask_only_so_much_is_read(command: Any) -> None:
+    now_s = 0.0
+    limiter = RateLimiter(lambda: now_s)
+    num_read = 0
+    while now_s < 20.0:
+        if pause_s := limiter.pause_s():
+            now_s += pause_s + 1e-6
+            continue
+        account = str(num_read % 1_000).encode()
+        num_read += 1
+        if limiter.admit(account, 40):
+            limiter.charge(account, command)
+        now_s += 1e-5
+    assert num_read <= (rate_limit.TOTAL_BURST + rate_limit.TOTAL_RATE * now_s) / 20
