@@ -12,9 +12,9 @@ ARGS ?=
 demo: $(INSTALLED)
 	$(BIN)/stepscope demo $(ARGS)
 
-# On two cores; in one process with ARGS="-n 0".
+# Four at a time, also on two cores: half of their time they wait. In one process: ARGS="-n 0".
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(BIN)/python -m pytest -n 4 --dist worksteal $(ARGS)
 
 # guidellm and aiperf, each in an environment of its own, against a live server.
 test-clients: $(INSTALLED)

@@ -73,7 +73,7 @@ class Decoder:
             dtype_bytes=dtype.itemsize,
         )
         self._memory = HugePages((self.num_parameters + self._num_tied) * dtype.itemsize)
-        self._rope = _rope_table(config, max_model_len).to(device)
+        self._rope = _rope_table(config, shape.head_dim, max_model_len).to(device)
         self._embeddings = self._read("model.embed_tokens.weight")
         self._layers = []
         for i in range(shape.num_layers):
@@ -209,15 +209,19 @@ class Decoder:
         return self._weights.read(tensor, self.kv_dtype).to(self.device)
 
 
-def _rope_table(config: Any, num_positions: int) -> torch.Tensor:
+def _rope_table(config: Any, head_dim: int, num_positions: int) -> torch.Tensor:
     """[num_positions, head_dim] in fp32: cosines of the half's frequencies, then sines.
 
-    The library computes it, scaling of every kind included ('llama3', 'yarn', 'linear', ...): the
-    rotary embeddings of the four families are the same.
+    The library knows the frequencies of every kind of scaling ('llama3', 'yarn', 'linear', ...).
+    Not through its rotary module, whose import takes longer than the whole start of an engine.
     """
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    positions = torch.arange(num_positions)[None]
-    cosines, sines = LlamaRotaryEmbedding(config)(torch.empty(0), positions)
-    half = cosines.shape[-1] // 2
-    return torch.cat([cosines[0, :, :half], sines[0, :, :half]], dim=-1).contiguous()
+    rope = config.rope_parameters
+    if rope["rope_type"] == "default":
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim
+        frequencies, scale = 1.0 / (rope["rope_theta"] ** exponents), 1.0
+    else:
+        frequencies, scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config)
+    angles = torch.arange(num_positions).float()[:, None] * frequencies
+    return torch.cat([angles.cos() * scale, angles.sin() * scale], dim=-1).contiguous()

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import CONFIG_MAPPING, AttentionInterface, AutoConfig, AutoModelForCausalLM
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.utils import logging as library
 
 from stepscope.engine.models.checkpoint import Progress, read_json, refuse_file
@@ -45,7 +44,7 @@ def load_config(folder: Path, name: str) -> Any:
     except Exception as error:  # noqa: BLE001 - validators raise types of their own
         refuse_file("bad_config", f"{name} has a config that transformers cannot use", error)
     check_config(config, name)
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if misfit(config) is not None and _model_class(config) is None:
         raise ConfigError(
             "unsupported_model",
             f"{name} cannot be served: {config.model_type!r} is no causal language model "
@@ -103,9 +102,11 @@ def _load_transformers(
     device: torch.device,
     progress: Progress,
 ) -> TransformersModel:
+    from transformers import AttentionInterface, AutoModelForCausalLM
+
     AttentionInterface.register(ATTENTION, attention)
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    model_class = model_class[0] if isinstance(model_class, tuple | list) else model_class
+    model_class = _model_class(config)
+    assert model_class is not None
     if not getattr(model_class, "_supports_attention_backend", False):
         raise ConfigError(
             "unsupported_model",
@@ -145,6 +146,15 @@ def _load_transformers(
     model.eval()
     model.requires_grad_(False)
     return TransformersModel(model, name, device)
+
+
+def _model_class(config: Any) -> Any:
+    """The library's causal language model of a config; None where it has none."""
+    # Not above: it imports half of torch's compiler, in seconds that our own decoder does without.
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    return found[0] if isinstance(found, tuple | list) else found
 
 
 def eos_token_ids(config: Any, folder: Path) -> frozenset[int]:

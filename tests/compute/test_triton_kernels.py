@@ -36,6 +36,7 @@ ERRORS = {"float32": 1e-5, "bfloat16": 2**-7, "float16": 2**-10}
 def worker(mode: str, cache: Path) -> Iterator[Ask]:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(cache)
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)  # it takes cases from other test files
     if mode == "interpreted":
         environment["TRITON_INTERPRET"] = "1"
     process = subprocess.Popen(

@@ -3,6 +3,7 @@
 import ast
 import os
 import platform
+import re
 import subprocess
 import sys
 import sysconfig
@@ -55,11 +56,15 @@ def run_python(code: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
 
 
 def build_wheel(folder: Path, **environment: str) -> set[str]:
-    """The files of a wheel that is built in a copy of the tree: setuptools writes beside it."""
+    """The files of a wheel that is built in a copy of the tree: setuptools writes beside it.
+
+    Compiled without optimisation, which would take most of the time and adds no file.
+    """
     source = folder / "source"
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
-        (source / name).write_bytes((ROOT / name).read_bytes())
+        text = (ROOT / name).read_text("utf-8")
+        (source / name).write_text(re.sub(r'"-O[23]"', '"-O0"', text), "utf-8")
     for file in sorted(tree()):
         relative = file.removeprefix("stepscope/")
         (source / relative).parent.mkdir(parents=True, exist_ok=True)
