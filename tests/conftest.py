@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import ptyprocess
 import pyte
 import pytest
 import zmq
@@ -52,6 +51,7 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.__main__ import main
 from tests.support.core_ends import GivenWorkload
 from tests.support.paced_runner import PacedRunner
+from tests.support.pty_process import PtyProcess
 
 # How long an example takes is the machine's affair.
 settings.register_profile("stepscope", deadline=None)
@@ -222,9 +222,7 @@ class Terminal:
     ) -> None:
         self.screen = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self.screen)
-        self.process = ptyprocess.PtyProcess.spawn(
-            arguments, cwd=cwd, env=environment, dimensions=(rows, columns)
-        )
+        self.process = PtyProcess(arguments, rows=rows, columns=columns, env=environment, cwd=cwd)
         self._lock = threading.Lock()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -232,8 +230,8 @@ class Terminal:
     def _read(self) -> None:
         while True:
             try:
-                received = self.process.read(65536)
-            except (EOFError, OSError, ValueError):  # ended, or closed by the test
+                received = self.process.read()
+            except EOFError:  # ended, or closed by the test
                 return
             with self._lock:
                 self._stream.feed(received)
@@ -290,17 +288,14 @@ class Terminal:
     def wait_for_exit(self, timeout_s: float = 30.0) -> int:
         """Exit status, or minus the number of the signal that ended it."""
         deadline = time.monotonic() + timeout_s
-        while self.process.isalive():
+        while (exit_code := self.process.exit_code) is None:
             assert time.monotonic() < deadline, f"still running:\n{self.text()}"
             time.sleep(0.05)
-        if self.process.signalstatus is not None:
-            return -int(self.process.signalstatus)
-        return int(self.process.exitstatus)
+        return exit_code
 
     def close(self) -> None:
-        if self.process.isalive():
-            self.process.kill(signal.SIGKILL)
-        self.process.close(force=True)
+        self.process.close()
+        self._reader.join(5)
 
 
 @pytest.fixture

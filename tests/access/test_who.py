@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import ptyprocess
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +15,7 @@ from stepscope.engine.protocol.commands import AuditPage, GetAudit
 from stepscope.engine.protocol.wire import Audited
 from stepscope.recordings.state.audit_text import who_text
 from stepscope.tui.session.control.who import who
+from tests.support.pty_process import PtyProcess
 
 
 def entry(who: str, key: str | None) -> Audited:
@@ -60,7 +60,7 @@ def _set_in_a_terminal(endpoint: str, value: str, folder: Path) -> str:
         f"sys.argv = ['stepscope', 'set', 'watermark={value}', '--endpoint', {endpoint!r}]\n"
         "main()\n"
     )
-    process = ptyprocess.PtyProcess.spawn([sys.executable, "-c", program], cwd=str(folder))
+    process = PtyProcess([sys.executable, "-c", program], cwd=folder)
     said = b""
     while True:
         try:
@@ -68,6 +68,7 @@ def _set_in_a_terminal(endpoint: str, value: str, folder: Path) -> str:
         except EOFError:
             break
     assert process.wait() == 0, said.decode()
+    process.close()
     return next(line.split()[1] for line in said.decode().splitlines() if line.startswith("at "))
 
 

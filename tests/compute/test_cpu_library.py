@@ -60,7 +60,7 @@ def test_a_variable_keeps_the_engine_from_every_higher_level(level: str) -> None
         assert level in choose("cpu", "cpu").reason
     with (
         highest_level("warp"),
-        pytest.raises(cpu_library.LibraryMissingError, match="one of none, baseline.*not 'warp'"),
+        pytest.raises(cpu_library.LibraryMissingError, match=r"one of none, baseline.*not 'warp'"),
     ):
         cpu_library.load()
 

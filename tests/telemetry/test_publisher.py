@@ -3,7 +3,6 @@
 Held for both ways of sending: a compiled thread, and the engine's own.
 """
 
-import contextlib
 import gc
 import os
 import shutil
@@ -319,18 +318,59 @@ for step in range(1000):
 def test_an_end_in_a_fork_leaves_the_thread_to_the_engine(
     address: str, subscriber: "zmq.Socket[bytes]"
 ) -> None:
-    publisher = Publisher(address, ring_size=5)
-    join(subscriber, address, publisher)
-    child = os.fork()
-    if child == 0:
-        with contextlib.suppress(BaseException):
-            publisher.close()
+    # In a process of its own: a fork of this one would take over locks of its other threads.
+    code = """
+import os, sys
+from stepscope.engine.telemetry.publisher import Publisher
+from stepscope.engine.protocol.wire import EngineStatus
+publisher = Publisher(sys.argv[1], ring_size=5)
+for line in sys.stdin:
+    if line == "fork\\n":
+        child = os.fork()
+        if child == 0:
+            try:
+                publisher.close()
+            except BaseException:
+                os._exit(1)
             os._exit(0)
-        os._exit(1)
-    assert os.waitpid(child, 0)[1] == 0
-    publisher.publish(status(7))
-    assert subscriber.poll(5_000)
-    publisher.close()
+        print(os.waitpid(child, 0)[1], flush=True)
+    else:
+        publisher.publish(
+            EngineStatus(
+                time_ns=0, state="idle", step=int(line), num_running=0, num_waiting=0
+            )
+        )
+publisher.close()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code, address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def tell(line: str) -> None:
+            assert process.stdin is not None
+            process.stdin.write(f"{line}\n")
+            process.stdin.flush()
+
+        subscriber.connect(address)
+        subscriber.subscribe(b"")
+        while not subscriber.poll(10):
+            tell("0")
+        tell("fork")
+        assert process.stdout.readline() == "0\n"
+        tell("7")
+        steps = []
+        while 7 not in steps:
+            assert subscriber.poll(5_000)
+            message = wire.decode(subscriber.recv_multipart()[2])
+            assert isinstance(message, EngineStatus)
+            steps.append(message.step)
+        process.stdin.close()
+        assert process.wait(10) == 0
 
 
 @needs_thread

@@ -6,6 +6,7 @@ machine.
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from protocol import Done, Work, serve
@@ -36,11 +37,12 @@ def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], dict[str, An
         """At the largest size up to GEMM_SIZE whose half takes no longer than SLOW_S."""
         size = SMALLEST_GEMM
         while True:
-            a, b = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
+            pair = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
+            multiply = partial(torch.mm, *pair)
             start_s = time.perf_counter()
-            torch.mm(a, b)
+            multiply()
             if size == GEMM_SIZE or time.perf_counter() - start_s > SLOW_S:
-                return 2 * size**3 / best(lambda: torch.mm(a, b), num_cores) / 1e9
+                return 2 * size**3 / best(multiply, num_cores) / 1e9
             size *= 2
 
     def read_gb_per_s() -> float:
