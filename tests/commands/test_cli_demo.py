@@ -105,7 +105,8 @@ def test_the_engine_ends_with_the_demo_however_that_ends(
     start: Callable[..., "subprocess.Popen[str]"], runtime: Path
 ) -> None:
     signals = (signal.SIGKILL, signal.SIGHUP)
-    demos = [(start("demo", "--headless", "--seconds", "600"), number) for number in signals]
+    command = ("demo", "--headless", "--seconds", "600", "--rate", "5")  # busy at once
+    demos = [(start(*command), number) for number in signals]
     engines = [demo_engine(runtime, process) for process, _ in demos]
     for process, number in demos:
         process.send_signal(number)

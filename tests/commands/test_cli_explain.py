@@ -2,9 +2,8 @@
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,24 +31,25 @@ def session(tmp_path_factory: pytest.TempPathFactory, recorded_to: Callable[...,
     return path
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "stepscope.tui.cli", "explain", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+@pytest.fixture
+def run(stepscope: Callable[..., Any]) -> Callable[..., Any]:
+    return partial(stepscope, "explain")
 
 
-def document(*arguments: str) -> dict[str, Any]:
-    done = run(*arguments, "--json")
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+@pytest.fixture
+def document(run: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
+    def document(*arguments: str) -> dict[str, Any]:
+        done = run(*arguments, "--json")
+        assert done.exit_code == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    return document
 
 
-def test_the_document_holds_every_late_token_and_its_pieces_add_up(session: Path) -> None:
+def test_the_document_holds_every_late_token_and_its_pieces_add_up(
+    session: Path, document: Callable[..., Any]
+) -> None:
     found = document(str(session), "--slo-itl", "30ms", "--slo-ttft", "0.1s")
     assert found["num_steps"] == 500
     assert (found["itl"]["bound_ms"], found["ttft"]["bound_ms"]) == (30, 100)
@@ -66,10 +66,12 @@ def test_the_document_holds_every_late_token_and_its_pieces_add_up(session: Path
     assert piece["request_id"] != shared["request_id"]
 
 
-def test_the_table_begins_with_the_longest_wait_and_says_what_is_left_out(session: Path) -> None:
+def test_the_table_begins_with_the_longest_wait_and_says_what_is_left_out(
+    session: Path, run: Callable[..., Any], document: Callable[..., Any]
+) -> None:
     options = (str(session), "--slo-itl", "30ms", "--slo-ttft", "400ms")
     done = run(*options, "--limit", "3")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     late = document(*options)["late"]
     assert "longer than 30.0 ms (--slo-itl)" in done.stdout
     rows = done.stdout.partition("why, largest first\n")[2].splitlines()
@@ -85,7 +87,7 @@ def test_the_table_begins_with_the_longest_wait_and_says_what_is_left_out(sessio
 
 
 def test_the_step_that_held_up_the_streams_is_named_however_long_first_tokens_took(
-    session: Path,
+    session: Path, run: Callable[..., Any], document: Callable[..., Any]
 ) -> None:
     options = (str(session), "--slo-itl", "30ms", "--slo-ttft", "1ms")
     late = document(*options)["late"]
@@ -101,7 +103,9 @@ def test_the_step_that_held_up_the_streams_is_named_however_long_first_tokens_to
     assert [sum(f" {kind} " in row for row in rows) for kind in ("ITL", "TTFT")] == [4, 4]
 
 
-def test_without_service_levels_twice_the_median_counts(session: Path) -> None:
+def test_without_service_levels_twice_the_median_counts(
+    session: Path, run: Callable[..., Any], document: Callable[..., Any]
+) -> None:
     found = document(str(session))
     assert found["itl"]["bound_ms"] == pytest.approx(2 * found["itl"]["median_ms"])
     assert not found["itl"]["is_given"]
@@ -109,7 +113,11 @@ def test_without_service_levels_twice_the_median_counts(session: Path) -> None:
 
 
 def test_where_half_wait_long_for_a_first_token_the_bound_is_not_trusted(
-    session: Path, tmp_path: Path, recorded_to: Callable[..., Any]
+    session: Path,
+    tmp_path: Path,
+    recorded_to: Callable[..., Any],
+    run: Callable[..., Any],
+    document: Callable[..., Any],
 ) -> None:
     path = tmp_path / "slow.mcap"
     cost = CostModel(floor_ms=1500.0)
@@ -124,7 +132,9 @@ def test_where_half_wait_long_for_a_first_token_the_bound_is_not_trusted(
     assert hint not in run(str(session)).stdout
 
 
-def test_one_request_can_be_asked_for(session: Path) -> None:
+def test_one_request_can_be_asked_for(
+    session: Path, run: Callable[..., Any], document: Callable[..., Any]
+) -> None:
     some = document(str(session), "--slo-itl", "30ms")["late"][0]["request_id"]
     for name in (f"r{some}", str(some)):
         late = document(str(session), "--slo-itl", "30ms", "--request", name)["late"]
@@ -141,7 +151,9 @@ def test_one_request_can_be_asked_for(session: Path) -> None:
     assert f"first tokens of r{some}: " in shown
 
 
-def test_the_bounds_for_one_request_are_those_of_all(session: Path) -> None:
+def test_the_bounds_for_one_request_are_those_of_all(
+    session: Path, run: Callable[..., Any], document: Callable[..., Any]
+) -> None:
     whole, alone = document(str(session)), document(str(session), "--request", "0")
     for kind in ("itl", "ttft"):
         assert alone[kind]["bound_ms"] == whole[kind]["bound_ms"]
@@ -149,13 +161,18 @@ def test_the_bounds_for_one_request_are_those_of_all(session: Path) -> None:
     assert done.stdout.endswith("no token of r0 was late\n")
 
 
-def test_nothing_late_is_said_so(session: Path) -> None:
+def test_nothing_late_is_said_so(session: Path, run: Callable[..., Any]) -> None:
     done = run(str(session), "--slo-itl", "60s", "--slo-ttft", "60s")
-    assert done.returncode == 0
+    assert done.exit_code == 0
     assert done.stdout.endswith("no token was late\n")
 
 
-def test_who_never_got_a_token_is_counted(tmp_path: Path, recorded_to: Callable[..., Any]) -> None:
+def test_who_never_got_a_token_is_counted(
+    tmp_path: Path,
+    recorded_to: Callable[..., Any],
+    run: Callable[..., Any],
+    document: Callable[..., Any],
+) -> None:
     messages = simulate(
         seed=3,
         num_steps=60,
@@ -189,9 +206,9 @@ def test_who_never_got_a_token_is_counted(tmp_path: Path, recorded_to: Callable[
     assert one["num_requests"] == 1
 
 
-def test_a_shipped_sample_is_known_by_its_name() -> None:
+def test_a_shipped_sample_is_known_by_its_name(run: Callable[..., Any]) -> None:
     done = run("freeze", "--slo-itl", "200ms")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert "prefill tokens of r" in done.stdout
 
 
@@ -206,14 +223,18 @@ def test_a_shipped_sample_is_known_by_its_name() -> None:
         (["freeze", "--limit", "-1"], 2, "--limit: expected 0 (all) or more"),
     ],
 )
-def test_what_cannot_be_is_one_line(arguments: list[str], code: int, message: str) -> None:
+def test_what_cannot_be_is_one_line(
+    arguments: list[str], code: int, message: str, run: Callable[..., Any]
+) -> None:
     done = run(*arguments)
-    assert (done.returncode, done.stdout) == (code, "")
+    assert (done.exit_code, done.stdout) == (code, "")
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_it_says_how_many_requests_the_late_tokens_were_of(session: Path) -> None:
+def test_it_says_how_many_requests_the_late_tokens_were_of(
+    session: Path, run: Callable[..., Any], document: Callable[..., Any]
+) -> None:
     options = (str(session), "--slo-itl", "30ms", "--slo-ttft", "100ms")
     found = document(*options)
     late = {each["request_id"] for each in found["late"]}
