@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 PACKAGES := engine kernels recordings tui
 ARGS ?=
 
-.PHONY: demo test lint types test-clients rooms schema fuzz snapshots pictures bench bench-tui bench-wire chaos clean
+.PHONY: demo test lint types test-clients rooms schema fuzz snapshots pictures docs bench bench-tui bench-wire chaos clean
 
 demo: $(INSTALLED)
 	$(BIN)/stepscope demo $(ARGS)
@@ -43,11 +43,19 @@ schema: $(INSTALLED)
 snapshots: $(INSTALLED)
 	$(BIN)/python tests/screens/test_snapshots.py
 
-# The pictures of README.md: a live engine, and the two samples on a time axis; look at them.
+# The pictures of the documents: a live engine, and screens of the two samples; look at them.
 pictures: $(INSTALLED)
-	$(BIN)/stepscope demo --headless --seconds 20 --screenshot recordings/samples/dashboard.svg
+	$(BIN)/stepscope demo --headless --seconds 20 --screenshot docs/pictures/dashboard.svg
 	@for sample in freeze chunked; do $(BIN)/stepscope screenshot $$sample --axis time --zoom 10 \
-		-o recordings/samples/$$sample.svg || exit 1; done
+		-o docs/pictures/$$sample.svg || exit 1; done
+	$(BIN)/stepscope screenshot chunked --page step --at 100 -o docs/pictures/step.svg
+	$(BIN)/stepscope screenshot freeze --page request --request r0 -o docs/pictures/request.svg
+	$(BIN)/stepscope screenshot freeze --page latency -o docs/pictures/latency.svg
+	$(BIN)/stepscope compare freeze chunked -o docs/pictures/compare.svg
+
+# The lists of keys, commands and knobs in docs/ anew, after one of them was changed.
+docs: $(INSTALLED)
+	$(BIN)/python tests/house/generated_docs.py
 
 # Malformed input against running engines: make fuzz ARGS="--seconds 60 --seed 7"
 fuzz: $(INSTALLED)

@@ -1,4 +1,4 @@
-"""The README tells the truth about keys, knobs and commands."""
+"""The README and the pages of docs/ tell the truth about knobs and commands."""
 
 import json
 import re
@@ -12,22 +12,20 @@ from stepscope.engine.protocol.config import Knobs
 from stepscope.recordings import samples
 from stepscope.tui.cli.command_line import app
 from stepscope.tui.cli.engines import schedule
-from stepscope.tui.settings.actions import key_table
 
-README = Path(__file__).parents[2] / "README.md"
-DOCUMENTS = (README, Path(samples.__file__).with_name("README.md"))
-
-
-def test_the_key_table_is_the_action_table() -> None:
-    text = README.read_text()
-    table = text.split("<!-- keys -->\n")[1].split("\n<!-- /keys -->")[0]
-    assert table == key_table(), f"put this between the key markers:\n{key_table()}"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+DOCUMENTS = (
+    ROOT / "README.md",
+    Path(samples.__file__).with_name("README.md"),
+    *sorted(DOCS.glob("*.md")),
+)
 
 
 @pytest.mark.parametrize(("name", "value"), Knobs().as_dict().items())
 def test_every_knob_is_described_with_its_default(name: str, value: object) -> None:
     shown = str(value).lower() if isinstance(value, bool) else str(value)
-    assert f"| `{name}` | {shown} |" in README.read_text()
+    assert f"| `{name}` | {shown} |" in (DOCS / "knobs.md").read_text("utf-8")
 
 
 def commands() -> list[str]:
@@ -40,7 +38,7 @@ def commands() -> list[str]:
         lines += re.findall(
             r"`([^`\n]+(?:\n[^`\n]+)?)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
         )
-        found += [line for line in lines if line.startswith("stepscope ")]
+        found += [line.split(" | ")[0] for line in lines if line.startswith("stepscope ")]
     return sorted(set(found))
 
 
@@ -48,26 +46,28 @@ def commands() -> list[str]:
 def test_every_command_of_the_documents_is_one(line: str) -> None:
     """It is there, has these options and lacks no argument; what is in brackets may be left out.
 
-    Two words are the name of a command in a sentence.
+    Two words are the name of a command in a sentence, and so are three with a group of commands.
     """
     plain = re.sub(r"\[[^]]*\]|\.\.\.", "", line)
     name, *arguments = shlex.split(plain, comments=True)
     command = typer.main.get_command(app)
     context = command.make_context(name, arguments)
+    num_names = 1
     while isinstance(command, typer.core.TyperGroup):
         _, command, arguments = command.resolve_command(
             context, [*context._protected_args, *context.args]
         )
         assert command is not None
+        num_names += 1
         context = command.make_context(
-            name, arguments, parent=context, resilient_parsing=len(line.split()) == 2
+            name, arguments, parent=context, resilient_parsing=len(line.split()) == num_names
         )
 
 
-def test_the_workload_of_the_readme_shows_what_is_said_of_it(
+def test_the_workload_of_the_knobs_page_shows_what_is_said_of_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = README.read_text("utf-8")
+    text = (DOCS / "knobs.md").read_text("utf-8")
     block = text.split("```json\n")[1].split("```")[0]
     assert json.loads(block)["num_blocks"] > 0
     said = re.search(r"`static` makes the second\s+request wait (\d+) steps.*`chunked` (\d+)", text)

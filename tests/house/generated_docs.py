@@ -1,0 +1,199 @@
+"""The parts of docs/ that are made from tables of the program: keys, commands and knobs.
+
+    python tests/house/generated_docs.py        (or: make docs)
+
+writes them anew, between `<!-- generated -->` and `<!-- /generated -->` of each page. The rest of a
+page is written by hand. `test_docs.py` holds the pages to the tables.
+"""
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple, get_args
+
+import msgspec
+import typer
+from typer.core import TyperCommand as Command
+from typer.core import TyperGroup
+
+from stepscope.engine.protocol.config import Knobs
+from stepscope.tui.cli.command_line import app
+from stepscope.tui.settings.actions import key_table
+from stepscope.tui.settings.settings import SECTIONS, Section
+
+DOCS = Path(__file__).parents[2] / "docs"
+BEGIN, END = "<!-- generated: make docs -->\n", "\n<!-- /generated -->"
+
+# Options that several commands have: their heading, and the command that shows their defaults.
+SHARED: Mapping[Section, tuple[str, str]] = {
+    "serve": ("Options of the engine", "serve"),
+    "knobs": ("Options for the knobs", "serve"),
+    "http": ("Options of the HTTP server", "http"),
+    "dashboard": ("Options of the dashboard", "top"),
+    "load": ("Options of the workload", "load"),
+    "client": ("Options for keys", "top"),
+}
+
+
+class Option(NamedTuple):
+    """An option or argument of a command, as its help shows it."""
+
+    field: str
+    names: str
+    default: str
+    help: str
+
+
+def pages() -> dict[str, str]:
+    """The generated part of each page, by the name of the page."""
+    return {"keys": key_table(), "commands": commands_reference(), "knobs": knob_table()}
+
+
+def written_anew(page: str, generated: str) -> str:
+    """The text of a page with another generated part."""
+    before, rest = page.split(BEGIN)
+    return before + BEGIN + generated + END + rest.split(END)[1]
+
+
+# Knobs
+
+
+def knob_table() -> str:
+    rows = ["| knob | default | values | meaning |", "|---|---|---|---|"]
+    for field in msgspec.structs.fields(Knobs):
+        base, meta = get_args(field.type)
+        default = str(field.default).lower() if base is bool else str(field.default)
+        rows.append(f"| `{field.name}` | {default} | {_values(base, meta)} | {meta.description} |")
+    return "\n".join(rows)
+
+
+def _values(base: type, meta: msgspec.Meta) -> str:
+    if base is bool:
+        return "`true`, `false`"
+    if choices := get_args(base):
+        return ", ".join(f"`{choice}`" for choice in choices)
+    return f"{meta.ge:g} or more" if meta.le is None else f"{meta.ge:g} to {meta.le:g}"
+
+
+# Commands
+
+
+def commands_reference() -> str:
+    """Every command with its help, example and options; what several share comes at the end."""
+    all_commands = dict(_commands(typer.main.get_command(app), "stepscope"))
+    lines: list[str] = []
+    for name, command in sorted(all_commands.items()):
+        lines += [f"### `{name}`", "", *_described(command), *_example(command)]
+        own, sections = _own_options(command, all_commands)
+        lines += _table(own, ("argument or option", "default", "what it does"))
+        if sections:
+            links = [f"[{each}](#{_anchor(each)})" for each in map(_title, sections)]
+            lines += [f"It takes these, too: {', '.join(links)}.", ""]
+    for section in SHARED:
+        lines += [f"### {_title(section)}", ""]
+        lines += [f"Section `[{section}]` of the config file.", ""]
+        reference = _shared(section, all_commands)
+        rows = ["| option | key in the file | default | what it does |", "|---|---|---|---|"]
+        rows += [
+            f"| {each.names} | `{each.field}` | {each.default} | {each.help} |"
+            for each in reference.values()
+        ]
+        lines += [*rows, ""]
+    return "\n".join(lines).rstrip()
+
+
+def _commands(command: Command, name: str) -> Iterator[tuple[str, Command]]:
+    if isinstance(command, TyperGroup):
+        for each, inner in command.commands.items():
+            yield from _commands(inner, f"{name} {each}")
+    else:
+        yield name, command
+
+
+def _described(command: Command) -> list[str]:
+    return [*(command.help or "").strip().splitlines(), ""]
+
+
+def _example(command: Command) -> list[str]:
+    lines = (command.epilog or "").split("Example:\n")[1].splitlines()
+    return ["```", *(line.strip() for line in lines), "```", ""]
+
+
+def _options(command: Command) -> dict[str, Option]:
+    context = typer.Context(command)
+    found = {}
+    for parameter in command.params:
+        record = parameter.get_help_record(context)
+        if record is None or parameter.name is None or "--help" in parameter.opts:
+            continue
+        names = parameter.metavar if parameter.param_type_name == "argument" else record[0]
+        text, default = _split_default(record[1])
+        names = " ".join(str(names).split()).replace("|", "\\|")
+        found[parameter.name] = Option(
+            parameter.name, f"`{names}`", default, text.replace("|", "\\|")
+        )
+    return found
+
+
+def _split_default(text: str) -> tuple[str, str]:
+    """A help text without its default, and the default."""
+    for ending in (r"\s*\[(?:default: )?([^\]]*)\]$", r"\s*\(default: (.*)\)$"):
+        if match := re.search(ending, text):
+            default = match[1].replace("|", "\\|")
+            is_value = " " not in default and default != "required"
+            return text[: match.start()], f"`{default}`" if is_value else default
+    return text, ""
+
+
+def _own_options(
+    command: Command, all_commands: Mapping[str, Command]
+) -> tuple[list[Option], list[Section]]:
+    """The options of this command alone, and the sections whose options it has as well."""
+    options = _options(command)
+    sections: list[Section] = []
+    for section in SHARED:
+        shared = _shared(section, all_commands)
+        if section == "client":
+            del shared["name"]  # --as: only of commands that change something
+        if not shared.keys() <= options.keys():
+            continue
+        sections.append(section)
+        for name, reference in shared.items():
+            each = options[name]
+            if each.help == reference.help and each.default in ("", reference.default):
+                del options[name]
+    return list(options.values()), sections
+
+
+def _shared(section: Section, all_commands: Mapping[str, Command]) -> dict[str, Option]:
+    options = _options(all_commands[f"stepscope {SHARED[section][1]}"])
+    fields = SECTIONS[section].__struct_fields__
+    return {name: options[name] for name in fields if name in options}
+
+
+def _title(section: Section) -> str:
+    return SHARED[section][0]
+
+
+def _anchor(title: str) -> str:
+    return title.lower().replace(" ", "-")
+
+
+def _table(options: Iterable[Option], heads: tuple[str, ...]) -> list[str]:
+    rows = [f"| {each.names} | {each.default} | {each.help} |" for each in options]
+    if not rows:
+        return []
+    return [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *rows, ""]
+
+
+def main() -> int:
+    for name, generated in pages().items():
+        path = DOCS / f"{name}.md"
+        path.write_text(written_anew(path.read_text("utf-8"), generated), "utf-8")
+    print(f"{len(pages())} pages in {DOCS}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

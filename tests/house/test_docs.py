@@ -1,0 +1,68 @@
+"""The documents lead where they say, and what is made of tables is made of those of now."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.house import generated_docs
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = (
+    *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CHANGELOG.md")),
+    ROOT / "recordings" / "samples" / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+)
+
+
+def without_code(path: Path) -> str:
+    text = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.M | re.S)
+    return re.sub(r"`[^`\n]+`", lambda code: "x" * len(code[0]), text)
+
+
+@cache
+def anchors(path: Path) -> frozenset[str]:
+    """What `#` may lead to in a document, as a repository's web page makes it of headings."""
+    text = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.+)$", text, re.M)
+    return frozenset(re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings)
+
+
+def links() -> list[tuple[str, str]]:
+    """(document, target) of every relative link and picture."""
+    return [
+        (str(document.relative_to(ROOT)), target)
+        for document in DOCUMENTS
+        for target in re.findall(r"\]\(([^)\s]+)\)", without_code(document))
+        if not re.match(r"[a-z]+:", target)
+    ]
+
+
+@pytest.mark.parametrize(("document", "target"), links())
+def test_a_link_leads_to_a_file_and_a_heading_that_are_there(document: str, target: str) -> None:
+    path, _, anchor = target.partition("#")
+    led_to = (ROOT / document).parent / path if path else ROOT / document
+    assert led_to.exists()
+    assert led_to.resolve().is_relative_to(ROOT)
+    if anchor:
+        assert anchor in anchors(led_to)
+
+
+def test_every_page_and_picture_is_linked_from_a_document() -> None:
+    targets = {
+        ((ROOT / document).parent / target.partition("#")[0]).resolve()
+        for document, target in links()
+    }
+    pages = {path for path in (ROOT / "docs").rglob("*") if path.is_file()}
+    assert pages - targets == set()
+
+
+def test_the_readme_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 150
+
+
+@pytest.mark.parametrize(("page", "generated"), generated_docs.pages().items())
+def test_a_generated_page_is_what_its_table_says(page: str, generated: str) -> None:
+    text = (generated_docs.DOCS / f"{page}.md").read_text("utf-8")
+    assert text == generated_docs.written_anew(text, generated), "run 'make docs'"
