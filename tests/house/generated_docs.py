@@ -14,8 +14,7 @@ from typing import NamedTuple, get_args
 
 import msgspec
 import typer
-from typer.core import TyperCommand as Command
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from stepscope.engine.protocol.config import Knobs
 from stepscope.tui.cli.command_line import app
@@ -103,24 +102,24 @@ def commands_reference() -> str:
     return "\n".join(lines).rstrip()
 
 
-def _commands(command: Command, name: str) -> Iterator[tuple[str, Command]]:
+def _commands(command: object, name: str) -> Iterator[tuple[str, TyperCommand]]:
     if isinstance(command, TyperGroup):
         for each, inner in command.commands.items():
             yield from _commands(inner, f"{name} {each}")
-    else:
+    elif isinstance(command, TyperCommand):
         yield name, command
 
 
-def _described(command: Command) -> list[str]:
+def _described(command: TyperCommand) -> list[str]:
     return [*(command.help or "").strip().splitlines(), ""]
 
 
-def _example(command: Command) -> list[str]:
+def _example(command: TyperCommand) -> list[str]:
     lines = (command.epilog or "").split("Example:\n")[1].splitlines()
     return ["```", *(line.strip() for line in lines), "```", ""]
 
 
-def _options(command: Command) -> dict[str, Option]:
+def _options(command: TyperCommand) -> dict[str, Option]:
     context = typer.Context(command)
     found = {}
     for parameter in command.params:
@@ -147,7 +146,7 @@ def _split_default(text: str) -> tuple[str, str]:
 
 
 def _own_options(
-    command: Command, all_commands: Mapping[str, Command]
+    command: TyperCommand, all_commands: Mapping[str, TyperCommand]
 ) -> tuple[list[Option], list[Section]]:
     """The options of this command alone, and the sections whose options it has as well."""
     options = _options(command)
@@ -166,7 +165,7 @@ def _own_options(
     return list(options.values()), sections
 
 
-def _shared(section: Section, all_commands: Mapping[str, Command]) -> dict[str, Option]:
+def _shared(section: Section, all_commands: Mapping[str, TyperCommand]) -> dict[str, Option]:
     options = _options(all_commands[f"stepscope {SHARED[section][1]}"])
     fields = SECTIONS[section].__struct_fields__
     return {name: options[name] for name in fields if name in options}
