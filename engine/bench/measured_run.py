@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from stepscope.engine.bench.step_meter import Percentiles, StepMeter, StepSummary
+from stepscope.engine.bench.step_meter import MeteredStep, Percentiles, StepMeter
 from stepscope.engine.client.telemetry_reader import TelemetryReader
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.loop.core import EngineCore
@@ -66,7 +66,7 @@ class ThroughputResult(msgspec.Struct, frozen=True, kw_only=True):
     num_preemptions: int
     ttft_ms: Percentiles | None  # from the submit of all requests on, so waiting counts
     itl_ms: Percentiles | None  # gaps between two tokens of a request
-    steps: StepSummary | None  # None without telemetry
+    steps: MeteredStep | None  # None without telemetry
     telemetry: TelemetryReport | None
 
 
@@ -100,7 +100,7 @@ def measure(
     meter = StepMeter(sink, core.runner.clock) if sink is not None else None
     core.publish_to(meter)
     try:
-        run = _Run(core, intake, measured, warmup, meter, reader, progress)
+        run = _MeasuredRun(core, intake, measured, warmup, meter, reader, progress)
         run.start()
         core.run()
         return run.measurement()
@@ -108,12 +108,12 @@ def measure(
         core.publish_to(sink)
 
 
-class _Follower:
+class _RequestFollower:
     """The client of one request: notes when its tokens came."""
 
     __slots__ = ("_run", "last_token_ns", "request")
 
-    def __init__(self, run: "_Run") -> None:
+    def __init__(self, run: "_MeasuredRun") -> None:
         self._run = run
         self.request: Request | None = None
         self.last_token_ns: int | None = None
@@ -127,7 +127,7 @@ class _Follower:
             self._run.on_end(message.message)
 
 
-class _Run:
+class _MeasuredRun:
     """Warm-up, then the measured requests, then the end of the engine."""
 
     def __init__(
@@ -147,7 +147,7 @@ class _Run:
         self._warmup = [(submit, intake.prepare(submit)) for submit in warmup]
         self._measured = [(submit, intake.prepare(submit)) for submit in measured]
         self._is_warmup = False
-        self._followers: list[_Follower] = []
+        self._followers: list[_RequestFollower] = []
         self._num_open = 0
         self._num_finished = 0
         self._num_output_tokens = 0
@@ -170,7 +170,7 @@ class _Run:
         self._num_open = len(prepared)
         self._num_finished = self._num_output_tokens = 0
         self._num_asked_tokens = sum(submit.sampling.max_tokens for submit, _ in prepared)
-        self._followers = [_Follower(self) for _ in prepared]
+        self._followers = [_RequestFollower(self) for _ in prepared]
         self._itl_ns = []
         if not is_warmup:
             self.core.inbox.put(Call(ResetPrefixCache(), Silent()))
@@ -180,7 +180,7 @@ class _Run:
         for (submit, token_ids), follower in zip(prepared, self._followers, strict=True):
             self.core.inbox.put(Call(submit, follower, token_ids))
 
-    def on_output(self, follower: _Follower, output: Output) -> None:
+    def on_output(self, follower: _RequestFollower, output: Output) -> None:
         request = follower.request
         assert request is not None, "a request is submitted before it has output"
         if output.token_ids:

@@ -53,7 +53,7 @@ class StepShares(msgspec.Struct, frozen=True, kw_only=True):
     finish: float  # state, tokens to clients, the record and its publication
 
 
-class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
+class MeteredStep(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of the steps of one run."""
 
     num_steps: int
@@ -129,7 +129,7 @@ class StepMeter:
             self._num_hit_tokens += record.kv.hit_tokens
             self._num_queried_tokens += record.kv.queried_tokens
 
-    def summary(self) -> StepSummary | None:
+    def summary(self) -> MeteredStep | None:
         """Of the steps since `reset`; None when there was none."""
         step_ms = Percentiles.of_ns(self._step_ns)
         if step_ms is None:
@@ -137,7 +137,7 @@ class StepMeter:
         num_tokens = self._num_prefill_tokens + self._num_decode_tokens
         total_ns = sum(self._phase_ns) or 1
         schedule, prepare, model, finish = (each / total_ns for each in self._phase_ns)
-        return StepSummary(
+        return MeteredStep(
             num_steps=len(self._step_ns),
             num_prefill_tokens=self._num_prefill_tokens,
             num_decode_tokens=self._num_decode_tokens,

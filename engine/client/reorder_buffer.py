@@ -1,4 +1,4 @@
-"""`Held`: messages of one engine that came by themselves, and wait for those missing before them.
+"""`ReorderBuffer`: keeps messages of one engine that came before others that are missing.
 
 Here is decided how much is asked for at once, and what an answer settles, for all who follow an
 engine. A question costs the engine more than the messages it brings, so one is asked for all gaps
@@ -25,7 +25,7 @@ class Received(NamedTuple):
 Settled: TypeAlias = Received | ReplayedFrame
 
 
-class Held:
+class ReorderBuffer:
     """In the order of their numbers. Belongs to one thread."""
 
     def __init__(self) -> None:

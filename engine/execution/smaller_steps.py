@@ -57,7 +57,7 @@ class Halving:
             return _Unfit(self._clock())
         first = self.launch(first_part)
         second = self.launch(second_part)
-        return _Joined(step, first_part, second_part, first, second)
+        return _JoinedSteps(step, first_part, second_part, first, second)
 
 
 class _Unfit:
@@ -73,7 +73,7 @@ class _Unfit:
         return StepResult([None], now_ns, now_ns, num_tokens_fit=0, unfit_rows=(0,))
 
 
-class _Joined:
+class _JoinedSteps:
     """A step that was launched in two parts, one after the other."""
 
     is_whole = False

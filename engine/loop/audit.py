@@ -46,7 +46,7 @@ _KINDS: Mapping[str, _Kind] = {
 }
 
 
-class Effect(NamedTuple):
+class ChangeEffect(NamedTuple):
     """What a change did, from and to."""
 
     old: dict[str, KnobValue] | None = None
@@ -127,7 +127,9 @@ class AuditTrail:
         self._refused: dict[tuple[str, str, str], _Refused] = {}  # by who, command and code
         self._refused_due_ns = 0
 
-    def done(self, command: Change, asker: Asker, effective_step: int, effect: Effect) -> None:
+    def done(
+        self, command: Change, asker: Asker, effective_step: int, effect: ChangeEffect
+    ) -> None:
         """A change was made."""
         entry = Audited(
             number=0,  # until it is told

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from stepscope.engine.loop.audit import Effect
+from stepscope.engine.loop.audit import ChangeEffect
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, Settled
 from stepscope.engine.protocol.asker import Asker
@@ -109,7 +109,7 @@ def _change(core: EngineCore, call: Call, command: Change) -> None:
     call.client.reply(_done(core, effect))
 
 
-def _done(core: EngineCore, effect: Effect) -> Ack:
+def _done(core: EngineCore, effect: ChangeEffect) -> Ack:
     return Ack(effective_step=core.next_step, version=core.knobs_version, detail=effect.detail)
 
 
@@ -179,14 +179,16 @@ def _changed_knobs(core: EngineCore, command: SetKnobs) -> Knobs:
     return new
 
 
-def _set_knobs(core: EngineCore, command: SetKnobs, asker: Asker) -> Effect:
+def _set_knobs(core: EngineCore, command: SetKnobs, asker: Asker) -> ChangeEffect:
     old, new = core.scheduler.knobs, _changed_knobs(core, command)
     if command.dry_run:
         return _REHEARSED
     before, after = old.as_dict(), new.as_dict()
     changed = {name: value for name, value in after.items() if value != before[name]}
     if not changed:
-        return Effect({}, {}, "the knobs have these values already", version=core.knobs_version)
+        return ChangeEffect(
+            {}, {}, "the knobs have these values already", version=core.knobs_version
+        )
     core.set_knobs(new)
     was = {name: before[name] for name in changed}
     core.publish(
@@ -199,22 +201,22 @@ def _set_knobs(core: EngineCore, command: SetKnobs, asker: Asker) -> Effect:
             time_ns=core.runner.clock(),
         )
     )
-    return Effect(was, changed, version=core.knobs_version)
+    return ChangeEffect(was, changed, version=core.knobs_version)
 
 
-def _pause(core: EngineCore, _: Pause, __: Asker) -> Effect:
+def _pause(core: EngineCore, _: Pause, __: Asker) -> ChangeEffect:
     old = core.state
     core.pause()
     return _state_effect(core, old)
 
 
-def _resume(core: EngineCore, _: Resume, __: Asker) -> Effect:
+def _resume(core: EngineCore, _: Resume, __: Asker) -> ChangeEffect:
     old = core.state
     core.resume()
     return _state_effect(core, old)
 
 
-def _step(core: EngineCore, command: StepOnce, _: Asker) -> Effect:
+def _step(core: EngineCore, command: StepOnce, _: Asker) -> ChangeEffect:
     old = core.state
     if old != "paused" and not core.scheduler.has_work():
         raise ConfigError(
@@ -224,17 +226,17 @@ def _step(core: EngineCore, command: StepOnce, _: Asker) -> Effect:
         )
     core.allow_steps(command.n)
     last = core.next_step + command.n - 1
-    return Effect({"state": old}, {"state": "step"}, f"pauses after step {last:,}")
+    return ChangeEffect({"state": old}, {"state": "step"}, f"pauses after step {last:,}")
 
 
-def _reset_prefix_cache(core: EngineCore, _: ResetPrefixCache, __: Asker) -> Effect:
+def _reset_prefix_cache(core: EngineCore, _: ResetPrefixCache, __: Asker) -> ChangeEffect:
     num_blocks = core.scheduler.kv.reset_prefix_cache()
-    return Effect(
+    return ChangeEffect(
         {"cached_blocks": num_blocks}, {"cached_blocks": 0}, f"{num_blocks} blocks forgotten"
     )
 
 
-def _abort(core: EngineCore, command: Abort, _: Asker) -> Effect:
+def _abort(core: EngineCore, command: Abort, _: Asker) -> ChangeEffect:
     request_id = command.request_id
     request = core.scheduler.requests.get(request_id)
     status = None if request is None else request.status.value
@@ -242,7 +244,7 @@ def _abort(core: EngineCore, command: Abort, _: Asker) -> Effect:
         _check_running(core, request_id)
         raise ConfigError("not_found", f"there is no request {request_id}")
     name = f"r{request_id}"
-    return Effect({name: status}, {name: "aborted"})
+    return ChangeEffect({name: status}, {name: "aborted"})
 
 
 def _check_running(core: EngineCore, request_id: int) -> None:
@@ -251,34 +253,34 @@ def _check_running(core: EngineCore, request_id: int) -> None:
         raise _TooLateError("not_found", f"request {request_id} has ended already")
 
 
-def _set_workload(core: EngineCore, command: SetWorkload, _: Asker) -> Effect:
+def _set_workload(core: EngineCore, command: SetWorkload, _: Asker) -> ChangeEffect:
     workload = core.workload
     if workload is None:
         raise ConfigError("unsupported", "this engine has no workload of its own")
     old = workload.spec
     workload.set(command.workload)
-    return Effect({"workload": _in_words(old)}, {"workload": _in_words(workload.spec)})
+    return ChangeEffect({"workload": _in_words(old)}, {"workload": _in_words(workload.spec)})
 
 
 def _in_words(workload: WorkloadSpec | None) -> str:
     return NO_WORKLOAD if workload is None else describe(workload)
 
 
-def _drain(core: EngineCore, _: Drain, __: Asker) -> Effect:
+def _drain(core: EngineCore, _: Drain, __: Asker) -> ChangeEffect:
     old = core.state
     core.drain()
     detail = f"{len(core.scheduler.requests)} requests to finish"
-    return Effect({"state": old}, {"state": "draining"}, detail)
+    return ChangeEffect({"state": old}, {"state": "draining"}, detail)
 
 
-def _shutdown(core: EngineCore, _: Shutdown, __: Asker) -> Effect:
+def _shutdown(core: EngineCore, _: Shutdown, __: Asker) -> ChangeEffect:
     old = core.state
     core.stop()
-    return Effect({"state": old}, {"state": "stopped"})
+    return ChangeEffect({"state": old}, {"state": "stopped"})
 
 
-def _state_effect(core: EngineCore, old: str) -> Effect:
-    return Effect({"state": old}, {"state": core.state})
+def _state_effect(core: EngineCore, old: str) -> ChangeEffect:
+    return ChangeEffect({"state": old}, {"state": core.state})
 
 
 # Commands that change no setting
@@ -311,14 +313,14 @@ def _get_audit(core: EngineCore, call: Call, command: GetAudit) -> None:
     call.client.reply(core.audit.page(command.after, command.limit))
 
 
-_REHEARSED = Effect(detail="dry run: nothing was changed")
+_REHEARSED = ChangeEffect(detail="dry run: nothing was changed")
 _Handler: TypeAlias = Callable[[EngineCore, Call, Any], None]
 _HANDLERS: dict[type[Command], _Handler] = {
     Submit: _submit,
     GetSnapshot: _get_snapshot,
     GetAudit: _get_audit,
 }
-_CHANGES: dict[type[Change], Callable[[EngineCore, Any, Asker], Effect]] = {
+_CHANGES: dict[type[Change], Callable[[EngineCore, Any, Asker], ChangeEffect]] = {
     SetKnobs: _set_knobs,
     Pause: _pause,
     Resume: _resume,

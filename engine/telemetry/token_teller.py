@@ -16,7 +16,7 @@ SNAPSHOT_BYTES = 4 * 1024 * 1024
 _TOKEN_BYTES = 4
 
 
-class _Told:
+class _PublishedText:
     """What was told of a request."""
 
     __slots__ = ("pieces", "prompt_text", "request", "stream")
@@ -39,11 +39,11 @@ class TokenTeller:
 
     def __init__(self, text_stream: Callable[[], TextStream] | None) -> None:
         self._text_stream = text_stream
-        self._told: dict[int, _Told] = {}  # of unfinished requests
+        self._told: dict[int, _PublishedText] = {}  # of unfinished requests
 
     def arrived(self, request: Request, prompt_text: str | None) -> None:
         stream = None if self._text_stream is None else self._text_stream()
-        self._told[request.request_id] = _Told(request, prompt_text, stream)
+        self._told[request.request_id] = _PublishedText(request, prompt_text, stream)
 
     def ended(self, request_id: int) -> None:
         """Nothing more will come of it. To be called for those that end outside of a step."""

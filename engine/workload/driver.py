@@ -15,7 +15,7 @@ from stepscope.engine.workload.corpus import Corpus
 _RECHECK_S = 0.05  # how soon a put-off arrival looks again whether there is room
 
 
-class _Run:
+class _WorkloadRun:
     """One mix from its start to its end. `lock` is held while it submits."""
 
     def __init__(self, spec: WorkloadSpec) -> None:
@@ -46,7 +46,7 @@ class WorkloadDriver:
         self._chars_per_token = chars_per_token
         self._max_model_len = max_model_len
         self._num_unfinished = num_unfinished
-        self._run: _Run | None = None
+        self._run: _WorkloadRun | None = None
         self._writer: PromptWriter | None = None
 
     @property
@@ -63,7 +63,7 @@ class WorkloadDriver:
                 self._run = None
         if spec is None:
             return
-        self._run = _Run(spec)
+        self._run = _WorkloadRun(spec)
         threading.Thread(
             target=self._arrive, args=(self._run,), name="workload", daemon=True
         ).start()
@@ -71,7 +71,7 @@ class WorkloadDriver:
     def close(self) -> None:
         self.set(None)
 
-    def _arrive(self, run: _Run) -> None:
+    def _arrive(self, run: _WorkloadRun) -> None:
         if self._writer is None:
             self._writer = PromptWriter(Corpus.english(), self._chars_per_token)
         start_s = time.monotonic()

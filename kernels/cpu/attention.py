@@ -17,7 +17,7 @@ from stepscope.kernels.paged_attention import IntArray, PagedBatch
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-class _Plan(NamedTuple):
+class _CpuPlan(NamedTuple):
     address: int  # of `step`
     step: ctypes.Array[ctypes.c_char]
     arrays: tuple[IntArray, ...]  # what it points to
@@ -51,7 +51,7 @@ class CpuAttention:
     ) -> torch.Tensor:
         key = (query.dtype, query.shape[1:], key_cache.shape, scale, sliding_window, softcap)
         plan = batch.plans.get(key)
-        if not isinstance(plan, _Plan):
+        if not isinstance(plan, _CpuPlan):
             plan = _make_plan(query, key_cache, batch, scale, sliding_window, softcap)
             batch.plans[key] = plan
         query = query.contiguous()
@@ -81,7 +81,7 @@ def _make_plan(
     scale: float,
     sliding_window: int | None,
     softcap: float | None,
-) -> _Plan:
+) -> _CpuPlan:
     if query.dtype not in DTYPES or key_cache.dtype != query.dtype:
         raise TypeError(
             f"queries and keys must both be float32 or bfloat16, not {query.dtype} and "
@@ -118,7 +118,7 @@ def _make_plan(
         softcap or 0.0,
     )
     step = ctypes.create_string_buffer(packed, len(packed))
-    return _Plan(ctypes.addressof(step), step, arrays)
+    return _CpuPlan(ctypes.addressof(step), step, arrays)
 
 
 def _decodes(batch: PagedBatch) -> IntArray | npt.NDArray[np.bool_]:

@@ -24,7 +24,7 @@ class Availability(NamedTuple):
     reason: str
 
 
-class Choice(NamedTuple):
+class BackendChoice(NamedTuple):
     backend: AttentionBackend
     reason: str
 
@@ -184,7 +184,9 @@ def available_backends(
     return [Availability(c.name, *_probe(c, kind, dtype)) for c in _CANDIDATES]
 
 
-def choose(name: str = "auto", device: str = "cpu", dtype: torch.dtype = torch.float32) -> Choice:
+def choose(
+    name: str = "auto", device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> BackendChoice:
     """The backend called `name`, or with 'auto' the fastest that runs on `device`.
 
     The reason also says what a faster one lacks.
@@ -204,7 +206,7 @@ def choose(name: str = "auto", device: str = "cpu", dtype: torch.dtype = torch.f
         usable, reason = _probe(candidate, kind, dtype)
         if usable:
             missed = [text for device, text in reasons if device in (None, kind)]
-            return Choice(candidate.create(), "; ".join([reason, *missed]))
+            return BackendChoice(candidate.create(), "; ".join([reason, *missed]))
         reasons.append((candidate.device, f"{candidate.name}: {reason}"))
     raise BackendUnavailableError(
         f"attention backend {name!r} cannot run here ({'; '.join(text for _, text in reasons)})"

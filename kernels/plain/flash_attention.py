@@ -49,7 +49,7 @@ class Varlen(NamedTuple):
     head_dim_multiple: int = 8
 
 
-class _Plan(NamedTuple):
+class _FlashPlan(NamedTuple):
     """One step's tokens, parted; `None`: there are none of a kind."""
 
     decodes: PagedBatch | None
@@ -135,17 +135,17 @@ class GatheredAttention:
             and (softcap is None or self._varlen.has_softcap)
         )
 
-    def _plan(self, batch: PagedBatch, sliding_window: int | None) -> _Plan | None:
+    def _plan(self, batch: PagedBatch, sliding_window: int | None) -> _FlashPlan | None:
         """None: no request has more than one query."""
         key = (self.name, sliding_window)
         if key not in batch.plans:
             batch.plans[key] = _make_plan(batch, sliding_window)
         plan = batch.plans[key]
-        assert plan is None or isinstance(plan, _Plan)
+        assert plan is None or isinstance(plan, _FlashPlan)
         return plan
 
 
-def _make_plan(batch: PagedBatch, sliding_window: int | None) -> _Plan | None:
+def _make_plan(batch: PagedBatch, sliding_window: int | None) -> _FlashPlan | None:
     counts = np.diff(batch.query_starts)
     is_chunk = counts > 1
     if not is_chunk.any():
@@ -175,7 +175,7 @@ def _make_plan(batch: PagedBatch, sliding_window: int | None) -> _Plan | None:
             block_size=batch.block_size,
             device=batch.device,
         )
-    return _Plan(
+    return _FlashPlan(
         decodes=decodes,
         decode_tokens=on_device(batch.query_starts[:-1][is_decode]),
         chunk_tokens=on_device(np.flatnonzero(np.repeat(is_chunk, counts))),

@@ -38,7 +38,7 @@ class _Decodes(NamedTuple):
     mask: torch.Tensor | None  # [rows, 1, 1, keys], added to the scores; None: no padding
 
 
-class _Chunk(NamedTuple):
+class _QueryChunk(NamedTuple):
     """The queries of one request, and the keys that at least one of them can see."""
 
     first: int  # token of the step
@@ -48,9 +48,9 @@ class _Chunk(NamedTuple):
     num_keys: int  # up to and with the last query's own
 
 
-class _Plan(NamedTuple):
+class _TorchPlan(NamedTuple):
     decodes: list[_Decodes]
-    chunks: list[_Chunk]
+    chunks: list[_QueryChunk]
 
 
 class TorchAttention:
@@ -110,10 +110,10 @@ class TorchAttention:
         sliding_window: int | None,
         dtype: torch.dtype,
         key_cache: torch.Tensor,
-    ) -> _Plan:
+    ) -> _TorchPlan:
         key = (self.name, sliding_window, dtype)
         plan = batch.plans.get(key)
-        if not isinstance(plan, _Plan):
+        if not isinstance(plan, _TorchPlan):
             limit = GATHER_ELEMENTS.get(batch.device.type, GATHER_ELEMENTS_ELSEWHERE)
             blocks_at_once = limit // key_cache[0].numel()
             plan = _make_plan(batch, sliding_window, dtype, blocks_at_once)
@@ -145,7 +145,7 @@ class TorchAttention:
         query: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
-        chunk: _Chunk,
+        chunk: _QueryChunk,
         output: torch.Tensor,
         scale: float,
         sliding_window: int | None,
@@ -225,7 +225,7 @@ def _attend(
 
 def _make_plan(
     batch: PagedBatch, sliding_window: int | None, dtype: torch.dtype, blocks_at_once: int
-) -> _Plan:
+) -> _TorchPlan:
     num_queries = np.diff(batch.query_starts)
     num_before = batch.context_lens - num_queries
     first_keys = np.zeros_like(num_before)
@@ -239,7 +239,7 @@ def _make_plan(
     for r in np.flatnonzero(num_queries > 1).tolist():
         blocks = batch.block_tables[r, first_blocks[r] : first_blocks[r] + num_blocks[r]]
         chunks.append(
-            _Chunk(
+            _QueryChunk(
                 first=int(batch.query_starts[r]),
                 num_queries=int(num_queries[r]),
                 blocks=torch.from_numpy(blocks).to(batch.device),
@@ -251,7 +251,7 @@ def _make_plan(
         _decodes(batch, rows, first_keys, first_blocks, int(num_blocks[rows].max()), dtype)
         for rows in _groups(decode_rows, num_blocks, blocks_at_once)
     ]
-    return _Plan(decodes, chunks)
+    return _TorchPlan(decodes, chunks)
 
 
 def _groups(rows: IntArray, num_blocks: IntArray, blocks_at_once: int) -> list[IntArray]:

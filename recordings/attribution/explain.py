@@ -20,7 +20,7 @@ from stepscope.engine.protocol.wire import (
     Telemetry,
 )
 from stepscope.recordings.attribution.causes import Piece, merged
-from stepscope.recordings.attribution.usual import Held, Usual, work_of
+from stepscope.recordings.attribution.usual import HeldUpStep, Usual, work_of
 from stepscope.recordings.attribution.waited import Waited
 from stepscope.recordings.attribution.waiters import Waiters
 from stepscope.recordings.attribution.waits import (
@@ -185,7 +185,7 @@ class Explainer:
         self._step, self._end_ns = record.step, end_ns
         self._had_work = record.num_running + record.num_waiting > 0
 
-    def _held(self, record: StepRecord, prefills: list[BatchRow], ns: int) -> Held | None:
+    def _held(self, record: StepRecord, prefills: list[BatchRow], ns: int) -> HeldUpStep | None:
         """By what a step was held up."""
         if self._usual is None and self._learns is None:
             return None

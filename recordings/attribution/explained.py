@@ -28,7 +28,7 @@ class Bound(NamedTuple):
     num_late: int  # the operator's pauses are not held against the engine
 
 
-class Share(NamedTuple):
+class CauseShare(NamedTuple):
     """How much of the lateness has one cause."""
 
     cause: Cause
@@ -44,7 +44,7 @@ class Explanation(NamedTuple):
     itl: Bound
     ttft: Bound
     late: list[Late]
-    shares: list[Share]  # the largest first
+    shares: list[CauseShare]  # the largest first
     affected: Affected
     never_served: NeverServed  # no late token tells of them
     request_id: int | None = None  # of which all this is; None: of all
@@ -192,12 +192,12 @@ def _bound(counts: dict[int, int], bound_ns: float, is_given: bool) -> Bound:
     )
 
 
-def _shares(late: list[Late]) -> list[Share]:
+def _shares(late: list[Late]) -> list[CauseShare]:
     numbers: dict[Cause, int] = {}
     spent: dict[Cause, int] = {}
     for each in late:
         numbers[each.cause] = numbers.get(each.cause, 0) + 1
         for piece in each.pieces:
             spent[piece.cause] = spent.get(piece.cause, 0) + piece.ns
-    shares = [Share(cause, numbers.get(cause, 0), ns) for cause, ns in spent.items()]
+    shares = [CauseShare(cause, numbers.get(cause, 0), ns) for cause, ns in spent.items()]
     return sorted(shares, key=lambda share: -share.ns)

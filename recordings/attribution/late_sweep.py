@@ -11,7 +11,7 @@ from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.state.session import SessionState
 
 
-class Wait(NamedTuple):
+class LateWait(NamedTuple):
     """A wait for a token that is to be explained."""
 
     step: int  # that ended it

@@ -36,7 +36,7 @@ _COLUMNS = (
 _Class: TypeAlias = tuple[int, int, int]
 
 
-class Work(NamedTuple):
+class StepWork(NamedTuple):
     """What a step computed."""
 
     num_tokens: int  # of prefill, decode and padding: a product with weights tells no difference
@@ -44,7 +44,7 @@ class Work(NamedTuple):
     num_blocks: int  # of the KV cache in use, for decodes attend to them; 0 where that is not told
 
 
-class Held(NamedTuple):
+class HeldUpStep(NamedTuple):
     """A step that was held up."""
 
     took_ns: int
@@ -100,7 +100,7 @@ class Usual:
         self._alike: dict[_Class, _Alike] = {}
         self._rare: dict[_Class, tuple[int, int | None]] = {}  # (steps known then, usual)
 
-    def add(self, work: Work, ns: int) -> None:
+    def add(self, work: StepWork, ns: int) -> None:
         """A step that took so long, from the end of the one before it where they overlap."""
         kind = _class_of(work)
         alike = self._alike.get(kind)
@@ -116,7 +116,7 @@ class Usual:
         other.num_steps = self.num_steps
         return other
 
-    def ns(self, work: Work) -> int | None:
+    def ns(self, work: StepWork) -> int | None:
         """What such a step usually takes; None where too few are known.
 
         Where few compute as much, it is what those take that compute more, but not far more: one
@@ -124,7 +124,7 @@ class Usual:
         """
         return self._ns(_class_of(work))
 
-    def held(self, work: Work, ns: int, *, after_held: bool = False) -> Held | None:
+    def held(self, work: StepWork, ns: int, *, after_held: bool = False) -> HeldUpStep | None:
         """By what a step that took so long was held up; None where it was not, or nobody knows.
 
         Args:
@@ -149,11 +149,11 @@ class Usual:
                 return False
         return True
 
-    def _held(self, kind: _Class, ns: int, times: float = HELD_UP) -> Held | None:
+    def _held(self, kind: _Class, ns: int, times: float = HELD_UP) -> HeldUpStep | None:
         usual_ns = self._ns(kind)
         if not usual_ns or ns < times * usual_ns:
             return None
-        return Held(ns, usual_ns)
+        return HeldUpStep(ns, usual_ns)
 
     def _ns(self, kind: _Class) -> int | None:
         alike = self._alike.get(kind)
@@ -173,7 +173,7 @@ class Usual:
         return usual_ns
 
 
-def work_of(record: StepRecord, prefills: Sequence[BatchRow]) -> Work | None:
+def work_of(record: StepRecord, prefills: Sequence[BatchRow]) -> StepWork | None:
     """What a step computed, None where it does not tell.
 
     Args:
@@ -184,16 +184,16 @@ def work_of(record: StepRecord, prefills: Sequence[BatchRow]) -> Work | None:
     return work_with(record, sum(row.num_tokens * (row.start + row.num_tokens) for row in prefills))
 
 
-def work_with(record: StepRecord, num_attended: int) -> Work:
+def work_with(record: StepRecord, num_attended: int) -> StepWork:
     """What a step computed whose prefill attended to so many tokens."""
-    return Work(
+    return StepWork(
         record.num_prefill_tokens + record.num_decode_tokens + (record.num_padded_tokens or 0),
         num_attended,
         0 if record.kv is None else record.kv.used,
     )
 
 
-def steps_in(columns: StepColumns, stride: int = 1) -> Iterator[tuple[Work, int]]:
+def steps_in(columns: StepColumns, stride: int = 1) -> Iterator[tuple[StepWork, int]]:
     """Work and duration of every `stride`th step but the first: it may have overlapped another.
 
     What is added to the columns afterwards changes nothing of it.
@@ -204,12 +204,12 @@ def steps_in(columns: StepColumns, stride: int = 1) -> Iterator[tuple[Work, int]
     return (step for step in steps if step is not None)
 
 
-def _told(values: Sequence[int]) -> tuple[Work, int] | None:
+def _told(values: Sequence[int]) -> tuple[StepWork, int] | None:
     """Work and duration of a step: `values` are `_COLUMNS` of it, and the end of the one before."""
     prefill, attended, decode, padded, used, start_ns, end_ns, before_ns = values
     if attended < 0:
         return None
-    work = Work(prefill + decode + max(0, padded), attended, max(0, used))
+    work = StepWork(prefill + decode + max(0, padded), attended, max(0, used))
     return work, max(0, end_ns - max(start_ns, before_ns))
 
 
@@ -280,7 +280,7 @@ class UsualAtHand:
         return is_more or last >= self._last + interval or last < self._last
 
 
-def _class_of(work: Work) -> _Class:
+def _class_of(work: StepWork) -> _Class:
     num_tokens, num_attended, num_blocks = work
     return num_tokens.bit_length(), num_attended.bit_length(), num_blocks.bit_length()
 

@@ -65,7 +65,7 @@ class Waited:
         return self._itl_bound_ns if request.num_output else self._ttft_bound_ns
 
 
-class _Chunk(NamedTuple):
+class _WaitChunk(NamedTuple):
     """Pieces in a row, one of each kind."""
 
     pieces: tuple[Piece, ...]
@@ -84,7 +84,7 @@ class QueueTime:
         self._pieces: list[Piece] = []
         self._num_forgotten = 0
         self._prune_at = _PRUNE_AT
-        self._chunks: dict[int, _Chunk] = {}
+        self._chunks: dict[int, _WaitChunk] = {}
         # Steps that are no pieces yet, with the time before each.
         self._last: deque[tuple[list[Piece], StepSpan]] = deque(maxlen=_NUM_LAST)
 
@@ -161,13 +161,15 @@ def _spent(span: StepSpan) -> list[Piece]:
     return [queued] if held_up is None else [queued, held_up]
 
 
-def _chunk(pieces: list[Piece]) -> _Chunk:
+def _chunk(pieces: list[Piece]) -> _WaitChunk:
     ends_ns = [piece.start_ns + piece.ns for piece in pieces]
     is_whole = all(
         piece.ns > 0 and end_ns == after.start_ns
         for piece, end_ns, after in zip(pieces, ends_ns, pieces[1:], strict=False)
     )
-    return _Chunk(merged(pieces), pieces[0].start_ns, ends_ns[-1], is_whole and pieces[-1].ns > 0)
+    return _WaitChunk(
+        merged(pieces), pieces[0].start_ns, ends_ns[-1], is_whole and pieces[-1].ns > 0
+    )
 
 
 def _add(request: Wait, pieces: list[Piece]) -> None:

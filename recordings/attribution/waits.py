@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.engine.protocol.wire import BatchRow, Phase, RequestView, StepRecord
 from stepscope.recordings.attribution.causes import Piece
-from stepscope.recordings.attribution.usual import Held
+from stepscope.recordings.attribution.usual import HeldUpStep
 from stepscope.recordings.state.pauses import Pauses
 
 _DECODE = int(Phase.DECODE)
@@ -21,7 +21,7 @@ class StepSpan(NamedTuple):
     start_ns: int
     work_end_ns: int  # from here on it was held up
     end_ns: int
-    held: Held | None = None
+    held: HeldUpStep | None = None
 
     @property
     def held_up(self) -> Piece | None:
@@ -39,7 +39,7 @@ class StepSpan(NamedTuple):
         )
 
 
-def span_of(record: StepRecord, held: Held | None, start_ns: int, end_ns: int) -> StepSpan:
+def span_of(record: StepRecord, held: HeldUpStep | None, start_ns: int, end_ns: int) -> StepSpan:
     """A step, and by what it was held up: that stands at its end, where it is seen."""
     excess_ns = 0 if held is None else held.excess_ns
     return StepSpan(record, start_ns, end_ns - excess_ns, end_ns, held)

@@ -14,7 +14,7 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import EngineStatus, Mark, Snapshot, StepRecord, Telemetry
 from stepscope.recordings.check.block_ledger import BlockLedger
 from stepscope.recordings.check.strip import holds_tokens
-from stepscope.recordings.file.loaded_chunk import KEYFRAME, Frame
+from stepscope.recordings.file.loaded_chunk import KEYFRAME, MessageFrame
 from stepscope.recordings.file.losses import Loss, losses_in
 from stepscope.recordings.file.mcap.chunk import has_sound_head, was_overwritten
 from stepscope.recordings.file.mcap.format import LOSSES
@@ -203,7 +203,7 @@ class _Session:
         self._after_gap = False  # between what was lost and the next keyframe
         self._ledger = BlockLedger()
 
-    def take(self, frame: Frame) -> None:
+    def take(self, frame: MessageFrame) -> None:
         report = self._report
         report.num_messages += 1
         report.messages.num_checked += 1
@@ -231,7 +231,7 @@ class _Session:
         """No message follows."""
         self._end_gap(None)
 
-    def _check_privacy(self, frame: Frame, message: Telemetry) -> None:
+    def _check_privacy(self, frame: MessageFrame, message: Telemetry) -> None:
         check = self._report.privacy
         check.num_checked += 1
         if not self._report.with_tokens and holds_tokens(message):
@@ -240,7 +240,7 @@ class _Session:
                 "has none; 'stepscope repair --strip-tokens' takes them out"
             )
 
-    def _take_sequence(self, frame: Frame, message: Telemetry) -> None:
+    def _take_sequence(self, frame: MessageFrame, message: Telemetry) -> None:
         check = self._report.sequence
         check.num_checked += 1
         # A keyframe is true after a message; one from the recorder has no number of its own.
@@ -309,7 +309,7 @@ class _Session:
         if problems:
             ledger.close()  # one mistake is told once, not in each step after it
 
-    def _take_keyframe(self, frame: Frame, snapshot: Snapshot) -> None:
+    def _take_keyframe(self, frame: MessageFrame, snapshot: Snapshot) -> None:
         check = self._report.keyframes
         check.num_checked += 1
         if self._ledger.is_open and snapshot.sequence == self._sequence:

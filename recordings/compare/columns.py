@@ -2,7 +2,7 @@
 
 from typing import Literal, NamedTuple, TypeAlias
 
-from stepscope.recordings.compare.side.points import Point, StepPoints
+from stepscope.recordings.compare.side.points import StepPoint, StepPoints
 from stepscope.recordings.compare.side.requests import Pair, RequestRun
 from stepscope.recordings.compare.side.side import Side
 
@@ -36,7 +36,7 @@ class Axis(NamedTuple):
         """The smallest stretch that is worth a column."""
         return 1 if self.align == "step" else 1_000_000
 
-    def column(self, place: Place, start: int, end: int) -> Point | None:
+    def column(self, place: Place, start: int, end: int) -> StepPoint | None:
         """The steps at the offsets [start, end) as one; None where there is none."""
         points = place.points
         start, end = start + place.zero, end + place.zero
@@ -93,7 +93,9 @@ def _life(side: Side, run: RequestRun, zero: int) -> int:
     return end - zero
 
 
-def stretches(a: Side, b: Side, align: Align) -> list[tuple[int, Point | None, Point | None]]:
+def stretches(
+    a: Side, b: Side, align: Align
+) -> list[tuple[int, StepPoint | None, StepPoint | None]]:
     """Both runs in `NUM_STRETCHES` equal stretches at most: offset, and the worst of each side."""
     axis = axis_of(align, a, b, None)
     width = max(axis.unit, -(-(axis.end - axis.start) // NUM_STRETCHES))

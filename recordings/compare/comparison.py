@@ -11,7 +11,7 @@ from stepscope.recordings.compare.latencies import latency_figures
 from stepscope.recordings.compare.like_work import like_work_figures
 from stepscope.recordings.compare.load import Load, load_of
 from stepscope.recordings.compare.paired import Paired, request_by_request
-from stepscope.recordings.compare.settings import Setting, differing_settings
+from stepscope.recordings.compare.settings import SettingDifference, differing_settings
 from stepscope.recordings.compare.side.requests import (
     Matched,
     lived_in_both,
@@ -22,7 +22,7 @@ from stepscope.recordings.compare.side.side import Kind, Side
 from stepscope.recordings.state.series.latency import SLO
 
 
-class CauseShare(NamedTuple):
+class ComparedCause(NamedTuple):
     """What late waits were made of on each side."""
 
     kind: Kind
@@ -33,7 +33,7 @@ class CauseShare(NamedTuple):
     num_b: int
 
 
-class Work(NamedTuple):
+class SideWork(NamedTuple):
     """What a side did."""
 
     num_steps: int
@@ -59,9 +59,9 @@ class Comparison(NamedTuple):
     names: tuple[str, str]
     slo: SLO
     figures: list[Figure]
-    settings: list[Setting]
-    causes: list[CauseShare]
-    works: tuple[Work, Work]
+    settings: list[SettingDifference]
+    causes: list[ComparedCause]
+    works: tuple[SideWork, SideWork]
     requests: Matched
     resolution_ns: int
     num_unlisted: int
@@ -121,10 +121,10 @@ def compare(a: Side, b: Side) -> Comparison:
     )
 
 
-def _causes(a: Side, b: Side) -> list[CauseShare]:
+def _causes(a: Side, b: Side) -> list[ComparedCause]:
     keys = {**a.cause_ns, **b.cause_ns}
     shares = [
-        CauseShare(
+        ComparedCause(
             kind,
             cause,
             a.cause_ns.get((kind, cause), 0),
@@ -137,9 +137,9 @@ def _causes(a: Side, b: Side) -> list[CauseShare]:
     return sorted(shares, key=lambda share: -max(share.a_ns, share.b_ns))
 
 
-def _work(side: Side) -> Work:
+def _work(side: Side) -> SideWork:
     totals = side.totals
-    return Work(
+    return SideWork(
         totals.num_steps,
         side.seconds,
         len(side.requests) + side.num_unlisted,

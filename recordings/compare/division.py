@@ -9,12 +9,12 @@ from stepscope.recordings.file.landmarks import Landmark
 _SINCE, _UNTIL = " since the change at step ", " until the change at step "
 
 
-class Part(NamedTuple):
+class SessionPart(NamedTuple):
     name: str
     stretch: Stretch
 
 
-def divide(mark: Landmark, found: Iterable[Landmark]) -> tuple[Part, Part]:
+def divide(mark: Landmark, found: Iterable[Landmark]) -> tuple[SessionPart, SessionPart]:
     """What was before and after a mark or a change, each under one setting of the engine.
 
     A change of a knob or of the engine's own workload ends a part: beyond it another question would
@@ -35,8 +35,8 @@ def divide(mark: Landmark, found: Iterable[Landmark]) -> tuple[Part, Part]:
         after += f"{_UNTIL}{until:,}"
     last = None if until is None else until - 1
     return (
-        Part(before, Stretch(since, mark.step - 1)),
-        Part(after, Stretch(mark.step, last)),
+        SessionPart(before, Stretch(since, mark.step - 1)),
+        SessionPart(after, Stretch(mark.step, last)),
     )
 
 

@@ -22,7 +22,7 @@ _FIELDS = (
 _CAPACITIES = {"max_num_batched_tokens": "token budget at most", "max_num_seqs": "seats at most"}
 
 
-class Setting(NamedTuple):
+class SettingDifference(NamedTuple):
     """A knob or a property of an engine.
 
     Attributes:
@@ -35,18 +35,20 @@ class Setting(NamedTuple):
     is_knob: bool
 
 
-def differing_settings(a: Side, b: Side) -> list[Setting]:
+def differing_settings(a: Side, b: Side) -> list[SettingDifference]:
     """Knobs first, then the engine; what one side does not tell is no difference."""
     names = [name for name in a.knob_values if name in b.knob_values]
     found = [
-        Setting(name, tuple(a.knob_values[name]), tuple(b.knob_values[name]), True)
+        SettingDifference(name, tuple(a.knob_values[name]), tuple(b.knob_values[name]), True)
         for name in names
     ]
     if a.info is not None and b.info is not None:
         for field, label in {**{name: name for name in _FIELDS}, **_CAPACITIES}.items():
-            found.append(Setting(label, _told(a.info, field), _told(b.info, field), False))
+            found.append(
+                SettingDifference(label, _told(a.info, field), _told(b.info, field), False)
+            )
     if a.workload is not None and b.workload is not None:
-        found.append(Setting("workload", (a.workload,), (b.workload,), False))
+        found.append(SettingDifference("workload", (a.workload,), (b.workload,), False))
     return [each for each in found if each.a and each.b and each.a != each.b]
 
 

@@ -12,7 +12,7 @@ TABLES: tuple[Table, ...] = ("steps", "rows", "requests")
 TABLE_FORMATS = ("csv", "parquet")
 
 
-class Column(NamedTuple):
+class ExportColumn(NamedTuple):
     """A name, and what its values are; any of them may be None, which is unknown."""
 
     name: str
@@ -20,60 +20,66 @@ class Column(NamedTuple):
 
 
 STEP_COLUMNS = (
-    Column("step"),
-    Column("wall_ns"),
-    Column("after_gap", "bool"),
-    *(Column(f"{name}_ns") for name in ("schedule_start", "schedule_end", "launch", "tokens")),
-    Column("device_ns"),
-    Column("knobs_version"),
-    Column("token_budget"),
-    Column("max_num_seqs"),
-    *(Column(f"num_{name}_tokens") for name in ("prefill", "recomputed", "decode", "padded")),
-    *(Column(f"num_{name}_tokens") for name in ("cached", "output")),
-    *(Column(f"num_{name}") for name in ("rows", "running", "waiting", "arrived", "finished")),
-    Column("num_preempted"),
-    *(Column(f"kv_{name}") for name in ("used", "cached", "empty", "evicted")),
-    Column("queried_tokens"),
-    Column("hit_tokens"),
-    Column("max_itl_ns"),
-    Column("hidden_ns"),
-    Column("num_wasted_tokens"),
-    Column("token_limit"),
+    ExportColumn("step"),
+    ExportColumn("wall_ns"),
+    ExportColumn("after_gap", "bool"),
+    *(
+        ExportColumn(f"{name}_ns")
+        for name in ("schedule_start", "schedule_end", "launch", "tokens")
+    ),
+    ExportColumn("device_ns"),
+    ExportColumn("knobs_version"),
+    ExportColumn("token_budget"),
+    ExportColumn("max_num_seqs"),
+    *(ExportColumn(f"num_{name}_tokens") for name in ("prefill", "recomputed", "decode", "padded")),
+    *(ExportColumn(f"num_{name}_tokens") for name in ("cached", "output")),
+    *(
+        ExportColumn(f"num_{name}")
+        for name in ("rows", "running", "waiting", "arrived", "finished")
+    ),
+    ExportColumn("num_preempted"),
+    *(ExportColumn(f"kv_{name}") for name in ("used", "cached", "empty", "evicted")),
+    ExportColumn("queried_tokens"),
+    ExportColumn("hit_tokens"),
+    ExportColumn("max_itl_ns"),
+    ExportColumn("hidden_ns"),
+    ExportColumn("num_wasted_tokens"),
+    ExportColumn("token_limit"),
 )
 ROW_COLUMNS = (
-    Column("step"),
-    Column("tokens_ns"),
-    Column("request_id"),
-    Column("phase", "text"),
-    Column("start"),
-    Column("num_tokens"),
-    Column("num_cached_tokens"),
-    Column("num_blocks"),
-    Column("last_chunk", "bool"),
-    Column("first_token", "bool"),
-    Column("resumed", "bool"),
+    ExportColumn("step"),
+    ExportColumn("tokens_ns"),
+    ExportColumn("request_id"),
+    ExportColumn("phase", "text"),
+    ExportColumn("start"),
+    ExportColumn("num_tokens"),
+    ExportColumn("num_cached_tokens"),
+    ExportColumn("num_blocks"),
+    ExportColumn("last_chunk", "bool"),
+    ExportColumn("first_token", "bool"),
+    ExportColumn("resumed", "bool"),
 )
 REQUEST_COLUMNS = (
-    Column("request_id"),
-    Column("client_id", "text"),
-    Column("status", "text"),
-    Column("finish_reason", "text"),
-    Column("arrival_ns"),
-    Column("arrival_wall_ns"),
-    Column("first_token_ns"),
-    Column("last_token_ns"),
-    Column("finish_ns"),
-    Column("finish_step"),
-    Column("num_prompt_tokens"),
-    Column("num_cached_tokens"),
-    Column("num_output_tokens"),
-    Column("max_tokens"),
-    Column("priority"),
-    Column("num_preemptions"),
-    Column("ttft_ms", "float"),
-    Column("tpot_ms", "float"),
+    ExportColumn("request_id"),
+    ExportColumn("client_id", "text"),
+    ExportColumn("status", "text"),
+    ExportColumn("finish_reason", "text"),
+    ExportColumn("arrival_ns"),
+    ExportColumn("arrival_wall_ns"),
+    ExportColumn("first_token_ns"),
+    ExportColumn("last_token_ns"),
+    ExportColumn("finish_ns"),
+    ExportColumn("finish_step"),
+    ExportColumn("num_prompt_tokens"),
+    ExportColumn("num_cached_tokens"),
+    ExportColumn("num_output_tokens"),
+    ExportColumn("max_tokens"),
+    ExportColumn("priority"),
+    ExportColumn("num_preemptions"),
+    ExportColumn("ttft_ms", "float"),
+    ExportColumn("tpot_ms", "float"),
 )
-COLUMNS: dict[Table, tuple[Column, ...]] = {
+COLUMNS: dict[Table, tuple[ExportColumn, ...]] = {
     "steps": STEP_COLUMNS,
     "rows": ROW_COLUMNS,
     "requests": REQUEST_COLUMNS,

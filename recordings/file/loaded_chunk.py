@@ -25,7 +25,7 @@ _PACKED = PACKED_STEP.encode()
 _UNPACKABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
 
 
-class Frame(NamedTuple):
+class MessageFrame(NamedTuple):
     """One recorded message."""
 
     topic: bytes
@@ -49,7 +49,7 @@ def step_of(payload: bytes) -> int | None:
         return None
 
 
-class Frames(Sequence[Frame]):
+class Frames(Sequence[MessageFrame]):
     """The messages of a chunk, made when they are asked for: of a thousand a seek needs some."""
 
     __slots__ = ("_begins", "_records", "topics")
@@ -63,16 +63,16 @@ class Frames(Sequence[Frame]):
         return len(self._begins)
 
     @overload
-    def __getitem__(self, place: int) -> Frame: ...
+    def __getitem__(self, place: int) -> MessageFrame: ...
 
     @overload
-    def __getitem__(self, place: slice) -> list[Frame]: ...
+    def __getitem__(self, place: slice) -> list[MessageFrame]: ...
 
-    def __getitem__(self, place: int | slice) -> Frame | list[Frame]:
+    def __getitem__(self, place: int | slice) -> MessageFrame | list[MessageFrame]:
         if isinstance(place, slice):
             return [self[each] for each in range(*place.indices(len(self)))]
         _, sequence, log_ns, payload = message_at(self._records, self._begins[place])
-        return Frame(self.topics[place], sequence, log_ns, payload)
+        return MessageFrame(self.topics[place], sequence, log_ns, payload)
 
     def bodies(self, first: int, last: int) -> list[tuple[int, bytes]]:
         """Sequence and payload of those from one place to before another."""
@@ -141,7 +141,7 @@ class LoadedChunk:
             place += 1
         return place
 
-    def frame(self, place: int) -> Frame | None:
+    def frame(self, place: int) -> MessageFrame | None:
         """The frame as it was received; None when it cannot be had, which a sound file has not."""
         frame = self.frames[place]
         if place not in self._packed:

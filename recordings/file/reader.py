@@ -18,7 +18,7 @@ from stepscope.recordings.file.chunk_cache import ChunkCache
 from stepscope.recordings.file.chunk_damage import missing_text, nothing_left
 from stepscope.recordings.file.compatibility import check_info, check_metadata, decode_keyframe
 from stepscope.recordings.file.extent import end_step, end_times, mend_times
-from stepscope.recordings.file.loaded_chunk import KEYFRAME, Frame, LoadedChunk, step_of
+from stepscope.recordings.file.loaded_chunk import KEYFRAME, LoadedChunk, MessageFrame, step_of
 from stepscope.recordings.file.mcap.chunk import was_overwritten
 from stepscope.recordings.file.mcap.format import PART_SUFFIX, PROFILE
 from stepscope.recordings.file.mcap.index import BEING_WRITTEN, McapIndex, read_index
@@ -134,7 +134,7 @@ class Recording:
         """What can be read of a chunk."""
         return self._chunks.load(number)
 
-    def chunk_frames(self, number: int) -> Sequence[Frame]:
+    def chunk_frames(self, number: int) -> Sequence[MessageFrame]:
         """What can be read of a chunk; steps as they lie in the file, maybe packed."""
         return self._chunks.load(number).frames
 
@@ -194,7 +194,7 @@ class Recording:
             return position.chunk > last
         return position.message >= len(self._chunks.load(last))
 
-    def frame_before(self, position: Position) -> Frame | None:
+    def frame_before(self, position: Position) -> MessageFrame | None:
         """The message just before a position."""
         for number in range(min(position.chunk, len(self._chunks) - 1), -1, -1):
             chunk = self._chunks.load(number)
@@ -220,7 +220,7 @@ class Recording:
 
     def frames(
         self, position: Position | None = None, sequence: int = 0
-    ) -> Iterator[tuple[Frame, Position]]:
+    ) -> Iterator[tuple[MessageFrame, Position]]:
         """Messages in order from a position (None: all), each with the position after it.
 
         Args:
@@ -265,7 +265,7 @@ class Recording:
                     return self._snapshot(frame), Position(number, place + 1)
         return None
 
-    def _snapshot(self, frame: Frame) -> Snapshot:
+    def _snapshot(self, frame: MessageFrame) -> Snapshot:
         return decode_keyframe(frame.payload, self.path)
 
 

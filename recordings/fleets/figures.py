@@ -53,7 +53,7 @@ class EngineFigures(NamedTuple):
         return self.num_running + self.num_waiting
 
 
-class Measured(NamedTuple):
+class SlowFigures(NamedTuple):
     """What takes a millisecond to work out: for once a second."""
 
     latency: LatencyReport
@@ -62,11 +62,11 @@ class Measured(NamedTuple):
     tells_rows: bool  # who was in each step
 
 
-def measure(history: History) -> Measured:
+def measure(history: History) -> SlowFigures:
     """The figures over time of an engine, as of its last message."""
     last = history.last_step
     summary = None if last is None else history.summary(last)
-    return Measured(
+    return SlowFigures(
         history.latency(None, WINDOW_S, 1),
         history.rates(None, WINDOW_S),
         history.rates(None, RATE_WINDOW_S),
@@ -74,7 +74,7 @@ def measure(history: History) -> Measured:
     )
 
 
-def figures(name: str, source: Source, measured: Measured | None) -> EngineFigures:
+def figures(name: str, source: Source, measured: SlowFigures | None) -> EngineFigures:
     """The line of an engine.
 
     Args:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from threading import Thread
 from typing import NamedTuple
 
-from stepscope.recordings.fleets.figures import EngineFigures, Measured, figures, measure
+from stepscope.recordings.fleets.figures import EngineFigures, SlowFigures, figures, measure
 from stepscope.recordings.fleets.imbalance import Imbalance, ImbalanceKeeper, differences
 from stepscope.recordings.history.history import MAX_BYTES, MAX_STEPS
 from stepscope.recordings.history.source import Source
@@ -68,14 +68,14 @@ class FleetPicture(NamedTuple):
         return sum(line.figures.is_up for line in self.lines)
 
 
-class _Member:
+class _FleetMember:
     """One engine, and what has been seen of it."""
 
     def __init__(self, source: Source, name: str, now_s: float, place: int) -> None:
         self.source = source
         self.name = name
         self.load: deque[int | None] = deque(maxlen=NUM_LOADS)
-        self.measured: Measured | None = None
+        self.measured: SlowFigures | None = None
         self.measured_version = -1
         # Half of the engines in one look, half in the next: it is the dear part of it.
         self.measure_due_s = now_s + place % 2 * LOOK_S
@@ -110,7 +110,7 @@ class Fleet:
         self._wall_clock = wall_clock
         self._newcomers = newcomers
         self._opened: Source | None = None
-        self._members: list[_Member] = []
+        self._members: list[_FleetMember] = []
         self._keeper = ImbalanceKeeper()
         self._events: deque[FleetEvent] = deque(maxlen=_NUM_EVENTS)
         self._look_due_s = 0.0
@@ -138,7 +138,7 @@ class Fleet:
         while name in taken:
             number += 1
             name = f"{source.name}#{number}"
-        self._members.append(_Member(source, name, self._clock(), len(self._members)))
+        self._members.append(_FleetMember(source, name, self._clock(), len(self._members)))
         self._changed()
 
     def remove(self, source: Source) -> None:
@@ -207,7 +207,7 @@ class Fleet:
         )
         return self.picture
 
-    def _look_at(self, member: _Member, now_s: float) -> None:
+    def _look_at(self, member: _FleetMember, now_s: float) -> None:
         history = member.source.history
         version = history.version
         if version != member.version:
@@ -220,7 +220,7 @@ class Fleet:
         member.load.append(member.figures.load if member.figures.is_up else None)
         self._note_changes(member, before, now_s)
 
-    def _note_changes(self, member: _Member, before: EngineFigures, now_s: float) -> None:
+    def _note_changes(self, member: _FleetMember, before: EngineFigures, now_s: float) -> None:
         now, info = member.figures, member.figures.info
         engine_id = None if info is None else info.engine_id
         is_new = member.engine_id is not None and engine_id not in (None, member.engine_id)
@@ -259,10 +259,10 @@ class Fleet:
             elif now.state in ("draining", "stopped"):
                 self._say(member, f"is {now.state}", False)
 
-    def _say(self, member: _Member, text: str, is_good: bool) -> None:
+    def _say(self, member: _FleetMember, text: str, is_good: bool) -> None:
         self._events.append(FleetEvent(self._wall_clock(), member.name, text, is_good))
 
-    def _line(self, member: _Member, now_s: float) -> EngineLine:
+    def _line(self, member: _FleetMember, now_s: float) -> EngineLine:
         new_s = None if member.new_since_s is None else now_s - member.new_since_s
         return EngineLine(
             member.figures,

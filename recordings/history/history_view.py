@@ -18,8 +18,8 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
 )
 from stepscope.recordings.attribution.causes import Late
-from stepscope.recordings.attribution.late_sweep import Wait
-from stepscope.recordings.attribution.usual import UsualOfFile, Work, steps_in
+from stepscope.recordings.attribution.late_sweep import LateWait
+from stepscope.recordings.attribution.usual import StepWork, UsualOfFile, steps_in
 from stepscope.recordings.history.follower import Follower
 from stepscope.recordings.history.lives import Life, LifeKeeper
 from stepscope.recordings.history.rates import Rates
@@ -165,7 +165,7 @@ class HistoryView:
         with self._lock:
             return self._timeline.span(first, last)
 
-    def durations(self) -> Iterator[tuple[Work, int]]:
+    def durations(self) -> Iterator[tuple[StepWork, int]]:
         """What every step but the first computed, and how long it took in nanoseconds."""
         with self._lock:
             return steps_in(self._timeline.columns)
@@ -287,7 +287,7 @@ class HistoryView:
         """Whether `wait` has been asked for this one lately, so that it costs nothing."""
         return self._lives.is_known(step, request_id)
 
-    def explain(self, waits: Sequence[Wait], max_steps: int) -> int | None:
+    def explain(self, waits: Sequence[LateWait], max_steps: int) -> int | None:
         """Work out many waits at once, where that costs less than `wait` for each of them.
 
         Gives the step up to which that was done, for no more than `max_steps` are read; None where

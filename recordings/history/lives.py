@@ -13,13 +13,13 @@ from typing import NamedTuple
 from stepscope.engine.protocol.wire import RequestView
 from stepscope.recordings.attribution.causes import Late, Piece
 from stepscope.recordings.attribution.explain import Explainer
-from stepscope.recordings.attribution.late_sweep import LateSweep, Wait
+from stepscope.recordings.attribution.late_sweep import LateSweep, LateWait
 from stepscope.recordings.attribution.usual import Usual, UsualAtHand, UsualOfFile
 from stepscope.recordings.history.read_memory import ReadMemory
 from stepscope.recordings.history.step_cache import StepCache
 from stepscope.recordings.history.timeline import Timeline
 from stepscope.recordings.state.session import SessionState
-from stepscope.recordings.state.transcripts import Told, TranscriptReader
+from stepscope.recordings.state.transcripts import KnownText, TranscriptReader
 
 MAX_LIFE_STEPS = 8192  # followed back in search of an arrival
 _MAX_KNOWN = 512
@@ -36,10 +36,10 @@ class Life(NamedTuple):
     request_id: int
     waits: tuple[Late, ...]  # one for each token, in order
     pieces: tuple[Piece, ...]  # all of its time up to its last token, in order and not merged
-    told: Told | None = None  # its prompt and output; None where the engine does not tell
+    told: KnownText | None = None  # its prompt and output; None where the engine does not tell
 
 
-class _Follower:
+class _LifeFollower:
     """An `Explainer` and its place in the ring."""
 
     def __init__(
@@ -79,7 +79,7 @@ class LifeKeeper:
         self._cache = cache
         self._memory = ReadMemory(lock, timeline, cache)
         self._known: OrderedDict[tuple[int, int], Late | None] = OrderedDict()
-        self._follower: _Follower | None = None
+        self._follower: _LifeFollower | None = None
         self._sweep: LateSweep | None = None
         self._usual = UsualAtHand(lock, of_file)
         self._own_lock = threading.Lock()  # held while decoding: `lock` is not
@@ -100,7 +100,7 @@ class LifeKeeper:
             self._keep(key, found)
             return found
 
-    def explain(self, waits: Sequence[Wait], max_steps: int) -> int | None:
+    def explain(self, waits: Sequence[LateWait], max_steps: int) -> int | None:
         """See `History.explain`."""
         with self._own_lock:
             self._refresh()
@@ -190,7 +190,7 @@ class LifeKeeper:
                     view.request_id, self._memory.transcript_of(view.request_id)
                 )
                 usual = self._usual.usual
-                follower = self._follower = _Follower(view.request_id, *begun, reader, usual)
+                follower = self._follower = _LifeFollower(view.request_id, *begun, reader, usual)
             number = follower.next_number
             follower.next_number = self._memory.feed(
                 follower.explainer, number, last, follower.transcript

@@ -14,7 +14,7 @@ import msgspec
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
-from stepscope.engine.client.reorder_buffer import Held, Received
+from stepscope.engine.client.reorder_buffer import Received, ReorderBuffer
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import Replayed, ReplayedFrame, ReplayFrom
 from stepscope.engine.protocol.wire import Snapshot
@@ -68,7 +68,7 @@ class Healing:
         self._engine_id = ""
         self._next_sequence = 0  # the one that continues the history
         self._replay_limit = _MAX_REPLAY
-        self._held = Held()
+        self._held = ReorderBuffer()
         self._pending: Snapshot | None = None  # until the messages before it have come
 
     def join(self, client: ControlClient, snapshot: Snapshot) -> None:

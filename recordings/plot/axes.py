@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from stepscope.recordings.plot.grid import PlotGrid
-from stepscope.recordings.plot.series import Measured
+from stepscope.recordings.plot.series import PlotLatency
 from stepscope.recordings.plot.style import DPI
 from stepscope.recordings.state.series.distribution import Distribution
 
@@ -22,13 +22,13 @@ def median_of(samples: Distribution | None) -> int | None:
     return None if samples is None else samples.percentiles(50)[0]
 
 
-def unit_of(measured: Measured) -> tuple[str, float]:
+def unit_of(measured: PlotLatency) -> tuple[str, float]:
     """Seconds where milliseconds have too many digits."""
     return ("s", 1e9) if measured.samples.largest >= _SECONDS_FROM_NS else ("ms", 1e6)
 
 
 def set_scale(
-    panel: "Axes", measured: Measured, unit_ns: float, bound: float | None = None
+    panel: "Axes", measured: PlotLatency, unit_ns: float, bound: float | None = None
 ) -> None:
     """From zero, or logarithmic where the largest would press all others to the floor."""
     samples = measured.samples
@@ -44,7 +44,7 @@ def set_scale(
         panel.set_ylim(0, max(largest, 1.1 * (bound or 0.0)) * 1.08)
 
 
-def figures(measured: Measured, *, has_slo: bool = False) -> list[str]:
+def figures(measured: PlotLatency, *, has_slo: bool = False) -> list[str]:
     """Percentiles of the whole range, in words."""
     samples = measured.samples
     if not samples.count:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.recordings.plot.series import Event, EventKind, PlotSeries
+from stepscope.recordings.plot.series import EventKind, PlotEvent, PlotSeries
 from stepscope.recordings.plot.style import FigureColours
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _GLYPHS: dict[EventKind, str] = {"knobs": "◆", "mark": "▼", "pause": "‖", 
 class Label(NamedTuple):
     """Where the text of an event goes: a row, and whether it is left of its line."""
 
-    event: Event
+    event: PlotEvent
     row: int
     is_left: bool
 
@@ -91,7 +91,7 @@ def draw_events(
     return num_rows
 
 
-def placed(events: Sequence[Event], duration_ns: int, width: float) -> tuple[list[Label], int]:
+def placed(events: Sequence[PlotEvent], duration_ns: int, width: float) -> tuple[list[Label], int]:
     """A place for as many texts as fit into a few rows of `width` inches; how many do not.
 
     A text is right of its line, or left of it where the figure ends.
@@ -114,6 +114,6 @@ def placed(events: Sequence[Event], duration_ns: int, width: float) -> tuple[lis
     return labels, num_left_out
 
 
-def _text(event: Event) -> str:
+def _text(event: PlotEvent) -> str:
     text = f"{_GLYPHS[event.kind]} {event.text}"
     return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"

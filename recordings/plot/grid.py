@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from stepscope.recordings.plot.series import Column, PlotSeries
+from stepscope.recordings.plot.series import PlotColumn, PlotSeries
 from stepscope.recordings.plot.style import FigureColours
 
 _MAX_HOLE = 0.015  # of the width, without a sample, that a line goes across
@@ -29,7 +29,7 @@ class PlotGrid:
         )
         self.middles: Any = (self.edges[:-1] + self.edges[1:]) / 2
 
-    def values(self, value: Callable[[Column], float | None]) -> Any:
+    def values(self, value: Callable[[PlotColumn], float | None]) -> Any:
         """One number a column, NaN where there is none."""
         found = [value(column) for column in self.series.columns]
         return self.np.array([self.np.nan if each is None else each for each in found], float)

@@ -16,7 +16,7 @@ from stepscope.recordings.plot.axes import (
     unit_of,
 )
 from stepscope.recordings.plot.grid import PlotGrid
-from stepscope.recordings.plot.series import Column, Measured
+from stepscope.recordings.plot.series import PlotColumn, PlotLatency
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -121,7 +121,7 @@ def _latency(
     panel: "Axes",
     grid: PlotGrid,
     title: str,
-    measured: Measured,
+    measured: PlotLatency,
     slo_ms: float,
     longest_ns: Any,
     median_ns: Any = None,
@@ -250,6 +250,6 @@ PANELS: Mapping[Callable[["Axes", PlotGrid], None], float] = {
 }
 
 
-def _mean_of(name: str) -> Callable[[Column], float]:
+def _mean_of(name: str) -> Callable[[PlotColumn], float]:
     """Tokens of a step, over the steps of a column."""
     return lambda column: getattr(column, name) / column.num_steps if column.num_steps else 0.0

@@ -27,7 +27,7 @@ _COLUMN_VALUES, _COLUMN_BITS = 64, 7  # of the samples in a column
 
 
 @dataclass(slots=True)
-class Column:
+class PlotColumn:
     """One stretch of time. Maxima over the steps in it; None where nothing is known."""
 
     num_steps: int = 0
@@ -51,7 +51,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class PlotEvent:
     """A line across the figure, at a time in nanoseconds since its beginning."""
 
     kind: EventKind
@@ -60,7 +60,7 @@ class Event:
 
 
 @dataclass(slots=True)
-class Measured:
+class PlotLatency:
     """One kind of latency over the whole range, in nanoseconds."""
 
     samples: Distribution = field(default_factory=Distribution)
@@ -79,9 +79,9 @@ class PlotSeries:
         self.start_ns = start_ns
         self.end_ns = max(end_ns, start_ns + 1)
         self.slo = slo
-        self.columns = [Column() for _ in range(num_columns)]
-        self.itl, self.ttft, self.step = Measured(), Measured(), Measured()
-        self.events: list[Event] = []
+        self.columns = [PlotColumn() for _ in range(num_columns)]
+        self.itl, self.ttft, self.step = PlotLatency(), PlotLatency(), PlotLatency()
+        self.events: list[PlotEvent] = []
         self.num_left_out = 0  # of these
         self.pauses: list[tuple[int, int]] = []  # of the operator, since the beginning
         self.knobs: dict[str, KnobValue] = {}  # at the first step
@@ -118,7 +118,7 @@ class PlotSeries:
             return  # a mark may be set at any step, also at one before the range
         if self._num_kept[kind] < MAX_EVENTS:
             self._num_kept[kind] += 1
-            self.events.append(Event(kind, time_ns - self.start_ns, text))
+            self.events.append(PlotEvent(kind, time_ns - self.start_ns, text))
         else:
             self.num_left_out += 1
 
@@ -154,7 +154,7 @@ class PlotSeries:
         column.num_preempted += outcome.num_preempted
         self._take_latencies(column, record.tokens_ns, outcome)
 
-    def _take_latencies(self, column: Column, now_ns: int, outcome: Outcome) -> None:
+    def _take_latencies(self, column: PlotColumn, now_ns: int, outcome: Outcome) -> None:
         """A wait that the operator made by pausing the engine is no latency of the engine."""
         paused = self._paused
         for gap_ns, weight in outcome.gaps_ns.items():
@@ -210,7 +210,7 @@ def _end_of(recording: Recording, step: int | None) -> int | None:
     return message.tokens_ns if isinstance(message, StepRecord) else None
 
 
-def _add_step(column: Column, record: StepRecord, outcome: Outcome, step_ns: int) -> None:
+def _add_step(column: PlotColumn, record: StepRecord, outcome: Outcome, step_ns: int) -> None:
     column.num_steps += 1
     if column.first_step is None:
         column.first_step = record.step

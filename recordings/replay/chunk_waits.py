@@ -13,7 +13,7 @@ import msgspec
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import EngineInfo, Mark, Snapshot, StepRecord
-from stepscope.recordings.attribution.usual import Work, work_with
+from stepscope.recordings.attribution.usual import StepWork, work_with
 from stepscope.recordings.file.loaded_chunk import KEYFRAME, LoadedChunk
 from stepscope.recordings.file.reader import Position, Recording, whole_sequence
 from stepscope.recordings.history.history import History
@@ -49,7 +49,7 @@ class ChunkWaits(NamedTuple):
     itl: list[StepWait]  # between two tokens
     ttft: list[StepWait]  # for a first token
     gaps: list[SessionEvent]  # messages that were lost
-    steps: list[tuple[Work, int]]  # what each that tells it computed, and how long it took
+    steps: list[tuple[StepWork, int]]  # what each that tells it computed, and how long it took
 
 
 def waits_in(recording: Recording, number: int, turn: Turn) -> ChunkWaits | None:

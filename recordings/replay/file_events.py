@@ -27,9 +27,9 @@ from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.replay.event_steps import EventSteps, Noted
 from stepscope.recordings.replay.file_search import FileSearch
 from stepscope.recordings.state.series.events import (
+    AuditedStep,
     EventKind,
     SessionEvent,
-    Told,
     audit_event,
     knobs_event,
     mark_event,
@@ -47,7 +47,7 @@ _OF_REQUESTS: dict[type[msgspec.Struct], EventKind] = {
 _WORDS = [msgspec.msgpack.encode(each.__struct_config__.tag) for each in _OF_REQUESTS]
 
 
-class _Told(msgspec.Struct):
+class _EventFields(msgspec.Struct):
     """What of a step, packed or not, or of a sign of life is looked at."""
 
     step: int
@@ -56,7 +56,7 @@ class _Told(msgspec.Struct):
     events: list[RequestEvent] = []
 
 
-_told = msgspec.msgpack.Decoder(_Told).decode
+_told = msgspec.msgpack.Decoder(_EventFields).decode
 
 
 class _ByStep(NamedTuple):
@@ -82,7 +82,7 @@ class FileEvents:
         self._of_requests = {kind: EventSteps() for kind in _OF_REQUESTS.values()}
         self.found: Sequence[SessionEvent] = ()
         self.changes: Sequence[KnobsChanged] = ()
-        self.told: Sequence[Told] = ()
+        self.told: Sequence[AuditedStep] = ()
 
     @property
     def is_done(self) -> bool:
@@ -126,7 +126,7 @@ class FileEvents:
             known = {each.version: each for each in (*self.changes, *changes)}
             self.changes = [known[version] for version in sorted(known)]
         told = [
-            Told(each.event.step, each.message)
+            AuditedStep(each.event.step, each.message)
             for each in caused
             if isinstance(each.message, Audited)
         ]
@@ -158,7 +158,7 @@ def _caused_in(recording: Recording, number: int) -> Iterator[_ByStep]:
                 yield _ByStep(event, message)
 
 
-def _told_in(recording: Recording, number: int) -> Iterator[_Told]:
+def _told_in(recording: Recording, number: int) -> Iterator[_EventFields]:
     """The messages of a chunk that tell of requests being preempted, aborted or rejected."""
     frames = recording.chunk(number).frames
     for place in sorted({place for word in _WORDS for place in frames.places_of(word)}):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from stepscope.recordings.file.loaded_chunk import Frame
+from stepscope.recordings.file.loaded_chunk import MessageFrame
 from stepscope.recordings.file.reader import Position, Recording
 
 
@@ -16,10 +16,10 @@ class Playhead:
 
     def __init__(self, recording: Recording) -> None:
         self.position = Position(0, 0)
-        self.next: Frame | None = None
+        self.next: MessageFrame | None = None
         self._recording = recording
         self._after = self.position  # the next message
-        self._reader: Iterator[tuple[Frame, Position]] = iter(())
+        self._reader: Iterator[tuple[MessageFrame, Position]] = iter(())
 
     def put(self, position: Position, sequence: int) -> None:
         """Go before the message at `position`; the one before it has this number."""
@@ -32,7 +32,7 @@ class Playhead:
         """No message follows, as far as one can tell without reading it."""
         return self.next is None and self._recording.is_end(self.position)
 
-    def peek(self) -> Frame | None:
+    def peek(self) -> MessageFrame | None:
         """The next message; None at the end.
 
         Raises:
@@ -42,7 +42,7 @@ class Playhead:
             self.next, self._after = next(self._reader, (None, self.position))
         return self.next
 
-    def take(self) -> Frame | None:
+    def take(self) -> MessageFrame | None:
         """The same, and go on behind it."""
         frame = self.peek()
         self.position, self.next = self._after, None

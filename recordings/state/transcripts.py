@@ -23,7 +23,7 @@ class Said(NamedTuple):
     text: str | None
 
 
-class Told(NamedTuple):
+class KnownText(NamedTuple):
     """Prompt and output as far as they were heard."""
 
     prompt_token_ids: tuple[int, ...] | None  # None: it arrived before anybody listened
@@ -64,11 +64,11 @@ class TranscriptReader:
                 if known.request_id == self._request_id:
                     self._begin_from(known, message.step)
 
-    def told(self) -> Told | None:
+    def told(self) -> KnownText | None:
         """None where nothing was told."""
         if self._prompt_token_ids is None and not self._said:
             return None
-        return Told(self._prompt_token_ids, self._prompt_text, tuple(self._said))
+        return KnownText(self._prompt_token_ids, self._prompt_text, tuple(self._said))
 
     def _take_row(self, record: StepRecord, token_ids: list[int | None]) -> None:
         for place, row in enumerate(record.batch or ()):

@@ -20,7 +20,7 @@ from stepscope.engine.control.bulk_replies import (
 )
 from stepscope.engine.control.remote_client import RemoteClient
 from stepscope.engine.loop import dispatch, inbox
-from stepscope.engine.loop.audit import MAX_REFUSED, REFUSED_FOLD_NS, AuditTrail, Effect
+from stepscope.engine.loop.audit import MAX_REFUSED, REFUSED_FOLD_NS, AuditTrail, ChangeEffect
 from stepscope.engine.loop.inbox import MAX_ITEMS, MIN_TURN_NS, TURN_SHARE, Departure, Inbox, Turn
 from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import (
@@ -253,7 +253,7 @@ def test_the_last_change_by_somebody_else_is_found_without_a_search() -> None:
     names = ["anna", "bert", "carl"]
     for number in range(300):
         command = changes[number * 7 % 4]
-        audit.done(command, Asker(names[number * number % 3]), number, Effect({}, {}))
+        audit.done(command, Asker(names[number * number % 3]), number, ChangeEffect({}, {}))
         if number % 5 == 0:
             audit.refused("Pause", Asker("dora"), "viewer", "no")
         for asked in changes:
@@ -274,7 +274,7 @@ def test_the_last_change_by_somebody_else_is_found_without_a_search() -> None:
 def test_a_viewer_that_floods_is_told_once_in_five_seconds_and_pushes_out_no_change() -> None:
     clock = Clock()
     audit, told = trail(clock)
-    audit.done(Pause(), Asker("anna"), 1, Effect())
+    audit.done(Pause(), Asker("anna"), 1, ChangeEffect())
     viewer = Asker("anna", "looker")
     num_refused, seconds = 0, 600
     for _ in range(seconds):
@@ -312,7 +312,7 @@ def test_refusals_are_kept_apart_and_the_oldest_of_them_go_first() -> None:
         clock.now_ns += REFUSED_FOLD_NS
         audit.tell_if_due()
         if number % 10 == 0:
-            audit.done(Pause(), Asker("bert"), number, Effect())
+            audit.done(Pause(), Asker("bert"), number, ChangeEffect())
     page = audit.page(0, 1_000)
     assert Counter(each.code for each in page.entries) == {"viewer": 10, "": 10}
     assert "refusals before entry" in page.detail

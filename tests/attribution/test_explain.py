@@ -39,7 +39,7 @@ from stepscope.engine.simulation.simulated import (
 from stepscope.recordings.attribution.causes import CAUSES, Late, by_cause
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.explained import explain_recording
-from stepscope.recordings.attribution.late_sweep import Wait
+from stepscope.recordings.attribution.late_sweep import LateWait
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
@@ -442,7 +442,7 @@ def test_late_tokens_asked_for_together_are_explained_as_each_alone(
         if place % 25 and place + 1 < len(messages):
             continue
         breaches = together.windows.breaches(None, 40)
-        waits = [Wait(b.step, b.request_id, b.time_ns - b.ns) for b in breaches]
+        waits = [LateWait(b.step, b.request_id, b.time_ns - b.ns) for b in breaches]
         together.explain(waits, max_steps)
         for breach in breaches:
             expected = alone.wait(breach.step, breach.request_id)
@@ -456,7 +456,7 @@ def test_late_tokens_of_a_busy_engine_are_explained_in_one_pass_that_goes_on() -
     ):
         history.append(sequence, message)
     breaches = history.windows.breaches(None, 100)
-    waits = [Wait(b.step, b.request_id, b.time_ns - b.ns) for b in breaches]
+    waits = [LateWait(b.step, b.request_id, b.time_ns - b.ns) for b in breaches]
     reached = history.explain(waits, 20)
     while reached is not None and reached < waits[-1].step:
         assert not history.is_explained(waits[-1].step, waits[-1].request_id)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
-from stepscope.recordings.attribution.late_sweep import Wait
+from stepscope.recordings.attribution.late_sweep import LateWait
 from stepscope.recordings.attribution.longest import BLOCK, Breach, Longest
 from stepscope.recordings.history import lives, windows
 from stepscope.recordings.history.history import History
@@ -175,7 +175,7 @@ def test_long_waits_are_explained_together_in_parts_however_far_apart_they_began
         history.append(sequence, message)
     monkeypatch.setattr(lives, "MAX_LIFE_STEPS", 50)
     longest = history.windows.longest(None, 12, "TTFT")
-    waits = [Wait(each.step, each.request_id, each.time_ns - each.ns) for each in longest]
+    waits = [LateWait(each.step, each.request_id, each.time_ns - each.ns) for each in longest]
     assert sum(each.step - (history.step_at(each.start_ns) or 0) > 50 for each in waits) > 2
     num_calls = 0
     while history.explain(waits, 40) is not None:

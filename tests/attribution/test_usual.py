@@ -16,7 +16,7 @@ from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload
 from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.explained import Explanation, explain_recording
-from stepscope.recordings.attribution.usual import MIN_STEPS, Usual, Work
+from stepscope.recordings.attribution.usual import MIN_STEPS, StepWork, Usual
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
@@ -242,11 +242,11 @@ def test_where_too_few_steps_computed_as_much_nothing_is_said() -> None:
 
 
 def test_what_is_usual_for_rare_work_is_told_by_steps_of_more_work_never_of_less() -> None:
-    usual, work = Usual(), Work(100, 100_000, 500)
+    usual, work = Usual(), StepWork(100, 100_000, 500)
     for _ in range(MIN_STEPS):
         usual.add(work, 50 * MS)
     assert usual.ns(work) == pytest.approx(50 * MS, rel=0.01)
-    for figure in Work._fields:
+    for figure in StepWork._fields:
         number = getattr(work, figure)
         assert usual.ns(work._replace(**{figure: number // 3})) == usual.ns(work)
         assert usual.ns(work._replace(**{figure: number * 2})) is None

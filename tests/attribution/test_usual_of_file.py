@@ -14,7 +14,7 @@ from stepscope.engine.scheduling.step import ScheduledStep
 from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.explained import explain_recording
-from stepscope.recordings.attribution.usual import Usual, Work
+from stepscope.recordings.attribution.usual import StepWork, Usual
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.writing import recording_file
 from stepscope.recordings.history.history import History
@@ -54,7 +54,7 @@ def replay(tmp_path: Path, held: tuple[Numbered, int]) -> Iterator[ReplaySource]
     source.stop()
 
 
-def learnt_of(recording: Recording) -> list[tuple[Work, int]]:
+def learnt_of(recording: Recording) -> list[tuple[StepWork, int]]:
     found = []
     for number in random.Random(1).sample(range(recording.num_chunks), recording.num_chunks):
         waits = waits_in(recording, number, lambda: True)
@@ -68,13 +68,13 @@ class Noting(Usual):
 
     def __init__(self) -> None:
         super().__init__()
-        self.added: list[tuple[Work, int]] = []
+        self.added: list[tuple[StepWork, int]] = []
 
-    def add(self, work: Work, ns: int) -> None:
+    def add(self, work: StepWork, ns: int) -> None:
         self.added.append((work, ns))
 
 
-def told(messages: Numbered) -> list[tuple[Work, int]]:
+def told(messages: Numbered) -> list[tuple[StepWork, int]]:
     """Of all steps, one message after another."""
     noting = Noting()
     explainer = Explainer(math.inf, math.inf, learns=noting)

@@ -19,7 +19,7 @@ from stepscope.tui.cli.dashboards.demo import WORKLOAD
 from stepscope.tui.cli.dashboards.demo_pace import FIRST_REST_S, NUM_WINDOWS, WINDOW_S, Pace
 from stepscope.tui.cli.dashboards.demo_rate import (
     LEAST_RATE,
-    Offer,
+    DemoLoad,
     asked_rate,
     next_offer,
     offer,
@@ -101,7 +101,7 @@ def test_what_is_asked_for_is_what_is_offered() -> None:
 
 
 def test_an_engine_that_timed_no_steps_gets_the_usual_workload() -> None:
-    assert offer(WORKLOAD, info(None), None) == Offer(WORKLOAD)
+    assert offer(WORKLOAD, info(None), None) == DemoLoad(WORKLOAD)
     assert str(offer(WORKLOAD, info(None), 0.5)) == "0.5 requests/s, as asked"
 
 
@@ -147,7 +147,7 @@ def test_a_machine_is_as_slow_whatever_its_steps_happen_to_hold(
     rates = seen(times, prefill, output, idle)
     assert INFO.step_costs is not None
     assert slowness(rates, INFO.step_costs) == pytest.approx(times)
-    found = next_offer(Offer(WORKLOAD), WORKLOAD, INFO, rates)
+    found = next_offer(DemoLoad(WORKLOAD), WORKLOAD, INFO, rates)
     assert found is not None
     at_first = offer(WORKLOAD, info(times_slower(times)), None)
     assert found.workload.rate == pytest.approx(at_first.workload.rate, rel=0.1)
@@ -169,15 +169,15 @@ def test_a_machine_is_as_slow_whatever_its_steps_happen_to_hold(
     ],
 )
 def test_a_rate_that_is_about_right_or_unknown_stays(rates: Rates) -> None:
-    assert next_offer(Offer(WORKLOAD), WORKLOAD, INFO, rates) is None
+    assert next_offer(DemoLoad(WORKLOAD), WORKLOAD, INFO, rates) is None
 
 
 def test_an_engine_that_timed_no_steps_keeps_its_load() -> None:
-    assert next_offer(Offer(WORKLOAD), WORKLOAD, info(None), seen(9.0)) is None
+    assert next_offer(DemoLoad(WORKLOAD), WORKLOAD, info(None), seen(9.0)) is None
 
 
 def test_the_least_load_is_not_changed_for_itself() -> None:
-    found = next_offer(Offer(WORKLOAD), WORKLOAD, INFO, seen(90.0))
+    found = next_offer(DemoLoad(WORKLOAD), WORKLOAD, INFO, seen(90.0))
     assert found is not None
     assert found.workload.rate == LEAST_RATE
     assert next_offer(found, WORKLOAD, INFO, seen(200.0)) is None
@@ -203,7 +203,7 @@ class Watched:
 
     def pace(self) -> Pace:
         """What `stepscope demo` has just started, without its thread."""
-        pace = Pace(WORKLOAD, Offer(WORKLOAD), self, self.set_workload, lambda: self.now_s)  # type: ignore[arg-type]
+        pace = Pace(WORKLOAD, DemoLoad(WORKLOAD), self, self.set_workload, lambda: self.now_s)  # type: ignore[arg-type]
         pace.start(adapts=False)
         return pace
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stepscope.tui.app.app import Dashboard
-from stepscope.tui.views.frame.frame_meter import FrameMeter, Load
+from stepscope.tui.views.frame.frame_meter import DrawingLoad, FrameMeter
 
 
 class Clock:
@@ -39,7 +39,7 @@ def test_a_load_tells_frames_processor_time_and_what_was_dropped() -> None:
     meter.tick(10.0)
     assert meter.num_dropped == 9
     clock.now_s += 1.1
-    assert meter.load() == pytest.approx(Load(10 / 3.0, 0.09 / 3.0, 9))
+    assert meter.load() == pytest.approx(DrawingLoad(10 / 3.0, 0.09 / 3.0, 9))
     assert meter.frame_times_s == pytest.approx([0.005] * 10)
 
 

@@ -441,7 +441,7 @@ def test_all_main_figures_fit_into_a_line_of_120_cells(source: Any) -> None:
 def test_the_badge_never_calls_an_old_picture_live(
     source: Any, status: Any, live: bool, expected: str
 ) -> None:
-    connection = header.Connection("stepscope", "ipc://engine-0", status, 10.0, speed=2.0)
+    connection = header.SourceState("stepscope", "ipc://engine-0", status, 10.0, speed=2.0)
     frame = frame_of(source, None if live else paused(300))
     line = text(header.draw(frame, connection, 120))[0]
     assert len(line) == 120
@@ -455,7 +455,7 @@ def test_what_the_header_gives_as_the_time_of_a_step_is_found_again(
     source: Any, status: Any
 ) -> None:
     recording = (761.0, 38_000_000)
-    connection = header.Connection("stepscope", "ipc://engine-0", status, 10.0, None, recording)
+    connection = header.SourceState("stepscope", "ipc://engine-0", status, 10.0, None, recording)
     frame = frame_of(source, paused(300))
     frame.is_replay = status == "paused"
     narrow = text(header.draw(frame, connection, 80))[0]
@@ -499,7 +499,7 @@ def test_a_date_is_shown_where_it_is_not_todays_and_the_year_where_not_this_ones
 
 
 def test_the_header_tells_of_a_recording_and_gives_way_on_narrow_screens(source: Any) -> None:
-    connection = header.Connection(
+    connection = header.SourceState(
         "stepscope", "ipc://engine-0", "live", 10.0, recording=(761.0, 38_000_000)
     )
     assert "● REC 12:41 38MB" in text(header.draw(frame_of(source), connection, 120))[0]

@@ -11,7 +11,7 @@ import pytest
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Arrived, BatchRow, StepRecord
 from stepscope.recordings.attribution.explained import explain_recording
-from stepscope.recordings.file.loaded_chunk import Frame
+from stepscope.recordings.file.loaded_chunk import MessageFrame
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.ring.fast_forward import FastForward
@@ -204,10 +204,10 @@ def test_waits_that_began_before_the_file_are_in_no_figure_as_they_are_in_no_exp
             source.stop()
 
 
-class Broken(list[Frame]):
+class Broken(list[MessageFrame]):
     """Frames of a chunk that are not as they lie in the file."""
 
-    def __init__(self, frames: list[Frame], topics: list[bytes]) -> None:
+    def __init__(self, frames: list[MessageFrame], topics: list[bytes]) -> None:
         super().__init__(frames)
         self.topics = topics
 

@@ -28,12 +28,12 @@ from stepscope.engine.bench.gpu.parts import (
     PARTS,
     PEER_WEIGHT,
     QUICK_MODELS,
-    Job,
+    BenchJob,
     chosen_models,
     chosen_parts,
     plan_jobs,
 )
-from stepscope.engine.bench.gpu.results import Aim, Outcome, Point, Report
+from stepscope.engine.bench.gpu.results import Aim, BenchPoint, PartOutcome, Report
 from stepscope.engine.models import loader, random_model
 from stepscope.engine.models.random_shapes import PREFIX, SHAPES
 from stepscope.engine.protocol.config import ConfigError
@@ -152,53 +152,55 @@ def test_without_a_knee_none_is_made_up() -> None:
 def report(**more: Any) -> Report:
     """One with every aim held, but for the shares of decode at batch 128."""
 
-    def step(what: str, ms: float, **facts: Any) -> Point:
-        return Point(what=what, samples=[ms * 0.99, ms, ms * 1.01], facts=facts)
+    def step(what: str, ms: float, **facts: Any) -> BenchPoint:
+        return BenchPoint(what=what, samples=[ms * 0.99, ms, ms * 1.01], facts=facts)
 
-    def mode(what: str, p99_ms: float) -> Point:
+    def mode(what: str, p99_ms: float) -> BenchPoint:
         return step(what, 8.0, p50_ms=8.0, p99_ms=p99_ms, max_ms=2 * p99_ms, ttft_ms=[700.0])
 
-    def peer(name: str, ms: float) -> Point:
+    def peer(name: str, ms: float) -> BenchPoint:
         work = "256 requests, outputs up to 1024"
         return step(f"{name}, {work}", ms, contender=name, work=work, output_tokens_per_s=1e6 / ms)
 
     outcomes = [
-        Outcome(
+        PartOutcome(
             part="a",
             points=[
                 step("copy", 2.0, bytes=8 << 30),
                 step("gemm", 1.4, flops=2 * 8192**3),
             ],
         ),
-        Outcome(
+        PartOutcome(
             part="b",
             model="qwen3-8b",
             points=[
                 step("batch 1, context 512", 4.0, floor_bytes=14 << 30, device_ms=[3.8]),
                 step("batch 128, context 4096", 40.0, floor_bytes=90 << 30, device_ms=[38.0]),
-                Point(what="batch 256, context 4096", why="out of memory: 70 GiB were asked for"),
+                BenchPoint(
+                    what="batch 256, context 4096", why="out of memory: 70 GiB were asked for"
+                ),
             ],
         ),
-        Outcome(
+        PartOutcome(
             part="c", model="qwen3-8b", points=[step("2048 tokens", 60.0, floor_flops=33 * 10**12)]
         ),
-        Outcome(
+        PartOutcome(
             part="g",
             model="qwen3-8b",
             points=[peer("generate_batch", 900.0), peer("stepscope", 300.0)],
         ),
-        Outcome(
+        PartOutcome(
             part="h", model="qwen3-8b", points=[mode("continuous", 600.0), mode("chunked", 60.0)]
         ),
-        Outcome(
+        PartOutcome(
             part="i",
             model="qwen3-0.6b",
             points=[step("with telemetry / without", 500.0, ratios=[1.004, 0.999, 1.02])],
         ),
-        Outcome(
+        PartOutcome(
             part="j",
             model="qwen3-0.6b",
-            points=[Point(what="fp32", facts={"found": 1.0, "wanted": "all", "held": True})],
+            points=[BenchPoint(what="fp32", facts={"found": 1.0, "wanted": "all", "held": True})],
         ),
     ]
     made = Report(
@@ -272,7 +274,7 @@ def test_show_prints_the_table_of_a_file_and_two_files_side_by_side(
     slower = report(device="NVIDIA Other")
     for point in slower.outcomes[1].points:
         point.samples = [2 * each for each in point.samples]
-    slower.outcomes.append(Outcome(part="e", why="its process ended by signal 9"))
+    slower.outcomes.append(PartOutcome(part="e", why="its process ended by signal 9"))
     for made, file in zip((report(), slower), files, strict=True):
         results.write(made, file)
         assert results.read(file) == made
@@ -372,7 +374,7 @@ def empty_report() -> Report:
     return Report(date="", is_gpu=True, is_quick=False)
 
 
-def run_jobs(jobs: list[Job], made: Report, file: Path, seconds: float = 60.0) -> list[str]:
+def run_jobs(jobs: list[BenchJob], made: Report, file: Path, seconds: float = 60.0) -> list[str]:
     told: list[str] = []
     conduct(
         jobs,
@@ -390,7 +392,8 @@ def test_a_process_that_dies_or_hangs_is_a_line_and_the_next_one_runs(
 ) -> None:
     monkeypatch.setattr("stepscope.engine.bench.gpu.conduct.GRACE_S", 0.5)
     jobs = [
-        Job(parts=parts, model=None, device="cuda", is_quick=False) for parts in ("aej", "hi", "b")
+        BenchJob(parts=parts, model=None, device="cuda", is_quick=False)
+        for parts in ("aej", "hi", "b")
     ]
     made = empty_report()
     told = run_jobs(jobs, made, tmp_path / "out.json", seconds=4.0)
@@ -411,7 +414,7 @@ def test_a_process_that_dies_or_hangs_is_a_line_and_the_next_one_runs(
 def test_where_no_time_is_left_parts_say_so(tmp_path: Path) -> None:
     made = empty_report()
     run_jobs(
-        [Job(parts="ab", model="qwen3-8b", device="cuda", is_quick=False)],
+        [BenchJob(parts="ab", model="qwen3-8b", device="cuda", is_quick=False)],
         made,
         tmp_path / "out.json",
         seconds=1e-9,
@@ -502,7 +505,7 @@ def test_a_process_ends_when_whoever_started_it_is_gone() -> None:
         stderr=subprocess.DEVNULL,
     )
     assert process.stdin is not None
-    job = Job(parts="bcdh", model="llama-tiny", device="cpu", is_quick=True, seconds=100.0)
+    job = BenchJob(parts="bcdh", model="llama-tiny", device="cpu", is_quick=True, seconds=100.0)
     process.stdin.write(msgspec.json.encode(job) + b"\n")
     process.stdin.close()
     assert process.wait(timeout=30) == 1

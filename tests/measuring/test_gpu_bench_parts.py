@@ -19,8 +19,8 @@ from stepscope.engine.bench.gpu.gather import Gatherer
 from stepscope.engine.bench.gpu.measure import ceilings, worker
 from stepscope.engine.bench.gpu.measure.bench import Bench, NotMeasuredError
 from stepscope.engine.bench.gpu.measure.timing import Stopwatch
-from stepscope.engine.bench.gpu.parts import QUICK, Job, Message, PeerWork, Sizes
-from stepscope.engine.bench.gpu.results import Outcome, Point, Report
+from stepscope.engine.bench.gpu.parts import QUICK, BenchJob, Message, PeerWork, Sizes
+from stepscope.engine.bench.gpu.results import BenchPoint, PartOutcome, Report
 from stepscope.engine.models import loader, random_model
 from stepscope.engine.models.random_shapes import SHAPES
 from stepscope.engine.models.random_weights import RandomWeights
@@ -33,8 +33,8 @@ MODEL = "qwen3-tiny"
 PEER = PeerWork(num_requests=4, most_output=9)
 
 
-def job(parts: str, model: str | None, **more: Any) -> Job:
-    return Job(parts=parts, model=model, device="cpu", is_quick=True, seconds=100.0, **more)
+def job(parts: str, model: str | None, **more: Any) -> BenchJob:
+    return BenchJob(parts=parts, model=model, device="cpu", is_quick=True, seconds=100.0, **more)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def measured() -> Iterator[Report]:
         yield made
 
 
-def of(report: Report, part: str) -> Outcome:
+def of(report: Report, part: str) -> PartOutcome:
     (outcome,) = report.of(part)
     assert outcome.why is None
     assert all(point.why is None for point in outcome.points)
@@ -395,7 +395,9 @@ def test_a_random_model_is_served_like_any_other_and_named_for_what_it_is(
 
 
 def test_a_point_says_its_median_and_its_spread() -> None:
-    point = Point(what="x", samples=[1.0, 2.0, 3.0, 4.0, 50.0], facts={"a": 2, "b": True, "c": [1]})
+    point = BenchPoint(
+        what="x", samples=[1.0, 2.0, 3.0, 4.0, 50.0], facts={"a": 2, "b": True, "c": [1]}
+    )
     assert point.median == 3
     assert point.spread == pytest.approx((50 - 1) / 3)
     assert (point.number("a"), point.number("b"), point.number("c")) == (2, None, None)

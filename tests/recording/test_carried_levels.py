@@ -15,7 +15,7 @@ from stepscope.recordings.check.repair import repair
 from stepscope.recordings.check.strip import strip
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import as_metadata, levels_in, levels_of
-from stepscope.recordings.file.writing.rotation import FileSeries, Limits
+from stepscope.recordings.file.writing.rotation import FileSeries, SeriesLimits
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.session.recording.record_switch import RecordSwitch
@@ -89,7 +89,7 @@ def test_r_in_the_dashboard_records_the_levels_on_the_screen_also_when_they_chan
 
 def test_each_file_of_a_series_carries_those_of_its_time(tmp_path: Path) -> None:
     now = SLO(500.0, 50.0)
-    series = FileSeries(tmp_path / "s.mcap", Limits(num_bytes=1000))
+    series = FileSeries(tmp_path / "s.mcap", SeriesLimits(num_bytes=1000))
     writer = RecordingWriter(series, lambda: levels_of(now))
     writer.start()
     messages = [

@@ -18,7 +18,7 @@ from stepscope.recordings.export.export import export
 from stepscope.recordings.export.moments import StepRange
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.writing.recording_file import RecordingFile
-from stepscope.recordings.file.writing.rotation import FileSeries, Limits
+from stepscope.recordings.file.writing.rotation import FileSeries, SeriesLimits
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.tui.screens.handlers.svg_picture import new_picture
 from tests.support.seek_sessions import record
@@ -98,7 +98,7 @@ def test_every_file_of_a_series_and_one_that_was_cut_short_have_the_same_rights(
 ) -> None:
     monkeypatch.setattr("stepscope.recordings.file.writing.writer.FLUSH_S", 0.0)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    writer = RecordingWriter(FileSeries(tmp_path / "week.mcap", Limits(num_bytes=20_000)))
+    writer = RecordingWriter(FileSeries(tmp_path / "week.mcap", SeriesLimits(num_bytes=20_000)))
     writer.start()
     for sequence, message in messages:
         writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))

@@ -24,7 +24,7 @@ from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
 from stepscope.recordings.plot.events import placed
 from stepscope.recordings.plot.figure import figure
-from stepscope.recordings.plot.series import MAX_EVENTS, Event, PlotSeries, read_series
+from stepscope.recordings.plot.series import MAX_EVENTS, PlotEvent, PlotSeries, read_series
 from stepscope.recordings.state.series.distribution import Distribution
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.dashboards.screenshot import screenshot_file
@@ -215,7 +215,7 @@ def test_what_happened_is_told_in_order_and_only_from_the_range(
     assert [event.kind for event in part.events] == ["pause"]
 
 
-def when(event: Event) -> int:
+def when(event: PlotEvent) -> int:
     return event.time_ns
 
 
@@ -320,7 +320,7 @@ def test_without_matplotlib_it_names_the_extra(
 
 def test_labels_never_overlap_and_those_without_a_place_are_counted() -> None:
     width, duration_ns = 6.9, 1000
-    events = [Event("mark", 10 * number, "a note of some length") for number in range(100)]
+    events = [PlotEvent("mark", 10 * number, "a note of some length") for number in range(100)]
     labels, num_left_out = placed(events, duration_ns, width)
     assert len(labels) + num_left_out == 100
     assert num_left_out > 50

@@ -26,7 +26,7 @@ from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
-from stepscope.recordings.state.transcripts import Said, Told
+from stepscope.recordings.state.transcripts import KnownText, Said
 from stepscope.tui.cli.recordings import export as export_command
 from stepscope.tui.cli.recordings import repair as repair_command
 from stepscope.tui.cli.recordings import verify as verify_command
@@ -302,9 +302,9 @@ def test_the_text_of_a_request_is_drawn_up_to_the_cursor_and_safe_for_a_terminal
     said = tuple(
         Said(step, (step,), text) for step, text in enumerate(["Tell ", "no\x1b[2J", "body"])
     )
-    told = Told((1, 2), "What?\tNow", said)
+    told = KnownText((1, 2), "What?\tNow", said)
 
-    def drawn(told: Told, last: float, height: int = 6) -> str:
+    def drawn(told: KnownText, last: float, height: int = 6) -> str:
         lines = transcript.draw(told, last, 40, height)
         assert len(lines) == height
         texts = ["".join(text for text, _ in line) for line in lines]
@@ -316,11 +316,11 @@ def test_the_text_of_a_request_is_drawn_up_to_the_cursor_and_safe_for_a_terminal
     assert "body" not in drawn(told, 1)
     assert "▸" not in drawn(told, -1).split("\n", 1)[1]
     # Without a tokenizer there are numbers; of what is long, the end is shown.
-    assert "▸ 7 8" in drawn(Told((5, 6), None, (Said(1, (7, 8), None),)), 9)
-    long = Told((1,), "x" * 500, (Said(1, (2,), "y" * 500 + "END"),))
+    assert "▸ 7 8" in drawn(KnownText((5, 6), None, (Said(1, (7, 8), None),)), 9)
+    long = KnownText((1,), "x" * 500, (Said(1, (2,), "y" * 500 + "END"),))
     assert "END" in drawn(long, 9)
     assert "…" in drawn(long, 9)
-    assert "arrived before" in drawn(Told(None, None, said), 9)
+    assert "arrived before" in drawn(KnownText(None, None, said), 9)
     assert transcript.height_for(None, 40) == transcript.height_for(told, 12) == 0
 
 

@@ -25,7 +25,7 @@ from stepscope.recordings.check.repair import default_output, repair, what_is_wr
 from stepscope.recordings.check.strip import strip
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.file.loaded_chunk import Frame
+from stepscope.recordings.file.loaded_chunk import MessageFrame
 from stepscope.recordings.file.losses import Loss
 from stepscope.recordings.file.mcap.format import LOSSES
 from stepscope.recordings.file.mcap.index import ChunkPlace
@@ -101,7 +101,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Written:
     return Written(tmp_path_factory.mktemp("large") / "large.mcap", 3000, 20, 100_000)
 
 
-def frames_of(path: Path) -> list[Frame] | None:
+def frames_of(path: Path) -> list[MessageFrame] | None:
     """What a reader sees; None when it refuses, in one line that names the file."""
     try:
         with Recording(path) as recording:
@@ -678,7 +678,7 @@ def test_two_unfinished_chunks_in_one_file_are_both_read(small: Written, tmp_pat
 def test_frames_come_out_as_they_went_in_wherever_one_begins(large: Written) -> None:
     """Packed steps need those before them: from any place, in any order."""
     rng = random.Random(4)
-    expected: list[Frame] = []
+    expected: list[MessageFrame] = []
     with Recording(large.path) as recording:
         numbers = range(recording.num_chunks)
         expected = [f._replace(sequence=0) for f in large.frames]

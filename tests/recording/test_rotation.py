@@ -23,7 +23,7 @@ from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.writing import recording_file
 from stepscope.recordings.file.writing.recording_file import RecordingFile
-from stepscope.recordings.file.writing.rotation import FileSeries, Limits
+from stepscope.recordings.file.writing.rotation import FileSeries, SeriesLimits
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.cli.__main__ import main
@@ -55,7 +55,7 @@ def files(folder: Path) -> list[Path]:
 def test_no_step_is_lost_between_files_and_each_opens_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    series = FileSeries(tmp_path / "week.mcap", Limits(num_bytes=40_000))
+    series = FileSeries(tmp_path / "week.mcap", SeriesLimits(num_bytes=40_000))
     writer = write(series, MESSAGES, monkeypatch)
     written = files(tmp_path)
     assert len(written) == writer.num_files > 3
@@ -87,7 +87,7 @@ def test_no_step_is_lost_between_files_and_each_opens_alone(
 
 
 def test_another_engine_gets_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    series = FileSeries(tmp_path / "fleet.mcap", Limits(num_bytes=10**9))
+    series = FileSeries(tmp_path / "fleet.mcap", SeriesLimits(num_bytes=10**9))
     writer = write(series, MESSAGES[:300] + simulate(seed=10, num_steps=100), monkeypatch)
     assert writer.num_files == 2
     engines = []
@@ -101,7 +101,7 @@ def test_another_engine_gets_another_file(tmp_path: Path, monkeypatch: pytest.Mo
 def test_only_what_is_old_and_ours_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    series = FileSeries(tmp_path / "week.mcap", Limits(num_bytes=40_000))
+    series = FileSeries(tmp_path / "week.mcap", SeriesLimits(num_bytes=40_000))
     write(series, MESSAGES, monkeypatch)
     ours = files(tmp_path)
     old_s = time.time() - 3 * 3600
@@ -118,13 +118,15 @@ def test_only_what_is_old_and_ours_is_deleted(
     link.symlink_to(ours[-1])
     for path in [*others, *ours[:2]]:
         os.utime(path, (old_s, old_s))
-    later = FileSeries(tmp_path / "week.mcap", Limits(age_s=60), Limits(age_s=7200))
+    later = FileSeries(tmp_path / "week.mcap", SeriesLimits(age_s=60), SeriesLimits(age_s=7200))
     current = later.open_next()
     assert later.delete_old(current) == 2
     assert files(tmp_path) == sorted([*others, link, *ours[2:], current.part_path])
     # By size: the oldest go first, until the rest fits.
     total = sum(path.stat().st_size for path in ours[3:])
-    by_size = FileSeries(tmp_path / "week.mcap", Limits(age_s=60), Limits(num_bytes=total))
+    by_size = FileSeries(
+        tmp_path / "week.mcap", SeriesLimits(age_s=60), SeriesLimits(num_bytes=total)
+    )
     by_size.delete_old(current)
     assert [path for path in ours if path.exists()] == ours[3:]
     current.abandon()
@@ -135,7 +137,9 @@ def test_while_nothing_comes_no_file_is_begun_and_none_deleted(
 ) -> None:
     """What was recorded before an engine died is there on Monday."""
     monkeypatch.setattr("stepscope.recordings.file.writing.writer.CLEAN_S", 0.0)
-    full = write(FileSeries(tmp_path / "w.mcap", Limits(num_bytes=40_000)), MESSAGES, monkeypatch)
+    full = write(
+        FileSeries(tmp_path / "w.mcap", SeriesLimits(num_bytes=40_000)), MESSAGES, monkeypatch
+    )
     old = files(tmp_path)
     assert len(old) == full.num_files > 3
     for path in old:
@@ -148,7 +152,7 @@ def test_while_nothing_comes_no_file_is_begun_and_none_deleted(
         flushed.release()
 
     monkeypatch.setattr(RecordingFile, "flush", counted)
-    series = FileSeries(tmp_path / "w.mcap", Limits(age_s=0.001), Limits(age_s=3600))
+    series = FileSeries(tmp_path / "w.mcap", SeriesLimits(age_s=0.001), SeriesLimits(age_s=3600))
     writer = RecordingWriter(series)
     writer.start()
     for _ in range(20):
@@ -173,7 +177,7 @@ def test_while_nothing_comes_no_file_is_begun_and_none_deleted(
 
 
 def test_a_new_file_never_takes_the_place_of_another(tmp_path: Path) -> None:
-    series = FileSeries(tmp_path / "x.mcap", Limits(age_s=1))
+    series = FileSeries(tmp_path / "x.mcap", SeriesLimits(age_s=1))
     opened: list[RecordingFile] = [series.open_next() for _ in range(3)]
     assert len({file.path for file in opened}) == 3
     assert sorted(file.path for file in opened) == [file.path for file in opened]
@@ -181,26 +185,26 @@ def test_a_new_file_never_takes_the_place_of_another(tmp_path: Path) -> None:
         file.abandon()
     (tmp_path / "file").write_text("")
     with pytest.raises(RecordingError, match="cannot write"):
-        FileSeries(tmp_path / "file" / "x.mcap", Limits(age_s=1)).open_next()
+        FileSeries(tmp_path / "file" / "x.mcap", SeriesLimits(age_s=1)).open_next()
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("1GB", Limits(10**9, None)),
-        ("48h", Limits(None, 172_800.0)),
-        ("1.5GiB, 30m", Limits(round(1.5 * 2**30), 1800.0)),
-        ("7d,100GB", Limits(10**11, 604_800.0)),
+        ("1GB", SeriesLimits(10**9, None)),
+        ("48h", SeriesLimits(None, 172_800.0)),
+        ("1.5GiB, 30m", SeriesLimits(round(1.5 * 2**30), 1800.0)),
+        ("7d,100GB", SeriesLimits(10**11, 604_800.0)),
     ],
 )
-def test_limits_are_read_as_people_write_them(text: str, expected: Limits) -> None:
-    assert Limits.parse(text) == expected
+def test_limits_are_read_as_people_write_them(text: str, expected: SeriesLimits) -> None:
+    assert SeriesLimits.parse(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "1", "GB", "1GB,2GB", "-1h", "1 parsec", "0h", "1GB;1h"])
 def test_limits_that_mean_nothing_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected"):
-        Limits.parse(text)
+        SeriesLimits.parse(text)
 
 
 def test_record_rotates_and_waits_for_a_signal(
@@ -243,7 +247,9 @@ def test_record_rotates_and_waits_for_a_signal(
 def test_a_clock_that_is_put_right_by_years_makes_no_new_file_old(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    series = FileSeries(tmp_path / "week.mcap", Limits(num_bytes=40_000), Limits(age_s=7200))
+    series = FileSeries(
+        tmp_path / "week.mcap", SeriesLimits(num_bytes=40_000), SeriesLimits(age_s=7200)
+    )
     write(series, MESSAGES, monkeypatch)
     ours = files(tmp_path)
     assert len(ours) > 2
@@ -262,7 +268,7 @@ def test_a_file_that_another_recorder_writes_is_never_deleted(
 ) -> None:
     """Two recorders were given one name: neither takes from under the other what it writes."""
     path = tmp_path / "week.mcap"
-    series = FileSeries(path, Limits(age_s=3600))
+    series = FileSeries(path, SeriesLimits(age_s=3600))
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     writer = RecordingWriter(series)
     monkeypatch.setattr("stepscope.recordings.file.writing.writer.FLUSH_S", 0.0)
@@ -270,7 +276,7 @@ def test_a_file_that_another_recorder_writes_is_never_deleted(
     for sequence, message in MESSAGES[:200]:
         writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
     wait_for(lambda: writer.num_safe_steps > 0, "something is in the file")
-    other = FileSeries(path, Limits(age_s=3600), Limits(num_bytes=1))
+    other = FileSeries(path, SeriesLimits(age_s=3600), SeriesLimits(num_bytes=1))
     current = other.open_next()
     assert other.delete_old(current) == 0
     writer.close()
@@ -285,7 +291,7 @@ def test_a_disk_that_takes_no_further_file_is_told_in_one_line_and_the_last_file
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("stepscope.recordings.file.writing.writer.FLUSH_S", 0.0)
-    writer = RecordingWriter(FileSeries(tmp_path / "week.mcap", Limits(num_bytes=40_000)))
+    writer = RecordingWriter(FileSeries(tmp_path / "week.mcap", SeriesLimits(num_bytes=40_000)))
 
     def no_more(path: Path, mode: str, **_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))

@@ -24,7 +24,7 @@ from stepscope.tui.session.start_finder import Finder
 from stepscope.tui.settings.keymap import remapped
 from stepscope.tui.settings.recent import MAX_FILES, RecentFiles
 from stepscope.tui.views.pages import start_list
-from stepscope.tui.views.pages.start_list import Choice, File
+from stepscope.tui.views.pages.start_list import File, StartChoice
 from tests.support.screen_text import screen_text
 
 NOW_S = 1_700_000_000.0
@@ -147,10 +147,10 @@ class Checks:
     """Remembers what was asked for; says no to what `wrong` holds."""
 
     def __init__(self, **wrong: str) -> None:
-        self.asked: list[Choice] = []
+        self.asked: list[StartChoice] = []
         self.wrong = wrong
 
-    def __call__(self, choice: Choice) -> str | None:
+    def __call__(self, choice: StartChoice) -> str | None:
         self.asked.append(choice)
         if "boom" in choice.names:
             raise RuntimeError("boom")
@@ -200,15 +200,15 @@ async def test_everything_that_can_be_looked_at_is_listed(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("keys", "choice"),
     [
-        (["enter"], Choice("engines", ("ipc:///run/engine-0",))),
-        (["j", "j", "j", "k", "enter"], Choice("file", ("/data/bad.mcap",))),
-        (["5"], Choice("file", ("freeze",))),
-        (["end", "up", "enter"], Choice("demo")),
-        (["e", *"tcp://h:5555 b", "enter"], Choice("engines", ("tcp://h:5555", "b"))),
-        (["end", "enter", *"/x/a.mcap", "enter"], Choice("file", ("/x/a.mcap",))),
+        (["enter"], StartChoice("engines", ("ipc:///run/engine-0",))),
+        (["j", "j", "j", "k", "enter"], StartChoice("file", ("/data/bad.mcap",))),
+        (["5"], StartChoice("file", ("freeze",))),
+        (["end", "up", "enter"], StartChoice("demo")),
+        (["e", *"tcp://h:5555 b", "enter"], StartChoice("engines", ("tcp://h:5555", "b"))),
+        (["end", "enter", *"/x/a.mcap", "enter"], StartChoice("file", ("/x/a.mcap",))),
     ],
 )
-async def test_keys_choose(keys: list[str], choice: Choice) -> None:
+async def test_keys_choose(keys: list[str], choice: StartChoice) -> None:
     check = Checks()
     app = start_app(check)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -274,7 +274,7 @@ async def test_a_click_opens(tmp_path: Path) -> None:
         await pilot.click("#start", offset=(10, 0))  # nothing is there
         await pilot.click("#start", offset=(10, y))
         await settled(app, pilot, lambda: app.return_value is not None)
-    assert app.return_value == Choice("file", ("chunked",))
+    assert app.return_value == StartChoice("file", ("chunked",))
 
 
 async def test_what_cannot_be_opened_is_a_line_and_the_screen_stays() -> None:
@@ -466,8 +466,8 @@ async def test_an_address_that_leads_nowhere_is_mended_where_it_was_typed(error:
         check.wrong.clear()
         await pilot.press("enter")
         await settled(app, pilot, lambda: app.return_value is not None)
-    assert app.return_value == Choice("engines", ("tcp://h:1",))
-    assert check.asked == [Choice("engines", (f"tcp://h:{n}",)) for n in (2, 1)]
+    assert app.return_value == StartChoice("engines", ("tcp://h:1",))
+    assert check.asked == [StartChoice("engines", (f"tcp://h:{n}",)) for n in (2, 1)]
 
 
 async def test_a_long_error_is_read_whole_whatever_folder_it_is_in() -> None:
@@ -486,6 +486,6 @@ def test_what_is_wrong_with_a_recording_names_it_without_its_folder(tmp_path: Pa
     folder = tmp_path / ("long" * 20)
     folder.mkdir()
     (folder / "broken.mcap").write_text("nothing")
-    said = start_command.check(Choice("file", (str(folder / "broken.mcap"),)))
+    said = start_command.check(StartChoice("file", (str(folder / "broken.mcap"),)))
     assert said is not None
     assert said.startswith("broken.mcap is not a stepscope recording")

@@ -14,7 +14,7 @@ from stepscope.recordings.history.history import History
 from stepscope.tui.screens.drawing import status
 from stepscope.tui.screens.drawing.canvas import Canvas
 from stepscope.tui.screens.drawing.changed_lines import may_write, write_changed
-from stepscope.tui.screens.drawing.drawn import Drawn
+from stepscope.tui.screens.drawing.drawn import DrawnPicture
 from stepscope.tui.screens.drawing.scene import Scene
 from stepscope.tui.screens.failures import Failures
 from stepscope.tui.screens.handlers.handlers import Handlers, bindings
@@ -75,7 +75,7 @@ class MainScreen(Screen[None]):
         self._timer: Timer | None = None
         self._seeking = Seeking(self._replay, session.clock, self.draw, self.call_later)
         self._is_put_off = False  # all of it is to be written with the next picture
-        self._drawn = Drawn(session.clock)
+        self._drawn = DrawnPicture(session.clock)
         self.is_shown = True  # not that of another engine
         self._failure: str | None = None
         self._bindings = bindings(session.abilities.actions)

@@ -47,7 +47,7 @@ def resolve(
     return kind(**{name: each.value for name, each in chosen.items() if each.origin})
 
 
-class Setting(NamedTuple):
+class ResolvedSetting(NamedTuple):
     """The value of a field, and who said so: empty where nobody did."""
 
     value: Any
@@ -59,13 +59,13 @@ def settled(
     section: Section,
     flags: Mapping[str, Any],
     defaults: Mapping[str, Any] | None = None,
-) -> dict[str, Setting]:
+) -> dict[str, ResolvedSetting]:
     """Every field of a section with where its value comes from; arguments and errors of `resolve`.
 
     The origin is an option, a name in the environment, `config.toml` or `the default`.
     """
     from_file = load_settings()[section]
-    found: dict[str, Setting] = {}
+    found: dict[str, ResolvedSetting] = {}
     for field in msgspec.structs.fields(kind):
         name = field.name
         if name in flags:
@@ -78,9 +78,9 @@ def settled(
         elif defaults and name in defaults:
             value, origin = defaults[name], "the default"
         else:
-            found[name] = Setting(_default(field), "")
+            found[name] = ResolvedSetting(_default(field), "")
             continue
-        found[name] = Setting(_converted(field, value, origin), origin)
+        found[name] = ResolvedSetting(_converted(field, value, origin), origin)
     return found
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from stepscope.engine.bench.gpu.knee import Knee, find_knee
-from stepscope.engine.bench.gpu.results import Aim, Outcome, Point, Report
+from stepscope.engine.bench.gpu.results import Aim, BenchPoint, PartOutcome, Report
 
 DECODE_SHARES = ((1, 512, 0.80), (128, 4096, 0.70))  # batch, context, of the bandwidth floor
 PREFILL_TOKENS, PREFILL_SHARE = 2048, 0.65  # of the rate of a large product
@@ -74,7 +74,9 @@ def _share_of(report: Report, part: str, model: str, what: str) -> float | None:
     return None if point is None else share_of_floor(report, point)
 
 
-def share_of_floor(report: Report, point: Point, milliseconds: float | None = None) -> float | None:
+def share_of_floor(
+    report: Report, point: BenchPoint, milliseconds: float | None = None
+) -> float | None:
     """The least time that a point's bytes or operations take, over the time it took.
 
     Args:
@@ -92,7 +94,7 @@ def share_of_floor(report: Report, point: Point, milliseconds: float | None = No
     return max(floors_s) * 1e3 / taken if floors_s and taken else None
 
 
-def knee_of(outcome: Outcome) -> Knee | None:
+def knee_of(outcome: PartOutcome) -> Knee | None:
     """Of part (d)."""
     return find_knee(
         {
@@ -103,7 +105,7 @@ def knee_of(outcome: Outcome) -> Knee | None:
     )
 
 
-def pairs(outcome: Outcome) -> Iterator[tuple[Point, Point | None]]:
+def pairs(outcome: PartOutcome) -> Iterator[tuple[BenchPoint, BenchPoint | None]]:
     """Of part (g): what transformers did, and what stepscope did of the same work."""
     ours = [point for point in outcome.points if point.facts.get("contender") == "stepscope"]
     for theirs in outcome.points:
@@ -112,14 +114,14 @@ def pairs(outcome: Outcome) -> Iterator[tuple[Point, Point | None]]:
             yield theirs, next((each for each in ours if each.facts["work"] == work), None)
 
 
-def rate_ratio(theirs: Point, ours: Point | None) -> float | None:
+def rate_ratio(theirs: BenchPoint, ours: BenchPoint | None) -> float | None:
     """Of output tokens a second, for the same work."""
     if ours is None or not ours.median or not theirs.median:
         return None
     return theirs.median / ours.median
 
 
-def itl_ratio(outcome: Outcome) -> float | None:
+def itl_ratio(outcome: PartOutcome) -> float | None:
     """Of part (h): p99 between two tokens in mode continuous over that in mode chunked."""
     whole, sliced = (outcome.point(mode) for mode in ("continuous", "chunked"))
     above = None if whole is None else whole.number("p99_ms")
@@ -127,10 +129,10 @@ def itl_ratio(outcome: Outcome) -> float | None:
     return above / below if above and below else None
 
 
-def telemetry_ratio(outcome: Outcome) -> float | None:
+def telemetry_ratio(outcome: PartOutcome) -> float | None:
     """Of part (i): the median of the ratios of pairs that ran one after the other."""
     point = outcome.point("with telemetry / without")
     if point is None:
         return None
-    ratios = Point(what="", samples=point.numbers("ratios"))
+    ratios = BenchPoint(what="", samples=point.numbers("ratios"))
     return ratios.median

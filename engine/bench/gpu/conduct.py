@@ -21,8 +21,8 @@ import msgspec
 
 from stepscope.engine.bench.gpu import aims, host
 from stepscope.engine.bench.gpu.gather import Gatherer
-from stepscope.engine.bench.gpu.parts import Job, Message, PeerWork, share_of
-from stepscope.engine.bench.gpu.results import Facts, Outcome, Report
+from stepscope.engine.bench.gpu.parts import BenchJob, Message, PeerWork, share_of
+from stepscope.engine.bench.gpu.results import Facts, PartOutcome, Report
 
 # After its time a process has this long to end by itself: parts look at the clock between points.
 GRACE_S = 20.0
@@ -33,7 +33,7 @@ Progress = Callable[[str, float, str], None]
 
 
 def conduct(
-    jobs: list[Job],
+    jobs: list[BenchJob],
     report: Report,
     seconds: float,
     *,
@@ -85,7 +85,7 @@ def conduct(
 class _Process:
     """The process of one job, from its start to its end."""
 
-    def __init__(self, job: Job, gatherer: Gatherer) -> None:
+    def __init__(self, job: BenchJob, gatherer: Gatherer) -> None:
         self._job = job
         self._gatherer = gatherer
 
@@ -150,18 +150,18 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
             stream.close()
 
 
-def _clocks(jobs: list[Job]) -> Facts:
+def _clocks(jobs: list[BenchJob]) -> Facts:
     device = jobs[0].device
     return {} if device == "cpu" else host.nvidia_smi(device)
 
 
-def _owe(report: Report, job: Job, why: str) -> None:
+def _owe(report: Report, job: BenchJob, why: str) -> None:
     for part in job.parts:
         if report.outcome(part, job.model) is None:
-            report.outcomes.append(Outcome(part=part, model=job.model, why=why))
+            report.outcomes.append(PartOutcome(part=part, model=job.model, why=why))
 
 
-def _peer_works(report: Report, job: Job) -> list[PeerWork]:
+def _peer_works(report: Report, job: BenchJob) -> list[PeerWork]:
     """What transformers did of (g) for this model: our side does the same."""
     outcome = report.outcome("g", job.model)
     if outcome is None:

@@ -5,8 +5,17 @@ from collections.abc import Callable
 
 import msgspec
 
-from stepscope.engine.bench.gpu.parts import PARTS, Begun, Doing, Ended, Failed, Found, Hello, Job
-from stepscope.engine.bench.gpu.results import Outcome, Point, Report
+from stepscope.engine.bench.gpu.parts import (
+    PARTS,
+    Begun,
+    BenchJob,
+    Doing,
+    Ended,
+    Failed,
+    Found,
+    Hello,
+)
+from stepscope.engine.bench.gpu.results import BenchPoint, PartOutcome, Report
 
 
 class Gatherer:
@@ -18,14 +27,14 @@ class Gatherer:
 
     def __init__(
         self,
-        job: Job,
+        job: BenchJob,
         report: Report,
         told: Callable[[str, str], None] = lambda what, detail: None,
     ) -> None:
         self._job = job
         self._report = report
         self._told = told
-        self._outcome: Outcome | None = None  # of the part that has begun
+        self._outcome: PartOutcome | None = None  # of the part that has begun
         self._begun_s = 0.0
         self._ended: set[str] = set()
         self._why = ""
@@ -46,7 +55,7 @@ class Gatherer:
         elif outcome is None:
             return
         elif isinstance(message, Found):
-            outcome.points.append(msgspec.convert(message.point, Point, from_attributes=True))
+            outcome.points.append(msgspec.convert(message.point, BenchPoint, from_attributes=True))
         else:
             outcome.seconds += message.seconds
             outcome.why = outcome.why or message.why
@@ -68,11 +77,11 @@ class Gatherer:
                 reason = self._why or why or "its process ended without a word"
                 outcome.why = outcome.why or reason
 
-    def _found_outcome(self, part: str) -> Outcome:
+    def _found_outcome(self, part: str) -> PartOutcome:
         """Both sides of (g) are one outcome."""
         found = self._report.outcome(part, self._job.model)
         if found is None:
-            found = Outcome(part=part, model=self._job.model)
+            found = PartOutcome(part=part, model=self._job.model)
             self._report.outcomes.append(found)
         return found
 

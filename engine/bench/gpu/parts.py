@@ -9,24 +9,24 @@ from stepscope.engine.models.random_shapes import SHAPES
 from stepscope.engine.protocol.config import ConfigError
 
 
-class Part(msgspec.Struct, frozen=True):
+class BenchPart(msgspec.Struct, frozen=True):
     """`weight` says how much of the time a part gets: about its seconds on an H200, over five."""
 
     name: str
     weight: float
 
 
-PARTS: dict[str, Part] = {
-    "a": Part("ceilings: a large copy and a large product", 1),
-    "b": Part("decode, share of the bandwidth floor", 2),
-    "c": Part("prefill, share of the rate of a large product", 2),
-    "d": Part("step time over tokens, and its knee", 1),
-    "e": Part("kernels alone", 4),
-    "f": Part("256-request yardstick", 5),
-    "g": Part("the same work through transformers' generate_batch", 3),
-    "h": Part("long prompts among decodes, in each batching mode", 7),
-    "i": Part("telemetry on and off", 3),
-    "j": Part("exactness against transformers", 4),
+PARTS: dict[str, BenchPart] = {
+    "a": BenchPart("ceilings: a large copy and a large product", 1),
+    "b": BenchPart("decode, share of the bandwidth floor", 2),
+    "c": BenchPart("prefill, share of the rate of a large product", 2),
+    "d": BenchPart("step time over tokens, and its knee", 1),
+    "e": BenchPart("kernels alone", 4),
+    "f": BenchPart("256-request yardstick", 5),
+    "g": BenchPart("the same work through transformers' generate_batch", 3),
+    "h": BenchPart("long prompts among decodes, in each batching mode", 7),
+    "i": BenchPart("telemetry on and off", 3),
+    "j": BenchPart("exactness against transformers", 4),
 }
 # Shares need the ceilings.
 NEED_CEILINGS = "bcde"
@@ -118,7 +118,7 @@ class PeerWork(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.num_requests} requests, outputs up to {self.most_output}"
 
 
-class Job(msgspec.Struct, kw_only=True):
+class BenchJob(msgspec.Struct, kw_only=True):
     """What one process measures, in order."""
 
     parts: str  # letters
@@ -188,7 +188,7 @@ Message = Hello | Doing | Begun | Found | Ended | Failed
 
 def plan_jobs(
     parts: str, models: Sequence[str], device: str, *, is_quick: bool, for_mode: Mapping[str, str]
-) -> list[Job]:
+) -> list[BenchJob]:
     """Processes that measure `parts` (letters) on `models`, in the order that they run.
 
     (b), (c) and (d) are measured on every model; (f) and (g) on the first two; (h) on the second
@@ -198,11 +198,11 @@ def plan_jobs(
         for_mode: the recording to write of a mode in (h).
     """
 
-    def job(letters: str, model: str | None, **more: Any) -> Job | None:
+    def job(letters: str, model: str | None, **more: Any) -> BenchJob | None:
         letters = "".join(each for each in letters if each in parts)
         if not letters:
             return None
-        return Job(parts=letters, model=model, device=device, is_quick=is_quick, **more)
+        return BenchJob(parts=letters, model=model, device=device, is_quick=is_quick, **more)
 
     if any(each in parts for each in NEED_CEILINGS):
         parts += "a"

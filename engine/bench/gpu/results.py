@@ -17,7 +17,7 @@ Fact: TypeAlias = float | int | str | bool | Sequence[float | int | str] | None
 Facts: TypeAlias = dict[str, Fact]
 
 
-class Point(msgspec.Struct, kw_only=True):
+class BenchPoint(msgspec.Struct, kw_only=True):
     """One thing measured, several times.
 
     `samples` are milliseconds, except where `facts` has no time at all (exactness). What the facts
@@ -57,17 +57,17 @@ class Point(msgspec.Struct, kw_only=True):
         return [float(each) for each in value]
 
 
-class Outcome(msgspec.Struct, kw_only=True):
+class PartOutcome(msgspec.Struct, kw_only=True):
     """One part on one model (or on none). `why`: what keeps it from being whole; None: it is."""
 
     part: str  # its letter
     model: str | None = None
     seconds: float = 0.0
-    points: list[Point] = msgspec.field(default_factory=list)
+    points: list[BenchPoint] = msgspec.field(default_factory=list)
     settings: Facts = msgspec.field(default_factory=dict)
     why: str | None = None
 
-    def point(self, what: str) -> Point | None:
+    def point(self, what: str) -> BenchPoint | None:
         return next((point for point in self.points if point.what == what), None)
 
 
@@ -95,13 +95,13 @@ class Report(msgspec.Struct, kw_only=True):
     host: Facts = msgspec.field(default_factory=dict)
     gpu: dict[str, Facts] = msgspec.field(default_factory=dict)  # nvidia-smi: "before", "after"
     settings: Facts = msgspec.field(default_factory=dict)
-    outcomes: list[Outcome] = msgspec.field(default_factory=list)
+    outcomes: list[PartOutcome] = msgspec.field(default_factory=list)
     aims: list[Aim] = msgspec.field(default_factory=list)
 
-    def of(self, part: str) -> Iterator[Outcome]:
+    def of(self, part: str) -> Iterator[PartOutcome]:
         return (outcome for outcome in self.outcomes if outcome.part == part)
 
-    def outcome(self, part: str, model: str | None) -> Outcome | None:
+    def outcome(self, part: str, model: str | None) -> PartOutcome | None:
         return next((each for each in self.of(part) if each.model == model), None)
 
     def rate(self, what: str, fact: str) -> float | None:

@@ -13,7 +13,7 @@ from stepscope.engine.execution.machine.devices import HostCopy
 from stepscope.engine.execution.sampling.host_sampling import (
     LEAST_LOGPROB,
     LEAST_TEMPERATURE,
-    Choice,
+    TokenChoice,
 )
 from stepscope.engine.execution.sampling.samples import Sampled
 from stepscope.engine.protocol.commands import PositionLogprobs, TokenLogprob
@@ -29,7 +29,7 @@ class SamplesOnDevice:
         self,
         logits: torch.Tensor,
         requests: Sequence[Request],
-        choices: list[Choice],
+        choices: list[TokenChoice],
         asked: list[int],
     ) -> None:
         device = logits.device
@@ -54,7 +54,7 @@ class SamplesOnDevice:
         return Sampled(tokens, dict(zip(self._asked, found, strict=True)))
 
 
-def _choose(logits: torch.Tensor, choices: list[Choice]) -> torch.Tensor:
+def _choose(logits: torch.Tensor, choices: list[TokenChoice]) -> torch.Tensor:
     """Tokens [rows]; `logits` [rows, vocab_size] are overwritten."""
     _penalise(logits, choices)
     logits = _finite(_without_forbidden(logits, choices))
@@ -67,7 +67,7 @@ def _choose(logits: torch.Tensor, choices: list[Choice]) -> torch.Tensor:
     return tokens
 
 
-def _penalise(logits: torch.Tensor, choices: list[Choice]) -> None:
+def _penalise(logits: torch.Tensor, choices: list[TokenChoice]) -> None:
     """`host_sampling.penalise` for all rows at once: one gather and one scatter."""
     penalised = [(i, c.sampling, c.counts) for i, c in enumerate(choices) if c.counts is not None]
     if not penalised:
@@ -88,7 +88,7 @@ def _penalise(logits: torch.Tensor, choices: list[Choice]) -> None:
     logits[rows, columns] = values
 
 
-def _without_forbidden(logits: torch.Tensor, choices: list[Choice]) -> torch.Tensor:
+def _without_forbidden(logits: torch.Tensor, choices: list[TokenChoice]) -> torch.Tensor:
     """Rows without the tokens that would end them too early; one with nothing else stays."""
     pairs = [(i, token) for i, choice in enumerate(choices) for token in choice.forbidden]
     if not pairs:
@@ -107,7 +107,7 @@ def _finite(logits: torch.Tensor) -> torch.Tensor:
     return logits.masked_fill(impossible, 0.0)
 
 
-def _draw(logits: torch.Tensor, choices: list[Choice]) -> torch.Tensor:
+def _draw(logits: torch.Tensor, choices: list[TokenChoice]) -> torch.Tensor:
     """Tokens [rows] by inverse transform over what min-p, top-k and top-p leave."""
     params = [choice.sampling for choice in choices]
     temperature = _column([max(p.temperature, LEAST_TEMPERATURE) for p in params], logits)

@@ -35,7 +35,7 @@ GROUP = 64
 BLOCK = 512
 
 
-class Choice(NamedTuple):
+class TokenChoice(NamedTuple):
     """What decides on the token of one row, besides its logits."""
 
     row: int
@@ -69,7 +69,7 @@ def greedy(rows: Rows, is_bf16: bool) -> list[int]:
 
 
 @np.errstate(over="ignore")  # what is out of range is impossible, or as likely as can be
-def choose(logits: Floats, choice: Choice) -> int:
+def choose(logits: Floats, choice: TokenChoice) -> int:
     """The token of one row; `logits` [vocab_size] is overwritten."""
     sampling = choice.sampling
     if choice.counts is not None:

@@ -17,7 +17,7 @@ import torch
 
 from stepscope.engine.execution.sampling import host_sampling
 from stepscope.engine.execution.sampling.device_sampling import SamplesOnDevice
-from stepscope.engine.execution.sampling.host_sampling import Choice
+from stepscope.engine.execution.sampling.host_sampling import TokenChoice
 from stepscope.engine.execution.sampling.samples import Sampled, SamplesInFlight
 from stepscope.engine.execution.sampling.token_counts import TokenCounts
 from stepscope.engine.scheduling.request import Request
@@ -76,7 +76,7 @@ class Sampler:
             return _OnHost(_sample_on_host(logits, requests, choices, asked), logits.device)
         return SamplesOnDevice(logits, requests, choices, asked)
 
-    def _choice(self, row: int, request: Request, vocab_size: int) -> Choice:
+    def _choice(self, row: int, request: Request, vocab_size: int) -> TokenChoice:
         sampling = request.sampling
         num_output = request.num_output_tokens + request.num_pending_tokens
         random = None
@@ -95,7 +95,7 @@ class Sampler:
                 counts = TokenCounts(request, with_prompt=sampling.repetition_penalty != 1.0)
                 self._counts[request] = counts
             counts.catch_up(request)
-        return Choice(row, sampling, random, forbidden, counts)
+        return TokenChoice(row, sampling, random, forbidden, counts)
 
 
 class _OnHost:
@@ -114,7 +114,7 @@ class _OnHost:
 
 
 def _sample_on_host(
-    logits: torch.Tensor, requests: Sequence[Request], choices: list[Choice], asked: list[int]
+    logits: torch.Tensor, requests: Sequence[Request], choices: list[TokenChoice], asked: list[int]
 ) -> Sampled:
     is_bf16 = logits.dtype == torch.bfloat16
     rows = logits.view(torch.int16).numpy() if is_bf16 else logits.numpy()

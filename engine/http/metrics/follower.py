@@ -12,7 +12,7 @@ import msgspec
 import zmq
 
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
-from stepscope.engine.client.reorder_buffer import Held, Received
+from stepscope.engine.client.reorder_buffer import Received, ReorderBuffer
 from stepscope.engine.http.engine_client import EngineClient
 from stepscope.engine.http.metrics.reducer import EngineMetrics
 from stepscope.engine.http.sockets import SocketReader
@@ -38,7 +38,7 @@ class TelemetryFollower:
         self._engine = engine
         self._metrics = metrics
         self._next_sequence: int | None = None  # None: a snapshot is needed first
-        self._held = Held()  # what came after a gap, or before the snapshot
+        self._held = ReorderBuffer()  # what came after a gap, or before the snapshot
         self._next_ask_s = 0.0
         self._catching_up = False
         self._wanted = asyncio.Event()  # something is held that cannot be applied as it is

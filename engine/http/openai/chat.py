@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from stepscope.engine.http.errors import ApiError, not_supported
-from stepscope.engine.http.openai.generation import Piece
+from stepscope.engine.http.openai.generation import TextPiece
 from stepscope.engine.http.openai.job import Head, Job, make_job
 from stepscope.engine.http.openai.requests import ChatRequest, ChatTurn
 from stepscope.engine.http.openai.responses import (
@@ -112,7 +112,7 @@ class ChatWriter:
         self._head = head
         self._begun: set[int] = set()  # choices whose role is told
 
-    def chunk(self, piece: Piece, usage: Usage | UnsetType | None) -> bytes:
+    def chunk(self, piece: TextPiece, usage: Usage | UnsetType | None) -> bytes:
         index, output = piece
         # The role comes with the first token: a chunk of its own would look like one.
         role: str | UnsetType = UNSET if index in self._begun else "assistant"

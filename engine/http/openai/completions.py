@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UnsetType
 
 from stepscope.engine.http.errors import ApiError
-from stepscope.engine.http.openai.generation import Piece
+from stepscope.engine.http.openai.generation import TextPiece
 from stepscope.engine.http.openai.job import Head, Job, make_job
 from stepscope.engine.http.openai.requests import CompletionRequest, TokenId
 from stepscope.engine.http.openai.responses import (
@@ -84,7 +84,7 @@ class CompletionWriter:
         self._head = head
         self._num_chars: dict[int, int] = {}  # given out so far, of each choice with logprobs
 
-    def chunk(self, piece: Piece, usage: Usage | UnsetType | None) -> bytes:
+    def chunk(self, piece: TextPiece, usage: Usage | UnsetType | None) -> bytes:
         return self._write([self._choice(piece.choice, piece.output)], usage)
 
     def usage_chunk(self, usage: Usage) -> bytes:

@@ -27,7 +27,7 @@ from stepscope.engine.protocol.commands import (
 MAX_PENDING = 256  # outputs of one request that wait for its reader one by one
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """New output of one choice."""
 
     choice: int
@@ -38,7 +38,7 @@ class ClientGone(Exception):  # noqa: N818 - reads as what happened
     """Nobody wants the rest any more."""
 
 
-class _Joined:
+class _JoinedText:
     """Outputs of one choice that its client was too slow for."""
 
     def __init__(self, first: Output) -> None:
@@ -83,8 +83,8 @@ class Generation:
         self._indices: dict[int, int] = {}  # choice of each command that is not done
         self._request_ids: dict[int, int] = {}  # of commands that were accepted
         self._num_submitted = 0
-        self._pending: deque[Piece] = deque()
-        self._joined: dict[int, _Joined] = {}  # by choice; newer than all that is pending
+        self._pending: deque[TextPiece] = deque()
+        self._joined: dict[int, _JoinedText] = {}  # by choice; newer than all that is pending
         self._failure: Exception | None = None
         self._is_closed = False
         self._change: asyncio.Future[None] | None = None  # what is waited for, or was
@@ -105,7 +105,7 @@ class Generation:
             await self._changed()
         self._on_taken()
 
-    async def next_pieces(self) -> list[Piece]:
+    async def next_pieces(self) -> list[TextPiece]:
         """What is new, in order; empty once everything has come.
 
         Raises:
@@ -117,7 +117,7 @@ class Generation:
                 return []
             await self._changed()
         pieces = [*self._pending]
-        pieces += [Piece(index, joined.output()) for index, joined in self._joined.items()]
+        pieces += [TextPiece(index, joined.output()) for index, joined in self._joined.items()]
         self._pending.clear()
         self._joined.clear()
         return pieces
@@ -173,9 +173,9 @@ class Generation:
         if (joined := self._joined.get(index)) is not None:
             joined.add(output)
         elif len(self._pending) < MAX_PENDING:
-            self._pending.append(Piece(index, output))
+            self._pending.append(TextPiece(index, output))
         else:
-            self._joined[index] = _Joined(output)
+            self._joined[index] = _JoinedText(output)
 
     def _done(self, command_id: int) -> None:
         self._engine.forget(command_id)

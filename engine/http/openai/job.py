@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 
 from msgspec import UNSET, UnsetType
 
-from stepscope.engine.http.openai.generation import Piece
+from stepscope.engine.http.openai.generation import TextPiece
 from stepscope.engine.http.openai.requests import GenerationRequest
 from stepscope.engine.http.openai.responses import PromptTokensDetails, Usage
 from stepscope.engine.protocol.commands import Output, Submit
@@ -23,7 +23,7 @@ class Head(NamedTuple):
 class Writer(Protocol):
     """Writes the JSON of one kind of answer."""
 
-    def chunk(self, piece: Piece, usage: Usage | UnsetType | None) -> bytes: ...
+    def chunk(self, piece: TextPiece, usage: Usage | UnsetType | None) -> bytes: ...
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """The last chunk of a stream, without choices."""
@@ -67,7 +67,7 @@ class UsageMeter:
         self._job = job
         self._outputs: dict[int, tuple[int, int, int]] = {}  # prompt, cached, output; by choice
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: TextPiece) -> None:
         output = piece.output
         self._outputs[piece.choice] = (
             output.num_prompt_tokens,

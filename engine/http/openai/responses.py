@@ -106,7 +106,7 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     usage: Usage
 
 
-class Model(Struct, frozen=True, kw_only=True):
+class ModelCard(Struct, frozen=True, kw_only=True):
     id: str
     object: str = "model"
     created: int
@@ -119,4 +119,4 @@ class Model(Struct, frozen=True, kw_only=True):
 
 class ModelList(Struct, frozen=True, kw_only=True):
     object: str = "list"
-    data: list[Model]
+    data: list[ModelCard]

@@ -12,7 +12,7 @@ from starlette.types import Receive, Send
 
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
 from stepscope.engine.http.errors import ApiError, from_engine, internal_error
-from stepscope.engine.http.openai.generation import ClientGone, Generation, Piece
+from stepscope.engine.http.openai.generation import ClientGone, Generation, TextPiece
 from stepscope.engine.http.openai.job import Job, UsageMeter
 from stepscope.engine.protocol.commands import Output
 
@@ -119,7 +119,7 @@ async def send_json(
     await send({"type": "http.response.body", "body": body})
 
 
-def _check(piece: Piece) -> None:
+def _check(piece: TextPiece) -> None:
     if piece.output.finish_reason == "abort":
         raise ApiError(
             503,

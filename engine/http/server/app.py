@@ -30,7 +30,7 @@ from stepscope.engine.http.openai.completions import completion_job
 from stepscope.engine.http.openai.generation import Generation
 from stepscope.engine.http.openai.job import Head, Job
 from stepscope.engine.http.openai.requests import GenerationRequest, decode_chat, decode_completion
-from stepscope.engine.http.openai.responses import Model, ModelList
+from stepscope.engine.http.openai.responses import ModelCard, ModelList
 from stepscope.engine.http.openai.streaming import answer
 from stepscope.engine.http.server.guard import Guard
 from stepscope.engine.http.server.peers import peer_of
@@ -153,9 +153,9 @@ class Api:
     def _model_name(self, info: EngineInfo) -> str:
         return self.settings.served_model_name or info.model
 
-    def _model(self) -> Model:
+    def _model(self) -> ModelCard:
         info = self._info()
-        return Model(
+        return ModelCard(
             id=self._model_name(info),
             created=info.wall_ns // 1_000_000_000,
             root=info.model,

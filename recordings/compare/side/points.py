@@ -14,7 +14,7 @@ PREEMPTED, KNOB, MARKED, LATE, LOST = 1, 2, 4, 8, 16  # flags
 _MOST = (1 << 31) - 1
 
 
-class Point(NamedTuple):
+class StepPoint(NamedTuple):
     """The steps `first` to `last` of a run; the worst of them. Times are since the run began."""
 
     first: int
@@ -124,7 +124,7 @@ class StepPoints:
         """The last point that has ended by a time; -1 for none."""
         return bisect_right(self._end, time_ns) - 1
 
-    def worst(self, first: int, last: int) -> Point | None:
+    def worst(self, first: int, last: int) -> StepPoint | None:
         """The points with these indices as one; None without any."""
         first, last = max(0, first), min(last, len(self._first) - 1)
         if first > last:
@@ -136,7 +136,7 @@ class StepPoints:
         flags = 0
         for flag in set(self._flags[cut]):
             flags |= flag
-        return Point(
+        return StepPoint(
             self._first[first],
             self._last[last],
             self._start[first],

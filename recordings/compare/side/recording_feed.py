@@ -11,7 +11,7 @@ from stepscope.recordings.compare.side.feed import BATCH, Stretch
 from stepscope.recordings.compare.side.past import Past, oldest_arrival
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.file.loaded_chunk import KEYFRAME, Frame
+from stepscope.recordings.file.loaded_chunk import KEYFRAME, MessageFrame
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.state.pauses import known_since
 from stepscope.recordings.state.series.latency import SLO
@@ -48,7 +48,7 @@ class RecordingFeed:
                 f"{recording.path} holds steps {first:,} to {last:,}, none of those wanted"
             )
         self._begins_inside = self._first > first
-        self._messages: Iterator[tuple[Frame, Position]] | None = None
+        self._messages: Iterator[tuple[MessageFrame, Position]] | None = None
         self._state = SessionState()
         self._sequence = 0
 
@@ -76,7 +76,7 @@ class RecordingFeed:
         self.is_done = True
         self._recording.close()
 
-    def _begin(self) -> Iterator[tuple[Frame, Position]]:
+    def _begin(self) -> Iterator[tuple[MessageFrame, Position]]:
         before = self._recording.find_step(self._first - 1) if self._begins_inside else None
         snapshot, position = self._recording.keyframe_before(before or Position(0, 0))
         self._state = SessionState.from_snapshot(snapshot)
@@ -119,7 +119,7 @@ class RecordingFeed:
         """
         return max(self._recording.known_since_ns, known_since(snapshot))
 
-    def _message(self, frame: Frame) -> tuple[Telemetry, bool] | None:
+    def _message(self, frame: MessageFrame) -> tuple[Telemetry, bool] | None:
         """Decoded, and whether messages before it are missing; None for one that says nothing."""
         try:
             message = wire.decode(frame.payload)

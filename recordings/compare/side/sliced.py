@@ -25,7 +25,7 @@ class GapWork(NamedTuple):
     decodes: int
 
 
-class StepWork(NamedTuple):
+class WorkClass(NamedTuple):
     """What was computed in a step: classes of the numbers of tokens."""
 
     prefill: int
@@ -49,7 +49,7 @@ class SlicedWaits:
             self._prefill_ns = now_ns
         prefill_ns = self._prefill_ns
         decodes = size_class(record.num_decode_tokens)
-        work = StepWork(size_class(record.num_prefill_tokens), decodes)
+        work = WorkClass(size_class(record.num_prefill_tokens), decodes)
         self.step.add(end_ns, now_ns - record.schedule_start_ns, stratum=work)
         for gap_ns, weight in outcome.gaps_ns.items():
             has_prefill = prefill_ns is not None and prefill_ns > now_ns - gap_ns

@@ -19,8 +19,8 @@ from typing import NamedTuple, TypeAlias
 from stepscope.recordings.compare.side.slices import Slice, Stratum, bin_of, start_of
 from stepscope.recordings.compare.statistics.chance import MIN_SLICES
 from stepscope.recordings.compare.statistics.stratified import (
-    Share,
     StratifiedWaits,
+    StratumShare,
     num_in_strata,
     overlap_weights,
     spread_strata,
@@ -124,7 +124,7 @@ def _covered(
     return sum(min(left[key] / whole[0], right[key] / whole[1]) for key in left if key in right)
 
 
-def _differ(a: Share, b: Share) -> bool:
+def _differ(a: StratumShare, b: StratumShare) -> bool:
     """Welch's t-test (Biometrika 1947)."""
     if a.share == b.share:
         return False
@@ -136,7 +136,7 @@ def _differ(a: Share, b: Share) -> bool:
     return abs(a.share - b.share) / math.sqrt(variance) > _t_point(freedom)
 
 
-def _differ_in_pairs(a: Share, b: Share) -> bool:
+def _differ_in_pairs(a: StratumShare, b: StratumShare) -> bool:
     """Student's test of the differences, stretch by stretch; Welch's where they do not pair."""
     if len(a.apart) != len(b.apart):
         return _differ(a, b)
@@ -148,7 +148,7 @@ def _differ_in_pairs(a: Share, b: Share) -> bool:
     return abs(a.share - b.share) / math.sqrt(variance) > _t_point(min(a.freedom, b.freedom))
 
 
-def _cannot_tell(a: Share, b: Share) -> bool:
+def _cannot_tell(a: StratumShare, b: StratumShare) -> bool:
     """Of runs that are too short."""
     return False
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from stepscope.recordings.compare.side.slices import Bins, Slice, Stratum
 
 
-class Share(NamedTuple):
+class StratumShare(NamedTuple):
     """Of the waits, those above a bin.
 
     Attributes:
@@ -53,7 +53,7 @@ class StratifiedWaits:
         self.num_stretches = sum(bool(each) for each in self._stretches)
         self._bins: list[int] = []
         self._upto: list[float] = []  # share of the waits up to each of these bins
-        self._known: dict[int, Share] = {}
+        self._known: dict[int, StratumShare] = {}
 
     def percentile(self, rank: int) -> int:
         """The bin that the nearest rank lies in."""
@@ -61,7 +61,7 @@ class StratifiedWaits:
             self._merge()
         return self._bins[min(len(self._bins) - 1, bisect_left(self._upto, rank / 100 - 1e-9))]
 
-    def above(self, at: int) -> Share:
+    def above(self, at: int) -> StratumShare:
         """The share of the waits that lie in bins above one."""
         found = self._known.get(at)
         if found is None:
@@ -78,7 +78,7 @@ class StratifiedWaits:
         self._bins = sorted(whole)
         self._upto = list(accumulate(whole[at] for at in self._bins))
 
-    def _above(self, at: int) -> Share:
+    def _above(self, at: int) -> StratumShare:
         longer = [{key: each.above(at) for key, each in s.items()} for s in self._stretches]
         sums = dict.fromkeys(self.nums, 0)
         for stretch in longer:
@@ -94,7 +94,7 @@ class StratifiedWaits:
                 expected = count * (sums[key] - number) / others
                 error += self._weights[key] * (number - expected)
             apart.append(error)
-        return Share(share, apart, max(1, self.num_stretches - 1))
+        return StratumShare(share, apart, max(1, self.num_stretches - 1))
 
 
 class _Ordered:

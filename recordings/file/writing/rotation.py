@@ -33,14 +33,14 @@ _SECONDS = {"S": 1, "M": 60, "MIN": 60, "H": 3600, "D": 86_400, "W": 604_800}
 _LIMIT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 
 
-class Limits(NamedTuple):
+class SeriesLimits(NamedTuple):
     """A size, an age, or both; whatever is reached first."""
 
     num_bytes: int | None = None
     age_s: float | None = None
 
     @classmethod
-    def parse(cls, text: str) -> "Limits":
+    def parse(cls, text: str) -> "SeriesLimits":
         """From what a person writes: `1GB`, `48h` or `500MB,1h`.
 
         Raises:
@@ -66,7 +66,7 @@ class Limits(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Member:
+class _SeriesFile:
     path: Path
     num_bytes: int
     written_s: float
@@ -81,7 +81,7 @@ class FileSeries:
         keep: what may stay, files that are being written not counted; None for all.
     """
 
-    def __init__(self, path: Path, rotate: Limits, keep: Limits | None = None) -> None:
+    def __init__(self, path: Path, rotate: SeriesLimits, keep: SeriesLimits | None = None) -> None:
         self._folder = path.parent
         self.name = path.stem
         self._suffix = path.suffix or ".mcap"
@@ -152,11 +152,11 @@ class FileSeries:
             num_deleted += 1
         return num_deleted
 
-    def _age_s(self, member: _Member) -> float:
+    def _age_s(self, member: _SeriesFile) -> float:
         ended_s = self._ended_s.get(member.path.name)
         return time.time() - member.written_s if ended_s is None else time.monotonic() - ended_s
 
-    def _members(self, current: RecordingFile) -> list[_Member]:
+    def _members(self, current: RecordingFile) -> list[_SeriesFile]:
         """Files of this series that nobody writes any more, oldest first."""
         members = []
         for entry in sorted(os.scandir(self._folder), key=lambda each: each.name):
@@ -173,5 +173,5 @@ class FileSeries:
                 continue  # by another recorder that was given the same name
             metadata = read_metadata(path)
             if metadata is not None and metadata.get(SERIES) == self.name:
-                members.append(_Member(path, status.st_size, status.st_mtime))
+                members.append(_SeriesFile(path, status.st_size, status.st_mtime))
         return members

@@ -35,7 +35,7 @@ class SessionEvent(NamedTuple):
     request_id: int | None = None
 
 
-class Told(NamedTuple):
+class AuditedStep(NamedTuple):
     """What somebody did to the engine, or was refused, other than a change of knobs."""
 
     step: int  # from which it holds; of what was refused the one it was asked in

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from stepscope.engine.bench.gpu import aims
-from stepscope.engine.bench.gpu.results import Outcome, Point, Report, percentile
+from stepscope.engine.bench.gpu.results import BenchPoint, PartOutcome, Report, percentile
 from stepscope.tui.views.format import three_digits
 
 
@@ -17,7 +17,7 @@ class Row(NamedTuple):
     value: float | None  # to be compared with another report's
 
 
-def rows_of(report: Report, outcome: Outcome) -> Iterator[Row]:
+def rows_of(report: Report, outcome: PartOutcome) -> Iterator[Row]:
     """The figures of one part on one model."""
     column = outcome.model or ""
     if outcome.part == "a":
@@ -77,18 +77,18 @@ def _ceilings(report: Report) -> Iterator[Row]:
             yield Row(label, "", f"{rate / scale:,.3g} {unit}", rate)
 
 
-def _step(report: Report, point: Point) -> str:
+def _step(report: Report, point: BenchPoint) -> str:
     assert point.median is not None
     text = three_digits(point.median)
     share = aims.share_of_floor(report, point)
     if share is None:
         return text
-    device = Point(what="", samples=point.numbers("device_ms")).median
+    device = BenchPoint(what="", samples=point.numbers("device_ms")).median
     inner = "" if device is None else _percent(aims.share_of_floor(report, point, device))
     return f"{text} {_percent(share)}" + (f" ({inner})" if inner else "")
 
 
-def _peers(outcome: Outcome, column: str) -> Iterator[Row]:
+def _peers(outcome: PartOutcome, column: str) -> Iterator[Row]:
     for theirs, ours in aims.pairs(outcome):
         rates = [
             None if each is None else each.number("output_tokens_per_s") for each in (ours, theirs)
@@ -101,7 +101,7 @@ def _peers(outcome: Outcome, column: str) -> Iterator[Row]:
         yield Row(str(theirs.facts["work"]), column, " / ".join(texts) + times, ratio)
 
 
-def _modes(outcome: Outcome, column: str) -> Iterator[Row]:
+def _modes(outcome: PartOutcome, column: str) -> Iterator[Row]:
     for point in outcome.points:
         figures = [point.number(f"{name}_ms") for name in ("p50", "p99", "max")]
         if any(each is None for each in figures):

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from stepscope.engine.bench.gpu.parts import PARTS
-from stepscope.engine.bench.gpu.results import Outcome, Report
+from stepscope.engine.bench.gpu.results import PartOutcome, Report
 from stepscope.tui.cli.bench.bench_gpu_rows import Row, rows_of
 
 WIDTH = 100
@@ -122,7 +122,7 @@ def _title(part: str) -> Iterator[str]:
         yield _INDENT + _UNDER[part]
 
 
-def _settings(outcome: Outcome, described: set[str]) -> Iterator[str]:
+def _settings(outcome: PartOutcome, described: set[str]) -> Iterator[str]:
     """How it was run. The engine of a model is `described` once."""
     settings, on = outcome.settings, outcome.model or ""
     words: list[str] = []
@@ -148,7 +148,7 @@ def _settings(outcome: Outcome, described: set[str]) -> Iterator[str]:
             yield from _wrapped(f"{on}: {point.what}: {software}, {', '.join(words)}{cut}")
 
 
-def _missing(outcome: Outcome) -> Iterator[str]:
+def _missing(outcome: PartOutcome) -> Iterator[str]:
     on = f"{outcome.model}: " if outcome.model else ""
     notes = [
         f"{on}{point.what}: not measured: {point.why}" for point in outcome.points if point.why

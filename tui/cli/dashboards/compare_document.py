@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepscope.recordings.compare.columns import Align, stretches
-from stepscope.recordings.compare.comparison import Comparison, Work
+from stepscope.recordings.compare.comparison import Comparison, SideWork
 from stepscope.recordings.compare.figures import Figure
 from stepscope.recordings.compare.load import Load
-from stepscope.recordings.compare.side.points import Point
+from stepscope.recordings.compare.side.points import StepPoint
 from stepscope.recordings.compare.side.requests import Pair, RequestRun
 from stepscope.recordings.compare.side.side import Side
 
@@ -86,7 +86,7 @@ def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _work(name: str, work: Work) -> dict[str, Any]:
+def _work(name: str, work: SideWork) -> dict[str, Any]:
     return {"name": name, **work._asdict()}
 
 
@@ -106,5 +106,5 @@ def _run(run: RequestRun) -> Mapping[str, Any]:
     }
 
 
-def _point(point: Point | None) -> dict[str, Any] | None:
+def _point(point: StepPoint | None) -> dict[str, Any] | None:
     return None if point is None else point._asdict()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from stepscope.recordings.compare.columns import Align, stretches
 from stepscope.recordings.compare.comparison import Comparison
-from stepscope.recordings.compare.side.points import Point
+from stepscope.recordings.compare.side.points import StepPoint
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.compare.statistics.effect import CONFIDENCE
 from stepscope.tui.cli.shared.text_table import text_table
@@ -85,7 +85,7 @@ def _aligned(
 _POINT_COLUMNS = ("prefill", "budget", "decode", "wait ms")
 
 
-def _cells(point: Point | None) -> list[str]:
+def _cells(point: StepPoint | None) -> list[str]:
     if point is None:
         return ["", "", "", ""]
     wait = None if point.longest_us is None else point.longest_us / 1000

@@ -23,7 +23,7 @@ from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.series.latency import Series
 from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
 from stepscope.tui.cli.dashboards.demo_pace import Pace
-from stepscope.tui.cli.dashboards.demo_rate import Offer, asked_rate, offer
+from stepscope.tui.cli.dashboards.demo_rate import DemoLoad, asked_rate, offer
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.options import DEMO_DEFAULTS
@@ -182,7 +182,7 @@ def _ending_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _told(offers: Sequence[Offer]) -> Iterator[str]:
+def _told(offers: Sequence[DemoLoad]) -> Iterator[str]:
     first, *later = offers
     yield f"workload   {first}"
     for each in later:

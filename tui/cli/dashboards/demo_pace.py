@@ -12,7 +12,7 @@ from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
 from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.workload.arrivals import describe
 from stepscope.recordings.history.history import History
-from stepscope.tui.cli.dashboards.demo_rate import Offer, next_offer
+from stepscope.tui.cli.dashboards.demo_rate import DemoLoad, next_offer
 
 TICK_S = 1.0  # how soon it is seen that somebody has changed something
 # The machine is another one when the steps of so many windows in a row say so: what a neighbour
@@ -38,7 +38,7 @@ class Pace:
     def __init__(
         self,
         usual: WorkloadSpec,
-        offered: Offer,
+        offered: DemoLoad,
         history: History,
         set_workload: Callable[[WorkloadSpec], None],
         clock: Callable[[], float] = time.monotonic,
@@ -48,10 +48,10 @@ class Pace:
         self._history = history
         self._set_workload = set_workload
         self._clock = clock
-        self._unsure: Offer | None = None  # asked for, without an answer
+        self._unsure: DemoLoad | None = None  # asked for, without an answer
         self._ours = {describe(offered.workload)}  # all that was asked for
         self._is_seen = False  # telemetry tells of it a moment after it was taken
-        self._found: list[Offer] = []  # by the last windows, all of them more or all less
+        self._found: list[DemoLoad] = []  # by the last windows, all of them more or all less
         self._window_end_s = 0.0
         self._rest_s = FIRST_REST_S
         self._knobs_version = 0
@@ -115,7 +115,7 @@ class Pace:
         self._is_seen = self._is_seen or workload in self._ours
         return workload in self._ours or not self._is_seen
 
-    def _wanted(self) -> Offer | None:
+    def _wanted(self) -> DemoLoad | None:
         """By the window that ends now and those before it."""
         now, info = self.offers[-1], self._history.info
         rates = self._history.rates(window_s=WINDOW_S)
@@ -133,7 +133,7 @@ class Pace:
         self._found.clear()
         return by_rate[NUM_WINDOWS // 2]
 
-    def _ask(self, wanted: Offer) -> None:
+    def _ask(self, wanted: DemoLoad) -> None:
         said = describe(wanted.workload)
         is_new = said not in self._ours
         self._ours.add(said)  # before it is taken, for an answer may be lost
@@ -147,7 +147,7 @@ class Pace:
             raise
         self._began(wanted)
 
-    def _began(self, offered: Offer) -> None:
+    def _began(self, offered: DemoLoad) -> None:
         self._unsure = None
         self._found.clear()
         self.offers.append(offered)
@@ -163,5 +163,5 @@ class Pace:
                 continue  # it is ending, or somebody else was quicker
 
 
-def _is_more(offered: Offer, now: Offer) -> bool:
+def _is_more(offered: DemoLoad, now: DemoLoad) -> bool:
     return offered.workload.rate > now.workload.rate

@@ -18,7 +18,7 @@ LEAST_BUSY_S = 0.5  # of steps, to judge by
 CLEARLY = 1.4  # a rate is changed when the machine carries so many times more, or less
 
 
-class Offer(NamedTuple):
+class DemoLoad(NamedTuple):
     """The workload that is started, and why at its rate."""
 
     workload: WorkloadSpec
@@ -42,20 +42,22 @@ def asked_rate(text: str | None) -> float | None:
     return rate
 
 
-def offer(usual: WorkloadSpec, info: EngineInfo, asked: float | None) -> Offer:
+def offer(usual: WorkloadSpec, info: EngineInfo, asked: float | None) -> DemoLoad:
     """The usual workload, at the rate that was asked for, else at no more than is carried.
 
     That is `LOAD` of what the engine completes, by the costs of its steps.
     """
     costs = info.step_costs
     if costs is None:
-        return Offer(usual) if asked is None else Offer(replace(usual, rate=asked), "as asked")
+        return (
+            DemoLoad(usual) if asked is None else DemoLoad(replace(usual, rate=asked), "as asked")
+        )
     measured = capacity.in_words(costs)
     whole = capacity.requests_per_s(usual, costs, info.max_model_len)
     carried = _rounded(LOAD * whole)
     if asked is not None:
         more = f"; {SHARE} is about {carried:g}" if asked > whole else ""
-        return Offer(replace(usual, rate=asked), f"as asked{more}", measured)
+        return DemoLoad(replace(usual, rate=asked), f"as asked{more}", measured)
     return _at_most(usual, carried, measured)
 
 
@@ -78,7 +80,9 @@ def slowness(rates: Rates, costs: StepCosts) -> float | None:
     return 1000.0 * busy_s / reckoned_ms
 
 
-def next_offer(now: Offer, usual: WorkloadSpec, info: EngineInfo, rates: Rates) -> Offer | None:
+def next_offer(
+    now: DemoLoad, usual: WorkloadSpec, info: EngineInfo, rates: Rates
+) -> DemoLoad | None:
     """What is offered to an engine that is as slow as its steps say; None: what it has, or nearly.
 
     It is the rate of the start (`offer`), by steps that take so many times longer. What the mix
@@ -95,13 +99,13 @@ def next_offer(now: Offer, usual: WorkloadSpec, info: EngineInfo, rates: Rates) 
     return found._replace(workload=replace(found.workload, seed=now.workload.seed + 1))
 
 
-def _at_most(usual: WorkloadSpec, carried: float, measured: str) -> Offer:
+def _at_most(usual: WorkloadSpec, carried: float, measured: str) -> DemoLoad:
     if carried >= usual.rate:
-        return Offer(usual, "", measured)
+        return DemoLoad(usual, "", measured)
     if carried < LEAST_RATE:
         why = f"though {SHARE} is {carried:g}"
-        return Offer(replace(usual, rate=LEAST_RATE), why, measured)
-    return Offer(replace(usual, rate=carried), SHARE, measured)
+        return DemoLoad(replace(usual, rate=LEAST_RATE), why, measured)
+    return DemoLoad(replace(usual, rate=carried), SHARE, measured)
 
 
 def _rounded(rate: float) -> float:

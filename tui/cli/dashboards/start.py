@@ -18,7 +18,7 @@ from stepscope.tui.settings.terminal import (
     only_ascii,
     said_environment,
 )
-from stepscope.tui.views.pages.start_list import Choice
+from stepscope.tui.views.pages.start_list import StartChoice
 
 if TYPE_CHECKING:
     from stepscope.tui.session.start_finder import Finder
@@ -74,19 +74,19 @@ def finder() -> "Finder":
     return Finder(Path.cwd(), RecentFiles())
 
 
-def check(choice: Choice) -> str | None:
+def check(choice: StartChoice) -> str | None:
     """Why a choice cannot be opened, in one line; None when it can. Waits two seconds at most."""
     return _of_file(choice, _error_of(partial(_try, choice)))
 
 
-def _of_file(choice: Choice, error: str | None) -> str | None:
+def _of_file(choice: StartChoice, error: str | None) -> str | None:
     """Without the folder: the list says it, and it would push what is wrong off the line."""
     if error is None or choice.kind != "file":
         return error
     return error.replace(f"{Path(choice.names[0]).parent}{os.sep}", "")
 
 
-def _try(choice: Choice) -> None:
+def _try(choice: StartChoice) -> None:
     if choice.kind == "engines":
         from stepscope.tui.cli.dashboards import top as top_command
 
@@ -100,7 +100,7 @@ def _try(choice: Choice) -> None:
         raise CommandFailed("the demo needs an engine here: pip install 'stepscope[engine]'")
 
 
-def _open(choice: Choice, flags: Mapping[str, Any]) -> str | None:
+def _open(choice: StartChoice, flags: Mapping[str, Any]) -> str | None:
     """The session, until the operator leaves it; gives what there is to say about its end."""
     from stepscope.tui.cli.dashboards import demo as demo_command
     from stepscope.tui.cli.dashboards import replay as replay_command

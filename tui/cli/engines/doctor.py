@@ -33,7 +33,7 @@ _DASHBOARD = (
 _CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
 
 
-class Finding(NamedTuple):
+class DoctorFinding(NamedTuple):
     """One line of the report. Only "bad" makes the command fail."""
 
     level: Literal["ok", "note", "bad"]
@@ -83,8 +83,8 @@ def doctor() -> None:
         raise CommandFailed(f"an engine cannot run here yet: see {', '.join(bad)} above")
 
 
-def _findings() -> Iterator[Finding]:
-    yield Finding("ok", "python", f"{platform.python_version()} at {sys.executable}")
+def _findings() -> Iterator[DoctorFinding]:
+    yield DoctorFinding("ok", "python", f"{platform.python_version()} at {sys.executable}")
     yield _packages("stepscope", "watching, recording, replaying", _DASHBOARD, "stepscope", True)
     for each in EXTRAS:
         wanted = f"'stepscope[{each.name}]'"
@@ -98,7 +98,7 @@ def _findings() -> Iterator[Finding]:
 
 def _packages(
     name: str, what_for: str, packages: tuple[str, ...], wanted: str, is_needed: bool
-) -> Finding:
+) -> DoctorFinding:
     """What belongs together in one line, with versions, or with what is missing of it."""
     found, missing = [], []
     for package in packages:
@@ -107,14 +107,14 @@ def _packages(
         except PackageNotFoundError:
             missing.append(package)
     if not missing:
-        return Finding("ok", name, f"{what_for}: {', '.join(found)}")
+        return DoctorFinding("ok", name, f"{what_for}: {', '.join(found)}")
     lacks = "not installed" if not found else f"{', '.join(missing)} not installed"
-    return Finding(
+    return DoctorFinding(
         "bad" if is_needed else "note", name, f"{what_for}: {lacks}; pip install {wanted}"
     )
 
 
-def _cpu() -> Finding:
+def _cpu() -> DoctorFinding:
     flags: set[str] = set()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -124,29 +124,29 @@ def _cpu() -> Finding:
                 break
     found = ", ".join(name for name in _CPU_FEATURES if name in flags)
     features = found or "features unknown"
-    return Finding("ok", "cpu", f"{os.cpu_count()} cores, {platform.machine()}, {features}")
+    return DoctorFinding("ok", "cpu", f"{os.cpu_count()} cores, {platform.machine()}, {features}")
 
 
-def _compute() -> Iterator[Finding]:
+def _compute() -> Iterator[DoctorFinding]:
     """The GPU, the C++ kernels, and the attention backends with the reason for each."""
     try:
         torch = importlib.import_module("torch")
         attention = importlib.import_module("stepscope.kernels.dispatch.backends")
         library = importlib.import_module("stepscope.kernels.cpu.library")
     except (ImportError, OSError) as error:
-        yield Finding("bad", "torch", f"is installed but does not load: {error}")
+        yield DoctorFinding("bad", "torch", f"is installed but does not load: {error}")
         return
     device, dtype = "cpu", torch.float32
     if torch.cuda.is_available():
         device, dtype = "cuda", torch.bfloat16  # what an engine there takes by itself
         count = torch.cuda.device_count()
-        yield Finding("ok", "gpu", f"{count} x {torch.cuda.get_device_name(0)}")
+        yield DoctorFinding("ok", "gpu", f"{count} x {torch.cuda.get_device_name(0)}")
     elif torch.version.cuda is None:
-        yield Finding(
+        yield DoctorFinding(
             "note", "gpu", f"not used: torch {torch.__version__} was built without CUDA support"
         )
     else:
-        yield Finding(
+        yield DoctorFinding(
             "note",
             "gpu",
             f"none found by torch {torch.__version__} (CUDA {torch.version.cuda}): "
@@ -154,13 +154,15 @@ def _compute() -> Iterator[Finding]:
         )
     try:
         levels = library.usable_levels()
-        yield Finding("ok", "kernels", f"C++, {levels[-1]} (of {', '.join(library.LEVELS)})")
+        yield DoctorFinding("ok", "kernels", f"C++, {levels[-1]} (of {', '.join(library.LEVELS)})")
     except library.LibraryMissingError as error:
-        yield Finding("note", "kernels", str(error))
+        yield DoctorFinding("note", "kernels", str(error))
     if batch_rows.compiled is not None and sender.is_compiled():
-        yield Finding("ok", "telemetry", "encoded by compiled code, sent by a thread of its own")
+        yield DoctorFinding(
+            "ok", "telemetry", "encoded by compiled code, sent by a thread of its own"
+        )
     else:
-        yield Finding(
+        yield DoctorFinding(
             "note",
             "telemetry",
             "encoded and sent in Python, which takes some 100 us of a step at 256 requests and not "
@@ -170,57 +172,57 @@ def _compute() -> Iterator[Finding]:
     try:
         chosen = attention.choose("auto", device, dtype)
     except ValueError as error:
-        yield Finding("bad", "attention", str(error))
+        yield DoctorFinding("bad", "attention", str(error))
         return
-    yield Finding("ok", "attention", f"{chosen.backend.name} is used: {chosen.reason}")
+    yield DoctorFinding("ok", "attention", f"{chosen.backend.name} is used: {chosen.reason}")
     for backend in attention.available_backends(device, dtype):
         if backend.name != chosen.backend.name:
             state = "could be used" if backend.usable else "cannot be used"
-            yield Finding("note", "attention", f"{backend.name} {state}: {backend.reason}")
+            yield DoctorFinding("note", "attention", f"{backend.name} {state}: {backend.reason}")
 
 
-def _files() -> Iterator[Finding]:
+def _files() -> Iterator[DoctorFinding]:
     try:
         folder = runtime_dir()
         mode = stat.S_IMODE(folder.stat().st_mode)
         Endpoint.parse("engine-0")  # a long folder leaves no room for the name of a socket
-        yield Finding("ok", "sockets", f"{folder} (mode {mode:04o})")
+        yield DoctorFinding("ok", "sockets", f"{folder} (mode {mode:04o})")
         wanted = os.environ.get("XDG_RUNTIME_DIR")
         if wanted and not folder.is_relative_to(wanted):
-            yield Finding(
+            yield DoctorFinding(
                 "note", "sockets", f"XDG_RUNTIME_DIR={wanted} is not yours alone (mode 0700)"
             )
         stale = stale_files()
         if stale:
             names = ", ".join(path.name for path in stale)
-            yield Finding(
+            yield DoctorFinding(
                 "note", "stale sockets", f"left by dead engines: {names} (safe to remove)"
             )
     except (ConfigError, OSError) as error:
-        yield Finding("bad", "sockets", str(error))
+        yield DoctorFinding("bad", "sockets", str(error))
     try:
         load_settings()
         state = "read" if config_path().exists() else "none, all defaults"
-        yield Finding("ok", "config file", f"{config_path()} ({state})")
+        yield DoctorFinding("ok", "config file", f"{config_path()} ({state})")
     except WrongUsage as error:
-        yield Finding("bad", "config file", str(error))
+        yield DoctorFinding("bad", "config file", str(error))
     cache = platformdirs.user_cache_path("stepscope")
     checkpoints = sorted(path.name for path in cache.glob("demo*")) if cache.is_dir() else []
     held = f"holds {', '.join(checkpoints)}" if checkpoints else "no demo checkpoint yet"
     parent = next(path for path in (cache, *cache.parents) if path.exists())
     if os.access(parent, os.W_OK):
-        yield Finding("ok", "cache", f"{cache} ({held})")
+        yield DoctorFinding("ok", "cache", f"{cache} ({held})")
     else:
-        yield Finding("bad", "cache", f"{parent} cannot be written; set XDG_CACHE_HOME")
+        yield DoctorFinding("bad", "cache", f"{parent} cannot be written; set XDG_CACHE_HOME")
 
 
-def _engines() -> Iterator[Finding]:
+def _engines() -> Iterator[DoctorFinding]:
     try:
         found = find_local()
     except (ConfigError, OSError):
         return  # said above, with the sockets
     names = "; ".join(_state(each) for each in found) or "none runs on this machine"
-    yield Finding("ok", "engines", names)
+    yield DoctorFinding("ok", "engines", names)
 
 
 def _state(endpoint: Endpoint) -> str:

@@ -32,7 +32,7 @@ _CHARS_PER_TOKEN = 4.0  # of an engine that does not say
 _WITH_TRACE = {"seed", "max_concurrency"}  # the options of a mix that a trace has a use for
 
 
-class Limits(NamedTuple):
+class LoadLimits(NamedTuple):
     """How much is sent, and how long an engine is waited for that answers nothing."""
 
     num_rows: int | None = None  # of the trace
@@ -44,7 +44,7 @@ def load(
     endpoint: str | None,
     trace: Path | None,
     time_scale: float | None,
-    limits: Limits,
+    limits: LoadLimits,
     flags: Mapping[str, Any],
     reset_prefix_cache: bool = False,
     name: str | None = None,
@@ -104,7 +104,7 @@ def _run(generator: LoadGenerator) -> EngineUnreachable | None:
 def _check_usage(
     trace: Path | None,
     time_scale: float | None,
-    limits: Limits,
+    limits: LoadLimits,
     flags: Mapping[str, Any],
 ) -> None:
     limit, seconds = limits.num_rows, limits.seconds

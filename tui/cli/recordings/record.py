@@ -9,7 +9,7 @@ from stepscope.recordings.file.writing.rotation import (
     MIN_ROTATE_BYTES,
     MIN_ROTATE_S,
     FileSeries,
-    Limits,
+    SeriesLimits,
 )
 from stepscope.recordings.history.journal import Journal
 from stepscope.recordings.live.recorder import Recorder
@@ -86,11 +86,11 @@ def record(
         raise CommandFailed(recorder.error)
 
 
-def _limits(option: str, text: str | None) -> Limits | None:
+def _limits(option: str, text: str | None) -> SeriesLimits | None:
     if text is None:
         return None
     try:
-        limits = Limits.parse(text)
+        limits = SeriesLimits.parse(text)
     except ValueError as error:
         raise WrongUsage(f"{option}: {error}") from error
     if option == "--rotate" and (limits.num_bytes or MIN_ROTATE_BYTES) < MIN_ROTATE_BYTES:

@@ -100,7 +100,7 @@ def load(
     """Send work to an engine: a synthetic mix, or a real trace."""
     from stepscope.tui.cli.engines import load as command
 
-    limits = command.Limits(limit, seconds, patience)
+    limits = command.LoadLimits(limit, seconds, patience)
     command.load(endpoint, trace, time_scale, limits, flags, reset_prefix_cache, name)
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, ParamSpec
 from textual.geometry import Region, Size
 from textual.widget import Widget
 
-from stepscope.tui.screens.drawing.changed_lines import Placed
+from stepscope.tui.screens.drawing.changed_lines import PlacedLine
 from stepscope.tui.session.session import Session
 from stepscope.tui.settings.log_file import see_log
 from stepscope.tui.settings.page_names import Page
@@ -129,7 +129,7 @@ class Canvas:
     def draw(
         self,
         frame: Frame,
-        connection: header.Connection,
+        connection: header.SourceState,
         pending: str,
         following: bool,
         everything: bool,
@@ -204,13 +204,13 @@ class Canvas:
         else:
             self.widgets["notice"].put([line])
 
-    def changed(self, shown: Mapping[Widget, tuple[Region, Region]]) -> list[Placed]:
+    def changed(self, shown: Mapping[Widget, tuple[Region, Region]]) -> list[PlacedLine]:
         """The lines to write; what does not stand yet where it belongs is left to Textual.
 
         Args:
             shown: where widgets are on the screen, and the part of it that they may fill.
         """
-        lines: list[Placed] = []
+        lines: list[PlacedLine] = []
         for name, widget in self.widgets.items():
             place = self.places.get(name)
             found = shown.get(widget)
@@ -222,7 +222,7 @@ class Canvas:
             ):
                 widget.refresh_changed()
             else:
-                lines += [Placed(place.x, y, strip) for y, strip in widget.take_changed(place)]
+                lines += [PlacedLine(place.x, y, strip) for y, strip in widget.take_changed(place)]
         return lines
 
     def touch(self, shown: Mapping[Widget, tuple[Region, Region]]) -> bool:

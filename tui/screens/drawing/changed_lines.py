@@ -17,7 +17,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 
-class Placed(NamedTuple):
+class PlacedLine(NamedTuple):
     """A strip and where its first cell goes."""
 
     x: int
@@ -30,13 +30,13 @@ class Views(Protocol):
 
     def touch(self, shown: Mapping[Widget, tuple[Region, Region]]) -> bool: ...
 
-    def changed(self, shown: Mapping[Widget, tuple[Region, Region]]) -> list[Placed]: ...
+    def changed(self, shown: Mapping[Widget, tuple[Region, Region]]) -> list[PlacedLine]: ...
 
 
 class ChangedLines(CompositorUpdate):
     """What `App._display` takes."""
 
-    def __init__(self, lines: Sequence[Placed]) -> None:
+    def __init__(self, lines: Sequence[PlacedLine]) -> None:
         self._lines = lines
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

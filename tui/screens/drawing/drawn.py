@@ -1,11 +1,11 @@
-"""`Drawn`: what the picture on the screen was made of, and so whether another one is due."""
+"""`DrawnPicture`: what the picture on the screen was made of, and so whether another one is due."""
 
 from collections.abc import Callable
 
 _SLOW_S = 0.6  # between two drawings of what is read rather than watched
 
 
-class Drawn:
+class DrawnPicture:
     """Of one screen.
 
     Args:

@@ -8,7 +8,7 @@ from stepscope.tui.session.control.operator import Operator
 from stepscope.tui.session.session import Session
 from stepscope.tui.session.time.navigator import replay_of
 from stepscope.tui.views import format as fmt
-from stepscope.tui.views.frame.frame_meter import Load
+from stepscope.tui.views.frame.frame_meter import DrawingLoad
 from stepscope.tui.views.notices import Tone
 from stepscope.tui.views.panels import header
 from stepscope.tui.views.view import View
@@ -81,8 +81,8 @@ def seen(session: Session, operator: Operator, view: View) -> object:
 
 
 def connection(
-    session: Session, shown: History, fps: float, load: Load | None
-) -> header.Connection:
+    session: Session, shown: History, fps: float, load: DrawingLoad | None
+) -> header.SourceState:
     """What the header says beside the history.
 
     Args:
@@ -93,7 +93,7 @@ def connection(
     recording = None
     if switch is not None and switch.active:
         recording = (switch.seconds, switch.num_bytes)
-    return header.Connection(
+    return header.SourceState(
         session.title,
         session.endpoint,
         session.source.status,

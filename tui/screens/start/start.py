@@ -1,6 +1,6 @@
 """The start screen: engines found here, recordings, samples, the demo, and a line for an address.
 
-It is an application of its own, which ends with a `Choice`; whoever runs it opens what was chosen
+It is an application of its own, which ends with a `StartChoice`; its caller opens what was chosen
 and may run it again. The first picture is drawn before anything is looked for.
 """
 
@@ -29,7 +29,7 @@ from stepscope.tui.settings.log_file import see_log
 from stepscope.tui.views.lines import Line, clean
 from stepscope.tui.views.notices import Notices, Tone
 from stepscope.tui.views.pages import start_list, start_page
-from stepscope.tui.views.pages.start_list import Choice, Entry, Section
+from stepscope.tui.views.pages.start_list import Entry, Section, StartChoice
 from stepscope.tui.views.theme import Skin, ThemeName, colour_mode
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ _LEAST_FOR_LINES = 15  # rows, for a notice of more than one line
 _QUESTION = "endpoint (tcp://HOST:PORT or a name; several with blanks), or a recording:"
 
 
-class StartApp(App[Choice], inherit_bindings=False):
+class StartApp(App[StartChoice], inherit_bindings=False):
     """Ends with what was chosen, or with None.
 
     Args:
@@ -67,12 +67,12 @@ class StartApp(App[Choice], inherit_bindings=False):
 
     def __init__(
         self,
-        check: Callable[[Choice], str | None],
+        check: Callable[[StartChoice], str | None],
         finder: "Callable[[], Finder]",
         *,
         actions: tuple[Action, ...] = ACTIONS,
         configured: Sequence[str] = (),
-        selected: Choice | None = None,
+        selected: StartChoice | None = None,
         notice: str | None = None,
         theme: ThemeName = "dark",
         ascii_only: bool = False,
@@ -97,8 +97,8 @@ class StartApp(App[Choice], inherit_bindings=False):
         self._configured = tuple(configured)
         self._selected = selected
         self._wall_clock = wall_clock
-        self._checking: Choice | None = None
-        self._answers: queue.SimpleQueue[tuple[Choice, str | None]] = queue.SimpleQueue()
+        self._checking: StartChoice | None = None
+        self._answers: queue.SimpleQueue[tuple[StartChoice, str | None]] = queue.SimpleQueue()
         self._prompt: Prompt | None = None  # while it is open
         self._rows: list[int | None] = []
         self._page = StartScreen(self, self.skin)
@@ -232,7 +232,7 @@ class StartApp(App[Choice], inherit_bindings=False):
         if number is not None and number < len(entries):
             self.choose(entries[number].choice)
 
-    def choose(self, choice: Choice) -> None:
+    def choose(self, choice: StartChoice) -> None:
         """Open it, once it is known that it can be."""
         self._selected = choice
         if choice.kind == "ask":
@@ -249,7 +249,7 @@ class StartApp(App[Choice], inherit_bindings=False):
             ).start()
         self.draw()
 
-    def _check_choice(self, choice: Choice) -> None:
+    def _check_choice(self, choice: StartChoice) -> None:
         """On a thread of its own."""
         try:
             error = self._check(choice)

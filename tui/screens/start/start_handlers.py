@@ -8,7 +8,7 @@ from textual.app import App
 
 from stepscope.tui.settings.actions import Abilities
 from stepscope.tui.settings.log_file import log_path
-from stepscope.tui.views.pages.start_list import Choice
+from stepscope.tui.views.pages.start_list import StartChoice
 from stepscope.tui.views.theme import Skin
 
 _SCREEN = 8  # lines
@@ -25,14 +25,14 @@ class StartList(Protocol):
 
     def move(self, direction: int) -> None: ...
 
-    def choose(self, choice: Choice) -> None: ...
+    def choose(self, choice: StartChoice) -> None: ...
 
     def choose_selected(self) -> None: ...
 
     def do(self, action_id: str) -> None: ...
 
 
-def handlers(start: StartList, app: App[Choice]) -> Mapping[str, Callable[[], object]]:
+def handlers(start: StartList, app: App[StartChoice]) -> Mapping[str, Callable[[], object]]:
     """Action id -> what to do: every action of the table that is for the start screen."""
     return {
         "lane_up": partial(start.move, -1),
@@ -42,7 +42,7 @@ def handlers(start: StartList, app: App[Choice]) -> Mapping[str, Callable[[], ob
         "oldest": partial(start.move, -_ALL),
         "live": partial(start.move, _ALL),
         "inspect": start.choose_selected,
-        "endpoint": partial(start.choose, Choice("ask")),
+        "endpoint": partial(start.choose, StartChoice("ask")),
         "theme": partial(_theme, start),
         "glyphs": partial(_glyphs, start),
         "redraw": partial(_redraw, app),
@@ -64,11 +64,11 @@ def _glyphs(start: StartList) -> None:
     start.set_skin(Skin(start.skin.mode, not start.skin.ascii_only))
 
 
-def _redraw(app: App[Choice]) -> None:
+def _redraw(app: App[StartChoice]) -> None:
     app.screen.refresh(layout=True)
 
 
-def _help(start: StartList, app: App[Choice]) -> None:
+def _help(start: StartList, app: App[StartChoice]) -> None:
     from stepscope.tui.screens.overlays.help import (
         HelpPage,  # with all screens, which the list needs not
     )
@@ -76,7 +76,7 @@ def _help(start: StartList, app: App[Choice]) -> None:
     app.push_screen(HelpPage(start.skin, start.abilities, "start", log_path()))
 
 
-def _palette(start: StartList, app: App[Choice]) -> None:
+def _palette(start: StartList, app: App[StartChoice]) -> None:
     from stepscope.tui.screens.overlays.palette import Palette
 
     def run(action_id: str | None) -> None:

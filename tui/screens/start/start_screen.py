@@ -10,7 +10,7 @@ from stepscope.tui.views.lines import Lines
 from stepscope.tui.views.theme import Skin
 
 
-class StartList(Protocol):
+class StartTarget(Protocol):
     """What keys, clicks and sizes go to."""
 
     def draw(self) -> None: ...
@@ -30,7 +30,7 @@ class StartScreen(Screen[None]):
     DEFAULT_CSS = "StartScreen { layout: vertical; overflow: hidden; }"
     BLANK = True
 
-    def __init__(self, start: StartList, skin: Skin) -> None:
+    def __init__(self, start: StartTarget, skin: Skin) -> None:
         super().__init__()
         self._start = start
         self.widget = Lines(skin, id="start")

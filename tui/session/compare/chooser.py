@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.recordings.history.source import Source
-from stepscope.tui.views.frame.compare_choices import Choice, LandmarkSearch, choices
+from stepscope.tui.views.frame.compare_choices import CompareChoice, LandmarkSearch, choices
 
 
 @dataclass(slots=True)
@@ -16,7 +16,7 @@ class CompareChooser:
         selected: place among them.
     """
 
-    choices: list[Choice] | None = None
+    choices: list[CompareChoice] | None = None
     selected: int = 0
     _source: Source | None = None
     _search: LandmarkSearch | None = None
@@ -40,7 +40,7 @@ class CompareChooser:
         self.selected = max(0, min(self.selected + direction, len(self.choices or ()) - 1))
 
     @property
-    def chosen(self) -> Choice | None:
+    def chosen(self) -> CompareChoice | None:
         """The row that is selected."""
         found = self.choices or []
         return found[min(self.selected, len(found) - 1)] if found else None

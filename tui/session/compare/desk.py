@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from stepscope.recordings.compare.columns import ALIGNMENTS, Align, Axis, Place, axis_of
 from stepscope.recordings.compare.comparer import Comparer
-from stepscope.recordings.compare.side.points import KNOB, LATE, LOST, MARKED, PREEMPTED, Point
+from stepscope.recordings.compare.side.points import KNOB, LATE, LOST, MARKED, PREEMPTED, StepPoint
 from stepscope.recordings.compare.side.requests import Pair
 from stepscope.recordings.history.source import Source
 from stepscope.tui.session.compare.chooser import CompareChooser
@@ -42,7 +42,7 @@ class CompareDesk:
     _left: int = 0  # offset of the first column, where it does not show the whole
     _num_columns: int = 1
     _version: int = -1
-    _cache: dict[tuple[int, int, int], tuple[int, Point | None]] = field(default_factory=dict)
+    _cache: dict[tuple[int, int, int], tuple[int, StepPoint | None]] = field(default_factory=dict)
 
     # What is compared
 
@@ -196,9 +196,9 @@ class CompareDesk:
             names = (comparer.feeds[0].name, comparer.feeds[1].name)
             notes, shares = comparer.notes, _shares(comparer)
             reading, cancelled = comparer.is_reading, comparer.was_cancelled
-        empty: list[Point | None] = [None] * self._num_columns
+        empty: list[StepPoint | None] = [None] * self._num_columns
         columns = empty, empty
-        points: tuple[Point | None, Point | None] = (None, None)
+        points: tuple[StepPoint | None, StepPoint | None] = (None, None)
         width, start, at = 1, 0, 0
         if axis is not None:
             width = self._width(axis)
@@ -254,7 +254,7 @@ class CompareDesk:
         self._left = max(axis.start, min(self._left, axis.end - shown // 2))
         self._left = axis.start + (self._left - axis.start) // width * width
 
-    def _columns(self, number: int, axis: Axis, place: Place) -> list[Point | None]:
+    def _columns(self, number: int, axis: Axis, place: Place) -> list[StepPoint | None]:
         assert self.comparer is not None
         assert self.comparer.sides is not None
         side = self.comparer.sides[number]
@@ -278,7 +278,7 @@ class CompareDesk:
         self._cache.clear()
 
 
-def _is_past(point: Point | None, end_ns: int, place: Place) -> bool:
+def _is_past(point: StepPoint | None, end_ns: int, place: Place) -> bool:
     last = place.points.last_step
     return point is not None and last is not None and point.last < last - 2 * (
         place.points.steps_per_point

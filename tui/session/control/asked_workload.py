@@ -13,7 +13,7 @@ from stepscope.recordings.state.session import SessionState
 from stepscope.tui.session.control.workload_text import told_workload, workload_text
 
 
-class _Told(NamedTuple):
+class _PublishedWorkload(NamedTuple):
     """What an engine tells of its workload."""
 
     engine_id: str | None
@@ -25,7 +25,9 @@ class AskedWorkload:
     """Belongs to the thread of the screen."""
 
     def __init__(self) -> None:
-        self._asked: tuple[WorkloadSpec | None, _Told] | None = None  # and what was told then
+        self._asked: tuple[WorkloadSpec | None, _PublishedWorkload] | None = (
+            None  # and what was told then
+        )
 
     def ask(self, spec: WorkloadSpec | None, state: SessionState) -> None:
         self._asked = spec, _told(state)
@@ -57,6 +59,6 @@ class AskedWorkload:
         )
 
 
-def _told(state: SessionState) -> _Told:
+def _told(state: SessionState) -> _PublishedWorkload:
     engine_id = None if state.info is None else state.info.engine_id
-    return _Told(engine_id, state.workload, state.workload_spec)
+    return _PublishedWorkload(engine_id, state.workload, state.workload_spec)

@@ -27,7 +27,7 @@ class _Cancelled(Exception):  # noqa: N818 - reads as what it is
     """Nobody wants the file any more."""
 
 
-class Job(ABC):
+class FileJob(ABC):
     """Writes one file; it is there in full afterwards, or not at all.
 
     Attributes:
@@ -79,7 +79,7 @@ class Job(ABC):
             raise _Cancelled
 
 
-class ExportJob(Job):
+class ExportJob(FileJob):
     """A recording, or a part of it, in another format."""
 
     doing, noun = "exporting", "export"
@@ -106,7 +106,7 @@ class ExportJob(Job):
         return "; ".join((said, *done.notes))
 
 
-class MemoryJob(Job):
+class MemoryJob(FileJob):
     """What is in memory, as a recording."""
 
     def __init__(self, history: History, path: Path) -> None:
@@ -156,7 +156,7 @@ class ExportDesk:
     """
 
     last: ExportOrder | None = None
-    _job: Job | None = None
+    _job: FileJob | None = None
 
     def begin(self, order: ExportOrder) -> None:
         """Export, unless something is being exported."""
@@ -169,7 +169,7 @@ class ExportDesk:
         if self._job is None:
             self._start(MemoryJob(history, path))
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: FileJob) -> None:
         self._job = job
         job.start()
 

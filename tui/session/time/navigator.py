@@ -14,7 +14,7 @@ from stepscope.recordings.state.series.events import mark_event
 from stepscope.tui.session.time import searched
 from stepscope.tui.session.time.goto import FileTimes, Wanted, wanted
 from stepscope.tui.session.time.oldest import Oldest
-from stepscope.tui.session.time.searched import FileEvents, FileWaits
+from stepscope.tui.session.time.searched import EventsOfFile, LateTokensOfFile
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import NOTABLE, Frame
 from stepscope.tui.views.notices import Notices, Tone
@@ -26,8 +26,8 @@ _MAX_SEARCH = 5_000  # steps decoded in search of one of a request
 class Replay(FileTimes, Protocol):
     """What a replay can do that a live source cannot."""
 
-    file_events: FileEvents
-    file_waits: FileWaits
+    file_events: EventsOfFile
+    file_waits: LateTokensOfFile
     on_found: Callable[[], None] | None  # called on its thread once what was sought is shown
 
     @property

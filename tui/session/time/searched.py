@@ -13,7 +13,7 @@ from stepscope.tui.views.frame.frame_builder import InFile
 RECKONED = frozenset({"slo", "gap"})
 
 
-class FileEvents(InFile, Protocol):
+class EventsOfFile(InFile, Protocol):
     """What happened in a file, also in what is not played yet."""
 
     @property
@@ -22,7 +22,7 @@ class FileEvents(InFile, Protocol):
     def next(self, step: int, direction: int, kinds: Collection[str]) -> SessionEvent | None: ...
 
 
-class FileWaits(Protocol):
+class LateTokensOfFile(Protocol):
     """Late tokens and lost messages of a file, also in what is not played yet."""
 
     @property
@@ -43,8 +43,8 @@ class FileWaits(Protocol):
 class SearchedFile(Protocol):
     """A file that is replayed."""
 
-    file_events: FileEvents
-    file_waits: FileWaits
+    file_events: EventsOfFile
+    file_waits: LateTokensOfFile
 
     @property
     def extent(self) -> tuple[int, int] | None: ...

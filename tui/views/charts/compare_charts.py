@@ -7,7 +7,7 @@ wait for a token that ended in a column.
 
 from collections.abc import Sequence
 
-from stepscope.recordings.compare.side.points import KNOB, LATE, LOST, MARKED, PREEMPTED, Point
+from stepscope.recordings.compare.side.points import KNOB, LATE, LOST, MARKED, PREEMPTED, StepPoint
 from stepscope.recordings.compare.side.requests import RequestRun
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.compare_picture import ComparePage
@@ -70,7 +70,7 @@ def _budgets(page: ComparePage, num_rows: int) -> list[Line]:
     return lines
 
 
-def _budget_scale(columns: Sequence[Point | None]) -> tuple[int, str]:
+def _budget_scale(columns: Sequence[StepPoint | None]) -> tuple[int, str]:
     budget = max((p.token_budget or 0 for p in columns if p is not None), default=0)
     if budget:
         return budget, f"of {budget:,}"
@@ -78,7 +78,7 @@ def _budget_scale(columns: Sequence[Point | None]) -> tuple[int, str]:
     return max(1, most), f"tok {fmt.short(most)}"
 
 
-def _happened(point: Point | None) -> _Cell:
+def _happened(point: StepPoint | None) -> _Cell:
     if point is None:
         return " ", "text"
     for flag, glyph, style in _HAPPENED:
@@ -205,7 +205,7 @@ def cursor_lines(page: ComparePage, slo_itl_ms: float, width: int) -> list[Line]
 
 
 def _cursor_line(
-    page: ComparePage, letter: str, point: Point | None, slo_itl_ms: float, width: int
+    page: ComparePage, letter: str, point: StepPoint | None, slo_itl_ms: float, width: int
 ) -> Line:
     mark = "▶" if page.focus == letter.lower() else " "
     at = offset_text(page, page.cursor)

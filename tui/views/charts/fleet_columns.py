@@ -14,7 +14,7 @@ from stepscope.tui.views.theme import LEVELS
 UNKNOWN = "-"
 
 
-class Column(NamedTuple):
+class FleetColumn(NamedTuple):
     """One column; widths are in cells, for a narrow and a wide screen, 0 where it is left out.
 
     `draw` gives its text and style.
@@ -121,40 +121,44 @@ def _no_text(line: EngineLine, page: FleetPage) -> Run:
     return "", "text"
 
 
-COLUMNS: tuple[Column, ...] = (
-    Column("engine", "engine", "engine", 10, 20, _engine, is_right=False),
-    Column("state", "state", "state", 11, 14, lambda line, _: state_text(line), is_right=False),
-    Column("run", "run", "running", 7, 9, _running),
-    Column("wait", "wait", "waiting", 5, 8, _waiting, "waiting"),
-    Column("kv", "KV", "KV", 5, 5, lambda line, _: _share(line.figures.kv_used), "kv"),
-    Column("ttft", "TTFT", "TTFT p95", 6, 9,
+COLUMNS: tuple[FleetColumn, ...] = (
+    FleetColumn("engine", "engine", "engine", 10, 20, _engine, is_right=False),
+    FleetColumn(
+        "state", "state", "state", 11, 14, lambda line, _: state_text(line), is_right=False
+    ),
+    FleetColumn("run", "run", "running", 7, 9, _running),
+    FleetColumn("wait", "wait", "waiting", 5, 8, _waiting, "waiting"),
+    FleetColumn("kv", "KV", "KV", 5, 5, lambda line, _: _share(line.figures.kv_used), "kv"),
+    FleetColumn("ttft", "TTFT", "TTFT p95", 6, 9,
            lambda line, page: _latency(line.figures.ttft_p95_ms, page.slo.ttft_ms), "ttft"),
-    Column("itl", "ITL", "ITL p95", 6, 8,
+    FleetColumn("itl", "ITL", "ITL p95", 6, 8,
            lambda line, page: _latency(line.figures.itl_p95_ms, page.slo.itl_ms), "itl"),
-    Column("budget", "bud", "budget", 4, 7, lambda line, _: _share(line.figures.budget_used)),
-    Column("preempt", "pre", "preempt/m", 4, 10, _preemptions, "preemptions"),
-    Column("gap", "gap", "gap", 4, 4, _lost),
-    Column("steps", "", "steps/s", 0, 8, lambda line, _: _rate(line.figures.steps_per_s)),
-    Column("out", "", "tok/s", 0, 7, lambda line, _: _rate(line.figures.output_tokens_per_s)),
-    Column("hit", "", "hit", 0, 5, lambda line, _: _share(line.figures.prefix_hit_rate), "hits"),
-    Column("model", "", "model", 0, 18, _model, is_right=False),
-    Column("load", "load", "load: requests in it", 0, 0, _no_text, is_right=False),
+    FleetColumn("budget", "bud", "budget", 4, 7, lambda line, _: _share(line.figures.budget_used)),
+    FleetColumn("preempt", "pre", "preempt/m", 4, 10, _preemptions, "preemptions"),
+    FleetColumn("gap", "gap", "gap", 4, 4, _lost),
+    FleetColumn("steps", "", "steps/s", 0, 8, lambda line, _: _rate(line.figures.steps_per_s)),
+    FleetColumn("out", "", "tok/s", 0, 7, lambda line, _: _rate(line.figures.output_tokens_per_s)),
+    FleetColumn(
+        "hit", "", "hit", 0, 5, lambda line, _: _share(line.figures.prefix_hit_rate), "hits"
+    ),
+    FleetColumn("model", "", "model", 0, 18, _model, is_right=False),
+    FleetColumn("load", "load", "load: requests in it", 0, 0, _no_text, is_right=False),
 )  # fmt: skip
 _LEAST_SPARK = 5
 _WIDE_ONLY: tuple[ColumnKey, ...] = ("model", "hit", "out", "steps")  # the first to go first
 _ROOMY_SPARK = 24
 
 
-class Placed(NamedTuple):
+class PlacedColumn(NamedTuple):
     """A column on the screen."""
 
-    column: Column
+    column: FleetColumn
     x: int
     width: int
     name: str
 
 
-def placed(width: int) -> list[Placed]:
+def placed(width: int) -> list[PlacedColumn]:
     """The columns that fit into so many cells, and where; the last one is the spark."""
     is_wide = width >= 100
     kept = [column for column in COLUMNS if column.key != "load"]
@@ -170,16 +174,16 @@ def placed(width: int) -> list[Placed]:
     x = 1
     for column in kept:
         room = column.wide if is_wide else column.narrow
-        found.append(Placed(column, x, room, column.name if is_wide else column.short))
+        found.append(PlacedColumn(column, x, room, column.name if is_wide else column.short))
         x += room + 1
     left = width - x
     if left >= _LEAST_SPARK:
         name = spark.name if left >= len(spark.name) else "load"
-        found.append(Placed(spark, x, left, name))
+        found.append(PlacedColumn(spark, x, left, name))
     return found
 
 
-def _sum(columns: Sequence[Column], is_wide: bool) -> int:
+def _sum(columns: Sequence[FleetColumn], is_wide: bool) -> int:
     return 1 + sum((column.wide if is_wide else column.narrow) + 1 for column in columns)
 
 
@@ -247,7 +251,7 @@ def _level(value: int, top: int) -> str:
     return LEVELS[max(1, min(len(LEVELS) - 1, eighths)) - 1]
 
 
-def heading(places: Sequence[Placed], page: FleetPage) -> Line:
+def heading(places: Sequence[PlacedColumn], page: FleetPage) -> Line:
     """Names of the columns; the one that orders the lines is marked."""
     runs: list[Run] = [(" ", "muted")]
     for place in places:
@@ -263,7 +267,9 @@ def heading(places: Sequence[Placed], page: FleetPage) -> Line:
     return tuple(runs[:-1])
 
 
-def row(places: Sequence[Placed], line: EngineLine, page: FleetPage, is_selected: bool) -> Line:
+def row(
+    places: Sequence[PlacedColumn], line: EngineLine, page: FleetPage, is_selected: bool
+) -> Line:
     """One engine. What stands out among the engines has a sign of its own before the figure."""
     mark = "+cursor" if is_selected else ""
     figures = page.standing_out.get(line.figures.name, frozenset())

@@ -20,7 +20,7 @@ from stepscope.tui.views.frame.compare_origin import Origin
 MAX_SPLITS, MAX_FILES = 8, 12
 
 
-class Choice(NamedTuple):
+class CompareChoice(NamedTuple):
     """A row to choose from; without origins it asks for the name of a file."""
 
     kind: str
@@ -31,7 +31,7 @@ class Choice(NamedTuple):
 
 def choices(
     source: Source, folders: Iterable[Path], recorded: Iterable[Landmark] = ()
-) -> list[Choice]:
+) -> list[CompareChoice]:
     """The session before and after its marks and knob changes, then files, then samples.
 
     Args:
@@ -51,11 +51,11 @@ def choices(
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.st_mtime))
         detail = f"{when}, {fmt.size(status.st_size)}, {path.parent}"
         both = session, file_origin(path, session)
-        found.append(Choice("recording", path.name, detail, both))
+        found.append(CompareChoice("recording", path.name, detail, both))
     for path in [path for path in shipped if path != own]:
         both = session, file_origin(path, session)
-        found.append(Choice("sample", path.stem, "shipped with stepscope", both))
-    return [*found, Choice("file", "another file …", "type its name", None)]
+        found.append(CompareChoice("sample", path.stem, "shipped with stepscope", both))
+    return [*found, CompareChoice("file", "another file …", "type its name", None)]
 
 
 def session_origin(source: Source) -> Origin:
@@ -92,7 +92,7 @@ def split_origins(
     )
 
 
-def _split(session: Origin, mark: Landmark, found: Iterable[Landmark]) -> Choice:
+def _split(session: Origin, mark: Landmark, found: Iterable[Landmark]) -> CompareChoice:
     origins = split_origins(session, mark, found)
     first, last = origins[0].stretch.first, origins[1].stretch.last
     detail = f"before and after step {mark.step:,}"
@@ -100,7 +100,7 @@ def _split(session: Origin, mark: Landmark, found: Iterable[Landmark]) -> Choice
         detail += f", of {first:,} to {last:,}"
     elif first is not None or last is not None:
         detail += f", from {first:,} on" if first is not None else f", up to {last:,}"
-    return Choice(mark.kind, mark.text, detail, origins)
+    return CompareChoice(mark.kind, mark.text, detail, origins)
 
 
 def _landmarks(source: Source, recorded: Iterable[Landmark]) -> list[Landmark]:

@@ -4,9 +4,9 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.recordings.compare.columns import Align
 from stepscope.recordings.compare.comparison import Comparison
-from stepscope.recordings.compare.side.points import Point
+from stepscope.recordings.compare.side.points import StepPoint
 from stepscope.recordings.compare.side.requests import Pair
-from stepscope.tui.views.frame.compare_choices import Choice
+from stepscope.tui.views.frame.compare_choices import CompareChoice
 
 SideName: TypeAlias = Literal["a", "b"]
 
@@ -26,18 +26,18 @@ class ComparePage(NamedTuple):
 
     names: tuple[str, str]
     comparison: Comparison | None
-    choices: list[Choice] | None
+    choices: list[CompareChoice] | None
     is_reading: bool
     was_cancelled: bool
     shares: tuple[float | None, float | None]
     notes: list[str]
     align: Align
     focus: SideName
-    columns: tuple[list[Point | None], list[Point | None]]
+    columns: tuple[list[StepPoint | None], list[StepPoint | None]]
     start: int
     width: int
     cursor: int
     cursor_column: int
-    points: tuple[Point | None, Point | None]
+    points: tuple[StepPoint | None, StepPoint | None]
     selected: int
     pair: Pair | None

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from stepscope.recordings.compare.comparison import CauseShare, Comparison, Work
+from stepscope.recordings.compare.comparison import ComparedCause, Comparison, SideWork
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.cause_names import CAUSE_NAMES
 from stepscope.tui.views.frame.compare_text import percent
@@ -26,7 +26,7 @@ def sizes(found: Comparison, width: int) -> str:
     return next((text for text in texts if len(text) <= width), "")
 
 
-def work_text(work: Work) -> str:
+def work_text(work: SideWork) -> str:
     return (
         f"{work.num_steps:,} steps in {fmt.duration(work.seconds)}, "
         f"{fmt.plural(work.num_requests, 'request')}, "
@@ -70,7 +70,7 @@ def causes_of(found: Comparison, kind: str, side: Literal["a", "b"], limit: int 
     return f"{late}: {', '.join(parts)}" if parts else late
 
 
-def cause_text(share: CauseShare, side: Literal["a", "b"], total_ns: int) -> str:
+def cause_text(share: ComparedCause, side: Literal["a", "b"], total_ns: int) -> str:
     """What part of the late waits of a side had this cause."""
     spent_ns = share.a_ns if side == "a" else share.b_ns
     return f"{CAUSE_NAMES[share.cause]} {percent(spent_ns / total_ns)}"

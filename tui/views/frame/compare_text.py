@@ -8,7 +8,7 @@ from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.compare.comparison import Comparison
 from stepscope.recordings.compare.division import reaches
 from stepscope.recordings.compare.figures import KINDS, RANKS, Figure, Verdict
-from stepscope.recordings.compare.settings import Setting
+from stepscope.recordings.compare.settings import SettingDifference
 from stepscope.recordings.state.knob_text import value_text
 from stepscope.recordings.state.series.latency import LatencyKind
 from stepscope.tui.views import format as fmt
@@ -290,5 +290,5 @@ def reach(found: Comparison) -> list[str]:
     return [told] if told else []
 
 
-def setting_text(setting: Setting) -> str:
+def setting_text(setting: SettingDifference) -> str:
     return f"{setting.name} {values_text(setting.a)} | {values_text(setting.b)}"

@@ -14,7 +14,7 @@ from stepscope.recordings.history.rates import Rates
 from stepscope.recordings.history.source import SourceStatus
 from stepscope.recordings.history.windows import Stalls
 from stepscope.recordings.state.series.columns import StepSummary
-from stepscope.recordings.state.series.events import SessionEvent, Told
+from stepscope.recordings.state.series.events import AuditedStep, SessionEvent
 from stepscope.recordings.state.series.latency import LatencyReport
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.settings.actions import BY_ID
@@ -52,7 +52,7 @@ class Frame:
     events: list[SessionEvent] = field(default_factory=list)
     landmarks: list[SessionEvent] = field(default_factory=list)  # for the scrub bar
     changes_in_file: Sequence[KnobsChanged] = ()  # of knobs, in all of a replayed file
-    told_in_file: Sequence[Told] = ()  # what else somebody did, or was refused, in all of it
+    told_in_file: Sequence[AuditedStep] = ()  # what else somebody did, or was refused, in all of it
     extent: tuple[int, int] | None = None  # all steps one can go to; of a replay, in the file
     is_replay: bool = False
     status: SourceStatus = "live"  # of the source when the picture was made

@@ -9,7 +9,7 @@ from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.rates import Rates
 from stepscope.recordings.history.windows import Stalls
-from stepscope.recordings.state.series.events import SessionEvent, Told
+from stepscope.recordings.state.series.events import AuditedStep, SessionEvent
 from stepscope.recordings.state.series.latency import LatencyReport
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.views.frame.chart_columns import ChartColumn, ChartColumns
@@ -27,7 +27,7 @@ class InFile(Protocol):
 
     found: Sequence[SessionEvent]  # marks and changes of knobs
     changes: Sequence[KnobsChanged]
-    told: Sequence[Told]
+    told: Sequence[AuditedStep]
 
     def landmarks(self) -> Sequence[SessionEvent]: ...
 

@@ -14,7 +14,7 @@ _WINDOW_S = 2.0  # that a load is taken over
 _NUM_FRAMES = 1_000  # whose times are kept
 
 
-class Load(NamedTuple):
+class DrawingLoad(NamedTuple):
     """The dashboard over the last seconds."""
 
     fps: float  # frames written
@@ -46,7 +46,7 @@ class FrameMeter:
         self._num_frames = 0
         self._num_dropped = 0
         self._began = (clock(), cpu_clock(), 0)  # time, processor time and frames, of the window
-        self._load: Load | None = None
+        self._load: DrawingLoad | None = None
 
     @property
     def frame_times_s(self) -> list[float]:
@@ -89,14 +89,14 @@ class FrameMeter:
                 self._took_s.append(self._drawn_s + self._cost_clock() - start_s)
                 self._drawn_s = 0.0
 
-    def load(self) -> Load | None:
+    def load(self) -> DrawingLoad | None:
         """The last one, taken anew every two seconds; None before the first."""
         now_s = self._clock()
         began_s, began_cpu_s, began_frames = self._began
         elapsed_s = now_s - began_s
         if elapsed_s >= _WINDOW_S:
             cpu_s = self._cpu_clock()
-            self._load = Load(
+            self._load = DrawingLoad(
                 (self._num_frames - began_frames) / elapsed_s,
                 (cpu_s - began_cpu_s) / elapsed_s,
                 self._num_dropped,

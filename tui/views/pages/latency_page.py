@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from stepscope.recordings.attribution.late_sweep import Wait
+from stepscope.recordings.attribution.late_sweep import LateWait
 from stepscope.recordings.attribution.longest import Breach
 from stepscope.recordings.state.series.latency import LatencyKind, LatencyReport, Series
 from stepscope.recordings.state.session import request_name
@@ -205,7 +205,7 @@ def _read(frame: Frame, breaches: Sequence[Breach], room: int) -> int | None:
     max_steps = max(1, _READ_ROWS // _num_rows(frame))
     if frame.view.live and _steps_per_s(frame) * _PICTURE_S > max_steps:
         return -1  # more than that comes meanwhile
-    waits = [Wait(each.step, each.request_id, each.time_ns - each.ns) for each in seen]
+    waits = [LateWait(each.step, each.request_id, each.time_ns - each.ns) for each in seen]
     return frame.history.explain(waits, max_steps)
 
 

@@ -19,7 +19,7 @@ PART_SUFFIX = ".part"  # of a file that is being written
 _GROWING_S = 10.0  # a writer adds to its file once a second
 
 
-class Choice(NamedTuple):
+class StartChoice(NamedTuple):
     """What to open: engines by their addresses, a file, the demo; or to ask for an endpoint."""
 
     kind: Kind
@@ -33,7 +33,7 @@ class Entry(NamedTuple):
     the room of all that are left. `about` is the longest of what is said of it.
     """
 
-    choice: Choice
+    choice: StartChoice
     title: str
     cells: tuple[Cell, ...]
     style: str = "strong"
@@ -74,7 +74,7 @@ def engines_section(
     """
     entries = [_engine(address, line) for address, line in lines]
     if len(lines) > 1:
-        choice = Choice("engines", tuple(address for address, _ in lines))
+        choice = StartChoice("engines", tuple(address for address, _ in lines))
         entries.append(
             Entry(
                 choice,
@@ -85,7 +85,7 @@ def engines_section(
     if configured:
         about = f"[fleet] of the config file: {', '.join(configured)}"
         entries.append(
-            Entry(Choice("engines", tuple(configured)), "your fleet", ((about, "muted"),))
+            Entry(StartChoice("engines", tuple(configured)), "your fleet", ((about, "muted"),))
         )
     return Section(
         "engines on this machine",
@@ -112,7 +112,7 @@ def _engine(address: str, line: "EngineLine") -> Entry:
     steps = "-" if figures.steps_per_s is None else f"{figures.steps_per_s:.1f}"
     model = "-" if figures.info is None else figures.info.model
     return Entry(
-        Choice("engines", (address,)),
+        StartChoice("engines", (address,)),
         figures.name,
         ((state, style), (steps, "text"), (running, "text"), (waiting, "text"), (model, "muted")),
         about=(figures.error or address) if figures.status == "starting" else address,
@@ -141,7 +141,7 @@ def _file(file: File, now_s: float) -> Entry:
     when, size = when_text(file.written_s, now_s), fmt.size(file.num_bytes)
     folder = str(file.path.parent).replace(str(Path.home()), "~", 1)
     title = file.path.name
-    choice = Choice("file", (str(file.path),))
+    choice = StartChoice("file", (str(file.path),))
     if seen is not None and seen.error is not None:
         cells = ((when, "muted"), (f"not readable: {seen.error}", "caution"))
         return Entry(choice, title, cells, "caution", f"{file.path}: {seen.error}")
@@ -170,17 +170,17 @@ def _file(file: File, now_s: float) -> Entry:
 def samples_section(samples: Sequence[tuple[str, str]], demo_about: str) -> Section:
     """What is shipped: recordings with what each shows, and the demo."""
     entries = [
-        Entry(Choice("file", (name,)), name, ((about, "muted"),), about=about)
+        Entry(StartChoice("file", (name,)), name, ((about, "muted"),), about=about)
         for name, about in samples
     ]
-    entries.append(Entry(Choice("demo"), "demo", ((demo_about, "muted"),), about=demo_about))
+    entries.append(Entry(StartChoice("demo"), "demo", ((demo_about, "muted"),), about=demo_about))
     return Section("to look at", (("what it shows", 0, False),), tuple(entries))
 
 
 def elsewhere_section(key: str) -> Section:
     """An address to be typed, after this key."""
     about = "tcp://HOST:PORT (several with blanks), or the path of a recording"
-    entry = Entry(Choice("ask"), f"{key}  address or file", ((about, "muted"),), about=about)
+    entry = Entry(StartChoice("ask"), f"{key}  address or file", ((about, "muted"),), about=about)
     return Section("elsewhere", (("", 0, False),), (entry,))
 
 
@@ -202,12 +202,12 @@ def length_text(seconds: float) -> str:
     return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
 
 
-def typed_choice(text: str) -> Choice:
+def typed_choice(text: str) -> StartChoice:
     """What was typed: a file if there is one of that name, else addresses."""
     path = Path(text.strip()).expanduser()
     if path.suffix in (".mcap", ".part") or path.is_file():
-        return Choice("file", (str(path),))
-    return Choice("engines", tuple(text.split()))
+        return StartChoice("file", (str(path),))
+    return StartChoice("engines", tuple(text.split()))
 
 
 def what_is_wrong(text: str) -> str | None:

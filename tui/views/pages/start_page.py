@@ -27,7 +27,7 @@ _FOOTER: tuple[tuple[tuple[str, ...], str], ...] = (
 )
 
 
-class Drawn(NamedTuple):
+class DrawnStartPage(NamedTuple):
     """Lines of the page, and which entry each of them is (None: none)."""
 
     lines: list[Line]
@@ -39,7 +39,7 @@ def entries_of(sections: Sequence[Section]) -> list[Entry]:
     return [entry for section in sections for entry in section.entries]
 
 
-def draw(sections: Sequence[Section], selected: int, width: int, height: int) -> Drawn:
+def draw(sections: Sequence[Section], selected: int, width: int, height: int) -> DrawnStartPage:
     """The list, scrolled so that the selected entry is in sight."""
     lines: list[Line] = []
     numbers: list[int | None] = []
@@ -63,7 +63,7 @@ def draw(sections: Sequence[Section], selected: int, width: int, height: int) ->
     shown = [fitted(line, width) for line in lines[first : first + height]]
     places = numbers[first : first + height]
     rest = height - len(shown)
-    return Drawn([*shown, *[fitted((), width)] * rest], [*places, *[None] * rest])
+    return DrawnStartPage([*shown, *[fitted((), width)] * rest], [*places, *[None] * rest])
 
 
 def header(version: str, width: int) -> Line:

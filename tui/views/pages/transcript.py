@@ -1,20 +1,20 @@
 """What a request was asked and has answered, as far as the engine tells (`--with-tokens`)."""
 
-from stepscope.recordings.state.transcripts import Told
+from stepscope.recordings.state.transcripts import KnownText
 from stepscope.tui.views.lines import Line, clean, framed
 
 MIN_HEIGHT = 4
 _PROMPT_SHARE = 3  # one line in so many is the prompt's, where the output needs the rest
 
 
-def height_for(told: Told | None, height: int) -> int:
+def height_for(told: KnownText | None, height: int) -> int:
     """Lines of the panel on a page of so many; 0: there is nothing to show, or no room."""
     if told is None or height < 18:
         return 0
     return min(12, max(MIN_HEIGHT, height // 5))
 
 
-def draw(told: Told, last_step: float, width: int, height: int) -> list[Line]:
+def draw(told: KnownText, last_step: float, width: int, height: int) -> list[Line]:
     """The end of the prompt, and the end of the output up to a step."""
     room = height - 2
     prompt = _prompt(told)
@@ -37,7 +37,7 @@ def draw(told: Told, last_step: float, width: int, height: int) -> list[Line]:
     return framed(body, width, height, title)
 
 
-def _prompt(told: Told) -> str:
+def _prompt(told: KnownText) -> str:
     if told.prompt_text is not None:
         return told.prompt_text
     if told.prompt_token_ids is None:

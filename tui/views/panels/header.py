@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from stepscope.recordings.history.source import SourceStatus
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame
-from stepscope.tui.views.frame.frame_meter import Load
+from stepscope.tui.views.frame.frame_meter import DrawingLoad
 from stepscope.tui.views.lines import Line, Run, clean, length_of, spread
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class SourceState:
     """What the header says that is not in the history."""
 
     title: str
@@ -21,11 +21,11 @@ class Connection:
     speed: float | None = None  # of a replay
     recording: tuple[float, int] | None = None  # seconds and bytes so far
     is_previous: bool = False  # the session before the engine started anew
-    load: Load | None = None  # of the dashboard itself, where it is to be shown
+    load: DrawingLoad | None = None  # of the dashboard itself, where it is to be shown
     file_ns: tuple[int, int] | None = None  # wall time of a replayed file
 
 
-def badge(frame: Frame, connection: Connection) -> Run:
+def badge(frame: Frame, connection: SourceState) -> Run:
     """The state of the picture, a stale one is not called live; and that nothing moves in it."""
     status = connection.status
     if connection.is_previous:
@@ -47,7 +47,7 @@ def badge(frame: Frame, connection: Connection) -> Run:
     return f"▐REPLAY {connection.speed or 1:g}x▌", "badge_replay"
 
 
-def _when(frame: Frame, connection: Connection) -> list[tuple[int, Line]]:
+def _when(frame: Frame, connection: SourceState) -> list[tuple[int, Line]]:
     """When the step at the cursor was, and how far that is from the newest one."""
     is_paused = not frame.view.live
     if frame.cursor is None or not (is_paused or frame.is_replay):
@@ -68,7 +68,7 @@ def _when(frame: Frame, connection: Connection) -> list[tuple[int, Line]]:
     return shown
 
 
-def _place(frame: Frame, connection: Connection) -> str | None:
+def _place(frame: Frame, connection: SourceState) -> str | None:
     """Where a replay stands of the whole file."""
     wall_ns = frame.wall_ns(frame.cursor)
     if connection.file_ns is None or wall_ns is None:
@@ -78,7 +78,7 @@ def _place(frame: Frame, connection: Connection) -> str | None:
     return f"{_minutes(min(max((wall_ns - begin_ns) / 1e9, 0), length_s))} of {_minutes(length_s)}"
 
 
-def draw(frame: Frame, connection: Connection, width: int) -> list[Line]:
+def draw(frame: Frame, connection: SourceState, width: int) -> list[Line]:
     info = frame.state.info
     parts: list[tuple[int, Line]] = [
         (1, ((f" {clean(connection.title, 24)} ", "strong"),)),
@@ -115,7 +115,7 @@ def draw(frame: Frame, connection: Connection, width: int) -> list[Line]:
     return [spread(_fit(parts, width - length_of(right) - 1), right, width)]
 
 
-def _meanwhile(frame: Frame, connection: Connection) -> str | None:
+def _meanwhile(frame: Frame, connection: SourceState) -> str | None:
     """What has become of the engine while the picture is of a moment when it ran."""
     if frame.view.live or frame.is_replay or connection.is_previous:
         return None
@@ -125,7 +125,7 @@ def _meanwhile(frame: Frame, connection: Connection) -> str | None:
     return "paused" if now == "paused" and then != "paused" else None
 
 
-def _pace(connection: Connection) -> Line:
+def _pace(connection: SourceState) -> Line:
     """Frames a second as they are wanted, and what the dashboard makes of it."""
     load = connection.load
     if load is None:
@@ -135,7 +135,7 @@ def _pace(connection: Connection) -> Line:
     return ((text, "muted"), dropped)
 
 
-def _rate(frame: Frame, connection: Connection) -> str:
+def _rate(frame: Frame, connection: SourceState) -> str:
     """Steps a second at the cursor; what was true before the engine fell silent is not true now."""
     silent = connection.status in ("stale", "down", "starting") or frame.state.state == "paused"
     if frame.view.live and silent:

@@ -20,7 +20,7 @@ FIGURES: tuple[tuple[LatencyKind, str], ...] = (
 BeforeAfter: TypeAlias = tuple[float | None, float | None]
 
 
-class Effect(NamedTuple):
+class KnobEffect(NamedTuple):
     """Before a change, and after it.
 
     Attributes:
@@ -38,12 +38,12 @@ class Effect(NamedTuple):
         return all(value is None for pair in self.figures for value in pair)
 
 
-def effect_of(history: History, change: KnobsChanged, now_ns: int) -> Effect:
+def effect_of(history: History, change: KnobsChanged, now_ns: int) -> KnobEffect:
     """What is known of it as of `now_ns`."""
     changes = history.knob_changes
     if change not in changes:
         nothing: list[BeforeAfter] = [(None, None)] * len(FIGURES)
-        return Effect(nothing, "made before what is in memory", "too long ago")
+        return KnobEffect(nothing, "made before what is in memory", "too long ago")
     at = changes.index(change)
     earlier = changes[at - 1].time_ns if at else 0
     later = changes[at + 1].time_ns if at + 1 < len(changes) else None
@@ -63,7 +63,7 @@ def effect_of(history: History, change: KnobsChanged, now_ns: int) -> Effect:
         missing[0] = "before not in memory"
     elif all(not report.step.num_samples for report in (before, after)):
         missing, gist = [f"nothing ran {since}, nor {until}"], "nothing ran"
-    return Effect(
+    return KnobEffect(
         [
             (
                 getattr(getattr(before, kind), f"{rank}_ms"),

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from stepscope.engine.bench.gpu.measure.bench import Bench, NotMeasuredError
 from stepscope.engine.bench.gpu.measure.steps import EngineSide
-from stepscope.engine.bench.gpu.measure.streams import Arrival, Streams, gaps_ms, set_knobs
+from stepscope.engine.bench.gpu.measure.streams import StreamArrival, Streams, gaps_ms, set_knobs
 from stepscope.engine.bench.gpu.results import percentile
 from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.sampling_params import SamplingParams
@@ -59,7 +59,7 @@ def measure(
         )
 
 
-def work(bench: Bench, vocab_size: int) -> tuple[list[Submit], list[Arrival]]:
+def work(bench: Bench, vocab_size: int) -> tuple[list[Submit], list[StreamArrival]]:
     """The streams, and the long prompts with when they come."""
     sizes, source = bench.sizes, random.Random(0)
 
@@ -76,7 +76,7 @@ def work(bench: Bench, vocab_size: int) -> tuple[list[Submit], list[Arrival]]:
         for i in range(sizes.num_streams)
     ]
     arrivals = [
-        Arrival(
+        StreamArrival(
             (i * sizes.arrival_spacing + sizes.arrival_spacing // 2) * sizes.num_streams,
             submit(f"document-{i}", sizes.arrival_prompt, LONG_OUTPUT),
         )

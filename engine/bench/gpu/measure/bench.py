@@ -8,7 +8,7 @@ import torch
 
 from stepscope.engine.bench.gpu.measure.timing import Stopwatch
 from stepscope.engine.bench.gpu.parts import Begun, Doing, Ended, Found, Message, Sizes
-from stepscope.engine.bench.gpu.results import Fact, Facts, Point
+from stepscope.engine.bench.gpu.results import BenchPoint, Fact, Facts
 from stepscope.engine.execution.machine.devices import give_back_memory
 
 
@@ -70,11 +70,11 @@ class Bench:
             raise NotMeasuredError("its time was up before the rest (see --time-limit)")
 
     def found(self, what: str, samples: Sequence[float], **facts: Fact) -> None:
-        self._tell(Found(Point(what=what, samples=list(samples), facts=facts)))
+        self._tell(Found(BenchPoint(what=what, samples=list(samples), facts=facts)))
 
     def missing(self, what: str, why: str, **facts: Fact) -> None:
         """A point that could not be measured."""
-        self._tell(Found(Point(what=what, facts=facts, why=why)))
+        self._tell(Found(BenchPoint(what=what, facts=facts, why=why)))
 
     @contextlib.contextmanager
     def attempt(self, what: str, **facts: Fact) -> Iterator[None]:

@@ -24,7 +24,7 @@ from stepscope.engine.scheduling.request import Request
 WHO = "bench"
 
 
-class Arrival(NamedTuple):
+class StreamArrival(NamedTuple):
     """A request that comes when the first ones have made so many tokens together."""
 
     after_tokens: int
@@ -72,7 +72,7 @@ class Streams:
         core: EngineCore,
         intake: Intake,
         first: Sequence[Submit],
-        arrivals: Sequence[Arrival] = (),
+        arrivals: Sequence[StreamArrival] = (),
         *,
         most_s: float,
         before: Callable[[], None] | None = None,

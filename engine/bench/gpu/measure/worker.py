@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, BinaryIO
 import msgspec
 
 from stepscope.engine.bench.gpu.parts import (
+    BenchJob,
     Failed,
     Hello,
-    Job,
     Message,
     share_of,
 )
@@ -34,7 +34,7 @@ PACKAGES = ("stepscope", "torch", "triton", "flash-attn", "transformers", "numpy
 def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever prints must not stand between the lines
-    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
+    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=BenchJob)
     threading.Thread(target=_end_with_input, args=(sys.stdin.buffer,), daemon=True).start()
     lock = threading.Lock()
 
@@ -53,7 +53,7 @@ def main() -> None:
     os._exit(0)
 
 
-def run(job: Job, tell: Callable[[Message], None]) -> None:
+def run(job: BenchJob, tell: Callable[[Message], None]) -> None:
     """Measure the parts of a job. What fails as a whole is an error of this function."""
     start_s = time.monotonic()
     prepare_environment(EngineConfig())
@@ -94,7 +94,7 @@ def run(job: Job, tell: Callable[[Message], None]) -> None:
     _run_engine(job, bench, seconds)
 
 
-def _run_engine(job: Job, bench: "Bench", seconds: Callable[[], float]) -> None:
+def _run_engine(job: BenchJob, bench: "Bench", seconds: Callable[[], float]) -> None:
     from stepscope.engine.bench.gpu.measure import arrivals, step_times, telemetry_cost, yardstick
     from stepscope.engine.bench.gpu.measure.steps import engine_side
 
