@@ -74,7 +74,15 @@ class ServedEngine(Protocol):
     @property
     def info(self) -> EngineInfo: ...
     @property
-    def next_step(self) -> int: ...
+    def next_step(self) -> int:
+        """The step that is scheduled next."""
+        ...
+
+    @property
+    def last_step(self) -> int:
+        """The newest step that was published; -1 before the first."""
+        ...
+
     @property
     def kept_snapshots(self) -> KeptSnapshots: ...
     @property
@@ -305,7 +313,7 @@ class ControlServer:
         payload = self._engine.kept_snapshots.before(
             round(command.past_s * 1e9),
             self._engine.clock(),
-            self._engine.next_step - 1,
+            self._engine.last_step,
             held.oldest_sequence,
             held.next_sequence,
         )

@@ -142,7 +142,7 @@ class EngineCore:
             for request_id in list(self.scheduler.requests):
                 self.abort(request_id, "the engine was shut down")
             self.snapshots.serve(at_once=True)
-            self.audit.tell_aborts()
+            self.audit.tell()
             self._heartbeat.publish_status("stopped")
         finally:
             self.stopping = False
@@ -202,6 +202,11 @@ class EngineCore:
     def next_step(self) -> int:
         """Number of the next step to be scheduled."""
         return self._pipeline.next_step
+
+    @property
+    def last_step(self) -> int:
+        """The newest step that was published, once none is in flight; -1 before the first."""
+        return self._pipeline.next_step - 1
 
     @property
     def steps_allowed(self) -> int | None:
@@ -364,12 +369,12 @@ class EngineCore:
 
     def publish_status(self, state: EngineState, now_ns: int) -> None:
         """How it stands, and what happened since the last message."""
-        self._outlet.publish_status(state, self.next_step - 1, now_ns)
+        self._outlet.publish_status(state, self.last_step, now_ns)
 
     def keep_snapshot(self, now_ns: int) -> None:
         """Keep a snapshot for late joiners, if one is due."""
         kept = self.kept_snapshots
-        if self.sink is not None and kept.is_due(self.next_step - 1, now_ns):
+        if self.sink is not None and kept.is_due(self.last_step, now_ns):
             kept.add(self.snapshot())
             kept.rest(self.clock() - now_ns)
 
@@ -395,7 +400,7 @@ class EngineCore:
         self._heartbeat.publish_status(self.state)
         return snapshot(
             sequence=self.sink.next_sequence - 1 if self.sink is not None else 0,
-            step=self.next_step - 1,
+            step=self.last_step,
             time_ns=self.runner.clock(),
             info=self.info,
             knobs=self.scheduler.knobs,

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
-
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.control.server import ControlServer
 from stepscope.engine.execution.machine.environment import prepare_environment
@@ -27,6 +25,7 @@ from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.kv_memory import replay_memory_bytes
 from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.telemetry.clock_anchor import anchored
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.telemetry.token_teller import TokenTeller
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock, check_name, free_name
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("stepscope.engine")
 
-_CLOCKS_MOVED_NS = 50_000_000
 
 SIGNAL = "a signal"  # as the audit trail calls who ends the engine by one
 
@@ -226,18 +224,6 @@ def _info(
         bundles=True,
         keeps_snapshots=config.telemetry,
     )
-
-
-def anchored(info: EngineInfo) -> EngineInfo:
-    """`info` with the clocks as they are now, where they have moved against each other.
-
-    They do when the wall clock is set, and when the machine sleeps.
-    """
-    monotonic_ns, wall_ns = time.monotonic_ns(), time.time_ns()
-    moved_ns = (wall_ns - monotonic_ns) - (info.wall_ns - info.monotonic_ns)
-    if abs(moved_ns) < _CLOCKS_MOVED_NS:
-        return info
-    return msgspec.structs.replace(info, monotonic_ns=monotonic_ns, wall_ns=wall_ns)
 
 
 def _workload_submit(

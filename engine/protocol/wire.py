@@ -113,6 +113,11 @@ class EngineInfo(Telemetry, frozen=True, kw_only=True):
     step_costs: StepCosts | None = None  # None: the engine did not try
     bundles: bool = False  # it knows `Submit.bundle`
     keeps_snapshots: bool = False  # it knows `GetKeptSnapshot`
+    engine: str | None = None  # what was attached to ("vllm"); None: our own engine
+    engine_version: str | None = None  # of what was attached to
+    data_parallel_rank: int | None = None  # None: it is the only one
+    data_parallel_size: int | None = None
+    tensor_parallel_size: int | None = None
 
 
 class KnobsChanged(Telemetry, frozen=True, kw_only=True):

@@ -18,8 +18,8 @@ import msgspec
 
 from stepscope.engine.protocol.wire import CACHED, EMPTY, BlockMove, BlockRun
 
-_REF_BITS = 24  # more than run at once; request ids beyond 2^31 have room besides
-_REF_MASK = (1 << _REF_BITS) - 1
+REF_BITS = 24  # more than run at once; request ids beyond 2^31 have room besides
+_REF_MASK = (1 << REF_BITS) - 1
 
 
 _Drain: TypeAlias = Callable[
@@ -64,7 +64,7 @@ class BlockPool:
         self._changed: dict[int, None] = {}
         # State of each block as of the last drain, owner and references as one number. Not a list,
         # whose numbers would be objects all over the memory.
-        self._told_bytes = bytearray(array("q", [EMPTY << _REF_BITS]) * num_blocks)
+        self._told_bytes = bytearray(array("q", [EMPTY << REF_BITS]) * num_blocks)
         self._told = memoryview(self._told_bytes).cast("q")
 
     @property
@@ -182,7 +182,7 @@ class BlockPool:
         for block in self._changed:
             refs = ref_counts[block]
             owner = owners[block] if refs else EMPTY if digests[block] is None else CACHED
-            told[block] = owner << _REF_BITS | refs
+            told[block] = owner << REF_BITS | refs
             moves.append(BlockMove(block, owner, refs))
         self._changed.clear()
         return moves
@@ -204,7 +204,7 @@ class BlockPool:
         before = {block: told[block] for block in self._changed}
         return {
             move.block_id: (
-                BlockState(before[move.block_id] >> _REF_BITS, before[move.block_id] & _REF_MASK),
+                BlockState(before[move.block_id] >> REF_BITS, before[move.block_id] & _REF_MASK),
                 BlockState(move.owner, move.ref_count),
             )
             for move in self.drain_moves()
@@ -224,15 +224,8 @@ class BlockPool:
         told = self._told
         for block in self._changed:
             owner, refs = self._state(block)
-            told[block] = owner << _REF_BITS | refs
-        find_ends = _ends_of_runs if compiled is None else _wire_rows.ends_of_runs
-        runs: list[BlockRun] = []
-        begin = 0
-        for end in find_ends(self._told_bytes):
-            state = told[begin]
-            runs.append(BlockRun(end - begin, state >> _REF_BITS, state & _REF_MASK))
-            begin = end
-        return runs
+            told[block] = owner << REF_BITS | refs
+        return runs_of(self._told_bytes)
 
     def _state(self, block: int) -> tuple[int, int]:
         if self._ref_counts[block]:
@@ -285,6 +278,23 @@ class BlockPool:
     def _with(self, digest: bytes) -> list[int]:
         first = self._by_digest.get(digest)
         return [] if first is None else [first, *self._copies.get(digest, ())]
+
+
+def runs_of(told_bytes: bytearray) -> list[BlockRun]:
+    """Neighbouring blocks in the same state as one run.
+
+    Args:
+        told_bytes: for each block eight bytes, owner << REF_BITS | references.
+    """
+    find_ends = _ends_of_runs if compiled is None else _wire_rows.ends_of_runs
+    told = memoryview(told_bytes).cast("q")
+    runs: list[BlockRun] = []
+    begin = 0
+    for end in find_ends(told_bytes):
+        state = told[begin]
+        runs.append(BlockRun(end - begin, state >> REF_BITS, state & _REF_MASK))
+        begin = end
+    return runs
 
 
 def _ends_of_runs(told: bytearray) -> list[int]:

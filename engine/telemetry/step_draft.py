@@ -31,7 +31,7 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
     max_num_seqs: int
     num_prefill_tokens: int
     num_decode_tokens: int
-    num_padded_tokens: int
+    num_padded_tokens: int | None
     batch: msgspec.Raw
     kv: KVCounts | None = None
     moves: list[BlockMove] | msgspec.Raw = field(default_factory=list)
@@ -95,7 +95,7 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
         self.tokens_ns = result.tokens_ns
         self.device_ns = result.device_ns
         if result.num_padded_tokens:
-            self.num_padded_tokens += result.num_padded_tokens
+            self.num_padded_tokens = (self.num_padded_tokens or 0) + result.num_padded_tokens
         if kv is not None:
             self.kv, moves = kv.drain()
             if moves is not None:

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.engine.process.serve import anchored
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import Arrived, EngineInfo, EngineStatus, StepRecord, Telemetry
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
+from stepscope.engine.telemetry.clock_anchor import anchored
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard

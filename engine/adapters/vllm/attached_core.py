@@ -1,0 +1,239 @@
+"""`AttachedCore`: what the control server and the heartbeat need of an engine's core."""
+
+import time
+from collections.abc import Mapping, Sized
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from stepscope.engine.adapters.vllm.knobs import KnobBoard, VllmKnobs
+from stepscope.engine.adapters.vllm.shapes import VllmScheduler
+from stepscope.engine.adapters.vllm.watcher import Watcher
+from stepscope.engine.control.intake import Intake
+from stepscope.engine.loop import dispatch
+from stepscope.engine.loop.audit import AuditTrail
+from stepscope.engine.loop.control_tally import ControlTally
+from stepscope.engine.loop.inbox import Call, Denial, Departure, Inbox, Item, Refusal
+from stepscope.engine.loop.snapshot_desk import SnapshotDesk
+from stepscope.engine.protocol.asker import Asker
+from stepscope.engine.protocol.commands import (
+    Change,
+    Error,
+    GetAudit,
+    GetSnapshot,
+    SetKnobs,
+    Submit,
+)
+from stepscope.engine.protocol.config import ConfigError, Limits
+from stepscope.engine.protocol.pause_trail import PauseTrail
+from stepscope.engine.protocol.wire import (
+    EngineInfo,
+    EngineState,
+    EngineStatus,
+    KnobValue,
+    Snapshot,
+    Telemetry,
+)
+from stepscope.engine.telemetry.clock_anchor import anchored
+from stepscope.engine.telemetry.heartbeat import Heartbeat
+from stepscope.engine.telemetry.kept_snapshots import KeptSnapshots
+from stepscope.engine.telemetry.publisher import Publisher
+
+if TYPE_CHECKING:
+    from stepscope.engine.loop.core import EngineCore
+
+_ANSWERED = (SetKnobs, GetSnapshot, GetAudit)
+UNSUPPORTED = "unsupported"
+
+
+class AttachedCore:
+    """Belongs to whoever holds the attachment's lock; `inbox` takes from any thread.
+
+    Args:
+        info: published as it stands.
+        sink: where telemetry goes.
+    """
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        scheduler: VllmScheduler,
+        watcher: Watcher,
+        board: KnobBoard,
+        sink: Publisher,
+    ) -> None:
+        self.info = info
+        self.sink = sink
+        self.limits = board.limits
+        self.scheduler = SchedulerFace(scheduler, watcher, board)
+        self.inbox = Inbox()
+        self.max_waiting = 0  # nobody submits here
+        self.control_tally = ControlTally()
+        self.has_step_in_flight = False  # steps are published in order, whatever is in flight
+        self.pauses = PauseTrail(())
+        self.audit = AuditTrail(self.publish, time.monotonic_ns)
+        self.snapshots = SnapshotDesk(self.snapshot, time.monotonic_ns)
+        self.kept_snapshots = KeptSnapshots()
+        self._watcher = watcher
+        self.heartbeat = Heartbeat(self)
+
+    def take(self, item: Item) -> None:
+        """One thing from the inbox."""
+        if isinstance(item, Refusal):
+            self.audit.refused(Submit.__name__, Asker(item.client_id), UNSUPPORTED, item.reason)
+        elif isinstance(item, Denial):
+            self.audit.refused(item.command, item.asker, item.code, item.message, item.count)
+        elif isinstance(item, Call):
+            if isinstance(item.command, _ANSWERED):
+                # What these three need of a core is here.
+                dispatch.apply(cast("EngineCore", self), item)
+            else:
+                self._refuse(item)
+        else:
+            assert isinstance(item, Departure), "nobody submits here, so nobody's requests end"
+
+    def _refuse(self, call: Call) -> None:
+        command = call.command
+        name = type(command).__name__
+        message = f"{name} cannot be done to an attached vLLM: stepscope only watches its requests"
+        if isinstance(command, Change):
+            self.audit.refused(name, call.asker or Asker(command.who), UNSUPPORTED, message)
+        call.client.reply(Error(code=UNSUPPORTED, message=message))
+
+    def snapshot(self) -> Snapshot:
+        """The state as of the last message published; what happened since is flushed first."""
+        self.audit.tell_aborts()
+        self.heartbeat.publish_status(self.state)
+        books, face = self._watcher.books, self.scheduler
+        return Snapshot(
+            sequence=self.sink.next_sequence - 1,
+            step=self.last_step,
+            time_ns=time.monotonic_ns(),
+            info=self.info,
+            knobs=face.knobs.as_dict(),
+            knobs_version=self.knobs_version,
+            state=self.state,
+            requests=self._watcher.views(),
+            blocks=None if books is None else books.runs(),
+            kv=None if books is None else books.counts(),
+            num_dropped=self.sink.num_dropped,
+            num_running=len(face.running),
+            num_waiting=len(face.waiting),
+            control=self.control_tally.counts(),
+            audit=self.audit.last(),
+            pauses=list(self.pauses.spans or ()),
+        )
+
+    def settled(self, command: Change, asker: Asker, *, is_alone: bool) -> None:
+        """Every change is answered between two steps: vLLM's thread owns what it is held to."""
+        return
+
+    def clock(self) -> int:
+        """The time of this machine, in nanoseconds."""
+        return time.monotonic_ns()
+
+    def publish(self, message: Telemetry) -> None:
+        self.sink.publish(message)
+
+    def publish_info(self) -> None:
+        """Who the engine is."""
+        self.info = anchored(self.info)
+        self.publish(self.info)
+
+    def publish_status(self, state: EngineState, now_ns: int) -> None:
+        """How vLLM stands, and what happened since the last message."""
+        self.pauses = self.pauses.after_status(now_ns, is_paused=state == "paused")
+        self.publish(
+            EngineStatus(
+                time_ns=now_ns,
+                state=state,
+                step=self.last_step,
+                num_running=len(self.scheduler.running),
+                num_waiting=len(self.scheduler.waiting),
+                kv=self._watcher.counts(),
+                moves=self._watcher.drain_moves(),
+                events=self._watcher.drain_events(),
+                num_dropped=self.sink.num_dropped,
+                control=self.control_tally.counts(),
+            )
+        )
+
+    def keep_snapshot(self, now_ns: int) -> None:
+        """Keep a snapshot for late joiners, if one is due."""
+        if self.kept_snapshots.is_due(self.last_step, now_ns):
+            self.kept_snapshots.add(self.snapshot())
+            self.kept_snapshots.rest(self.clock() - now_ns)
+
+    def set_knobs(self, knobs: "KnobsFace") -> None:
+        """They hold from the next step that vLLM schedules."""
+        self.scheduler.knobs = knobs
+        self._watcher.knobs_version += 1
+
+    @property
+    def next_step(self) -> int:
+        return self._watcher.next_step
+
+    @property
+    def last_step(self) -> int:
+        return self._watcher.told_step
+
+    @property
+    def has_unpublished(self) -> bool:
+        return self._watcher.has_untold
+
+    @property
+    def knobs_version(self) -> int:
+        return self._watcher.knobs_version
+
+    @property
+    def state(self) -> EngineState:
+        return "running" if self._watcher.has_work else "idle"
+
+
+class SchedulerFace:
+    """vLLM's scheduler as our commands and the heartbeat see it."""
+
+    def __init__(self, scheduler: VllmScheduler, watcher: Watcher, board: KnobBoard) -> None:
+        self._scheduler = scheduler
+        self._watcher = watcher
+        self._board = board
+
+    @property
+    def running(self) -> Sized:
+        return self._scheduler.running
+
+    @property
+    def waiting(self) -> Sized:
+        return range(self._watcher.num_waiting)
+
+    @property
+    def knobs(self) -> "KnobsFace":
+        return KnobsFace(self._board, self._board.knobs)
+
+    @knobs.setter
+    def knobs(self, new: "KnobsFace") -> None:
+        self._board.set(new.knobs)
+
+
+class KnobsFace(NamedTuple):
+    """Knobs that know whose they are."""
+
+    board: KnobBoard
+    knobs: VllmKnobs
+
+    def changed(self, changes: Mapping[str, KnobValue], limits: Limits) -> "KnobsFace":
+        """Raises ConfigError when they cannot be changed so."""
+        return KnobsFace(self.board, self.board.changed(changes))
+
+    def as_dict(self) -> dict[str, KnobValue]:
+        return self.knobs.as_dict()
+
+
+class NoIntake(Intake):
+    """Takes no prompt: requests go to vLLM's own server."""
+
+    def __init__(self) -> None:
+        super().__init__(None, vocab_size=1, max_model_len=1)
+
+    def prepare(self, command: Submit) -> list[int]:
+        raise ConfigError(
+            UNSUPPORTED, "send requests to vLLM's own server: stepscope only watches them"
+        )

@@ -1,0 +1,109 @@
+"""`BlockBooks`: the state of vLLM's KV blocks, in the order in which it is told.
+
+Ids are one lower than vLLM's, whose block 0 belongs to nobody.
+"""
+
+from array import array
+from collections.abc import Iterable, Sequence
+
+from stepscope.engine.adapters.vllm.shapes import VllmBlockPool
+from stepscope.engine.protocol.wire import CACHED, EMPTY, BlockMove, BlockRun, KVCounts
+from stepscope.engine.scheduling.block_pool import REF_BITS, runs_of
+
+
+class BlockBooks:
+    """Belongs to whoever holds the attachment's lock.
+
+    Attributes:
+        num_evicted, num_queried, num_hit: since the last `counts`; tokens, but for the first.
+    """
+
+    def __init__(self, pool: VllmBlockPool) -> None:
+        self._pool = pool
+        self.num_blocks = pool.num_gpu_blocks - 1
+        self._owners = [EMPTY] * self.num_blocks  # the latest holder; meaningful while held
+        self._ref_counts = [0] * self.num_blocks
+        self._holders: dict[int, dict[int, None]] = {}  # of blocks with several
+        self._changed: dict[int, None] = {}
+        # As of the last drain; see `BlockPool`.
+        self._told_bytes = bytearray(array("q", [EMPTY << REF_BITS]) * self.num_blocks)
+        self._told = memoryview(self._told_bytes).cast("q")
+        self._num_used = self._num_cached = 0
+        self.num_evicted = self.num_queried = self.num_hit = 0
+
+    def take(self, owner: int, blocks: Sequence[int], num_hit: int) -> None:
+        """`owner` holds `blocks` now; the first `num_hit` of them were found by their content."""
+        ref_counts, owners, changed = self._ref_counts, self._owners, self._changed
+        for i, block in enumerate(blocks):
+            count = ref_counts[block]
+            if count:
+                holders = self._holders.setdefault(block, {owners[block]: None})
+                holders[owner] = None
+            elif i >= num_hit and self._told[block] >> REF_BITS == CACHED:
+                self.num_evicted += 1
+            ref_counts[block] = count + 1
+            owners[block] = owner
+            changed[block] = None
+
+    def release(self, owner: int, blocks: Iterable[int]) -> None:
+        """`owner` holds `blocks` no more."""
+        ref_counts, owners, changed = self._ref_counts, self._owners, self._changed
+        for block in blocks:
+            count = ref_counts[block] - 1
+            ref_counts[block] = count
+            changed[block] = None
+            if count:
+                holders = self._holders[block]
+                del holders[owner]
+                if owners[block] == owner:
+                    owners[block] = next(reversed(holders))
+                if count == 1:
+                    del self._holders[block]
+
+    def look_again(self, blocks: Iterable[int]) -> None:
+        """What is cached in free blocks may have changed."""
+        self._changed.update(dict.fromkeys(blocks))
+
+    def drain(self) -> list[BlockMove]:
+        """The state of each block that changed since the last drain."""
+        if not self._changed:
+            return []
+        told, ref_counts, owners = self._told, self._ref_counts, self._owners
+        blocks = self._pool.blocks
+        moves = []
+        for block in self._changed:
+            refs = ref_counts[block]
+            if refs:
+                owner = owners[block]
+            else:
+                owner = EMPTY if blocks[block + 1].block_hash is None else CACHED
+            before = told[block] >> REF_BITS
+            self._num_used += (owner >= 0) - (before >= 0)
+            self._num_cached += (owner == CACHED) - (before == CACHED)
+            told[block] = owner << REF_BITS | refs
+            moves.append(BlockMove(block, owner, refs))
+        self._changed.clear()
+        return moves
+
+    def counts(self) -> KVCounts:
+        """As of the last drain."""
+        num_empty = self.num_blocks - self._num_used - self._num_cached
+        found = KVCounts(
+            self._num_used,
+            self._num_cached,
+            num_empty,
+            self.num_evicted,
+            self.num_queried,
+            self.num_hit,
+        )
+        self.num_evicted = self.num_queried = self.num_hit = 0
+        return found
+
+    def runs(self) -> list[BlockRun]:
+        """All blocks in order of their ids, as of the last drain."""
+        return runs_of(self._told_bytes)
+
+    def check_cached(self) -> None:
+        """vLLM has forgotten what is cached: look at every free block again."""
+        refs = self._ref_counts
+        self.look_again(block for block in range(self.num_blocks) if not refs[block])

@@ -1,0 +1,193 @@
+"""What an operator may change of a running vLLM, by vLLM's names, within its start values."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from stepscope.engine.adapters.vllm import versions
+from stepscope.engine.adapters.vllm.shapes import VllmScheduler
+from stepscope.engine.protocol.config import ConfigError, Limits
+from stepscope.engine.protocol.wire import KnobSpec, KnobValue
+
+_TYPES = {"int": int, "float": float}
+_ABSENT = object()
+
+
+class VllmKnobs(Struct, frozen=True, kw_only=True):
+    """All settings that are shown. `specs` says which of them can be changed."""
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    long_prefill_token_threshold: int
+    reserve: str
+    watermark: float
+    enable_chunked_prefill: bool
+    policy: str
+    enable_prefix_caching: bool
+
+    def as_dict(self) -> dict[str, KnobValue]:
+        return msgspec.structs.asdict(self)
+
+
+class KnobBoard:
+    """Reads and sets the knobs of one scheduler; a change holds for its next `schedule()`.
+
+    Attributes:
+        knobs: as they are now.
+        specs: of those that this version can change while it runs.
+        limits: the start values.
+    """
+
+    def __init__(self, scheduler: VllmScheduler) -> None:
+        self._scheduler = scheduler
+        self._before: dict[tuple[int, str], tuple[Any, object]] = {}
+        config, cache = scheduler.scheduler_config, scheduler.cache_config
+        self.limits = Limits(
+            max_num_batched_tokens=versions.token_budget(scheduler),
+            max_num_seqs=scheduler.max_num_running_reqs,
+            max_model_len=scheduler.max_model_len,
+        )
+        self.knobs = VllmKnobs(
+            max_num_batched_tokens=self.limits.max_num_batched_tokens,
+            max_num_seqs=versions.num_seats(scheduler),
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
+            reserve="prompt" if getattr(scheduler, versions.RESERVE, False) else "none",
+            watermark=float(getattr(config, "watermark", 0.0)),
+            enable_chunked_prefill=bool(config.enable_chunked_prefill),
+            policy=str(getattr(config.policy, "value", config.policy)),
+            enable_prefix_caching=bool(cache.enable_prefix_caching),
+        )
+        self.specs = tuple(self._specs())
+
+    def changed(self, changes: Mapping[str, KnobValue]) -> VllmKnobs:
+        """The knobs with `changes` applied; nothing is set.
+
+        Raises:
+            ConfigError: an unknown or fixed knob, a wrong type, a value outside its bounds.
+        """
+        checked = {name: self._checked(name, value) for name, value in changes.items()}
+        return msgspec.structs.replace(self.knobs, **checked)
+
+    def set(self, knobs: VllmKnobs) -> None:
+        """To be called between two `schedule()`s: vLLM asserts its budget at the end of one."""
+        scheduler, live = self._scheduler, {spec.name for spec in self.specs}
+        self._put(scheduler, "max_num_scheduled_tokens", knobs.max_num_batched_tokens)
+        self._put(
+            scheduler.scheduler_config,
+            "long_prefill_token_threshold",
+            knobs.long_prefill_token_threshold,
+        )
+        if "max_num_seqs" in live:
+            self._put(scheduler, versions.SEATS, knobs.max_num_seqs)
+        if "reserve" in live:
+            self._put(scheduler, versions.RESERVE, knobs.reserve == "prompt")
+        if "watermark" in live:
+            manager = scheduler.kv_cache_manager
+            num_blocks = int(knobs.watermark * manager.block_pool.num_gpu_blocks)
+            self._put(manager, versions.WATERMARK, num_blocks)
+        self.knobs = knobs
+
+    def restore(self) -> None:
+        """vLLM's own values again."""
+        for (_, name), (target, value) in self._before.items():
+            setattr(target, name, value)
+        self._before.clear()
+
+    def _put(self, target: Any, name: str, value: object) -> None:
+        before = getattr(target, name)
+        if before != value:
+            self._before.setdefault((id(target), name), (target, before))
+            setattr(target, name, value)
+
+    def _specs(self) -> list[KnobSpec]:
+        scheduler, knobs, limits = self._scheduler, self.knobs, self.limits
+        most = limits.max_num_batched_tokens
+        # Below these vLLM would leave a prompt waiting for ever.
+        least = 1 if knobs.enable_chunked_prefill else min(most, limits.max_model_len)
+        if getattr(scheduler, "need_mamba_block_aligned_split", False):
+            least = min(most, max(least, scheduler.block_size))
+        specs = [
+            KnobSpec(
+                "max_num_batched_tokens",
+                "int",
+                most,
+                least,
+                most,
+                help="token budget of one step (vLLM: max_num_scheduled_tokens)",
+            )
+        ]
+        if hasattr(scheduler, versions.SEATS):
+            specs.append(
+                KnobSpec(
+                    "max_num_seqs",
+                    "int",
+                    knobs.max_num_seqs,
+                    1,
+                    limits.max_num_seqs,
+                    help="requests running at once (vLLM: max_num_active_seqs)",
+                )
+            )
+        specs.append(
+            KnobSpec(
+                "long_prefill_token_threshold",
+                "int",
+                knobs.long_prefill_token_threshold,
+                0,
+                most,
+                help="most tokens one prompt gets in a step beside others (0: no limit)",
+            )
+        )
+        if hasattr(scheduler, versions.RESERVE):
+            specs.append(
+                KnobSpec(
+                    "reserve",
+                    "choice",
+                    knobs.reserve,
+                    choices=("none", "prompt"),
+                    help="KV blocks for a whole prompt must be free before it is admitted "
+                    "(vLLM: scheduler_reserve_full_isl)",
+                )
+            )
+        if hasattr(scheduler.kv_cache_manager, versions.WATERMARK):
+            specs.append(
+                KnobSpec(
+                    "watermark",
+                    "float",
+                    knobs.watermark,
+                    0.0,
+                    0.5,
+                    help="share of the KV blocks that admission leaves free",
+                )
+            )
+        return specs
+
+    def _checked(self, name: str, value: KnobValue) -> KnobValue:
+        spec = next((spec for spec in self.specs if spec.name == name), None)
+        if spec is None:
+            live = ", ".join(spec.name for spec in self.specs)
+            if getattr(self.knobs, name, _ABSENT) is _ABSENT:
+                raise ConfigError("unknown_knob", f"no knob is called {name!r}; there are: {live}")
+            raise ConfigError(
+                "fixed_knob",
+                f"{name} is fixed when vLLM starts; while it runs these can be changed: {live}",
+            )
+        if spec.kind == "choice":
+            if value not in spec.choices:
+                choices = ", ".join(spec.choices)
+                raise ConfigError("out_of_bounds", f"{name} is one of {choices}, not {value!r}")
+            return value
+        if spec.kind == "float" and type(value) is int:
+            value = float(value)
+        if type(value) is not _TYPES[spec.kind] or not isinstance(value, int | float):
+            raise ConfigError("wrong_type", f"{name} takes a number, not {value!r}")
+        assert spec.low is not None
+        assert spec.high is not None
+        if not spec.low <= value <= spec.high:
+            raise ConfigError(
+                "out_of_bounds",
+                f"{name} must be between {spec.low:g} and {spec.high:g}, with which vLLM was "
+                f"started, not {value!r}",
+            )
+        return value

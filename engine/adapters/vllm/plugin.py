@@ -1,0 +1,74 @@
+"""The entry point of `vllm.general_plugins`. vLLM calls it in each of its processes.
+
+Without STEPSCOPE_ENDPOINT it does nothing and imports nothing of ours. vLLM calls it outside of any
+`try`, so no error may leave it.
+"""
+
+import functools
+import logging
+import os
+from typing import Any
+
+VARIABLE = "STEPSCOPE_ENDPOINT"
+
+log = logging.getLogger("vllm.stepscope")
+
+
+def register() -> None:
+    """Attach to the scheduler that this process will build, if the variable is set."""
+    endpoint = os.environ.get(VARIABLE, "").strip()
+    if not endpoint:
+        return
+    try:
+        _wrap_choice(endpoint)
+    except Exception as error:  # noqa: BLE001 - vLLM starts whatever happens here
+        _warn(error)
+
+
+def _wrap_choice(endpoint: str) -> None:
+    """Wrap where vLLM chooses the class of its scheduler.
+
+    A wrapped `EngineCore.__init__` would be too late: under spawn it is running when plugins load.
+    """
+    from vllm.config.scheduler import SchedulerConfig
+
+    choose = SchedulerConfig.get_scheduler_cls
+    if hasattr(choose, "_stepscope"):
+        return
+
+    @functools.wraps(choose)
+    def get_scheduler_cls(self: Any) -> Any:
+        chosen = choose(self)
+        try:
+            _wrap_init(chosen, endpoint)
+        except Exception as error:  # noqa: BLE001
+            _warn(error)
+        return chosen
+
+    get_scheduler_cls._stepscope = True  # type: ignore[attr-defined]
+    SchedulerConfig.get_scheduler_cls = get_scheduler_cls
+
+
+def _wrap_init(scheduler_class: Any, endpoint: str) -> None:
+    init = scheduler_class.__init__
+    if getattr(init, "_stepscope", None) is scheduler_class:
+        return
+
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        init(self, *args, **kwargs)
+        if type(self) is not scheduler_class:
+            return  # the subclass is not done with its own __init__
+        try:
+            from stepscope.engine.adapters.vllm.attachment import attach
+
+            attach(self, endpoint)
+        except Exception as error:  # noqa: BLE001
+            _warn(error)
+
+    __init__._stepscope = scheduler_class  # type: ignore[attr-defined]
+    scheduler_class.__init__ = __init__
+
+
+def _warn(error: Exception) -> None:
+    log.warning("stepscope is not attached: %s: %s", type(error).__name__, error)

@@ -1,0 +1,91 @@
+"""What the adapter reads of vLLM's objects, as Protocols; vLLM is never imported for them."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+
+class VllmStatus(Protocol):
+    """A member of vLLM's `RequestStatus`."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class VllmRequest(Protocol):
+    """vLLM's `Request`. `arrival_time` is seconds of the front end's wall clock."""
+
+    request_id: str
+    arrival_time: float
+    max_tokens: int
+    num_computed_tokens: int
+    num_prompt_tokens: int
+    priority: int
+
+    @property
+    def num_output_tokens(self) -> int: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def status(self) -> VllmStatus: ...
+
+
+class NewRequestData(Protocol):
+    """A request that is scheduled for the first time. `block_ids` has a list for each KV group."""
+
+    req_id: str
+    block_ids: Sequence[Sequence[int]]
+    num_computed_tokens: int
+
+
+class CachedRequestData(Protocol):
+    """Requests that were scheduled before, as parallel lists.
+
+    `new_block_ids` is appended to the blocks of a request, or replaces them if it was resumed.
+    """
+
+    req_ids: Sequence[str]
+    resumed_req_ids: Collection[str]
+    new_block_ids: Sequence[Sequence[Sequence[int]] | None]
+    num_computed_tokens: Sequence[int]
+
+
+class SchedulerOutput(Protocol):
+    """What one `schedule()` decided."""
+
+    scheduled_new_reqs: Sequence[NewRequestData]
+    scheduled_cached_reqs: CachedRequestData
+    num_scheduled_tokens: Mapping[str, int]
+    total_num_scheduled_tokens: int
+    preempted_req_ids: Collection[str] | None
+
+
+class VllmBlock(Protocol):
+    block_hash: object | None
+
+
+class VllmBlockPool(Protocol):
+    """Block 0 is the null block, which no request holds."""
+
+    blocks: Sequence[VllmBlock]
+    num_gpu_blocks: int
+
+    def get_num_free_blocks(self) -> int: ...
+
+
+class VllmScheduler(Protocol):
+    """vLLM's `Scheduler`, `AsyncScheduler`, or one of the user's own."""
+
+    requests: Mapping[str, VllmRequest]
+    running: Sequence[VllmRequest]
+    finished_req_ids: Collection[str]
+    max_num_scheduled_tokens: int
+    max_num_running_reqs: int
+    max_model_len: int
+    block_size: int
+    # Objects of vLLM's configuration and cache, of which each version has another set of fields.
+    scheduler_config: Any
+    cache_config: Any
+    vllm_config: Any
+    kv_cache_config: Any
+    kv_cache_manager: Any
+    waiting: Any

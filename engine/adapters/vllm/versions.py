@@ -1,0 +1,82 @@
+"""What differs between releases of vLLM, found by looking at the scheduler and not at a number.
+
+Release by release: 0.12 `preempted_req_ids`; 0.20 `skipped_waiting`, `scheduler_reserve_full_isl`;
+0.31 `max_num_active_reqs`, `kv_holding_waiting`, `deferred_waiting` and the watermark.
+"""
+
+from typing import Any
+
+from stepscope.engine.adapters.vllm.shapes import VllmScheduler
+
+NEEDED = (
+    "schedule",
+    "update_from_output",
+    "add_request",
+    "finish_requests",
+    "requests",
+    "running",
+    "waiting",
+    "finished_req_ids",
+    "max_num_scheduled_tokens",
+    "max_num_running_reqs",
+    "max_model_len",
+    "block_size",
+    "scheduler_config",
+    "cache_config",
+    "vllm_config",
+    "kv_cache_config",
+    "kv_cache_manager",
+)
+_NEEDED_OF_POOL = ("blocks", "num_gpu_blocks", "get_num_free_blocks")
+_QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting")
+
+SEATS = "max_num_active_reqs"
+RESERVE = "scheduler_reserve_full_isl"
+WATERMARK = "watermark_blocks"
+
+
+class UnknownVllmError(RuntimeError):
+    """This vLLM lacks what the adapter needs. The message says what."""
+
+
+def check(scheduler: Any) -> None:
+    """Raises UnknownVllmError when the adapter cannot watch this scheduler."""
+    missing = [name for name in NEEDED if not hasattr(scheduler, name)]
+    pool = getattr(getattr(scheduler, "kv_cache_manager", None), "block_pool", None)
+    missing += [f"block_pool.{name}" for name in _NEEDED_OF_POOL if not hasattr(pool, name)]
+    if missing:
+        raise UnknownVllmError(f"this vLLM's scheduler has no {', '.join(missing)}")
+
+
+def num_waiting(scheduler: VllmScheduler) -> int:
+    """Requests that wait, in whichever queues this version has."""
+    return sum(len(getattr(scheduler, name, ())) for name in _QUEUES)
+
+
+def num_deferred(scheduler: VllmScheduler) -> int:
+    """Requests that vLLM holds back by itself."""
+    return len(getattr(scheduler, "deferred_waiting", ()))
+
+
+def num_seats(scheduler: VllmScheduler) -> int:
+    """How many requests may run at once."""
+    return int(getattr(scheduler, SEATS, scheduler.max_num_running_reqs))
+
+
+def token_budget(scheduler: VllmScheduler) -> int:
+    """Most tokens of the next step."""
+    most: int = scheduler.scheduler_config.max_num_batched_tokens
+    return min(scheduler.max_num_scheduled_tokens, most)
+
+
+def knows_blocks(scheduler: VllmScheduler) -> bool:
+    """Whether every block that a request gets or gives back is told.
+
+    Sliding windows, hybrid models and KV connectors free blocks that no output names.
+    """
+    if len(scheduler.kv_cache_config.kv_cache_groups) != 1:
+        return False
+    spec = type(scheduler.kv_cache_config.kv_cache_groups[0].kv_cache_spec).__name__
+    return spec in ("FullAttentionSpec", "MLAAttentionSpec") and (
+        getattr(scheduler, "connector", None) is None
+    )
