@@ -41,7 +41,7 @@ class StepInFlight:
     knobs_version: int
     token_budget: int
     num_seats: int
-    batch: msgspec.Raw = _NO_ROWS
+    batch: msgspec.Raw = field(default_factory=lambda: _NO_ROWS)
     rows: list[Row] = field(default_factory=list)
     taken: list[Taken] = field(default_factory=list)
     preempted: list[TrackedRequest] = field(default_factory=list)
