@@ -106,6 +106,11 @@ INFO = EngineInfo(
     ),
     bundles=True,
     keeps_snapshots=True,
+    engine="vllm",
+    engine_version="0.32.0",
+    data_parallel_rank=1,
+    data_parallel_size=2,
+    tensor_parallel_size=4,
 )
 KV = KVCounts(used=3, cached=2, empty=1019, evicted=1, queried_tokens=700, hit_tokens=64)
 EVENTS: list[wire.RequestEvent] = [
