@@ -157,8 +157,8 @@ def imported(path: Path) -> list[str]:
 def test_the_quick_commands_import_neither_torch_nor_textual() -> None:
     done = run_python(
         "import sys\n"
-        "from stepscope.tui import cli\n"
-        "from stepscope.tui.cli import set, snapshot\n"
+        "from stepscope.tui.cli import __main__\n"
+        "from stepscope.tui.cli.engines import set, snapshot\n"
         "print([name for name in ('torch', 'transformers', 'textual', 'rich', 'mcap') "
         "if name in sys.modules])\n"
     )

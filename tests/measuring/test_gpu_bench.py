@@ -436,7 +436,7 @@ def test_an_interrupted_run_leaves_a_whole_report_and_no_process(
         "import sys\n"
         "from stepscope.engine.bench.gpu import conduct\n"
         "from stepscope.tui.cli.__main__ import main\n"
-        "from stepscope.tui.cli import bench_gpu\n"
+        "from stepscope.tui.cli.bench import bench_gpu\n"
         f"command = (sys.executable, {str(script)!r})\n"
         "from functools import partial\n"
         "bench_gpu.conduct = partial(conduct.conduct, worker=command)\n"

@@ -129,11 +129,11 @@ async def test_a_change_that_is_dropped_leaves_what_somebody_else_set(
 
 
 async def test_what_was_typed_is_kept_when_the_engine_knew_of_a_change_first(
-    source: Subscriber, anna: ControlClient, live_engine: Any, monkeypatch: pytest.MonkeyPatch
+    source: Subscriber, anna: ControlClient, live_engine: Any
 ) -> None:
     app = dashboard(source)
     telemetry = SlowTelemetry(live_engine.core.sink)
-    monkeypatch.setattr(live_engine.core, "sink", telemetry)
+    live_engine.core.publish_to(telemetry)
     async with app.run_test(size=(120, 40)):
         await press(app, "K", "down", "enter", *"16")
         anna.set_knobs({"max_num_seqs": 8}, who="anna")
@@ -154,11 +154,11 @@ async def test_what_was_typed_is_kept_when_the_engine_knew_of_a_change_first(
 
 
 async def test_a_value_that_is_offered_again_is_dropped_by_escape_for_good(
-    source: Subscriber, anna: ControlClient, live_engine: Any, monkeypatch: pytest.MonkeyPatch
+    source: Subscriber, anna: ControlClient, live_engine: Any
 ) -> None:
     app = dashboard(source)
     telemetry = SlowTelemetry(live_engine.core.sink)
-    monkeypatch.setattr(live_engine.core, "sink", telemetry)
+    live_engine.core.publish_to(telemetry)
     async with app.run_test(size=(120, 40)):
         await press(app, "K", "down", "down", "enter", "right")
         anna.set_knobs({"max_num_seqs": 8}, who="anna")

@@ -433,8 +433,8 @@ def test_without_a_terminal_it_prints_the_help(arguments: list[str]) -> None:
 def test_the_first_picture_waits_for_no_engine_no_recording_and_no_socket() -> None:
     program = (
         "import sys\n"
-        "from stepscope.tui import cli\n"
-        "from stepscope.tui.cli import start\n"
+        "from stepscope.tui.cli import __main__\n"
+        "from stepscope.tui.cli.dashboards import start\n"
         "from stepscope.tui.screens.start.start import StartApp\n"
         "heavy = {'torch', 'zmq', 'mcap', 'numpy', 'stepscope.recordings.file.reader',\n"
         "         'stepscope.recordings.history.history', 'stepscope.tui.app.app'}\n"
