@@ -198,7 +198,7 @@ def _set_knobs(core: EngineCore, command: SetKnobs, asker: Asker) -> ChangeEffec
             who=asker.name,
             old=was,
             new=changed,
-            time_ns=core.runner.clock(),
+            time_ns=core.clock(),
         )
     )
     return ChangeEffect(was, changed, version=core.knobs_version)
