@@ -15,8 +15,8 @@ import msgspec
 import zmq
 
 from stepscope.engine.control.abuse import Abuse
-from stepscope.engine.control.answers import AnswerBook, OnceReused, digest_of
 from stepscope.engine.control.bulk_replies import BulkReplies, at_once, replayed
+from stepscope.engine.control.changes import Changes
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.control.outbox import Outbox
 from stepscope.engine.control.remote_client import RemoteClient
@@ -24,7 +24,7 @@ from stepscope.engine.control.replies import Replies
 from stepscope.engine.control.roles import Roles
 from stepscope.engine.control.submissions import Submissions
 from stepscope.engine.loop.control_tally import ControlTally
-from stepscope.engine.loop.inbox import Call, Denial, Departure, Inbox, Settled
+from stepscope.engine.loop.inbox import Call, Departure, Inbox, Settled
 from stepscope.engine.protocol import commands
 from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import (
@@ -90,7 +90,7 @@ class ServedEngine(Protocol):
         """Commands that may wait in the inbox before a `Submit` is refused."""
         ...
 
-    def settled(self, command: Change, asker: Asker, *, is_alone: bool) -> Settled | None:
+    def settled(self, command: Change, asker: Asker, is_alone: bool) -> Settled | None:
         """The answer to a change that changes nothing; None: its turn between two steps tells.
 
         Args:
@@ -131,13 +131,13 @@ class ControlServer:
     ) -> None:
         self._engine = engine
         self._tally = engine.control_tally
-        self._submissions = Submissions(engine.inbox, intake, engine.clock)
+        self._limiter = RateLimiter()
+        self._submissions = Submissions(
+            engine.inbox, intake, engine.clock, self._limiter.charge_text
+        )
         self._tokenizer = tokenizer
         self._replay = replay
         self._outbox = Outbox()
-        self._num_changes = 0  # on their way to the engine's thread or back
-        self._limiter = RateLimiter()
-        self._answers: AnswerBook[RemoteClient] = AnswerBook()
         self._closing = False
         self._socket = server_socket(zmq.ROUTER, gate)
         self._socket.setsockopt(zmq.LINGER, 500)
@@ -150,6 +150,9 @@ class ControlServer:
         self._connections = Connections(self._socket, gate)
         self._roles = Roles(self._connections, engine.inbox, self._tally)
         self._replies = Replies(self._socket, self._connections, self._forget)
+        self._changes = Changes(
+            engine.inbox, engine.settled, self._connections, self._outbox.post, self._replies.send
+        )
         bind(self._socket, address)
         self._bulk = BulkReplies(self._outbox.post)
         backlog = Backlog(
@@ -289,7 +292,7 @@ class ControlServer:
             self._replies.send(identity, command_id, answer)
         elif isinstance(command, Change):
             self._roles.check(identity, command, command.who)
-            self._change(identity, command_id, command, payload)
+            self._changes.take(identity, command_id, command, payload)
         else:
             raise TypeError(f"nothing answers a {type(command).__name__}")
 
@@ -321,38 +324,6 @@ class ControlServer:
             return Error(code="nothing_kept", message="no snapshot of before is kept")
         return msgspec.Raw(payload)
 
-    def _change(self, identity: bytes, command_id: bytes, command: Change, payload: bytes) -> None:
-        # A name holds across the connections of a key; where there are no keys all are one user's.
-        # Without a name of its own a command is known by its connection and id.
-        if command.once:
-            once = (self._connections.key(identity), command.once.encode())
-        else:
-            once = (identity, command_id + digest_of(payload))
-        account = self._connections.account(identity)
-        client = RemoteClient(self._outbox.post, identity, command_id, once=once, account=account)
-        try:
-            is_new = self._answers.is_new(once, payload, client)
-        except OnceReused:
-            raise ConfigError(
-                "once_reused", f"another command was sent as {command.once!r}; choose a new name"
-            ) from None
-        if not is_new:
-            self._answer_again(once)
-            return
-        asker = self._connections.asker(identity, command.who)
-        settled = self._engine.settled(command, asker, is_alone=self._num_changes == 0)
-        if settled is None:
-            self._num_changes += 1
-            self._engine.inbox.put(Call(command, client, asker=asker, lane=account))
-            return
-        reply, is_audited = settled
-        if is_audited and isinstance(reply, Error):
-            name = type(command).__name__
-            self._engine.inbox.put(Denial(asker, name, reply.code, reply.message, lane=account))
-        self._replies.send(identity, command_id, reply)
-        self._answers.answered(once, reply)
-        self._answer_again(once)
-
     # Replies
 
     def _send_outbox(self) -> None:
@@ -374,14 +345,8 @@ class ControlServer:
                 self._bulk.release(client.account)
             self._replies.send(client.identity, client.command_id, message)
             if client.once is not None and not isinstance(message, msgspec.Raw):
-                self._num_changes -= 1
-                self._answers.answered(client.once, message)
-                self._answer_again(client.once)
+                self._changes.answered(client.once, message)
         self._replies.send_bundles()
-
-    def _answer_again(self, once: tuple[bytes, bytes]) -> None:
-        for client, reply in self._answers.take_ready(once):
-            self._replies.send(client.identity, client.command_id, reply)
 
     # Clients that are gone, or are too much
 

@@ -27,12 +27,20 @@ class Submissions:
         inbox: of the core.
         intake: knows the model's tokenizer and limits.
         clock: the engine's.
+        charge_text: told of whom so many characters are tokenised on the control thread.
     """
 
-    def __init__(self, inbox: Inbox, intake: Intake, clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        inbox: Inbox,
+        intake: Intake,
+        clock: Callable[[], int],
+        charge_text: Callable[[bytes, int], None],
+    ) -> None:
         self._inbox = inbox
         self._intake = intake
         self._clock = clock
+        self._charge_text = charge_text
         self._long = LongPrompts(self._prepare_long)
 
     def close(self) -> None:
@@ -43,6 +51,7 @@ class Submissions:
         """Raises ConfigError when the prompt cannot be taken, or not now."""
         size = num_chars(command) + _TURN_CHARS * len(command.messages or ())
         if size <= LONG_TEXT:
+            self._charge_text(client.account, size)
             self._inbox.put(self._prepared(command, client))
         else:
             self._long.take(command, client, size)

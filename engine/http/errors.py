@@ -78,7 +78,7 @@ def from_engine(error: EngineUnreachable | CommandRefused) -> ApiError:
     if isinstance(error, EngineUnreachable):
         return unavailable(str(error))
     code, message = error.code, error.message
-    if code == "queue_full":
+    if code in ("queue_full", "rate_limited"):
         return too_many(message, code)
     if code == "draining":
         return unavailable(message, code)

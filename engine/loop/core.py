@@ -56,7 +56,7 @@ class CommandTable(Protocol):
 
     def apply(self, core: "EngineCore", call: Call) -> None: ...
     def settled(
-        self, core: "EngineCore", command: Change, asker: Asker, *, is_alone: bool
+        self, core: "EngineCore", command: Change, asker: Asker, is_alone: bool
     ) -> Settled | None: ...
 
 
@@ -242,9 +242,9 @@ class EngineCore:
                 self._settle_for_client()
             self._commands.apply(self, item)
 
-    def settled(self, command: Change, asker: Asker, *, is_alone: bool) -> Settled | None:
+    def settled(self, command: Change, asker: Asker, is_alone: bool) -> Settled | None:
         """The answer to a change that changes nothing, from any thread; see `dispatch.settled`."""
-        return self._commands.settled(self, command, asker, is_alone=is_alone)
+        return self._commands.settled(self, command, asker, is_alone)
 
     def _settle_for_client(self) -> None:
         if self.has_step_in_flight:

@@ -70,25 +70,25 @@ def _apply(core: EngineCore, call: Call, command: Command) -> None:
 # Changes: done or refused whole, and in the audit trail either way, unless they come too late
 
 
-def settled(core: EngineCore, command: Change, asker: Asker, *, is_alone: bool) -> Settled | None:
+def settled(core: EngineCore, command: Change, asker: Asker, is_alone: bool) -> Settled | None:
     """The answer to a change that changes nothing: refused, or a rehearsal. From any thread.
 
     None where only the engine's thread can tell. What is refused here would be refused there too.
 
     Args:
-        is_alone: no other change is on its way: knobs stay as they are until this one comes.
+        is_alone: no other change is on its way: all stays as it is until this one comes.
     """
     try:
         _check_seen(core, command, asker)
         if isinstance(command, SetKnobs):
             expected = command.expected_version
             # Versions only grow: one that is older now is older then.
-            if is_alone or (expected is not None and expected < core.knobs_version):
+            if expected is not None and expected < core.knobs_version:
                 _changed_knobs(core, command)
-            if is_alone and command.dry_run:
-                return Settled(_done(core, _REHEARSED), is_audited=False)
         elif isinstance(command, Abort):
             _check_running(core, command.request_id)
+        if is_alone and (nothing := _nothing_to_do(core, command)) is not None:
+            return Settled(_done(core, nothing), is_audited=False)
     except ConfigError as error:
         return Settled(_refused(core, error), _is_told(command, error))
     return None
@@ -98,15 +98,36 @@ def _change(core: EngineCore, call: Call, command: Change) -> None:
     asker = call.asker or Asker(command.who)
     try:
         _check_seen(core, command, asker)
-        effect = _CHANGES[type(command)](core, command, asker)
+        nothing = _nothing_to_do(core, command)
+        effect = nothing or _CHANGES[type(command)](core, command, asker)
     except ConfigError as error:
         if _is_told(command, error):
             core.audit.refused(type(command).__name__, asker, error.code, _short(error))
         call.client.reply(_refused(core, error))
         return
-    if not (isinstance(command, SetKnobs) and command.dry_run):
+    if nothing is None:
         core.audit.done(command, asker, core.next_step, effect)
     call.client.reply(_done(core, effect))
+
+
+def _nothing_to_do(core: EngineCore, command: Change) -> ChangeEffect | None:
+    """What is answered to a change that leaves everything as it is; None: it changes something.
+
+    Raises ConfigError when it cannot be made.
+    """
+    if isinstance(command, SetKnobs):
+        new = _changed_knobs(core, command)
+        if command.dry_run:
+            return _REHEARSED
+        is_so = new == core.scheduler.knobs
+        return ChangeEffect(detail="the knobs have these values already") if is_so else None
+    steps_allowed = core.steps_allowed
+    is_so = (
+        (isinstance(command, Pause) and steps_allowed == 0)
+        or (isinstance(command, Resume) and steps_allowed is None and not core.draining)
+        or (isinstance(command, Drain) and core.draining)
+    )
+    return ChangeEffect(detail=f"it is {core.state} already") if is_so else None
 
 
 def _done(core: EngineCore, effect: ChangeEffect) -> Ack:
@@ -181,14 +202,8 @@ def _changed_knobs(core: EngineCore, command: SetKnobs) -> Knobs:
 
 def _set_knobs(core: EngineCore, command: SetKnobs, asker: Asker) -> ChangeEffect:
     old, new = core.scheduler.knobs, _changed_knobs(core, command)
-    if command.dry_run:
-        return _REHEARSED
     before, after = old.as_dict(), new.as_dict()
     changed = {name: value for name, value in after.items() if value != before[name]}
-    if not changed:
-        return ChangeEffect(
-            {}, {}, "the knobs have these values already", version=core.knobs_version
-        )
     core.set_knobs(new)
     was = {name: before[name] for name in changed}
     core.publish(
@@ -242,14 +257,16 @@ def _abort(core: EngineCore, command: Abort, _: Asker) -> ChangeEffect:
     status = None if request is None else request.status.value
     if status is None or not core.abort(request_id, "asked for"):
         _check_running(core, request_id)
-        raise ConfigError("not_found", f"there is no request {request_id}")
+        raise _TooLateError("not_found", f"request {request_id} has ended already")
     name = f"r{request_id}"
     return ChangeEffect({name: status}, {name: "aborted"})
 
 
 def _check_running(core: EngineCore, request_id: int) -> None:
-    """Raises ConfigError when a request has ended."""
-    if request_id < core.next_request_id and request_id not in core.scheduler.requests:
+    """Raises ConfigError when a request has ended, or never was."""
+    if request_id < 0 or request_id >= core.next_request_id:
+        raise ConfigError("not_found", f"there is no request {request_id}")
+    if request_id not in core.scheduler.requests:
         raise _TooLateError("not_found", f"request {request_id} has ended already")
 
 

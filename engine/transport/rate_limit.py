@@ -21,12 +21,16 @@ from stepscope.engine.protocol.commands import (
     GetSnapshot,
     ReplayFrom,
     Submit,
+    Withdraw,
 )
 
 CLIENT_RATE, CLIENT_BURST = 1_000.0, 2_000.0  # units a second, units at once
 TOTAL_RATE, TOTAL_BURST = 8_000.0, 16_000.0
 MESSAGE = 0.2  # units of any message, ...
 BYTES_PER_UNIT = 65_536
+# Of text that is tokenised on the control thread, which takes 1 to 2 million characters a second:
+# half a million for one client (the HTTP server is one, too), and as many for all together.
+CLIENT_CHARS, TOTAL_CHARS = 512, 64  # for a unit
 REFUSED = 32.0  # ... and what a refused one takes from the bound of all
 PAUSE_S = 0.02  # so much is saved before anything is read again
 FIRST_TELL_S, TELL_S = 0.5, 5.0  # how soon, and how often, the same client's flood is told of
@@ -37,6 +41,7 @@ FORGET_S = 1.0  # ... but not more often
 _COSTS: tuple[tuple[type[Command], float, float], ...] = (
     (Submit, 0.0, 0.0),
     (Abort, 2.0, 2.0),
+    (Withdraw, 2.0, 2.0),
     (Change, 20.0, 20.0),
     (GetSnapshot, 25.0, REFUSED),
     (GetKeptSnapshot, 25.0, REFUSED),
@@ -110,6 +115,11 @@ class RateLimiter:
         of_client, of_all = next(costs, _OTHER)
         self._bucket(client, self._clock()).level -= of_client
         self._total.level -= of_all
+
+    def charge_text(self, client: bytes, num_chars: int) -> None:
+        """What it costs to tokenise a prompt on the control thread."""
+        self._bucket(client, self._clock()).level -= num_chars / CLIENT_CHARS
+        self._total.level -= num_chars / TOTAL_CHARS
 
     def wait_s(self, client: bytes) -> float:
         """Until the client may send again."""

@@ -419,7 +419,7 @@ class AttachedEngine:
     def clock(self) -> int:
         return time.monotonic_ns()
 
-    def settled(self, command: Change, asker: Asker, *, is_alone: bool) -> None:
+    def settled(self, command: Change, asker: Asker, is_alone: bool) -> None:
         return None
 
 

@@ -27,6 +27,7 @@ from stepscope.engine.protocol.commands import (
     Abort,
     Ack,
     Change,
+    Drain,
     Error,
     GetInfo,
     GetSnapshot,
@@ -197,6 +198,8 @@ def test_what_is_refused_for_what_is_known_never_reaches_the_engines_thread(
         (SetKnobs(changes={"speed": 3}, who="bert"), "unknown_knob"),
         (Pause(engine_id="another", who="bert"), "another_engine"),
         (Abort(request_id=0, who="bert"), "not_found"),
+        (Abort(request_id=7_000, who="bert"), "not_found"),
+        (Abort(request_id=-1, who="bert"), "not_found"),
     ]
     for command, code in refused:
         with pytest.raises(CommandRefused) as error:
@@ -206,6 +209,34 @@ def test_what_is_refused_for_what_is_known_never_reaches_the_engines_thread(
     assert isinstance(rehearsed, Ack)
     assert hears.commands == []
     assert live_engine.core.knobs_version == 1
+
+
+def test_a_change_that_changes_nothing_never_reaches_the_engines_thread_nor_the_audit(
+    live_engine: Any, client: ControlClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = live_engine.core
+    for first in (SetKnobs(changes={"max_num_seqs": 5}), Pause(), Drain()):
+        assert "already" not in client.ask(first).detail
+    hears, newest = Hears(monkeypatch), core.audit.newest
+    for again in (SetKnobs(changes={"max_num_seqs": 5}, who="bert"), Pause(), Drain()):
+        assert "already" in client.ask(again).detail
+    assert hears.commands == []
+    assert core.audit.newest == newest
+    assert "already" not in client.ask(Resume()).detail
+    assert "already" in client.ask(Resume()).detail
+    assert [type(each) for each in hears.commands] == [Resume]
+
+
+def test_a_change_that_may_undo_one_before_it_is_done_in_its_turn(client: ControlClient) -> None:
+    """What the second sees when it comes in is not what it finds when its turn comes."""
+    sent = [client.send(command) for command in (Pause(), Resume(), Pause(), Resume()) * 5]
+    details = {}
+    while len(details) < len(sent):
+        received = client.receive(5.0)
+        assert received is not None
+        assert isinstance(received[1], Ack), received
+        details[received[0]] = received[1].detail
+    assert client.snapshot().state == "idle"
 
 
 def test_changes_that_were_sent_before_the_answer_to_one_another_are_all_done(
@@ -458,3 +489,37 @@ def test_however_many_clients_ask_only_so_much_is_read(command: Any) -> None:
             limiter.charge(account, command)
         now_s += 1e-5
     assert num_read <= (rate_limit.TOTAL_BURST + rate_limit.TOTAL_RATE * now_s) / 20
+
+
+def test_short_prompts_are_tokenised_at_a_bounded_rate() -> None:
+    """However many clients send them: the control thread tokenises what is short."""
+    now_s, num_chars = 0.0, 0
+    limiter = RateLimiter(lambda: now_s)
+    while now_s < 20.0:
+        if pause_s := limiter.pause_s():
+            now_s += pause_s + 1e-6
+            continue
+        account = str(num_chars % 16).encode()
+        if limiter.admit(account, 16_000):
+            limiter.charge_text(account, 16_001)
+            num_chars += 16_001
+        now_s += 1e-4
+    most = rate_limit.TOTAL_BURST + rate_limit.TOTAL_RATE * now_s
+    assert num_chars <= most * rate_limit.TOTAL_CHARS
+
+
+def test_whoever_sends_short_prompts_without_end_is_refused_and_others_are_not(
+    client: ControlClient, live_engine: Any
+) -> None:
+    prompt = Submit(prompt="x" * 16_000, sampling=SamplingParams(max_tokens=1))
+    with ControlClient(live_engine.endpoint, timeout_s=20.0) as flooder:
+        asked = {flooder.send(prompt) for _ in range(400)}
+        codes: Counter[str] = Counter()
+        good = client.ask(Submit(prompt_token_ids=[1], sampling=SamplingParams(max_tokens=1)))
+        assert isinstance(good, Submitted)
+        while asked:
+            received = flooder.receive(20.0)
+            assert received is not None
+            asked.discard(received[0])
+            codes[received[1].code if isinstance(received[1], Error) else "taken"] += 1
+    assert codes["rate_limited"]

@@ -223,7 +223,8 @@ def test_two_operators_at_once_are_a_conflict_that_tells_what_the_other_did(
     ("theirs", "mine", "is_conflict"),
     [
         (Pause(who="anna"), Resume(who="bert", seen=0), True),
-        (Resume(who="anna"), StepOnce(who="bert", seen=0), True),
+        (Pause(who="anna"), StepOnce(who="bert", seen=0), True),
+        (Resume(who="anna"), Pause(who="bert", seen=0), False),  # it ran: nothing was changed
         (Drain(who="anna"), Pause(who="bert", seen=0), True),
         (SetWorkload(who="anna"), SetWorkload(who="bert", seen=0), True),
         (

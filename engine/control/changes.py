@@ -1,0 +1,88 @@
+"""`Changes`: commands that change the engine, from the control socket. Belongs to its thread.
+
+Each is done once, also when it is sent again. What changes nothing is answered here; the rest goes
+to the engine's thread, and its answer comes back to `answered`.
+"""
+
+from collections.abc import Callable
+
+from stepscope.engine.control.answers import AnswerBook, OnceReused, digest_of
+from stepscope.engine.control.remote_client import Outgoing, RemoteClient
+from stepscope.engine.loop.inbox import Call, Denial, Inbox, Settled
+from stepscope.engine.protocol.asker import Asker
+from stepscope.engine.protocol.commands import AnyReply, Change, Error
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.transport.connections import Connections
+
+
+class Changes:
+    """Takes changes of those who may make them.
+
+    Args:
+        inbox: where changes wait for the engine's thread.
+        settled: answers a change that changes nothing; see `ServedEngine`.
+        connections: say who asks.
+        post: queues a reply, from any thread.
+        send: sends a reply at once.
+    """
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        settled: Callable[[Change, Asker, bool], Settled | None],
+        connections: Connections,
+        post: Callable[[Outgoing], None],
+        send: Callable[[bytes, bytes, AnyReply], None],
+    ) -> None:
+        self._inbox = inbox
+        self._settled = settled
+        self._connections = connections
+        self._post = post
+        self._send = send
+        self._answers: AnswerBook[RemoteClient] = AnswerBook()
+        self._num_on_their_way = 0  # to the engine's thread or back
+
+    def take(self, identity: bytes, command_id: bytes, command: Change, payload: bytes) -> None:
+        """Raises ConfigError when another command was sent under its name."""
+        # A name holds across the connections of a key; where there are no keys all are one user's.
+        # Without a name of its own a command is known by its connection and id.
+        if command.once:
+            once = (self._connections.key(identity), command.once.encode())
+        else:
+            once = (identity, command_id + digest_of(payload))
+        account = self._connections.account(identity)
+        client = RemoteClient(self._post, identity, command_id, once=once, account=account)
+        try:
+            is_new = self._answers.is_new(once, payload, client)
+        except OnceReused:
+            raise ConfigError(
+                "once_reused", f"another command was sent as {command.once!r}; choose a new name"
+            ) from None
+        if not is_new:
+            self._answer_again(once)
+            return
+        asker = self._connections.asker(identity, command.who)
+        settled = self._settled(command, asker, self._num_on_their_way == 0)
+        if settled is None:
+            self._num_on_their_way += 1
+            self._inbox.put(Call(command, client, asker=asker, lane=account))
+            return
+        reply, is_audited = settled
+        if is_audited and isinstance(reply, Error):
+            name = type(command).__name__
+            self._inbox.put(Denial(asker, name, reply.code, reply.message, lane=account))
+        self._send(identity, command_id, reply)
+        self._keep(once, reply)
+
+    def answered(self, once: tuple[bytes, bytes], reply: AnyReply) -> None:
+        """The engine's thread has answered a change, and that was sent."""
+        self._num_on_their_way -= 1
+        self._keep(once, reply)
+
+    def _keep(self, once: tuple[bytes, bytes], reply: AnyReply) -> None:
+        self._answers.answered(once, reply)
+        self._answer_again(once)
+
+    def _answer_again(self, once: tuple[bytes, bytes]) -> None:
+        for client, reply in self._answers.take_ready(once):
+            self._send(client.identity, client.command_id, reply)
