@@ -1,6 +1,6 @@
-"""Why a token was late: waits, their causes, what steps usually take, and whole files explained.
+"""Why a token was late: waits, their causes, the baseline of step times, and whole files.
 
 May import: engine.protocol, recordings, recordings.file, recordings.state,
   recordings.state.series.
-A new cause goes into `causes.py` and is found in `waits.py`.
+A new cause goes into `causes.py` and is found in `open_waits.py`.
 """

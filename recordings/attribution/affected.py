@@ -1,4 +1,4 @@
-"""`RequestsTold`: which requests a recording tells of, and how many of them had late tokens."""
+"""`RequestCounts`: counts the requests of a recording, and those with late tokens."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -8,19 +8,19 @@ from stepscope.recordings.attribution.causes import Late
 
 
 class Affected(NamedTuple):
-    """Requests with late tokens; the operator's pauses are not held against the engine."""
+    """Requests with late tokens. Waits that only the operator's pauses made late do not count."""
 
-    num_requests: int  # that had not ended before
+    num_requests: int  # all that were live at some time in the recording
     num_late: int  # with a late token
     num_only_first: int  # of those: all tokens after the first came in time
 
 
-class RequestsTold:
+class RequestCounts:
     """Takes the messages of a recording in order."""
 
     def __init__(self) -> None:
         self._alive: set[int] = set()
-        self._ended: set[int] = set()  # in a snapshot, maybe of what was before
+        self._ended: set[int] = set()  # seen as finished in a snapshot; may predate the recording
 
     def take(self, message: Telemetry) -> None:
         if isinstance(message, Snapshot):
@@ -34,7 +34,7 @@ class RequestsTold:
 
     @property
     def ids(self) -> set[int]:
-        """Of all that are told of, also of those that had ended before."""
+        """Ids of all requests seen, including those that ended before the recording began."""
         return self._alive | self._ended
 
     def affected(self, late: Iterable[Late]) -> Affected:

@@ -1,6 +1,6 @@
-"""What a wait for a token is made of: `Piece`s of time with a cause each, and `Late`, their sum.
+"""What a wait for a token is made of: `Late`, a wait, and its `Piece`s, each with one cause.
 
-All figures are those of the records; durations are nanoseconds of engine time.
+All figures come from the records. Durations are nanoseconds of engine time.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,26 +11,26 @@ from stepscope.recordings.state.session import request_name
 Cause: TypeAlias = Literal[
     "queued",  # waited for admission
     "prompt",  # its own prompt was computed
-    "prefill",  # its token came of a step that also computed prompts of others
-    "budget",  # left out of a step whose budget was spent
-    "left_out",  # left out of a step for another reason: whole prompts, one request at a time
-    "preempted",  # its blocks were taken, it waited to be admitted again
-    "recompute",  # what had been computed before that was computed again
+    "prefill",  # its step also computed prompts of other requests
+    "budget",  # not in a step because the token budget was spent
+    "left_out",  # not in a step for another reason: whole prompts, one request at a time
+    "preempted",  # lost its blocks and waited to be admitted again
+    "recompute",  # tokens computed before the preemption were computed again
     "paused",  # the operator had paused the engine
     "between",  # the engine had work and was between two steps
     "idle",  # the engine had nothing to run
-    "step",  # a step without any prompt in it took its time
-    "held_up",  # a step took far longer than its work usually does: the machine, or the engine
+    "step",  # an ordinary step of decodes alone
+    "held_up",  # a slow step: far above its baseline, so the machine or the engine held it up
     "unknown",  # the records of that time are missing, or not in memory
 ]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 
-# Counted together when the largest cause is named: one does not come without the other.
+# Counted as one when the largest cause is named: they always come together.
 _TOGETHER: dict[Cause, Cause] = {"recompute": "preempted"}
 
 _SHOWN_NS = 50_000
 
-_WAITED_FOR = {
+_QUEUE_REASONS = {
     "seats": "for a seat (max_num_seqs)",
     "budget": "for token budget",
     "kv_blocks": "for KV blocks",
@@ -43,26 +43,26 @@ _WAITED_FOR = {
 
 
 class Piece(NamedTuple):
-    """A part of a wait. Pieces of one kind may stand merged: `num_steps` steps from `step` on."""
+    """A part of a wait. Alike pieces may be merged: then it spans `num_steps` from `step` on."""
 
     cause: Cause
     start_ns: int
     ns: int
-    step: int  # the first step it was spent in; for time between steps the one after it
+    step: int  # the first step of this time; for time between steps, the next step
     num_steps: int = 0  # 0: between steps
     # queued, preempted: what was waited for; left_out: "prompts" or ""; unknown: "forgotten" (may
     # be somewhere, but is not in memory), "unrecorded" (was before the recording) or "" (was lost)
     detail: str = ""
-    request_id: int | None = None  # whose prefill, the largest part of it
-    num_tokens: int = 0  # ... of that prefill, of its own prompt, of what it recomputed
-    num_other_tokens: int = 0  # of prefill of further requests in these steps
-    # held_up: what these steps took, and what they usually would have; `ns` is what is between
+    request_id: int | None = None  # the request with the largest prefill
+    num_tokens: int = 0  # of that prefill, of its own prompt, or recomputed
+    num_other_tokens: int = 0  # prefill tokens of further requests in these steps
+    # held_up: the duration of these steps and their baseline; `ns` is the difference
     took_ns: int = 0
-    usual_ns: int = 0
+    baseline_ns: int = 0
 
     @property
     def key(self) -> tuple[Cause, str, int | None]:
-        """What pieces that can be merged have in common."""
+        """Pieces with equal keys can be merged."""
         return self.cause, self.detail, self.request_id
 
     @property
@@ -74,9 +74,9 @@ class Piece(NamedTuple):
             whose = f"{self.num_tokens:,} prefill tokens of {request_name(self.request_id)}"
             if self.num_other_tokens:
                 whose += f" (and {self.num_other_tokens:,} of others)"
-        waited_for = _WAITED_FOR.get(self.detail, f"for {self.detail}")
+        reason = _QUEUE_REASONS.get(self.detail, f"for {self.detail}")
         if self.cause == "queued":
-            return f"waited in the queue {waited_for}, {steps}"
+            return f"waited in the queue {reason}, {steps}"
         if self.cause == "prompt":
             return f"its own prompt, {self.num_tokens:,} tokens in {steps}"
         if self.cause == "prefill":
@@ -89,7 +89,7 @@ class Piece(NamedTuple):
         if self.cause == "preempted":
             if self.detail == "preemption":
                 return f"preempted, its blocks were taken, {steps}"
-            return f"preempted, waited {waited_for}, {steps}"
+            return f"preempted, waited {reason}, {steps}"
         if self.cause == "recompute":
             return f"recomputed {self.num_tokens:,} tokens in {steps}"
         if self.cause == "step":
@@ -98,7 +98,7 @@ class Piece(NamedTuple):
             work = "its work" if self.num_steps == 1 else "their work"
             return (
                 f"the machine or the engine was held up: {steps} took {self.times:.0f}x as long "
-                f"as is usual for {work} ({self.usual_ns / 1e6:,.1f} ms)"
+                f"as is usual for {work} ({self.baseline_ns / 1e6:,.1f} ms)"
             )
         if self.is_forgotten:
             return "before the first step in memory"
@@ -112,17 +112,17 @@ class Piece(NamedTuple):
 
     @property
     def times(self) -> float:
-        """Of steps that were held up: how many times as long as usual they took."""
-        return self.took_ns / max(1, self.usual_ns)
+        """How many times their baseline slow steps took."""
+        return self.took_ns / max(1, self.baseline_ns)
 
     @property
     def is_forgotten(self) -> bool:
-        """Its records may be somewhere, but not in memory."""
+        """The records are no longer in memory, but may be elsewhere."""
         return self.cause == "unknown" and self.detail == "forgotten"
 
     @property
     def short(self) -> str:
-        """For a line that has little room."""
+        """A short form for narrow lines."""
         if self.request_id is not None:
             verb = {"prefill": "prefill", "budget": "budget spent on"}.get(self.cause, "given to")
             return f"{verb} {request_name(self.request_id)} {self.num_tokens} tok"
@@ -133,7 +133,7 @@ class Piece(NamedTuple):
         if self.is_forgotten:
             return "not in memory"
         return {
-            "queued": f"queued {_WAITED_FOR.get(self.detail, self.detail)}",
+            "queued": f"queued {_QUEUE_REASONS.get(self.detail, self.detail)}",
             "prompt": f"own prompt {self.num_tokens} tok",
             "budget": "budget spent",
             "left_out": "left out",
@@ -146,15 +146,15 @@ class Piece(NamedTuple):
 
 
 class Late(NamedTuple):
-    """One wait for a token, from the token before it or the arrival on.
+    """One wait for a token, from the token before it or from the arrival.
 
-    `pieces` are in order of time, merged where they are alike; their durations sum to `gap_ns`.
+    `pieces` are in order of time, alike ones merged. Their durations sum to `gap_ns`.
     """
 
     request_id: int
     client_id: str
-    token_idx: int  # 0: the first of the request
-    step: int  # that brought it
+    token_idx: int  # 0: the first token of the request
+    step: int  # the step that brought the token
     start_ns: int
     end_ns: int
     bound_ns: int
@@ -170,17 +170,17 @@ class Late(NamedTuple):
 
     @property
     def paused_ns(self) -> int:
-        """Of it, how long the operator had paused the engine."""
+        """How much of the wait the operator had the engine paused."""
         return sum(piece.ns for piece in self.pieces if piece.cause == "paused")
 
     @property
     def is_excused(self) -> bool:
-        """Only late because of the operator's own pause: no broken service level."""
+        """Late only because of the operator's pause, so no service level is broken."""
         return self.gap_ns - self.paused_ns <= self.bound_ns
 
     @property
     def cause(self) -> Cause:
-        """The cause that took most of the time; recomputing counts to the preemption."""
+        """The cause that took the most time. Recomputing counts as part of the preemption."""
         totals = by_cause(self.pieces)
         return max(totals, key=totals.__getitem__, default="unknown")
 
@@ -207,7 +207,7 @@ class Late(NamedTuple):
 
     @property
     def explanation(self) -> str:
-        """In words, the largest piece first; none that a tenth of a millisecond would not show."""
+        """In words, the largest piece first. Pieces below a tenth of a millisecond are left out."""
         parts = sorted(self.pieces, key=lambda piece: -piece.ns)
         parts = [piece for piece in parts if piece.ns >= _SHOWN_NS] or parts[:1]
         return "; ".join(f"{piece.ns / 1e6:,.1f} ms {piece.text}" for piece in parts)
@@ -223,10 +223,14 @@ def by_cause(pieces: Iterable[Piece]) -> dict[Cause, int]:
 
 
 def merged(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
-    """One piece for each kind, in the order in which the kinds first came."""
+    """Merge alike pieces, in the order in which each kind first occurs."""
     alike: dict[tuple[Cause, str, int | None], list[Piece]] = {}
     for piece in pieces:
-        key = piece.cause, piece.detail, piece.request_id  # its `key`, but of many
+        key = (
+            piece.cause,
+            piece.detail,
+            piece.request_id,
+        )  # `Piece.key`, inlined for speed
         if key in alike:
             alike[key].append(piece)
         else:
@@ -235,12 +239,12 @@ def merged(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
 
 
 def _sum(pieces: Sequence[Piece]) -> Piece:
-    """Pieces of one kind as one."""
+    """Merge alike pieces into one."""
     return pieces[0]._replace(
         ns=sum([piece.ns for piece in pieces]),
         num_steps=sum([piece.num_steps for piece in pieces]),
         num_tokens=sum([piece.num_tokens for piece in pieces]),
         num_other_tokens=sum([piece.num_other_tokens for piece in pieces]),
         took_ns=sum([piece.took_ns for piece in pieces]),
-        usual_ns=sum([piece.usual_ns for piece in pieces]),
+        baseline_ns=sum([piece.baseline_ns for piece in pieces]),
     )

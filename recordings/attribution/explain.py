@@ -1,10 +1,10 @@
-"""`Explainer`: why a token was late, worked out from the records of a session.
+"""`Explainer`: finds out from the records of a session why a token was late.
 
-It follows the messages and covers, for every request, the time since its last token (or its
-arrival) with pieces that have a cause each, without a hole and without overlap: what no record
-accounts for is a piece of its own, `unknown`. So the pieces of a wait sum to the wait, always.
+For every request it covers the time since its last token (or its arrival) with pieces, each with
+one cause, without holes or overlaps. Time that no record accounts for becomes an `unknown` piece.
+So the pieces of a wait always sum to the wait.
 
-Requests that decode in every step cost next to nothing: only a wait above the bound is looked at.
+Requests that decode in every step cost almost nothing: only waits above the bound are examined.
 """
 
 from stepscope.engine.protocol.wire import (
@@ -19,11 +19,10 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
+from stepscope.recordings.attribution.baseline import Baseline, SlowStep, work_of
 from stepscope.recordings.attribution.causes import Piece, merged
-from stepscope.recordings.attribution.usual import HeldUpStep, Usual, work_of
-from stepscope.recordings.attribution.waited import Waited
-from stepscope.recordings.attribution.waiters import Waiters
-from stepscope.recordings.attribution.waits import (
+from stepscope.recordings.attribution.closed_waits import ClosedWaits
+from stepscope.recordings.attribution.open_waits import (
     StepSpan,
     Wait,
     left_out,
@@ -32,6 +31,7 @@ from stepscope.recordings.attribution.waits import (
     span_of,
     without_step,
 )
+from stepscope.recordings.attribution.request_waits import RequestWaits
 from stepscope.recordings.state.pauses import Pauses, known_since
 from stepscope.recordings.state.session import SessionState
 
@@ -45,14 +45,14 @@ class Explainer:
 
     Args:
         itl_bound_ns, ttft_bound_ns: a longer wait is late.
-        only: follow one request and nothing else, and keep its `life`.
-        state: what was known right after the last step before the first message.
-        since_ns: waits that began before are left out, for nobody knows whether the operator had
-            paused the engine meanwhile. None: as `state` or the first snapshot tells.
-        with_begun: leave out none.
-        usual: how long steps usually take, to tell those that were held up; None: nobody knows.
-        after_held: the last step of `state` was held up.
-        learns: takes how long each step took, after it was judged; it may be `usual` itself.
+        only: follow this request alone and keep its `life`.
+        state: the state right after the last step before the first message.
+        since_ns: leave out waits that began earlier, because the operator may have paused the
+            engine then. None: taken from `state` or the first snapshot.
+        with_begun: keep those waits.
+        baseline: finds slow steps; None: no step is judged.
+        after_slow: the last step of `state` was slow.
+        learns: gets the duration of each step after it was judged; may be `baseline` itself.
     """
 
     def __init__(
@@ -64,20 +64,21 @@ class Explainer:
         *,
         since_ns: int | None = None,
         with_begun: bool = False,
-        usual: Usual | None = None,
-        after_held: bool = False,
-        learns: Usual | None = None,
+        baseline: Baseline | None = None,
+        after_slow: bool = False,
+        learns: Baseline | None = None,
     ) -> None:
-        self._usual = usual
+        self._baseline = baseline
         self._learns = learns
-        self._waited = Waited(itl_bound_ns, ttft_bound_ns)
-        self.late = self._waited.late
-        self.itl_counts = self._waited.itl_counts  # wait -> tokens, without the operator's pauses
-        self.ttft_counts = self._waited.ttft_counts
+        self._closed_waits = ClosedWaits(itl_bound_ns, ttft_bound_ns)
+        self.late = self._closed_waits.late
+        # Wait -> tokens, without the operator's pauses:
+        self.itl_counts = self._closed_waits.itl_counts
+        self.ttft_counts = self._closed_waits.ttft_counts
         self.num_steps = 0
-        self.first_step_ns: int | None = None  # when the first step of all began
+        self.first_step_ns: int | None = None  # start of the very first step
         self._only = only
-        self._waiters = Waiters(only)
+        self._request_waits = RequestWaits(only)
         self._with_begun = with_begun
         self._engine_id: str | None
         self._step: int | None  # the last one
@@ -88,26 +89,26 @@ class Explainer:
             self._step, self._end_ns = state.step, state.time_ns
             self._pauses = Pauses(state)
             self._known_since(state.time_ns if since_ns is None else since_ns)
-            self._waiters.adopt(state.requests.values())
-            self._waiters.cover_pauses(self._pauses, state.time_ns, state.step)
+            self._request_waits.adopt(state.requests.values())
+            self._request_waits.cover_pauses(self._pauses, state.time_ns, state.step)
             self._needs_snapshot = False
             self._had_work = state.num_running + state.num_waiting > 0
-            self._was_held = after_held
+            self._was_slow = after_slow
 
     def _begin(self) -> None:
         self._engine_id = None
         self._step = None
         self._end_ns = None
-        self._waiters.forget()
+        self._request_waits.forget()
         self._pauses = Pauses()
-        self._since_ns = 0  # what was before is not known
+        self._since_ns = 0  # nothing before this is known
         self._is_lost = False
         self._needs_snapshot = True
-        self._had_work = False  # when it was last told
-        self._was_held = False  # the last step
+        self._had_work = False  # as of the last message
+        self._was_slow = False  # the last step
 
     def take(self, message: Telemetry, lost: bool = False) -> None:
-        """The next message; `lost` says that some before it are missing."""
+        """Take the next message; `lost`: messages before it are missing."""
         if lost:
             self._is_lost = self._needs_snapshot = True
         if isinstance(message, StepRecord):
@@ -116,12 +117,12 @@ class Explainer:
             self._is_lost = False
         elif isinstance(message, EngineStatus):
             self._pauses.take(message)
-            if self._step is None:  # it is between two steps that an engine tells its status
+            if self._step is None:  # an engine publishes its status between two steps
                 self._step, self._end_ns = message.step, message.time_ns
             time_ns = max(message.time_ns, self._end_ns or 0)
             between = self._between(message.step + 1, time_ns)
             for event in message.events:
-                self._waiters.take(event, time_ns, between, message.step + 1)
+                self._request_waits.take(event, time_ns, between, message.step + 1)
             self._had_work = message.num_running + message.num_waiting > 0
         elif isinstance(message, Snapshot):
             self._meet(message.info)
@@ -132,29 +133,29 @@ class Explainer:
                     self._pauses = Pauses(message)
                     self._step, self._end_ns = message.step, message.time_ns
                     self._had_work = any(view.status != "finished" for view in message.requests)
-                self._waiters.adopt(message.requests)
-                self._waiters.cover_pauses(self._pauses, message.time_ns, message.step)
+                self._request_waits.adopt(message.requests)
+                self._request_waits.cover_pauses(self._pauses, message.time_ns, message.step)
                 self._needs_snapshot = False
         elif isinstance(message, EngineInfo):
             self._meet(message)
 
     @property
     def life(self) -> list[Piece]:
-        """Of the one request that is followed, from its arrival on."""
-        return self._waiters.life
+        """The pieces of the followed request, from its arrival on."""
+        return self._request_waits.life
 
     @property
     def has_ended(self) -> bool:
-        """Whether that one has."""
-        return self._waiters.has_ended
+        """Whether the followed request has ended."""
+        return self._request_waits.has_ended
 
     def _known_since(self, time_ns: int) -> None:
         if not self._with_begun:
             self._since_ns = time_ns
 
-    def judge_by(self, usual: Usual) -> None:
-        """From now on tell by this which steps were held up."""
-        self._usual = usual
+    def judge_by(self, baseline: Baseline) -> None:
+        """Use this baseline for all further steps."""
+        self._baseline = baseline
 
     # Steps
 
@@ -166,41 +167,41 @@ class Explainer:
         start_ns = max(record.schedule_start_ns, before_ns or 0)
         end_ns = max(record.tokens_ns, start_ns)
         between = self._between(record.step, start_ns)
-        waiters = self._waiters
+        request_waits = self._request_waits
         for event in record.events:
-            if isinstance(event, Arrived):  # maybe while the step ran
-                waiters.arrive(event, end_ns)
+            if isinstance(event, Arrived):  # may have come while the step ran
+                request_waits.arrive(event, end_ns)
             elif not isinstance(event, Finished):
-                waiters.take(event, start_ns, between, record.step)
+                request_waits.take(event, start_ns, between, record.step)
         prefills = prefills_of(record)
-        held = self._held(record, prefills, end_ns - start_ns)
-        self._was_held = held is not None
-        span = span_of(record, held, start_ns, end_ns)
+        slow = self._slow_step(record, prefills, end_ns - start_ns)
+        self._was_slow = slow is not None
+        span = span_of(record, slow, start_ns, end_ns)
         if record.batch is not None:
             self._take_rows(span, between, prefills)
-        waiters.end_step(between, span)
+        request_waits.end_step(between, span)
         for event in record.events:
             if isinstance(event, Finished):
-                waiters.end(event.request_id)
+                request_waits.end(event.request_id)
         self._step, self._end_ns = record.step, end_ns
         self._had_work = record.num_running + record.num_waiting > 0
 
-    def _held(self, record: StepRecord, prefills: list[BatchRow], ns: int) -> HeldUpStep | None:
-        """By what a step was held up."""
-        if self._usual is None and self._learns is None:
+    def _slow_step(self, record: StepRecord, prefills: list[BatchRow], ns: int) -> SlowStep | None:
+        """The step and its baseline if it was slow."""
+        if self._baseline is None and self._learns is None:
             return None
         work = work_of(record, prefills)
         if work is None:
             return None
-        held = None
-        if self._usual is not None:
-            held = self._usual.held(work, ns, after_held=self._was_held)
+        slow = None
+        if self._baseline is not None:
+            slow = self._baseline.slow_step(work, ns, after_slow=self._was_slow)
         if self._learns is not None:
             self._learns.add(work, ns)
-        return held
+        return slow
 
     def _between(self, step: int, start_ns: int) -> list[Piece]:
-        """The time since the step before, in spans."""
+        """The time between the step before and this one, as pieces."""
         begin_ns = self._end_ns
         if begin_ns is None or begin_ns >= start_ns:
             return []
@@ -210,12 +211,12 @@ class Explainer:
 
     def _take_rows(self, span: StepSpan, between: list[Piece], prefills: list[BatchRow]) -> None:
         record, start_ns, end_ns = span.record, span.start_ns, span.end_ns
-        step, only, waiters = record.step, self._only, self._waiters
-        requests, running = waiters.requests, waiters.running
+        step, only, request_waits = record.step, self._only, self._request_waits
+        requests, running = request_waits.requests, request_waits.running
         since_ns = self._since_ns
         is_plain = only is None and all(each.cause in _NO_STEP for each in between)
         seated = {}
-        alike: dict[int, tuple[Piece, ...]] = {}  # start of a wait -> what it was made of
+        alike: dict[int, tuple[Piece, ...]] = {}  # start of a wait -> its pieces
         for row in record.batch or ():
             request_id = row.request_id
             if only is not None and request_id != only:
@@ -226,22 +227,22 @@ class Explainer:
                 request = requests[request_id] = Wait("", "running", None, row.start, 0)
                 running[request_id] = request
             if request.status != "running":
-                waiters.admit(request_id, between, start_ns, step)
+                request_waits.admit(request_id, between, start_ns, step)
             is_decode = row.phase == _DECODE
             if is_decode and is_plain and not request.pieces and request.start_ns is not None:
                 num_output = row.start + row.num_tokens + 1 - request.num_prompt
                 gap_ns = end_ns - request.start_ns
                 is_next = num_output == request.num_output + 1 and request.num_output
                 if is_next and request.start_ns >= since_ns:
-                    if self._waited.count(request, gap_ns, end_ns):
-                        # Those who decode side by side have waited for the same.
+                    if self._closed_waits.count(request, gap_ns, end_ns):
+                        # Requests that decode side by side share their waits.
                         pieces = alike.get(request.start_ns)
                         if pieces is None:
                             wait = Wait("", "running", request.start_ns, 0, 0)
                             wait.fill(between, start_ns, step)
                             wait.add_step(own(row, record, prefills, start_ns), span)
                             pieces = alike[request.start_ns] = merged(wait.pieces)
-                        self._waited.add_late(request_id, request, step, end_ns, pieces)
+                        self._closed_waits.add_late(request_id, request, step, end_ns, pieces)
                     request.num_output = num_output
                     request.start_ns = request.covered_ns = end_ns
                     continue
@@ -257,20 +258,20 @@ class Explainer:
                     request.add_step(piece, span)
 
     def _close(self, request_id: int, request: Wait, row: BatchRow, step: int, end_ns: int) -> None:
-        """A token has come."""
+        """Close the wait of a request whose token has come."""
         if request.start_ns is None and row.phase != _DECODE:
             request.num_prompt = row.start + row.num_tokens
         num_output = row.start + row.num_tokens + 1 - request.num_prompt
         start_ns = request.start_ns
-        # After lost steps it may be a later one than the next: of those between nothing is known.
+        # After lost steps this may not be the next token: those between are unknown.
         is_next = num_output == request.num_output + 1
         if is_next and start_ns is not None and start_ns >= self._since_ns:
             paused_ns = sum(piece.ns for piece in request.pieces if piece.cause == "paused")
-            if self._waited.count(request, end_ns - start_ns - paused_ns, end_ns):
+            if self._closed_waits.count(request, end_ns - start_ns - paused_ns, end_ns):
                 pieces = merged(request.pieces)
-                self._waited.add_late(request_id, request, step, end_ns, pieces)
+                self._closed_waits.add_late(request_id, request, step, end_ns, pieces)
         if self._only is not None:
-            self._waiters.life += request.pieces
+            self._request_waits.life += request.pieces
         request.pieces = []
         request.num_output = num_output
         request.start_ns = request.covered_ns = end_ns

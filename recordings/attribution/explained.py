@@ -1,39 +1,39 @@
-"""A whole recording explained: every late token of it, and where the lateness comes from."""
+"""Explains a whole recording: every late token, and the causes of all lateness."""
 
 import math
 from typing import NamedTuple
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import EngineInfo, Snapshot
-from stepscope.recordings.attribution.affected import Affected, RequestsTold
+from stepscope.recordings.attribution.affected import Affected, RequestCounts
+from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.attribution.causes import Cause, Late
 from stepscope.recordings.attribution.explain import Explainer
-from stepscope.recordings.attribution.usual import Usual
 from stepscope.recordings.errors import NotInRecording
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.state.series.latency import percentiles
 from stepscope.recordings.state.session import request_name
-from stepscope.recordings.state.tokenless import NeverServed, Tokenless
+from stepscope.recordings.state.unserved import NeverServed, Unserved
 
-MEDIANS = 2.0  # without a service level a wait longer than so many medians is late
+MEDIANS = 2.0  # without a service level, a wait of more medians than this is late
 
 
 class Bound(NamedTuple):
-    """What counts as late for one kind of wait, and what was measured of it."""
+    """What counts as late for one kind of wait, and its measured figures."""
 
-    bound_ms: float | None  # None: nothing was measured to derive one from
-    is_given: bool  # by the operator or in the file; else it is derived from the median
+    bound_ms: float | None  # None: no measurement to derive it from
+    is_given: bool  # by the operator or the file; else derived from the median
     num_waits: int
     median_ms: float | None
-    num_late: int  # the operator's pauses are not held against the engine
+    num_late: int  # without waits that only the operator's pauses made late
 
 
 class CauseShare(NamedTuple):
-    """How much of the lateness has one cause."""
+    """The part of all lateness that has one cause."""
 
     cause: Cause
-    num_late: int  # of which it is the largest cause
-    ns: int  # spent on it in all late waits
+    num_late: int  # late waits with this as the largest cause
+    ns: int  # time of this cause in all late waits
 
 
 class Explanation(NamedTuple):
@@ -46,8 +46,8 @@ class Explanation(NamedTuple):
     late: list[Late]
     shares: list[CauseShare]  # the largest first
     affected: Affected
-    never_served: NeverServed  # no late token tells of them
-    request_id: int | None = None  # of which all this is; None: of all
+    never_served: NeverServed  # they have no late token that would show them
+    request_id: int | None = None  # explains this one alone; None: all
 
     def wall_ns(self, time_ns: int) -> int:
         """Wall-clock time (Unix) of an engine time."""
@@ -60,46 +60,48 @@ def explain_recording(
     slo_ttft_ms: float | None = None,
     request_id: int | None = None,
 ) -> Explanation:
-    """Read all of it once, or twice: where a bound has to be derived from it, and where a step was
-    held up, for how long it would usually have taken is known at the end.
+    """Explain a recording. Reads it once, or twice if a bound must be derived or a step was slow.
+
+    The second reading is needed because medians and baselines are known only at the end.
 
     Args:
         slo_itl_ms, slo_ttft_ms: a longer wait is late; None: twice the median of the recording.
-        request_id: explain this one alone; None: all.
+        request_id: explain this request alone; None: all.
 
     Raises:
-        msgspec.DecodeError, RecordingError: it cannot be read; NotInRecording: no such request.
+        msgspec.DecodeError, RecordingError: the recording cannot be read.
+        NotInRecording: there is no such request.
     """
     itl_ns = None if slo_itl_ms is None else slo_itl_ms * 1e6
     ttft_ns = None if slo_ttft_ms is None else slo_ttft_ms * 1e6
-    usual = Usual()
+    baseline = Baseline()
     is_learnt = False
     if itl_ns is None or ttft_ns is None:
         is_learnt = True
-        measured = _read(recording, math.inf, math.inf, learns=usual)
+        measured = _read(recording, math.inf, math.inf, learns=baseline)
         if itl_ns is None:
             itl_ns = _twice_the_median(measured.itl_counts)
         if ttft_ns is None:
             ttft_ns = _twice_the_median(measured.ttft_counts)
-    requests = RequestsTold()
-    tokenless = Tokenless(request_id)
+    requests = RequestCounts()
+    unserved = Unserved(request_id)
     explainer = _read(
         recording,
         itl_ns,
         ttft_ns,
         request_id,
         requests,
-        tokenless,
-        usual if is_learnt else None,
-        None if is_learnt else usual,
+        unserved,
+        baseline if is_learnt else None,
+        None if is_learnt else baseline,
     )
-    if not is_learnt and usual.has_held:
-        explainer = _read(recording, itl_ns, ttft_ns, request_id, usual=usual)
+    if not is_learnt and baseline.has_slow:
+        explainer = _read(recording, itl_ns, ttft_ns, request_id, baseline=baseline)
     late = _unrecorded_apart(explainer.late, explainer.first_step_ns)
     affected = requests.affected(late)
     if request_id is not None and request_id not in (seen := requests.ids):
-        held = f"{request_name(min(seen))} to {request_name(max(seen))}" if seen else "it has none"
-        raise NotInRecording(f"there is no request {request_name(request_id)} ({held})")
+        known = f"{request_name(min(seen))} to {request_name(max(seen))}" if seen else "it has none"
+        raise NotInRecording(f"there is no request {request_name(request_id)} ({known})")
     return Explanation(
         recording.info,
         explainer.num_steps,
@@ -108,7 +110,7 @@ def explain_recording(
         late,
         _shares(late),
         affected if request_id is None else affected._replace(num_requests=1),
-        tokenless.found(),
+        unserved.found(),
         request_id,
     )
 
@@ -118,12 +120,12 @@ def _read(
     itl_bound_ns: float,
     ttft_bound_ns: float,
     request_id: int | None = None,
-    requests: RequestsTold | None = None,
-    tokenless: Tokenless | None = None,
-    usual: Usual | None = None,
-    learns: Usual | None = None,
+    requests: RequestCounts | None = None,
+    unserved: Unserved | None = None,
+    baseline: Baseline | None = None,
+    learns: Baseline | None = None,
 ) -> Explainer:
-    explainer = Explainer(itl_bound_ns, ttft_bound_ns, request_id, usual=usual, learns=learns)
+    explainer = Explainer(itl_bound_ns, ttft_bound_ns, request_id, baseline=baseline, learns=learns)
     engine_id: str | None = None
     last: int | None = None
     for frame, _ in recording.frames():
@@ -139,20 +141,20 @@ def _read(
         if isinstance(message, Snapshot):
             is_lost = last is not None and frame.sequence > last
         elif expected is not None and frame.sequence < expected:
-            continue  # once more
+            continue  # read it a second time
         else:
             is_lost = expected is not None and frame.sequence > expected
         last = frame.sequence
         explainer.take(message, is_lost)
-        if tokenless is not None:
-            tokenless.take(message, is_lost)
+        if unserved is not None:
+            unserved.take(message, is_lost)
         if requests is not None:
             requests.take(message)
     return explainer
 
 
 def _unrecorded_apart(late: list[Late], begin_ns: int | None) -> list[Late]:
-    """What was before the recording is told apart from what was lost in it."""
+    """Mark unknown time before the recording as `unrecorded`, apart from lost messages."""
     if begin_ns is None:
         return late
     return [

@@ -1,7 +1,7 @@
-"""`LateSeconds`: of each second of the engine's time the late step that waited the longest.
+"""`LateSeconds`: for each second of engine time, the step that ended the longest late wait.
 
-Late tokens come in swarms: of a second one is enough to go to. It is the rule that `WorstWaits` has
-for files; here the service levels are known, so nothing is kept of other steps.
+Late tokens come in swarms, so one for each second is enough to go to. `WorstWaitIndex` follows the
+same rule for files. Here the service levels are known, so steps without late tokens are not kept.
 """
 
 from array import array
@@ -16,21 +16,21 @@ SECOND_NS = 1_000_000_000
 class LateSeconds:
     """Seconds with a late step of one kind, in order. The holder of the lock writes and reads.
 
-    Of the first second in memory and of the last one there may be, or come, only a part: which step
-    of these two waited the longest is looked up when it is asked for.
+    The first and the last second in memory may be incomplete, so their worst step is looked up on
+    demand.
 
     Args:
-        late: all late steps; they are added there just before they are here.
+        late: all late steps. A step is added there just before it is added here.
     """
 
     def __init__(self, late: Longest) -> None:
         self._late = late
-        self._firsts = array("q")  # of each second the first late step
-        self._second = -1  # the last of them
-        self._ended = Longest()  # the longest of each but the last; of the first it may be missing
+        self._firsts = array("q")  # the first late step of each second
+        self._second = -1  # the newest second
+        self._ended = Longest()  # the worst of each second except the last; may lack the first
 
     def extend(self, steps: Sequence[int], times_ns: Sequence[int]) -> None:
-        """Late steps that came after the last one, in order."""
+        """Add late steps, in order, all newer than the last one."""
         ended: list[int] = []
         for step, time_ns in zip(steps, times_ns, strict=True):
             second = time_ns // SECOND_NS
@@ -43,7 +43,7 @@ class LateSeconds:
         self._ended.extend(ended, [self._late.wait_ns(each) for each in ended])
 
     def forget_before(self, step: int) -> None:
-        """Before any more are added to either."""
+        """Drop seconds before a step. Call it before more are added here or to `late`."""
         self._ended.forget_before(step)
         if self._firsts and self._firsts[0] < step:
             following = self._late.first_from(step)
@@ -54,13 +54,13 @@ class LateSeconds:
                 self._firsts[0] = following
 
     def num_until(self, step: int | None) -> int:
-        """How many seconds there are up to a step (None: all), the one it is in included."""
+        """How many seconds there are up to and including that of `step` (None: all)."""
         return len(self._firsts) if step is None else bisect_right(self._firsts, step)
 
     def last(self, step: int | None, limit: int) -> list[int]:
         """The worst steps of the last seconds up to a step (None: all), oldest first.
 
-        Of the second that the step is in, the worst so far.
+        For the second of `step` itself, the worst up to it.
         """
         end = self.num_until(step)
         return [self._worst(at, step) for at in range(max(0, end - limit), end)]
@@ -68,7 +68,7 @@ class LateSeconds:
     def next(self, step: int, direction: int) -> int | None:
         """The nearest worst step of a second after (direction 1) or before (-1) `step`."""
         find = bisect_right if direction > 0 else bisect_left
-        at = find(self._firsts, step) - 1  # a second that may be on both sides of it
+        at = find(self._firsts, step) - 1  # this second may lie on both sides of the step
         for each in (at, at + direction):
             if 0 <= each < len(self._firsts):
                 worst = self._worst(each, None)
@@ -79,7 +79,7 @@ class LateSeconds:
     def until(self, step: int | None, limit: int) -> list[int]:
         """The worst steps of seconds up to a step (None: all), the longest wait first.
 
-        Of equal ones the earliest is the first. Costs the logarithm of how many there are.
+        Of equal ones the earliest comes first. Takes logarithmic time.
         """
         number = self.num_until(step)
         found = [self._worst(at, step) for at in {0, number - 1} if 0 <= at < number]
@@ -90,7 +90,7 @@ class LateSeconds:
         return found[:limit]
 
     def _worst(self, at: int, step: int | None) -> int:
-        """Of a second the step that waited the longest, of those up to `step`."""
+        """The step of a second with the longest wait, up to `step`."""
         last = self._firsts[at + 1] - 1 if at + 1 < len(self._firsts) else None
         if last is None or (step is not None and step < last):
             last = step

@@ -1,6 +1,6 @@
-"""`LateSweep`: all late tokens of a stretch of steps explained in one pass, which goes on.
+"""`LateSweep`: explains all late tokens of a stretch of steps in one pass that can go on.
 
-To explain each alone is to read its whole wait, and the waits of an engine that is behind overlap.
+Explaining each alone would read its whole wait, and the waits of an overloaded engine overlap.
 """
 
 from collections.abc import Callable
@@ -12,9 +12,9 @@ from stepscope.recordings.state.session import SessionState
 
 
 class LateWait(NamedTuple):
-    """A wait for a token that is to be explained."""
+    """A wait to explain."""
 
-    step: int  # that ended it
+    step: int  # the step that ended the wait
     request_id: int
     start_ns: int
 
@@ -23,32 +23,32 @@ class LateSweep:
     """An explainer of all requests, and how far it has come.
 
     Args:
-        state: before the first message.
-        number: of that message.
+        state: the state before the first message.
+        number: the number of that message.
     """
 
     def __init__(self, explainer: Explainer, state: SessionState, number: int) -> None:
         self._explainer = explainer
         self._begin_ns = state.time_ns
         self._number = number
-        self.step = state.step  # the last one that was read
+        self.step = state.step  # the last step read
 
     def num_steps_for(self, first_ns: int, first_step: int, last_step: int) -> int | None:
-        """What it costs to explain waits from a time on; None where this one began too late.
+        """How many steps to read to explain waits from a time on; None if this began too late.
 
         Args:
-            first_step, last_step: in which they end.
+            first_step, last_step: the range in which the waits end.
         """
         if self._begin_ns > first_ns or self.step >= first_step:
             return None
         return last_step - self.step
 
     def go_on(self, last_step: int, feed: Callable[[Explainer, int, int], int]) -> list[Late]:
-        """Read on to `last_step`; the late ones since, but for waits that began before it did.
+        """Read on to `last_step`. Returns the new late waits, except those begun before the sweep.
 
         Args:
-            feed: gives an explainer the messages from a number on, up to the record of a step,
-                and tells the number to go on from.
+            feed: gives an explainer the messages from a number up to the record of a step, and
+                returns the number to go on from.
         """
         explainer = self._explainer
         self._number = feed(explainer, self._number, last_step)

@@ -1,6 +1,6 @@
-"""`Longest`: late steps in order of time, of which those with the longest waits are found quickly.
+"""`Longest`: late steps in order of time, with a quick look-up of the longest waits.
 
-They are put in order in blocks, once, so that asking again does not look at all of them.
+Each full block is sorted once, so repeated look-ups do not scan all steps.
 """
 
 from array import array
@@ -19,25 +19,25 @@ class Breach(NamedTuple):
     step: int
     time_ns: int
     kind: str  # TTFT or ITL
-    ns: int  # without the operator's pauses
+    ns: int  # length of the wait without the operator's pauses
     request_id: int
-    num_tokens: int = 1  # of the kind that were late in the step
+    num_tokens: int = 1  # late tokens of this kind in the step
 
 
 class Longest:
     """Steps and their waits of one kind, 16 bytes each. The holder of the lock writes and reads.
 
-    A step has a number for good, that of those before it.
+    Each step has a fixed number: how many came before it.
     """
 
     def __init__(self) -> None:
         self._steps = array("q")
         self._waits_ns = array("q")
         self._num_forgotten = 0
-        self._blocks: dict[int, list[int]] = {}  # numbers, longest first; of blocks that are whole
+        self._blocks: dict[int, list[int]] = {}  # numbers of full blocks, longest wait first
 
     def extend(self, steps: Sequence[int], waits_ns: Sequence[int]) -> None:
-        """Steps later than the last one, in order."""
+        """Add steps, in order, all newer than the last one."""
         before = self._end
         self._steps.extend(steps)
         self._waits_ns.extend(waits_ns)
@@ -56,25 +56,25 @@ class Longest:
             self._blocks.pop(block, None)
 
     def wait_ns(self, step: int) -> int:
-        """Of a step that is there."""
+        """The wait of a step that is kept."""
         return self._waits_ns[bisect_left(self._steps, step)]
 
     def first_from(self, step: int) -> int | None:
-        """The first step from one on, None where there is none."""
+        """The first kept step from `step` on; None without one."""
         at = bisect_left(self._steps, step)
         return self._steps[at] if at < len(self._steps) else None
 
     def worst(self, first: int, last: int | None) -> int:
         """The longest from one step to another (None: the last), of equal ones the first.
 
-        Looks at all of them; there has to be one.
+        Scans all of them; there must be one.
         """
         begin = bisect_left(self._steps, first)
         waits_ns = self._waits_ns[begin : self.num_until(last)]
         return self._steps[begin + waits_ns.index(max(waits_ns))]
 
     def num_until(self, step: int | None) -> int:
-        """How many there are up to a step (None: all)."""
+        """How many steps are kept up to one (None: all)."""
         return len(self._steps) if step is None else bisect_right(self._steps, step)
 
     def last(self, step: int | None, limit: int) -> Sequence[int]:
@@ -83,9 +83,9 @@ class Longest:
         return self._steps[max(0, end - limit) : end]
 
     def until(self, step: int | None, limit: int) -> list[int]:
-        """The steps with the longest up to a step (None: all), the longest first.
+        """The steps with the longest waits up to a step (None: all), the longest first.
 
-        Of equal ones the earliest is the first.
+        Of equal ones the earliest comes first.
         """
         begin = self._num_forgotten
         end = begin + self.num_until(step)
@@ -105,11 +105,11 @@ class Longest:
 
     @property
     def _first_block(self) -> int:
-        """The first one of which nothing is forgotten."""
+        """The first block that is still complete."""
         return -(-self._num_forgotten // BLOCK)
 
     def _ranked(self, first: int, end: int) -> list[int]:
-        """The numbers from one to before another, longest first."""
+        """The numbers in [begin, end), longest wait first."""
         waits_ns = self._waits_ns[first - self._num_forgotten : end - self._num_forgotten]
         places = sorted(range(len(waits_ns)), key=waits_ns.__getitem__, reverse=True)
         return [first + place for place in places]

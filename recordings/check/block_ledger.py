@@ -38,7 +38,7 @@ class BlockLedger:
         self._num_refs = 0
         self._held: dict[int, int] = {}
         self._num_held = 0
-        self._untold: set[int] = set()  # hold blocks, nobody said how many
+        self._uncounted: set[int] = set()  # hold blocks, nobody said how many
 
     @property
     def is_open(self) -> bool:
@@ -57,7 +57,7 @@ class BlockLedger:
         if snapshot.blocks is None:
             self.close()
             return
-        self._take(BlockMap.from_runs(snapshot.blocks), _held(snapshot), _untold(snapshot))
+        self._take(BlockMap.from_runs(snapshot.blocks), _held(snapshot), _uncounted(snapshot))
 
     def compare(self, snapshot: Snapshot) -> list[str]:
         """What a snapshot says otherwise than the books."""
@@ -67,7 +67,9 @@ class BlockLedger:
         other = BlockMap.from_runs(snapshot.blocks)
         if other != self._blocks:
             problems.append("its blocks are not those of the moves before it")
-        held = {each: count for each, count in _held(snapshot).items() if each not in self._untold}
+        held = {
+            each: count for each, count in _held(snapshot).items() if each not in self._uncounted
+        }
         mine = self._held
         if held != mine:
             odd = sorted(set(held.items()) ^ set(mine.items()))[0][0]
@@ -120,14 +122,14 @@ class BlockLedger:
                     f"{sum(theirs)} blocks in all, the pool has {len(self._blocks.owner)}"
                 )
         if self._num_refs < self._num_held or (
-            self._num_refs > self._num_held and not self._untold
+            self._num_refs > self._num_held and not self._uncounted
         ):
             problems.append(
                 f"{self._num_refs} references to blocks, requests hold {self._num_held}"
             )
         return problems
 
-    def _take(self, blocks: BlockMap | None, held: dict[int, int], untold: set[int]) -> None:
+    def _take(self, blocks: BlockMap | None, held: dict[int, int], uncounted: set[int]) -> None:
         self._blocks = blocks
         if blocks is None:
             return
@@ -135,7 +137,7 @@ class BlockLedger:
         self._num_empty = blocks.owner.count(EMPTY)
         self._num_used = len(blocks.owner) - self._num_cached - self._num_empty
         self._num_refs = sum(blocks.refs)
-        self._held, self._untold = held, untold
+        self._held, self._uncounted = held, uncounted
         self._num_held = sum(held.values())
 
     def _take_moves(self, blocks: BlockMap, moves: list[BlockMove]) -> list[str]:
@@ -167,16 +169,16 @@ class BlockLedger:
         if num_blocks:
             self._held[request_id] = num_blocks
         if num_blocks is None:
-            self._untold.add(request_id)
+            self._uncounted.add(request_id)
         else:
-            self._untold.discard(request_id)
+            self._uncounted.discard(request_id)
 
 
 def _held(snapshot: Snapshot) -> dict[int, int]:
     return {view.request_id: view.num_blocks for view in snapshot.requests if view.num_blocks}
 
 
-def _untold(snapshot: Snapshot) -> set[int]:
+def _uncounted(snapshot: Snapshot) -> set[int]:
     """A recorder's keyframe knows no more than the rows before it; who runs has blocks."""
     return {
         view.request_id

@@ -162,13 +162,13 @@ def _copy(
         num_missing = index.num_steps - report.num_steps
         report.losses = [report.losses[0]._replace(num_steps=num_missing)]
     if sink is not None:
-        _tell_losses(index, report, sink)
+        _write_losses(index, report, sink)
         sink.finish()
         report.num_bytes = sink.num_bytes
     return report
 
 
-def _tell_losses(index: McapIndex, report: RepairReport, sink: McapSink) -> None:
+def _write_losses(index: McapIndex, report: RepairReport, sink: McapSink) -> None:
     try:
         earlier = losses.losses_in(index.metadata.get(LOSSES, losses.as_metadata([])))
     except msgspec.DecodeError:

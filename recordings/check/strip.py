@@ -51,7 +51,7 @@ def holds_tokens(message: Telemetry) -> bool:
     if isinstance(message, StepRecord) and (message.token_ids or message.texts):
         return True
     if isinstance(message, StepRecord | EngineStatus):
-        return any(_tells(event) for event in message.events)
+        return any(_has_tokens(event) for event in message.events)
     return isinstance(message, Snapshot) and bool(message.transcripts)
 
 
@@ -130,7 +130,7 @@ def _copy(recording: Recording, file: RecordingFile, progress: Progress) -> Stri
     return Stripped(num_messages, 0, had_tokens)
 
 
-def _tells(event: RequestEvent) -> bool:
+def _has_tokens(event: RequestEvent) -> bool:
     return isinstance(event, Arrived) and (
         event.prompt_token_ids is not None or event.prompt_text is not None
     )

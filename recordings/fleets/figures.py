@@ -59,7 +59,7 @@ class SlowFigures(NamedTuple):
     latency: LatencyReport
     long: Rates  # over WINDOW_S
     short: Rates  # over RATE_WINDOW_S
-    tells_rows: bool  # who was in each step
+    has_rows: bool  # who was in each step
 
 
 def measure(history: History) -> SlowFigures:
@@ -100,7 +100,7 @@ def figures(name: str, source: Source, measured: SlowFigures | None) -> EngineFi
     )
     if measured is None:
         return found
-    long, short, tells_rows = measured.long, measured.short, measured.tells_rows
+    long, short, has_rows = measured.long, measured.short, measured.has_rows
     # That one which stands still runs no step is known.
     none = 0.0 if state.state in ("idle", "paused", "stopped") else None
     preemptions = long.num_preempted
@@ -109,9 +109,9 @@ def figures(name: str, source: Source, measured: SlowFigures | None) -> EngineFi
         itl_p95_ms=measured.latency.itl.p95_ms,
         budget_used=short.budget_share,
         # Without rows and without a single preemption nobody knows whether there was one.
-        num_preempted=preemptions if tells_rows or preemptions else None,
+        num_preempted=preemptions if has_rows or preemptions else None,
         steps_per_s=_or(short.steps_per_s, none),
-        output_tokens_per_s=_or(short.output_tokens_per_s, none) if tells_rows else None,
+        output_tokens_per_s=_or(short.output_tokens_per_s, none) if has_rows else None,
         prefix_hit_rate=long.prefix_hit_rate,
     )
 

@@ -10,7 +10,7 @@ from typing import Self
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import EngineInfo, Mark, Snapshot, StepRecord, Telemetry
-from stepscope.recordings.attribution.usual import Usual
+from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.history.history_view import HistoryView
 from stepscope.recordings.history.ring.fast_forward import FastForward
 from stepscope.recordings.history.ring.packed_record import PackedStep
@@ -217,16 +217,16 @@ class History(HistoryView):
             self._timeline.add_mark(mark)
             self.version += 1
 
-    def know_usual(self, usual: Usual) -> None:
+    def know_baseline(self, baseline: Baseline) -> None:
         """What is usual in the file that this is played from; from any thread.
 
         What was explained is explained anew.
 
         Args:
-            usual: of more steps than before; not to be added to any more.
+            baseline: of more steps than before; not to be added to any more.
         """
         with self._lock:
-            self._usual_of_file.usual = usual
+            self._file_baseline.baseline = baseline
             self.version += 1
 
     def set_slo(self, slo: SLO) -> None:
@@ -307,6 +307,6 @@ class History(HistoryView):
         """A history of its own that holds what this one has held so far."""
         other = type(self)(self.slo, self.max_steps, self.max_bytes)
         other.version = self.version
-        other._usual_of_file = self._usual_of_file
+        other._file_baseline = self._file_baseline
         other._begin(self._timeline)
         return other

@@ -17,9 +17,9 @@ from stepscope.engine.protocol.wire import (
     Snapshot,
     StepRecord,
 )
+from stepscope.recordings.attribution.baseline import FileBaseline, StepWork, steps_in
 from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.attribution.late_sweep import LateWait
-from stepscope.recordings.attribution.usual import StepWork, UsualOfFile, steps_in
 from stepscope.recordings.history.follower import Follower
 from stepscope.recordings.history.lives import Life, LifeKeeper
 from stepscope.recordings.history.rates import Rates
@@ -58,7 +58,7 @@ class HistoryView:
         self.is_short = False  # more of what came before the first step is about to be there
         self._lock = threading.RLock()
         self._newest: tuple[int, SessionState] | None = None  # version and state
-        self._usual_of_file = UsualOfFile()
+        self._file_baseline = FileBaseline()
         self._begin(timeline)
 
     def _begin(self, timeline: Timeline) -> None:
@@ -69,7 +69,7 @@ class HistoryView:
     def _drop_caches(self) -> None:
         self._newest = None
         self._cache = StepCache(self._lock, self._timeline)
-        self._lives = LifeKeeper(self._lock, self._timeline, self._cache, self._usual_of_file)
+        self._lives = LifeKeeper(self._lock, self._timeline, self._cache, self._file_baseline)
         self.windows = Windows(self._lock, self._timeline)
 
     # Now

@@ -11,10 +11,10 @@ from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import RequestView
+from stepscope.recordings.attribution.baseline import Baseline, FileBaseline, MemoryBaseline
 from stepscope.recordings.attribution.causes import Late, Piece
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.late_sweep import LateSweep, LateWait
-from stepscope.recordings.attribution.usual import Usual, UsualAtHand, UsualOfFile
 from stepscope.recordings.history.read_memory import ReadMemory
 from stepscope.recordings.history.step_cache import StepCache
 from stepscope.recordings.history.timeline import Timeline
@@ -48,10 +48,10 @@ class _LifeFollower:
         explainer: Explainer,
         next_number: int,
         transcript: TranscriptReader,
-        usual: Usual,
+        baseline: Baseline,
     ) -> None:
         self.request_id = request_id
-        self.usual = usual  # by which it began to be told
+        self.baseline = baseline  # by which it began to be told
         self.transcript = transcript
         self.explainer = explainer
         self.next_number = next_number
@@ -72,7 +72,7 @@ class LifeKeeper:
         lock: "threading.RLock",
         timeline: Timeline,
         cache: StepCache,
-        of_file: UsualOfFile,
+        of_file: FileBaseline,
     ) -> None:
         self._lock = lock
         self._timeline = timeline
@@ -81,7 +81,7 @@ class LifeKeeper:
         self._known: OrderedDict[tuple[int, int], Late | None] = OrderedDict()
         self._follower: _LifeFollower | None = None
         self._sweep: LateSweep | None = None
-        self._usual = UsualAtHand(lock, of_file)
+        self._baseline = MemoryBaseline(lock, of_file)
         self._own_lock = threading.Lock()  # held while decoding: `lock` is not
 
     def is_known(self, step: int, request_id: int) -> bool:
@@ -126,7 +126,9 @@ class LifeKeeper:
             if sweep is None:
                 return None
             last_step = min(last_step, sweep.step + max_steps)
-            self._keep_told(sweep.go_on(last_step, self._memory.feed), {each[:2] for each in waits})
+            self._keep_explained(
+                sweep.go_on(last_step, self._memory.feed), {each[:2] for each in waits}
+            )
             return last_step
 
     def _refresh(self) -> None:
@@ -134,15 +136,15 @@ class LifeKeeper:
 
         A whole life is read again only where it would be told otherwise: that takes long.
         """
-        if not self._usual.refresh(self._timeline.columns):
+        if not self._baseline.refresh(self._timeline.columns):
             return
         self._known.clear()
         self._sweep = None
-        follower, usual = self._follower, self._usual.usual
-        if follower is None or not follower.usual.judges_like(usual):
+        follower, baseline = self._follower, self._baseline.baseline
+        if follower is None or not follower.baseline.judges_like(baseline):
             self._follower = None
         else:
-            follower.explainer.judge_by(usual)
+            follower.explainer.judge_by(baseline)
 
     def _begin_sweep(self, start_ns: int) -> LateSweep | None:
         begun = self._memory.state_before(start_ns)
@@ -153,7 +155,7 @@ class LifeKeeper:
         bounds_ns = slo.itl_ms * 1e6, slo.ttft_ms * 1e6
         return LateSweep(self._explainer(*bounds_ns, None, state), state, number)
 
-    def _keep_told(self, found: Sequence[Late], wanted: Set[tuple[int, int]]) -> None:
+    def _keep_explained(self, found: Sequence[Late], wanted: Set[tuple[int, int]]) -> None:
         """Those that are asked for, and the last ones that figures of steps name: they may be next.
 
         No more of these, for they would displace what other calls have asked for.
@@ -189,8 +191,8 @@ class LifeKeeper:
                 reader = TranscriptReader(
                     view.request_id, self._memory.transcript_of(view.request_id)
                 )
-                usual = self._usual.usual
-                follower = self._follower = _LifeFollower(view.request_id, *begun, reader, usual)
+                baseline = self._baseline.baseline
+                follower = self._follower = _LifeFollower(view.request_id, *begun, reader, baseline)
             number = follower.next_number
             follower.next_number = self._memory.feed(
                 follower.explainer, number, last, follower.transcript
@@ -214,7 +216,7 @@ class LifeKeeper:
             steps = self._timeline.columns.steps
             index = self._timeline.columns.index(step)
             before = None if not index else steps[index - 1]
-            known_ns = None if index is None else self._memory.told_start(index, request_id)
+            known_ns = None if index is None else self._memory.known_start(index, request_id)
         if index is None:
             return None
         start_ns = known_ns or 0
@@ -261,6 +263,6 @@ class LifeKeeper:
             only,
             state,
             with_begun=True,
-            usual=self._usual.usual,
-            after_held=self._usual.was_held(self._timeline.columns, state.step),
+            baseline=self._baseline.baseline,
+            after_slow=self._baseline.was_slow(self._timeline.columns, state.step),
         )

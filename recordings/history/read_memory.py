@@ -85,7 +85,7 @@ class ReadMemory:
                     transcript.take(message)
                 number += 1
 
-    def told_start(self, index: int, request_id: int) -> int | None:
+    def known_start(self, index: int, request_id: int) -> int | None:
         """When the longest wait of a step began, as its figures tell; None for any other wait.
 
         The caller has the lock. Figures leave the operator's pauses out: with one before the step

@@ -1,8 +1,8 @@
-"""`Backfill`: steps of before what is in memory, as far as the engine still keeps them.
+"""`Backfill`: fetches steps from before the history, as far as the engine still keeps them.
 
-It asks for a snapshot that the engine has kept, fills a history of its own from there to where the
-memory begins, and puts that in front once it is whole. What is in memory stays as it is, and who
-follows it, or records it, is told nothing.
+It asks for a kept snapshot, fills a separate history from there to where the history in memory
+begins, and puts it in front once it is complete. The history in memory does not change meanwhile,
+and its followers and recorders get no message of it.
 """
 
 import logging
@@ -24,16 +24,16 @@ from stepscope.recordings.live.snapshot_asking import ASK_AGAIN_S, MIN_PAST_S, c
 
 log = logging.getLogger("stepscope.recordings")
 
-MAX_FETCH_S = 30.0  # that all of it may be on the way; else it is less
-_TURN = 500  # messages asked for between two looks at what comes by itself
+MAX_FETCH_S = 30.0  # time limit for all of it; fetch less if it would take longer
+_TURN = 500  # messages per question; live messages are taken in between
 _MIN_TURN = 20
-_ANSWER_S = 1.0  # that one answer may take: what comes by itself waits for it
-_MAX_FAILED = 3  # answers in a row that did not come
+_ANSWER_S = 1.0  # time limit for one answer: live messages wait for it
+_MAX_FAILED = 3  # missing answers in a row before giving up
 _MIN_ROOM_BYTES = 1024 * 1024
 _TOO_SLOW = "the way to the engine is too slow for it"
 _TOPICS = frozenset(wire.TOPICS.values())
 
-# Nobody has asked; on the way; all there; could not be had.
+# Not asked for; on the way; complete; not available.
 BackfillState: TypeAlias = Literal["idle", "asking", "done", "failed"]
 
 
@@ -42,16 +42,16 @@ class _CannotBeHad(Exception):  # noqa: N818 - an answer to who asked, in words
 
 
 class Backfill:
-    """Belongs to the thread of its `Subscriber`, but for `ask` and what can be read.
+    """Belongs to the thread of its `Subscriber`. Any thread may call `ask` and read attributes.
 
     Attributes:
-        state: where it stands; it stays `done` or `failed` until somebody asks again.
-        note: why it failed; when it is done what there is to say of it, "" for nothing.
-        num_steps: that were added by the last one.
-        share: how much of it has come, 0 to 1.
+        state: its progress; stays `done` or `failed` until the next `ask`.
+        note: why it failed, or a remark when it is done; "" for none.
+        num_steps: steps added by the last backfill.
+        share: how much has come, 0 to 1.
 
     Args:
-        history: to put them into.
+        history: gets the steps.
     """
 
     def __init__(self, history: History) -> None:
@@ -61,13 +61,13 @@ class Backfill:
         self.share = 0.0
         self._history = history
         self._lock = threading.Lock()
-        # Of what is on the way:
+        # Of the backfill on the way:
         self._older: History | None = None
-        self._begin = 0  # message it begins after
-        self._why_no_more = ""  # why there is nothing of before that
+        self._begin = 0  # number of the message it begins after
+        self._why_no_more = ""  # why nothing earlier can be had
         self._num_failed = 0
         self._turn = _TURN
-        self._past_s = MAX_PAST_S  # asked for, and what follows on it
+        self._past_s = MAX_PAST_S  # seconds asked for
         self._next_s = 0.0
 
     @property
@@ -76,11 +76,11 @@ class Backfill:
 
     @property
     def is_due(self) -> bool:
-        """The next question is not to wait for anything."""
+        """Whether the next question can be asked at once."""
         return self.is_active and time.monotonic() >= self._next_s
 
     def ask(self) -> None:
-        """Ask for as much as there is. Does not wait; from any thread."""
+        """Ask for as much as the engine keeps. Does not wait; from any thread."""
         with self._lock:
             if self.state == "asking":
                 return
@@ -89,18 +89,18 @@ class Backfill:
             self.state = "asking"
 
     def give_up(self, why: str) -> None:
-        """What is on the way will not come."""
+        """Drop the backfill on the way."""
         if self.is_active:
             self._end("failed", why)
 
     def go_on(self, client: ControlClient, check: Callable[[], None]) -> None:
-        """Ask one more question, where somebody wants the answer.
+        """Ask the engine one more question if a backfill is wanted.
 
         Args:
-            check: raises where another engine answers by now.
+            check: raises `JoinAgain` if another engine answers now.
 
         Raises:
-            JoinAgain: by `check`.
+            JoinAgain: from `check`.
         """
         if not self.is_due:
             return
@@ -108,7 +108,7 @@ class Backfill:
             if self._older is None:
                 self._older = self._fitting(client)
             elif self._fill(client, self._older):
-                check()  # the answers do not say of which engine they are
+                check()  # answers do not name their engine
                 self._put_in_front(self._older)
         except _CannotBeHad as error:
             self._end("failed", str(error))
@@ -128,10 +128,10 @@ class Backfill:
                 self._end("failed", "the engine does not answer in time")
 
     def _fitting(self, client: ControlClient) -> History | None:
-        """A history that begins as early as the engine, the way to it and the memory allow.
+        """A history that begins as early as the engine, the connection and the memory allow.
 
-        None where the way is too slow for so much: next time it is asked for less. Over such a way
-        each answer takes its time, in which nothing else is taken and nobody can leave.
+        None if the connection is too slow for so much: the next question asks for less. While an
+        answer is on its way, the thread takes no live messages and cannot stop.
         """
         end, room_steps, room_bytes = self._end_of_it()
         history = self._history
@@ -159,7 +159,7 @@ class Backfill:
         return snapshot
 
     def _end_of_it(self) -> tuple[int, int, int]:
-        """The last message of before, and how many steps and bytes there is room for."""
+        """The last message to fetch, and how many steps and bytes there is room for."""
         end = self._history.begins_after
         if end is None:
             raise _CannotBeHad("messages were lost right before the oldest step")
@@ -178,7 +178,7 @@ class Backfill:
         return f"the engine keeps no more than its last {kept_s:,.0f} s"
 
     def _fill(self, client: ControlClient, older: History) -> bool:
-        """Take the next messages; whether these were the last."""
+        """Take the next messages. Returns whether these were the last."""
         end = self._end_of_it()[0]
         last = older.last_sequence
         first = begin = (self._begin if last is None else last) + 1
@@ -189,7 +189,7 @@ class Backfill:
                     break
                 if frame.topic in _TOPICS:
                     older.append(first, frame.payload)
-                else:  # of a newer engine: a kind that we do not know
+                else:  # a message kind of a newer engine
                     older.skip(first)
                 first += 1
             if first == begin:
@@ -211,7 +211,7 @@ class Backfill:
         if not self._history.prepend(older):
             raise _CannotBeHad("what is in memory does not go on from it")
         self.num_steps = self._history.num_steps - num_before
-        if not self.num_steps:  # what came before was no step
+        if not self.num_steps:  # the earlier messages held no step
             raise _CannotBeHad(self._why_no_more)
         self._end("done", "all that there is room for in memory" if is_cut else "")
 

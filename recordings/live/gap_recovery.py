@@ -1,7 +1,7 @@
-"""`Healing`: messages of one engine in the order of their numbers; what is missing is asked for.
+"""`GapRecovery`: puts one engine's messages in sequence order and asks for missing ones.
 
-It owns what has been taken into the history, what comes next, and what has come and waits for what
-is missing before it. Belongs to the thread of its `Subscriber`.
+It knows which message comes next and buffers later ones until the gap before them is closed. It
+belongs to the thread of its `Subscriber`.
 """
 
 import logging
@@ -25,60 +25,60 @@ from stepscope.recordings.live.snapshot_asking import ASK_AGAIN_S, ask_for_earli
 log = logging.getLogger("stepscope.recordings")
 
 ASK_TIMEOUT_S = 2.0
-SNAPSHOT_REST_S = 0.25  # between two that are asked for: each costs the engine something
-LAST_ASK_S = 1.0  # that answers are waited for, all together, when it is to stop
+SNAPSHOT_REST_S = 0.25  # minimum time between two questions: each snapshot costs the engine time
+LAST_ASK_S = 1.0  # total waiting time for answers once it is told to stop
 TOPICS = frozenset(wire.TOPICS.values())
-_MAX_REPLAY = 2_000  # messages asked for at once, ...
-_MIN_REPLAY = 20  # ... fewer where the way is so slow that the answer does not come in time
+_MAX_REPLAY = 2_000  # most messages per question ...
+_MIN_REPLAY = 20  # ... and fewest, where answers come too late over a slow connection
 _KEYFRAME = wire.TOPICS[Snapshot]
 
 
 class JoinAgain(Exception):  # noqa: N818 - a turn of the loop, not an error
-    """What comes now is not what was joined."""
+    """Messages now come from another engine than the joined one."""
 
 
-class Healing:
-    """Takes what comes into `history` and hands it on to `tap`, without a gap where that can be.
+class GapRecovery:
+    """Appends messages to `history` and hands them to `tap`, without gaps where it can.
 
     Attributes:
-        num_healed: messages that were missing and came when asked for.
+        num_recovered: missing messages that came when asked for.
         num_bad: messages that could not be read.
-        bad: what was wrong with the last of them, None without any.
+        bad: the error of the last bad message; None without one.
 
     Args:
-        history: to fill.
-        tap: of the source.
-        stopping: set when what has not come yet is not to be waited for any more.
-        past_s: how much of what was before the first join is asked for, as far as it is kept.
+        history: gets the messages.
+        tap: the source's tap.
+        stopping: once set, it waits no longer for missing messages.
+        past_s: seconds before the first join to ask for, as far as the engine keeps them.
     """
 
     def __init__(
         self, history: History, tap: FrameTap, stopping: threading.Event, past_s: float = 0.0
     ) -> None:
-        self.num_healed = 0
+        self.num_recovered = 0
         self.num_bad = 0
         self.bad: str | None = None
         self._history = history
         self._tap = tap
         self._stopping = stopping
         self._past_s = past_s
-        self._last_ask_s = LAST_ASK_S  # left of it
+        self._last_ask_s = LAST_ASK_S  # what is left of LAST_ASK_S
         self._next_snapshot_s = 0.0
-        # Of the engine that is joined:
+        # Of the joined engine:
         self._engine_id = ""
-        self._next_sequence = 0  # the one that continues the history
+        self._next_sequence = 0  # number of the message that comes next
         self._replay_limit = _MAX_REPLAY
-        self._held = ReorderBuffer()
-        self._pending: Snapshot | None = None  # until the messages before it have come
+        self._buffered = ReorderBuffer()
+        self._pending: Snapshot | None = None  # a snapshot waiting for the messages before it
 
     def join(self, client: ControlClient, snapshot: Snapshot) -> None:
-        """Begin with what an engine is like; what came since the last time is asked for."""
+        """Begin with a snapshot. For a known engine, ask for the messages missed since."""
         info = snapshot.info
         known = self._history.info
         is_new = known is None or known.engine_id != info.engine_id
         self._pending = None
         if is_new:
-            self.end()  # with the one before
+            self.end()  # of the engine before
         self._engine_id = info.engine_id
         last_sequence = self._history.last_sequence
         if last_sequence is None:
@@ -89,43 +89,43 @@ class Healing:
                 earlier = ask_for_earlier(client, snapshot, self._past_s, self._stopping)
             if is_new and known is not None:
                 self._history.append(snapshot.sequence, snapshot)
-            else:  # nothing was known, or what was known cannot be of this engine
+            else:  # nothing was known, or it contradicts this engine
                 self._history.reset(earlier or snapshot)
             self._send_on(earlier or snapshot)
             if earlier is not None:
-                num_healed = self.num_healed
+                num_recovered = self.num_recovered
                 try:
                     self._catch_up(client, earlier.sequence, snapshot)
                 finally:
-                    self.num_healed = num_healed  # nobody has missed what was before
+                    self.num_recovered = num_recovered  # earlier messages were never missing
             self._next_sequence = snapshot.sequence + 1
         else:
             self._catch_up(client, last_sequence, snapshot)
-        self._held.clear()
+        self._buffered.clear()
 
     def _catch_up(self, client: ControlClient, last_sequence: int, snapshot: Snapshot) -> None:
-        """Go on from a message up to what the engine is like now."""
+        """Recover all messages between a known message and a snapshot."""
         self._next_sequence = last_sequence + 1
         self._pending = snapshot
-        self._heal(client, snapshot.sequence + 1)
+        self._recover(client, snapshot.sequence + 1)
         self._next_sequence = snapshot.sequence + 1
         self._settle()
 
     def take(self, client: ControlClient, batch: Iterable[Received]) -> None:
-        """Messages that came by themselves, each after those that are missing before it.
+        """Take live messages. Missing ones before them are recovered first.
 
         Raises:
-            JoinAgain: another engine has taken the place of the one that was joined.
+            JoinAgain: another engine has replaced the joined one.
         """
-        held = self._held
+        buffered = self._buffered
         for received in batch:
-            if not held and received.sequence <= self._next_sequence:
+            if not buffered and received.sequence <= self._next_sequence:
                 self._accept(*received)
             else:
-                held.add(received)
-        if held:
-            self._check_held(client)
-            self._heal(client, held.newest + 1)
+                buffered.add(received)
+        if buffered:
+            self._check_buffered(client)
+            self._recover(client, buffered.newest + 1)
         now_s = time.monotonic()
         if (
             self._history.needs_snapshot
@@ -137,66 +137,66 @@ class Healing:
             self._set_right(client)
 
     def end(self) -> None:
-        """Take what is held; what is missing before it is lost."""
-        while self._held:
-            self._accept(*self._held.pop())
+        """Append all buffered messages. What is missing before them is lost."""
+        while self._buffered:
+            self._accept(*self._buffered.pop())
 
     def is_of(self, engine_id: str) -> bool:
-        """Whether it is this engine that is joined."""
+        """Whether this is the joined engine."""
         return engine_id == self._engine_id
 
     def check(self, client: ControlClient) -> None:
-        """Raises JoinAgain when it is another engine that answers by now."""
+        """Raises JoinAgain if another engine answers now."""
         with self._asking() as timeout_s:
             info = client.info(ASK_AGAIN_S, timeout_s)
         if not self.is_of(info.engine_id):
             raise JoinAgain
 
     def note_bad(self, error: Exception) -> None:
-        """A message could not be read."""
+        """Count a message that could not be read."""
         self.num_bad += 1
         self.bad = f"{self.num_bad:,} messages could not be read, the last one: {error}"
 
     def snapshot(self, client: ControlClient) -> Snapshot:
-        """What the engine is like now; see `ask_for_snapshot`."""
+        """A current snapshot of the engine; see `ask_for_snapshot`."""
         return ask_for_snapshot(client, self._stopping)
 
-    def _check_held(self, client: ControlClient) -> None:
-        """Raises JoinAgain, and holds nothing, when it may be of another engine by now."""
+    def _check_buffered(self, client: ControlClient) -> None:
+        """Raises JoinAgain and drops the buffer if another engine answers now."""
         try:
             self.check(client)
         except JoinAgain:
-            self._held.clear()
+            self._buffered.clear()
             raise
         except (EngineUnreachable, CommandRefused):
             if not self._stopping.is_set():
                 raise
 
     def _set_right(self, client: ControlClient) -> None:
-        """Ask for what the state is, after a loss."""
+        """Ask for a snapshot to correct the state after a loss."""
         try:
             snapshot = self.snapshot(client)
         except EngineUnreachable:
             if self._stopping.is_set():
-                return  # what has come meanwhile is still to be taken
+                return  # messages that came meanwhile must still be taken
             raise
         if not self.is_of(snapshot.info.engine_id):
-            raise JoinAgain  # it came while we asked, and counts anew
+            raise JoinAgain  # a new engine, with message numbers from 0
         self._pending = snapshot
         self._settle()
 
-    def _heal(self, client: ControlClient, end: int) -> None:
-        """Go on up to, not including, `end`; what is neither held nor to be had is lost."""
-        held = self._held
+    def _recover(self, client: ControlClient, end: int) -> None:
+        """Append messages up to `end` (exclusive). Those neither buffered nor replayed are lost."""
+        buffered = self._buffered
         while True:
-            while held and held.oldest <= self._next_sequence:
-                self._accept(*held.pop())
+            while buffered and buffered.oldest <= self._next_sequence:
+                self._accept(*buffered.pop())
             first = self._next_sequence
-            num_missing = held.num_to_ask(first, end, self._replay_limit)
+            num_missing = buffered.num_to_ask(first, end, self._replay_limit)
             if not num_missing:
                 return
             answer = self._ask(client, first, num_missing)
-            settled, reach = held.settle(first, num_missing, end, answer)
+            settled, reach = buffered.settle(first, num_missing, end, answer)
             for each in settled:
                 if isinstance(each, Received):
                     self._accept(*each)
@@ -205,7 +205,7 @@ class Healing:
             self._next_sequence = max(self._next_sequence, reach)
 
     def _ask(self, client: ControlClient, sequence: int, limit: int) -> Replayed | None:
-        """What the engine has of them, None when it gives nothing."""
+        """Ask for missing messages; None if the engine replays nothing."""
         while self._last_ask_s > 0:
             try:
                 return self._replay(client, sequence, limit)
@@ -222,7 +222,7 @@ class Healing:
 
     @contextmanager
     def _asking(self) -> Iterator[float | None]:
-        """Gives how long an answer may take, None: as long as usual."""
+        """Yields the time limit for an answer; None: the default. Counts it when stopping."""
         if not self._stopping.is_set():
             yield None
             return
@@ -235,7 +235,7 @@ class Healing:
     def _replay(self, client: ControlClient, sequence: int, limit: int) -> Replayed:
         command = ReplayFrom(sequence=sequence, limit=limit)
         try:
-            # Not again and again: each answer may be megabytes, on the same slow way.
+            # Few repeats: each answer may be megabytes over the same slow connection.
             with self._asking() as timeout_s:
                 reply = client.ask(command, timeout_s, again_s=ASK_TIMEOUT_S / 2)
         except EngineUnreachable:
@@ -247,28 +247,28 @@ class Healing:
                 "protocol",
                 f"{client.endpoint.control} answered with {type(reply).__name__}, not Replayed",
             )
-        # It does not say of which engine: one that has come meanwhile counts anew.
+        # The reply does not name its engine, and a new one numbers messages from 0.
         self.check(client)
         return reply
 
     def _accept_late(self, frame: ReplayedFrame) -> None:
-        """A message that was missing."""
+        """Append a message that was missing."""
         try:
             message = wire.decode(frame.payload) if frame.topic in TOPICS else None
         except msgspec.DecodeError as error:
             self.note_bad(error)
             return
-        self.num_healed += 1
+        self.num_recovered += 1
         self._accept(frame.sequence, frame.topic, frame.payload, message)
 
     def _accept(
         self, sequence: int, topic: bytes, payload: bytes, message: wire.Telemetry | None
     ) -> None:
-        """Make a message part of the history, unless it is already."""
+        """Append a message to the history, unless it is there already."""
         if sequence < self._next_sequence:
             return
         if self._pending is not None and sequence > self._pending.sequence:
-            # What is missing before it is lost, and it is older than this message.
+            # The snapshot is older than this message; what is missing before it is lost.
             self._next_sequence = self._pending.sequence + 1
             self._settle()
         if message is None:  # of a newer engine: a kind that we do not know
@@ -284,7 +284,7 @@ class Healing:
         self._settle()
 
     def _settle(self) -> None:
-        """Take over a snapshot that was asked for after a loss, at its place in the sequence."""
+        """Append the pending snapshot once all messages before it have come or are lost."""
         pending = self._pending
         if pending is None or self._next_sequence <= pending.sequence:
             return

@@ -17,7 +17,7 @@ class Recorder:
     Args:
         source: live; not necessarily joined yet.
         target: a file, replaced if there is one, or a series of files.
-        levels: gives those by which whoever opens the file is to judge it; asked once a second.
+        levels: gives the service levels to store in the file; called once a second.
 
     Raises:
         RecordingError: the source is itself a recording, or `target` cannot be written.
@@ -35,13 +35,13 @@ class Recorder:
         self._writer = RecordingWriter(target, levels)
         self._started_s = time.monotonic()
         self._ended_s: float | None = None
-        # First listen, then look: what comes between is in both, and the writer sorts it out.
+        # Subscribe before the snapshot: the writer drops messages that are in both.
         source.tap.attach(self._hand_over)
         self._writer.start(source.history.snapshot())
 
     @property
     def path(self) -> Path:
-        """Of the file that is being written, or was written last."""
+        """The file being written, or the last one written."""
         return self._writer.path
 
     @property
@@ -54,7 +54,7 @@ class Recorder:
 
     @property
     def error(self) -> str | None:
-        """Why it failed, or ended by itself, in one line."""
+        """Why it failed or ended early, in one line."""
         return self._writer.error or self._writer.note
 
     @property
@@ -64,7 +64,7 @@ class Recorder:
 
     @property
     def num_bytes(self) -> int:
-        """Of all files; grows once a second."""
+        """Bytes in all files. Grows once a second."""
         return self._writer.num_bytes
 
     @property
@@ -72,18 +72,18 @@ class Recorder:
         return self._writer.num_steps
 
     def stop(self) -> None:
-        """Finish the file. Once is enough, twice does no harm."""
+        """Finish the file. May be called twice."""
         self._let_go()
         self._writer.close()
 
     def _hand_over(self, topic: bytes, sequence: int, payload: bytes) -> None:
         if self._writer.state == "recording":
             self._writer.on_frame(topic, sequence, payload)
-        else:  # it ended by itself: a full disk, or the engine started anew
+        else:  # it ended early: a full disk, or the engine restarted
             self._let_go()
 
     def _let_go(self) -> None:
-        """Nothing more is taken of the source."""
+        """Detach from the source."""
         if self._ended_s is None:
             self._ended_s = time.monotonic()
             self._source.tap.detach(self._hand_over)

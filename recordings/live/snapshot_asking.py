@@ -1,4 +1,4 @@
-"""Snapshots of an engine that is joined: what it is like now, and what it was like before."""
+"""Asks a joined engine for snapshots: a current one, or one from the past."""
 
 import logging
 import threading
@@ -11,26 +11,26 @@ from stepscope.engine.protocol.wire import Snapshot
 
 log = logging.getLogger("stepscope.recordings")
 
-ASK_AGAIN_S = 0.4  # an answer may have been on a connection that was lost
-SNAPSHOT_AGAIN_S = 4.0  # ... a snapshot is larger, and waits for the end of a step
+ASK_AGAIN_S = 0.4  # the answer may have been lost with a connection
+SNAPSHOT_AGAIN_S = 4.0  # a snapshot is larger, and waits for the end of a step
 SNAPSHOT_TIMEOUT_S = 30.0
-MAX_CATCH_UP_S = 4.0  # that what was before may delay what is
-NUM_TRIED = 100  # messages, to see how fast they come
-MIN_PAST_S = 1.0  # is not asked for less
+MAX_CATCH_UP_S = 4.0  # how long the past may delay the present
+NUM_TRIED = 100  # messages to measure how fast they come
+MIN_PAST_S = 1.0  # never ask for less
 _POLL_S = 0.05
 
 
 def ask_for_snapshot(client: ControlClient, stopping: threading.Event) -> Snapshot:
-    """What the engine is like now. It is taken between two steps, and a step may be long.
+    """Ask for a current snapshot. The engine takes it between two steps, so it may take long.
 
     Args:
         stopping: set when it is not to be waited for any more.
 
     Raises:
-        EngineUnreachable: nobody gave one in time.
-        CommandRefused: the engine will not, or has answered something else.
+        EngineUnreachable: no answer in time.
+        CommandRefused: the engine refused, or answered with something else.
     """
-    client.info(ASK_AGAIN_S)  # is quick, and tells whether there is anybody at all
+    client.info(ASK_AGAIN_S)  # quick: shows whether the engine answers at all
     now_s = next_ask_s = time.monotonic()
     deadline_s = now_s + SNAPSHOT_TIMEOUT_S
     wanted: set[int] = set()
@@ -58,15 +58,15 @@ def ask_for_snapshot(client: ControlClient, stopping: threading.Event) -> Snapsh
 def ask_for_earlier(
     client: ControlClient, now: Snapshot, past_s: float, stopping: threading.Event
 ) -> Snapshot | None:
-    """What the same engine was like about `past_s` before `now`, ...
+    """Ask for a snapshot of the same engine from about `past_s` before `now`.
 
-    or less, where the way is so slow that what has happened since would be long in coming.
+    It asks for less if the messages since then would take too long over a slow connection.
 
     Args:
         stopping: set when it is not to be waited for any more.
 
     Returns:
-        None where it keeps no such, or does not give it in time: the present is worth more.
+        None if the engine keeps none, or is too slow: the present matters more.
     """
     if not now.info.keeps_snapshots:
         return None
@@ -94,11 +94,11 @@ def _ask_for_earlier(
 
 
 def catch_up_s(client: ControlClient, first: int, num_messages: int) -> float:
-    """How long all of them will be on the way, judged by a few.
+    """How long all messages will take, estimated from a few.
 
     Raises:
-        EngineUnreachable: not even those came in time.
-        CommandRefused: the engine gives none.
+        EngineUnreachable: even those did not come in time.
+        CommandRefused: the engine replays none.
     """
     start_s = time.monotonic()
     answer = client.ask(ReplayFrom(sequence=first, limit=min(num_messages, NUM_TRIED)))

@@ -1,8 +1,8 @@
 """`Subscriber`: the live source. Its thread owns the SUB socket and the control client.
 
-It subscribes first and asks for a snapshot then, so that nothing falls between the two; messages
-that are missing are asked for again, and what the engine does not have any more is counted as
-lost. An engine that comes back is joined anew; whether it is the same one its id tells.
+It subscribes first and then asks for a snapshot, so that no message falls between the two. It asks
+for missing messages again, and counts as lost what the engine no longer keeps. When an engine comes
+back it joins again; the id shows whether it is the same engine.
 """
 
 import logging
@@ -29,17 +29,17 @@ from stepscope.engine.transport.sockets import RECONNECT_MS, client_socket
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import FrameTap
 from stepscope.recordings.live.backfill import Backfill
-from stepscope.recordings.live.gap_recovery import ASK_TIMEOUT_S, TOPICS, Healing, JoinAgain
+from stepscope.recordings.live.gap_recovery import ASK_TIMEOUT_S, TOPICS, GapRecovery, JoinAgain
 
 log = logging.getLogger("stepscope.recordings")
 
-STALE_S = 3.0  # an engine gives a sign of life every second
+STALE_S = 3.0  # an engine sends a status at least every second
 RETRY_S = 1.0
 RECEIVE_QUEUE = 50_000  # messages waiting in the socket
-_DEAD_AFTER = 2.0  # times as long as makes it stale
+_DEAD_AFTER = 2.0  # times `stale_s`
 _POLL_MS = 50
-_BURST = 2_000  # messages taken before looking whether to stop
-_REST_MS = 50  # for more to come: to wake up for each message costs more than to take it
+_BURST = 2_000  # messages taken before it checks whether to stop
+_REST_MS = 50  # let messages gather: a wake-up costs more than a message
 
 LiveStatus: TypeAlias = Literal["starting", "connecting", "live", "stale", "down"]
 
@@ -48,14 +48,14 @@ class Subscriber:
     """Fills `history` from a running engine; implements `Source`.
 
     Args:
-        endpoint: of the engine.
-        history: to fill, a new one by default.
+        endpoint: where the engine is.
+        history: gets the messages; a new one by default.
         stale_s: seconds without any message until the status is `stale`.
         retry_s: seconds between attempts to reach an engine that does not answer.
-        past_s: seconds of what was before it came, to begin with, as far as the engine keeps them.
+        past_s: seconds before the join to begin with, as far as the engine keeps them.
 
     Attributes:
-        backfill: puts what the engine keeps of before in front of what is in memory.
+        backfill: fetches earlier steps that the engine still keeps.
     """
 
     is_live = True
@@ -78,14 +78,14 @@ class Subscriber:
         self._error: str | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="subscriber", daemon=True)
-        self._healing = Healing(self.history, self.tap, self._stopping, past_s)
+        self._recovery = GapRecovery(self.history, self.tap, self._stopping, past_s)
         self.backfill = Backfill(self.history)
-        # Of the engine that is joined:
-        self._last_published: int | None = None  # the last one that came by itself
+        # Of the joined engine:
+        self._last_published: int | None = None  # the last live message
         self._last_heard_s = 0.0
         self._next_probe_s = 0.0
         self._next_reconnect_s = 0.0
-        self._doubt = False  # it was silent: it may be another one now
+        self._doubt = False  # after a silence: another engine may answer now
 
     @property
     def status(self) -> LiveStatus:
@@ -93,16 +93,16 @@ class Subscriber:
 
     @property
     def error(self) -> str | None:
-        return self._error or self._healing.bad
+        return self._error or self._recovery.bad
 
     @property
-    def num_healed(self) -> int:
-        """Messages that were missing and came when asked for."""
-        return self._healing.num_healed
+    def num_recovered(self) -> int:
+        """Missing messages that came when asked for."""
+        return self._recovery.num_recovered
 
     @property
     def num_bad(self) -> int:
-        return self._healing.num_bad
+        return self._recovery.num_bad
 
     def start(self) -> None:
         self._thread.start()
@@ -127,18 +127,18 @@ class Subscriber:
                     self._status = "down"
                 self._error = self._in_words(error)
             except Exception as error:
-                # Ours to repair, but no reason to lose the session that is on the screen.
+                # Our bug, but no reason to lose the session on the screen.
                 log.exception("the subscriber of %s failed and joins again", self.endpoint.control)
                 self._status = "down"
                 self._error = f"internal error, see the log: {error!r}"
             self.backfill.give_up(self._error or "the engine does not answer")
             self._stopping.wait(self._retry_s)
-        self._healing.end()
+        self._recovery.end()
 
     def _follow(self) -> None:
-        """Join the engine and receive until something is wrong or all is over."""
+        """Join the engine and receive until an error or the stop."""
         socket = client_socket(zmq.SUB, self.endpoint)
-        # An engine that has come back in the place of another may go on with the very number that
+        # A replacement engine may go on with the very number that
         # is awaited: only the lost connection tells.
         disconnected = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         poller = zmq.Poller()
@@ -157,7 +157,7 @@ class Subscriber:
             with ControlClient(self.endpoint, ASK_TIMEOUT_S) as client:
                 self._join(client)
                 while not self._stopping.is_set():
-                    self.backfill.go_on(client, partial(self._healing.check, client))
+                    self.backfill.go_on(client, partial(self._recovery.check, client))
                     ready = dict(poller.poll(0 if self.backfill.is_due else _POLL_MS))
                     is_lost = disconnected in ready
                     if is_lost:
@@ -169,11 +169,11 @@ class Subscriber:
                     elif is_lost or self._is_probe_due():
                         self._probe()
                         if time.monotonic() >= self._next_reconnect_s:
-                            # It lives and nothing comes: the connection may be dead.
+                            # The engine answers but publishes nothing: the connection may be dead.
                             socket.disconnect(self.endpoint.telemetry)
                             socket.connect(self.endpoint.telemetry)
                             self._put_off_reconnecting()
-                for _ in range(RECEIVE_QUEUE // _BURST):  # an engine may go on without end
+                for _ in range(RECEIVE_QUEUE // _BURST):  # bounded: an engine may send without end
                     if self._receive(socket, client):
                         break
         finally:
@@ -181,7 +181,7 @@ class Subscriber:
             socket.close()
 
     def _join(self, client: ControlClient) -> None:
-        snapshot = self._healing.snapshot(client)
+        snapshot = self._recovery.snapshot(client)
         info = snapshot.info
         if info.schema_version > SCHEMA_VERSION:
             raise CommandRefused(
@@ -191,13 +191,13 @@ class Subscriber:
                 "install a newer one",
             )
         self._last_published = None
-        self._healing.join(client, snapshot)
+        self._recovery.join(client, snapshot)
         self._heard()
 
     def _receive(self, socket: zmq.Socket[bytes], client: ControlClient) -> bool:
-        """Take what is there; false where that was too much for one turn.
+        """Take all waiting messages. Returns False if there were too many for one turn.
 
-        It is taken together, so that all that is missing in it costs one question.
+        They are taken together, so that all gaps in them cost one question.
         """
         batch: list[Received] = []
         is_all = is_of_another = False
@@ -215,9 +215,9 @@ class Subscriber:
             self._last_published = received.sequence
         if batch:
             if self._doubt:
-                self._healing.check(client)
+                self._recovery.check(client)
             self._heard()
-            self._healing.take(client, batch)
+            self._recovery.take(client, batch)
         if is_of_another:
             raise JoinAgain
         return is_all
@@ -225,29 +225,29 @@ class Subscriber:
     def _rest(
         self, disconnected: zmq.Poller, socket: zmq.Socket[bytes], client: ControlClient
     ) -> None:
-        """Let messages gather. The last ones of an engine that dies meanwhile are taken."""
+        """Let messages gather. If the engine dies meanwhile, its last messages are still taken."""
         start_s = time.monotonic()
         is_lost = disconnected.poll(_REST_MS)
         if is_lost and time.monotonic() - start_s < RECONNECT_MS / 1000:
-            self._receive(socket, client)  # too soon for one that has come back in its place
+            self._receive(socket, client)  # a replacement engine cannot have sent any yet
 
     def _read(self, frames: list[bytes]) -> Received | None:
-        """A message that came by itself, None when it cannot be read."""
+        """Decode a live message; None if it cannot be read."""
         try:
             topic, number, payload = frames
             sequence = wire.sequence_of(number)
             message = wire.decode(payload) if topic in TOPICS else None
         except (ValueError, msgspec.DecodeError) as error:
-            self._healing.note_bad(error)
+            self._recovery.note_bad(error)
             return None
         return Received(sequence, topic, payload, message)
 
     def _is_of_another(self, received: Received) -> bool:
-        """Whether it cannot be of the engine that is joined."""
+        """Whether the message must come from another engine."""
         message = received.message
-        if isinstance(message, EngineInfo) and not self._healing.is_of(message.engine_id):
+        if isinstance(message, EngineInfo) and not self._recovery.is_of(message.engine_id):
             return True
-        # Numbers only go back when an engine starts anew.
+        # Numbers only go back when an engine restarts.
         return self._last_published is not None and received.sequence <= self._last_published
 
     def _is_probe_due(self) -> bool:
@@ -255,13 +255,13 @@ class Subscriber:
         return now_s - self._last_heard_s > self._stale_s and now_s >= self._next_probe_s
 
     def _probe(self) -> None:
-        """Nothing has come for a while, or the connection is lost: is anybody there?"""
+        """Check whether the engine still answers, after a silence or a lost connection."""
         self._doubt = True
         silent_s = time.monotonic() - self._last_heard_s
         try:
-            # A client of its own: what was asked of a dead engine must not reach its successor.
+            # A new client: a question for the dead engine must not reach its successor.
             with ControlClient(self.endpoint, RETRY_S) as client:
-                if not self._healing.is_of(client.info().engine_id):
+                if not self._recovery.is_of(client.info().engine_id):
                     raise JoinAgain
         except (EngineUnreachable, CommandRefused) as error:
             self._status = "starting" if isinstance(error, EngineStarting) else "down"
@@ -275,7 +275,7 @@ class Subscriber:
         self._next_probe_s = time.monotonic() + self._retry_s
 
     def _in_words(self, error: Exception) -> str:
-        """Why nobody answers; by its name, where it was here before."""
+        """Why the engine does not answer, with its name if it is known."""
         text, info = str(error), self.history.info
         if info is None or text.startswith(f"{info.name} "):
             return text

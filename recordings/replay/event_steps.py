@@ -1,4 +1,4 @@
-"""`EventSteps`: in which steps of a file something happened to a request, a few bytes for each."""
+"""`EventSteps`: the steps of a file in which something happened to a request, a few bytes each."""
 
 from array import array
 from bisect import bisect_left, bisect_right
@@ -13,7 +13,7 @@ from stepscope.recordings.state.session import SessionState
 
 Noted: TypeAlias = Preempted | Aborted | Rejected
 
-_NO_STATE = SessionState()  # the words for these need none
+_NO_STATE = SessionState()  # the texts of these events need no state
 
 
 class EventSteps:
@@ -24,7 +24,7 @@ class EventSteps:
         self._times_ns = array("q")
         self._request_ids = array("q")
         self._nums_blocks = array("q")
-        self._likes = array("q")  # number of the one that tells all else
+        self._likes = array("q")  # number of the template with the other fields
         self._templates: list[Noted] = []
         self._numbers: dict[Noted, int] = {}  # of templates
 
@@ -32,9 +32,9 @@ class EventSteps:
         return len(self._steps)
 
     def add(self, step: int, time_ns: int, event: Noted) -> None:
-        """The next one in order of the file."""
+        """Add the next event in file order."""
         if self._steps and step <= self._steps[-1]:
-            return  # the same step, or one of a publisher that repeats steps
+            return  # the same step, or a repeated one
         num_blocks = 0
         template: Noted = replace(event, request_id=0)
         if isinstance(template, Preempted):
@@ -43,7 +43,7 @@ class EventSteps:
         number = self._numbers.setdefault(template, len(self._templates))
         if number == len(self._templates):
             self._templates.append(template)
-        # The steps come last: who finds one finds the rest.
+        # Steps are added last: a reader that finds a step finds its other columns.
         self._times_ns.append(time_ns)
         self._request_ids.append(event.request_id)
         self._nums_blocks.append(num_blocks)
@@ -51,13 +51,13 @@ class EventSteps:
         self._steps.append(step)
 
     def next(self, step: int, direction: int) -> SessionEvent | None:
-        """The nearest one after (direction 1) or before (-1) `step`."""
+        """The nearest event after (direction 1) or before (-1) `step`."""
         steps = self._steps
         at = bisect_right(steps, step) if direction > 0 else bisect_left(steps, step) - 1
         return self._event(at) if 0 <= at < len(steps) else None
 
     def spread(self, most: int) -> list[SessionEvent]:
-        """All of them; where there are more than that, one of each of `most` equal stretches."""
+        """All events; if there are more than `most`, one from each of `most` equal stretches."""
         steps, number = self._steps, len(self._steps)
         if number <= most:
             return self._events(range(number))
@@ -69,7 +69,7 @@ class EventSteps:
         return [event for at in places if (event := self._event(at)) is not None]
 
     def _event(self, at: int) -> SessionEvent | None:
-        """In the words that the log of what is in memory has for it."""
+        """The event, with the same text as in the log of the history."""
         event: Noted = replace(self._templates[self._likes[at]], request_id=self._request_ids[at])
         if isinstance(event, Preempted):
             event = replace(event, num_blocks=self._nums_blocks[at])

@@ -1,4 +1,4 @@
-"""A stretch of a recording as a history: what a replay shows after a seek."""
+"""Makes a history from a stretch of a recording, which a replay shows after a seek."""
 
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
@@ -8,23 +8,23 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.filling import DAMAGE, TURN_MESSAGES, Filler
 from stepscope.recordings.replay.seek import forwarded, state_at, window_start
 
-_SOON_STEPS = 1_500  # on the screen: so many are read before those of all windows
+_SOON_STEPS = 1_500  # a screen with fewer steps is filled before the windows are
 
-# Asked after every few messages: whether to go on.
+# Called after every few messages; returns whether to go on.
 Turn: TypeAlias = Callable[[], bool]
 
 
 def excerpt(
     recording: Recording, like: History, begin: Position, end: Position, turn: Turn
 ) -> History | None:
-    """The messages from one position to another; None when `turn` has ended it.
+    """A history of the messages between two positions; None if `turn` ended it.
 
     Args:
-        like: whose service levels and limits the new history has.
+        like: the history to take service levels and limits from.
 
     Raises:
         RecordingError: no keyframe can be read.
-        msgspec.DecodeError: a message is none.
+        msgspec.DecodeError: a message cannot be decoded.
     """
     try:
         forward, sequence = forwarded(recording, begin)
@@ -42,9 +42,9 @@ def excerpt(
 def screenful(
     recording: Recording, like: History, step: int, num_shown: int, end: Position, turn: Turn
 ) -> History | None:
-    """The steps on the screen before `step`, where that takes far less than `windows`.
+    """The steps on the screen before `step`, if that is much quicker than `windows`.
 
-    None also when `like` holds them already, or there are no more.
+    None if it is not, if `like` has them already, or if there are no more.
     """
     first_step = like.first_step
     if first_step is None or num_shown > _SOON_STEPS or first_step <= step - num_shown + 1:
@@ -64,9 +64,9 @@ def windows(
     end: Position,
     turn: Turn,
 ) -> History | None:
-    """All that the windows of a screen reach back to from `step`; see `excerpt`.
+    """Everything that the windows of a screen cover before `step`; see `excerpt`.
 
-    None also when `like` holds it already.
+    None also if `like` has it already.
 
     Args:
         num_shown: steps that the lanes and charts show.
@@ -103,7 +103,7 @@ def _one_by_one(
     end: Position,
     turn: Turn,
 ) -> History | None:
-    """As far as each message can be read."""
+    """Append message by message, as far as each can be read."""
     for number, (frame, after) in enumerate(recording.frames(begin, sequence)):
         if after > end:
             break

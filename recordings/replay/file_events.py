@@ -1,8 +1,8 @@
-"""`FileEvents`: what happened in a whole file, also in what a replay has not played yet.
+"""`FileEvents`: finds events in a whole file, including parts that a replay has not played yet.
 
-Its thread owns a file handle of its own; it reads a chunk now and then, so that it is in nobody's
-way. No step is decoded but those that have a word in them which says that something happened. Late
-tokens are not found so: they have to be reckoned, message by message.
+Its thread has its own file handle and rests between chunks, so that it delays nothing else. It only
+decodes steps whose bytes contain the name of an event. Late tokens have no such name: they must be
+computed message by message (`FileLatency`).
 """
 
 import contextlib
@@ -37,18 +37,18 @@ from stepscope.recordings.state.series.events import (
 
 _MAX_SPREAD = 512  # cells of the widest bar
 _PAUSE_S = 0.005  # between two chunks
-_FIRST_PAUSE_S = 0.3  # the first picture comes before
+_FIRST_PAUSE_S = 0.3  # the first screen is drawn first
 _OF_REQUESTS: dict[type[msgspec.Struct], EventKind] = {
     Preempted: "preempt",
     Aborted: "abort",
     Rejected: "reject",
 }
-# How the tags of these lie in a file.
+# How the tags of these events are encoded in a file.
 _WORDS = [msgspec.msgpack.encode(each.__struct_config__.tag) for each in _OF_REQUESTS]
 
 
 class _EventFields(msgspec.Struct):
-    """What of a step, packed or not, or of a sign of life is looked at."""
+    """The fields to read from a step (packed or not) or a status."""
 
     step: int
     tokens_ns: int = 0
@@ -56,24 +56,24 @@ class _EventFields(msgspec.Struct):
     events: list[RequestEvent] = []
 
 
-_told = msgspec.msgpack.Decoder(_EventFields).decode
+_decode_fields = msgspec.msgpack.Decoder(_EventFields).decode
 
 
 class _ByStep(NamedTuple):
-    """An event that somebody caused, and the message that tells of it."""
+    """An event caused by a person or client, and its message."""
 
     event: SessionEvent
     message: Mark | KnobsChanged | Audited
 
 
 class FileEvents:
-    """Finds them once its `search` is started.
+    """Searches once `search` is started.
 
     Attributes:
-        search: the thread.
+        search: the searching thread.
         found: marks and changes of knobs so far, by step.
-        changes: those of knobs, oldest first.
-        told: what else somebody did or was refused, oldest first.
+        changes: changes of knobs, oldest first.
+        told: other accepted or refused commands, oldest first.
     """
 
     def __init__(self, path: Path) -> None:
@@ -86,11 +86,11 @@ class FileEvents:
 
     @property
     def is_done(self) -> bool:
-        """The whole file has been looked through."""
+        """The whole file has been searched."""
         return self.search.is_done
 
     def next(self, step: int, direction: int, kinds: Collection[str]) -> SessionEvent | None:
-        """The nearest one after (direction 1) or before (-1) `step`, as far as is known."""
+        """The nearest known event after (direction 1) or before (-1) `step`."""
         caused = [each for each in (*self.found, *self._of_engine) if each.kind in kinds]
         found = [each for each in caused if (each.step - step) * direction > 0]
         for kind, steps in self._of_requests.items():
@@ -99,7 +99,7 @@ class FileEvents:
         return min(found, key=lambda each: (each.step - step) * direction, default=None)
 
     def landmarks(self) -> list[SessionEvent]:
-        """What a bar of all the file shows: marks, changes of knobs, and where it preempts."""
+        """The events for the bar of the whole file: marks, knob changes and preemptions."""
         return [*self.found, *self._of_requests["preempt"].spread(_MAX_SPREAD)]
 
     # The thread
@@ -107,7 +107,7 @@ class FileEvents:
     def _look(self, recording: Recording) -> None:
         for number in range(recording.num_chunks):
             self._take_in(list(_caused_in(recording, number)))
-            for told in _told_in(recording, number):
+            for told in _fields_in(recording, number):
                 for event in told.events:
                     if isinstance(event, Noted):
                         time_ns = told.tokens_ns or told.time_ns
@@ -118,7 +118,7 @@ class FileEvents:
                 return
 
     def _take_in(self, caused: list[_ByStep]) -> None:
-        """What somebody caused. Others read what is there, and see all of it or nothing."""
+        """Add caused events. Lists are replaced, so that readers see all of a chunk or nothing."""
         if not caused:
             return
         changes = [each.message for each in caused if isinstance(each.message, KnobsChanged)]
@@ -145,7 +145,7 @@ def _by_step(events: set[SessionEvent]) -> list[SessionEvent]:
 
 
 def _caused_in(recording: Recording, number: int) -> Iterator[_ByStep]:
-    """What somebody did in a chunk: marks, changes of knobs, other changes and refusals."""
+    """The caused events of a chunk: marks, knob changes, other commands and refusals."""
     for place, message in messages_in(recording, number):
         if isinstance(message, Mark):
             yield _ByStep(mark_event(message), message)
@@ -158,12 +158,12 @@ def _caused_in(recording: Recording, number: int) -> Iterator[_ByStep]:
                 yield _ByStep(event, message)
 
 
-def _told_in(recording: Recording, number: int) -> Iterator[_EventFields]:
-    """The messages of a chunk that tell of requests being preempted, aborted or rejected."""
+def _fields_in(recording: Recording, number: int) -> Iterator[_EventFields]:
+    """The messages of a chunk with preempted, aborted or rejected requests."""
     frames = recording.chunk(number).frames
     for place in sorted({place for word in _WORDS for place in frames.places_of(word)}):
         frame = frames[place]
         if frame.topic != KEYFRAME:
-            # 'stepscope verify' tells of what cannot be read.
+            # 'stepscope verify' reports what cannot be read.
             with contextlib.suppress(msgspec.DecodeError):
-                yield _told(frame.payload)
+                yield _decode_fields(frame.payload)

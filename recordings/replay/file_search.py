@@ -1,4 +1,4 @@
-"""`FileSearch`: a thread that looks through a whole file while others have more urgent work."""
+"""`FileSearch`: a background thread that searches a whole file and gives way to other work."""
 
 import threading
 from collections.abc import Callable
@@ -9,13 +9,13 @@ from stepscope.recordings.file.reader import Recording
 
 
 class FileSearch:
-    """Looks through a file once it is started, with a file handle of its own.
+    """Searches a file once it is started, with its own file handle.
 
     Args:
-        path: of the recording.
-        name: of the thread.
-        look: does the work, on the thread; to ask `rest` often, and to end where that says so.
-        first_pause_s: what is shown first comes before.
+        path: the recording.
+        name: name of the thread.
+        look: does the work on the thread. It must call `rest` often, and end if `is_stopping`.
+        first_pause_s: seconds to wait first, so that the screen is drawn before.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class FileSearch:
         self._thread.start()
 
     def stop(self) -> None:
-        """End it. Waits for that."""
+        """Stop the thread and wait for its end."""
         self._is_stopping = True
         self._hurry.set()
         if self._thread.ident is not None:
@@ -41,11 +41,11 @@ class FileSearch:
 
     @property
     def is_done(self) -> bool:
-        """Nothing more will be found."""
+        """The search has ended."""
         return self._done.is_set()
 
     def wait(self, timeout_s: float = 10.0) -> bool:
-        """Until it is done, without any rest; False if it takes longer."""
+        """Wait until it is done, with no more rests. False if that takes too long."""
         self._hurry.set()
         return self._done.wait(timeout_s)
 
@@ -56,7 +56,7 @@ class FileSearch:
         return self._is_stopping
 
     def rest(self, seconds: float) -> bool:
-        """Let others work; true at once where somebody waits for the end, or wants it."""
+        """Rest. Returns True at once after a call of `wait` or `stop`."""
         return self._hurry.wait(seconds)
 
     def _run(self) -> None:
@@ -66,6 +66,6 @@ class FileSearch:
                 with Recording(self._path) as recording:
                     self._look(recording)
         except (RecordingError, OSError):
-            pass  # who plays it says what is wrong with it
+            pass  # playing it reports the error
         finally:
             self._done.set()

@@ -13,7 +13,7 @@ from stepscope.engine.protocol.wire import StepRecord
 from stepscope.recordings.file.loaded_chunk import LoadedChunk
 from stepscope.recordings.file.reader import Position, Recording, whole_sequence
 from stepscope.recordings.history.history import History
-from stepscope.recordings.history.ring.fast_forward import FastForward, tells_no_request
+from stepscope.recordings.history.ring.fast_forward import FastForward, has_no_request
 from stepscope.recordings.history.ring.packed_record import PackedRecord, PackedStep, decode_packed
 
 # Of damage that checksums did not find, or of a file that somebody else has written.
@@ -93,7 +93,7 @@ class Filler:
             raise ValueError("a packed step that does not fit the one before it")
         self._sequence = whole_sequence(frame.sequence, self._sequence)
         message = wire.decode(frame.payload)
-        if self._history.keeps_state or not tells_no_request(message):
+        if self._history.keeps_state or not has_no_request(message):
             self._forward.settle()
         self._history.append(self._sequence, message, frame.payload)
         if not self._history.is_state(self._forward.state):  # another engine, or another clock

@@ -18,7 +18,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import FrameTap
 from stepscope.recordings.replay.excerpt import excerpt
 from stepscope.recordings.replay.file_events import FileEvents
-from stepscope.recordings.replay.file_waits import FileWaits
+from stepscope.recordings.replay.file_latency import FileLatency
 from stepscope.recordings.replay.playhead import Playhead
 from stepscope.recordings.replay.reach import Reach
 from stepscope.recordings.replay.seek import WINDOW_STEPS, step_in
@@ -43,7 +43,7 @@ class ReplaySource:
 
     Attributes:
         file_events: what happened in the whole file, also in what is not played yet.
-        file_waits: the late tokens and lost messages of the whole file, as far as was searched.
+        file_latency: the late tokens and lost messages of the whole file, as far as was searched.
         on_found: called on its thread as soon as what was sought is shown; it must not wait, and
             not raise.
     """
@@ -64,11 +64,11 @@ class ReplaySource:
         self.history.known_since_ns = recording.known_since_ns
         self.tap = FrameTap()
         self.file_events = FileEvents(recording.path)
-        self.file_waits = FileWaits(
+        self.file_latency = FileLatency(
             recording.path,
             lambda: self.history.last_step,
             lambda: self._busy,
-            self.history.know_usual,
+            self.history.know_baseline,
         )
         self.on_found: Callable[[], None] | None = None
         self._wake = threading.Condition()
@@ -122,14 +122,14 @@ class ReplaySource:
     def start(self) -> None:
         self._thread.start()
         self.file_events.search.start()
-        self.file_waits.search.start()
+        self.file_latency.search.start()
 
     def stop(self) -> None:
         with self._wake:
             self._stopping = True
             self._wake.notify_all()
         self.file_events.search.stop()
-        self.file_waits.search.stop()
+        self.file_latency.search.stop()
         if self._thread.ident is not None:
             self._thread.join()
         self.recording.close()

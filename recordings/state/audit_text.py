@@ -18,7 +18,7 @@ _DONE = {
     "SetKnobs": "changed knobs",
 }
 # In which state the engine is when it is told so; another one is worth a word.
-_USUAL_STATES = {
+_EXPECTED_STATES = {
     "Pause": ("running", "idle"),
     "Resume": ("paused",),
     "Drain": ("running", "idle"),
@@ -73,10 +73,10 @@ def change_text(entry: Audited) -> str:
         return _workload_text(*workloads)
     what = _DONE.get(entry.command, entry.command)
     old, new = entry.old or {}, entry.new or {}
-    if entry.command in _USUAL_STATES:
+    if entry.command in _EXPECTED_STATES:
         before = old.get("state", "")
-        is_usual = not before or before in _USUAL_STATES[entry.command]
-        told = [each for each in ("" if is_usual else f"it was {before}", entry.detail) if each]
+        is_expected = not before or before in _EXPECTED_STATES[entry.command]
+        told = [each for each in ("" if is_expected else f"it was {before}", entry.detail) if each]
         return f"{what} ({', '.join(told)})" if told else what
     if entry.command == "Abort" and len(old) == 1:
         ((name, before),) = old.items()

@@ -20,12 +20,12 @@ class Pauses:
         state: what is known before the first message, also of pauses before it.
     """
 
-    __slots__ = ("_ends", "_is_told", "_since_ns", "_starts")
+    __slots__ = ("_ends", "_is_stated", "_since_ns", "_starts")
 
     def __init__(self, state: SessionState | Snapshot | None = None) -> None:
         self._starts: list[int] = []
         self._ends: list[int] = []
-        self._is_told = True  # that it is paused now; else it was before the last step
+        self._is_stated = True  # that it is paused now; else it was before the last step
         self._since_ns: int | None = None
         if state is not None:
             self._adopt(pauses_in(state) if isinstance(state, Snapshot) else state.pauses)
@@ -33,7 +33,7 @@ class Pauses:
     @property
     def since_ns(self) -> int | None:
         """When the pause began that is under way."""
-        return self._since_ns if self._is_told else None
+        return self._since_ns if self._is_stated else None
 
     @property
     def has_any(self) -> bool:
@@ -45,14 +45,14 @@ class Pauses:
         if isinstance(message, StepRecord):
             if self._since_ns is not None:
                 self._close(message.schedule_start_ns)
-                self._since_ns, self._is_told = message.tokens_ns, False
+                self._since_ns, self._is_stated = message.tokens_ns, False
         elif isinstance(message, EngineStatus):
             if message.state == "paused":
                 if self._since_ns is None:
                     self._since_ns = max(message.time_ns, self._ends[-1] if self._ends else 0)
-                self._is_told = True
+                self._is_stated = True
             elif self._since_ns is not None:
-                if self._is_told:
+                if self._is_stated:
                     self._close(message.time_ns)
                 self._since_ns = None
         elif isinstance(message, Snapshot) and message.pauses is not None:
@@ -65,7 +65,7 @@ class Pauses:
             if self._starts[index] >= end_ns:
                 break
             found.append((max(self._starts[index], start_ns), min(self._ends[index], end_ns)))
-        if self._since_ns is not None and self._is_told and self._since_ns < end_ns:
+        if self._since_ns is not None and self._is_stated and self._since_ns < end_ns:
             found.append((max(self._since_ns, start_ns), end_ns))
         return found
 
@@ -97,8 +97,8 @@ class Pauses:
         ended = [(span.start_ns, span.end_ns) for span in spans if span.end_ns is not None]
         self._starts[num_kept:] = [start_ns for start_ns, _ in ended]
         self._ends[num_kept:] = [end_ns for _, end_ns in ended]
-        self._is_told = trail.since_ns is not None
-        self._since_ns = trail.since_ns if self._is_told else trail.stepped_ns
+        self._is_stated = trail.since_ns is not None
+        self._since_ns = trail.since_ns if self._is_stated else trail.stepped_ns
 
     def _close(self, end_ns: int) -> None:
         since_ns = self._since_ns

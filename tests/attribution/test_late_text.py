@@ -22,7 +22,7 @@ LATE = Late(
         Piece("prefill", 2 * MS, 500 * MS, 184_191, 3, request_id=12, num_tokens=4096),
         Piece("queued", 502 * MS, 301 * MS, 184_194, 5, "seats"),
         Piece("step", 803 * MS, 21 * MS, 184_199, 5),
-        Piece("held_up", 824 * MS, 76 * MS, 184_202, 1, took_ns=80 * MS, usual_ns=4 * MS),
+        Piece("held_up", 824 * MS, 76 * MS, 184_202, 1, took_ns=80 * MS, baseline_ns=4 * MS),
     ),
 )
 PREEMPTED = LATE._replace(
@@ -46,12 +46,12 @@ def test_a_wait_is_told_in_full_where_there_is_room() -> None:
 
 
 def test_who_was_held_up_is_told_by_how_much_in_as_little_room_as_can_be() -> None:
-    held = LATE.pieces[-1]
+    slow = LATE.pieces[-1]
     full = "the machine or the engine was held up: 1 step took 20x as long as is usual for its work"
-    assert late_text.of_piece(held, 200) == held.text == f"{full} (4.0 ms)"
-    assert late_text.of_piece(held, 60).endswith("held up (20x as long as usual)")
-    assert late_text.of_piece(held, 35) == "held up (20x as long as usual)"
-    assert late_text.of_piece(held, 10) == "held up"
+    assert late_text.of_piece(slow, 200) == slow.text == f"{full} (4.0 ms)"
+    assert late_text.of_piece(slow, 60).endswith("held up (20x as long as usual)")
+    assert late_text.of_piece(slow, 35) == "held up (20x as long as usual)"
+    assert late_text.of_piece(slow, 10) == "held up"
 
 
 @pytest.mark.parametrize("late", [LATE, PREEMPTED], ids=["shared", "preempted"])

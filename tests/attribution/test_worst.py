@@ -11,7 +11,7 @@ import stepscope.recordings.samples
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
-from stepscope.recordings.replay.file_waits import FileWaits
+from stepscope.recordings.replay.file_latency import FileLatency
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
@@ -96,10 +96,10 @@ async def test_it_leads_to_the_longest_stall_then_to_the_next_and_says_of_each_w
 async def test_what_it_says_loses_whole_parts_where_it_has_no_room(
     replay: ReplaySource, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert replay.file_waits.search.wait(30)
+    assert replay.file_latency.search.wait(30)
     replay.seek(200)
     assert replay.wait()
-    monkeypatch.setattr(FileWaits, "share", 0.415)
+    monkeypatch.setattr(FileLatency, "share", 0.415)
     app = dashboard(replay)
     async with app.run_test(size=(width, 30)) as pilot:
         await pilot.press("w")
@@ -200,7 +200,7 @@ async def test_before_the_first_step_there_is_nowhere_to_go(
 async def test_in_a_replay_it_leads_through_what_is_in_memory_until_the_file_is_searched(
     replay: ReplaySource,
 ) -> None:
-    searched, replay.file_waits = replay.file_waits, FileWaits(SAMPLE)
+    searched, replay.file_latency = replay.file_latency, FileLatency(SAMPLE)
     app = dashboard(replay)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("w")
@@ -215,7 +215,7 @@ async def test_in_a_replay_it_leads_through_what_is_in_memory_until_the_file_is_
         assert app.main.frame.cursor == 123
         where = "in memory (the file is still searched)"
         assert notice(app).startswith(f"worst of 3 seconds with a stall {where}: 832 ms")
-        replay.file_waits = searched
+        replay.file_latency = searched
         assert searched.search.wait(30)
         app.main.navigator.go(150)
         await pilot.press("w")
@@ -239,7 +239,7 @@ async def test_in_a_replay_it_leads_through_what_is_in_memory_until_the_file_is_
 async def test_before_the_file_is_searched_it_does_not_say_that_nothing_came_late(
     replay: ReplaySource, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    searched, replay.file_waits = replay.file_waits, FileWaits(SAMPLE)
+    searched, replay.file_latency = replay.file_latency, FileLatency(SAMPLE)
     replay.seek(8)
     assert replay.wait()
     app = dashboard(replay)
@@ -248,7 +248,7 @@ async def test_before_the_file_is_searched_it_does_not_say_that_nothing_came_lat
         assert "0% of the file searched" in notice(app)
         assert notice(app).endswith("w again in a moment")
         assert searched.search.wait(30)
-        replay.file_waits = searched
+        replay.file_latency = searched
         await pilot.press("w")
         assert app.main.new_frame().cursor == 302
 
@@ -256,10 +256,10 @@ async def test_before_the_file_is_searched_it_does_not_say_that_nothing_came_lat
 async def test_in_a_file_that_is_not_all_searched_it_says_of_how_much_of_it_it_tells(
     replay: ReplaySource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert replay.file_waits.search.wait(30)
+    assert replay.file_latency.search.wait(30)
     replay.seek(200)
     assert replay.wait()
-    monkeypatch.setattr(FileWaits, "share", 0.415)
+    monkeypatch.setattr(FileLatency, "share", 0.415)
     app = dashboard(replay)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("w")
@@ -277,7 +277,7 @@ def test_where_a_replay_seeks_what_it_leads_to_it_goes_on_from_there() -> None:
         """A replay with room for one step only, and who moves through it."""
 
         status, extent, frame = "paused", (0, 10_000), None
-        file_waits = FileWaits(SAMPLE)  # not searched
+        file_latency = FileLatency(SAMPLE)  # not searched
 
         def __init__(self) -> None:
             self.view = View()

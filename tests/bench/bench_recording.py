@@ -23,7 +23,7 @@ from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.excerpt import excerpt
 from stepscope.recordings.replay.file_events import FileEvents
-from stepscope.recordings.replay.file_waits import FileWaits
+from stepscope.recordings.replay.file_latency import FileLatency
 from stepscope.recordings.replay.seek import state_at
 
 WEEK_STEPS = 7 * 24 * 3600 * 50
@@ -90,7 +90,7 @@ def look_through(path: Path, num_steps: int) -> None:
     spent_s = time.process_time() - start_cpu_s
     events.search.stop()
     print(f"looked through for events with {spent_s / num_steps * 1e6:.1f} us of CPU a step")
-    waits = FileWaits(path)
+    waits = FileLatency(path)
     start_cpu_s = time.process_time()
     waits.search.start()
     assert waits.search.wait(3600)

@@ -90,7 +90,7 @@ def aims(table: HeldTable, folder: Path, seconds: float) -> None:
         time.sleep(SETTLE_S)
         cpu, _ = terminal.measure(seconds)
         told = terminal.leave()
-        missing = f"{told.num_lost} lost, {told.num_healed} healed"
+        missing = f"{told.num_lost} lost, {told.num_recovered} healed"
         row("receiving 5,000 steps/s while drawing", missing, told.num_lost, "0 lost")
         row("  core", f"{cpu:.0f} %")
         row("  frames dropped", str(told.num_dropped))
@@ -255,7 +255,7 @@ def each_screen(
     is_held = table.judge(where, [(told.num_lost, 0)])
     # The engine of the bench may not manage the rate that it was asked for.
     came = f"{(told.last_step - BURST_STEPS) / elapsed_s:,.0f} steps/s came"
-    lost = f"{told.num_lost} lost, {told.num_healed} asked for again"
+    lost = f"{told.num_lost} lost, {told.num_recovered} asked for again"
     print(f"{where} {came}, {lost}  {word(is_held)}", flush=True)
 
 

@@ -334,13 +334,13 @@ def print_healing() -> None:
             while source.history.num_steps < 200:
                 time.sleep(0.05)
             for _ in range(NUM_CUTS):
-                before = source.num_healed
+                before = source.num_recovered
                 start_s = time.perf_counter()
                 proxies.do(proxy.cut())
-                while source.num_healed == before:
+                while source.num_recovered == before:
                     time.sleep(0.001)
-                while source.num_healed != before:  # until no more come
-                    before = source.num_healed
+                while source.num_recovered != before:  # until no more come
+                    before = source.num_recovered
                     time.sleep(0.02)
                 healed_s.append(time.perf_counter() - start_s - 0.02)
                 time.sleep(0.3)
@@ -349,7 +349,8 @@ def print_healing() -> None:
             engine.kill()
             engine.wait()
     print(
-        f"healing: {NUM_CUTS} cuts of both connections, {source.num_healed:,} messages came again, "
+        f"gap recovery: {NUM_CUTS} cuts of both connections, "
+        f"{source.num_recovered:,} messages came again, "
         f"{source.history.num_lost} lost; {statistics.median(healed_s) * 1e3:.0f} ms from the cut "
         f"to the last of them (median; longest {max(healed_s) * 1e3:.0f} ms)"
     )

@@ -34,7 +34,7 @@ class Report(msgspec.Struct):
     num_steps: int  # in memory
     last_step: int
     num_lost: int
-    num_healed: int
+    num_recovered: int
     peak_bytes: int
 
 
@@ -222,7 +222,7 @@ def show(report: Path, arguments: list[str]) -> None:
             history.num_steps,
             history.last_step or 0,
             history.num_lost,
-            getattr(source, "num_healed", 0),
+            getattr(source, "num_recovered", 0),
             int(peak) * 1024,
         )
         report.write_bytes(msgspec.json.encode(told))

@@ -69,7 +69,7 @@ def check_observer(client: Client, engines: list[Engine]) -> dict[str, int]:
         told["received"] += len(mine)
         told["lost"] += len(missing)
         told["gaps"] += len(session["gaps"])
-        told["healed"] = session["num_healed"]
+        told["healed"] = session["num_recovered"]
     last = sessions[engines[-1].name]
     if (last["status"], last["error"], last["needs_snapshot"]) != ("live", None, False):
         raise Wrong(f"{client.name} ends {last['status']}: {last['error']}")

@@ -60,7 +60,7 @@ class Notes:
             "steps": [summary.step for summary in steps if summary is not None],
             "last_sequence": history.last_sequence,
             "needs_snapshot": history.needs_snapshot,
-            "num_healed": source.num_healed,
+            "num_recovered": source.num_recovered,
             "num_bad": source.num_bad,
             "status": source.status,
             "error": source.error,

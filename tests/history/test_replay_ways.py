@@ -14,7 +14,7 @@ from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.history.history import History
-from stepscope.recordings.replay.file_waits import FileWaits
+from stepscope.recordings.replay.file_latency import FileLatency
 from stepscope.recordings.replay.reach import Reach
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.latency import SLO
@@ -216,8 +216,8 @@ def unsearched(file: Path) -> Iterator[ReplaySource]:
     with Recording(file) as recording:
         replay = ReplaySource(recording, playing=False)
         replay.start()
-        replay.file_waits.search.stop()
-        replay.file_waits = FileWaits(file)
+        replay.file_latency.search.stop()
+        replay.file_latency = FileLatency(file)
         assert replay.file_events.search.wait(30)
         yield replay
         replay.stop()
@@ -243,7 +243,7 @@ def test_a_jump_says_over_how_many_steps_it_passes_that_were_not_searched_for_la
 
 
 def test_late_tokens_are_gone_to_in_all_of_the_file(source: ReplaySource) -> None:
-    assert source.file_waits.search.wait(30)
+    assert source.file_latency.search.wait(30)
     way = Way(source)
     for slo in (SLO(ttft_ms=100.0, itl_ms=70.0), SLO(ttft_ms=5_000.0, itl_ms=100.0)):
         source.history.set_slo(slo)  # which needs no other reading
@@ -252,7 +252,7 @@ def test_late_tokens_are_gone_to_in_all_of_the_file(source: ReplaySource) -> Non
         for _ in range(4):
             at = source.history.last_step
             assert at is not None
-            late = source.file_waits.next(at, 1, {"slo"}, slo)
+            late = source.file_latency.next(at, 1, {"slo"}, slo)
             if late is None:
                 break
             way.navigator.event(1, {"slo"})
@@ -273,7 +273,7 @@ def test_nothing_found_never_reads_like_nothing_there(
     assert source.file_events.search.wait(30)
     last = source.file_events.next(NUM_STEPS - 1, -1, NOTABLE)
     assert last is not None
-    assert source.file_waits.search.wait(30)
+    assert source.file_latency.search.wait(30)
     for replay in (source, unsearched):
         replay.history.set_slo(SLO(ttft_ms=1e9, itl_ms=1e9))
         way = Way(replay)
@@ -293,10 +293,10 @@ def test_nothing_found_never_reads_like_nothing_there(
         else:
             expected = f"no event {where} so far; {rest} not yet searched for late tokens"
             assert way.said() == expected
-            ended = FileWaits(Path("nowhere.mcap"))  # as where nothing more is searched
+            ended = FileLatency(Path("nowhere.mcap"))  # as where nothing more is searched
             ended.search.start()
             assert ended.search.wait(30)
-            replay.file_waits = ended
+            replay.file_latency = ended
             way.navigator.event(1)
             rest = f"{rest} could not be searched for them"
             assert way.said() == f"{where} at most late tokens or lost messages: {rest}"

@@ -24,7 +24,7 @@ from stepscope.engine.protocol.wire import (
 )
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
-from stepscope.recordings.history.ring.fast_forward import FastForward, tells_no_request
+from stepscope.recordings.history.ring.fast_forward import FastForward, has_no_request
 from stepscope.recordings.replay import filling
 from stepscope.recordings.replay.excerpt import excerpt
 from stepscope.recordings.replay.filling import TURN_MESSAGES
@@ -301,14 +301,14 @@ def test_signs_of_life_that_tell_of_no_request_leave_its_rows_for_later(
 ) -> None:
     messages = with_signs_of_life(MESSAGES)
     told = [message for _, message in messages if isinstance(message, EngineStatus)]
-    quiet = [message for message in told if tells_no_request(message)]
+    quiet = [message for message in told if has_no_request(message)]
     assert 10 < len(quiet) < len(told)
     num_settled: list[int] = []
     with Recording(record(tmp_path / "living.mcap", messages)) as recording:
         begin, end = recording.find_step(100), recording.find_step(NUM_STEPS - 10)
         assert begin is not None
         assert end is not None
-        for tells_none in (tells_no_request, lambda _: False):
+        for tells_none in (has_no_request, lambda _: False):
             settled: list[FastForward] = []
 
             def settle(forward: FastForward, settled: list[FastForward] = settled) -> None:
@@ -317,7 +317,7 @@ def test_signs_of_life_that_tell_of_no_request_leave_its_rows_for_later(
 
             with monkeypatch.context() as patch:
                 patch.setattr(FastForward, "settle", settle)
-                patch.setattr(filling, "tells_no_request", tells_none)
+                patch.setattr(filling, "has_no_request", tells_none)
                 found = excerpt(recording, History(), begin, end, lambda: True)
             assert found is not None
             assert_the_same(found, one_by_one(recording, begin, end))

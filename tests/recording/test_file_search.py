@@ -38,7 +38,7 @@ def test_a_replay_that_is_closed_leaves_no_thread_and_no_handle(
     assert set(threading.enumerate()) <= before
     assert opened(file) == 0
     assert replay.file_events.is_done
-    assert replay.file_waits.is_done
+    assert replay.file_latency.is_done
 
 
 def test_it_ends_at_once_where_it_is_not_to_look_any_more(file: Path) -> None:

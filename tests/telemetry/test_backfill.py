@@ -97,7 +97,7 @@ def test_all_that_the_engine_keeps_comes_in_front_while_steps_go_on_and_a_record
         last = late.history.last_step or 0
         wait_for(lambda: (first.history.last_step or 0) >= last, "the same for the other")
     assert late.history.marks == [mark]
-    assert late.history.num_lost == late.num_healed == 0
+    assert late.history.num_lost == late.num_recovered == 0
     assert late.history.lanes(0, last) == first.history.lanes(0, last)
     assert (
         late.history.summaries(0, last)[:old_first] == first.history.summaries(0, last)[:old_first]

@@ -65,7 +65,7 @@ def test_gaps_that_lie_close_together_cost_one_question(session: Session) -> Non
     session.engine.replays.set()
     wait_for(session.has_caught_up, "caught up")
     assert session.history.num_lost == 0
-    assert session.subscriber.num_healed == 500
+    assert session.subscriber.num_recovered == 500
     questions = sorted(set(session.engine.asked), key=lambda asked: asked.start)
     assert len(questions) < 10
     assert all(one.stop <= other.start for one, other in pairwise(questions))
@@ -91,7 +91,7 @@ def test_what_is_forgotten_among_gaps_that_heal_is_lost_exactly(session: Session
     session.engine.replays.set()
     wait_for(session.has_caught_up, "caught up")
     assert session.history.num_lost == 3
-    assert session.subscriber.num_healed == 20
+    assert session.subscriber.num_recovered == 20
 
 
 def test_healing_alone_never_reaches_the_rate_limit(session: Session) -> None:

@@ -172,7 +172,7 @@ def test_a_late_observer_has_the_same_steps_as_one_from_the_start(live_engine: A
         changes = [event.text for event in first.history.events(kinds=frozenset({"knobs"}))]
         assert changes
         assert changes == [event.text for event in late.history.events(kinds=frozenset({"knobs"}))]
-        assert late.history.num_lost == late.num_healed == 0  # nothing was missing
+        assert late.history.num_lost == late.num_recovered == 0  # nothing was missing
     for source in (first, late, from_now):
         source.stop()
 

@@ -102,7 +102,7 @@ def test_messages_lost_on_the_way_are_asked_for_and_nothing_is_missing(session: 
     session.run(2)
     wait_for(session.has_caught_up)
     assert session.history.num_lost == 0
-    assert session.subscriber.num_healed >= 5
+    assert session.subscriber.num_recovered >= 5
     steps = session.steps()
     assert steps == list(range(steps[0], session.next_step))
 
@@ -160,7 +160,7 @@ def test_over_a_slow_way_less_is_asked_for_at_once(
     session.run(1)
     wait_for(session.has_caught_up)
     assert session.history.num_lost == 0
-    assert session.subscriber.num_healed >= 1200
+    assert session.subscriber.num_recovered >= 1200
     session.subscriber.stop()
     session.engine.close()
 

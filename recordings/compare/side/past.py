@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from stepscope.engine.protocol.wire import RequestView, Telemetry
+from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.attribution.explain import Explainer
-from stepscope.recordings.attribution.usual import Usual
 from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.pauses import Pauses, leave_out_begun
 from stepscope.recordings.state.series.latency import SLO
@@ -30,13 +30,13 @@ class Past:
     def __init__(self, slo: SLO, state: SessionState, since_ns: int | None = None) -> None:
         self.since_ns = state.time_ns if since_ns is None else since_ns
         self.pauses = Pauses(state)
-        usual = Usual()  # of the steps so far: a run is read once, and may still go on
+        usual = Baseline()  # of the steps so far: a run is read once, and may still go on
         self.explainer = Explainer(
             slo.itl_ms * 1e6,
             slo.ttft_ms * 1e6,
             state=state,
             since_ns=self.since_ns,
-            usual=usual,
+            baseline=usual,
             learns=usual,
         )
 

@@ -68,7 +68,7 @@ class RecordingWriter:
         self.last_step: int | None = None
         self._series = target if isinstance(target, FileSeries) else None
         self._levels = levels
-        self._told = as_metadata(levels())  # in the file
+        self._written_levels = as_metadata(levels())  # in the file
         if isinstance(target, FileSeries):
             self._file = target.open_next()
         else:
@@ -130,7 +130,7 @@ class RecordingWriter:
     def _run(self) -> None:
         try:
             self._write_all()
-            self._tell_levels()
+            self._write_levels()
             self._file.close()
         except OSError as error:
             self._file.abandon()
@@ -170,7 +170,7 @@ class RecordingWriter:
                 if self._why_ended is not None:
                     return
             if time.monotonic() >= next_flush_s:
-                self._tell_levels()
+                self._write_levels()
                 self._file.flush()
                 self.num_safe_steps = self.num_steps
                 if self._series is not None:
@@ -203,13 +203,13 @@ class RecordingWriter:
 
     def _new_log(self) -> EngineLog:
         series = {} if self._series is None else self._series.metadata
-        return EngineLog(self._file, {**series, **self._told})
+        return EngineLog(self._file, {**series, **self._written_levels})
 
-    def _tell_levels(self) -> None:
+    def _write_levels(self) -> None:
         """What the operator has changed since the file began holds for all of it."""
         levels = as_metadata(self._levels())
-        if levels != self._told and levels.keys() == self._told.keys():
-            self._told = levels
+        if levels != self._written_levels and levels.keys() == self._written_levels.keys():
+            self._written_levels = levels
             self._log.say(levels)
 
     def _write(self, topic: bytes, sequence: int, payload: bytes) -> None:

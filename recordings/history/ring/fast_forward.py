@@ -62,7 +62,7 @@ class FastForward:
 
     def take(self, message: Telemetry) -> Outcome | None:
         """A message that is not packed. Gives what a step brought, None for all others."""
-        if not tells_no_request(message):
+        if not has_no_request(message):
             self.settle()
         outcome = self.state.apply(message)
         self.note(message)
@@ -71,7 +71,7 @@ class FastForward:
     def note(self, message: Telemetry) -> None:
         """A message that is not packed and was applied by somebody else.
 
-        All was settled before, except for one that `tells_no_request`.
+        All was settled before, except for one that `has_no_request`.
         """
         if isinstance(message, StepRecord):
             rows = message.batch or []
@@ -243,7 +243,7 @@ class FastForward:
             lanes.stop([each.row.request_id for each in stopped], step)
 
 
-def tells_no_request(message: Telemetry) -> bool:
+def has_no_request(message: Telemetry) -> bool:
     """Whether a message changes nothing of what is known of requests, as most signs of life."""
     return isinstance(message, EngineStatus) and not message.events
 

@@ -12,7 +12,7 @@ from stepscope.engine.protocol.wire import StepRecord
 from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.series.block_sums import BlockSums
 from stepscope.recordings.state.series.latency_samples import bounded
-from stepscope.recordings.state.series.taken_step import NAMES, TakenStep, told_of
+from stepscope.recordings.state.series.taken_step import NAMES, TakenStep, summary_columns
 
 _UNKNOWN = -1
 
@@ -176,8 +176,9 @@ class StepColumns:
 
     def extend(self, steps: Sequence[TakenStep]) -> None:
         """Add steps, as `append` does with each of them; at a third of the price."""
-        told = told_of(steps)  # whole before any is changed: the columns must not get uneven
-        for place, values in zip(_PLACES, told, strict=True):
+        # Built before any column changes: an error must not leave columns of unequal length.
+        fresh = summary_columns(steps)
+        for place, values in zip(_PLACES, fresh, strict=True):
             self._columns[place].extend(values)
 
     def prepend(self, earlier: "StepColumns") -> None:

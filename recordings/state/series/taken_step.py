@@ -66,7 +66,7 @@ _of_kv = attrgetter(*_OF_KV.values())
 _NO_KV = (_UNKNOWN,) * len(_OF_KV)
 
 
-def told_of(steps: Sequence[TakenStep]) -> "list[array[int]]":
+def summary_columns(steps: Sequence[TakenStep]) -> "list[array[int]]":
     """One array for each of `NAMES`, one entry a step; -1 is unknown."""
     rows = [
         (

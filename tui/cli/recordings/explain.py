@@ -253,6 +253,6 @@ def _piece(piece: Piece) -> dict[str, Any]:
         "num_tokens": piece.num_tokens or None,
         "num_other_tokens": piece.num_other_tokens or None,
         "took_ms": piece.took_ns / 1e6 or None,
-        "usual_ms": piece.usual_ns / 1e6 or None,
+        "usual_ms": piece.baseline_ns / 1e6 or None,
         "text": piece.text,
     }

@@ -27,7 +27,7 @@ class Replay(FileTimes, Protocol):
     """What a replay can do that a live source cannot."""
 
     file_events: EventsOfFile
-    file_waits: LateTokensOfFile
+    file_latency: LateTokensOfFile
     on_found: Callable[[], None] | None  # called on its thread once what was sought is shown
 
     @property

@@ -44,7 +44,7 @@ class SearchedFile(Protocol):
     """A file that is replayed."""
 
     file_events: EventsOfFile
-    file_waits: LateTokensOfFile
+    file_latency: LateTokensOfFile
 
     @property
     def extent(self) -> tuple[int, int] | None: ...
@@ -64,7 +64,7 @@ def nearest(
     events = [history.next_event(at, direction, in_memory)]
     if file is not None:
         events.append(file.file_events.next(at, direction, kinds))
-        events.append(file.file_waits.next(at, direction, kinds, history.slo))
+        events.append(file.file_latency.next(at, direction, kinds, history.slo))
     # Of the same step the first says more.
     found = [each for each in events if each is not None]
     return min(found, key=lambda each: (each.step - at) * direction, default=None)
@@ -72,7 +72,7 @@ def nearest(
 
 def is_searched(history: History, file: SearchedFile) -> bool:
     """Whether what is in memory was searched for late tokens in the file, too."""
-    spans = file.file_waits.spans()
+    spans = file.file_latency.spans()
     return all(
         any(begin <= first and last <= end for begin, end in spans)
         for first, last in _in_memory(history)
@@ -86,7 +86,7 @@ def passed_over(
     if file is None or not set(kinds) & RECKONED:
         return ""
     number = _num_unsearched(history, file, at, step)
-    yet = "" if file.file_waits.is_done else "yet "
+    yet = "" if file.file_latency.is_done else "yet "
     return f"; {_steps(number)} between not {yet}searched for late tokens" if number else ""
 
 
@@ -105,7 +105,7 @@ def nothing(
     if not file.file_events.is_done and _num_outside(_in_memory(history), at, beyond):
         return f"no {kind} {where} in memory; the rest of the file is still looked through"
     number = _num_unsearched(history, file, at, beyond) if set(kinds) & RECKONED else 0
-    if number and not file.file_waits.is_done:
+    if number and not file.file_latency.is_done:
         return f"no {kind} {where} so far; {_steps(number)} not yet searched for late tokens"
     if number:
         rest = f"{_steps(number)} could not be searched for them"
@@ -115,7 +115,7 @@ def nothing(
 
 def _num_unsearched(history: History, file: SearchedFile, at: int, step: int) -> int:
     """How many steps between these two were not searched for what has to be reckoned."""
-    return _num_outside([*_in_memory(history), *file.file_waits.spans()], at, step)
+    return _num_outside([*_in_memory(history), *file.file_latency.spans()], at, step)
 
 
 def _in_memory(history: History) -> list[tuple[int, int]]:

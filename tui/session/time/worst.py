@@ -61,7 +61,7 @@ class WorstStalls:
         """All that one can go to: in memory, or in the file as far as that was searched."""
         history, replay = self._history(), self._replay
         if replay is not None and of_file:
-            return replay.file_waits.stalls(history.slo, _MOST)
+            return replay.file_latency.stalls(history.slo, _MOST)
         return history.stalls(None, _MOST)
 
     def _at(self) -> int | None:
@@ -111,7 +111,7 @@ class WorstStalls:
         if frame is not None and not frame.tells_requests:
             return ["the engine does not tell when whose tokens came"]
         if self._replay is not None and self._is_searching:
-            share = f"{int(100 * self._replay.file_waits.share)}%"
+            share = f"{int(100 * self._replay.file_latency.share)}%"
             again = f"{self._key('worst')} again in a moment"
             return [
                 f"no late token found yet: {share} of the file searched so far; {again}",
@@ -127,14 +127,14 @@ class WorstStalls:
             return ""
         if not of_file:
             return " in memory (the file is still searched)" if self._is_searching else " in memory"
-        share = self._replay.file_waits.share
+        share = self._replay.file_latency.share
         return "" if share == 1 else f" in {int(100 * share)}% of the file"
 
     @property
     def _is_searching(self) -> bool:
         """What is late in the file will be known, and is not yet."""
         replay = self._replay
-        return replay is not None and not self._is_all and not replay.file_waits.is_done
+        return replay is not None and not self._is_all and not replay.file_latency.is_done
 
     @property
     def _is_of_file(self) -> bool:

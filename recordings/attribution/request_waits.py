@@ -1,4 +1,4 @@
-"""`Waiters`: the requests of an engine, the wait each of them is in, and who is in the queue."""
+"""`RequestWaits`: the requests of an engine, the open wait of each, and the queue."""
 
 from collections.abc import Iterable
 
@@ -12,20 +12,20 @@ from stepscope.engine.protocol.wire import (
     RequestView,
 )
 from stepscope.recordings.attribution.causes import Piece
-from stepscope.recordings.attribution.waited import QueueTime
-from stepscope.recordings.attribution.waits import StepSpan, Wait, wait_of
+from stepscope.recordings.attribution.closed_waits import QueueTime
+from stepscope.recordings.attribution.open_waits import StepSpan, Wait, wait_of
 from stepscope.recordings.state.pauses import Pauses
 
 
-class Waiters:
-    """Who waits is told by events and snapshots; what for, by the `Explainer`, step by step.
+class RequestWaits:
+    """Events and snapshots say which requests wait; the `Explainer` says for what.
 
     Args:
-        only: follow this request and no other, and keep its `life`.
+        only: follow this request alone and keep its `life`.
 
     Attributes:
-        requests: all that have not ended; `running` are those that were admitted and are not out.
-        life: what the one was made of that is followed alone; `has_ended` when it has.
+        requests: all that have not ended. `running`: those admitted and not preempted.
+        life: the pieces of the request followed alone. `has_ended`: it has ended.
     """
 
     def __init__(self, only: int | None) -> None:
@@ -35,13 +35,13 @@ class Waiters:
         self.forget()
 
     def forget(self) -> None:
-        """Of another engine nothing is known."""
+        """Forget everything: another engine begins."""
         self.requests: dict[int, Wait] = {}
         self.running: dict[int, Wait] = {}
         self._queue = QueueTime()
 
     def take(self, event: RequestEvent, time_ns: int, between: list[Piece], step: int) -> None:
-        """What became of a request at a time; `between`: what the time before it was spent on."""
+        """Apply an event; `between`: the pieces of the time before it."""
         request_id = event.request_id
         if self._only is not None and request_id != self._only:
             return
@@ -61,7 +61,7 @@ class Waiters:
             self.running.pop(request_id, None)
 
     def arrive(self, event: Arrived, latest_ns: int) -> None:
-        """Not after `latest_ns`, whatever its clock says."""
+        """Add a request. Its arrival is at most `latest_ns`, whatever its clock says."""
         request_id = event.request_id
         if self._only in (None, request_id) and request_id not in self.requests:
             since_ns = min(event.time_ns, latest_ns)
@@ -70,11 +70,11 @@ class Waiters:
             )
 
     def admit(self, request_id: int, between: list[Piece], start_ns: int, step: int) -> None:
-        """The wait in the queue is over at `start_ns`."""
+        """End the wait in the queue at `start_ns`."""
         request = self.requests[request_id]
         if self._only is None and request.status != "out":
             spans = self._queue.cover(request)
-        else:  # a life is told step by step, and its time in the queue has another name
+        else:  # a life keeps single steps; after a preemption the time has another cause
             spans = self._queue.since(request.covered_ns)
         request.fill([*spans, *between], start_ns, step)
         request.status = "running"
@@ -88,14 +88,14 @@ class Waiters:
             self.has_ended = True
 
     def end_step(self, between: list[Piece], span: StepSpan) -> None:
-        """Those in the queue have waited through a step, and the time before it."""
+        """Count a step, and the time before it, as waiting time of the queue."""
         if len(self.requests) == len(self.running):
             self._queue.restart(between, span)
         elif self._queue.add(between, span):
             self._prune()
 
     def adopt(self, views: Iterable[RequestView]) -> None:
-        """Take over what is known of all requests; waits that are the same ones go on."""
+        """Take over the requests of a snapshot. Waits that it does not contradict go on."""
         before, self.requests, self.running = self.requests, {}, {}
         for view in views:
             request_id = view.request_id
@@ -111,7 +111,7 @@ class Waiters:
             self.requests[request_id] = known
 
     def cover_pauses(self, pauses: Pauses, until_ns: int, step: int) -> None:
-        """Of waits that began before anything is known, the operator's pauses are known."""
+        """Cover known pauses of the operator in waits that began before anything else is known."""
         if not pauses.has_any:
             return
         for wait in self.requests.values():
@@ -120,6 +120,6 @@ class Waiters:
                     wait.add(Piece("paused", start_ns, end_ns - start_ns, step), end_ns)
 
     def _prune(self) -> None:
-        """Forget what nobody waited through any more."""
+        """Drop time that no waiting request spans any more."""
         waiting = [wait for wait in self.requests.values() if wait.status != "running"]
         self._queue.forget_before(min((wait.covered_ns for wait in waiting), default=0))

@@ -1,4 +1,4 @@
-"""`WorstWaits`: the longest waits of a file, the longest of each second, some bytes for each."""
+"""`WorstWaitIndex`: the longest wait of each second of a file, in a few bytes each."""
 
 import threading
 from array import array
@@ -7,16 +7,16 @@ from collections.abc import Iterable, Iterator
 from heapq import nlargest
 
 from stepscope.recordings.attribution.late_seconds import SECOND_NS
-from stepscope.recordings.replay.chunk_waits import StepWait
+from stepscope.recordings.replay.chunk_latency import StepWait
 from stepscope.recordings.state.series.latency_samples import bounded
 
-_LOOKED_AT = 1024  # waits whose longest is taken at once
+_LOOKED_AT = 1024  # waits that `next` skips at once if none is above the bound
 
 
-class WorstWaits:
+class WorstWaitIndex:
     """Waits of one kind. One writer, any number of readers.
 
-    Late tokens come in swarms: of a second one is enough to go to, and for all service levels.
+    Late tokens come in swarms, so one a second is enough to go to, for all service levels.
     """
 
     def __init__(self) -> None:
@@ -29,13 +29,13 @@ class WorstWaits:
         return len(self._steps)
 
     def put(self, waits: Iterable[StepWait]) -> None:
-        """Those of some steps in a row, in order; of steps that are there already they are not."""
+        """Add the waits of consecutive steps, in order. Steps already there are skipped."""
         worst = list(_of_seconds(waits))
         if not worst:
             return
         with self._lock:
             at = bisect_left(self._steps, worst[0].step)
-            if at < len(self._steps):  # of a publisher that repeats steps the first ones count
+            if at < len(self._steps):  # of repeated steps the first counts
                 worst = [each for each in worst if each.step < self._steps[at]]
             if worst:
                 for column, values in zip(self._columns, zip(*worst, strict=True), strict=True):
@@ -44,7 +44,7 @@ class WorstWaits:
                 self._join(at)
 
     def next(self, step: int, direction: int, bound_ns: float) -> StepWait | None:
-        """The nearest one above a bound after (direction 1) or before (-1) `step`."""
+        """The nearest wait above a bound after (direction 1) or before (-1) `step`."""
         with self._lock:
             waits_ns, number = self._waits_ns, len(self._steps)
             if direction > 0:
@@ -60,19 +60,19 @@ class WorstWaits:
             return next((self._wait(each) for each in places if waits_ns[each] > bound_ns), None)
 
     def longest(self, limit: int, bound_ns: float) -> list[StepWait]:
-        """The longest above a bound, the longest first; of equal ones the earliest."""
+        """The longest waits above a bound, longest first, then earliest."""
         with self._lock:
             waits_ns = self._waits_ns
             places = [at for at in range(len(waits_ns)) if waits_ns[at] > bound_ns]
             return [self._wait(at) for at in nlargest(limit, places, key=waits_ns.__getitem__)]
 
     def num_above(self, bound_ns: float) -> int:
-        """In how many seconds one was above a bound."""
+        """How many seconds have a wait above a bound."""
         with self._lock:
             return sum([ns > bound_ns for ns in self._waits_ns])
 
     def _join(self, at: int) -> None:
-        """Of a second whose parts were put one by one, keep the longest: at a place and before."""
+        """If the entry at `at` and the one before share a second, keep the longer wait."""
         if not 0 < at < len(self._steps):
             return
         if self._times_ns[at - 1] // SECOND_NS != self._times_ns[at] // SECOND_NS:
@@ -86,7 +86,7 @@ class WorstWaits:
 
 
 def _of_seconds(waits: Iterable[StepWait]) -> Iterator[StepWait]:
-    """The longest of each second of the engine's time; of equal ones the first."""
+    """The longest wait of each second of engine time; of equal ones the first."""
     worst: StepWait | None = None
     for each in waits:
         if worst is None:

@@ -11,19 +11,19 @@ import pytest
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import StepRecord, Telemetry
 from stepscope.engine.scheduling.step import ScheduledStep
+from stepscope.recordings.attribution.baseline import Baseline, StepWork
 from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.explained import explain_recording
-from stepscope.recordings.attribution.usual import StepWork, Usual
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.writing import recording_file
 from stepscope.recordings.history.history import History
-from stepscope.recordings.replay.chunk_waits import waits_in
-from stepscope.recordings.replay.file_waits import FileWaits
+from stepscope.recordings.replay.chunk_latency import waits_in
+from stepscope.recordings.replay.file_latency import FileLatency
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.latency import SLO
-from tests.support.held_up_sessions import NoisyCost, held_pieces, once_beside_a_prompt, session
 from tests.support.seek_sessions import busy, record
+from tests.support.slow_step_sessions import NoisyCost, once_beside_a_prompt, session, slow_pieces
 
 Numbered = list[tuple[int, Telemetry]]
 LATE = SLO(ttft_ms=60_000, itl_ms=200)
@@ -36,18 +36,18 @@ def many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def held() -> tuple[Numbered, int]:
+def slow() -> tuple[Numbered, int]:
     """A session, and the step of it that was held up: one of the first."""
     cost = NoisyCost(holds=once_beside_a_prompt(20))
     messages = session(cost, knobs=MIXED)
-    (step,) = cost.held
+    (step,) = cost.slow
     return messages, step
 
 
 @pytest.fixture
-def replay(tmp_path: Path, held: tuple[Numbered, int]) -> Iterator[ReplaySource]:
+def replay(tmp_path: Path, slow: tuple[Numbered, int]) -> Iterator[ReplaySource]:
     """Of it, with few steps in memory."""
-    path = record(tmp_path / "held.mcap", held[0])
+    path = record(tmp_path / "held.mcap", slow[0])
     source = ReplaySource(Recording(path), History(LATE, max_steps=30), playing=False)
     source.start()
     yield source
@@ -63,7 +63,7 @@ def learnt_of(recording: Recording) -> list[tuple[StepWork, int]]:
     return sorted(found)
 
 
-class Noting(Usual):
+class Noting(Baseline):
     """Notes what was added."""
 
     def __init__(self) -> None:
@@ -105,13 +105,13 @@ def test_where_messages_were_lost_it_learns_of_nearly_every_step(tmp_path: Path)
 
 
 def test_once_a_file_was_searched_its_replay_says_what_explain_says(
-    replay: ReplaySource, held: tuple[Numbered, int]
+    replay: ReplaySource, slow: tuple[Numbered, int]
 ) -> None:
-    _, step = held
+    _, step = slow
     with Recording(replay.recording.path) as recording:
         found = [w for w in explain_recording(recording, 200, 60_000).late if w.step == step]
     assert {late.cause for late in found} == {"held_up"}
-    assert replay.file_waits.search.wait(30)
+    assert replay.file_latency.search.wait(30)
     replay.seek(step + 2)
     assert replay.wait(30)
     assert replay.history.num_steps < 60
@@ -120,16 +120,16 @@ def test_once_a_file_was_searched_its_replay_says_what_explain_says(
 
 
 def test_what_was_explained_from_memory_is_explained_anew_by_the_whole_file(
-    held: tuple[Numbered, int],
+    slow: tuple[Numbered, int],
 ) -> None:
-    messages, step = held
+    messages, step = slow
     history = History(LATE)
     for sequence, message in messages:
         history.append(sequence, message)
         if isinstance(message, StepRecord) and message.step == step + 2:
             break
-    usual = Usual()
-    explainer = Explainer(math.inf, math.inf, learns=usual)
+    baseline = Baseline()
+    explainer = Explainer(math.inf, math.inf, learns=baseline)
     for _, message in messages:
         explainer.take(message)
 
@@ -142,22 +142,22 @@ def test_what_was_explained_from_memory_is_explained_anew_by_the_whole_file(
     assert first is not None
     view, version = history.state.requests[first.request_id], history.version
     history.life(view)
-    history.know_usual(usual)
+    history.know_baseline(baseline)
     assert history.version > version  # so that it is drawn anew
     second, life = history.stall(step), history.life(view)
     assert second is not None
-    assert held_pieces([second])
+    assert slow_pieces([second])
     assert life is not None
     assert [wait.pieces for wait in life.waits if wait.step == step] == [second.pieces]
 
 
 def test_less_of_the_file_than_is_in_memory_decides_nothing() -> None:
-    history, hasty = History(LATE), Usual()
+    history, hasty = History(LATE), Baseline()
     cost = NoisyCost(holds=once_beside_a_prompt(600))
     for sequence, message in session(cost, knobs=MIXED):
         history.append(sequence, message)
-    (step,) = cost.held
-    history.know_usual(hasty)
+    (step,) = cost.slow
+    history.know_baseline(hasty)
     late = history.stall(step)
     assert late is not None
     assert late.cause == "held_up"
@@ -167,12 +167,12 @@ def test_it_is_handed_over_whenever_twice_as_much_is_known_and_at_the_end(
     tmp_path: Path,
 ) -> None:
     path = record(tmp_path / "a.mcap", list(enumerate(busy(5, 900))))
-    given: list[Usual] = []
-    search = FileWaits(path, learnt=given.append).search
+    given: list[Baseline] = []
+    search = FileLatency(path, learnt=given.append).search
     search.start()
     assert search.wait(30)
     search.stop()
-    numbers = [usual.num_steps for usual in given]
+    numbers = [baseline.num_steps for baseline in given]
     assert len(numbers) > 2
     assert all(after >= 2 * before for before, after in pairwise(numbers[:-1]))
     assert numbers[-1] == 900
@@ -190,18 +190,18 @@ class SlowForAWhile(NoisyCost):
 
 def test_a_slow_stretch_is_told_as_one_and_each_wait_in_it_as_explain_does() -> None:
     messages = session(SlowForAWhile(noise=0.02), knobs=MIXED)
-    usual = Usual()
-    learning = Explainer(math.inf, math.inf, learns=usual)
-    telling = Explainer(-1, -1, usual=usual)
+    baseline = Baseline()
+    learning = Explainer(math.inf, math.inf, learns=baseline)
+    telling = Explainer(-1, -1, baseline=baseline)
     history = History(LATE)
     for _, message in messages:
         learning.take(message)
     for sequence, message in messages:
         telling.take(message)
         history.append(sequence, message)
-    history.know_usual(usual)
-    held = {piece.step for piece in held_pieces(w for w in telling.late if w.token_idx)}
-    assert held == {600, 601, 602, 603}  # what is as slow later is not of this stretch
+    history.know_baseline(baseline)
+    slow = {piece.step for piece in slow_pieces(w for w in telling.late if w.token_idx)}
+    assert slow == {600, 601, 602, 603}  # what is as slow later is not of this stretch
     waits = [late for late in telling.late if 598 <= late.step <= 606]
     assert len(waits) > 10
     for late in waits:

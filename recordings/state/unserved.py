@@ -1,4 +1,4 @@
-"""`Tokenless`: the requests of a session that never got a token, and how long they waited."""
+"""`Unserved`: the requests of a session that never got a token, and how long they waited."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -26,7 +26,7 @@ class NeverServed(NamedTuple):
     longest_ms: float | None  # that one of them had waited by then; None: there is none
 
 
-class Tokenless:
+class Unserved:
     """Takes the messages of a session in order.
 
     Args:

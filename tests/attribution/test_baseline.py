@@ -13,31 +13,31 @@ from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import StepRecord, Telemetry
 from stepscope.engine.scheduling.step import ScheduledStep
 from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload
+from stepscope.recordings.attribution.baseline import MIN_STEPS, Baseline, StepWork
 from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.explained import Explanation, explain_recording
-from stepscope.recordings.attribution.usual import MIN_STEPS, StepWork, Usual
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
-from tests.support.held_up_sessions import (
+from tests.support.slow_step_sessions import (
     HELD_MS,
     MS,
     NoisyCost,
-    held_pieces,
     once_beside_a_prompt,
     session,
+    slow_pieces,
 )
 
 
 def explained(messages: list[tuple[int, Telemetry]], *, learns: bool = False) -> list[Late]:
     """All waits, each step judged by all steps, or by those before it."""
-    usual = Usual()
+    baseline = Baseline()
     if not learns:
-        first = Explainer(-1, -1, learns=usual)
+        first = Explainer(-1, -1, learns=baseline)
         for _, message in messages:
             first.take(message)
-    second = Explainer(-1, -1, usual=usual, learns=usual if learns else None)
+    second = Explainer(-1, -1, baseline=baseline, learns=baseline if learns else None)
     for _, message in messages:
         second.take(message)
     for late in second.late:
@@ -53,7 +53,7 @@ def of_file(
 
 
 @pytest.fixture(scope="module")
-def held_up(
+def slow_session(
     tmp_path_factory: pytest.TempPathFactory, recorded_to: Callable[..., Any]
 ) -> tuple[Path, list[tuple[int, Telemetry]], int]:
     """A session in which one step with a prompt was held up."""
@@ -63,14 +63,14 @@ def held_up(
     with recorded_to(path) as source:
         for sequence, message in messages:
             source.take(sequence, message)
-    (step,) = cost.held
+    (step,) = cost.slow
     return path, messages, step
 
 
 def test_a_step_that_was_held_up_is_not_blamed_on_the_prompt_in_it(
-    held_up: tuple[Path, list[tuple[int, Telemetry]], int],
+    slow_session: tuple[Path, list[tuple[int, Telemetry]], int],
 ) -> None:
-    path, _, step = held_up
+    path, _, step = slow_session
     found = of_file(path, 200, 60_000)
     gaps = [late for late in found.late if late.step == step]
     assert gaps
@@ -78,59 +78,59 @@ def test_a_step_that_was_held_up_is_not_blamed_on_the_prompt_in_it(
     for late in gaps:
         assert late.cause == "held_up"
         assert sum(piece.ns for piece in late.pieces) == late.gap_ns
-        (held,) = held_pieces([late])
+        (slow,) = slow_pieces([late])
         (shared,) = [piece for piece in late.pieces if piece.cause == "prefill"]
-        assert held.ns / MS == pytest.approx(HELD_MS, rel=0.05)
-        assert shared.ns == held.usual_ns == held.took_ns - held.ns
-        assert f"1 step took {held.times:.0f}x as long as is usual for its work" in late.explanation
+        assert slow.ns / MS == pytest.approx(HELD_MS, rel=0.05)
+        assert shared.ns == slow.baseline_ns == slow.took_ns - slow.ns
+        assert f"1 step took {slow.times:.0f}x as long as is usual for its work" in late.explanation
         assert late.text.startswith(f"step {step} held up (")
     assert found.shares[0].cause == "held_up"
     assert found.shares[0].num_late == len(gaps)
 
 
 def test_the_document_and_the_table_name_what_held_it_up(
-    held_up: tuple[Path, list[tuple[int, Telemetry]], int], stepscope: Callable[..., Any]
+    slow_session: tuple[Path, list[tuple[int, Telemetry]], int], stepscope: Callable[..., Any]
 ) -> None:
-    path, _, step = held_up
+    path, _, step = slow_session
     options = ("explain", str(path), "--slo-itl", "200ms", "--slo-ttft", "60s")
     found = json.loads(stepscope(*options, "--json").stdout)
     assert found["causes"][0]["cause"] == "held_up"
     for late in found["late"]:
         assert (late["step"], late["cause"]) == (step, "held_up")
-        (held,) = [piece for piece in late["pieces"] if piece["cause"] == "held_up"]
-        assert held["ms"] == pytest.approx(held["took_ms"] - held["usual_ms"])
-        others = [piece for piece in late["pieces"] if piece is not held]
+        (slow,) = [piece for piece in late["pieces"] if piece["cause"] == "held_up"]
+        assert slow["ms"] == pytest.approx(slow["took_ms"] - slow["usual_ms"])
+        others = [piece for piece in late["pieces"] if piece is not slow]
         assert all(piece["took_ms"] is piece["usual_ms"] is None for piece in others)
     table = stepscope(*options).stdout
     assert re.search(r"^machine or engine held up +\d+ +[\d,]+ ms +\d\d\.\d%$", table, re.MULTILINE)
 
 
 def test_a_run_that_is_read_once_is_judged_by_its_steps_so_far(
-    held_up: tuple[Path, list[tuple[int, Telemetry]], int],
+    slow_session: tuple[Path, list[tuple[int, Telemetry]], int],
 ) -> None:
-    _, messages, step = held_up
-    assert {piece.step for piece in held_pieces(explained(messages, learns=True))} == {step}
+    _, messages, step = slow_session
+    assert {piece.step for piece in slow_pieces(explained(messages, learns=True))} == {step}
 
 
 def test_whoever_waited_through_it_was_held_up_also_in_the_queue_and_with_an_own_prompt(
-    held_up: tuple[Path, list[tuple[int, Telemetry]], int],
+    slow_session: tuple[Path, list[tuple[int, Telemetry]], int],
 ) -> None:
-    _, messages, step = held_up
+    _, messages, step = slow_session
     record = next(m for _, m in messages if isinstance(m, StepRecord) and m.step == step)
     waits = explained(messages)
     through = [w for w in waits if w.start_ns <= record.schedule_start_ns and w.step >= step]
     assert {w.kind for w in through} == {"ITL", "TTFT"}
     for late in through:
-        (held,) = held_pieces([late])
-        assert held.ns / MS == pytest.approx(HELD_MS, rel=0.05)
+        (slow,) = slow_pieces([late])
+        assert slow.ns / MS == pytest.approx(HELD_MS, rel=0.05)
     others = [w for w in waits if w.end_ns <= record.schedule_start_ns or w.step > step + 200]
-    assert not held_pieces(others)
+    assert not slow_pieces(others)
 
 
 def test_bounds_given_or_derived_and_one_request_or_all_give_the_same_pieces(
-    held_up: tuple[Path, list[tuple[int, Telemetry]], int],
+    slow_session: tuple[Path, list[tuple[int, Telemetry]], int],
 ) -> None:
-    path, _, step = held_up
+    path, _, step = slow_session
     given = {(w.request_id, w.step): w.pieces for w in of_file(path, 20, 200).late}
     derived = {(w.request_id, w.step): w.pieces for w in of_file(path).late}
     both = given.keys() & derived.keys()
@@ -144,9 +144,9 @@ def test_bounds_given_or_derived_and_one_request_or_all_give_the_same_pieces(
 
 
 def test_memory_tells_what_the_file_tells(
-    held_up: tuple[Path, list[tuple[int, Telemetry]], int],
+    slow_session: tuple[Path, list[tuple[int, Telemetry]], int],
 ) -> None:
-    path, messages, step = held_up
+    path, messages, step = slow_session
     history = History(SLO(ttft_ms=60_000, itl_ms=200))
     asked_early = None
     for sequence, message in messages:
@@ -201,14 +201,14 @@ def test_no_step_is_called_held_up_for_its_work(options: dict[str, Any], learns:
         given = dict(options)
         base = CostModel(floor_ms=4.0, context_ns=given.pop("context_ns", 20.0))
         messages = session(NoisyCost(base), **given, seed=seed)
-        assert not held_pieces(explained(messages, learns=learns))
+        assert not slow_pieces(explained(messages, learns=learns))
 
 
 def test_late_in_a_long_prompt_a_chunk_is_slow_by_nature_and_still_can_be_held_up() -> None:
     base = CostModel(floor_ms=4.0, context_ns=30.0)
 
     def holds(step: ScheduledStep) -> bool:
-        if cost.held or step.step < 300:
+        if cost.slow or step.step < 300:
             return False
         return any(row.start > 15_000 and row.num_tokens > 256 for row in step.rows)
 
@@ -231,37 +231,37 @@ def test_late_in_a_long_prompt_a_chunk_is_slow_by_nature_and_still_can_be_held_u
     early = min(ns for start, ns, _ in chunks if start < 1000)
     late = min(ns for start, ns, _ in chunks if start > 15_000)
     assert late > 5 * early  # what a median of equal chunks would call held up
-    assert {piece.step for piece in held_pieces(explained(messages))} == set(cost.held)
+    assert {piece.step for piece in slow_pieces(explained(messages))} == set(cost.slow)
 
 
 def test_where_too_few_steps_computed_as_much_nothing_is_said() -> None:
     cost = NoisyCost(holds=once_beside_a_prompt(5))
     messages = session(cost, num_steps=MIN_STEPS, workload=SimulatedWorkload(rate=60.0))
-    assert cost.held
-    assert not held_pieces(explained(messages))
+    assert cost.slow
+    assert not slow_pieces(explained(messages))
 
 
 def test_what_is_usual_for_rare_work_is_told_by_steps_of_more_work_never_of_less() -> None:
-    usual, work = Usual(), StepWork(100, 100_000, 500)
+    baseline, work = Baseline(), StepWork(100, 100_000, 500)
     for _ in range(MIN_STEPS):
-        usual.add(work, 50 * MS)
-    assert usual.ns(work) == pytest.approx(50 * MS, rel=0.01)
+        baseline.add(work, 50 * MS)
+    assert baseline.ns(work) == pytest.approx(50 * MS, rel=0.01)
     for figure in StepWork._fields:
         number = getattr(work, figure)
-        assert usual.ns(work._replace(**{figure: number // 3})) == usual.ns(work)
-        assert usual.ns(work._replace(**{figure: number * 2})) is None
-        assert usual.ns(work._replace(**{figure: number // 30})) is None  # far less of it
-    assert usual.held(work, 140 * MS) is None
-    held = usual.held(work, 500 * MS)
-    assert held is not None
-    assert held.excess_ns == pytest.approx(450 * MS, rel=0.01)
-    still = usual.held(work, 140 * MS, after_held=True)
+        assert baseline.ns(work._replace(**{figure: number // 3})) == baseline.ns(work)
+        assert baseline.ns(work._replace(**{figure: number * 2})) is None
+        assert baseline.ns(work._replace(**{figure: number // 30})) is None  # far less of it
+    assert baseline.slow_step(work, 140 * MS) is None
+    slow = baseline.slow_step(work, 500 * MS)
+    assert slow is not None
+    assert slow.excess_ns == pytest.approx(450 * MS, rel=0.01)
+    still = baseline.slow_step(work, 140 * MS, after_slow=True)
     assert still is not None
     assert still.excess_ns == pytest.approx(90 * MS, rel=0.01)
-    assert usual.held(work, 95 * MS, after_held=True) is None
-    assert not usual.has_held
-    usual.add(work, 500 * MS)
-    assert usual.has_held
+    assert baseline.slow_step(work, 95 * MS, after_slow=True) is None
+    assert not baseline.has_slow
+    baseline.add(work, 500 * MS)
+    assert baseline.has_slow
 
 
 def num_read(monkeypatch: pytest.MonkeyPatch, call: Callable[[], Any]) -> int:
@@ -290,11 +290,11 @@ def test_a_life_is_not_read_again_because_more_is_known_of_what_is_usual(
         if sequence % 50 or not history.state.requests:
             continue
         request_id = min(history.state.requests) if request_id is None else request_id
-        view, usual = history.state.requests[request_id], history._lives._usual.usual
+        view, baseline = history.state.requests[request_id], history._lives._baseline.baseline
         read = num_read(monkeypatch, lambda view=view: history.life(view))
         assert read <= sequence + 1 - before
         before = sequence + 1
-        num_anew += history._lives._usual.usual is not usual
+        num_anew += history._lives._baseline.baseline is not baseline
     assert num_anew > 5
 
 
@@ -303,13 +303,13 @@ def test_a_life_is_told_anew_once_it_is_known_that_a_step_in_it_was_held_up() ->
     history, view, told = History(SLO(ttft_ms=60_000, itl_ms=200)), None, []
     for sequence, message in session(cost, knobs=Knobs(max_num_batched_tokens=256)):
         history.append(sequence, message)
-        if isinstance(message, StepRecord) and cost.held == [message.step]:
+        if isinstance(message, StepRecord) and cost.slow == [message.step]:
             assert message.batch is not None
             view = history.state.requests[message.batch[0].request_id]
         if view is not None and sequence % 10 == 0:
             life = history.life(view)
             assert life is not None
-            told.append([piece.step for piece in held_pieces(life.waits)])
+            told.append([piece.step for piece in slow_pieces(life.waits)])
             assert sum(piece.ns for piece in life.pieces) == sum(w.gap_ns for w in life.waits)
     assert told[0] == []  # too few steps are known
-    assert told[-1] == cost.held
+    assert told[-1] == cost.slow

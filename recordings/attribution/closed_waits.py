@@ -1,4 +1,4 @@
-"""What waits for tokens came to: how long each was, and what the late ones were made of."""
+"""Waits that have ended: how long each was, and the pieces of the late ones."""
 
 from bisect import bisect_right
 from collections import deque
@@ -6,20 +6,20 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from stepscope.recordings.attribution.causes import Late, Piece, merged
-from stepscope.recordings.attribution.waits import StepSpan, Wait, blocking_reason
+from stepscope.recordings.attribution.open_waits import StepSpan, Wait, blocking_reason
 
 _PRUNE_AT = 4096
 _CHUNK_PIECES = 32
-# A request that comes while a step runs is told with the next one, or, where that one was prepared
-# meanwhile, with the one after it.
+# The engine publishes an arrival during a step with the next step, or with the one after it if the
+# next one was already prepared.
 _NUM_LAST = 2
 
 
-class Waited:
+class ClosedWaits:
     """Waits that have ended.
 
     Attributes:
-        itl_counts, ttft_counts: wait -> tokens, without the operator's pauses.
+        itl_counts, ttft_counts: length of a wait, without the operator's pauses -> tokens.
 
     Args:
         itl_bound_ns, ttft_bound_ns: a longer wait is late.
@@ -33,10 +33,10 @@ class Waited:
         self._ttft_bound_ns = ttft_bound_ns
 
     def count(self, request: Wait, ns: int, end_ns: int) -> bool:
-        """Count the wait that a request has ended; whether it is late.
+        """Count a wait that has ended. Returns whether it is late.
 
         Args:
-            ns: without the operator's pauses.
+            ns: length of the wait without the operator's pauses.
         """
         counts = self.itl_counts if request.num_output else self.ttft_counts
         counts[ns] = counts.get(ns, 0) + 1
@@ -46,7 +46,7 @@ class Waited:
     def add_late(
         self, request_id: int, request: Wait, step: int, end_ns: int, pieces: tuple[Piece, ...]
     ) -> None:
-        """Keep a late one, which ended in `step`."""
+        """Keep a late wait that ended in `step`."""
         assert request.start_ns is not None
         self.late.append(
             Late(
@@ -66,18 +66,18 @@ class Waited:
 
 
 class _WaitChunk(NamedTuple):
-    """Pieces in a row, one of each kind."""
+    """Consecutive pieces, merged."""
 
     pieces: tuple[Piece, ...]
     begin_ns: int
     end_ns: int
-    is_whole: bool  # without a hole
+    is_whole: bool  # the pieces leave no hole
 
 
 class QueueTime:
-    """What the time was spent on while somebody waited in the queue, in order of time.
+    """What the time was spent on while a request waited in the queue, in order of time.
 
-    Long waits go over the same stretches of it, which are merged once.
+    Long waits share stretches of it, so each stretch is merged once.
     """
 
     def __init__(self) -> None:
@@ -85,13 +85,13 @@ class QueueTime:
         self._num_forgotten = 0
         self._prune_at = _PRUNE_AT
         self._chunks: dict[int, _WaitChunk] = {}
-        # Steps that are no pieces yet, with the time before each.
+        # The last steps and the time before each, not yet turned into pieces.
         self._last: deque[tuple[list[Piece], StepSpan]] = deque(maxlen=_NUM_LAST)
 
     def restart(self, between: list[Piece], span: StepSpan) -> None:
-        """After this step nobody waits.
+        """After this step the queue is empty.
 
-        It stays, and the one before it: who came while they ran is told of later.
+        This step and the one before stay: arrivals during them are published later.
         """
         self._last.append((between, span))
         if self._pieces and len(self._last) == _NUM_LAST:
@@ -101,19 +101,19 @@ class QueueTime:
             self._prune_at = _PRUNE_AT
 
     def add(self, between: list[Piece], span: StepSpan) -> bool:
-        """A step, and the time before it; whether much has come together by now."""
+        """Add a step and the time before it. Returns whether it is time to prune."""
         self._begin()
         self._pieces += between
         self._pieces += _spent(span)
         return len(self._pieces) >= self._prune_at
 
     def since(self, time_ns: int) -> list[Piece]:
-        """What there was from a time on; the first may have begun before it."""
+        """The pieces from a time on. The first may begin before it."""
         self._begin()
         return self._pieces[self._place(time_ns) :]
 
     def cover(self, request: Wait) -> list[Piece]:
-        """Like `since`, but of a wait most of it is covered already, merged as far as can be."""
+        """Cover most of a request's wait with merged pieces. Returns the rest, like `since`."""
         self._begin()
         place = self._place(request.covered_ns)
         first = -(-(place + self._num_forgotten) // _CHUNK_PIECES)
@@ -157,8 +157,8 @@ class QueueTime:
 def _spent(span: StepSpan) -> list[Piece]:
     ns, detail = span.work_end_ns - span.start_ns, blocking_reason(span.record)
     queued = Piece("queued", span.start_ns, ns, span.record.step, 1, detail)
-    held_up = span.held_up
-    return [queued] if held_up is None else [queued, held_up]
+    slow_piece = span.slow_piece
+    return [queued] if slow_piece is None else [queued, slow_piece]
 
 
 def _chunk(pieces: list[Piece]) -> _WaitChunk:

@@ -1,8 +1,8 @@
-"""`FileWaits`: the late tokens and lost messages of a whole file, also of what is not in memory.
+"""`FileLatency`: finds late tokens and lost messages in a whole file, not only in memory.
 
-They have to be reckoned, message by message: the waits of every step. Its thread owns a file handle
-of its own and begins where the replay stands; it works for a third of the time, a millisecond or
-two at once, so that it is in nobody's way. What is kept does not depend on the service levels.
+It computes the waits of every step, message by message. Its thread has its own file handle and
+begins where the replay stands. It works a third of the time, a millisecond or two at once, so that
+it delays nothing else. What it keeps does not depend on the service levels.
 """
 
 import time
@@ -11,38 +11,37 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from stepscope.recordings.attribution.baseline import MIN_STEPS, Baseline
 from stepscope.recordings.attribution.longest import Breach
-from stepscope.recordings.attribution.usual import MIN_STEPS, Usual
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.windows import Stalls
-from stepscope.recordings.replay.chunk_waits import waits_in
+from stepscope.recordings.replay.chunk_latency import waits_in
 from stepscope.recordings.replay.file_search import FileSearch
 from stepscope.recordings.replay.filling import DAMAGE
-from stepscope.recordings.replay.worst_waits import WorstWaits
+from stepscope.recordings.replay.worst_wait_index import WorstWaitIndex
 from stepscope.recordings.state.series.events import SessionEvent, breach_event
 from stepscope.recordings.state.series.latency import SLO
 
 MAX_KEPT = 1_500_000  # of 40 bytes: a busy week has 1.2 million
-_FIRST_PAUSE_S = 0.6  # what is on the screen, and what happened in the file, come before
-_BUSY_S = 0.02  # until it is asked again whether something else is
-_REST = 2.0  # times as long as it has worked
+_FIRST_PAUSE_S = 0.6  # the screen and `FileEvents` come first
+_BUSY_S = 0.02  # until it calls `is_busy` again
+_REST = 2.0  # rest, as a multiple of the time it worked
 _NEVER, _SEARCHED, _UNREADABLE = 0, 1, 2
-_NO_FIRST, _NO_LAST = 2**62, -1  # step of a chunk without any
+_NO_FIRST, _NO_LAST = 2**62, -1  # of a chunk without a step
 
 
-class FileWaits:
-    """Finds them once its `search` is started.
+class FileLatency:
+    """Searches once `search` is started. It calls the functions below on its thread.
 
     Args:
-        path: of the recording.
-        where: the step near which to search next, None where that is not known. On its thread.
-        is_busy: something more urgent is being done with the file; likewise.
-        learnt: takes what is usual among the steps so far, each time twice as many are known and
-            at the end; likewise.
+        path: the recording.
+        where: gives the step to search near next; None if unknown.
+        is_busy: whether more urgent work with the file is going on.
+        learnt: gets the baseline each time twice as many steps are known, and at the end.
 
     Attributes:
-        search: the thread.
+        search: the searching thread.
     """
 
     def __init__(
@@ -50,33 +49,33 @@ class FileWaits:
         path: Path,
         where: Callable[[], int | None] = lambda: None,
         is_busy: Callable[[], bool] = lambda: False,
-        learnt: Callable[[Usual], None] = lambda usual: None,
+        learnt: Callable[[Baseline], None] = lambda baseline: None,
     ) -> None:
         self.search = FileSearch(path, "waits of the file", self._search, _FIRST_PAUSE_S)
         self._where = where
         self._is_busy = is_busy
         self._learnt = learnt
-        self._usual = Usual()
-        self._num_told = 0  # steps of it when it was given last
+        self._baseline = Baseline()
+        self._num_published = 0  # steps in the baseline that was last given to `learnt`
         self._worked_since_s = 0.0
-        self._itl, self._ttft = WorstWaits(), WorstWaits()
-        self._gaps: list[SessionEvent] = []  # in order of steps; replaced, not changed
-        # Of each chunk, once it is open:
+        self._itl, self._ttft = WorstWaitIndex(), WorstWaitIndex()
+        self._gaps: list[SessionEvent] = []  # in order of steps; replaced, never changed
+        # For each chunk, once the file is open:
         self._searched = bytearray()
         self._first_steps, self._last_steps = array("q"), array("q")
 
     @property
     def is_done(self) -> bool:
-        """Nothing more will be found: see `spans` for what was searched."""
+        """The search has ended; see `spans` for what was searched."""
         return self.search.is_done
 
     @property
     def share(self) -> float:
-        """Of the file, that has been searched: 0..1."""
+        """The part of the file that was searched, 0..1."""
         return self._searched.count(_SEARCHED) / max(1, len(self._searched))
 
     def spans(self) -> list[tuple[int, int]]:
-        """First and last step of each stretch that was searched, in order."""
+        """First and last step of each searched stretch, in order."""
         searched, found = bytes(self._searched), []
         begin = searched.find(_SEARCHED)
         while begin >= 0:
@@ -92,11 +91,10 @@ class FileWaits:
     def next(
         self, step: int, direction: int, kinds: Collection[str], slo: SLO
     ) -> SessionEvent | None:
-        """The nearest one after (direction 1) or before (-1) `step`, as far as was searched.
+        """The nearest event after (direction 1) or before (-1) `step`, as far as was searched.
 
         Args:
-            slo: what makes a token late. Of the late ones of a second and kind, that of the longest
-                wait is found.
+            slo: what makes a token late. For each second and kind only the longest wait counts.
         """
         found: list[SessionEvent] = []
         if "slo" in kinds:
@@ -117,10 +115,10 @@ class FileWaits:
         return min(found, key=lambda each: (each.step - step) * direction, default=None)
 
     def stalls(self, slo: SLO, limit: int) -> Stalls:
-        """The longest waits above the ITL bound as far as was searched, the longest of each second.
+        """The longest waits above the ITL bound, one a second, as far as was searched.
 
-        Where there is none, those for a first token above the TTFT bound. `num_tokens` counts those
-        that came after this very wait, `number` the seconds that have one.
+        Without any, the waits for a first token above the TTFT bound. `num_tokens` counts the
+        tokens with exactly this wait; `number` counts the seconds with a wait above the bound.
         """
         for kind, waits, bound_ms in self._kinds(slo):
             if found := waits.longest(limit, bound_ms * 1e6):
@@ -131,7 +129,7 @@ class FileWaits:
                 return Stalls(longest, waits.num_above(bound_ms * 1e6))
         return Stalls([], 0)
 
-    def _kinds(self, slo: SLO) -> list[tuple[str, WorstWaits, float]]:
+    def _kinds(self, slo: SLO) -> list[tuple[str, WorstWaitIndex, float]]:
         return [("ITL", self._itl, slo.itl_ms), ("TTFT", self._ttft, slo.ttft_ms)]
 
     # The thread
@@ -151,9 +149,9 @@ class FileWaits:
             try:
                 self._take(recording, nearest)
             except (RecordingError, *DAMAGE):
-                self._searched[nearest] = _UNREADABLE  # who plays it says so
-        if self._usual.num_steps > self._num_told and not self.search.is_stopping:
-            self._tell_usual()
+                self._searched[nearest] = _UNREADABLE  # playing it reports the damage
+        if self._baseline.num_steps > self._num_published and not self.search.is_stopping:
+            self._publish_baseline()
 
     def _take(self, recording: Recording, number: int) -> None:
         found = waits_in(recording, number, self._turn)
@@ -168,16 +166,16 @@ class FileWaits:
             self._first_steps[number], self._last_steps[number] = steps
         self._searched[number] = _SEARCHED
         for work, ns in found.steps:
-            self._usual.add(work, ns)
-        if self._usual.num_steps >= 2 * max(MIN_STEPS, self._num_told):
-            self._tell_usual()
+            self._baseline.add(work, ns)
+        if self._baseline.num_steps >= 2 * max(MIN_STEPS, self._num_published):
+            self._publish_baseline()
 
-    def _tell_usual(self) -> None:
-        self._num_told = self._usual.num_steps
-        self._learnt(self._usual.copy())
+    def _publish_baseline(self) -> None:
+        self._num_published = self._baseline.num_steps
+        self._learnt(self._baseline.copy())
 
     def _chunk_at(self, recording: Recording, before: int) -> int:
-        """The chunk to search first: the one where the replay stands."""
+        """The chunk to search near: the one where the replay stands."""
         step = self._where()
         if step is None or self._first_steps[before] <= step <= self._last_steps[before]:
             return before
@@ -185,7 +183,7 @@ class FileWaits:
         return before if found is None else found.chunk
 
     def _turn(self) -> bool:
-        """Rest after some messages; whether to go on."""
+        """Rest after some messages. Returns whether to go on."""
         self.search.rest(_REST * (time.monotonic() - self._worked_since_s))
         while self._is_busy() and not self.search.rest(_BUSY_S):
             pass
@@ -194,7 +192,7 @@ class FileWaits:
 
 
 def _nearest(searched: bytearray, at: int) -> int | None:
-    """The chunk nearest to `at` that was not looked at, None where all were."""
+    """The nearest chunk to `at` not searched yet; None if all were."""
     after, before = searched.find(_NEVER, at), searched.rfind(_NEVER, 0, at)
     if after < 0 or before < 0:
         return None if after == before else max(after, before)

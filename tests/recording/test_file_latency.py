@@ -18,10 +18,10 @@ from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.file.writing import recording_file
 from stepscope.recordings.history.history import History
 from stepscope.recordings.packing.steps import StepPacker
-from stepscope.recordings.replay import chunk_waits, file_waits
-from stepscope.recordings.replay.chunk_waits import StepWait, waits_in
-from stepscope.recordings.replay.file_waits import FileWaits
-from stepscope.recordings.replay.worst_waits import WorstWaits
+from stepscope.recordings.replay import chunk_latency, file_latency
+from stepscope.recordings.replay.chunk_latency import StepWait, waits_in
+from stepscope.recordings.replay.file_latency import FileLatency
+from stepscope.recordings.replay.worst_wait_index import WorstWaitIndex
 from stepscope.recordings.state.series.latency import SLO
 from tests.support.seek_sessions import busy, one_by_one, record
 from tests.support.waiting import wait_for
@@ -154,7 +154,7 @@ def test_a_usual_file_is_read_without_a_history_of_it(
         raise AssertionError("a history was made")
 
     with Recording(record(tmp_path / "a.mcap", session(3))) as recording:
-        monkeypatch.setattr(chunk_waits, "excerpt", dear)
+        monkeypatch.setattr(chunk_latency, "excerpt", dear)
         assert len(by_chunk(recording)) > 700
 
 
@@ -178,7 +178,7 @@ def test_of_a_file_that_was_never_finished_all_is_searched_that_can_be_read(
         assert recording.truncated
         told, _ = expected(recording)
         assert by_chunk(recording) == told
-        found = FileWaits(path)
+        found = FileLatency(path)
         found.search.start()
         assert found.search.wait(30)
         assert found.spans() == [(recording.first_step, recording.last_step)]
@@ -206,7 +206,7 @@ def test_of_every_second_the_longest_wait_is_kept_whatever_is_searched_first(
         ordered.append(steps)
     seconds = groupby((each for part in ordered for each in part), lambda w: w.time_ns // 10**9)
     kept = [max(second, key=lambda each: each.ns) for _, second in seconds]
-    found = WorstWaits()
+    found = WorstWaitIndex()
     for steps in rng.sample(ordered, len(ordered)):
         found.put(steps)
     late = [each for each in kept if each.ns > bound]
@@ -227,8 +227,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def found(file: Path) -> Iterator[FileWaits]:
-    whole = FileWaits(file)
+def found(file: Path) -> Iterator[FileLatency]:
+    whole = FileLatency(file)
     whole.search.start()
     assert whole.search.wait(30)
     yield whole
@@ -238,7 +238,7 @@ def found(file: Path) -> Iterator[FileWaits]:
 @pytest.mark.parametrize("slo", [LATE, SLO(ttft_ms=900.0, itl_ms=60.0)])
 @pytest.mark.parametrize("direction", [1, -1])
 def test_one_late_token_of_every_second_that_has_any_is_led_to(
-    file: Path, found: FileWaits, slo: SLO, direction: int
+    file: Path, found: FileLatency, slo: SLO, direction: int
 ) -> None:
     with Recording(file) as recording:
         told, _ = expected(recording)
@@ -272,7 +272,7 @@ def test_one_late_token_of_every_second_that_has_any_is_led_to(
 
 @pytest.mark.parametrize("direction", [1, -1])
 def test_lost_messages_are_found_where_playing_the_file_tells_of_them(
-    file: Path, found: FileWaits, direction: int
+    file: Path, found: FileLatency, direction: int
 ) -> None:
     with Recording(file) as recording:
         _, whole = expected(recording)
@@ -291,7 +291,7 @@ def test_it_is_searched_first_where_the_replay_stands_and_later_all_of_it(file: 
     def is_busy() -> bool:  # once it has found something
         return waits is not None and bool(waits.spans())
 
-    waits = FileWaits(file, lambda: step, is_busy)
+    waits = FileLatency(file, lambda: step, is_busy)
     waits.search.start()
     wait_for(is_busy, "nothing was searched")
     ((first, last),) = waits.spans()
@@ -308,8 +308,8 @@ def test_it_is_searched_first_where_the_replay_stands_and_later_all_of_it(file: 
 def test_of_a_file_with_too_much_in_it_only_a_part_is_searched_and_that_is_known(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_waits, "MAX_KEPT", 5)
-    waits = FileWaits(file)
+    monkeypatch.setattr(file_latency, "MAX_KEPT", 5)
+    waits = FileLatency(file)
     waits.search.start()
     assert waits.search.wait(30)
     ((first, last),) = waits.spans()
@@ -320,7 +320,7 @@ def test_of_a_file_with_too_much_in_it_only_a_part_is_searched_and_that_is_known
 
 
 def test_what_cannot_be_read_is_not_called_searched(file: Path, tmp_path: Path) -> None:
-    waits = FileWaits(tmp_path / "nothing.mcap")
+    waits = FileLatency(tmp_path / "nothing.mcap")
     waits.search.start()
     assert waits.search.wait(30)
     assert waits.spans() == []

@@ -23,7 +23,7 @@ class NoisyCost:
     base: CostModel = field(default_factory=CostModel)
     holds: Callable[[ScheduledStep], bool] = lambda step: False
     noise: float = 0.25
-    held: list[int] = field(default_factory=list)  # the steps that were
+    slow: list[int] = field(default_factory=list)  # the steps that were
 
     def __post_init__(self) -> None:
         self._random = random.Random(1)
@@ -31,7 +31,7 @@ class NoisyCost:
     def duration_ns(self, step: ScheduledStep) -> int:
         ns = self.base.duration_ns(step) * self._random.uniform(1, 1 + self.noise)
         if self.holds(step):
-            self.held.append(step.step)
+            self.slow.append(step.step)
             ns += HELD_MS * MS
         return round(ns)
 
@@ -57,5 +57,5 @@ def once_beside_a_prompt(after: int, num_tokens: int = 64) -> Callable[[Schedule
     return holds
 
 
-def held_pieces(waits: Iterable[Late]) -> list[Piece]:
+def slow_pieces(waits: Iterable[Late]) -> list[Piece]:
     return [piece for late in waits for piece in late.pieces if piece.cause == "held_up"]

@@ -1,11 +1,11 @@
-"""Waits under way: what covers the time since a request's last token, step by step."""
+"""Waits that are still open: pieces cover the time since the last token, step by step."""
 
 from collections.abc import Iterable
 from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.engine.protocol.wire import BatchRow, Phase, RequestView, StepRecord
+from stepscope.recordings.attribution.baseline import SlowStep
 from stepscope.recordings.attribution.causes import Piece
-from stepscope.recordings.attribution.usual import HeldUpStep
 from stepscope.recordings.state.pauses import Pauses
 
 _DECODE = int(Phase.DECODE)
@@ -15,18 +15,18 @@ WaitStatus: TypeAlias = Literal["waiting", "out", "running"]
 
 
 class StepSpan(NamedTuple):
-    """When a step was, and how much of it went to its work."""
+    """The time of a step, split into its expected part and, if it was slow, the excess."""
 
     record: StepRecord
     start_ns: int
-    work_end_ns: int  # from here on it was held up
+    work_end_ns: int  # the rest is above the baseline
     end_ns: int
-    held: HeldUpStep | None = None
+    slow: SlowStep | None = None
 
     @property
-    def held_up(self) -> Piece | None:
-        """What it took longer than usual."""
-        if self.held is None:
+    def slow_piece(self) -> Piece | None:
+        """The time above the baseline, as a piece; None if the step was not slow."""
+        if self.slow is None:
             return None
         return Piece(
             "held_up",
@@ -34,19 +34,19 @@ class StepSpan(NamedTuple):
             self.end_ns - self.work_end_ns,
             self.record.step,
             1,
-            took_ns=self.held.took_ns,
-            usual_ns=self.held.usual_ns,
+            took_ns=self.slow.took_ns,
+            baseline_ns=self.slow.baseline_ns,
         )
 
 
-def span_of(record: StepRecord, held: HeldUpStep | None, start_ns: int, end_ns: int) -> StepSpan:
-    """A step, and by what it was held up: that stands at its end, where it is seen."""
-    excess_ns = 0 if held is None else held.excess_ns
-    return StepSpan(record, start_ns, end_ns - excess_ns, end_ns, held)
+def span_of(record: StepRecord, slow: SlowStep | None, start_ns: int, end_ns: int) -> StepSpan:
+    """The span of a step. If it was slow, the time above the baseline is put at its end."""
+    excess_ns = 0 if slow is None else slow.excess_ns
+    return StepSpan(record, start_ns, end_ns - excess_ns, end_ns, slow)
 
 
 class Wait:
-    """A wait that is under way: [start_ns, covered_ns] is covered by `pieces`."""
+    """An open wait: `pieces` cover [start_ns, covered_ns]."""
 
     __slots__ = (
         "client_id",
@@ -68,14 +68,14 @@ class Wait:
     ) -> None:
         self.client_id = client_id
         self.status: WaitStatus = status
-        self.start_ns = start_ns  # None: not known, for it was first seen in mid-life
+        self.start_ns = start_ns  # None: unknown, because it was first seen while running
         self.covered_ns = 0 if start_ns is None else start_ns
         self.num_prompt = num_prompt
         self.num_output = num_output
         self.pieces: list[Piece] = []
 
     def add(self, piece: Piece, end_ns: int) -> None:
-        """Cover the time up to `end_ns`; what `piece` leaves open before it is `unknown`."""
+        """Cover the time up to `end_ns` with `piece`. A hole before it becomes `unknown`."""
         if piece.start_ns > self.covered_ns:
             self.pieces.append(
                 Piece("unknown", self.covered_ns, piece.start_ns - self.covered_ns, piece.step)
@@ -88,21 +88,21 @@ class Wait:
             self.covered_ns = end_ns
 
     def add_step(self, piece: Piece, span: StepSpan) -> None:
-        """Cover a step: its work with `piece`, the rest with what held it up."""
+        """Cover a step with `piece`, and the time above its baseline with `held_up`."""
         self.add(piece, span.work_end_ns)
-        held_up = span.held_up
-        if held_up is not None:
-            self.add(held_up, span.end_ns)
+        slow_piece = span.slow_piece
+        if slow_piece is not None:
+            self.add(slow_piece, span.end_ns)
 
     def fill(self, spans: Iterable[Piece], until_ns: int, step: int) -> None:
-        """Cover what is left up to `until_ns` with spans of time, a hole in them with `unknown`."""
+        """Cover the rest up to `until_ns` with `spans`. Holes between them become `unknown`."""
         is_out = self.status == "out"
         pieces = self.pieces
         for span in spans:
             if is_out and span.cause == "queued":
                 span = span._replace(cause="preempted")
             begin_ns, ns = span.start_ns, span.ns
-            if begin_ns == self.covered_ns and 0 < ns <= until_ns - begin_ns:  # as nearly always
+            if begin_ns == self.covered_ns and 0 < ns <= until_ns - begin_ns:  # nearly always
                 pieces.append(span)
                 self.covered_ns = begin_ns + ns
             else:
@@ -112,7 +112,7 @@ class Wait:
 
 
 def prefills_of(record: StepRecord) -> list[BatchRow]:
-    """The rows of a step that are no decodes, the largest first."""
+    """The rows of a step that are not decodes, the largest first."""
     rows = [row for row in record.batch or () if row.phase != _DECODE]
     rows.sort(key=_num_tokens, reverse=True)
     return rows
@@ -123,7 +123,7 @@ def _num_tokens(row: BatchRow) -> int:
 
 
 def own(row: BatchRow, record: StepRecord, prefills: list[BatchRow], start_ns: int) -> Piece:
-    """What a step was for a request that had a row in it."""
+    """The cause of a step's time for a request with a row in it."""
     step = record.step
     if row.phase == _RECOMPUTE:
         return Piece("recompute", start_ns, 0, step, 1, num_tokens=row.num_tokens)
@@ -152,7 +152,7 @@ def _beside(
 
 
 def left_out(record: StepRecord, prefills: list[BatchRow], start_ns: int) -> Piece:
-    """What a step was for a running request that had no row in it."""
+    """The cause of a step's time for a running request without a row in it."""
     budget = record.token_budget
     spent = record.num_prefill_tokens + record.num_decode_tokens + (record.num_padded_tokens or 0)
     if budget is not None and spent >= budget:
@@ -162,9 +162,9 @@ def left_out(record: StepRecord, prefills: list[BatchRow], start_ns: int) -> Pie
 
 
 def blocking_reason(record: StepRecord) -> str:
-    """What the queue as a whole waited for in a step; "" where the engine does not tell.
+    """What blocked the queue in a step; "" where the engine does not publish it.
 
-    Who came after the step had been scheduled, when nobody waited, waits for its end.
+    If the queue was empty when the step was scheduled, a later arrival waits for the step to end.
     """
     reasons = record.waiting_reasons
     if not reasons:
@@ -174,7 +174,7 @@ def blocking_reason(record: StepRecord) -> str:
 
 
 def wait_of(view: RequestView) -> Wait:
-    """The wait that a request is in; of one whose arrival is not known nobody knows since when."""
+    """The open wait of a request. Its start is None where the arrival is unknown."""
     start_ns = view.last_token_ns
     if start_ns is None and not view.is_partial:
         start_ns = view.arrival_ns
@@ -185,7 +185,7 @@ def wait_of(view: RequestView) -> Wait:
 def without_step(
     pauses: Pauses, begin_ns: int, end_ns: int, step: int, *, had_work: bool
 ) -> list[Piece]:
-    """The time without a step before `step`; `had_work` says whether there was anything to run."""
+    """Pieces for the time without a step before `step`; `had_work`: there was work to run."""
     cause: Literal["between", "idle"] = "between" if had_work else "idle"
     spans = []
     for pause_ns, resume_ns in pauses.spans(begin_ns, end_ns):
