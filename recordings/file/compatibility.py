@@ -9,10 +9,10 @@ from stepscope.recordings.file.mcap.format import FORMAT_VERSION
 
 
 def check_metadata(metadata: dict[str, str], path: object) -> None:
-    """Look at what a file says of itself before anything of it is decoded.
+    """Check the metadata of a file before any message is decoded.
 
     Raises:
-        RecordingError: it was written by a later major version.
+        RecordingError: a later major version wrote the file.
     """
     for what, highest in (("schema", SCHEMA_VERSION), ("format", FORMAT_VERSION)):
         written = metadata.get(f"{what}_version", "")
@@ -25,10 +25,10 @@ def check_metadata(metadata: dict[str, str], path: object) -> None:
 
 
 def check_info(info: EngineInfo, path: object) -> None:
-    """The same of a file that cannot say it any more: its engine does.
+    """Check the engine's version, for a file whose metadata is lost.
 
     Raises:
-        RecordingError: it is of a later major version.
+        RecordingError: the engine is of a later major version.
     """
     if info.schema_version > SCHEMA_VERSION:
         raise RecordingError(
@@ -39,15 +39,15 @@ def check_info(info: EngineInfo, path: object) -> None:
 
 
 def decode_keyframe(payload: bytes, path: object) -> Snapshot:
-    """What a keyframe says.
+    """Decode a keyframe.
 
     Raises:
-        RecordingError: it is none.
+        RecordingError: it cannot be decoded, or is another message.
     """
     try:
         message = wire.decode(payload)
     except msgspec.DecodeError as error:
-        raise RecordingError(f"{path} holds a keyframe that is none: {error}") from error
+        raise RecordingError(f"{path} holds a keyframe that cannot be decoded: {error}") from error
     if not isinstance(message, Snapshot):
         raise RecordingError(f"{path} holds a keyframe that is a {type(message).__name__}")
     return message

@@ -1,6 +1,6 @@
-"""How far a recording reaches, in steps and in wall time, by what its chunks hold.
+"""How far a recording reaches, in steps and in wall time, read from inside its chunks.
 
-Their heads say it too, and have no checksum.
+Chunk headers say it too, but have no checksum.
 """
 
 from stepscope.recordings.file.chunk_cache import ChunkCache
@@ -8,7 +8,7 @@ from stepscope.recordings.file.loaded_chunk import step_of
 
 
 def mend_times(chunks: ChunkCache) -> None:
-    """Look inside, where what the heads say of the time contradicts itself."""
+    """Read the times inside the chunks if those in the headers contradict each other."""
     last_ns = 0
     for number, place in enumerate(chunks.places):
         if place.is_cut or not last_ns <= place.start_ns <= place.end_ns:
@@ -19,7 +19,7 @@ def mend_times(chunks: ChunkCache) -> None:
 
 
 def end_step(chunks: ChunkCache, *, first: bool) -> int | None:
-    """The first step that can be read, or the last one; None without any."""
+    """The first or the last readable step; None without one."""
     numbers = range(len(chunks))
     for number in numbers if first else reversed(numbers):
         chunk = chunks.load(number)
@@ -30,7 +30,7 @@ def end_step(chunks: ChunkCache, *, first: bool) -> int | None:
 
 
 def end_times(chunks: ChunkCache) -> tuple[int, int]:
-    """Of the first and the last message."""
+    """Wall time of the first and the last message."""
     first, last = chunks.load(0).frames, chunks.load(len(chunks) - 1).frames
     return (
         first[0].log_ns if first else chunks.places[0].start_ns,

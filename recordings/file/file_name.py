@@ -1,20 +1,20 @@
-"""Names of files that nobody has given one: what they are of, and when they were begun."""
+"""Default names of files: the source and the time when they were begun."""
 
 import re
 import time
 
 from stepscope.recordings.file.mcap.format import PART_SUFFIX
 
-_SUFFIXES = (PART_SUFFIX, ".mcap")  # of what is replayed
+_SUFFIXES = (PART_SUFFIX, ".mcap")  # of a replayed recording
 _PREFIX = "stepscope-"
-_MAX_LENGTH = 100  # of the source's part: file systems take 255 bytes for all of it
+_MAX_LENGTH = 100  # bytes for the source: file systems allow 255 for the whole name
 
 
 def default_name(source_name: str, suffix: str = ".mcap") -> str:
-    """For a file of a source: its name, local time to the second.
+    """A file name from the source's name and the local time to the second.
 
     Args:
-        source_name: of an engine, which may be an address, or of a recording.
+        source_name: name or address of an engine, or name of a recording.
     """
     for end in _SUFFIXES:
         source_name = source_name.removesuffix(end)

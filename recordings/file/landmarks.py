@@ -1,4 +1,4 @@
-"""Marks, and changes of knobs and workload, of a recording, found without decoding its steps."""
+"""Finds the marks and the knob and workload changes of a recording without decoding steps."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -11,13 +11,15 @@ from stepscope.engine.protocol.wire import Audited, KnobsChanged, Mark, Telemetr
 from stepscope.recordings.state.knob_text import typed_text
 
 if TYPE_CHECKING:
-    from stepscope.recordings.file.reader import Recording  # with mcap, for those who have one
+    from stepscope.recordings.file.reader import (
+        Recording,
+    )  # needs mcap
 
 _TOPICS = (wire.TOPICS[Mark], wire.TOPICS[KnobsChanged], wire.TOPICS[Audited])
 
 
 class Landmark(NamedTuple):
-    """A step at which something became different; `step` is the first one after it."""
+    """A mark or a change; `step` is the first step after it."""
 
     step: int
     text: str
@@ -25,7 +27,7 @@ class Landmark(NamedTuple):
 
 
 def landmarks(recording: "Recording") -> Iterator[Landmark]:
-    """In order of the file."""
+    """All landmarks, in file order."""
     for number in range(recording.num_chunks):
         for _, message in messages_in(recording, number):
             if (found := landmark_of(message)) is not None:
@@ -33,31 +35,31 @@ def landmarks(recording: "Recording") -> Iterator[Landmark]:
 
 
 def messages_in(recording: "Recording", number: int) -> Iterator[tuple[int, Telemetry]]:
-    """The messages of a chunk that may be one, each with its place."""
+    """The messages of a chunk that may be landmarks, each with its position."""
     frames = recording.chunk(number).frames
     for place, topic in enumerate(frames.topics):
         if topic in _TOPICS:
-            # 'stepscope verify' tells of what cannot be read.
+            # 'stepscope verify' reports what cannot be read.
             with contextlib.suppress(msgspec.DecodeError):
                 yield place, wire.decode(frames[place].payload)
 
 
 def landmark_of(message: object) -> Landmark | None:
-    """What a message means for those who divide a session."""
+    """The landmarks in a message."""
     if isinstance(message, Mark):
         return Landmark(message.step, message.text, "mark")
     if isinstance(message, KnobsChanged) and message.new:
         text = ", ".join(f"{name}={typed_text(value)}" for name, value in message.new.items())
         return Landmark(message.effective_step, text, "knobs")
     if isinstance(message, Audited) and message.command == "SetWorkload":
-        # A refusal has no step: it changed nothing.
+        # A refused command has no step, because it changed nothing.
         step = message.effective_step
         return None if step is None else Landmark(step, "the workload", "workload")
     return None
 
 
 def find_landmark(found: Sequence[Landmark], text: str) -> Landmark | None:
-    """The last one of that name; else the last one whose name has it in it."""
+    """The last landmark of that name, else the last one whose name contains it."""
     for matches in (
         [each for each in found if each.text == text],
         [each for each in found if text.lower() in each.text.lower()],

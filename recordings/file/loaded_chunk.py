@@ -1,4 +1,4 @@
-"""`LoadedChunk`: the messages of one chunk, as they were received. Steps are unpacked on demand."""
+"""`LoadedChunk`: the messages of one chunk, as received. Steps are unpacked on demand."""
 
 from array import array
 from bisect import bisect_right
@@ -42,7 +42,7 @@ _step_head = msgspec.msgpack.Decoder(_StepHead)
 
 
 def step_of(payload: bytes) -> int | None:
-    """Of a step, packed or not, or of a keyframe; None for one that is broken."""
+    """The step of a step message (packed or not) or a keyframe; None if it is broken."""
     try:
         return _step_head.decode(payload).step
     except msgspec.DecodeError:
@@ -50,7 +50,7 @@ def step_of(payload: bytes) -> int | None:
 
 
 class Frames(Sequence[MessageFrame]):
-    """The messages of a chunk, made when they are asked for: of a thousand a seek needs some."""
+    """The messages of a chunk, built on demand: a seek needs few of a thousand."""
 
     __slots__ = ("_begins", "_records", "topics")
 
@@ -75,11 +75,11 @@ class Frames(Sequence[MessageFrame]):
         return MessageFrame(self.topics[place], sequence, log_ns, payload)
 
     def bodies(self, first: int, last: int) -> list[tuple[int, bytes]]:
-        """Sequence and payload of those from one place to before another."""
+        """Sequence and payload of the messages between two indices, the last one excluded."""
         return bodies_at(self._records, self._begins[first:last])
 
     def places_of(self, word: bytes) -> Iterator[int]:
-        """Of those that have these bytes in them, in order."""
+        """Indices of the messages that contain these bytes, in order."""
         records, begins = self._records, self._begins
         at = records.find(word)
         while at >= 0:
@@ -92,18 +92,18 @@ class Frames(Sequence[MessageFrame]):
 
 
 class LoadedChunk:
-    """A sequence of frames. Reading on from the frame that was read last costs least.
+    """A sequence of frames. Reading them in order is the quickest.
 
     Attributes:
-        frames: with steps as they lie in the file; for topics, sequences and times.
-        step_places: which of them are steps.
+        frames: the messages as stored, steps maybe packed; for topics, sequences and times.
+        step_places: indices of the steps.
     """
 
     def __init__(self, records: bytes) -> None:
         topics = dict(enumerate(TOPICS, start=1)) | channels(records)
         names = {number: topic.encode() for number, topic in topics.items() if topic in TOPICS}
         begins, channel_ids = message_places(records)
-        if not names.keys() >= set(channel_ids):  # of a later version
+        if not names.keys() >= set(channel_ids):  # a later version wrote it
             known = [place for place, each in enumerate(channel_ids) if each in names]
             begins = array("I", [begins[place] for place in known])
             channel_ids = array("H", [channel_ids[place] for place in known])
@@ -116,15 +116,15 @@ class LoadedChunk:
         self.frames = Frames(records, begins, [names[each] for each in channel_ids])
         self._records = records
         self._unpacker = StepUnpacker()
-        self._unpacked = 0  # the unpacker knows the steps before this frame
+        self._unpacked = 0  # the unpacker has seen all steps before this index
 
     @property
     def messages(self) -> list[RawMessage]:
-        """All there are, as they lie in the file."""
+        """All messages, as stored in the file."""
         return [message_at(self._records, begin) for begin in message_places(self._records)[0]]
 
     def last_keyframe(self, end: int) -> int | None:
-        """Place of the last keyframe before a place."""
+        """Index of the last keyframe before an index."""
         topics = self.frames.topics
         return next((at for at in range(end - 1, -1, -1) if topics[at] == KEYFRAME), None)
 
@@ -135,14 +135,14 @@ class LoadedChunk:
         return place in self._packed
 
     def end_of_run(self, place: int, last: int) -> int:
-        """Where the packed steps end that begin at a place, before `last` or there."""
+        """The end of the run of packed steps that begins at an index; at most `last`."""
         packed = self._packed
         while place < last and place in packed:
             place += 1
         return place
 
     def frame(self, place: int) -> MessageFrame | None:
-        """The frame as it was received; None when it cannot be had, which a sound file has not."""
+        """The frame as received; None if it cannot be unpacked, which means damage."""
         frame = self.frames[place]
         if place not in self._packed:
             return frame
@@ -155,7 +155,7 @@ class LoadedChunk:
         return frame._replace(payload=payload)
 
     def _go_to(self, place: int) -> None:
-        """Make the unpacker know all it needs for the step at `place`."""
+        """Feed the unpacker the steps that the one at `place` builds on."""
         frames = self.frames
         first = place
         while first > 0 and first != self._unpacked:

@@ -1,7 +1,7 @@
-"""`Loss`: steps that a repaired file does not have, and how it says so.
+"""`Loss`: steps missing in a repaired file, and how its metadata records them.
 
-`repair` writes its losses into the metadata of the new file. So `verify` can tell a hole that is
-accounted for from one that nobody knows of.
+`repair` writes its losses into the metadata of the new file. So `verify` can distinguish a known
+loss from an unexplained gap.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,21 +13,21 @@ _KEY = "losses"
 
 
 class Loss(NamedTuple):
-    """Steps that were in damaged places: those after `after_step` and before `before_step`."""
+    """Steps lost to damage: those after `after_step` and before `before_step`."""
 
     after_step: int | None  # None: from the beginning
     before_step: int | None  # None: to the end, however far that was
-    num_steps: int | None = None  # as the summary tells, of what lies at the beginning or the end
+    num_steps: int | None = None  # from the summary, for a loss at the beginning or the end
 
     @property
     def num_known(self) -> int | None:
-        """How many steps are missing; None if nothing tells."""
+        """How many steps are missing; None if unknown."""
         if self.after_step is None or self.before_step is None:
             return self.num_steps
         return self.before_step - self.after_step - 1
 
     def covers(self, other: "Loss") -> bool:
-        """Whether all steps of another one are of this one too."""
+        """Whether this loss includes all steps of another one."""
         begins = self.after_step is None or (
             other.after_step is not None and self.after_step <= other.after_step
         )
@@ -42,19 +42,19 @@ def as_metadata(losses: Sequence[Loss]) -> dict[str, str]:
 
 
 def losses_in(metadata: Mapping[str, str]) -> list[Loss]:
-    """The losses that a file tells of.
+    """The losses recorded in a file's metadata.
 
     Raises:
-        msgspec.DecodeError: what it says cannot be read.
+        msgspec.DecodeError: they cannot be decoded.
     """
     return msgspec.json.decode(metadata.get(_KEY, ""), type=list[Loss])
 
 
 def merged(earlier: Sequence[Loss], later: Sequence[Loss]) -> list[Loss]:
-    """The losses of a file that was repaired before and has lost more since."""
+    """The losses of a repaired file together with new ones."""
     found = []
     for loss in later:
-        # Of a beginning or an end that was cut twice nothing tells how many steps it had.
+        # A beginning or an end cut twice has an unknown number of steps.
         is_known = not any(loss.covers(each) for each in earlier)
         found.append(loss if is_known else loss._replace(num_steps=None))
     found += [each for each in earlier if not any(loss.covers(each) for loss in later)]

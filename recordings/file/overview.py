@@ -1,4 +1,4 @@
-"""What a list of recordings says of a file, read from its ends."""
+"""The line about a file in a list of recordings, read from the file's beginning and end."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -9,18 +9,18 @@ from stepscope.recordings.file.reader import Recording
 
 
 class Overview(NamedTuple):
-    """One recording; `error` says in one line why nothing else is known."""
+    """One recording. If `error` is set, it says why nothing else is known."""
 
     duration_s: float | None = None
     num_steps: int | None = None
     engine: str = ""
     model: str = ""
-    is_cut: bool = False  # it was never finished, or is damaged
+    is_cut: bool = False  # never finished, or damaged
     error: str | None = None
 
 
 def overview(path: Path) -> Overview:
-    """Open the file and look; whatever is wrong with it becomes `error`."""
+    """Read the overview of a file. Any problem becomes its `error`."""
     try:
         with Recording(path) as recording:
             first, last = recording.first_step, recording.last_step
@@ -36,7 +36,7 @@ def overview(path: Path) -> Overview:
 
 
 def recordings_in(folder: Path) -> list[Path]:
-    """Files of a folder that are called like recordings, those being written among them."""
+    """Files in a folder with the name of a recording, including those being written."""
     try:
         found = [*folder.glob("*.mcap"), *folder.glob(f"*.mcap{PART_SUFFIX}")]
         return sorted(path for path in found if path.is_file())

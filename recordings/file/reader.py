@@ -1,7 +1,7 @@
 """`Recording`: a recorded session, read by seeking. It owns the open file.
 
-Positions are found by bisecting the chunks; nothing is ever scanned from the beginning. A file that
-was cut short is read as far as its chunks are whole, and says what is missing.
+It finds positions by bisecting the chunks and never scans from the beginning. It reads a file that
+was cut short as far as its chunks are whole, and `message` says what is missing.
 """
 
 import os
@@ -27,7 +27,7 @@ from stepscope.recordings.state.pauses import known_since
 
 
 class Position(NamedTuple):
-    """Before which message to go on; positions compare in order of the file."""
+    """A place between messages: reading goes on with the next one. Compares in file order."""
 
     chunk: int
     message: int
@@ -38,15 +38,15 @@ class Recording:
 
     Attributes:
         info: the engine that was recorded.
-        opened_path: the file that was opened: of one that was never closed, its unfinished self.
-        first_step, last_step: None when there is no step in it.
+        opened_path: the file that was opened; `PATH.part` if the file was never finished.
+        first_step, last_step: None without any step.
         start_ns, end_ns: wall time of the first and last message.
-        known_since_ns: engine time from which on all pauses are told: 0, or of an engine that does
-            not tell of earlier ones that of the first keyframe.
+        known_since_ns: engine time from which on all pauses are known: 0, or the time of the first
+            keyframe if the engine does not publish earlier pauses.
         truncated, message: whether something is missing, and what, in one line.
 
     Raises:
-        RecordingError: no such file, not a recording, nothing in it, or of a later schema.
+        RecordingError: there is no such file, it is no recording, empty, or of a later schema.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -55,7 +55,7 @@ class Recording:
         self.opened_path = part if not self.path.exists() and part.exists() else self.path
         try:
             self._stream = open(self.opened_path, "rb")  # noqa: SIM115 - closed by close()
-            # Asked before it is read: what is ended meanwhile is whole then.
+            # Checked before reading: a file finished meanwhile is then read as whole.
             is_being_written = write_lock.is_held(self._stream)
             index = read_index(self._stream, is_being_written=is_being_written)
         except OSError as error:
@@ -107,18 +107,18 @@ class Recording:
 
     @property
     def message(self) -> str | None:
-        """What is missing; damage in the middle is known once it has been read over."""
+        """What is missing. Damage in the middle is known once it has been read."""
         missing = missing_text(self._index, self._chunks, self.last_step)
         return None if missing is None else f"{self.path.name}: {missing}"
 
     @property
     def index(self) -> McapIndex:
-        """What the file is made of."""
+        """The MCAP index of the file."""
         return self._index
 
     @property
     def stream(self) -> IO[bytes]:
-        """The open file, to be looked at while no other thread reads the recording."""
+        """The open file. Use it only while no other thread reads the recording."""
         return self._stream
 
     @property
@@ -127,26 +127,26 @@ class Recording:
 
     @property
     def size(self) -> int:
-        """Of the file, in bytes."""
+        """File size in bytes."""
         return os.fstat(self._stream.fileno()).st_size
 
     def chunk(self, number: int) -> LoadedChunk:
-        """What can be read of a chunk."""
+        """The readable part of a chunk."""
         return self._chunks.load(number)
 
     def chunk_frames(self, number: int) -> Sequence[MessageFrame]:
-        """What can be read of a chunk; steps as they lie in the file, maybe packed."""
+        """The readable frames of a chunk, as stored: steps may be packed."""
         return self._chunks.load(number).frames
 
     def steps_in(self, number: int) -> tuple[int, int] | None:
-        """The first and last step that can be read in a chunk."""
+        """The first and last readable step of a chunk."""
         chunk = self._chunks.load(number)
         if not chunk.step_places:
             return None
         return _step_at(chunk, chunk.step_places[0]), _step_at(chunk, chunk.step_places[-1])
 
     def check_chunk(self, number: int) -> bool:
-        """Read a chunk; whether it is as it was written, by now."""
+        """Read a chunk. Returns whether it is undamaged."""
         self._chunks.load(number)
         if not (place := self._chunks.places[number]).is_cut:
             return number not in self._chunks.damaged
@@ -156,7 +156,7 @@ class Recording:
     # Finding
 
     def find_step(self, step: int) -> Position | None:
-        """Just after the record of `step`, or of the last one before it; None before the first."""
+        """The position after the record of `step`, or of the last step before it; None if none."""
         for number in range(self._steps.num_chunks_up_to(step) - 1, -1, -1):
             chunk = self._chunks.load(number)
             count = bisect_right(
@@ -169,7 +169,7 @@ class Recording:
         return None
 
     def find_time(self, log_ns: int) -> Position:
-        """Before the first message that is not earlier than `log_ns` (wall time)."""
+        """The position of the first message at or after `log_ns` (wall time)."""
         number = bisect_left(self._chunks.places, log_ns, key=lambda place: place.end_ns)
         if number == len(self._chunks):
             return Position(number, 0)
@@ -177,7 +177,7 @@ class Recording:
         return Position(number, bisect_left(frames, log_ns, key=lambda frame: frame.log_ns))
 
     def step_before(self, position: Position) -> int | None:
-        """The last step before a position; None before the first one."""
+        """The last step before a position; None without one."""
         for number in range(min(position.chunk, len(self._chunks) - 1), -1, -1):
             chunk = self._chunks.load(number)
             places = chunk.step_places
@@ -188,14 +188,14 @@ class Recording:
         return None
 
     def is_end(self, position: Position) -> bool:
-        """Whether no message follows."""
+        """Whether no message follows this position."""
         last = len(self._chunks) - 1
         if position.chunk != last:
             return position.chunk > last
         return position.message >= len(self._chunks.load(last))
 
     def frame_before(self, position: Position) -> MessageFrame | None:
-        """The message just before a position."""
+        """The message right before a position."""
         for number in range(min(position.chunk, len(self._chunks) - 1), -1, -1):
             chunk = self._chunks.load(number)
             end = min(position.message, len(chunk)) if number == position.chunk else len(chunk)
@@ -204,7 +204,7 @@ class Recording:
         return None
 
     def keyframe_before(self, position: Position) -> tuple[Snapshot, Position]:
-        """The last keyframe before a position (or the first there is), and the position after it.
+        """The last keyframe before a position (else the first of all), and the position after it.
 
         Raises:
             RecordingError: no keyframe can be read.
@@ -224,7 +224,7 @@ class Recording:
         """Messages in order from a position (None: all), each with the position after it.
 
         Args:
-            sequence: of the message before: the file holds the lower 32 bits of each only.
+            sequence: number of the message before; the file stores only the lower 32 bits.
         """
         first, skipped = position or Position(0, 0)
         for number in range(first, len(self._chunks)):
@@ -247,8 +247,8 @@ class Recording:
             raise self._nothing_yet()
         if found is None:
             raise RecordingError(
-                f"{self.path} holds nothing to show: no engine was heard while it was written, or "
-                "it was cut short before its first second was over"
+                f"{self.path} holds nothing to show: no engine sent anything while it was "
+                "written, or it was cut short within its first second"
             )
         snapshot, _ = found
         check_info(snapshot.info, self.path)
@@ -270,7 +270,7 @@ class Recording:
 
 
 def whole_sequence(lower: int, before: int) -> int:
-    """A sequence number of which the lower 32 bits are known, near the one before."""
+    """Restore a sequence number from its lower 32 bits and the number before it."""
     ahead = (lower - before) & 0xFFFF_FFFF
     return before + (ahead if ahead < 1 << 31 else ahead - (1 << 32))
 

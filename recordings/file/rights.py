@@ -1,6 +1,7 @@
-"""Who may read a file that is made here: its owner alone, where prompts and outputs may be in it.
+"""File permissions: only the owner may read a file that may hold prompts and outputs.
 
-So from its first moment on: who has opened a file may go on reading it, whatever its rights become.
+They are set when the file is created, because a program that has opened a file can keep reading it
+after its permissions change.
 """
 
 import contextlib
@@ -12,15 +13,15 @@ from typing import IO
 
 
 def private(path: str, flags: int) -> int:
-    """An `opener` for `open()`: a file that it makes is for its owner alone."""
+    """An `opener` for `open()` that creates files only the owner can read."""
     return os.open(path, flags, 0o600)
 
 
 def share(stream: IO[bytes], path: Path) -> None:
-    """Give a private file the rights that any other new one gets where it lies.
+    """Give a private file the permissions of any new file in its folder.
 
-    A file is made to see which these are: asking for the umask means to change it for a moment, for
-    all threads. Where none can be made, and where files have no rights, they stay what they are.
+    It creates a file to learn them, because reading the umask would change it for all threads for
+    a moment. If it cannot create one, or the file system has no permissions, nothing changes.
     """
     other = path.with_name(f".stepscope-{secrets.token_hex(8)}")
     with contextlib.suppress(OSError):

@@ -1,8 +1,7 @@
-"""The service levels that a recording carries: those it was watched or recorded with.
+"""The service levels stored in a recording: those it was watched or recorded with.
 
-They are in what a file says of itself, under the names that the dashboard's settings have; a file
-need not carry any, or only one of them. They may be changed while it is written, so each has as
-many bytes as any other.
+They are in the file's metadata, under the names of the dashboard's settings. A file may have both,
+one or none. Each is stored in the same number of bytes, so that it can change during recording.
 """
 
 import math
@@ -12,7 +11,7 @@ from typing import TypeAlias
 from stepscope.recordings.state.series.latency import SLO
 
 LEVEL_NAMES = ("slo_ttft_ms", "slo_itl_ms")
-_WIDTH = 24  # of the longest number
+_WIDTH = 24  # characters of the longest number
 
 Levels: TypeAlias = Mapping[str, float]  # by name, in milliseconds
 
@@ -26,7 +25,7 @@ def as_metadata(levels: Levels) -> dict[str, str]:
 
 
 def levels_in(metadata: Mapping[str, str]) -> Levels:
-    """Those of a file; one that is no time above zero is none."""
+    """The levels in a file's metadata. Values that are no time above zero are left out."""
     found: dict[str, float] = {}
     for name in LEVEL_NAMES:
         try:
@@ -39,6 +38,6 @@ def levels_in(metadata: Mapping[str, str]) -> Levels:
 
 
 def levels_text(levels: Levels) -> str:
-    """For a person: TTFT 500 ms, ITL 50 ms."""
+    """As shown to people: TTFT 500 ms, ITL 50 ms."""
     shown = {"slo_ttft_ms": "TTFT", "slo_itl_ms": "ITL"}
     return ", ".join(f"{shown[name]} {value:,g} ms" for name, value in levels.items())

@@ -1,4 +1,4 @@
-"""`StepIndex`: which chunk of a recording holds a step, found by looking into few of them."""
+"""`StepIndex`: finds the chunk that holds a step by reading only a few chunks."""
 
 import itertools
 import sys
@@ -7,7 +7,7 @@ from stepscope.recordings.file.chunk_cache import ChunkCache
 
 
 class StepIndex:
-    """First steps of chunks, as far as anybody has asked.
+    """The first steps of chunks, read on demand.
 
     Args:
         first_step, last_step: of the recording.
@@ -22,11 +22,11 @@ class StepIndex:
     def num_chunks_up_to(self, step: int) -> int:
         """How many chunks begin at or before a step.
 
-        Looks into few: between two that are known, steps are taken to be spread evenly (and where
-        that leads nowhere soon, the middle is looked at).
+        Interpolates between known chunks as if steps were spread evenly, and bisects if that does
+        not converge quickly.
         """
-        low, low_step = -1, self._first_step - 1  # begins at or before it
-        high, high_step = len(self._chunks), self._last_step + 1  # begins after it
+        low, low_step = -1, self._first_step - 1  # chunk that begins at or before the step
+        high, high_step = len(self._chunks), self._last_step + 1  # chunk that begins after the step
         for number, first in self._first_steps.items():
             if first is None:
                 continue
@@ -48,7 +48,7 @@ class StepIndex:
         raise AssertionError
 
     def _first_step_from(self, number: int) -> int:
-        """Where steps begin in a chunk (or in those after it): none of it is earlier."""
+        """A lower bound for the steps of a chunk: its first step, or that of a later chunk."""
         for chunk in range(number, len(self._chunks)):
             if chunk not in self._first_steps:
                 self._first_steps[chunk] = self._chunks.first_step(chunk)

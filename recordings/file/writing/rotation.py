@@ -1,7 +1,7 @@
-"""A recording in many files: when the next one begins, how they are called, which ones may go.
+"""A recording in many files: when the next one begins, how they are named, which are deleted.
 
 Names sort in the order of recording: `NAME-20261121T101500Z-000.mcap`. A file is deleted only if
-its name, its profile and the series it says it belongs to are all ours.
+its name, its profile and the series in its metadata are all ours.
 """
 
 import logging
@@ -34,17 +34,17 @@ _LIMIT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 
 
 class SeriesLimits(NamedTuple):
-    """A size, an age, or both; whatever is reached first."""
+    """A size, an age, or both: the first one reached counts."""
 
     num_bytes: int | None = None
     age_s: float | None = None
 
     @classmethod
     def parse(cls, text: str) -> "SeriesLimits":
-        """From what a person writes: `1GB`, `48h` or `500MB,1h`.
+        """Parse `1GB`, `48h` or `500MB,1h`.
 
         Raises:
-            ValueError: what was expected, in words.
+            ValueError: says what was expected.
         """
         num_bytes: int | None = None
         age_s: float | None = None
@@ -61,7 +61,7 @@ class SeriesLimits(NamedTuple):
                     f"got {text!r}"
                 )
         if num_bytes == 0 or age_s == 0:
-            raise ValueError(f"expected more than nothing, got {text!r}")
+            raise ValueError(f"expected a size or an age above zero, got {text!r}")
         return cls(num_bytes, age_s)
 
 
@@ -76,9 +76,9 @@ class FileSeries:
     """The files of one recorder, in one folder.
 
     Args:
-        path: what they are named after: `session.mcap` gives `session-TIME-NUMBER.mcap`.
+        path: gives the names: `session.mcap` makes `session-TIME-NUMBER.mcap`.
         rotate: when a file is full.
-        keep: what may stay, files that are being written not counted; None for all.
+        keep: how much to keep, besides files being written; None: all.
     """
 
     def __init__(self, path: Path, rotate: SeriesLimits, keep: SeriesLimits | None = None) -> None:
@@ -88,7 +88,7 @@ class FileSeries:
         self._rotate = rotate
         self._keep = keep
         self._last_stamp = ""
-        self._newest: str | None = None  # name of the file that was opened last
+        self._newest: str | None = None  # name of the newest file
         # When others of this very recorder ended, by a clock that nobody sets: one that is put
         # right by years, as after a start without a network, must not make old what is new.
         self._ended_s: dict[str, float] = {}
@@ -104,12 +104,12 @@ class FileSeries:
         return {SERIES: self.name}
 
     def open_next(self) -> RecordingFile:
-        """A new file; none that is there is touched.
+        """Create the next file. Existing files are not touched.
 
         Raises:
-            RecordingError: it cannot be made.
+            RecordingError: it cannot be created.
         """
-        # A clock that is set back must not make a later file sort before an earlier one.
+        # If the clock is set back, a later file must still sort after an earlier one.
         stamp = max(time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()), self._last_stamp)
         self._last_stamp = stamp
         for number in range(_MAX_FILES_A_SECOND):
@@ -131,7 +131,7 @@ class FileSeries:
         return limits.age_s is not None and time.monotonic() - file.opened_s >= limits.age_s
 
     def delete_old(self, current: RecordingFile) -> int:
-        """Delete the oldest files of this series until the rest may be kept. Gives how many."""
+        """Delete the oldest files of this series beyond the limit. Returns how many."""
         if self._keep is None:
             return 0
         members = self._members(current)
@@ -157,7 +157,7 @@ class FileSeries:
         return time.time() - member.written_s if ended_s is None else time.monotonic() - ended_s
 
     def _members(self, current: RecordingFile) -> list[_SeriesFile]:
-        """Files of this series that nobody writes any more, oldest first."""
+        """Finished files of this series, oldest first."""
         members = []
         for entry in sorted(os.scandir(self._folder), key=lambda each: each.name):
             path = Path(entry.path)
@@ -170,7 +170,7 @@ class FileSeries:
             if not stat.S_ISREG(status.st_mode):
                 continue
             if path.suffix == PART_SUFFIX and is_being_written(path):
-                continue  # by another recorder that was given the same name
+                continue  # from another recorder with the same name
             metadata = read_metadata(path)
             if metadata is not None and metadata.get(SERIES) == self.name:
                 members.append(_SeriesFile(path, status.st_size, status.st_mtime))
