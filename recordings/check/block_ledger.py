@@ -1,12 +1,11 @@
-"""`BlockLedger`: holds what an engine says of its KV blocks against the moves it told.
+"""`BlockLedger`: checks an engine's KV block counts against the block moves it published.
 
-Every block is held by somebody (references above zero), cached, or empty; the three counts add up
-to the pool, the references to the blocks that requests hold.
+Every block is referenced by requests, cached, or empty. These three counts must add up to the pool
+size, and the references must equal the blocks that requests hold.
 
-What a request holds is told by its rows. One that is admitted without a row (a member of a static
-batch whose prompt begins in a later column) has blocks, but how many is not known until its first
-row: as long as there is such a request, the references are only known to be no fewer than the
-blocks of all others.
+The rows of a request say how many blocks it holds. A request admitted without a row (a member of a
+static batch whose prompt begins in a later step) holds an unknown number until its first row. Until
+then the references must only be at least the blocks of all other requests.
 """
 
 from stepscope.engine.protocol.wire import (
@@ -26,10 +25,10 @@ from stepscope.recordings.state.blocks import BlockMap
 
 
 class BlockLedger:
-    """The books of one pool. Everything it finds wrong is a line of text.
+    """The expected counts of one pool. Each problem is one line of text.
 
     Attributes:
-        is_open: it knows the state of every block.
+        is_open: the state of every block is known.
     """
 
     def __init__(self) -> None:
@@ -38,29 +37,29 @@ class BlockLedger:
         self._num_refs = 0
         self._held: dict[int, int] = {}
         self._num_held = 0
-        self._uncounted: set[int] = set()  # hold blocks, nobody said how many
+        self._uncounted: set[int] = set()  # requests that hold an unknown number of blocks
 
     @property
     def is_open(self) -> bool:
         return self._blocks is not None
 
     def close(self) -> None:
-        """Something was missed: nothing is known until the next `open`."""
+        """Stop checking after missed messages, until the next `open`."""
         self._blocks = None
 
     def open_empty(self, kv: KVCounts) -> None:
-        """Of an engine that has not run a step yet."""
+        """Start with an engine that has not run a step yet."""
         self._take(BlockMap.empty(kv.used + kv.cached + kv.empty), {}, set())
 
     def open(self, snapshot: Snapshot) -> None:
-        """Believe a snapshot."""
+        """Start from a snapshot."""
         if snapshot.blocks is None:
             self.close()
             return
         self._take(BlockMap.from_runs(snapshot.blocks), _held(snapshot), _uncounted(snapshot))
 
     def compare(self, snapshot: Snapshot) -> list[str]:
-        """What a snapshot says otherwise than the books."""
+        """The differences between a snapshot and the ledger."""
         if self._blocks is None or snapshot.blocks is None:
             return []
         problems = []
@@ -85,10 +84,10 @@ class BlockLedger:
         batch: list[BatchRow] | None,
         events: list[RequestEvent],
     ) -> list[str]:
-        """What changed in a step, or between two of them.
+        """Apply the changes of a step, or of a status between two steps.
 
         Args:
-            batch: None where a step does not say who was in it: anybody may have got more blocks.
+            batch: None if the step has no rows: then any request may have got more blocks.
         """
         if self._blocks is None:
             return []
@@ -104,7 +103,7 @@ class BlockLedger:
         return problems
 
     def check(self, kv: KVCounts | None) -> list[str]:
-        """Whether the counts of a message are those of the books, and these agree."""
+        """Compare the counts of a message with the ledger, and check that they add up."""
         if self._blocks is None:
             return []
         problems = []
@@ -164,7 +163,7 @@ class BlockLedger:
             self._num_used += change
 
     def _hold(self, request_id: int, num_blocks: int | None) -> None:
-        """From now on a request holds so many blocks; None: some, it is not told how many."""
+        """Set how many blocks a request holds; None: an unknown number."""
         self._num_held += (num_blocks or 0) - self._held.pop(request_id, 0)
         if num_blocks:
             self._held[request_id] = num_blocks
@@ -179,7 +178,7 @@ def _held(snapshot: Snapshot) -> dict[int, int]:
 
 
 def _uncounted(snapshot: Snapshot) -> set[int]:
-    """A recorder's keyframe knows no more than the rows before it; who runs has blocks."""
+    """Running requests whose number of blocks the snapshot does not know."""
     return {
         view.request_id
         for view in snapshot.requests

@@ -1,4 +1,4 @@
-"""Makes a whole file of one that was cut short or damaged. The old one is only read."""
+"""Makes a whole file from one that was cut short or damaged. It only reads the old file."""
 
 import contextlib
 import os
@@ -38,17 +38,17 @@ class RepairReport:
     first_step: int | None = None
     last_step: int | None = None
     losses: list[Loss] = field(default_factory=list)
-    num_lost_bytes: int = 0  # outside of any chunk
-    num_bytes: int = 0  # of the new file
+    num_lost_bytes: int = 0  # outside all chunks
+    num_bytes: int = 0  # size of the new file
 
     @property
     def num_lost(self) -> int:
-        """Chunks of which nothing could be read."""
+        """Chunks without any readable message."""
         return self.num_chunks - self.num_whole - self.num_in_part
 
 
 def default_output(path: Path) -> Path:
-    """Where a repaired file goes when nobody says: beside the old one, over nothing."""
+    """The default output: a new name beside the old file."""
     whole = path.with_name(path.name.removesuffix(PART_SUFFIX))
     if whole != path and not whole.exists():
         return whole
@@ -64,7 +64,7 @@ def what_is_wrong(path: Path, progress: Progress) -> str | None:
     """Why a file needs repair, None for a whole one. Reads all of it.
 
     Raises:
-        RecordingError: it is no recording, nothing of it can be read, or it is being written.
+        RecordingError: it is no recording, is unreadable, or is being written.
     """
     with Recording(path) as recording:
         if recording.index.is_being_written:
@@ -76,7 +76,7 @@ def what_is_wrong(path: Path, progress: Progress) -> str | None:
 
 
 def not_ended(path: Path) -> RecordingError:
-    """Why a file is left alone: what its recorder writes next would be missing in another one."""
+    """Why a file being written is not repaired: the copy would lack what is written next."""
     return RecordingError(f"{path}: {BEING_WRITTEN}; its recorder makes it whole when it ends")
 
 
@@ -107,14 +107,14 @@ def repair(path: Path, output: Path, progress: Progress) -> RepairReport:
             if not report.num_messages:
                 raise RecordingError(f"{path} holds nothing that can be read: nothing to repair")
             if output.exists():
-                raise RecordingError(f"{output} has appeared meanwhile; name another with -o")
+                raise RecordingError(f"{output} was created meanwhile; name another with -o")
             unfinished.replace(output)
         except FileExistsError as error:
             raise RecordingError(
-                f"{unfinished} is there: another repair is at work, or was killed (remove it then)"
+                f"{unfinished} exists: another repair is running; if it was killed, remove the file"
             ) from error
         except OSError as error:
-            with contextlib.suppress(OSError):  # as on a file system that is only read
+            with contextlib.suppress(OSError):  # for example on a read-only file system
                 unfinished.unlink(missing_ok=True)
             raise RecordingError(f"cannot write {output}: {error.strerror or error}") from error
         except BaseException:
@@ -130,10 +130,10 @@ def _copy(
     size = os.fstat(source.fileno()).st_size
     sink: McapSink | None = None
     has_lost = False
-    end: int | None = None  # of the chunk before
+    end: int | None = None  # end of the chunk before
     for place in index.chunks:
-        # Of a chunk whose head is damaged too there is only a stretch that belongs to nothing.
-        # (Before the first one it may as well be what the file says of itself.)
+        # A chunk whose header is damaged too shows only as bytes that belong to no chunk.
+        # (Before the first chunk these bytes may also be the metadata.)
         if end is not None and any(end <= each < place.offset for each in index.lost_at):
             has_lost = True
         end = place.end
@@ -142,7 +142,7 @@ def _copy(
         if sink is None and chunk.frames:
             sink = McapSink(target, PROFILE, index.library or PROFILE, _topics(records))
             metadata = index.metadata.get(PROFILE) or _metadata(chunk)
-            if metadata.get("with_tokens") == "false":  # in doubt it is for its owner alone
+            if metadata.get("with_tokens") == "false":  # if unknown, only the owner may read it
                 file_rights.share(target, target_path)
             sink.add_metadata(PROFILE, metadata)
         if not is_damaged:
@@ -213,7 +213,7 @@ def _topics(records: bytes) -> tuple[str, ...]:
 
 
 def _metadata(chunk: LoadedChunk) -> dict[str, str]:
-    """What the file said of itself is damaged; its keyframes say the most of it again."""
+    """Restore damaged metadata from the keyframes, as far as they have it."""
     for frame in chunk.frames:
         if frame.topic == KEYFRAME:
             info = decode_keyframe(frame.payload, "the file").info

@@ -1,7 +1,7 @@
 """Takes prompts and outputs out of messages, and out of whole recordings.
 
-Everything else stays: what happened in each step, who asked (client ids), marks. What this version
-does not know of goes too, because nobody can say what is in it.
+Everything else stays: the steps, client ids and marks. Messages of kinds that this version does not
+know are dropped, because they may hold tokens.
 """
 
 import contextlib
@@ -30,11 +30,11 @@ from stepscope.recordings.file.writing.recording_file import RecordingFile
 
 Progress = Callable[[float], None]
 
-_MARK = "tokens_taken_out"  # in what a file says of itself
+_MARK = "tokens_taken_out"  # key in the metadata
 
 
 class Stripped(NamedTuple):
-    """What was written."""
+    """Counts of a stripped file."""
 
     num_messages: int
     num_bytes: int
@@ -42,12 +42,12 @@ class Stripped(NamedTuple):
 
 
 def was_stripped(metadata: Mapping[str, str]) -> bool:
-    """Whether a recording says of itself that prompts and outputs were taken out of it."""
+    """Whether a recording's metadata says that prompts and outputs were removed."""
     return metadata.get(_MARK) == "true"
 
 
 def holds_tokens(message: Telemetry) -> bool:
-    """Whether any prompt or output, or a part of one, is in a message."""
+    """Whether a message holds a prompt or an output, or a part of one."""
     if isinstance(message, StepRecord) and (message.token_ids or message.texts):
         return True
     if isinstance(message, StepRecord | EngineStatus):
@@ -56,7 +56,7 @@ def holds_tokens(message: Telemetry) -> bool:
 
 
 def stripped(message: Telemetry) -> Telemetry:
-    """The message as an engine without `with_tokens` sends it."""
+    """The message as an engine without `--with-tokens` would send it."""
     replace = msgspec.structs.replace
     if isinstance(message, StepRecord):
         return replace(message, token_ids=None, texts=None, events=_events(message.events))
@@ -70,7 +70,7 @@ def stripped(message: Telemetry) -> Telemetry:
 
 
 def strip(path: Path, output: Path, progress: Progress) -> Stripped:
-    """Write a recording without the tokens of another, which is only read.
+    """Write a copy of a recording without prompts and outputs. It only reads the original.
 
     Raises:
         RecordingError: it cannot be read or is being written, or `output` is there already or
@@ -85,7 +85,7 @@ def strip(path: Path, output: Path, progress: Progress) -> Stripped:
             file = RecordingFile(output, is_new=True)
         except FileExistsError as error:
             raise RecordingError(
-                f"{output} is being written by somebody else (or was, remove its .part then)"
+                f"{output} is being written; if that program was killed, remove its .part file"
             ) from error
         try:
             done = _copy(recording, file, progress)
@@ -119,7 +119,7 @@ def _copy(recording: Recording, file: RecordingFile, progress: Progress) -> Stri
         try:
             message = wire.decode(frame.payload)
         except msgspec.DecodeError:
-            continue  # nobody can say what is in it
+            continue  # may hold tokens
         had_tokens = had_tokens or holds_tokens(message)
         if position.chunk != chunk:
             chunk = position.chunk

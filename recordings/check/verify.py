@@ -1,7 +1,7 @@
-"""Checks a recording from its bytes to the books of its engine.
+"""Checks a recording: its bytes, its sequence of messages, and the engine's block counts.
 
-A recording may be whole as a file and still have gaps (what the engine dropped, or the recorder
-missed), and free of gaps and still tell of an engine that miscounts. Each is looked at apart.
+A whole file may still have gaps (messages the engine dropped or the recorder missed), and a file
+without gaps may come from an engine that miscounts. So each is a check of its own.
 """
 
 from collections.abc import Callable
@@ -22,18 +22,18 @@ from stepscope.recordings.file.mcap.index import read_index
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import Levels, levels_in
 
-MAX_PROBLEMS = 10  # told of each check; all are counted
+MAX_PROBLEMS = 10  # shown for each check; all are counted
 
 Progress = Callable[[float], None]
 
 
 @dataclass(slots=True)
 class Check:
-    """One question, and what it found.
+    """One check and its problems.
 
     Attributes:
-        unit, num_checked: what was looked at, and how much of it.
-        problems: the first of them, `num_problems` in all.
+        unit, num_checked: what was checked, and how many.
+        problems: texts of the first ones; `num_problems` counts all.
     """
 
     name: str
@@ -57,11 +57,11 @@ class VerifyReport:
     """All checks of one file.
 
     Attributes:
-        is_being_written: right now, so that its end is not in it yet.
-        num_lost_messages: that were sent and are not in it.
-        with_tokens: prompts and outputs are in it.
-        levels: service levels that it carries.
-        losses: what a repair of it had to leave out, as it says itself. Those are no problems.
+        is_being_written: a recorder is writing it, so its end is still missing.
+        num_lost_messages: messages that were sent but are not in the file.
+        with_tokens: it holds prompts and outputs.
+        levels: its service levels.
+        losses: what an earlier repair had to leave out. They do not count as problems.
     """
 
     path: Path
@@ -106,10 +106,10 @@ class VerifyReport:
 
 
 def verify(path: Path, progress: Progress) -> VerifyReport:
-    """Read all of a file and hold it against itself.
+    """Read a whole file and check it.
 
     Raises:
-        RecordingError: it is no recording, of a later version, or nothing of it can be read.
+        RecordingError: it is no recording, of a later version, or unreadable.
     """
     report = VerifyReport(path)
     with Recording(path) as recording:
@@ -157,7 +157,7 @@ def _check_file(recording: Recording, report: VerifyReport) -> None:
             report.losses = losses_in(index.metadata[LOSSES])
     except msgspec.DecodeError:
         check.problem("what it says of its repair cannot be read")
-    # Where no summary is to be believed it was walked when it was opened.
+    # Without a valid summary, opening the file has walked all chunks.
     walked = read_index(recording.stream, walk=True) if index.is_complete else index
     assert walked is not None
     if walked.num_lost_bytes:
@@ -167,7 +167,7 @@ def _check_file(recording: Recording, report: VerifyReport) -> None:
 
 
 def _check_summary(recording: Recording, num_found: int, check: Check) -> None:
-    """What it says of the chunks, against those that were found without it."""
+    """Compare the summary with the chunks found by walking the file."""
     places = recording.index.chunks
     for number, place in enumerate(places, start=1):
         if not has_sound_head(recording.stream, place):
@@ -192,7 +192,7 @@ def _check_chunk(recording: Recording, number: int, report: VerifyReport) -> Non
 
 
 class _Session:
-    """The messages of a file, one after another."""
+    """Checks the messages of a file in order."""
 
     def __init__(self, report: VerifyReport) -> None:
         self._report = report
@@ -200,7 +200,7 @@ class _Session:
         self._step: int | None = None
         self._tokens_ns = 0
         self._num_missing = 0  # messages since the last step
-        self._after_gap = False  # between what was lost and the next keyframe
+        self._after_gap = False  # after a loss, until the next keyframe
         self._ledger = BlockLedger()
 
     def take(self, frame: MessageFrame) -> None:
@@ -228,7 +228,7 @@ class _Session:
             self._take_keyframe(frame, message)
 
     def end(self) -> None:
-        """No message follows."""
+        """Finish after the last message."""
         self._end_gap(None)
 
     def _check_privacy(self, frame: MessageFrame, message: Telemetry) -> None:
@@ -243,7 +243,7 @@ class _Session:
     def _take_sequence(self, frame: MessageFrame, message: Telemetry) -> None:
         check = self._report.sequence
         check.num_checked += 1
-        # A keyframe is true after a message; one from the recorder has no number of its own.
+        # A keyframe holds the state after a message; the recorder's own have no number.
         sequence = message.sequence if isinstance(message, Snapshot) else frame.sequence
         last = self._sequence
         if last is not None and frame.topic != KEYFRAME:
@@ -262,7 +262,7 @@ class _Session:
         self._ledger.close()
 
     def _end_gap(self, before_step: int | None) -> bool:
-        """Missing messages are a problem, unless a repair says that it left them out.
+        """Report missing messages, unless an earlier repair recorded them as lost.
 
         Returns:
             Whether any are missing since the last step.
@@ -307,7 +307,7 @@ class _Session:
         for problem in problems:
             check.problem(f"{where}: {problem}")
         if problems:
-            ledger.close()  # one mistake is told once, not in each step after it
+            ledger.close()  # report a mistake once, not in each later step
 
     def _take_keyframe(self, frame: MessageFrame, snapshot: Snapshot) -> None:
         check = self._report.keyframes
