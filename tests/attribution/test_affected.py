@@ -18,14 +18,14 @@ def affected(path: Path, itl_ms: float, ttft_ms: float, only: int | None = None)
         return explain_recording(recording, itl_ms, ttft_ms, only).affected
 
 
-def test_who_only_waited_through_the_operators_pause_was_not_let_down_by_the_engine(
+def test_waits_through_an_operators_pause_do_not_count_as_late(
     tmp_path: Path,
 ) -> None:
     path = record(tmp_path / "paused.mcap", paused_session())
     assert affected(path, 50, 500) == Affected(1, 0, 0)
 
 
-def test_who_had_ended_before_the_recording_began_is_not_counted_but_can_be_asked_for(
+def test_request_ended_before_the_recording_is_not_counted_but_explained(
     tmp_path: Path,
 ) -> None:
     engine = Script()

@@ -67,7 +67,7 @@ def slow_session(
     return path, messages, step
 
 
-def test_a_step_that_was_held_up_is_not_blamed_on_the_prompt_in_it(
+def test_slow_step_is_not_blamed_on_its_prompt(
     slow_session: tuple[Path, list[tuple[int, Telemetry]], int],
 ) -> None:
     path, _, step = slow_session
@@ -88,7 +88,7 @@ def test_a_step_that_was_held_up_is_not_blamed_on_the_prompt_in_it(
     assert found.shares[0].num_late == len(gaps)
 
 
-def test_the_document_and_the_table_name_what_held_it_up(
+def test_json_and_table_name_the_slow_step(
     slow_session: tuple[Path, list[tuple[int, Telemetry]], int], stepscope: Callable[..., Any]
 ) -> None:
     path, _, step = slow_session
@@ -112,7 +112,7 @@ def test_a_run_that_is_read_once_is_judged_by_its_steps_so_far(
     assert {piece.step for piece in slow_pieces(explained(messages, learns=True))} == {step}
 
 
-def test_whoever_waited_through_it_was_held_up_also_in_the_queue_and_with_an_own_prompt(
+def test_slow_step_also_delays_queued_and_prefilling_requests(
     slow_session: tuple[Path, list[tuple[int, Telemetry]], int],
 ) -> None:
     _, messages, step = slow_session
@@ -143,7 +143,7 @@ def test_bounds_given_or_derived_and_one_request_or_all_give_the_same_pieces(
     }
 
 
-def test_memory_tells_what_the_file_tells(
+def test_history_finds_the_same_slow_steps_as_the_file(
     slow_session: tuple[Path, list[tuple[int, Telemetry]], int],
 ) -> None:
     path, messages, step = slow_session
@@ -196,7 +196,7 @@ MIXED = SimulatedWorkload(rate=4.0, document_share=0.3, document_tokens=3000, ou
     ],
     ids=["chunks", "long contexts", "whole prompts", "padded", "separate", "preempted", "overlap"],
 )
-def test_no_step_is_called_held_up_for_its_work(options: dict[str, Any], learns: bool) -> None:
+def test_large_work_alone_makes_no_step_slow(options: dict[str, Any], learns: bool) -> None:
     for seed in (1, 2):
         given = dict(options)
         base = CostModel(floor_ms=4.0, context_ns=given.pop("context_ns", 20.0))
@@ -204,7 +204,7 @@ def test_no_step_is_called_held_up_for_its_work(options: dict[str, Any], learns:
         assert not slow_pieces(explained(messages, learns=learns))
 
 
-def test_late_in_a_long_prompt_a_chunk_is_slow_by_nature_and_still_can_be_held_up() -> None:
+def test_late_chunk_of_a_long_prompt_is_slow_only_above_its_own_baseline() -> None:
     base = CostModel(floor_ms=4.0, context_ns=30.0)
 
     def holds(step: ScheduledStep) -> bool:
@@ -234,14 +234,14 @@ def test_late_in_a_long_prompt_a_chunk_is_slow_by_nature_and_still_can_be_held_u
     assert {piece.step for piece in slow_pieces(explained(messages))} == set(cost.slow)
 
 
-def test_where_too_few_steps_computed_as_much_nothing_is_said() -> None:
+def test_no_step_is_slow_without_enough_alike_steps() -> None:
     cost = NoisyCost(holds=once_beside_a_prompt(5))
     messages = session(cost, num_steps=MIN_STEPS, workload=SimulatedWorkload(rate=60.0))
     assert cost.slow
     assert not slow_pieces(explained(messages))
 
 
-def test_what_is_usual_for_rare_work_is_told_by_steps_of_more_work_never_of_less() -> None:
+def test_baseline_of_rare_work_uses_steps_of_more_work_never_of_less() -> None:
     baseline, work = Baseline(), StepWork(100, 100_000, 500)
     for _ in range(MIN_STEPS):
         baseline.add(work, 50 * MS)
@@ -279,7 +279,7 @@ def num_read(monkeypatch: pytest.MonkeyPatch, call: Callable[[], Any]) -> int:
     return number
 
 
-def test_a_life_is_not_read_again_because_more_is_known_of_what_is_usual(
+def test_new_baseline_alone_does_not_reread_a_life(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     history = History(SLO(ttft_ms=60_000, itl_ms=200))
@@ -298,7 +298,7 @@ def test_a_life_is_not_read_again_because_more_is_known_of_what_is_usual(
     assert num_anew > 5
 
 
-def test_a_life_is_told_anew_once_it_is_known_that_a_step_in_it_was_held_up() -> None:
+def test_life_is_explained_again_once_a_step_in_it_is_known_to_be_slow() -> None:
     cost = NoisyCost(holds=once_beside_a_prompt(5))
     history, view, told = History(SLO(ttft_ms=60_000, itl_ms=200)), None, []
     for sequence, message in session(cost, knobs=Knobs(max_num_batched_tokens=256)):

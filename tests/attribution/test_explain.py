@@ -254,7 +254,7 @@ def test_preempted_and_recomputed_says_how_many_tokens() -> None:
     assert sum(p.num_steps for p in out) + recomputed.num_steps == late.step - step + 1
 
 
-def test_the_operators_pause_is_told_from_an_engine_between_steps() -> None:
+def test_operators_pause_differs_from_time_between_steps() -> None:
     engine = Script()
     engine.submit(16, 20)
     engine.run(2)
@@ -275,7 +275,7 @@ def test_the_operators_pause_is_told_from_an_engine_between_steps() -> None:
     assert "300.0 ms between steps (update, record, publish)" in between.explanation
 
 
-def test_who_comes_to_an_engine_with_nothing_to_run_waits_for_an_idle_engine() -> None:
+def test_wait_of_a_request_at_an_idle_engine_is_idle_time() -> None:
     engine = Script()
     engine.submit(16, 1)
     engine.run(2)
@@ -315,7 +315,7 @@ def test_single_steps_between_pauses_are_not_the_engines_time() -> None:
     assert all(w.paused_ns == 500 * MS and w.is_excused for w in waits)
 
 
-def test_a_slow_step_of_decodes_alone_is_nobodys_fault() -> None:
+def test_long_step_of_decodes_alone_has_cause_step() -> None:
     engine = Script()
     engine.submit(16, 5)
     engine.run(3)
@@ -323,7 +323,7 @@ def test_a_slow_step_of_decodes_alone_is_nobodys_fault() -> None:
     assert (late.cause, len(late.pieces)) == ("step", 1)
 
 
-def test_lost_records_are_unknown_and_never_made_up() -> None:
+def test_lost_records_are_unknown_and_never_guessed() -> None:
     engine = Script()
     engine.submit(16, 40)
     engine.submit(30, 40)
@@ -522,7 +522,7 @@ def test_a_recording_is_explained_like_its_messages(
     assert sum(share.num_late for share in found.shares) == len(expected)
 
 
-def test_what_was_before_a_recording_is_told_from_what_was_lost_in_it(
+def test_time_before_the_recording_differs_from_lost_messages(
     recorded: Callable[[list[tuple[int, Telemetry]]], Path],
 ) -> None:
     engine = Script(max_num_batched_tokens=64)
@@ -646,7 +646,7 @@ def test_the_pause_before_a_recording_is_no_latency_in_it(
 
 
 @pytest.mark.parametrize("num_single_steps", [0, 2])
-def test_who_joins_in_a_pause_counts_what_those_do_who_were_there(num_single_steps: int) -> None:
+def test_subscriber_that_joins_in_a_pause_counts_like_earlier_ones(num_single_steps: int) -> None:
     engine = Script(max_num_batched_tokens=64)
     engine.submit(16, 20)
     engine.submit(400, 4)

@@ -83,7 +83,7 @@ def told(messages: Numbered) -> list[tuple[StepWork, int]]:
     return sorted(noting.added)
 
 
-def test_a_search_learns_of_every_step_what_explain_learns(tmp_path: Path) -> None:
+def test_file_search_and_explain_learn_the_same_baseline(tmp_path: Path) -> None:
     for seed, overlap in ((1, False), (2, True)):
         messages = session(NoisyCost(), knobs=MIXED, seed=seed, overlap=overlap)
         with Recording(record(tmp_path / f"{seed}.mcap", messages)) as recording:
@@ -94,7 +94,7 @@ def test_a_search_learns_of_every_step_what_explain_learns(tmp_path: Path) -> No
         assert learnt_of(recording) == told(messages)
 
 
-def test_where_messages_were_lost_it_learns_of_nearly_every_step(tmp_path: Path) -> None:
+def test_baseline_covers_nearly_every_step_despite_lost_messages(tmp_path: Path) -> None:
     messages = list(enumerate(busy(4, 900)))
     del messages[300:310], messages[600:603]
     with Recording(record(tmp_path / "lost.mcap", messages)) as recording:
@@ -104,7 +104,7 @@ def test_where_messages_were_lost_it_learns_of_nearly_every_step(tmp_path: Path)
         assert set(found) <= set(expected)
 
 
-def test_once_a_file_was_searched_its_replay_says_what_explain_says(
+def test_searched_replay_gives_the_causes_of_explain(
     replay: ReplaySource, slow: tuple[Numbered, int]
 ) -> None:
     _, step = slow
@@ -119,7 +119,7 @@ def test_once_a_file_was_searched_its_replay_says_what_explain_says(
         assert replay.history.wait(step, late.request_id) == late
 
 
-def test_what_was_explained_from_memory_is_explained_anew_by_the_whole_file(
+def test_file_baseline_replaces_explanations_from_memory(
     slow: tuple[Numbered, int],
 ) -> None:
     messages, step = slow
@@ -163,7 +163,7 @@ def test_less_of_the_file_than_is_in_memory_decides_nothing() -> None:
     assert late.cause == "held_up"
 
 
-def test_it_is_handed_over_whenever_twice_as_much_is_known_and_at_the_end(
+def test_baseline_is_published_at_each_doubling_and_at_the_end(
     tmp_path: Path,
 ) -> None:
     path = record(tmp_path / "a.mcap", list(enumerate(busy(5, 900))))

@@ -144,7 +144,7 @@ def test_a_second_under_way_has_its_longest_wait_so_far() -> None:
     assert sorted(told.values()) == [each.step for each in assert_events(history)]
 
 
-def test_what_is_put_in_front_joins_the_second_that_was_cut() -> None:
+def test_prepended_steps_complete_the_second_that_was_cut() -> None:
     messages = list(simulate(seed=5, num_steps=900, workload=SimulatedWorkload(rate=9.0)))
     for cut in (200, 431, 700):
         earlier, later = History(SLO(500.0, 50.0)), History(SLO(30.0, 12.0))

@@ -45,7 +45,7 @@ def test_a_wait_is_told_in_full_where_there_is_room() -> None:
     assert late_text.of_wait(LATE, 400) == LATE.explanation
 
 
-def test_who_was_held_up_is_told_by_how_much_in_as_little_room_as_can_be() -> None:
+def test_slow_step_keeps_its_factor_in_short_lines() -> None:
     slow = LATE.pieces[-1]
     full = "the machine or the engine was held up: 1 step took 20x as long as is usual for its work"
     assert late_text.of_piece(slow, 200) == slow.text == f"{full} (4.0 ms)"

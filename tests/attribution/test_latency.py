@@ -249,7 +249,7 @@ def status(time_ms: int, state: EngineState) -> EngineStatus:
     return EngineStatus(time_ns=time_ms * MS, state=state, step=0, num_running=1, num_waiting=0)
 
 
-def test_what_the_operator_paused_is_in_no_latency_and_breaks_no_service_level() -> None:
+def test_operators_pause_counts_in_no_latency_or_service_level() -> None:
     """A pause of 5 s between two tokens that would have been 20 ms apart; one before a first."""
     history = History(SLO(ttft_ms=100, itl_ms=50))
     for sequence, message in enumerate(

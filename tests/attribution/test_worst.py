@@ -93,7 +93,7 @@ async def test_it_leads_to_the_longest_stall_then_to_the_next_and_says_of_each_w
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])
-async def test_what_it_says_loses_whole_parts_where_it_has_no_room(
+async def test_stall_notice_drops_whole_parts_in_narrow_lines(
     replay: ReplaySource, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert replay.file_latency.search.wait(30)
@@ -135,7 +135,7 @@ async def test_what_is_said_of_a_stall_goes_with_it(source: Any, key: str) -> No
         assert notice(app) == ""
 
 
-async def test_who_has_come_to_the_worst_another_way_is_told_so_and_goes_on_from_there(
+async def test_worst_key_on_the_worst_step_says_so_and_goes_to_the_next(
     source: Any,
 ) -> None:
     steps = [each.step for each in source.history.stalls(None, 1000).longest]
@@ -253,7 +253,7 @@ async def test_before_the_file_is_searched_it_does_not_say_that_nothing_came_lat
         assert app.main.new_frame().cursor == 302
 
 
-async def test_in_a_file_that_is_not_all_searched_it_says_of_how_much_of_it_it_tells(
+async def test_worst_notice_gives_the_searched_share_of_the_file(
     replay: ReplaySource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert replay.file_latency.search.wait(30)
@@ -266,7 +266,7 @@ async def test_in_a_file_that_is_not_all_searched_it_says_of_how_much_of_it_it_t
         assert notice(app).startswith("worst of 7 seconds with a stall in 41% of the file: 837 ms")
 
 
-def test_where_a_replay_seeks_what_it_leads_to_it_goes_on_from_there() -> None:
+def test_worst_key_goes_on_after_a_replay_seek() -> None:
     """What is sought is the newest step then, and nothing but memory has changed."""
     history = History(SLO(1e9, 12.0))
     for sequence, message in simulate(seed=4, num_steps=300, workload=SimulatedWorkload(rate=9.0)):
@@ -372,9 +372,7 @@ async def test_the_longest_breaches_of_all_are_listed_not_those_of_the_newest(
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_above_the_list_it_says_of_what_it_counts_where_that_is_not_all(
-    replay: ReplaySource, width: int
-) -> None:
+def test_list_heading_says_when_it_covers_only_a_part(replay: ReplaySource, width: int) -> None:
     def said(extent: tuple[int, int], **view: Any) -> str:
         frame = FrameBuilder(replay.history, extent, lambda: 0.0).build(
             View(page="latency", **view), 80, 10, 8

@@ -138,7 +138,7 @@ def test_a_machine_that_slept_shows_the_time_of_day_after_it() -> None:
     assert later_ns == before_ns + 2 * 10**9 + HOUR_NS
 
 
-def test_an_engine_tells_the_time_of_day_again_when_it_has_moved() -> None:
+def test_engine_publishes_wall_time_again_after_a_clock_change() -> None:
     info = next(message for _, message in session(0, 0) if isinstance(message, EngineInfo))
     now = msgspec.structs.replace(info, monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns())
     assert anchored(now) is now

@@ -231,7 +231,7 @@ def test_steps_whose_messages_are_all_forgotten_are_forgotten_too() -> None:
             assert history.record(last) is not None
 
 
-def test_going_back_leaves_what_there_would_be_if_the_rest_had_never_come() -> None:
+def test_rewind_equals_a_history_without_the_later_steps() -> None:
     history = fed(MESSAGES)
     for number in (1100, 620, 299):
         assert history.rewind(number)
@@ -303,7 +303,7 @@ def test_a_snapshot_sets_the_state_right_after_a_loss_and_does_nothing_otherwise
     assert live == expected
 
 
-def test_messages_of_a_kind_it_does_not_know_are_not_missing() -> None:
+def test_messages_of_unknown_kind_do_not_count_as_missing() -> None:
     history = fed(MESSAGES[:20])
     history.skip(20)
     history.append(21, status(900))
@@ -416,7 +416,7 @@ def test_marks_survive_going_back_and_are_kept_once() -> None:
     assert history.num_steps == 0
 
 
-def test_engine_time_is_told_as_wall_time() -> None:
+def test_engine_time_converts_to_wall_time() -> None:
     history = History()
     assert history.wall_ns(0) is None
     history.append(0, info())
@@ -499,7 +499,7 @@ def test_lanes_grown_step_by_step_equal_lanes_made_at_once() -> None:
         assert growing.lanes(first, first + 80) == fed(MESSAGES).lanes(first, first + 80)
 
 
-def test_a_lane_shows_what_the_records_say(history: History) -> None:
+def test_lane_matches_the_records(history: History) -> None:
     lanes = {lane.request_id: lane.cells for lane in history.lanes(400, 599)}
     for number in range(400, 600):
         record = history.record(number)

@@ -128,7 +128,7 @@ async def test_a_time_is_looked_for_in_the_whole_file(source: ReplaySource) -> N
         assert f"the last step of the file is {last:,}" in main_text(app)
 
 
-def test_a_minute_in_which_the_engine_was_idle_is_not_told_as_cut() -> None:
+def test_idle_minute_is_not_shown_as_cut_short() -> None:
     """Nothing is missing from memory that begins before a lull; of one that begins after it, is."""
     rare = SimulatedWorkload(rate=0.01, document_share=0.0, output_tokens=90)
     messages = simulate(seed=5, num_steps=900, workload=rare)

@@ -138,7 +138,7 @@ def test_steps_after_the_one_that_is_looked_at_stay_in_memory(source: ReplaySour
     assert frame.first_step < first
 
 
-def test_where_memory_is_full_nothing_is_lost_and_the_picture_says_that_its_window_is_cut(
+def test_full_memory_loses_nothing_and_marks_the_window_as_cut_short(
     file: Path,
 ) -> None:
     with Recording(file) as recording:
@@ -177,7 +177,7 @@ def test_where_memory_is_full_nothing_is_lost_and_the_picture_says_that_its_wind
             replay.stop()
 
 
-def test_right_after_a_jump_no_figure_is_of_less_than_its_window_without_saying_so(
+def test_figures_after_a_jump_mark_windows_not_yet_filled(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached, go_on = threading.Event(), threading.Event()
@@ -223,7 +223,7 @@ def unsearched(file: Path) -> Iterator[ReplaySource]:
         replay.stop()
 
 
-def test_a_jump_says_over_how_many_steps_it_passes_that_were_not_searched_for_late_tokens(
+def test_jump_counts_the_unsearched_steps_it_passes(
     unsearched: ReplaySource,
 ) -> None:
     source, way = unsearched, Way(unsearched)
@@ -242,7 +242,7 @@ def test_a_jump_says_over_how_many_steps_it_passes_that_were_not_searched_for_la
     assert "searched" not in way.said()
 
 
-def test_late_tokens_are_gone_to_in_all_of_the_file(source: ReplaySource) -> None:
+def test_late_tokens_are_found_in_the_whole_file(source: ReplaySource) -> None:
     assert source.file_latency.search.wait(30)
     way = Way(source)
     for slo in (SLO(ttft_ms=100.0, itl_ms=70.0), SLO(ttft_ms=5_000.0, itl_ms=100.0)):
@@ -267,7 +267,7 @@ def test_late_tokens_are_gone_to_in_all_of_the_file(source: ReplaySource) -> Non
     source.history.set_slo(SLO())
 
 
-def test_nothing_found_never_reads_like_nothing_there(
+def test_unsearched_parts_are_never_reported_as_empty(
     source: ReplaySource, unsearched: ReplaySource
 ) -> None:
     assert source.file_events.search.wait(30)
@@ -305,7 +305,7 @@ def test_nothing_found_never_reads_like_nothing_there(
         replay.history.set_slo(SLO())
 
 
-def test_what_was_before_the_first_step_in_memory_is_not_called_missing(file: Path) -> None:
+def test_steps_before_memory_are_not_reported_as_missing(file: Path) -> None:
     with Recording(file) as recording:
         last = recording.last_step
         whole = one_by_one(recording, Position(0, 0), recording.find_step(last))

@@ -60,7 +60,7 @@ def test_fast_forward_ends_where_step_by_step_does(seed: int) -> None:
 
 
 @pytest.mark.parametrize("block_size", [0, 1, 16])
-def test_a_row_that_goes_on_takes_blocks_as_if_it_had_been_spelled_out(block_size: int) -> None:
+def test_packed_row_takes_the_same_blocks_as_an_unpacked_one(block_size: int) -> None:
     def step(number: int, rows: list[BatchRow]) -> StepRecord:
         return StepRecord(
             step=number,

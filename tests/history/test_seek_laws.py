@@ -296,7 +296,7 @@ def test_what_is_forgotten_is_the_same_as_step_by_step(
         assert_the_same(found, expected)
 
 
-def test_signs_of_life_that_tell_of_no_request_leave_its_rows_for_later(
+def test_status_without_requests_leaves_pending_rows_unapplied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     messages = with_signs_of_life(MESSAGES)
@@ -353,7 +353,7 @@ def test_a_stretch_gives_way_every_few_messages_and_ends_when_it_is_told_to(
         assert excerpt(recording, History(), begin, end, lambda: False) is None
 
 
-def test_who_waits_for_a_seek_is_told_when_its_step_is_shown(recorded: Path) -> None:
+def test_seek_callback_runs_when_its_step_is_shown(recorded: Path) -> None:
     source = ReplaySource(Recording(recorded), playing=False)
     shown: list[int | None] = []
     source.on_found = lambda: shown.append(None if source.is_seeking else source.history.last_step)

@@ -162,7 +162,7 @@ def test_an_abort_between_steps_ends_the_request() -> None:
     assert (state.state, state.num_running, state.time_ns) == ("idle", 0, 11 * MS)
 
 
-def test_block_owners_are_known_from_the_first_step_on_and_never_made_up() -> None:
+def test_block_owners_are_known_from_the_first_step_and_never_guessed() -> None:
     kv = KVCounts(used=2, cached=1, empty=5, evicted=0)
     moves = [BlockMove(0, 1, 2), BlockMove(3, CACHED, 0), BlockMove(99, 1, 1)]
     state = reduced([info(), step(0, [], kv=kv, moves=moves)])

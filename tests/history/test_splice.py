@@ -86,20 +86,20 @@ def assert_like(history: History, whole: History, steps: range | None = None) ->
 
 
 @pytest.mark.parametrize(("begin", "cut"), [(1, 40), (1, 402), (30, 403), (200, 404), (300, 880)])
-def test_it_is_as_if_it_had_been_there_from_the_start(begin: int, cut: int) -> None:
+def test_spliced_history_equals_one_from_the_start(begin: int, cut: int) -> None:
     later = from_message(cut)
     assert later.prepend(from_message(begin, cut + 1))
     assert_like(later, from_message(begin))
 
 
-def test_what_comes_afterwards_goes_on_as_always() -> None:
+def test_messages_after_a_splice_are_appended() -> None:
     later = from_message(500, 600)
     assert later.prepend(from_message(100, 501))
     fill(later, 600)
     assert_like(later, from_message(100))
 
 
-def test_who_follows_reads_every_message_once() -> None:
+def test_follower_reads_every_message_once_across_a_splice() -> None:
     later = from_message(500, 700)
     follower = later.follow()
     read = follower.read_payloads(150)
@@ -147,7 +147,7 @@ def test_service_levels_that_were_changed_meanwhile_hold_for_what_was_before() -
     assert not any(later.last_stall(step) != whole.last_stall(step) for step in range(100, 500, 7))
 
 
-def test_who_was_aborted_before_the_first_step_in_memory_has_a_lane_that_says_so() -> None:
+def test_request_aborted_before_memory_has_a_lane_that_shows_it() -> None:
     cut = 500
     state = SessionState()
     for message in MESSAGES[: cut + 1]:
@@ -198,7 +198,7 @@ def test_readers_do_not_wait_while_what_was_before_is_ranked(
 
 
 @pytest.mark.parametrize("cut", [99, 101])
-def test_what_does_not_end_where_the_memory_begins_is_not_taken(cut: int) -> None:
+def test_splice_refuses_steps_that_do_not_end_where_memory_begins(cut: int) -> None:
     later = from_message(100)
     before = steps_of(later), later.version
     assert not later.prepend(from_message(20, cut + 1))

@@ -73,7 +73,7 @@ def recorder(tmp_path: Path) -> Iterator[Callable[[], None]]:
         kill()
 
 
-def test_what_is_there_of_a_file_that_is_being_written_is_checked_and_nothing_is_wrong(
+def test_verify_finds_no_problem_in_a_file_being_written(
     tmp_path: Path, recorder: Callable[[], None], stepscope: Callable[..., Any]
 ) -> None:
     path = tmp_path / "live.mcap"
@@ -101,7 +101,7 @@ def test_what_is_there_of_a_file_that_is_being_written_is_checked_and_nothing_is
     assert "it was not closed (crash, full disk or cut copy)" in done.stdout
 
 
-def test_repair_leaves_a_file_alone_that_is_being_written_and_mends_it_after_a_crash(
+def test_repair_refuses_a_file_being_written_and_repairs_it_after_a_crash(
     tmp_path: Path, recorder: Callable[[], None], stepscope: Callable[..., Any]
 ) -> None:
     part = tmp_path / "live.mcap.part"
@@ -119,7 +119,7 @@ def test_repair_leaves_a_file_alone_that_is_being_written_and_mends_it_after_a_c
     assert problems(verify(tmp_path / "live.mcap", nothing)) == []
 
 
-def test_a_record_that_is_half_there_is_no_damage_while_it_is_being_written_and_damage_is(
+def test_half_written_record_is_no_damage_but_damage_before_it_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stepscope.recordings.file.writing.recording_file.CHUNK_BYTES", 50_000)
@@ -144,7 +144,7 @@ def test_a_record_that_is_half_there_is_no_damage_while_it_is_being_written_and_
             assert not report.checksums.is_good
 
 
-def test_a_file_that_is_ended_while_it_is_looked_at_is_checked_as_it_was_opened(
+def test_file_finished_during_a_check_is_checked_as_opened(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "a.mcap"
@@ -162,7 +162,7 @@ def test_a_file_that_is_ended_while_it_is_looked_at_is_checked_as_it_was_opened(
     assert (problems(report), report.num_steps) == ([], 3000)
 
 
-def test_a_file_in_which_nothing_is_yet_is_told_as_such(
+def test_file_without_messages_yet_is_reported_as_empty(
     tmp_path: Path, stepscope: Callable[..., Any]
 ) -> None:
     path = tmp_path / "a.mcap"

@@ -40,7 +40,7 @@ def carried(path: Path) -> dict[str, float]:
         return dict(levels_in(recording.metadata))
 
 
-def test_record_writes_the_levels_it_was_given_and_verify_tells_them(
+def test_record_writes_the_given_levels_and_verify_shows_them(
     live_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
 ) -> None:
     path, address = tmp_path / "a.mcap", live_engine.endpoint.control
@@ -59,7 +59,7 @@ def test_record_writes_the_levels_it_was_given_and_verify_tells_them(
     assert not list(tmp_path.glob("b.*"))
 
 
-def test_record_writes_those_of_the_config_file_and_none_that_nobody_chose(
+def test_record_writes_levels_of_the_config_file_but_no_defaults(
     live_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
 ) -> None:
     arguments = ("record", live_engine.endpoint.control, "--seconds", "0.3", "-o")
@@ -122,7 +122,7 @@ def test_repair_and_strip_keep_them(recording: Callable[..., Path], tmp_path: Pa
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-1", "0", "nan", "inf"])
-def test_what_is_no_time_above_zero_is_no_level(text: str) -> None:
+def test_level_must_be_a_time_above_zero(text: str) -> None:
     assert levels_in({"slo_itl_ms": text, "slo_ttft_ms": "5"}) == {"slo_ttft_ms": 5.0}
 
 
@@ -179,7 +179,7 @@ def test_two_recordings_are_judged_by_the_levels_of_the_first_that_carries_any(
     assert "note:" not in said.stderr
 
 
-def test_explain_takes_what_the_file_says_for_late_or_twice_the_median_if_asked(
+def test_explain_uses_the_levels_of_the_file_or_twice_the_median_if_asked(
     recording: Callable[..., Path], stepscope: Callable[..., Any]
 ) -> None:
     path = str(recording("a", slo_itl_ms=12.0))

@@ -106,7 +106,7 @@ def test_parquet_has_a_row_for_each_step_with_what_was_recorded(
     )
 
 
-def test_what_overlap_hid_and_what_memory_held_is_told_where_the_engine_tells_it(
+def test_export_has_overlap_and_memory_where_the_engine_publishes_them(
     tmp_path: Path,
 ) -> None:
     told = [
@@ -138,7 +138,7 @@ def test_the_rows_of_all_batches_are_a_table_too(exported: Callable[..., Path]) 
         assert given["first_token"] == bool(row.flags & RowFlag.FIRST_TOKEN)
 
 
-def test_csv_and_parquet_tell_the_same_of_requests(exported: Callable[..., Path]) -> None:
+def test_csv_and_parquet_hold_the_same_requests(exported: Callable[..., Path]) -> None:
     columns = pyarrow.parquet.read_table(exported("parquet", table="requests")).to_pylist()
     with open(exported("csv", table="requests"), newline="") as stream:
         lines = list(csv.DictReader(stream))

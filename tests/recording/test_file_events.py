@@ -88,7 +88,7 @@ def source(file: Path) -> Iterator[ReplaySource]:
 
 @pytest.mark.parametrize("kind", sorted(NOTABLE - RECKONED))
 @pytest.mark.parametrize("direction", [1, -1])
-def test_every_event_that_playing_the_file_tells_of_is_found_in_it(
+def test_file_search_finds_every_event_that_playing_shows(
     found: FileEvents, messages: list[Telemetry], kind: str, direction: int
 ) -> None:
     history = History()
@@ -136,7 +136,7 @@ def test_the_nearest_of_all_kinds_is_next(found: FileEvents) -> None:
     assert {"preempt", "knobs", "engine"} <= set(seen)
 
 
-async def test_the_next_preemption_is_gone_to_far_beyond_what_is_in_memory(
+async def test_next_preemption_is_found_far_outside_memory(
     source: ReplaySource,
 ) -> None:
     app = Dashboard(source, source.history, any_terminal=True, fps=20.0)

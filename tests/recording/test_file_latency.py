@@ -147,7 +147,7 @@ def test_after_a_clock_was_set_back_first_tokens_that_were_waited_for_then_may_b
 
 
 @pytest.mark.parametrize("session", USUAL)
-def test_a_usual_file_is_read_without_a_history_of_it(
+def test_ordinary_file_is_searched_without_a_history(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, session: Callable[[int], Numbered]
 ) -> None:
     def dear(*arguments: Any) -> None:
@@ -271,7 +271,7 @@ def test_one_late_token_of_every_second_that_has_any_is_led_to(
 
 
 @pytest.mark.parametrize("direction", [1, -1])
-def test_lost_messages_are_found_where_playing_the_file_tells_of_them(
+def test_file_search_finds_the_same_gaps_as_playing(
     file: Path, found: FileLatency, direction: int
 ) -> None:
     with Recording(file) as recording:
@@ -285,7 +285,7 @@ def test_lost_messages_are_found_where_playing_the_file_tells_of_them(
     assert seen[::direction] == told
 
 
-def test_it_is_searched_first_where_the_replay_stands_and_later_all_of_it(file: Path) -> None:
+def test_search_begins_where_the_replay_stands_and_covers_the_file(file: Path) -> None:
     waits, step = None, 600
 
     def is_busy() -> bool:  # once it has found something
@@ -305,7 +305,7 @@ def test_it_is_searched_first_where_the_replay_stands_and_later_all_of_it(file: 
     assert waits.share == 1
 
 
-def test_of_a_file_with_too_much_in_it_only_a_part_is_searched_and_that_is_known(
+def test_search_stops_at_its_limit_and_reports_the_searched_part(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_latency, "MAX_KEPT", 5)
@@ -319,7 +319,7 @@ def test_of_a_file_with_too_much_in_it_only_a_part_is_searched_and_that_is_known
     waits.search.stop()
 
 
-def test_what_cannot_be_read_is_not_called_searched(file: Path, tmp_path: Path) -> None:
+def test_unreadable_chunks_do_not_count_as_searched(file: Path, tmp_path: Path) -> None:
     waits = FileLatency(tmp_path / "nothing.mcap")
     waits.search.start()
     assert waits.search.wait(30)

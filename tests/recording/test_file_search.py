@@ -41,7 +41,7 @@ def test_a_replay_that_is_closed_leaves_no_thread_and_no_handle(
     assert replay.file_latency.is_done
 
 
-def test_it_ends_at_once_where_it_is_not_to_look_any_more(file: Path) -> None:
+def test_search_ends_at_once_when_stopped(file: Path) -> None:
     def look(recording: Recording) -> None:
         while not search.is_stopping:
             search.rest(60.0)

@@ -64,7 +64,7 @@ def test_a_file_of_memory_holds_every_step_with_its_number_and_is_sound(tmp_path
     assert steps_in(path) == sent(MESSAGES)
 
 
-def test_of_a_memory_that_has_forgotten_there_is_what_it_still_holds(tmp_path: Path) -> None:
+def test_saved_memory_holds_only_steps_not_yet_forgotten(tmp_path: Path) -> None:
     path = tmp_path / "memory.mcap"
     history = filled(max_steps=300)
     report = written(history, path)
@@ -76,7 +76,7 @@ def test_of_a_memory_that_has_forgotten_there_is_what_it_still_holds(tmp_path: P
     assert steps_in(path) == expected
 
 
-def test_what_was_lost_before_is_lost_in_the_file_and_counted(tmp_path: Path) -> None:
+def test_earlier_losses_are_counted_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "memory.mcap"
     sequences = [sequence for sequence, message in MESSAGES if isinstance(message, StepRecord)]
     lost = range(sequences[400], sequences[400] + 7)
@@ -85,7 +85,7 @@ def test_what_was_lost_before_is_lost_in_the_file_and_counted(tmp_path: Path) ->
     assert steps_in(path).keys() == sent([m for m in MESSAGES if m[0] not in lost]).keys()
 
 
-def test_what_was_lost_right_after_the_join_is_counted_too(tmp_path: Path) -> None:
+def test_losses_right_after_the_join_are_counted(tmp_path: Path) -> None:
     state = SessionState()
     for _, message in MESSAGES[:701]:
         state.apply(message)
@@ -100,7 +100,7 @@ def test_what_was_lost_right_after_the_join_is_counted_too(tmp_path: Path) -> No
     assert [check.name for check in report.checks if check.problems] == ["sequence"]
 
 
-def test_what_is_forgotten_before_it_is_read_is_counted_as_missing(
+def test_messages_forgotten_before_reading_count_as_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     history = filled(range(MESSAGES[600][0], MESSAGES[-1][0] + 1), max_steps=300)
@@ -142,7 +142,7 @@ def test_giving_up_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_cannot_be_written_is_an_error_and_touches_no_file(tmp_path: Path) -> None:
+def test_write_error_touches_no_file(tmp_path: Path) -> None:
     path = tmp_path / "memory.mcap"
     with pytest.raises(RecordingError, match="no step in memory"):
         write_memory(History(), path, lambda share: None)

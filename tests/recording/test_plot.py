@@ -199,7 +199,7 @@ def test_no_column_hides_the_worst_of_its_steps(
     assert len(covered) >= int(longest.duration_ns / width_ns) - 1
 
 
-def test_what_happened_is_told_in_order_and_only_from_the_range(
+def test_events_are_in_order_and_only_from_the_range(
     session: tuple[History, Path],
 ) -> None:
     _, path = session
@@ -274,7 +274,7 @@ def test_a_figure_holds_what_it_shows_and_is_the_same_every_time(
         ({"first": 9, "last": 3}, "--from 9 is after --until 3"),
     ],
 )
-def test_what_cannot_be_is_one_line_and_no_file(
+def test_impossible_request_gives_one_line_and_no_file(
     session: tuple[History, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -344,7 +344,9 @@ def test_a_wall_of_events_takes_no_memory() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 2**50), min_size=1), st.integers(1, 40))
-def test_many_samples_are_told_to_a_part_in_a_thousand(values: list[int], limit: int) -> None:
+def test_percentiles_of_many_samples_are_exact_to_a_thousandth(
+    values: list[int], limit: int
+) -> None:
     exact, rounded = Distribution(), Distribution(max_values=limit)
     for value in values:
         exact.add(value)

@@ -212,7 +212,7 @@ def test_no_text_and_no_token_ids_are_in_telemetry_replies_or_a_recording(
 
 
 @pytest.mark.usefixtures("talking")
-def test_with_tokens_all_of_it_is_told_and_the_file_says_so_and_can_be_stripped(
+def test_recording_with_tokens_says_so_and_can_be_stripped(
     telling_engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = session(telling_engine, tmp_path, with_tokens=True)
@@ -276,7 +276,7 @@ def test_with_tokens_all_of_it_is_told_and_the_file_says_so_and_can_be_stripped(
 
 
 @pytest.mark.usefixtures("talking")
-def test_who_joins_late_gets_the_text_of_what_is_under_way(telling_engine: Any) -> None:
+def test_late_subscriber_gets_the_text_of_running_requests(telling_engine: Any) -> None:
     sampling = SamplingParams(max_tokens=900, ignore_eos=True)
     with ControlClient(telling_engine.endpoint) as client:
         client.send(Submit(prompt=PROMPT, sampling=sampling))
@@ -338,7 +338,7 @@ def test_a_file_that_hides_tokens_is_found_out(tmp_path: Path) -> None:
     assert "--strip-tokens" in report.privacy.problems[0]
 
 
-def test_the_search_finds_what_it_looks_for() -> None:
+def test_leak_check_finds_tokens_in_every_encoding() -> None:
     for leak in (
         PROMPT.encode()[10:30],
         msgspec.json.encode({"text": ANSWER}),

@@ -388,7 +388,7 @@ def test_default_names_are_plain_file_names() -> None:
     assert len(default_name("e" * 300)) < 255
 
 
-def test_what_is_made_of_a_recording_is_named_after_it_once() -> None:
+def test_derived_files_are_named_after_the_recording_once() -> None:
     for name in ("noon.mcap", "stepscope-noon.mcap", "noon.mcap.part"):
         assert re.fullmatch(r"stepscope-noon-[\d-]+\.svg", default_name(name, ".svg"))
 
@@ -480,7 +480,7 @@ def foreign(path: Path) -> None:
     ],
     ids=["empty", "text", "foreign", "folder", "missing", "nothing"],
 )
-def test_what_is_no_recording_is_refused_in_one_line(
+def test_other_files_are_refused_in_one_line(
     tmp_path: Path, make: Callable[[Path], object], expected: str
 ) -> None:
     path = tmp_path / "file.mcap"

@@ -130,7 +130,7 @@ def test_of_a_file_cut_at_any_byte_all_is_read_that_was_flushed(
             assert kept == small.frames[: len(kept)]
 
 
-def test_of_a_long_file_cut_anywhere_all_is_read_that_was_flushed(
+def test_long_file_cut_anywhere_is_read_up_to_the_last_flush(
     large: Written, tmp_path: Path
 ) -> None:
     path = tmp_path / "cut.mcap"
@@ -180,9 +180,7 @@ def test_of_a_file_cut_in_its_index_nothing_is_said_to_be_lost(
             assert len(report.losses) == 1
 
 
-def test_a_flipped_byte_costs_what_it_is_in_and_nothing_else(
-    small: Written, tmp_path: Path
-) -> None:
+def test_flipped_byte_damages_only_its_own_chunk(small: Written, tmp_path: Path) -> None:
     path = tmp_path / "flipped.mcap"
     first = small.chunks[0]
     # By the chunk that is hit: what is in all others; None stands for no chunk.
@@ -219,7 +217,7 @@ def whole_chunks(written: Written, hit: int | None) -> set[tuple[int, bytes]]:
     return found
 
 
-def test_no_flipped_byte_changes_what_is_read_without_verify_telling(
+def test_verify_finds_every_flipped_byte_that_changes_the_content(
     small: Written, tmp_path: Path
 ) -> None:
     path = tmp_path / "flipped.mcap"
@@ -240,7 +238,7 @@ def test_no_flipped_byte_changes_what_is_read_without_verify_telling(
         assert not report.is_good or frames_of(path) == small.frames, f"byte {place}"
 
 
-def test_one_bit_in_the_only_chunk_is_told_as_damage_not_as_a_file_without_an_engine(
+def test_flipped_bit_in_the_only_chunk_is_reported_as_damage(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "bit.mcap"
@@ -320,7 +318,7 @@ def test_a_repaired_file_is_whole_and_holds_all_that_could_be_read(
         assert sum(1 for _ in make_reader(stream, validate_crcs=True).iter_messages()) == len(kept)
 
 
-def test_steps_of_a_chunk_of_which_not_even_its_head_is_left_are_told_as_lost(
+def test_steps_of_a_chunk_without_a_head_are_reported_as_lost(
     large: Written, tmp_path: Path
 ) -> None:
     """As when the disk gives zeros back, and the file was cut too: no index has the chunk."""
@@ -340,7 +338,7 @@ def test_steps_of_a_chunk_of_which_not_even_its_head_is_left_are_told_as_lost(
     assert f"({hit[0]:,} to {hit[1]:,})" in "".join(summary(report, path))
 
 
-def test_steps_that_were_never_recorded_are_not_told_as_lost(
+def test_steps_never_recorded_are_not_reported_as_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recording_file, "CHUNK_BYTES", 20_000)
@@ -372,7 +370,7 @@ def test_steps_that_were_never_recorded_are_not_told_as_lost(
     assert f"lost: up to {following[0]:,} steps (0 to {following[0] - 1:,})" in lines
 
 
-def test_a_damaged_file_is_told_by_the_steps_that_are_missing_and_what_to_do(
+def test_damage_message_names_missing_steps_and_the_remedy(
     large: Written, tmp_path: Path, stepscope: Callable[..., Any]
 ) -> None:
     path = tmp_path / "broken.mcap"
@@ -450,7 +448,7 @@ def damaged(content: bytes, *places: ChunkPlace) -> bytes:
     return bytes(found)
 
 
-def test_what_a_repair_left_out_is_in_the_file_and_no_problem_any_more(
+def test_losses_of_a_repair_are_in_the_file_and_no_problem(
     large: Written, tmp_path: Path, stepscope: Callable[..., Any]
 ) -> None:
     path, output = tmp_path / "broken.mcap", tmp_path / "mended.mcap"

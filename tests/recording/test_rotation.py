@@ -287,7 +287,7 @@ def test_a_file_that_another_recorder_writes_is_never_deleted(
     current.abandon()
 
 
-def test_a_disk_that_takes_no_further_file_is_told_in_one_line_and_the_last_file_is_whole(
+def test_full_disk_gives_one_line_and_leaves_the_last_file_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("stepscope.recordings.file.writing.writer.FLUSH_S", 0.0)

@@ -94,7 +94,7 @@ async def test_what_is_prefilled_is_replaced_by_typing_and_kept_by_an_arrow_key(
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-async def test_it_is_said_which_levels_hold_only_for_this_session(
+async def test_levels_of_this_session_only_are_marked(
     still_source: Callable[..., Any], tmp_path: Path, keeps: bool
 ) -> None:
     """Those of a recording that carries its own are for nothing else."""

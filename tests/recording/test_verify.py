@@ -85,14 +85,14 @@ def test_counts_that_the_moves_contradict_are_found(
     assert len(problems[check]) == 1
 
 
-def test_a_move_that_was_not_told_is_found(tmp_path: Path) -> None:
+def test_unpublished_block_move_is_found(tmp_path: Path) -> None:
     step = next(m.step for _, m in MESSAGES if isinstance(m, StepRecord) and len(m.moves) > 3)
     messages = changed(step, lambda m: msgspec.structs.replace(m, moves=m.moves[1:]))
     problems = wrong(verified(tmp_path / "moves.mcap", messages))
     assert problems["block accounting"][0].startswith(f"step {step}: ")
 
 
-def test_references_that_nobody_holds_are_found(tmp_path: Path) -> None:
+def test_block_references_without_a_request_are_found(tmp_path: Path) -> None:
     def shared_more(record: StepRecord) -> StepRecord:
         move = next(move for move in record.moves if move.ref_count > 0)
         place = record.moves.index(move)
