@@ -1,4 +1,4 @@
-"""`Follower`: reads what a timeline has kept, and goes on with what comes, at its own pace."""
+"""`Follower`: reads the messages of a timeline, kept and new ones, at its own pace."""
 
 import threading
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from stepscope.recordings.state.session import SessionState
 
 
 class Followed(NamedTuple):
-    """One message; `after_gap` says that some before it were lost or are forgotten."""
+    """One message; `after_gap`: messages before it were lost or forgotten."""
 
     message: Telemetry
     after_gap: bool
@@ -23,11 +23,11 @@ class Follower:
 
     Args:
         lock: guards the timeline.
-        first: the first step wanted; None: the oldest kept.
+        first: the first step to read; None: the oldest in memory.
 
     Attributes:
-        state: right before the first message that `read` gives. Not changed afterwards.
-        num_forgotten: messages that were given up before they were read.
+        state: the state right before the first message of `read`. Never changed.
+        num_forgotten: messages forgotten before they were read.
     """
 
     def __init__(self, lock: "threading.RLock", timeline: Timeline, first: int | None) -> None:
@@ -47,7 +47,7 @@ class Follower:
         self._is_behind = False
 
     def read(self, limit: int) -> Iterator[Followed]:
-        """Up to `limit` more messages; none when it has caught up."""
+        """The next messages, at most `limit`; none if it has caught up."""
         with self._lock:
             payloads = self._payloads(limit)
             gap_steps = set(self._timeline.gaps.steps)
@@ -61,20 +61,20 @@ class Follower:
             yield Followed(message, after_gap)
 
     def read_payloads(self, limit: int) -> list[bytes]:
-        """As `read`, as they came; some before them may be forgotten."""
+        """Like `read`, but undecoded. Messages before them may be forgotten."""
         with self._lock:
             payloads = self._payloads(limit)
         self._number += len(payloads)
         return payloads
 
     def sequences(self) -> dict[int, int]:
-        """The numbers of the messages in which the steps in memory came."""
+        """The message numbers of the steps in memory."""
         with self._lock:
             columns = self._timeline.columns
             return dict(zip(columns.steps, columns.column("sequence"), strict=True))
 
     def num_lost(self) -> dict[int, int]:
-        """Messages that never came, by the first step after them."""
+        """Lost messages, by the first step after them."""
         lost: dict[int, int] = {}
         with self._lock:
             for gap in self._timeline.gaps.found:
@@ -90,15 +90,15 @@ class Follower:
         return self._timeline.ring.payloads_from(self._number, limit)
 
     def distance(self, other: "Follower") -> int:
-        """How many messages it has to read to be where `other` is; 0 when it is there."""
+        """How many messages it is behind `other`."""
         return max(0, other._number - self._number)
 
     @property
     def num_ahead(self) -> int:
-        """Messages that are there to be read."""
+        """How many messages are ready to read."""
         with self._lock:
             return max(0, self._timeline.ring.end_number - self._number)
 
     def is_of(self, timeline: Timeline) -> bool:
-        """Whether it is this timeline that is followed."""
+        """Whether it follows this timeline."""
         return self._timeline is timeline

@@ -1,8 +1,8 @@
 """`History`: a session so far, in memory. One writer (the source's thread), any number of readers.
 
-Reading is the business of `HistoryView`; here is how what was received gets in. An engine that
-starts anew, or whose clock is set back, begins a new history. The last one before with any step is
-kept whole as `previous` until `reset`.
+This class takes messages in; its base `HistoryView` is for reading. An engine that restarts, or
+whose clock is set back, begins a new history. The last one with any step stays as `previous` until
+`reset`.
 """
 
 from collections.abc import Sequence
@@ -27,13 +27,13 @@ MAX_BYTES = 256 * 1024 * 1024
 
 
 class History(HistoryView):
-    """See `HistoryView` for what can be read.
+    """The writing side; see `HistoryView` for reading.
 
     Args:
-        slo: bounds that breaches, stalls and attainment refer to.
-        max_steps, max_bytes: what is kept before the oldest is forgotten.
-        known_since_ns: engine time from which on it is known whether the operator had paused the
-            engine: a wait that began before it is in no figure. 0: from the beginning.
+        slo: bounds for breaches, stalls and attainment.
+        max_steps, max_bytes: how much is kept; then the oldest steps are forgotten.
+        known_since_ns: engine time from which on the operator's pauses are known. Waits that began
+            earlier count in no figure. 0: from the beginning.
     """
 
     def __init__(
@@ -49,20 +49,20 @@ class History(HistoryView):
         self.max_bytes = max_bytes
         self.known_since_ns = known_since_ns
         self.previous: History | None = None
-        self.num_displaced = 0  # sessions before `previous`, of which nothing is kept
+        self.num_displaced = 0  # sessions before `previous`, which are gone
 
     def append(
         self, sequence: int, message: Telemetry | bytes, payload: bytes | None = None
     ) -> None:
         """Take the next message: decoded, or its payload, or both.
 
-        A sequence number that was seen already is ignored; one that skips some makes a `Gap`. A
-        `Snapshot` sets the state right when messages before it are missing, else it is redundant
-        and ignored. A new engine id begins a new history.
+        A known sequence number is ignored; a skipped one makes a `Gap`. A `Snapshot` corrects the
+        state after missing messages, and is ignored otherwise. A new engine id begins a new
+        history.
 
         Raises:
-            msgspec.DecodeError: the payload is no telemetry, or a number in it cannot be; nothing
-                has changed.
+            msgspec.DecodeError: the payload is no telemetry, or a number in it is out of range.
+                Nothing has changed.
         """
         if isinstance(message, bytes):
             payload, message = message, wire.decode(message)
@@ -77,18 +77,18 @@ class History(HistoryView):
             self.version += 1
 
     def take_run(self, run: Sequence[PackedStep], forward: FastForward) -> int:
-        """Take the next steps as they lie in a file, without looking at every row.
+        """Take the next packed steps of a file without examining every row.
 
-        Gives how many were taken. The one after them has to be looked at: something is missing
-        before it, or it comes late or out of order. What is read of this history is right again
-        after `forward.settle()`.
+        Returns how many were taken. The one after them needs `append`: messages are missing
+        before it, or it is late or out of order. Reading this history is correct again after
+        `forward.settle()`.
 
         Args:
-            forward: what `forward()` gave.
+            forward: the result of `forward()`.
 
         Raises:
-            msgspec.DecodeError: a number in one of them cannot be; nothing has changed.
-            ValueError: one does not fit the steps before it; this history is of no use any more.
+            msgspec.DecodeError: a number in one of them is out of range. Nothing has changed.
+            ValueError: one does not fit the steps before it. Do not use this history any more.
         """
         with self._lock:
             num_taken = self._num_in_order(run)
@@ -98,24 +98,24 @@ class History(HistoryView):
             return num_taken
 
     def forward(self) -> FastForward:
-        """For `take_run`, from the newest state on."""
+        """A `FastForward` for `take_run` that begins at the newest state."""
         return FastForward(self._timeline.state)
 
     @property
     def keeps_state(self) -> bool:
-        """The state before the next message will be kept: it has to be right by then."""
+        """The history will keep the state before the next message, so it must be settled."""
         return self._timeline.ring.is_full
 
     def is_state(self, state: SessionState) -> bool:
-        """Whether this is the state that messages change: it is another one for another engine."""
+        """Whether messages still change this state. Another engine begins a new one."""
         return self._timeline.state is state
 
     def remember(self, record: StepRecord) -> None:
-        """Have the record of a step at hand; it is one of those that were taken."""
+        """Cache the record of a step that was taken."""
         self._cache.keep(record)
 
     def skip(self, sequence: int) -> None:
-        """A message came of a kind that this version does not know: it is not missing."""
+        """Note a message of a kind that this version does not know, so that it is not missing."""
         with self._lock:
             if self._timeline.last_sequence == sequence - 1:
                 self._timeline.last_sequence = sequence
@@ -133,9 +133,9 @@ class History(HistoryView):
             self.version += 1
 
     def begin(self, state: SessionState, sequence: int) -> None:
-        """Forget everything, and go on from a state that is true after message `sequence`.
+        """Forget everything, and go on from the state after message `sequence`.
 
-        The state is not to be changed any more by who gives it.
+        The caller must not change the state afterwards.
         """
         with self._lock:
             self.previous = None
@@ -144,7 +144,7 @@ class History(HistoryView):
             self.version += 1
 
     def adopt(self, other: "History") -> None:
-        """Show what another history holds; that one takes over what was shown."""
+        """Swap contents with another history."""
         with self._lock:
             old = self._timeline
             self.previous = None
@@ -159,25 +159,25 @@ class History(HistoryView):
     def begins_after(self) -> int | None:
         """Number of the message before the oldest in memory.
 
-        None where that is not known, or messages were lost there.
+        None if it is unknown, or messages were lost there.
         """
         with self._lock:
             return self._timeline.ring.segments[0].keyframe.sequence
 
     @property
     def room(self) -> tuple[int, int]:
-        """Steps and bytes that may be added before anything is forgotten."""
+        """Steps and bytes that still fit before the oldest are forgotten."""
         with self._lock:
             ring = self._timeline.ring
             return ring.max_steps - ring.num_steps, ring.max_bytes - ring.num_bytes
 
     def prepend(self, earlier: "History") -> bool:
-        """Put what another history holds before what is in memory, which stays as it is.
+        """Put an earlier history in front of this one, whose own steps stay unchanged.
 
-        False, and nothing has changed, where what is in memory does not begin with the very
-        message after the last one of `earlier`, which is of no use afterwards.
+        Returns False and changes nothing if this one does not begin right after the last message
+        of `earlier`. Do not use `earlier` afterwards.
         """
-        # Only its writer changes what it looks at, and that is who calls.
+        # No lock: only the writer, which calls this, changes these fields.
         if not does_follow(self._timeline, earlier._timeline):
             return False
         latencies = self._timeline.latencies.after(earlier._timeline.latencies)
@@ -188,21 +188,21 @@ class History(HistoryView):
             return True
 
     def end_short(self) -> None:
-        """Nothing more is about to be there."""
+        """Clear `is_short`: no earlier steps are coming."""
         with self._lock:
             self.is_short = False
             self.version += 1
 
     def keep(self, max_steps: int, max_bytes: int) -> None:
-        """Change what is kept at most; the oldest goes with the next message, if it has to."""
+        """Change how much is kept. The next message drops what is too much."""
         with self._lock:
             self.max_steps = self._timeline.ring.max_steps = max_steps
             self.max_bytes = self._timeline.ring.max_bytes = max_bytes
 
     def rewind(self, step: int) -> bool:
-        """Forget what came after `step`, so that it is the newest one again.
+        """Forget what came after `step`, so that it is the newest step again.
 
-        False, and nothing has changed, when `step` is not in memory.
+        Returns False and changes nothing if `step` is not in memory.
         """
         with self._lock:
             if not self._timeline.rewind(step):
@@ -212,25 +212,23 @@ class History(HistoryView):
             return True
 
     def add_mark(self, mark: Mark) -> None:
-        """Keep a note; from any thread. The same one twice is kept once."""
+        """Keep a note; from any thread. Duplicates are ignored."""
         with self._lock:
             self._timeline.add_mark(mark)
             self.version += 1
 
     def know_baseline(self, baseline: Baseline) -> None:
-        """What is usual in the file that this is played from; from any thread.
-
-        What was explained is explained anew.
+        """Set the baseline of the replayed file; from any thread. Waits are explained again.
 
         Args:
-            baseline: of more steps than before; not to be added to any more.
+            baseline: covers more steps than before, and no longer changes.
         """
         with self._lock:
             self._file_baseline.baseline = baseline
             self.version += 1
 
     def set_slo(self, slo: SLO) -> None:
-        """Other bounds from now on, also for what has been; from any thread."""
+        """Change the bounds, for past steps too; from any thread."""
         with self._lock:
             self.slo = slo
             self._timeline.set_slo(slo)
@@ -242,7 +240,7 @@ class History(HistoryView):
     # Inside
 
     def _num_in_order(self, run: Sequence[PackedStep]) -> int:
-        """How many steps go on one after another from what was taken."""
+        """How many of the steps follow on each other and on the history."""
         columns = self._timeline.columns
         before = self._timeline.last_sequence
         step, time_ns = (columns.steps[-1], columns.tokens_ns[-1]) if columns.steps else (-1, 0)
@@ -286,7 +284,7 @@ class History(HistoryView):
         self._timeline.take(sequence, message, payload)
 
     def _begin_anew(self, last_sequence: int, back_ns: int) -> None:
-        """The engine's clock was set back: no order by time holds beyond this point."""
+        """Begin a new history: the clock was set back, so times no longer order the steps."""
         old = self._timeline
         self._keep_as_previous()
         state = set_back(old.state, back_ns)
@@ -296,15 +294,16 @@ class History(HistoryView):
         self._timeline.log.add(event)
 
     def _keep_as_previous(self) -> None:
-        """Unless there is no step in it: an engine that dies again and again as it starts, until
-        somebody comes, does not take the place of the one that worked.
+        """Keep the history as `previous` unless it has no step.
+
+        So an engine that keeps dying at its start does not displace the one that worked.
         """
         if self._timeline.columns.steps or self.previous is None:
             self.num_displaced += self.previous is not None and self.previous.num_steps > 0
             self.previous = self._detached()
 
     def _detached(self) -> Self:
-        """A history of its own that holds what this one has held so far."""
+        """A separate history with the contents of this one."""
         other = type(self)(self.slo, self.max_steps, self.max_bytes)
         other.version = self.version
         other._file_baseline = self._file_baseline

@@ -1,7 +1,7 @@
-"""`HistoryView`: what readers see of a session in memory. Any number of them, from any thread.
+"""`HistoryView`: the reading side of a session in memory, for any number of threads.
 
-The lock is held for the length of one look-up; whatever takes longer (decoding, going back to an
-earlier state, percentiles) is done outside of it, on what cannot change any more.
+It holds the lock for one look-up at a time. Longer work (decoding, going back to an earlier state,
+percentiles) happens outside the lock, on data that never changes.
 """
 
 import threading
@@ -34,7 +34,7 @@ from stepscope.recordings.state.session import SessionState
 
 
 class Newest(NamedTuple):
-    """What there is at one moment, however fast messages come; no steps before the first one."""
+    """A consistent view of one moment; without steps before the first one."""
 
     first_step: int | None
     last_step: int | None
@@ -44,8 +44,8 @@ class Newest(NamedTuple):
 class HistoryView:
     """The reading side of a `History`, which is the only one of its kind.
 
-    All times in nanoseconds are the engine's monotonic ones, unless a name says `wall`. What is
-    handed out is not changed afterwards and must not be changed by who gets it.
+    Times in nanoseconds are the engine's monotonic clock, unless the name says `wall`. Returned
+    objects never change, and callers must not change them.
 
     Args:
         slo: bounds that breaches, stalls and attainment refer to.
@@ -55,14 +55,14 @@ class HistoryView:
     def __init__(self, slo: SLO, timeline: Timeline) -> None:
         self.slo = slo
         self.version = 0  # grows with every message
-        self.is_short = False  # more of what came before the first step is about to be there
+        self.is_short = False  # steps before the first one are being loaded
         self._lock = threading.RLock()
         self._newest: tuple[int, SessionState] | None = None  # version and state
         self._file_baseline = FileBaseline()
         self._begin(timeline)
 
     def _begin(self, timeline: Timeline) -> None:
-        """Show another timeline from now on."""
+        """Switch to another timeline."""
         self._timeline = timeline
         self._drop_caches()
 
@@ -76,7 +76,7 @@ class HistoryView:
 
     @property
     def state(self) -> SessionState:
-        """The newest state; the same object as long as nothing new has come."""
+        """The newest state; the same object until the next message."""
         with self._lock:
             if self._newest is None or self._newest[0] != self.version:
                 self._newest = (self.version, self._timeline.state.copy())
@@ -84,7 +84,7 @@ class HistoryView:
 
     @property
     def newest(self) -> Newest:
-        """The steps there are, and the state that goes with the last of them."""
+        """The steps in memory and the state after the last of them."""
         with self._lock:
             return Newest(self.first_step, self.last_step, self.state)
 
@@ -122,7 +122,7 @@ class HistoryView:
 
     @property
     def kept_from_ns(self) -> int:
-        """Engine time from which on all that happened is in memory; 0: from its first step on."""
+        """Engine time from which on memory is complete; 0: from the engine's first step."""
         with self._lock:
             oldest = self._timeline.ring.segments[0].keyframe.state
             return oldest.time_ns if oldest.step >= 0 else 0
@@ -133,15 +133,15 @@ class HistoryView:
         return len(self._timeline.columns)
 
     def step_at(self, time_ns: int) -> int | None:
-        """The last step whose tokens were known by `time_ns`, or the first one there is."""
+        """The last step finished by `time_ns`, else the first step in memory."""
         with self._lock:
             columns = self._timeline.columns
             return columns.steps[max(0, columns.index_at(time_ns))] if columns.steps else None
 
     def neighbour(self, step: int, offset: int) -> int:
-        """The step so many records after `step` (before, if negative), lost ones not counted.
+        """The step a number of records after `step` (before, if negative); lost ones do not count.
 
-        Where the history ends it is the first or last step there is; `step` itself without any.
+        Stops at the first or last step in memory. Returns `step` itself without any.
         """
         with self._lock:
             steps = self._timeline.columns.steps
@@ -151,7 +151,7 @@ class HistoryView:
             return steps[min(max(index + offset, 0), len(steps) - 1)]
 
     def summary(self, step: int) -> StepSummary | None:
-        """Figures of a step; None when it is lost, forgotten or still to come."""
+        """The figures of a step; None if it is lost, forgotten or still to come."""
         with self._lock:
             return self._timeline.summary(step)
 
@@ -171,37 +171,37 @@ class HistoryView:
             return steps_in(self._timeline.columns)
 
     def record(self, step: int) -> StepRecord | None:
-        """The whole record; None when it is lost, forgotten or still to come."""
+        """The whole record; None if it is lost, forgotten or still to come."""
         return self._cache.record(step)
 
     def state_at(self, step: int) -> SessionState:
         """The state right after the record of `step`.
 
-        For a step that was lost it is the state after the last one before it, and for one before
-        the history the oldest state there is.
+        For a lost step it is the state after the last step before it. For a step before the
+        history it is the oldest state in memory.
         """
         return self._cache.state_at(step)
 
     def lanes(self, first: int, last: int) -> list[Lane]:
         """What each request did in the steps `first` to `last`, by request id.
 
-        Steps that have not come yet or are forgotten are `Cell.ABSENT`, lost ones `Cell.UNKNOWN`.
+        Future and forgotten steps are `Cell.ABSENT`, lost ones `Cell.UNKNOWN`.
         """
         with self._lock:
             return self._timeline.lanes.view(first, last)
 
     def lane_ids(self, first: int, last: int) -> list[int]:
-        """The requests whose lanes `lanes` would give, without what is in them."""
+        """The ids of the requests in `lanes`, without their cells."""
         with self._lock:
             return self._timeline.lanes.ids(first, last)
 
     def lane_names(self, request_ids: Iterable[int]) -> list[LaneName]:
-        """Whose lanes these are."""
+        """The names of these lanes."""
         with self._lock:
             return self._timeline.lanes.names(request_ids)
 
     def lane_cells(self, request_ids: Iterable[int], first: int, last: int) -> list[bytes]:
-        """The cells of some requests in the steps `first` to `last`, all absent for others."""
+        """The cells of these requests in steps `first` to `last`; all absent for unknown ones."""
         with self._lock:
             return self._timeline.lanes.cells(request_ids, first, last)
 
@@ -212,8 +212,8 @@ class HistoryView:
     ) -> LatencyReport:
         """Latencies over the window that ends at `end_ns` (None: now), or over all (None).
 
-        Exact, so not free: about 1 ms for a minute at 50 steps a second. Once or twice a second
-        is often enough to draw it.
+        Exact, which costs about 1 ms for a minute at 50 steps a second. Drawing needs it once or
+        twice a second.
         """
         return self.windows.latency(end_ns, window_s, buckets)
 
@@ -222,14 +222,14 @@ class HistoryView:
         return self.windows.rates(end_ns, window_s)
 
     def follow(self, first: int | None = None) -> Follower:
-        """A reader of all messages kept, from a step on (None: the oldest), and of those to come.
+        """A reader of all messages from a step on (None: the oldest in memory), and of new ones.
 
-        It stays with the engine that there is now: one that starts anew is another session.
+        It stays with the current engine: a restarted engine is another session.
         """
         return Follower(self._lock, self._timeline, first)
 
     def is_followed_by(self, follower: Follower) -> bool:
-        """Whether what comes now is what `follower` reads."""
+        """Whether `follower` reads the current session."""
         return follower.is_of(self._timeline)
 
     # What happened
@@ -242,8 +242,8 @@ class HistoryView:
     ) -> list[SessionEvent]:
         """The last events up to a step (None: all), oldest first.
 
-        Of late tokens (`slo`) those with the longest wait, one of each kind in each second of the
-        engine's time; of the second that the last step is in, the longest so far.
+        For late tokens (`slo`), only the longest wait of each kind in each second of engine time.
+        For the second of the last step, the longest so far.
         """
         with self._lock:
             until = 2**62 if last_step is None else last_step
@@ -266,16 +266,16 @@ class HistoryView:
         return min(near, key=lambda event: (event.step - step) * direction, default=None)
 
     def end_of(self, request_id: int, step: int) -> SessionEvent | None:
-        """How a request ended, up to a step; None where it did not, or that is not in memory."""
+        """How a request ended, up to a step; None if it did not, or its end is not in memory."""
         with self._lock:
             return self._timeline.log.end_of(request_id, step)
 
     # Why a token was late
 
     def wait(self, step: int, request_id: int) -> Late | None:
-        """What the wait of a request for its token of `step` was made of; None without a token.
+        """Explain a request's wait for its token of `step`; None without a token.
 
-        A wait whose beginning is forgotten has a piece `unknown` for it.
+        If its beginning is forgotten, that part is `unknown`.
         """
         found = self._lives.wait(step, request_id)
         if found is None:
@@ -284,21 +284,21 @@ class HistoryView:
         return found._replace(bound_ns=round(bound_ms * 1e6))
 
     def is_explained(self, step: int, request_id: int) -> bool:
-        """Whether `wait` has been asked for this one lately, so that it costs nothing."""
+        """Whether the explanation of this wait is cached."""
         return self._lives.is_known(step, request_id)
 
     def explain(self, waits: Sequence[LateWait], max_steps: int) -> int | None:
-        """Work out many waits at once, where that costs less than `wait` for each of them.
+        """Explain many waits in one pass, if that is cheaper than `wait` for each.
 
-        Gives the step up to which that was done, for no more than `max_steps` are read; None where
-        each is better asked for by itself. Asking again goes on from there.
+        Reads at most `max_steps` and returns the step it reached; the next call goes on from
+        there. None if single calls of `wait` are cheaper.
         """
         return self._lives.explain(waits, max_steps)
 
     def life(self, view: RequestView, last: int | None = None) -> Life | None:
         """All waits of a request from its arrival to its end, or to `last` (None: the newest).
 
-        Asking again for the same request costs only the steps since. None without any step.
+        Another call for the same request reads only the steps since. None without any step.
         """
         return self._lives.life(view, last)
 
@@ -318,8 +318,8 @@ class HistoryView:
     def stalls(self, step: int | None = None, limit: int = 1) -> Stalls:
         """The longest waits above the ITL bound up to a step (None: all), one a second.
 
-        They are those that `events` has. Where there is none, those for a first token above the
-        TTFT bound. A stall holds up all that stream; who waits for a first token, waits alone.
+        The same ones as in `events`. Without any, the waits for a first token above the TTFT
+        bound. A stall delays all streaming requests; a wait for a first token only one.
         """
         return self.windows.stalls(step, limit)
 
@@ -336,7 +336,7 @@ class HistoryView:
 
     @property
     def needs_snapshot(self) -> bool:
-        """Messages are missing, and no snapshot has set the state right since."""
+        """Messages are missing, and no snapshot has corrected the state since."""
         return self._timeline.gaps.needs_snapshot
 
     @property

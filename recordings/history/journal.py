@@ -1,6 +1,6 @@
-"""`Journal`: a history that remembers no steps: who the engine is, and what was missed.
+"""`Journal`: a history without steps. It knows the engine and what was lost.
 
-For a recorder, whose memory is its file. It takes a tenth of the time of a `History`.
+For a recorder, which keeps steps in its file. It takes a tenth of the time of a `History`.
 """
 
 from stepscope.engine.protocol.wire import EngineInfo, Snapshot, Telemetry
@@ -10,13 +10,13 @@ MAX_BYTES = 1024 * 1024
 
 
 class Journal(History):
-    """Counts, gaps, the engine and its state are those of a `History`; all else is unknown."""
+    """Counts, gaps, engine and status are those of a `History`; the rest is unknown."""
 
     def __init__(self) -> None:
         super().__init__(max_bytes=MAX_BYTES)
 
     def snapshot(self) -> Snapshot | None:
-        """None: what the requests and blocks are like is not known."""
+        """None: requests and blocks are unknown."""
         return None
 
     def _take(self, sequence: int, message: Telemetry, payload: bytes) -> None:

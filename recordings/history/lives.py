@@ -1,7 +1,7 @@
-"""`LifeKeeper`: single waits and whole lives of requests explained, from what a timeline keeps.
+"""`LifeKeeper`: explains single waits and whole lives of requests from the steps in memory.
 
-The life of one request is followed as steps come in; a wait that was asked for is kept. Decoding
-happens outside the timeline's lock, on payloads that never change.
+It follows the life of one request as steps come in, and caches explained waits. It decodes outside
+the timeline's lock, on payloads that never change.
 """
 
 import threading
@@ -21,22 +21,22 @@ from stepscope.recordings.history.timeline import Timeline
 from stepscope.recordings.state.session import SessionState
 from stepscope.recordings.state.transcripts import KnownText, TranscriptReader
 
-MAX_LIFE_STEPS = 8192  # followed back in search of an arrival
+MAX_LIFE_STEPS = 8192  # steps to go back in search of an arrival
 _MAX_KNOWN = 512
-_SWEEP_COST = 2  # of a step that is read for all requests, against one that is read for one
+_SWEEP_COST = 2  # cost of reading a step for all requests, relative to one request
 _NAMED = ("max_itl_request_id", "max_ttft_request_id")
 
 
 class Life(NamedTuple):
-    """A request from its arrival, or from where it is known, up to the step that was asked for.
+    """A request from its arrival, or from where it is known, to the step asked for.
 
-    It may reach further, where more was asked for before.
+    It may reach further if an earlier call asked for more.
     """
 
     request_id: int
-    waits: tuple[Late, ...]  # one for each token, in order
-    pieces: tuple[Piece, ...]  # all of its time up to its last token, in order and not merged
-    told: KnownText | None = None  # its prompt and output; None where the engine does not tell
+    waits: tuple[Late, ...]  # one wait for each token, in order
+    pieces: tuple[Piece, ...]  # all time up to its last token, in order, not merged
+    told: KnownText | None = None  # prompt and output; None if the engine does not publish them
 
 
 class _LifeFollower:
@@ -51,7 +51,7 @@ class _LifeFollower:
         baseline: Baseline,
     ) -> None:
         self.request_id = request_id
-        self.baseline = baseline  # by which it began to be told
+        self.baseline = baseline  # the baseline it began with
         self.transcript = transcript
         self.explainer = explainer
         self.next_number = next_number
@@ -64,7 +64,7 @@ class LifeKeeper:
     Args:
         lock: guards the timeline.
         cache: of the same timeline.
-        of_file: what is usual in the file that the timeline is of.
+        of_file: the baseline of the replayed file.
     """
 
     def __init__(
@@ -132,9 +132,9 @@ class LifeKeeper:
             return last_step
 
     def _refresh(self) -> None:
-        """What was explained before more was known of what is usual is explained anew.
+        """Drop cached explanations if the baseline has changed.
 
-        A whole life is read again only where it would be told otherwise: that takes long.
+        A whole life takes long to read, so it is read again only if another step becomes slow.
         """
         if not self._baseline.refresh(self._timeline.columns):
             return
@@ -156,9 +156,9 @@ class LifeKeeper:
         return LateSweep(self._explainer(*bounds_ns, None, state), state, number)
 
     def _keep_explained(self, found: Sequence[Late], wanted: Set[tuple[int, int]]) -> None:
-        """Those that are asked for, and the last ones that figures of steps name: they may be next.
+        """Cache the waits asked for, and the newest of the others, which may be asked for next.
 
-        No more of these, for they would displace what other calls have asked for.
+        Caching more would displace the waits of other calls.
         """
         with self._lock:
             columns = self._timeline.columns
@@ -222,7 +222,7 @@ class LifeKeeper:
         start_ns = known_ns or 0
         if before is not None and known_ns is None:
             view = self._cache.state_at(before).requests.get(request_id)
-            if view is None:  # it arrived since
+            if view is None:  # it arrived later
                 view = self._cache.state_at(step).requests.get(request_id)
                 start_ns = 0 if view is None else view.arrival_ns
             else:
@@ -240,10 +240,10 @@ class LifeKeeper:
     def _begin(
         self, request_id: int, start_ns: int, last_step: int | None
     ) -> tuple[Explainer, int] | None:
-        """An explainer of one request at the last step before a time, and the next number.
+        """An explainer of one request at the last step before a time, and the next message number.
 
         Args:
-            last_step: up to which it is to explain (None: the newest).
+            last_step: the last step to explain (None: the newest).
         """
         with self._lock:
             steps = self._timeline.columns.steps

@@ -1,4 +1,4 @@
-"""`Source`: where a session comes from. A live engine and a recording look alike to who draws."""
+"""`Source`: where a session comes from. A live engine and a recording look alike to the UI."""
 
 import threading
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from stepscope.recordings.history.history import History
 SourceStatus: TypeAlias = Literal[
     "starting", "connecting", "live", "stale", "down", "playing", "paused", "ended"
 ]
-# Nobody answers whose steps could be recorded, or who could be asked for a change.
+# No engine answers, so nothing can be recorded or changed.
 NO_ENGINE: frozenset[SourceStatus] = frozenset({"starting", "connecting", "down"})
 
 # Topic, sequence number and payload of a message that has just become part of the history. Called
-# on the source's thread (marks: on the thread of who made them); it must not wait and not raise.
+# on the source's thread (marks: on the caller's); it must not wait and not raise.
 FrameListener: TypeAlias = Callable[[bytes, int, bytes], None]
 
 
@@ -39,7 +39,7 @@ class Source(Protocol):
 
     @property
     def error(self) -> str | None:
-        """What is wrong, in one line for a person; None when nothing is."""
+        """The current problem, in one line for people; None without one."""
         ...
 
     def start(self) -> None: ...
@@ -50,7 +50,7 @@ class Source(Protocol):
 
 
 class FrameTap:
-    """Hands every message of a source on to whoever is attached, such as a recorder."""
+    """Passes every message of a source to what is attached, such as a recorder."""
 
     def __init__(self) -> None:
         self._listeners: tuple[FrameListener, ...] = ()
@@ -70,7 +70,7 @@ class FrameTap:
 
 
 def add_mark(source: Source, text: str, who: str, step: int | None = None) -> Mark:
-    """Put a note at a step (None: the newest) of a session, and into its recording if there is one.
+    """Add a note at a step (None: the newest), also to the recording if there is one.
 
     From any thread.
     """

@@ -1,4 +1,4 @@
-"""Putting what was before in front of what is in memory, without touching what is in memory."""
+"""Puts earlier steps in front of those in memory, without changing the latter."""
 
 from stepscope.recordings.history.timeline import Timeline
 from stepscope.recordings.state.clocks import BACK_NS
@@ -9,9 +9,9 @@ _ABORT = frozenset({"abort"})
 
 
 def does_follow(later: Timeline, earlier: Timeline) -> bool:
-    """Whether `later` begins with the very message after the last one of `earlier`.
+    """Whether `later` begins right after the last message of `earlier`.
 
-    And whether it goes on in the same time, with later steps.
+    Its times and step numbers must go on, too.
     """
     before, steps = earlier.columns, later.columns.steps
     keyframe = later.ring.segments[0].keyframe
@@ -25,20 +25,19 @@ def does_follow(later: Timeline, earlier: Timeline) -> bool:
 
 
 def splice(later: Timeline, earlier: Timeline, latencies: Latencies) -> None:
-    """Put everything that `earlier` keeps before what `later` keeps, which stays as it is.
+    """Put everything in `earlier` before the start of `later`, whose own steps stay unchanged.
 
-    Who follows `later` goes on where it was. `earlier` is of no use afterwards.
+    Followers of `later` go on where they were. Do not use `earlier` afterwards.
 
     Args:
         later: see `does_follow`.
-        earlier: nothing was lost in it.
-        latencies: of both. They are ranked, which takes long: whoever holds a lock has them made
-            before.
+        earlier: has no gaps.
+        latencies: of both. Ranking takes long, so make them before taking a lock.
     """
     if earlier.slo != later.slo:  # changed while `earlier` was filled
         earlier.set_slo(later.slo)
     latencies.slo = later.slo
-    # Nobody who came after the end of a request has a lane for it.
+    # A history that began after a request ended has no lane for it.
     between = later.log.until(earlier.state.step, MAX_EVENTS, _ABORT)
     earlier.lanes.abort([each.request_id for each in between if each.request_id is not None])
     later.ring.prepend(earlier.ring)
@@ -52,4 +51,4 @@ def splice(later: Timeline, earlier: Timeline, latencies: Latencies) -> None:
     later.knob_changes[:0] = earlier.knob_changes
     later.knob_steps |= earlier.knob_steps
     later.stall_steps[:0] = earlier.stall_steps
-    later.transcripts = earlier.transcripts  # as of the beginning, which is another one now
+    later.transcripts = earlier.transcripts  # they belong to the first step, which has changed
