@@ -1,4 +1,4 @@
-"""Entries of the audit trail in words, the same wherever they are shown."""
+"""Texts of audit entries, the same wherever they are shown."""
 
 from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.wire import Audited
@@ -17,7 +17,7 @@ _DONE = {
     "Abort": "aborted a request",
     "SetKnobs": "changed knobs",
 }
-# In which state the engine is when it is told so; another one is worth a word.
+# The states in which a command is expected; any other one is mentioned.
 _EXPECTED_STATES = {
     "Pause": ("running", "idle"),
     "Resume": ("paused",),
@@ -42,7 +42,7 @@ _REFUSED = {
 
 
 def who_text(entry: Audited) -> str:
-    """Who it was: the key they came in with is certain, the name is what they say."""
+    """Who sent it: the key is certain, the name is only claimed."""
     asker = Asker(entry.who, entry.key)
     if not asker.proved or entry.who in ("", entry.key):
         return asker.name
@@ -50,19 +50,19 @@ def who_text(entry: Audited) -> str:
 
 
 def shorter_who(who: str, room: int) -> str:
-    """Without what stands in brackets, where all of it has no room."""
+    """The name without the part in brackets, for narrow lines."""
     if len(who) <= room or not who.endswith(")"):
         return who
     return who.partition(" (")[0]
 
 
 def change_text(entry: Audited) -> str:
-    """What was changed from what to what, or what was refused and why."""
+    """What changed, from and to which value, or what was refused and why."""
     if entry.code:
         what = _REFUSED.get(entry.command, entry.command)
         if entry.command == "Abort" and entry.count > 1:
             what = f"{entry.count:,} aborts of requests"
-        elif entry.count > 1 and entry.code != "rate_limited":  # which tells its own count
+        elif entry.count > 1 and entry.code != "rate_limited":  # its detail has the count
             return f"{what} refused {entry.count:,} times: {entry.detail}"
         return f"{what} refused: {entry.detail}"
     if entry.command == "Abort" and entry.count > 1:
@@ -89,7 +89,7 @@ def change_text(entry: Audited) -> str:
 
 
 def _workloads(entry: Audited) -> tuple[str, str] | None:
-    """Of a change of the workload the one before and the one after; "" is none."""
+    """The workloads before and after a change; "" for none."""
     old, new = ((each or {}).get("workload") for each in (entry.old, entry.new))
     if entry.command != "SetWorkload" or not (isinstance(old, str) and isinstance(new, str)):
         return None
@@ -97,7 +97,7 @@ def _workloads(entry: Audited) -> tuple[str, str] | None:
 
 
 def _workload_text(old: str, new: str) -> str:
-    """A mix is a long line: of two, only what they differ in."""
+    """The difference between two workloads, because a whole mix is a long line."""
     if not old:
         return f"started a workload of {new}" if new else "stopped the workload: there was none"
     if not new:
@@ -114,6 +114,6 @@ def _workload_text(old: str, new: str) -> str:
 
 
 def _parts(workload: str) -> list[str]:
-    """What `describe` puts together: the rate, the kinds of requests, and limits."""
+    """The parts that `describe` joins: the rate, the kinds of requests, and limits."""
     rate, _, rest = workload.partition(": ")
     return [rate, *rest.split(", ")]

@@ -1,4 +1,4 @@
-"""`BlockMap`: owner and references of every KV block, as an observer knows them."""
+"""`BlockMap`: owner and reference count of every KV block, as an observer knows them."""
 
 from array import array
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _LIMIT = 1 << 62
 
 
 class SoundMove(BlockMove, array_like=True, frozen=True, gc=False):
-    """A move that was looked at while it was decoded: its numbers can be."""
+    """A move whose numbers were checked while it was decoded."""
 
     block_id: Annotated[int, Meta(ge=0)]
     owner: Annotated[int, Meta(gt=-_LIMIT, lt=_LIMIT)]
@@ -24,7 +24,7 @@ class SoundMove(BlockMove, array_like=True, frozen=True, gc=False):
 
 
 class PackedBlocks(NamedTuple):
-    """A compressed `BlockMap`: for keyframes of large pools."""
+    """A compressed `BlockMap`, for keyframes of large pools."""
 
     owner: bytes
     refs: bytes
@@ -49,14 +49,14 @@ class BlockMap:
 
     @classmethod
     def empty(cls, num_blocks: int) -> "BlockMap | None":
-        """None for a pool of a size that cannot be."""
+        """None if the pool size is impossible."""
         if not 0 <= num_blocks <= MAX_BLOCKS:
             return None
         return cls(array("q", (EMPTY,)) * num_blocks, array("q", (0,)) * num_blocks)
 
     @classmethod
     def from_runs(cls, runs: list[BlockRun]) -> "BlockMap | None":
-        """None for a pool of a size that cannot be."""
+        """None if the pool size is impossible."""
         counts = [run.count for run in runs]
         if min(counts, default=0) < 0:
             counts = [max(0, count) for count in counts]
@@ -65,7 +65,7 @@ class BlockMap:
         owner: list[int] = []
         refs: list[int] = []
         for run, count in zip(runs, counts, strict=True):
-            if count == 1:  # as most are
+            if count == 1:  # as in most runs
                 owner.append(run.owner)
                 refs.append(run.ref_count)
             else:
@@ -92,7 +92,7 @@ class BlockMap:
         return PackedBlocks(compressed(self.owner.tobytes()), compressed(self.refs.tobytes()))
 
     def apply(self, moves: Sequence[BlockMove]) -> None:
-        """Blocks that the map does not have, and owners that cannot be, are passed over."""
+        """Apply moves. Skips unknown blocks and impossible owners."""
         owner, refs = self.owner, self.refs
         if moves and type(moves[0]) is SoundMove:
             try:
@@ -100,7 +100,7 @@ class BlockMap:
                     block_id = move.block_id
                     owner[block_id], refs[block_id] = move.owner, move.ref_count
                 return
-            except IndexError:  # one that the map does not have
+            except IndexError:  # a block outside the map
                 pass
         num_blocks = len(owner)
         for move in moves:

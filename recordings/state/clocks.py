@@ -1,7 +1,7 @@
 """Two clocks of an engine: the monotonic one that times its steps, and the wall clock beside it.
 
-The monotonic clock stands still while a machine sleeps, and starts anew where an engine is moved or
-restored; the wall clock is set by people. Neither may turn times into nonsense.
+The monotonic clock stops while a machine sleeps, and restarts when an engine is moved or restored.
+People set the wall clock. Shown times must stay sensible in both cases.
 """
 
 from bisect import bisect_left, bisect_right
@@ -11,19 +11,19 @@ import msgspec
 from stepscope.engine.protocol.wire import EngineInfo, StepRecord
 from stepscope.recordings.state.session import SessionState
 
-BACK_NS = 1_000_000_000  # so far back no message is late: the clock was set back
-_DRIFT_NS = 100_000_000  # below it both clocks go on as they did
+BACK_NS = 1_000_000_000  # further back than any late message: the clock was set back
+_DRIFT_NS = 100_000_000  # smaller changes of the offset are drift and ignored
 
 
 class WallClock:
-    """Engine time to wall-clock time, by the pairs of both that the engine has told."""
+    """Converts engine time to wall time, from the pairs of both that the engine published."""
 
     def __init__(self) -> None:
         self._since_ns: list[int] = []  # engine time from which each offset holds
         self._offsets_ns: list[int] = []
 
     def take(self, info: EngineInfo) -> None:
-        """A pair; what was before it keeps the time that it was shown with."""
+        """Take a pair. Earlier engine times keep their wall time."""
         offset_ns = info.wall_ns - info.monotonic_ns
         has_changed = not self._offsets_ns or (
             abs(offset_ns - self._offsets_ns[-1]) > _DRIFT_NS
@@ -34,7 +34,7 @@ class WallClock:
             self._offsets_ns.append(offset_ns)
 
     def prepend(self, earlier: "WallClock") -> None:
-        """Know what an earlier one has been told before this one was."""
+        """Add the pairs of an earlier clock."""
         begin_ns = self._since_ns[0] if self._since_ns else None
         num_before = len(earlier._since_ns)
         if begin_ns is not None:
@@ -43,7 +43,7 @@ class WallClock:
         self._offsets_ns[:0] = earlier._offsets_ns[:num_before]
 
     def wall_ns(self, engine_ns: int) -> int | None:
-        """Unix time of an engine time; None before the engine is known."""
+        """Unix time in ns of an engine time; None before the engine is known."""
         if not self._offsets_ns:
             return None
         at = max(0, bisect_right(self._since_ns, engine_ns) - 1)
@@ -53,19 +53,19 @@ class WallClock:
 def back_by(last_ns: int, record: StepRecord) -> int:
     """How far, in ns, the clock went back since the last step; 0 when it did not.
 
-    Steps are compared with steps: other messages may be timed by somebody else.
+    Only steps are compared, because other processes may time other messages.
     """
     back_ns = last_ns - record.tokens_ns
     return back_ns if back_ns > BACK_NS else 0
 
 
 def goes_on(step: int, tokens_ns: int, record: StepRecord) -> bool:
-    """Whether a step may follow on one of this number that ended then, without a new history."""
+    """Whether a step can follow the given one, so that no new history is needed."""
     return record.step > step and not back_by(tokens_ns, record)
 
 
 def set_back(state: SessionState, back_ns: int) -> SessionState:
-    """The same state in a time that begins `back_ns` earlier: waits stay as long as they are."""
+    """The same state with all times moved `back_ns` earlier, so that waits keep their length."""
     snapshot = state.snapshot(0)
     if snapshot is None:
         return SessionState()

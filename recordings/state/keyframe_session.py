@@ -1,9 +1,8 @@
-"""`KeyframeSession`: the state of an engine, brought up to date when it is asked for.
+"""`KeyframeSession`: the state of an engine, computed only when it is asked for.
 
-A recorder needs it for a keyframe now and then, and who looks back for one moment of many that are
-read on the way, not after every step. Of a request that decodes,
-one token a step, only the newest row tells anything: it is applied when the state is asked for, or
-before the next thing that is not like the row before it.
+Recorders and seeks need the state now and then, not after every step. While a request decodes one
+token a step, only its newest row matters. So that row is kept, and applied when the state is asked
+for or when the request does something else.
 """
 
 from stepscope.engine.protocol.wire import (
@@ -22,15 +21,15 @@ _DECODE = int(Phase.DECODE)
 
 
 class KeyframeSession:
-    """What `SessionState` is to all messages so far, at a fraction of the time.
+    """The same state as `SessionState` gives, in a fraction of the time.
 
     Args:
-        state: to begin with, changed in place.
+        state: the first state; changed in place.
     """
 
     def __init__(self, state: SessionState | None = None) -> None:
         self._state = SessionState() if state is None else state
-        # Rows that are not applied yet, and when their tokens were known; None: it is applied.
+        # Rows not applied yet, and when their tokens were known; None: applied.
         self._rows: dict[int, tuple[BatchRow, int] | None] = {}
 
     @property
@@ -38,7 +37,7 @@ class KeyframeSession:
         return self._state.info
 
     def settled(self) -> SessionState:
-        """The state after all messages so far; a later one may change it."""
+        """The state after all messages so far. Later messages may change it."""
         self._apply_rows()
         return self._state
 
@@ -88,7 +87,7 @@ class KeyframeSession:
                 self._rows[request_id] = None
 
     def _apply_row(self, request_id: int) -> None:
-        """... and the next one of this request is applied at once."""
+        """Apply the kept row of a request; its next row is applied at once."""
         held = self._rows.pop(request_id, None)
         if held is not None:
             self._state.table.take_rows([held[0]], held[1], Outcome())

@@ -1,10 +1,10 @@
-"""Knobs and their values in words, the same wherever they are shown."""
+"""Texts of knobs and their values, the same wherever they are shown."""
 
 from collections.abc import Mapping
 
 from stepscope.engine.protocol.wire import KnobValue
 
-# Where a full name has no room: the words that key figures and screens have for the same thing.
+# Short names for narrow lines, the same as in key figures and screens.
 _SHORT = {
     "max_num_batched_tokens": "budget",
     "max_num_seqs": "seats",
@@ -15,7 +15,7 @@ _SHORT = {
 
 
 def value_text(value: KnobValue | None) -> str:
-    """As a person reads it; a dash for what is not known."""
+    """A value as shown to people; a dash if unknown."""
     if value is None:
         return "—"
     if isinstance(value, bool):
@@ -24,18 +24,18 @@ def value_text(value: KnobValue | None) -> str:
 
 
 def typed_text(value: KnobValue | None) -> str:
-    """As `stepscope set` takes it."""
+    """A value as `stepscope set` takes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def changes_text(
     old: Mapping[str, KnobValue], new: Mapping[str, KnobValue], room: int | None = None
 ) -> str:
-    """What was changed from what to what.
+    """The changes, each from its old to its new value.
 
     Args:
-        room: cells; None: any number. Where names are too long for it they are short, and where
-            that is too long, too, the last changes are only counted.
+        room: terminal cells; None: no limit. If the text is too long, names are shortened; if it
+            still is, the last changes are only counted.
     """
     values = {
         name: f"{value_text(old.get(name))}→{value_text(value)}" for name, value in new.items()

@@ -1,4 +1,4 @@
-"""Changes of knobs that are known of: those in memory, in the audit trail, and in a whole file."""
+"""All known knob changes: those in memory, in the audit trail, and in the whole file."""
 
 from collections.abc import Sequence
 
@@ -12,10 +12,10 @@ def known_changes(
     audit: Sequence[Audited],
     in_file: Sequence[KnobsChanged] = (),
 ) -> list[KnobsChanged]:
-    """All of them, in order of versions.
+    """All known changes, in order of their version.
 
-    Whoever joins late has the older ones from the audit alone; who replays a file also has those
-    that it is not at.
+    A late observer has older changes only from the audit. A replay also has the changes of the
+    parts not played yet.
     """
     versions = {change.version for change in in_memory}
     told = [

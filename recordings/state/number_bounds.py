@@ -1,4 +1,4 @@
-"""Which numbers a message may hold: those that an engine counts and measures."""
+"""The numbers that a message may hold: possible counts and times."""
 
 import msgspec
 
@@ -8,12 +8,12 @@ MAX_NUMBER = 2**62
 
 
 def check_numbers(sequence: int, message: Telemetry) -> None:
-    """Raises msgspec.ValidationError for numbers that no engine counts or measures."""
+    """Raises msgspec.ValidationError for numbers outside the bounds."""
     if isinstance(message, StepRecord):
         start_ns, end_ns = message.schedule_start_ns, message.tokens_ns
         lowest = min(sequence, message.step, start_ns, end_ns)
         if lowest >= 0 and max(sequence, message.step, start_ns, end_ns) < MAX_NUMBER:
-            return  # as nearly always
+            return  # nearly always
         numbers = {
             "sequence": sequence,
             "step": message.step,

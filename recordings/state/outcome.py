@@ -1,4 +1,4 @@
-"""`Outcome`: what one step brought to light, on its way from the reducer to who keeps samples."""
+"""`Outcome`: latency samples and counts of one step, passed from the reducer to the series."""
 
 from dataclasses import dataclass, field
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 class Outcome:
     """Latency samples (in nanoseconds) and counts of one step.
 
-    Gaps between two tokens come as gap -> number of requests: those that decode side by side share
-    theirs. One of them is named for each gap. Those who have never waited longer are named if the
-    table of requests keeps `longest_gaps`.
+    Gaps between two tokens are kept as gap -> number of requests, because requests that decode side
+    by side share theirs. Each gap names one request. Requests at their longest gap so far are named
+    if the request table keeps `longest_gaps`.
     """
 
     gaps_ns: dict[int, int] = field(default_factory=dict)
@@ -27,7 +27,7 @@ class Outcome:
     num_preempted: int = 0
 
     def add_gaps(self, gap_ns: int, number: int, request_id: int) -> None:
-        """So many requests have waited for so long, this one among them."""
+        """Add a gap, how many requests had it, and one of them."""
         self.gaps_ns[gap_ns] = self.gaps_ns.get(gap_ns, 0) + number
         self.gap_request_ids.setdefault(gap_ns, request_id)
 
@@ -38,13 +38,13 @@ class Outcome:
 
     @property
     def max_gap_request_id(self) -> int | None:
-        """Whose it is."""
+        """The request with the longest gap."""
         gap_ns = self.max_gap_ns
         return None if gap_ns is None else self.gap_request_ids[gap_ns]
 
     @property
     def max_ttft(self) -> tuple[int, int] | None:
-        """Request and time of the first token that took longest."""
+        """Request and time of the slowest first token."""
         return max(self.ttft_ns, key=_time, default=None)
 
 

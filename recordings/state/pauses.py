@@ -1,4 +1,4 @@
-"""`Pauses`: when the operator had paused the engine. Time in them is nobody's latency."""
+"""`Pauses`: when the operator had paused the engine. This time counts in no latency."""
 
 from bisect import bisect_right
 
@@ -13,11 +13,11 @@ _MAX_SPANS = 4096
 class Pauses:
     """Stretches of engine time without a step because of a pause, oldest first. One writer.
 
-    A pause begins with the status that tells it and ends with the next step. It goes on after that
-    step, for an engine that runs single steps stays paused, unless a status tells otherwise.
+    A pause begins with the status that says so and ends with the next step. After that step it goes
+    on unless a status ends it, because an engine that runs single steps stays paused.
 
     Args:
-        state: what is known before the first message, also of pauses before it.
+        state: the state before the first message, with earlier pauses.
     """
 
     __slots__ = ("_ends", "_is_stated", "_since_ns", "_starts")
@@ -25,19 +25,19 @@ class Pauses:
     def __init__(self, state: SessionState | Snapshot | None = None) -> None:
         self._starts: list[int] = []
         self._ends: list[int] = []
-        self._is_stated = True  # that it is paused now; else it was before the last step
+        self._is_stated = True  # a status says it is paused now; else only before the last step
         self._since_ns: int | None = None
         if state is not None:
             self._adopt(pauses_in(state) if isinstance(state, Snapshot) else state.pauses)
 
     @property
     def since_ns(self) -> int | None:
-        """When the pause began that is under way."""
+        """When the current pause began; None without one."""
         return self._since_ns if self._is_stated else None
 
     @property
     def has_any(self) -> bool:
-        """There has been one, or there is one."""
+        """Whether there was or is any pause."""
         return self._since_ns is not None or bool(self._ends)
 
     def take(self, message: Telemetry) -> None:
@@ -56,7 +56,7 @@ class Pauses:
                     self._close(message.time_ns)
                 self._since_ns = None
         elif isinstance(message, Snapshot) and message.pauses is not None:
-            self._adopt(pauses_in(message))  # messages that told of some may be lost
+            self._adopt(pauses_in(message))  # earlier messages with pauses may be lost
 
     def spans(self, start_ns: int, end_ns: int) -> list[tuple[int, int]]:
         """The parts of [start_ns, end_ns] that were paused, in order of time."""
@@ -70,13 +70,13 @@ class Pauses:
         return found
 
     def within(self, start_ns: int, end_ns: int) -> int:
-        """How much of [start_ns, end_ns] was paused."""
+        """How many ns of [start_ns, end_ns] were paused."""
         if self._since_ns is None and (not self._ends or self._ends[-1] <= start_ns):
             return 0
         return sum(end - start for start, end in self.spans(start_ns, end_ns))
 
     def prepend(self, earlier: "Pauses") -> None:
-        """Know of those of before, too."""
+        """Add earlier pauses."""
         begin_ns = self._starts[0] if self._starts else self._since_ns
         num_before = (
             len(earlier._ends) if begin_ns is None else bisect_right(earlier._ends, begin_ns)
@@ -85,13 +85,13 @@ class Pauses:
         self._ends[:0] = earlier._ends[:num_before]
 
     def forget_after(self, time_ns: int) -> None:
-        """As it was known at `time_ns`, when a step had just ended."""
+        """Go back to what was known at `time_ns`, when a step had just ended."""
         num_kept = bisect_right(self._ends, time_ns)
         del self._starts[num_kept:], self._ends[num_kept:]
         self._since_ns = None
 
     def _adopt(self, trail: PauseTrail) -> None:
-        """Take over what is told, and keep those of before."""
+        """Take over the pauses of a state, and keep earlier ones."""
         spans = trail.spans or ()
         num_kept = bisect_right(self._ends, spans[0].start_ns) if spans else len(self._ends)
         ended = [(span.start_ns, span.end_ns) for span in spans if span.end_ns is not None]
@@ -110,10 +110,10 @@ class Pauses:
 
 
 def known_since(told: Snapshot | SessionState) -> int:
-    """Engine time from which on a snapshot or a state, and what follows it, tell of all pauses.
+    """Engine time from which on a snapshot or state, and later messages, have all pauses.
 
-    A state that has seen one is believed to know of those before; a file or a history that began
-    with an engine that told of none has its own `known_since_ns`.
+    A state with a pause is assumed to have all earlier ones. A file or a history of an engine that
+    published none has its own `known_since_ns`.
     """
     spans = told.pauses if isinstance(told, Snapshot) else told.pauses.spans
     if spans is None:
@@ -122,7 +122,7 @@ def known_since(told: Snapshot | SessionState) -> int:
 
 
 def leave_out_pauses(outcome: Outcome, pauses: Pauses, state: SessionState, now_ns: int) -> None:
-    """Take the operator's pauses out of the waits that ended in a step: they are no latencies.
+    """Subtract the operator's pauses from the waits that ended in a step.
 
     Args:
         state: right after the step.
@@ -155,7 +155,7 @@ def leave_out_pauses(outcome: Outcome, pauses: Pauses, state: SessionState, now_
 def leave_out(
     outcome: Outcome, pauses: Pauses, state: SessionState, now_ns: int, since_ns: int
 ) -> None:
-    """Take out of a step what is no latency: see `leave_out_begun` and `leave_out_pauses`."""
+    """Do both `leave_out_begun` and `leave_out_pauses`."""
     if since_ns:
         leave_out_begun(outcome, state, now_ns, since_ns)
     if pauses.has_any:
@@ -163,14 +163,14 @@ def leave_out(
 
 
 def leave_out_begun(outcome: Outcome, state: SessionState, now_ns: int, since_ns: int) -> None:
-    """Take the waits out of a step that began before anything was known of the engine.
+    """Remove the waits of a step that began before the engine was known.
 
-    Nobody can tell whether it was paused meanwhile, so that they are no measurements.
+    The engine may have been paused then, so these waits are no measurements.
 
     Args:
         state: right after the step.
         now_ns: when its tokens were known.
-        since_ns: from when on the engine is known.
+        since_ns: when the engine became known.
     """
     known_ns = now_ns - since_ns
     if outcome.gaps_ns and max(outcome.gaps_ns) > known_ns:

@@ -1,7 +1,7 @@
 """`RequestTable`: the requests of one engine as an observer knows them.
 
-It owns the views. Only those of running requests are changed in place; all others are replaced, so
-that copies of a table share them.
+It owns the views. It changes only views of running requests in place and replaces all others, so
+that copies of a table can share them.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ from stepscope.engine.protocol.wire import (
 )
 from stepscope.recordings.state.outcome import Outcome
 
-KEEP_FINISHED_STEPS = 256  # a finished request stays in view for so many steps
+KEEP_FINISHED_STEPS = 256  # how many steps a finished request stays in the table
 
 _OF_KNOWN = (Admitted, FirstToken, Finished, Preempted, Aborted)
 _DECODE = int(Phase.DECODE)
@@ -36,7 +36,7 @@ class RequestTable:
     __slots__ = ("_finished", "longest_gaps", "views")
 
     def __init__(self, views: Iterable[RequestView] = ()) -> None:
-        # Of each request the longest wait between two tokens; None: nobody wants to know.
+        # The longest gap between two tokens of each request; None: not wanted.
         self.longest_gaps: dict[int, int] | None = None
         self.views = {view.request_id: _copied(view) for view in views}
         self._finished = deque(_in_order_of_finish(self.views.values()))
@@ -62,7 +62,7 @@ class RequestTable:
         views = self.views
         longest = self.longest_gaps
         num_decode_rows = num_output_tokens = 0
-        # Those that stand side by side mostly had their last token in the same step.
+        # Neighbouring rows mostly had their last token in the same step.
         alike_ns: int | None = None
         first_id = num_alike = 0
         for row in batch:
@@ -82,7 +82,7 @@ class RequestTable:
                     view.num_prompt_tokens = end
                 if not row.flags & _LAST_CHUNK:
                     continue
-            # Position and prompt tell the count, so that it is right again after lost steps.
+            # Count from position and prompt, which corrects it after lost steps.
             number = end + 1 - view.num_prompt_tokens
             num_output_tokens += 1
             last_ns = view.last_token_ns
@@ -111,7 +111,7 @@ class RequestTable:
         outcome.num_output_tokens += num_output_tokens
 
     def _seat(self, row: BatchRow) -> RequestView:
-        """A view to be changed in place, of a request that no event announced as running."""
+        """A view to change in place, for a request in a row that no event announced as running."""
         view = self.views.get(row.request_id)
         if view is None:
             view = _partial(row.request_id)
@@ -126,7 +126,7 @@ class RequestTable:
         return view
 
     def take_event(self, event: RequestEvent, step: int, time_ns: int, outcome: Outcome) -> None:
-        """Something that happened in or after `step`."""
+        """Apply an event that happened in or after `step`."""
         if isinstance(event, Arrived):
             outcome.num_arrived += 1
             known = self.views.get(event.request_id)
@@ -134,12 +134,12 @@ class RequestTable:
                 self.views[event.request_id] = _arrived(event, known)
             return
         if not isinstance(event, _OF_KNOWN):
-            return  # a rejected request never was one
+            return  # a rejected request is never in the table
         known = self.views.get(event.request_id)
         if known is not None and known.status == "finished":
             return
         if isinstance(event, FirstToken) and known is not None and known.first_token_ns is not None:
-            return  # its row has told already
+            return  # its row has said so already
         view = _copied(known) if known is not None else _partial(event.request_id)
         self.views[event.request_id] = view
         if isinstance(event, Admitted):
@@ -180,7 +180,7 @@ class RequestTable:
                 )
 
     def forget_finished(self, step: int) -> None:
-        """Those that finished `KEEP_FINISHED_STEPS` before `step`."""
+        """Forget requests that finished `KEEP_FINISHED_STEPS` or more before `step`."""
         finished = self._finished
         while finished:
             view = self.views.get(finished[0])
@@ -193,13 +193,13 @@ class RequestTable:
             self.views.pop(finished.popleft(), None)
 
     def keep_ended(self, before: "RequestTable", step: int) -> None:
-        """Take over from an older table what is not in this one: it has ended by `step`."""
+        """Take over requests of an older table that are missing here: they ended by `step`."""
         ended = []
         for request_id, view in before.views.items():
             if request_id in self.views:
                 continue
             if view.status != "finished":
-                # It ended while nobody was listening: when and why is not known.
+                # It ended unobserved: when and why is unknown.
                 view = _copied(view)
                 view.status = "finished"
                 view.finish_step = step
@@ -210,7 +210,7 @@ class RequestTable:
 
 
 def _copied(view: RequestView) -> RequestView:
-    """`copy.copy` in half the time."""
+    """Like `copy.copy`, in half the time."""
     copied: RequestView = view.__copy__()  # type: ignore[attr-defined]
     return copied
 

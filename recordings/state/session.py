@@ -1,8 +1,8 @@
 """`SessionState`: what an observer knows of an engine after a message. A pure reducer.
 
-It owns its requests and block arrays and reads nothing but messages: no clock, no socket, no file.
-Order and gaps are the business of whoever feeds it; whatever valid message comes, in whatever
-order, it takes without raising. What it missed it shows as partial, never as made up.
+It owns its requests and block arrays and reads only messages: no clock, no socket, no file. The
+caller handles order and gaps: it takes any valid message in any order without raising. What it
+missed it marks as partial and never invents.
 """
 
 import copy
@@ -42,7 +42,7 @@ _ENDS = (Finished, FirstToken)
 class SessionState:
     """State of one engine as of the last message applied.
 
-    `blocks` is None when the engine does not tell. Readers must not change anything.
+    `blocks` is None if the engine does not publish blocks. Readers must not change anything.
     """
 
     info: EngineInfo | None = None
@@ -50,7 +50,7 @@ class SessionState:
     knobs_version: int = 0
     state: EngineState = "idle"
     step: int = -1
-    time_ns: int = 0  # of the engine, when the last message was true
+    time_ns: int = 0  # engine time of the last message
     table: RequestTable = field(default_factory=RequestTable)
     blocks: BlockMap | None = None
     kv: KVCounts | None = None
@@ -60,14 +60,14 @@ class SessionState:
     num_dropped: int = 0
     workload: str | None = None
     workload_spec: dict[str, KnobValue] | None = None  # replaced, not changed
-    control: ControlCounts | None = None  # what the engine's control socket did not take
+    control: ControlCounts | None = None  # what the engine's control socket dropped
     audit: list[Audited] = field(default_factory=list)  # the last MAX_AUDIT; replaced, not changed
     pauses: PauseTrail = PauseTrail()  # noqa: RUF009 - it is never changed
 
     # Copies
 
     def copy(self) -> "SessionState":
-        """A copy that later messages to this one do not change."""
+        """A copy that later messages do not change."""
         other = copy.copy(self)
         other.table = self.table.copy()
         if self.blocks is not None:
@@ -76,7 +76,7 @@ class SessionState:
 
     @property
     def requests(self) -> dict[int, RequestView]:
-        """By id: the live ones, and those that finished a short while ago."""
+        """Live and recently finished requests, by id."""
         return self.table.views
 
     @property
@@ -86,11 +86,11 @@ class SessionState:
 
     @property
     def block_refs(self) -> "array[int] | None":
-        """References to each block."""
+        """Reference count of each block."""
         return None if self.blocks is None else self.blocks.refs
 
     def snapshot(self, sequence: int) -> Snapshot | None:
-        """This state as a message, true right after the message `sequence`.
+        """This state as a message, as of right after message `sequence`.
 
         None before the engine has said who it is.
         """
@@ -150,7 +150,7 @@ class SessionState:
     # Messages
 
     def apply(self, message: Telemetry) -> Outcome | None:
-        """Take one message. Gives what a step brought, None for all other messages."""
+        """Apply one message. Returns the outcome of a step, None for other messages."""
         if isinstance(message, StepRecord):
             return self.take_step(message, message.batch)
         if isinstance(message, EngineStatus):
@@ -192,7 +192,7 @@ class SessionState:
         self.control = status.control
 
     def take_step(self, record: StepRecord, rows: list[BatchRow] | None) -> Outcome:
-        """Take a step of which these rows are to be looked at. Gives what they brought."""
+        """Apply a step and these of its rows. Returns their outcome."""
         outcome = Outcome()
         table = self.table
         self.step = record.step
@@ -203,7 +203,7 @@ class SessionState:
             self.pauses = self.pauses.after_step(record.schedule_start_ns, record.tokens_ns)
         ends: list[RequestEvent] = []
         for event in record.events:
-            # These come of the tokens that the rows below compute.
+            # These events follow from the tokens that the rows below compute.
             if isinstance(event, _ENDS):
                 ends.append(event)
             else:
@@ -224,13 +224,13 @@ class SessionState:
     def _apply_moves(self, message: StepRecord | EngineStatus, *, is_start: bool) -> None:
         kv = message.kv
         if self.blocks is None and is_start and kv is not None:
-            # Before its first step an engine holds nothing, so the moves alone tell everything.
+            # Before its first step an engine holds no blocks, so the moves alone suffice.
             self.blocks = BlockMap.empty(kv.used + kv.cached + kv.empty)
         if self.blocks is not None:
             self.blocks.apply(message.moves)
 
     def _resync(self, snapshot: Snapshot) -> None:
-        """Take over a snapshot, and keep showing what finished shortly before it."""
+        """Take over a snapshot, but keep requests that finished shortly before it."""
         fresh = SessionState.from_snapshot(snapshot)
         if self.info is not None and self.info.engine_id == snapshot.info.engine_id:
             fresh.table.keep_ended(self.table, snapshot.step)
@@ -243,9 +243,9 @@ class SessionState:
 
 
 def pauses_in(snapshot: Snapshot) -> PauseTrail:
-    """What a snapshot tells of the operator's pauses.
+    """The operator's pauses in a snapshot.
 
-    Of a pause that goes on, an engine that tells of none is only known to be in it.
+    If the engine publishes none, only a pause still going on is known, not its beginning.
     """
     told = snapshot.pauses
     is_paused = snapshot.state == "paused"
@@ -258,5 +258,5 @@ def pauses_in(snapshot: Snapshot) -> PauseTrail:
 
 
 def request_name(request_id: int) -> str:
-    """What people call a request."""
+    """The name of a request in texts."""
     return f"r{request_id}"

@@ -1,4 +1,4 @@
-"""What a request was asked and has answered, where its engine tells (`--with-tokens`)."""
+"""The prompt and output of a request, if its engine publishes them (`--with-tokens`)."""
 
 from typing import NamedTuple
 
@@ -13,33 +13,33 @@ from stepscope.engine.protocol.wire import (
 
 
 class Said(NamedTuple):
-    """A token of the output, or several of which only the first step is known.
+    """An output token, or several of which only the first step is known.
 
     `text` is None where the engine has no tokenizer.
     """
 
-    step: int  # -1: before anybody listened
+    step: int  # -1: before the first message
     token_ids: tuple[int, ...]
     text: str | None
 
 
 class KnownText(NamedTuple):
-    """Prompt and output as far as they were heard."""
+    """Prompt and output, as far as they were received."""
 
-    prompt_token_ids: tuple[int, ...] | None  # None: it arrived before anybody listened
+    prompt_token_ids: tuple[int, ...] | None  # None: it arrived before the first message
     prompt_text: str | None
     said: tuple[Said, ...]
 
     def output_text(self, last_step: float) -> str:
-        """Of the steps up to one."""
+        """The output text up to a step."""
         return "".join(each.text or "" for each in self.said if each.step <= last_step)
 
 
 class TranscriptReader:
-    """Fed with the messages of a session, in order; looks at one request.
+    """Takes the messages of a session in order and follows one request.
 
     Args:
-        known: what a snapshot told of it before the first message.
+        known: its text in a snapshot before the first message.
     """
 
     def __init__(self, request_id: int, known: Transcript | None) -> None:
@@ -65,7 +65,7 @@ class TranscriptReader:
                     self._begin_from(known, message.step)
 
     def told(self) -> KnownText | None:
-        """None where nothing was told."""
+        """The text so far; None if the engine published none."""
         if self._prompt_token_ids is None and not self._said:
             return None
         return KnownText(self._prompt_token_ids, self._prompt_text, tuple(self._said))
@@ -81,7 +81,7 @@ class TranscriptReader:
                 return
 
     def _begin_from(self, known: Transcript, step: int) -> None:
-        """A snapshot has it all, what was missed too."""
+        """Restart from a snapshot, which has the whole text, including missed parts."""
         self._prompt_token_ids = tuple(known.prompt_token_ids or ())
         self._prompt_text = known.prompt_text
         self._said = [Said(step, tuple(known.output_token_ids or ()), known.output_text)]

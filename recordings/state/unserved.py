@@ -20,29 +20,29 @@ _LAST_CHUNK = int(RowFlag.LAST_CHUNK)
 
 
 class NeverServed(NamedTuple):
-    """Who had no token when they were given up, or when nothing more was told of their engine."""
+    """Requests without a token when they were aborted, or when the engine's messages ended."""
 
     num_requests: int
-    longest_ms: float | None  # that one of them had waited by then; None: there is none
+    longest_ms: float | None  # longest wait of one of them by then; None without any
 
 
 class Unserved:
     """Takes the messages of a session in order.
 
     Args:
-        only: follow this request and no other.
+        only: follow this request alone.
     """
 
     def __init__(self, only: int | None = None) -> None:
         self._only = only
         self._engine_id: str | None = None
         self._waiting: dict[int, int] = {}  # request -> arrival, engine time
-        self._given_up_ns: list[int] = []  # the waits of those that are gone
-        self._latest_ns = 0  # that anything was told of
+        self._given_up_ns: list[int] = []  # the waits of requests that ended
+        self._latest_ns = 0  # engine time of the latest message
         self._needs_snapshot = True
 
     def take(self, message: Telemetry, lost: bool = False) -> None:
-        """The next message; `lost` says that some before it are missing."""
+        """Take the next message; `lost`: messages before it are missing."""
         self._needs_snapshot |= lost
         if isinstance(message, StepRecord):
             self._latest_ns = message.tokens_ns
@@ -69,7 +69,7 @@ class Unserved:
             self._meet(message)
 
     def found(self) -> NeverServed:
-        """As it stands after the last message."""
+        """The result after the last message."""
         waits = [*self._given_up_ns, *(self._latest_ns - each for each in self._waiting.values())]
         return NeverServed(len(waits), max(waits) / 1e6 if waits else None)
 
