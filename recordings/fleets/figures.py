@@ -42,7 +42,7 @@ class EngineFigures(NamedTuple):
 
     @property
     def is_up(self) -> bool:
-        """Its telemetry comes."""
+        """Whether the engine's telemetry is arriving."""
         return self.status not in ("starting", "connecting", "stale", "down")
 
     @property

@@ -276,16 +276,17 @@ def _by_value(
 
 
 def _difference(label: str, names: Mapping[object, list[str]]) -> str | None:
-    """Who is different from most; all of them where no value is that of most."""
+    """The engines that differ from the majority; without a majority, all of them."""
     if len(names) < 2:
         return None
-    usual, number = Counter({value: len(those) for value, those in names.items()}).most_common(1)[0]
+    counts = Counter({value: len(those) for value, those in names.items()})
+    common, number = counts.most_common(1)[0]
     is_majority = number * 2 > sum(len(those) for those in names.values())
     parts = [
         f"{', '.join(those)} {value}"
         for value, those in names.items()
-        if not (is_majority and value == usual)
+        if not (is_majority and value == common)
     ]
     if is_majority:
-        parts.append(f"the others {usual}")
+        parts.append(f"the others {common}")
     return f"{label}: {'; '.join(parts)}"

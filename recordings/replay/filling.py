@@ -1,7 +1,7 @@
-"""`Filler`: puts what a file holds of a session into a history, without looking at every row.
+"""`Filler`: fills a history from a file without examining every row.
 
-The messages between two places of a file become what `History.append` would make of them, one by
-one, at a sixth of the price: see `FastForward`.
+The result equals appending the messages one by one with `History.append`, in a sixth of the time:
+see `FastForward`.
 """
 
 from collections.abc import Iterator
@@ -16,19 +16,19 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.history.ring.fast_forward import FastForward, has_no_request
 from stepscope.recordings.history.ring.packed_record import PackedRecord, PackedStep, decode_packed
 
-# Of damage that checksums did not find, or of a file that somebody else has written.
+# From damage that checksums missed, or from a file that another program wrote.
 DAMAGE = (msgspec.DecodeError, ValueError, LookupError, TypeError, AttributeError, OverflowError)
 
-TURN_MESSAGES = 64  # taken before somebody else has a turn
+TURN_MESSAGES = 64  # messages between two calls of `turn`
 
 
 class Filler:
-    """Fills one history from one place on. Nobody else may touch it meanwhile.
+    """Fills one history from a position on. Nothing else may use the history meanwhile.
 
     Args:
-        history: of a state and nothing else, which is the one at `position`.
-        forward: has brought that state there; None: there is a keyframe just before `position`.
-        sequence: of the message before `position`.
+        history: holds only the state at `position`.
+        forward: has computed that state; None: there is a keyframe just before `position`.
+        sequence: number of the message before `position`.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class Filler:
         self._last: StepRecord | None = None
 
     def fill(self, end: Position) -> Iterator[None]:
-        """Append all messages before `end`; gives a turn after every few of them.
+        """Append all messages before `end`, calling `turn` after every few of them.
 
-        The history is right once this has ended, not before.
+        The history is consistent only after this has returned.
 
         Raises:
-            One of `DAMAGE`: it has to be done message by message; the history is of no use.
+            One of `DAMAGE`: append message by message instead; do not use this history.
         """
         recording = self._recording
         num_taken = 0
@@ -74,10 +74,10 @@ class Filler:
         if isinstance(self._last, PackedRecord):
             self._last = self._last.spelled_out(self._forward.rows())
         if self._last is not None:
-            self._history.remember(self._last)  # whoever looks, looks at the last one first
+            self._history.remember(self._last)  # the last step is the first one shown
 
     def _take_run(self, bodies: list[tuple[int, bytes]]) -> int:
-        """Some packed steps in a row, as many as need not be looked at one by one."""
+        """Take as many packed steps as need no separate handling."""
         run, sequence = [], self._sequence
         for lower, payload in bodies:
             sequence = whole_sequence(lower, sequence)

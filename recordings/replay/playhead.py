@@ -1,4 +1,4 @@
-"""`Playhead`: the place in a recording where a replay stands, and what comes next there."""
+"""`Playhead`: the position of a replay in a recording, and the next message."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from stepscope.recordings.file.reader import Position, Recording
 
 
 class Playhead:
-    """Belongs to one thread. Where it is put nothing is read before somebody asks for it.
+    """Belongs to one thread. It reads nothing until `peek` or `take`.
 
     Attributes:
         position: before the next message.
@@ -22,14 +22,14 @@ class Playhead:
         self._reader: Iterator[tuple[MessageFrame, Position]] = iter(())
 
     def put(self, position: Position, sequence: int) -> None:
-        """Go before the message at `position`; the one before it has this number."""
+        """Move before the message at `position`; `sequence`: number of the message before."""
         self.position = position
         self.next = None
         self._reader = self._recording.frames(position, sequence)
 
     @property
     def is_at_end(self) -> bool:
-        """No message follows, as far as one can tell without reading it."""
+        """Whether no message follows, as far as is known without reading."""
         return self.next is None and self._recording.is_end(self.position)
 
     def peek(self) -> MessageFrame | None:
@@ -43,11 +43,11 @@ class Playhead:
         return self.next
 
     def take(self) -> MessageFrame | None:
-        """The same, and go on behind it."""
+        """The next message, like `peek`, and move past it."""
         frame = self.peek()
         self.position, self.next = self._after, None
         return frame
 
     def is_before(self, position: Position) -> bool:
-        """Whether the next message is one of those before `position`."""
+        """Whether the next message lies before `position`."""
         return self.peek() is not None and self._after <= position

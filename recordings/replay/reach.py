@@ -1,6 +1,6 @@
-"""`Reach`: how far back the history of a replay reaches, and making it reach as far as it should.
+"""`Reach`: makes the history of a replay reach as far back as the screen needs.
 
-What is shown after a seek is short: the steps before it are filled in when there is time.
+Right after a seek the history is short. Earlier steps are filled in when there is time.
 """
 
 import time
@@ -11,13 +11,13 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.excerpt import screenful, windows
 from stepscope.recordings.replay.seek import MAX_WINDOW_STEPS, WINDOW_S, WINDOW_STEPS
 
-# Whoever draws gets the interpreter every millisecond or two.
+# The drawing thread gets the interpreter every millisecond or two.
 _YIELD_S = 0.001
-_SPARE_STEPS = 1_000  # further back than somebody looks, who may go on step by step
+_SPARE_STEPS = 1_000  # further back than the step looked at, for moves step by step
 
 
 class Reach:
-    """Belongs to the thread of the replay, but for `note_shown`, `note_look` and `has_room`.
+    """Belongs to the replay's thread, except `note_shown`, `note_look` and `has_room`.
 
     Attributes:
         is_short: the history may not reach as far back as it should.
@@ -29,13 +29,13 @@ class Reach:
         self.num_shown = WINDOW_STEPS
         self._recording = recording
         self._history = history
-        self._shown_before: History | None = None  # freed when there is time for that
-        self._look: int | None = None  # step that is looked at; None: the newest
-        # Tried for so early a step, and then this was the first one in memory.
+        self._shown_before: History | None = None  # freed when there is time
+        self._look: int | None = None  # the step looked at; None: the newest
+        # The earliest step tried, and the first step in memory after that.
         self._tried: tuple[int, int | None] | None = None
 
     def note_shown(self, num_steps: int) -> bool:
-        """So many steps are on the screen; whether the history has become too short by that."""
+        """Note how many steps are on the screen. Returns whether the history is now too short."""
         if num_steps == self.num_shown:
             return False
         self.num_shown = num_steps
@@ -44,30 +44,30 @@ class Reach:
         return is_short
 
     def note_rewound(self) -> None:
-        """An earlier step is the newest one: what led to it may reach back before the first."""
+        """Note that an earlier step is now the newest, so windows may begin before memory does."""
         last_step = self._history.last_step
         self._history.is_short = last_step is not None and not self.covers(last_step)
-        self.is_short = True  # maybe: that is seen when there is nothing else to do
+        self.is_short = True  # maybe: checked when there is time
 
     def note_look(self, step: int | None) -> bool:
-        """Somebody looks at a step before the newest; whether the history is too short for that."""
+        """Note the step looked at. Returns whether the history is too short for it."""
         self._look = step
         if step is None or self.is_short or self.covers(step) or not self.has_room(step):
             return False
         if self._tried is not None:
             tried, first_step = self._tried
             if step >= tried and first_step == self._history.first_step:
-                return False  # there is no more of it
+                return False  # the file has no more
         self._history.is_short = self.is_short = True
         return True
 
     def has_room(self, step: int) -> bool:
-        """Whether the windows of `step` may be in memory together with the newest step."""
+        """Whether the windows of `step` and the newest step fit into memory together."""
         last_step = self._history.last_step
         return last_step is not None and last_step - step <= MAX_WINDOW_STEPS
 
     def covers(self, step: int) -> bool:
-        """Whether all is in memory that the windows of a screen reach back to from `step`."""
+        """Whether the history covers all windows of a screen at `step`."""
         history, begin = self._history, self._recording.first_step or 0
         first_step = history.first_step
         if first_step is None or first_step <= max(begin, step - MAX_WINDOW_STEPS):
@@ -76,23 +76,23 @@ class Reach:
             return False
         first, looked_at = history.summary(first_step), history.summary(step)
         if first is None or looked_at is None:
-            return True  # a step that was lost
+            return True  # a lost step
         return looked_at.tokens_ns - first.tokens_ns >= WINDOW_S * 1e9
 
     def show(self, fresh: History, *, is_short: bool) -> None:
-        """Another history instead of what is shown."""
+        """Show another history."""
         self._history.is_short = self.is_short = is_short
         self._history.adopt(fresh)
         self._shown_before = fresh
 
     def extend(self, end: Position, is_wanted_elsewhere: Callable[[], bool]) -> None:
-        """Reach as far back as it should, first to the steps on the screen.
+        """Extend the history backwards, first by the steps on the screen.
 
-        That is from the newest step, or from the one that is looked at where there is room for it.
+        It counts from the newest step, or from the step looked at if there is room for both.
 
         Args:
             end: where the replay stands.
-            is_wanted_elsewhere: asked now and then; then it is left as it is.
+            is_wanted_elsewhere: called now and then; if true, it stops as it is.
         """
         self._shown_before = None
 
@@ -115,7 +115,7 @@ class Reach:
             if fresh is None and is_wanted_elsewhere():
                 return
         if fresh is not None and first_step is not None and (fresh.first_step or 0) > first_step:
-            fresh = None  # what may be in memory at most is full before it reaches further
+            fresh = None  # memory is full before it reaches further
         if fresh is not None:
             self.show(fresh, is_short=is_short)
         elif history.is_short or self.is_short:
@@ -125,7 +125,7 @@ class Reach:
             self._tried = look, history.first_step
 
     def _is_inside(self, step: int) -> bool:
-        """Whether a step is in memory, before the newest, with room for what led to it."""
+        """Whether a step in memory before the newest has room for its windows."""
         first_step, last_step = self._history.first_step, self._history.last_step
         if first_step is None or last_step is None:
             return False

@@ -1,8 +1,8 @@
 """`ReplaySource`: a recording played into a `History`, at any speed, from any step.
 
-Its thread owns the place in the file. What a caller asks for is noted and done there. Seeking
-prepares a history aside and swaps it in, so that nobody sees half of it: first one of the last
-steps only, which is there at once, then one that reaches as far back as the windows do.
+Its thread owns the position in the file and carries out what callers ask for. A seek fills a
+separate history and swaps it in, so that readers never see half of it: first a short one with the
+last steps, at once, then one that covers all windows.
 """
 
 import threading
@@ -25,7 +25,7 @@ from stepscope.recordings.replay.seek import WINDOW_STEPS, step_in
 from stepscope.recordings.replay.tempo import Tempo
 
 _TICK_S = 0.02
-# For the picture after a seek, before anything else is done; the first takes imports as well.
+# Time to draw after a seek before other work; the first one needs imports as well.
 _BREATH_S = 0.08
 _FIRST_BREATH_S = 0.5
 
@@ -33,19 +33,18 @@ _FIRST_BREATH_S = 0.5
 class ReplaySource:
     """Fills `history` from a recording; implements `Source`.
 
-    The newest step of the history is the place where the replay stands.
+    The newest step of the history is the position of the replay.
 
     Args:
-        recording: stays open until `stop`, which closes it.
-        history: to fill, a new one by default.
-        speed: seconds of the recording in a second, clamped to 0.1..64.
-        playing: whether it plays from the start, or stands at the first step.
+        recording: `stop` closes it.
+        history: gets the messages; a new one by default.
+        speed: recorded seconds per second, clamped to 0.1..64.
+        playing: play from the start; else stand at the first step.
 
     Attributes:
-        file_events: what happened in the whole file, also in what is not played yet.
+        file_events: the events of the whole file.
         file_latency: the late tokens and lost messages of the whole file, as far as was searched.
-        on_found: called on its thread as soon as what was sought is shown; it must not wait, and
-            not raise.
+        on_found: called on its thread once a seek is shown; must not wait and not raise.
     """
 
     is_live = False
@@ -75,11 +74,11 @@ class ReplaySource:
         self._tempo = Tempo(speed)
         self._playing = playing
         self._at_end = False
-        self._wanted: int | None = recording.first_step or 0  # step to go to
+        self._wanted: int | None = recording.first_step or 0  # step to seek
         self._skips = 0  # steps to go from there
         self._is_seeking = False
         self._reach = Reach(recording, self.history)
-        self._busy = True  # something that was asked for is not done
+        self._busy = True  # a request of a caller is not done yet
         self._stopping = False
         self._breath_s = _FIRST_BREATH_S
         self._error: str | None = None
@@ -105,7 +104,7 @@ class ReplaySource:
 
     @property
     def extent(self) -> tuple[int, int] | None:
-        """First and last step of the file; None when there is none in it."""
+        """First and last step of the file; None without any."""
         first, last = self.recording.first_step, self.recording.last_step
         return None if first is None or last is None else (first, last)
 
@@ -116,7 +115,7 @@ class ReplaySource:
 
     @property
     def is_seeking(self) -> bool:
-        """The step that was asked for is not shown yet."""
+        """Whether a seek is not shown yet."""
         return self._is_seeking or self._wanted is not None or self._skips != 0
 
     def start(self) -> None:
@@ -135,11 +134,11 @@ class ReplaySource:
         self.recording.close()
 
     def step_in(self, step: int, ns: int) -> int | None:
-        """The step so long after `step`, or before it; None where that is not in the file."""
+        """The step this long after `step` (before, if negative); None if outside the file."""
         return step_in(self.recording, step, ns)
 
     def play(self, speed: float | None = None) -> None:
-        """Go on playing, at another speed if one is given."""
+        """Play, at another speed if one is given."""
         with self._wake:
             self._tempo.restart(speed)
             self._playing = True
@@ -151,7 +150,7 @@ class ReplaySource:
             self._wake.notify_all()
 
     def seek(self, step: int) -> None:
-        """Stand at `step`, or at the last one before it that was recorded. Does not wait."""
+        """Go to `step`, or to the last recorded one before it. Does not wait."""
         with self._wake:
             self._wanted = step
             self._skips = 0
@@ -159,7 +158,7 @@ class ReplaySource:
             self._wake.notify_all()
 
     def skip(self, num_steps: int) -> None:
-        """So many recorded steps on, or back if negative; pauses."""
+        """Move on by a number of recorded steps (back, if negative), and pause."""
         with self._wake:
             self._playing = False
             self._skips += num_steps
@@ -167,7 +166,7 @@ class ReplaySource:
             self._wake.notify_all()
 
     def show(self, num_steps: int) -> None:
-        """So many steps are on the screen: that many are to be there before the newest."""
+        """Set how many steps are on the screen, which the history must cover."""
         if num_steps == self._reach.num_shown:
             return
         with self._wake:
@@ -176,18 +175,18 @@ class ReplaySource:
                 self._wake.notify_all()
 
     def look_at(self, step: int | None) -> None:
-        """A step in memory is looked at (None: the newest): what led to it is to be there, too."""
+        """Set the step looked at (None: the newest). The history will cover its windows, too."""
         with self._wake:
             if self._reach.note_look(step):
                 self._busy = True
                 self._wake.notify_all()
 
     def has_room_at(self, step: int) -> bool:
-        """Whether what led to a step in memory is there, or can be beside the newest step."""
+        """Whether the windows of a step in memory are there, or fit beside the newest step."""
         return self._reach.covers(step) or self._reach.has_room(step)
 
     def wait(self, timeout_s: float = 10.0) -> bool:
-        """Until what was asked for is done; False if it takes longer."""
+        """Wait until all requests are done; False if that takes too long."""
         with self._wake:
             return self._wake.wait_for(lambda: not self._busy or self._stopping, timeout_s)
 
@@ -240,14 +239,14 @@ class ReplaySource:
         return 0.0 if frame is None else self._tempo.due_s(frame.log_ns)
 
     def _play_due(self) -> None:
-        """All messages whose time has come, for a tick at most."""
+        """Take all messages that are due, for at most one tick."""
         until_s = time.monotonic() + _TICK_S
         while self._head.peek() is not None and self._due_s() <= 0 and time.monotonic() < until_s:
             self._take_next()
         self._at_end = self._head.peek() is None
 
     def _take_next(self) -> bytes:
-        """Take the next message; gives its topic, b"" at the end."""
+        """Take the next message. Returns its topic, b"" at the end."""
         frame = self._head.take()
         self._at_end = self._head.is_at_end
         if frame is None:
@@ -260,7 +259,7 @@ class ReplaySource:
         self._at_end = self._head.is_at_end
 
     def _read_to(self, position: Position) -> None:
-        """Take all messages before a position, unless something else is wanted meanwhile."""
+        """Take all messages before a position, unless a caller asks for something else."""
         while self._head.is_before(position) and not self._is_interrupted():
             self._take_next()
 
@@ -299,7 +298,7 @@ class ReplaySource:
         begin = recording.find_step(step - num_steps) or Position(0, 0)
         fresh = excerpt(recording, history, begin, target, lambda: not self._is_interrupted())
         if fresh is None:
-            return  # what is shown stays as it was
+            return  # the shown history stays
         self._reach.show(fresh, is_short=begin > Position(0, 0))
         self._read_from(target, fresh.last_sequence or 0)
 

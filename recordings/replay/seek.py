@@ -1,4 +1,4 @@
-"""Places in a recording: the state at any of them, and where to begin so that windows are full."""
+"""Seeking in a recording: the state at a position, and where to begin to fill the windows."""
 
 import msgspec
 
@@ -9,15 +9,15 @@ from stepscope.recordings.history.ring.fast_forward import FastForward
 from stepscope.recordings.history.ring.packed_record import decode_packed
 from stepscope.recordings.state.session import SessionState
 
-WINDOW_S = 60.0  # of latencies
-WINDOW_STEPS = 200  # of lanes and charts, and the most that is there at once after a seek
-MAX_WINDOW_STEPS = 20_000  # ... at most, so that it is there soon
+WINDOW_S = 60.0  # window of latencies
+WINDOW_STEPS = 200  # steps of lanes and charts, and the most shown at once after a seek
+MAX_WINDOW_STEPS = 20_000  # upper limit, so that a seek stays quick
 
 
 def state_at(recording: Recording, position: Position) -> tuple[SessionState, int]:
     """The state after all messages before a position, and the number of the last of them.
 
-    Before the first keyframe it is that of the first keyframe.
+    Before the first keyframe, that of the first keyframe.
 
     Raises:
         RecordingError: no keyframe can be read.
@@ -26,7 +26,7 @@ def state_at(recording: Recording, position: Position) -> tuple[SessionState, in
         forward, sequence = forwarded(recording, position)
         return forward.finish(), sequence
     except (msgspec.DecodeError, ValueError, LookupError, TypeError):
-        # Damaged: what can be read is taken one by one.
+        # Damaged: take what can be read, one by one.
         snapshot, start = recording.keyframe_before(position)
         state, sequence = SessionState.from_snapshot(snapshot), snapshot.sequence
         for frame, after in recording.frames(start, sequence):
@@ -38,11 +38,11 @@ def state_at(recording: Recording, position: Position) -> tuple[SessionState, in
 
 
 def forwarded(recording: Recording, end: Position) -> tuple[FastForward, int]:
-    """Like `state_at`; the state is that of what is given first, once it is settled.
+    """Like `state_at`, but returns a `FastForward`, which has the state once it is settled.
 
     Raises:
         RecordingError: no keyframe can be read.
-        msgspec.DecodeError, ValueError, LookupError, TypeError: damage; `state_at` passes over it.
+        msgspec.DecodeError, ValueError, LookupError, TypeError: damage, which `state_at` skips.
     """
     snapshot, start = recording.keyframe_before(end)
     forward = FastForward(SessionState.from_snapshot(snapshot))
@@ -65,9 +65,9 @@ def forwarded(recording: Recording, end: Position) -> tuple[FastForward, int]:
 
 
 def step_in(recording: Recording, step: int, ns: int) -> int | None:
-    """The last step that was recorded until so long after `step`, or before it.
+    """The last step recorded up to this long after `step` (before, if negative).
 
-    None where that is before the first one or after the last one of the file.
+    None if that is outside the file.
     """
     position = recording.find_step(step)
     frame = None if position is None else recording.frame_before(position)
@@ -80,10 +80,10 @@ def step_in(recording: Recording, step: int, ns: int) -> int | None:
 
 
 def window_start(recording: Recording, step: int, num_shown: int) -> tuple[Snapshot, Position]:
-    """The keyframe to begin from, so that the windows on the screen are full at `step`.
+    """The keyframe to begin at, so that all windows of the screen are full at `step`.
 
     Args:
-        num_shown: steps that the lanes and charts show.
+        num_shown: steps in the lanes and charts.
     """
     start = recording.find_step(step - max(num_shown, WINDOW_STEPS)) or Position(0, 0)
     frame = recording.frame_before(recording.find_step(step) or Position(0, 0))

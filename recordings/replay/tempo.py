@@ -1,4 +1,4 @@
-"""`Tempo`: when the messages of a replay are due. Recorded time, tied to that of this machine."""
+"""`Tempo`: maps recorded time to the host's clock: when each message of a replay is due."""
 
 import time
 
@@ -6,10 +6,10 @@ MIN_SPEED, MAX_SPEED = 0.1, 64.0
 
 
 class Tempo:
-    """Belongs to the thread that plays; any may `restart` it.
+    """Belongs to the playing thread; any thread may call `restart`.
 
     Args:
-        speed: seconds of the recording in a second, clamped to 0.1..64.
+        speed: recorded seconds per second, clamped to 0.1..64.
     """
 
     def __init__(self, speed: float) -> None:
@@ -21,7 +21,7 @@ class Tempo:
         return self._speed
 
     def restart(self, speed: float | None = None) -> None:
-        """The next message is due at once, and others after it at this speed, if one is given."""
+        """Make the next message due at once, and play on at this speed, if given."""
         if speed is not None:
             self._speed = _clamped(speed)
         self._origin = None

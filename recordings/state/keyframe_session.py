@@ -81,13 +81,13 @@ class KeyframeSession:
             rows.pop(event.request_id, None)
 
     def _apply_rows(self) -> None:
-        for request_id, held in self._rows.items():
-            if held is not None:
-                self._state.table.take_rows([held[0]], held[1], Outcome())
+        for request_id, pending in self._rows.items():
+            if pending is not None:
+                self._state.table.take_rows([pending[0]], pending[1], Outcome())
                 self._rows[request_id] = None
 
     def _apply_row(self, request_id: int) -> None:
         """Apply the kept row of a request; its next row is applied at once."""
-        held = self._rows.pop(request_id, None)
-        if held is not None:
-            self._state.table.take_rows([held[0]], held[1], Outcome())
+        pending = self._rows.pop(request_id, None)
+        if pending is not None:
+            self._state.table.take_rows([pending[0]], pending[1], Outcome())

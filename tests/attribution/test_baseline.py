@@ -56,7 +56,7 @@ def of_file(
 def slow_session(
     tmp_path_factory: pytest.TempPathFactory, recorded_to: Callable[..., Any]
 ) -> tuple[Path, list[tuple[int, Telemetry]], int]:
-    """A session in which one step with a prompt was held up."""
+    """A session in which one step with a prompt was slow."""
     cost = NoisyCost(holds=once_beside_a_prompt(600))
     messages = session(cost, knobs=Knobs(max_num_batched_tokens=256, max_num_seqs=16))
     path = tmp_path_factory.mktemp("usual") / "held.mcap"

@@ -1,4 +1,4 @@
-"""What is usual in the whole file a replay knows once it was searched, whatever is in memory."""
+"""A replay knows the baseline of the whole file once it was searched, whatever is in memory."""
 
 import math
 import random
@@ -37,7 +37,7 @@ def many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def slow() -> tuple[Numbered, int]:
-    """A session, and the step of it that was held up: one of the first."""
+    """A session and its slow step, one of the first."""
     cost = NoisyCost(holds=once_beside_a_prompt(20))
     messages = session(cost, knobs=MIXED)
     (step,) = cost.slow

@@ -33,7 +33,7 @@ _UNREADABLE = (McapError, struct.error, ValueError, OSError)
 
 @dataclass(slots=True)
 class ChunkPlace:
-    """Where a chunk lies. `length` ends with the file for one that was never finished."""
+    """The place of a chunk. If it was never finished, it extends to the end of the file."""
 
     offset: int
     length: int

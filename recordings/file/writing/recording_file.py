@@ -162,9 +162,10 @@ class RecordingFile:
         self._num_since_keyframe += 1
 
     def end_chunk_if_full(self, log_ns: int) -> None:
-        """To be called before a message of this time; then `wants_keyframe` says what comes first.
+        """End the chunk if it is full. Call it before adding a message of this time.
 
-        Nothing that is added ends a chunk by itself.
+        Afterwards `wants_keyframe` says whether a keyframe must come first. `add` never ends a
+        chunk itself.
         """
         if self._sink is None or self._sink.num_chunk_bytes == 0:
             return

@@ -13,7 +13,7 @@ _UNKNOWN = -1
 
 
 class TakenStep(NamedTuple):
-    """A step whose rows are told, and what it brought."""
+    """A step with published rows, and its outcome."""
 
     sequence: int
     record: StepRecord

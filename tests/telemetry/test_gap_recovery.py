@@ -94,7 +94,7 @@ def test_what_is_forgotten_among_gaps_that_heal_is_lost_exactly(session: Session
     assert session.subscriber.num_recovered == 20
 
 
-def test_healing_alone_never_reaches_the_rate_limit(session: Session) -> None:
+def test_gap_recovery_alone_never_reaches_the_rate_limit(session: Session) -> None:
     wait_for(session.has_caught_up, "caught up")
     limiter = session.engine.limiter = RateLimiter()
     for _ in range(100):
