@@ -122,7 +122,7 @@ class AttachedCore:
             pauses=list(self.pauses.spans or ()),
         )
 
-    def settled(self, command: Change, asker: Asker, *, is_alone: bool) -> None:
+    def settled(self, command: Change, asker: Asker, is_alone: bool) -> None:
         """Every change is answered between two steps: vLLM's thread owns what it is held to."""
         return
 
