@@ -105,7 +105,9 @@ def test_it_says_when_the_runtime_folder_that_was_asked_for_is_not_used(
     os.chmod(shared, 0o755)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(shared))
     doctor_command.doctor()
-    assert f"XDG_RUNTIME_DIR={shared} is not yours alone" in capsys.readouterr().out
+    assert (
+        f"XDG_RUNTIME_DIR={shared} is not used: it must be yours alone" in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(("compiled", "word"), [(object(), "ok"), (None, "note")])

@@ -200,7 +200,7 @@ def keyless(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
             process.kill()
 
 
-def test_a_key_that_nobody_asks_for_is_said_to_be_of_no_use(
+def test_a_key_that_the_engine_does_not_ask_for_gives_a_note(
     keyless: tuple[str, object],
     stepscope: Callable[..., Any],
     tmp_path: Path,
@@ -287,7 +287,7 @@ def test_load_says_for_how_long_a_stopped_engine_answered_nothing_once_its_patie
     assert generator.report.num_sent == 2
 
 
-def test_nobody_listens_where_an_engine_was_killed_and_somebody_where_one_is_stopped(
+def test_a_killed_engine_does_not_listen_but_a_stopped_one_does(
     keyless: tuple[str, subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     endpoint, process = Endpoint.parse(keyless[0]), keyless[1]
@@ -331,7 +331,7 @@ def test_ctrl_c_ends_load_aborts_what_is_under_way_and_still_prints_the_summary(
         process.wait()
     assert process.returncode == 130
     assert "20 sent, 0 finished, 20 aborted" in stdout
-    assert "interrupted; 20 requests under way were given up" in stderr
+    assert "interrupted; 20 unfinished requests were aborted" in stderr
     assert "Traceback" not in stderr
     assert live_engine.core.scheduler.requests == {}
 

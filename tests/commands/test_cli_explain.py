@@ -167,7 +167,7 @@ def test_nothing_late_is_said_so(session: Path, run: Callable[..., Any]) -> None
     assert done.stdout.endswith("no token was late\n")
 
 
-def test_who_never_got_a_token_is_counted(
+def test_requests_without_any_token_are_counted(
     tmp_path: Path,
     recorded_to: Callable[..., Any],
     run: Callable[..., Any],
@@ -223,7 +223,7 @@ def test_a_shipped_sample_is_known_by_its_name(run: Callable[..., Any]) -> None:
         (["freeze", "--limit", "-1"], 2, "--limit: expected 0 (all) or more"),
     ],
 )
-def test_what_cannot_be_is_one_line(
+def test_wrong_options_give_one_line(
     arguments: list[str], code: int, message: str, run: Callable[..., Any]
 ) -> None:
     done = run(*arguments)

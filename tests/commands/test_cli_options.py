@@ -50,7 +50,7 @@ def test_switches_in_the_environment_are_words_or_digits(
     assert resolve(Knobs, "knobs", {}).enable_chunked_prefill is value
 
 
-def test_a_wrong_value_is_blamed_on_where_it_came_from(
+def test_an_error_about_a_value_names_its_origin(
     config_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(WrongUsage, match=r"^--block-size: expected a whole number of at least 1 "):

@@ -57,7 +57,7 @@ def test_an_engine_that_publishes_nothing_is_told_of_at_the_start(
     said = "publishes nothing (--no-telemetry): no step of it will be in the recording"
     assert said in done.stderr
     explained = stepscope("explain", path).stdout
-    assert explained.endswith("it holds no step: whether a token was late is not known\n")
+    assert explained.endswith("it holds no step, so nothing is known about late tokens\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -84,7 +84,7 @@ def test_a_signal_finishes_the_file_and_is_a_good_end_where_no_other_was_asked_f
     done = stepscope("record", busy_engine.endpoint.control, "-o", str(path), *end)
     thread.join()
     assert done.exit_code == (130 if end else 0), done.stderr
-    said = rf"^stepscope: error: interrupted after \d+ of 600 s; {path} holds what came until then$"
+    said = rf"^stepscope: error: interrupted after \d+ of 600 s; {path} holds what came before$"
     assert bool(re.search(said, done.stderr, re.MULTILINE)) == bool(end)
     with Recording(path) as recording:
         assert recording.last_step is not None
@@ -183,7 +183,7 @@ def test_a_file_that_cannot_be_written_is_an_error_at_once(
     ("content", "said"),
     [(None, "there is no recording"), (b"", "recording"), (b"text", "not a stepscope recording")],
 )
-def test_replay_of_what_is_no_recording_is_an_error(
+def test_replaying_a_file_that_is_not_a_recording_is_an_error(
     stepscope: Callable[..., Any], tmp_path: Path, content: bytes | None, said: str
 ) -> None:
     path = tmp_path / "session.mcap"
@@ -208,7 +208,7 @@ def test_replay_checks_the_step_and_asks_for_a_terminal(
     assert "--speed: expected 0.1 to 64" in fast.stderr
     blind = stepscope("replay", str(path))
     assert blind.exit_code == 2
-    assert "the dashboard needs a terminal, and standard input is none" in blind.stderr
+    assert "the dashboard needs a terminal, and standard input is not one" in blind.stderr
     assert "'stepscope explain'" in blind.stderr  # of use to who has a recording
 
 

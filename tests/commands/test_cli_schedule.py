@@ -175,7 +175,7 @@ def test_a_summary_of_nothing_has_no_samples(run: Run) -> None:
         (["-"], b'{"order": "fifo"}', 1, "order is one of decode_first, arrival, not 'fifo'"),
     ],
 )
-def test_what_it_cannot_schedule_is_told_in_one_line(
+def test_an_impossible_workload_gives_one_line(
     run: Run, arguments: list[str], stdin: bytes, exit_code: int, said: str
 ) -> None:
     done = run(*arguments, stdin=stdin)

@@ -65,7 +65,7 @@ def test_the_address_to_watch_is_that_of_the_engine_whatever_it_is_called(
         ),
     ],
 )
-def test_what_no_engine_takes_is_refused_before_anything_is_loaded(
+def test_wrong_settings_are_refused_before_anything_is_loaded(
     flags: dict[str, Any], said: str, runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_folder))

@@ -68,7 +68,7 @@ def _commands(address: str, folder: Path) -> dict[str, list[str]]:
 def test_every_command_waits_for_an_engine_that_starts_and_says_so(tmp_path: Path) -> None:
     address, go = f"ipc://{tmp_path}/e1", tmp_path / "go"
     with _starting_engine(address, go) as engine:
-        waiting = f"e1 (pid {engine.pid}) is still starting; waiting for it, Ctrl-C ends that\n"
+        waiting = f"e1 (pid {engine.pid}) is still starting; waiting for it; Ctrl-C stops waiting\n"
         with ExitStack() as stack:
             started = {
                 name: stack.enter_context(_command(*arguments))

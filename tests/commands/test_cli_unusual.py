@@ -50,14 +50,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("explain ok.mcap --request r99999", 2, "there is no request r99999"),
         (f"explain ok.mcap --slo-itl {MANY}s", 2, "expected a duration"),
         ("screenshot ok.mcap --request ² -o a.svg", 2, "expected a request such as r12"),
-        ("screenshot ok.mcap -o no/a.svg", 1, "no/a.svg cannot be written: no is no folder"),
+        ("screenshot ok.mcap -o no/a.svg", 1, "no/a.svg cannot be written: no is not a folder"),
         ("plot ok.mcap -o a.svg --from -5", 2, "--from: expected a step of at least 0"),
         ("plot ok.mcap -o a.svg --from 99999", 2, "none of them from 99,999 on"),
         ("export ok.mcap --to csv -o ", 2, "--output: expected the name of a file, got ''"),
         ("export ok.mcap --to csv -o -", 2, "--output: expected the name of a file, got '-'"),
-        ("export ok.mcap --to csv -o no/a.csv", 1, "no is no folder"),
+        ("export ok.mcap --to csv -o no/a.csv", 1, "no is not a folder"),
         ("export ok.mcap --to csv -o a.csv --until -1", 2, "--until: expected a step"),
-        ("repair ok.mcap --strip-tokens -o no/a.mcap", 1, "no is no folder"),
+        ("repair ok.mcap --strip-tokens -o no/a.mcap", 1, "no is not a folder"),
         ("repair ok.mcap --strip-tokens -o ok.mcap", 1, "is there already"),
         ("record nobody -o ", 2, "--output: expected the name of a file"),
         (f"record nobody -o a.mcap --rotate {MANY}GB", 1, "there is no such socket"),
@@ -71,7 +71,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("bench gpu --time-limit nan", 2, "--time-limit: expected 10 seconds or more"),
     ],
 )
-def test_it_is_told_in_one_line_and_nothing_is_written(
+def test_wrong_input_gives_one_line_and_writes_nothing(
     stepscope: Callable[..., Any], folder: Path, line: str, code: int, said: str
 ) -> None:
     before = sorted(each.name for each in folder.iterdir())
@@ -121,16 +121,16 @@ def test_a_terminal_without_the_characters_gets_others_and_the_whole_table(folde
     assert done.stdout.decode("ascii") == whole.decode().encode("ascii", "replace").decode()
 
 
-def test_a_name_that_is_no_text_is_no_bug(folder: Path) -> None:
+def test_a_file_name_that_is_not_utf8_is_not_reported_as_a_bug(folder: Path) -> None:
     odd = b"\xff.mcap"
     shutil.copy(folder / "ok.mcap", os.fsencode(folder) + b"/" + odd)
     done = _run("$S verify $'\\xff.mcap' && $S verify $'\\xff.mcap' --json", folder)
     assert done.returncode == 1
     assert b"all is well" in done.stdout
-    assert done.stderr.splitlines()[-1].endswith(b"bytes that are no UTF-8 text: rename it")
+    assert done.stderr.splitlines()[-1].endswith(b"is not valid UTF-8: rename the file")
 
 
-def test_closed_and_full_streams_are_no_bugs(folder: Path) -> None:
+def test_closed_and_full_output_streams_are_not_reported_as_bugs(folder: Path) -> None:
     assert _run("$S verify ok.mcap >&- 2>&-", folder).returncode == 0
     closed = _run("$S verify missing.mcap 2>&-", folder)
     assert (closed.returncode, closed.stdout) == (1, b"")
@@ -140,13 +140,13 @@ def test_closed_and_full_streams_are_no_bugs(folder: Path) -> None:
     assert _run("$S explain ok.mcap | head -1; exit ${PIPESTATUS[0]}", folder).returncode == 0
 
 
-def test_config_tells_of_variables_that_are_spelled_wrong(
+def test_config_names_misspelled_variables(
     stepscope: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STEPSCOPE_DASHBOARD_SLO_ITL", "20")
     monkeypatch.setenv("STEPSCOPE_DASHBOARD_SLO_TTFT_MS", "900")
     notes = [line for line in stepscope("config").stdout.splitlines() if "no setting" in line]
-    assert notes == ["# STEPSCOPE_DASHBOARD_SLO_ITL is set, and no setting is called so"]
+    assert notes == ["# STEPSCOPE_DASHBOARD_SLO_ITL is set, but no setting has this name"]
 
 
 def test_a_level_without_an_end_is_refused_in_the_config_file_too(
@@ -160,7 +160,7 @@ def test_a_level_without_an_end_is_refused_in_the_config_file_too(
     assert "[dashboard] slo_itl_ms = inf" in done.stderr
 
 
-def test_a_key_that_could_not_be_written_leaves_nothing_that_is_in_the_way(
+def test_a_key_that_could_not_be_written_leaves_no_file_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = KeyFolder(tmp_path / "keys")
@@ -176,7 +176,7 @@ def _disk_is_full(*_: object) -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_a_file_system_that_is_only_read_is_told_with_the_name_that_was_asked_for(
+def test_a_read_only_file_system_is_reported_with_the_requested_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def only_read(*_: object, **__: object) -> None:
@@ -189,7 +189,7 @@ def test_a_file_system_that_is_only_read_is_told_with_the_name_that_was_asked_fo
         pass
 
 
-def test_where_to_write_is_looked_at_first(tmp_path: Path) -> None:
+def test_the_output_path_is_checked_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "there").touch()
     assert output_path(f"{tmp_path}/there").name == "there"
     assert output_path(f"{tmp_path}/new", is_new=True).name == "new"
@@ -199,7 +199,7 @@ def test_where_to_write_is_looked_at_first(tmp_path: Path) -> None:
     for text, said in (
         (f"{tmp_path}", "is a folder"),
         (f"{tmp_path}/new/", "is a folder"),
-        (f"{tmp_path}/no/new", "is no folder"),
+        (f"{tmp_path}/no/new", "is not a folder"),
         (f"{tmp_path}/there", "is there already"),
     ):
         with pytest.raises(CommandFailed, match=said):

@@ -121,14 +121,14 @@ def test_the_version_is_shown(run: Run) -> None:
         (["set", "budget", "512"], "expected KEY=VALUE, got 'budget'; for example: stepscope set"),
         (["set", "max-num-seqs", "4"], "got 'max-num-seqs'; write max_num_seqs=4; for example"),
         (["set", "order"], "got 'order'; write order=VALUE; for example"),
-        (["set", "tcp://127.0.0.1:5555"], "in front: stepscope set tcp://127.0.0.1:5555 KEY=V"),
-        (["set", "max_num_seqs=4", "engine-0"], "in front: stepscope set engine-0 KEY=VALUE;"),
-        (["set", "a", "max_num_seqs=4", "--endpoint", "b"], "one engine at a time: 'a' in front"),
+        (["set", "tcp://127.0.0.1:5555"], "first: stepscope set tcp://127.0.0.1:5555 KEY=V"),
+        (["set", "max_num_seqs=4", "engine-0"], "first: stepscope set engine-0 KEY=VALUE;"),
+        (["set", "a", "max_num_seqs=4", "--endpoint", "b"], "one engine at a time: got 'a'"),
         (["set", "=3"], "expected KEY=VALUE"),
         (["set", "watermark=0.1", "watermark=0.2"], "watermark is given twice"),
         (["set", "max-num-seqs=1", "max_num_seqs=1"], "max_num_seqs is given twice"),
         (["demo", "--headless", "--screenshot", "x.jpg"], ".svg, .png or .txt, got x.jpg"),
-        (["demo", "--headless", "--screenshot", "no/x.svg"], "no is no folder"),
+        (["demo", "--headless", "--screenshot", "no/x.svg"], "no is not a folder"),
         (["load", "--limit", "5"], "--limit belongs to --trace"),
         (["load", "--trace", "x.csv", "--rate", "2"], "--rate describes a synthetic mix"),
         (["load", "--seconds", "0"], "--seconds: expected a number above 0"),
@@ -155,7 +155,7 @@ def test_the_help_of_the_demo_shows_what_the_demo_runs_with(run: Run) -> None:
     said = " ".join(run("demo", "--help").stdout.split())
     assert "[default: 3000ms]" in said
     assert "[default: 150ms]" in said
-    assert "budget of 128 tokens, 12 seats" in said
+    assert "budget of 128 tokens, at most 12 running requests" in said
     assert "[default: 500ms]" in run("top", "--help").stdout
 
 
@@ -166,7 +166,7 @@ def test_the_audit_knows_recordings_and_samples_by_name(
     (tmp_path / "mine").write_bytes(samples.shipped()["freeze"].read_bytes())
     for name in ("freeze", "chunked.mcap", "mine"):
         done = run("audit", name)
-        assert (done.exit_code, done.stdout) == (0, "nobody has changed anything\n"), done.stderr
+        assert (done.exit_code, done.stdout) == (0, "no changes yet\n"), done.stderr
     done = run("audit", str(tmp_path))
     assert done.exit_code == 1  # a folder is neither
 
@@ -238,13 +238,13 @@ def test_with_several_engines_it_names_them_and_asks_for_one(
     assert "'stepscope snapshot a'" in done.stderr
 
 
-def test_an_endpoint_that_is_none_is_refused(run: Run) -> None:
+def test_an_invalid_endpoint_is_refused(run: Run) -> None:
     done = run("snapshot", "http://localhost:8000")
     assert done.exit_code == 2
     assert "tcp://HOST:PORT" in done.one_line()
 
 
-def test_what_answers_and_is_no_engine_is_told_so(run: Run, tmp_path: Path) -> None:
+def test_a_server_that_is_not_an_engine_is_named_as_such(run: Run, tmp_path: Path) -> None:
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.bind(f"ipc://{tmp_path}/junk")
 

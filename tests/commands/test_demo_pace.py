@@ -224,7 +224,7 @@ def test_a_change_that_is_refused_is_asked_for_again() -> None:
     assert len(session.changes) == len(session.pace.offers) == 2
 
 
-def test_once_somebody_has_changed_the_load_it_is_theirs_and_that_is_said_once() -> None:
+def test_the_demo_leaves_a_load_that_somebody_changed_and_says_so_once() -> None:
     session = DemoSession(lambda seconds: 1.0 if seconds < 10.0 else 5.0)
     session.run(4.0)
     assert (session.pace.news() or "").startswith("the demo's workload: ")
@@ -232,8 +232,8 @@ def test_once_somebody_has_changed_the_load_it_is_theirs_and_that_is_said_once()
     session.set(msgspec.structs.replace(WORKLOAD, rate=0.3, document_share=0.0))
     session.run(60.0)
     assert session.seconds() < 10.0  # it is seen at once, and nothing is looked at any more
-    assert session.pace.news() == "the load is yours from here on: " + (
-        "the demo fits it to the machine no more"
+    assert session.pace.news() == "you control the load from now on: " + (
+        "the demo no longer fits it to the machine"
     )
     assert session.pace.news() is None
     assert len(session.pace.offers) == 1

@@ -81,21 +81,21 @@ def test_no_machine_gets_more_than_it_carries_or_than_is_usual(factor: float) ->
 
 def test_a_slow_machine_gets_less_and_is_told_so() -> None:
     found = offer(WORKLOAD, info(times_slower(4)), None)
-    assert str(found) == "0.65 requests/s, 70 % of what this machine carries"
+    assert str(found) == "0.65 requests/s, 70 % of what this machine can serve"
     assert found.measured == "decode of 8 streams 10 ms a step, prefill of 400 tokens 160 ms"
     assert found.workload.max_concurrency == 12
 
 
 def test_on_a_very_slow_machine_something_happens_all_the_same() -> None:
     found = offer(WORKLOAD, info(times_slower(100)), None)
-    assert str(found) == "0.2 requests/s, though 70 % of what this machine carries is 0.026"
+    assert str(found) == "0.2 requests/s, though 70 % of what this machine can serve is 0.026"
 
 
 def test_what_is_asked_for_is_what_is_offered() -> None:
     assert str(offer(WORKLOAD, info(FAST), 1.5)) == "1.5 requests/s, as asked"
     too_much = offer(WORKLOAD, info(times_slower(4)), 6.0)
     assert (
-        str(too_much) == "6 requests/s, as asked; 70 % of what this machine carries is about 0.65"
+        str(too_much) == "6 requests/s, as asked; 70 % of what this machine can serve is about 0.65"
     )
     assert too_much.workload.rate == 6.0
 
@@ -141,7 +141,7 @@ def seen(times: float, prefill: int = 600, output: int = 640, idle: float = 0.0)
     output=st.integers(1, 1_200),
     idle=st.floats(0.0, 0.9),
 )
-def test_a_machine_is_as_slow_whatever_its_steps_happen_to_hold(
+def test_measured_slowness_does_not_depend_on_the_mix_of_steps(
     times: float, prefill: int, output: int, idle: float
 ) -> None:
     rates = seen(times, prefill, output, idle)
@@ -151,7 +151,7 @@ def test_a_machine_is_as_slow_whatever_its_steps_happen_to_hold(
     assert found is not None
     at_first = offer(WORKLOAD, info(times_slower(times)), None)
     assert found.workload.rate == pytest.approx(at_first.workload.rate, rel=0.1)
-    assert str(found) == f"{found.workload.rate:g} requests/s, 70 % of what this machine carries"
+    assert str(found) == f"{found.workload.rate:g} requests/s, 70 % of what this machine can serve"
     assert found.workload.seed != WORKLOAD.seed  # no prompt comes a second time
 
 
@@ -225,7 +225,8 @@ def test_a_machine_that_becomes_busy_or_idle_later_gets_less_or_more_and_it_is_s
     assert watched.looks(pace, SOON_S - 1)
     assert len(watched.taken) == 1  # not before there are steps to judge by
     assert watched.looks(pace, 1)
-    assert pace.news() == "the demo's workload: 0.52 requests/s, 70 % of what this machine carries"
+    share = "70 % of what this machine can serve"
+    assert pace.news() == f"the demo's workload: 0.52 requests/s, {share}"
     assert pace.news() is None
     watched.times = 1.0
     assert watched.looks(pace, round(SOON_S + FIRST_REST_S))
@@ -234,7 +235,7 @@ def test_a_machine_that_becomes_busy_or_idle_later_gets_less_or_more_and_it_is_s
     assert len({each.seed for each in watched.taken}) == 3
 
 
-def test_one_window_in_three_that_says_otherwise_is_enough_to_stay() -> None:
+def test_one_dissenting_window_of_three_keeps_the_load() -> None:
     watched = Watched(times=5.0)
     pace = watched.pace()
     for _ in range(20):
@@ -294,7 +295,7 @@ def test_the_trail_says_of_two_workloads_what_they_differ_in(
     "change",
     [{"knobs_version": 4}, {"workload": None}, {"workload": describe(WorkloadSpec(rate=9.0))}],
 )
-def test_what_somebody_has_changed_is_left_to_them(change: dict[str, object]) -> None:
+def test_the_demo_leaves_a_changed_load_alone(change: dict[str, object]) -> None:
     """A queue that grows because seats were taken away is what they want to see."""
     watched = Watched(times=9.0)
     pace = watched.pace()
@@ -303,11 +304,11 @@ def test_what_somebody_has_changed_is_left_to_them(change: dict[str, object]) ->
     vars(watched.state).update(change)
     assert not watched.looks(pace, SOON_S)
     assert len(watched.taken) == 1
-    assert "yours" in (pace.news() or "")
+    assert "you control" in (pace.news() or "")
     assert pace.news() is None
 
 
-def test_that_telemetry_does_not_tell_of_the_load_yet_does_not_make_it_somebody_elses() -> None:
+def test_a_load_not_yet_in_telemetry_still_belongs_to_the_demo() -> None:
     watched = Watched(times=9.0)
     pace = watched.pace()
     told, watched.state.workload = watched.state.workload, None

@@ -598,7 +598,7 @@ def test_a_side_that_begins_with_a_queue_has_the_waits_of_those_who_were_in_it(
 ) -> None:
     """Joined or recorded in mid-session, it measures what a longer one does of the same steps.
 
-    Unless the engine does not tell of pauses: then they may have been any part of these waits.
+    Unless the engine does not report pauses: then they may have been any part of these waits.
     """
     messages = paused(run_of(256)) if with_pause else run_of(256)
     whole, state = history_of(messages), history_of(messages).state_at(125)

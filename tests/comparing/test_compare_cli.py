@@ -155,7 +155,7 @@ def test_a_session_is_compared_before_and_after_under_one_setting_each(
     ("arguments", "message"),
     [
         (("freeze", None), "what is freeze to be compared with? Give B, or --mark"),
-        (("freeze", "chunked", "--mark"), "Give one of both, B or --mark"),
+        (("freeze", "chunked", "--mark"), "Give either B or --mark"),
         (("freeze", "nothing"), "there is no recording nothing; shipped samples"),
         (
             ("freeze", None, "tea"),

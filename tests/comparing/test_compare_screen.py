@@ -191,7 +191,7 @@ async def test_a_request_is_shown_in_both_runs_and_opened_on_either_side() -> No
         assert home.view.page == "live"
 
 
-async def test_a_large_difference_that_is_not_sure_is_told_and_what_it_rests_on() -> None:
+async def test_a_large_uncertain_difference_is_shown_with_its_number_of_requests() -> None:
     async with samples_compared((80, 24)) as (app, _):
         assert "requests 19 00:07.9 | 19 00:07.8" in screen_text(app)
         found = page_of(app).comparison
@@ -203,9 +203,9 @@ async def test_a_large_difference_that_is_not_sure_is_told_and_what_it_rests_on(
     found = found._replace(figures=[large, small], paired=[])
     assert outcome(found, "a") == (
         "A better",
-        ["in nothing for sure; perhaps TTFT p50 22.6→484 ms (21x): too few to be sure"],
+        ["nothing for sure; perhaps TTFT p50 22.6→484 ms (21x): too few to be sure"],
     )
-    assert outcome(found, "b") == ("B better", ["in nothing for sure"])
+    assert outcome(found, "b") == ("B better", ["nothing for sure"])
     assert unclear(found) == ["TTFT p50 22.6→484 ms (21x), p95 (of 39 and 78, too few to be sure)"]
     assert [verdict(each) for each in found.figures] == ["too few to be sure", "may be chance"]
     # Under another load more requests would not tell, either.
@@ -236,7 +236,7 @@ async def test_characters_alone_tell_the_sides_and_who_is_better(theme: Any) -> 
 # What to compare with
 
 
-async def test_one_chooses_among_ones_own_past_and_recordings(
+async def test_the_chooser_offers_the_sessions_past_and_recordings(
     still_source: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -336,7 +336,7 @@ def test_nothing_chosen_and_nothing_read_is_drawn_too(still_source: Callable[...
     )
     assert compare_page.targets(frame) == []
     assert len(compare_page.draw(frame, 80, 21)) == 21
-    assert "nothing is compared yet" in text(compare_page.small(frame, 40, 3))[0]
+    assert "nothing to compare yet" in text(compare_page.small(frame, 40, 3))[0]
     desk = Dashboard(source, source.history, any_terminal=True).main.session.compare
     desk.watch(True, source)
     frame.compare = desk.page(60)

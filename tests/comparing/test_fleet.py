@@ -1,4 +1,4 @@
-"""Several engines in figures: what is unknown stays unknown, who stands out is named, and since
+"""Several engines in figures: what is unknown stays unknown, what stands out is named, and since
 when; engines that go, come back or start anew are told as what they are."""
 
 from collections.abc import Callable
@@ -243,7 +243,7 @@ def test_an_imbalance_is_named_after_seconds_and_survives_a_short_lapse() -> Non
     assert keeper.update(loud, 40.0) == []  # from the beginning
 
 
-def test_what_no_longer_holds_is_not_said_and_not_forgotten_at_once() -> None:
+def test_an_imbalance_that_ended_is_hidden_but_not_forgotten_at_once() -> None:
     keeper = ImbalanceKeeper()
     slow = [engine("a"), engine("b", ttft_p95_ms=4000.0), engine("c")]
     keeper.update(slow, 0.0)
@@ -342,7 +342,7 @@ def test_silence_is_counted_from_the_last_message(
     assert fleet.look().lines[0].silent_s == 0
 
 
-def test_what_is_kept_does_not_grow_with_the_number_of_engines(
+def test_memory_does_not_grow_with_the_number_of_engines(
     still_source: Callable[..., Any], clock: Clock
 ) -> None:
     sources = [still_source() for _ in range(16)]

@@ -96,7 +96,7 @@ async def test_leaving_ends_the_recordings_of_all_engines(app: Dashboard, tmp_pa
     assert len(list(tmp_path.glob("*.mcap"))) == 2
 
 
-async def test_what_cannot_be_recorded_is_said_with_its_name(
+async def test_an_engine_that_cannot_be_recorded_is_named(
     still_source: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "gone"
@@ -109,7 +109,7 @@ async def test_what_cannot_be_recorded_is_said_with_its_name(
     app = Dashboard(sources[0], sources[0].history, any_terminal=True, fleet=Fleet(sources))
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("down", "R")
-        assert "engine-1: nothing to record: no engine answers" in main_text(app)
+        assert "engine-1: no engine answers, so nothing can be recorded" in main_text(app)
         folder.rmdir()
         folder.touch()  # no folder can be there
         await pilot.press("up", "R")

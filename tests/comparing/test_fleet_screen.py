@@ -79,7 +79,9 @@ async def test_several_engines_begin_side_by_side_and_say_what_each_is(sources: 
         assert "LIVE" in row_of(app, "engine-0")
 
 
-async def test_who_stands_out_is_said_in_words_with_since_when(sources: list[Any]) -> None:
+async def test_an_engine_that_stands_out_is_named_with_the_reason_and_since_when(
+    sources: list[Any],
+) -> None:
     app = dashboard(sources)
     async with app.run_test(size=(120, 40)):
         text = screen_text(app)
@@ -192,7 +194,7 @@ async def test_it_fills_every_size(sources: list[Any], ascii_only: bool) -> None
             assert "drawing failed" not in screen_text(app)
             if smaller == (60, 15):
                 assert screen_text(app).lstrip().startswith("3/4 up")
-                assert "stepscope wants 80x20" in screen_text(app)
+                assert "stepscope needs 80x20" in screen_text(app)
 
 
 async def test_more_engines_than_rows_scroll_with_the_choice(

@@ -43,7 +43,7 @@ def test_a_load_tells_frames_processor_time_and_what_was_dropped() -> None:
     assert meter.frame_times_s == pytest.approx([0.005] * 10)
 
 
-def test_what_is_not_due_is_not_dropped() -> None:
+def test_a_frame_that_is_not_due_does_not_count_as_dropped() -> None:
     clock = Clock()
     meter = FrameMeter(clock)
     meter.tick(10.0)

@@ -58,7 +58,7 @@ def test_every_printable_character_is_called_what_textual_calls_it() -> None:
 
 
 @given(st.text(max_size=12))
-def test_any_text_is_a_key_or_explained(text: str) -> None:
+def test_any_text_parses_as_a_key_or_gets_an_explanation(text: str) -> None:
     try:
         key = parse(text)
     except KeyNameError:
@@ -92,13 +92,13 @@ def test_keys_are_written_in_several_ways(text: str, key: str, for_people: str) 
     [
         ("ctrl+c", "always leaves"),
         ("ctrl+i", "as tab"),
-        ("hyper+x", "'hyper' is no modifier; there are: alt, ctrl, shift"),
-        ("spcae", "'spcae' is no key"),
+        ("hyper+x", "'hyper' is not a modifier; there are: alt, ctrl, shift"),
+        ("spcae", "'spcae' is not a key"),
         ("shift+1", "write the character"),
-        ("", "is no key"),
+        ("", "is not a key"),
     ],
 )
-def test_what_no_terminal_sends_is_refused(text: str, said: str) -> None:
+def test_a_key_that_no_terminal_can_send_is_refused(text: str, said: str) -> None:
     with pytest.raises(KeyNameError, match=said):
         parse(text)
 
@@ -126,7 +126,10 @@ def test_two_actions_may_swap_their_keys() -> None:
     ("line", "said"),
     [
         ('puase = "p"', r"unknown key 'puase' in \[keys\] \(did you mean 'pause'\?\).*config keys"),
-        ('pause = "spcae"', r"\[keys\] pause = 'spcae': 'spcae' is no key; a key is a character"),
+        (
+            'pause = "spcae"',
+            r"\[keys\] pause = 'spcae': 'spcae' is not a key; a key is a character",
+        ),
         ("pause = 3", r"\[keys\] pause = 3: write \"p\", or \[\"p\", \"f5\"\]"),
         ('pause = "z"', r"\[keys\] pause = 'z': z is the key of zoom_in .* free: a "),
         ('goto = "f8"\nfilter = "f8"', r"\[keys\] (goto|filter) = 'f8': F8 is the key of"),
@@ -142,7 +145,7 @@ def test_a_wrong_line_is_named_with_what_is_allowed(
     assert "\n" not in str(raised.value)
 
 
-def test_the_keys_that_are_said_to_be_free_are() -> None:
+def test_keys_offered_as_free_are_free() -> None:
     with pytest.raises(KeyMapError) as raised:
         remapped({"pause": "z"})
     free = str(raised.value).split("free: ")[1].split(" f2")[0].split()
@@ -192,7 +195,7 @@ def test_an_action_without_a_key_is_not_in_the_footer() -> None:
     assert "pause" not in {entry[0] for entry in footer_entries(abilities)}
 
 
-def test_in_ascii_arrow_keys_are_words_for_there_is_a_key_of_that_sign() -> None:
+def test_ascii_names_arrow_keys_by_words_because_the_sign_is_another_key() -> None:
     entries = footer_entries(Abilities(has=frozenset({"replay"})).written(ascii_only=True))
     keys = {action_id: key for action_id, key, _ in entries}
     assert keys["step_back"] == "Left/Right"
@@ -247,7 +250,7 @@ def test_a_change_keeps_everything_else_of_the_file(config_file: Path) -> None:
     assert [each.name for each in config_file.parent.iterdir()] == ["config.toml"]
 
 
-def test_a_file_that_is_not_there_is_made_and_a_link_stays_one(
+def test_a_missing_config_file_is_created_and_a_link_stays_a_link(
     config_file: Path, tmp_path: Path
 ) -> None:
     real = tmp_path / "dotfiles" / "stepscope.toml"
@@ -266,7 +269,7 @@ def test_a_file_that_cannot_be_understood_is_left_as_it_is(config_file: Path, te
     assert config_file.read_text() == text
 
 
-def test_a_place_that_cannot_be_written_to_is_named(config_file: Path, tmp_path: Path) -> None:
+def test_an_unwritable_config_path_is_named(config_file: Path, tmp_path: Path) -> None:
     (tmp_path / "stepscope").write_text("a file where the folder would be")
     with pytest.raises(ConfigFileError, match=r"stepscope.*: (Not a directory|File exists)"):
         changed(config_file, "dashboard", {"theme": "light"})
@@ -274,7 +277,7 @@ def test_a_place_that_cannot_be_written_to_is_named(config_file: Path, tmp_path:
         changed(Path("/proc/stepscope/config.toml"), "dashboard", {"theme": "light"})
 
 
-def test_only_what_was_changed_is_written_and_once(
+def test_only_changed_settings_are_written_and_only_once(
     config_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preferences_module, "_QUIET_S", 60.0)
@@ -290,11 +293,11 @@ def test_only_what_was_changed_is_written_and_once(
     assert tomllib.loads(config_file.read_text())["dashboard"] == {"theme": "light", "ascii": True}
     news = preferences.news()
     assert news is not None
-    assert news[0] == f"kept for the next time: theme light, ascii on ({config_file})"
+    assert news[0] == f"saved for next time: theme light, ascii on ({config_file})"
     assert preferences.news() is None
 
 
-async def test_what_is_changed_in_the_dashboard_is_in_the_file_when_it_ends(
+async def test_settings_changed_in_the_dashboard_are_in_the_file_at_its_end(
     still_source: Callable[..., Any], config_file: Path
 ) -> None:
     write(config_file, "[dashboard]\nslo_itl_ms = 30.0\n")
@@ -362,7 +365,7 @@ async def test_without_a_file_to_write_to_it_says_so_and_goes_on(
     source = still_source()
     write(config_file, "[dashboard\n")
     for preferences, said in (
-        (Preferences(None, {"theme": "dark"}, "--readonly"), "for this session only, --readonly"),
+        (Preferences(None, {"theme": "dark"}, "--readonly"), "for this session only: --readonly"),
         (Preferences(config_file, {"theme": "dark"}), "not kept: "),
     ):
         app = Dashboard(
@@ -380,14 +383,14 @@ async def test_without_a_file_to_write_to_it_says_so_and_goes_on(
     assert config_file.read_text() == "[dashboard\n"
 
 
-def test_all_that_is_not_kept_is_said_in_words_with_its_values() -> None:
+def test_a_notice_names_every_setting_that_is_not_kept() -> None:
     preferences = Preferences(None, {"slo_ttft_ms": 500.0, "slo_itl_ms": 50.0}, "--no-keep")
     preferences.set("slo_ttft_ms", 400.0)
     preferences.set("slo_itl_ms", 40.0)
-    said = "TTFT within 400 ms, ITL within 40 ms: for this session only, --no-keep"
+    said = "TTFT within 400 ms, ITL within 40 ms: for this session only: --no-keep"
     assert preferences.news() == (said, "text")
     preferences.set("slo_itl_ms", 60.0)
-    assert preferences.news() == ("ITL within 60 ms: for this session only, --no-keep", "text")
+    assert preferences.news() == ("ITL within 60 ms: for this session only: --no-keep", "text")
 
 
 # stepscope config
@@ -431,7 +434,7 @@ def test_config_says_where_each_value_comes_from(
     assert "# api_key" in out
 
 
-def test_what_config_prints_is_a_config_file_that_says_the_same(
+def test_config_output_is_a_config_file_with_the_same_settings(
     config: Callable[..., tuple[int, str, str]], config_file: Path
 ) -> None:
     _, out, _ = config()

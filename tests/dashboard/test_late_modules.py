@@ -29,7 +29,7 @@ for name in sorted(late - set(sys.modules)):
 """
 
 
-def test_nothing_of_stepscope_is_left_to_be_imported_by_a_dashboard_that_runs() -> None:
+def test_a_running_dashboard_has_imported_all_of_stepscope_that_it_needs() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False
     )

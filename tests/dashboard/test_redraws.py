@@ -21,7 +21,7 @@ class Drawings:
         self._draw(*args)
 
 
-async def test_what_a_key_has_drawn_is_not_drawn_again_by_the_next_frame(
+async def test_the_next_frame_does_not_redraw_what_a_key_has_drawn(
     still_source: Callable[..., Any],
 ) -> None:
     source, now_s = still_source(), [100.0]
@@ -40,7 +40,7 @@ async def test_what_a_key_has_drawn_is_not_drawn_again_by_the_next_frame(
         assert drawings.number == 2
 
 
-async def test_figures_that_were_too_young_to_be_taken_again_are_taken_without_anything_new(
+async def test_figures_put_off_in_one_frame_are_refreshed_without_new_steps(
     still_source: Callable[..., Any],
 ) -> None:
     history, now_s = still_source().history, [100.0]

@@ -36,7 +36,7 @@ def test_every_action_has_its_own_id_and_keys() -> None:
     assert {action.group for action in ACTIONS} == set(GROUPS)
 
 
-def test_what_changes_the_engine_or_writes_a_file_is_an_upper_case_key() -> None:
+def test_actions_that_change_the_engine_or_write_a_file_have_upper_case_keys() -> None:
     for action in ACTIONS:
         if action.group == "act":
             assert all(key.isupper() for key in action.keys), action.id
@@ -44,7 +44,7 @@ def test_what_changes_the_engine_or_writes_a_file_is_an_upper_case_key() -> None
             assert action.group == "act"
 
 
-async def test_every_action_is_carried_out_by_something(
+async def test_every_action_has_a_handler(
     still_source: Callable[..., Any],
 ) -> None:
     app = dashboard(still_source())
@@ -120,7 +120,7 @@ async def test_readonly_hides_and_disables_all_that_changes_the_engine(
             assert app.main.operator.pending == "", action.id
 
 
-async def test_why_a_key_was_refused_is_gone_with_the_next_screen_or_after_some_seconds(
+async def test_the_reason_for_a_refused_key_goes_with_the_next_screen_or_some_seconds_later(
     still_source: Callable[..., Any],
 ) -> None:
     now_s = 0.0
@@ -134,7 +134,7 @@ async def test_why_a_key_was_refused_is_gone_with_the_next_screen_or_after_some_
         control_endpoint="ipc:///nobody/here",
         readonly=True,
     )
-    refused = "this dashboard only looks"
+    refused = "this dashboard is --readonly"
     async with app.run_test(size=(120, 40)) as pilot:
         notice = app.main.canvas.widgets["notice"].plain_text
         await pilot.press("K")
@@ -161,7 +161,7 @@ async def test_the_palette_runs_actions(still_source: Callable[..., Any]) -> Non
         assert [action.id for action in app.screen.found()][:1] == ["axis"]
         await pilot.press("enter")
         assert app.main.view.axis == "time"
-        await pilot.press("ctrl+p", *"nothing is called so", "enter")
+        await pilot.press("ctrl+p", *"no action has this name", "enter")
         assert app.screen is app.main
         await pilot.press("ctrl+p", *"zoom")
         await pilot.click("#overlay", offset=(5, 3))  # the second of what was found
@@ -212,7 +212,7 @@ def test_help_and_palette_say_what_a_key_does_on_this_very_screen(
         ("live", "other_side", "s does nothing here; it is for two runs (7)"),
     ],
 )
-def test_a_key_that_does_nothing_here_names_a_screen_on_which_it_does(
+def test_a_key_without_effect_here_names_a_screen_where_it_works(
     page: Page, action_id: str, said: str
 ) -> None:
     assert EVERYTHING.where_else(BY_ID[action_id], page).endswith(said)

@@ -29,7 +29,7 @@ def test_the_application_imports_without_the_engine_and_without_mcap() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_what_has_no_screen_imports_none_and_pictures_load_what_they_need_when_they_draw() -> None:
+def test_headless_commands_import_no_screen_and_pictures_load_it_when_they_draw() -> None:
     program = """
 import sys
 for name in ("textual", "torch", "matplotlib", "PIL", "numpy", "pyarrow", "perfetto"):

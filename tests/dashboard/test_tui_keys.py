@@ -172,7 +172,7 @@ async def test_go_to_explains_what_it_does_not_understand(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("g", *"soon", "enter")
-        assert "not a step, a time or a stretch of time" in screen_text(app)
+        assert "not a step, a time or a distance in time" in screen_text(app)
         assert app.screen is not app.main
         await pilot.press("escape")
         assert app.screen is app.main
@@ -280,7 +280,9 @@ async def test_frames_a_second_can_be_changed(source: Any) -> None:
         assert " 1fps" in screen_text(app)
 
 
-async def test_over_ssh_it_draws_less(source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_dashboard_draws_fewer_frames_over_ssh(
+    source: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SSH_CONNECTION", "1.2.3.4 5 6.7.8.9 22")
     options = {"any_terminal": True, "clock": lambda: 0.0}
     assert Dashboard(source, source.history, **options).main.fps == 5.0
@@ -333,7 +335,7 @@ async def test_quit(source: Any) -> None:
             assert not app.is_running or app._exit
 
 
-async def test_a_failure_to_draw_is_shown_and_not_the_end(
+async def test_a_failure_to_draw_is_shown_and_the_dashboard_goes_on(
     source: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = dashboard(source)
@@ -349,7 +351,7 @@ async def test_a_failure_to_draw_is_shown_and_not_the_end(
         assert "PAUSED" in screen_text(app)
 
 
-async def test_the_last_change_is_soon_on_every_view_also_when_nothing_follows(source: Any) -> None:
+async def test_every_view_shows_the_last_change_soon_without_new_steps(source: Any) -> None:
     now = [0.0]
     app = Dashboard(source, source.history, any_terminal=True, fps=0.5, clock=lambda: now[0])
     async with app.run_test(size=(120, 40)) as pilot:
@@ -373,7 +375,7 @@ async def test_what_is_wrong_with_the_source_stays_on_the_screen(source: Any) ->
         assert "no engine answers at ipc:///gone" in screen_text(app)
 
 
-async def test_a_paused_engine_is_told_from_a_paused_picture(source: Any) -> None:
+async def test_a_paused_engine_looks_different_from_a_paused_picture(source: Any) -> None:
     history = source.history
     status = EngineStatus(
         time_ns=history.state.time_ns, state="paused", step=399, num_running=3, num_waiting=0
@@ -384,7 +386,7 @@ async def test_a_paused_engine_is_told_from_a_paused_picture(source: Any) -> Non
         assert "▐LIVE engine paused▌" in screen_text(app)
 
 
-async def test_an_engine_that_was_paused_meanwhile_is_told_of_while_looking_back(
+async def test_the_header_says_that_the_engine_is_paused_while_looking_back(
     source: Any,
 ) -> None:
     app = dashboard(source)
@@ -402,7 +404,7 @@ async def test_an_engine_that_was_paused_meanwhile_is_told_of_while_looking_back
 
 
 @pytest.mark.parametrize("status", ["down", "stale"])
-async def test_an_engine_that_has_gone_meanwhile_is_told_of_while_looking_back(
+async def test_the_header_says_that_the_engine_is_gone_while_looking_back(
     source: Any, status: str
 ) -> None:
     app = dashboard(source)
@@ -417,7 +419,7 @@ async def test_an_engine_that_has_gone_meanwhile_is_told_of_while_looking_back(
         assert "by now" not in screen_text(app)
 
 
-def test_what_goes_wrong_is_written_to_a_file_and_not_to_the_terminal(
+def test_errors_go_to_the_log_file_and_not_to_the_terminal(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "log" / "dashboard.log"

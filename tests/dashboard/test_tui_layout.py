@@ -47,7 +47,7 @@ def test_every_width_and_height_has_a_plan(width: int) -> None:
         assert all(region.width > 0 and region.height > 0 for region in places.values())
 
 
-def test_what_is_shown_where() -> None:
+def test_each_size_shows_its_own_views() -> None:
     assert {"chart", "lanes", "kv", "latency", "events"} <= set(layout.plan(120, 40))
     assert "inspector" not in layout.plan(159, 60)
     assert {"inspector", "latency", "knobs", "events"} <= set(layout.plan(200, 60))
@@ -86,12 +86,12 @@ async def test_below_80x20_there_is_a_notice_and_no_failure(
         lines = screen_text(app)
         assert len(lines) == size[1]
         has = f"{size[0]}x{size[1]}"
-        wanted = (f"stepscope wants 80x20, has {has}", f"wants 80x20, has {has}", "wants 80x20")
+        wanted = (f"stepscope needs 80x20, has {has}", f"needs 80x20, has {has}", "needs 80x20")
         whole = next((text for text in (*wanted, "80x20") if len(text) <= size[0]), "!")
         assert any(line.strip() == whole for line in lines), lines
 
 
-async def test_on_a_screen_too_small_to_draw_nothing_is_done_that_nobody_sees(
+async def test_a_screen_too_small_to_draw_ignores_all_but_help_and_quit(
     still_source: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -103,7 +103,7 @@ async def test_on_a_screen_too_small_to_draw_nothing_is_done_that_nobody_sees(
             await pilot.press(key)
             assert app.screen is app.main, key
             assert (view.page, view.live, view.cursor, view.right, view.row) == before, key
-            assert " wants a larger screen" in "\n".join(screen_text(app)), key
+            assert " needs a larger screen" in "\n".join(screen_text(app)), key
         assert list(tmp_path.iterdir()) == []
         await pilot.press("question_mark")
         assert app.screen is not app.main

@@ -125,7 +125,7 @@ async def test_panels_open_their_screen_and_knobs_their_editor(source: Any) -> N
         assert app.screen is app.main
 
 
-async def test_a_click_in_one_burst_with_what_closed_an_overlay_leaves_the_dashboard_there(
+async def test_a_click_right_after_an_overlay_closes_does_not_end_the_dashboard(
     source: Any,
 ) -> None:
     """As from a slow connection: the second one is on its way when the first one closes it."""

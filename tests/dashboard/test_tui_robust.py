@@ -210,7 +210,7 @@ async def test_lost_messages_are_a_gap_that_can_be_seen(still_source: Callable[.
     [(lanes, [], "drawing failed"), (kv_page, ["4"], "drawing failed")],
     ids=["panel", "page"],
 )
-async def test_a_view_that_breaks_is_a_line_and_the_others_go_on(
+async def test_a_failing_view_shows_a_line_and_the_others_go_on(
     still_source: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -232,7 +232,7 @@ async def test_a_view_that_breaks_is_a_line_and_the_others_go_on(
             assert words not in screen_text(app)
 
 
-async def test_what_a_key_or_the_mouse_breaks_is_a_line(
+async def test_a_failing_key_or_mouse_handler_shows_a_line(
     still_source: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     source = still_source(60)
@@ -263,7 +263,7 @@ async def test_an_overlay_that_breaks_closes_and_leaves_the_dashboard(
         assert app.screen is app.main
 
 
-async def test_a_thread_and_a_task_that_die_are_lines_until_they_are_seen(
+async def test_a_dead_thread_or_task_shows_a_line_until_it_is_seen(
     still_source: Callable[..., Any],
 ) -> None:
     source = still_source(60)
@@ -281,7 +281,7 @@ async def test_a_thread_and_a_task_that_die_are_lines_until_they_are_seen(
             await until(app, "a task failed, see the log: ValueError(7)")
 
 
-async def test_keys_and_clicks_while_it_ends_are_nothing(still_source: Callable[..., Any]) -> None:
+async def test_keys_and_clicks_during_the_exit_do_nothing(still_source: Callable[..., Any]) -> None:
     source = still_source(60)
     app = Dashboard(source, source.history, any_terminal=True, fps=1.0)
     async with app.run_test(size=(120, 40)) as pilot:

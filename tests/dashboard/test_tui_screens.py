@@ -425,7 +425,7 @@ def test_knobs_show_who_changed_them_and_what_came_of_it(source: Any) -> None:
     for spec in history.info.knobs:
         assert spec.name in page
     earlier = drawn(history, "knobs", cursor=100, right=100)
-    assert "nobody has changed anything" in earlier
+    assert "no changes yet" in earlier
 
 
 async def test_enter_on_a_knob_edits_it_where_there_is_an_engine(source: Any) -> None:
@@ -467,21 +467,21 @@ def bare(history: History) -> History:
 
 @pytest.mark.parametrize("page", BEYOND)
 @pytest.mark.parametrize("size", SIZES)
-def test_what_an_engine_does_not_tell_is_unknown_and_never_zero(
+def test_unreported_values_are_unknown_and_never_zero(
     source: Any, page: Page, size: tuple[int, int]
 ) -> None:
     history = bare(source.history)
     shown = drawn(history, page, size)
     assert not re.search(r"(KV|blocks|hit rate|fragmentation|evictions)\s+0\b", shown)
     if page == "step":
-        assert "does not tell who was in the step" in shown
-        assert "does not tell its blocks" in shown
+        assert "does not report the requests of a step" in shown
+        assert "does not report its blocks" in shown
         assert "of —" in shown
     if page == "kv":
-        assert "does not tell where its blocks are" in shown
+        assert "does not report its blocks" in shown
         assert "—" in shown
     if page == "knobs":
-        assert "does not tell its knobs" in shown
+        assert "does not report its knobs" in shown
     assert drawn(History(), page, size)
 
 
@@ -528,7 +528,7 @@ async def test_a_followed_request_stays_in_sight(source: Any) -> None:
         assert app.main.view.followed is None
 
 
-async def test_of_a_followed_request_that_has_ended_it_is_told_how_and_a_key_goes_to_its_last_step(
+async def test_a_followed_request_that_ended_shows_how_and_a_key_goes_to_its_last_step(
     source: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     history = source.history
@@ -555,10 +555,10 @@ async def test_of_a_followed_request_that_has_ended_it_is_told_how_and_a_key_goe
     # Before it came, and of one that nobody knows, there is no end to tell.
     for request_id, cursor in ((end.request_id, 0), (10**6, None)):
         page = drawn(history, "request", selected=request_id, cursor=cursor)
-        assert f"r{request_id} is not there at this step: ←/→ go to another step" in page
+        assert f"r{request_id} does not exist at this step: ←/→ go to another step" in page
 
 
-async def test_what_the_screen_says_can_be_copied(source: Any) -> None:
+async def test_the_screen_text_can_be_copied(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("y")
@@ -569,7 +569,7 @@ async def test_what_the_screen_says_can_be_copied(source: Any) -> None:
         assert "breaches (" in app.clipboard
 
 
-async def test_what_is_copied_names_the_worst_stall_and_its_cause_where_it_is_not_the_last(
+async def test_the_copied_text_names_the_worst_stall_and_its_cause_if_it_is_not_the_last(
     source: Any,
 ) -> None:
     history = source.history
@@ -603,7 +603,7 @@ async def test_the_session_before_a_restart_can_be_looked_at(source: Any) -> Non
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("p")
-        assert "has not started anew" in screen_text(app)
+        assert "has not restarted" in screen_text(app)
         info = msgspec.structs.replace(history.info, engine_id="another")
         assert isinstance(info, EngineInfo)
         history.append(0, info)

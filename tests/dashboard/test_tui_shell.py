@@ -17,7 +17,7 @@ REPLAY = (sys.executable, "-m", "stepscope.tui.cli", "replay", "chunked", "--at"
 SIZES = [(1, 1), (200, 60), (80, 24), (60, 15), (3, 50), (300, 5), (79, 19)]
 
 
-def test_a_session_in_a_shell_without_utf8(
+def test_a_shell_without_utf8_gets_an_ascii_dashboard(
     terminal: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("LC_ALL", "LC_CTYPE", "STEPSCOPE_CONFIG"):
@@ -26,14 +26,16 @@ def test_a_session_in_a_shell_without_utf8(
     config.parent.mkdir()
     config.write_text("# mine\n[keys]\npause = 'f7'  # as everywhere\n")
     screen = terminal(*REPLAY, LANG="C", XDG_CONFIG_HOME=str(tmp_path))
-    screen.wait_for(r"ASCII characters only: LANG=C is no UTF-8 locale; v draws all the same")
+    screen.wait_for(
+        r"ASCII characters only: LANG=C is not a UTF-8 locale; v or --no-ascii draws blocks"
+    )
     screen.wait_for(r" F7 Go on")
     assert screen.text().isascii()
     assert "step 200" in screen.text()
 
     # Other characters, kept for the next time with everything else of the file.
     screen.send("v")
-    screen.wait_for("kept for the next time: ascii off")
+    screen.wait_for("saved for next time: ascii off")
     assert "━" in screen.text()
     assert config.read_text() == (
         "# mine\n[keys]\npause = 'f7'  # as everywhere\n\n[dashboard]\nascii = false\n"
@@ -100,14 +102,14 @@ def test_a_wrong_key_in_the_config_file_is_one_line_with_its_name(
         ({"LANG": "en_US.UTF-8"}, None),
         ({"LANG": "de_DE.utf8"}, None),
         ({"LANG": "C", "LC_CTYPE": "en_GB.UTF-8"}, None),
-        ({"LANG": "C.UTF-8", "LC_ALL": "C"}, "LC_ALL=C is no UTF-8 locale"),
-        ({"LANG": "en_US.ISO-8859-1"}, "LANG=en_US.ISO-8859-1 is no UTF-8 locale"),
-        ({"LANG": "C"}, "LANG=C is no UTF-8 locale"),
+        ({"LANG": "C.UTF-8", "LC_ALL": "C"}, "LC_ALL=C is not a UTF-8 locale"),
+        ({"LANG": "en_US.ISO-8859-1"}, "LANG=en_US.ISO-8859-1 is not a UTF-8 locale"),
+        ({"LANG": "C"}, "LANG=C is not a UTF-8 locale"),
         ({}, "no locale is set (LANG)"),
         ({"LANG": "en_US.UTF-8", "TERM": "linux"}, "the font of the Linux console has few others"),
     ],
 )
-def test_the_locale_and_the_console_say_which_characters_there_are(
+def test_locale_and_console_decide_between_ascii_and_blocks(
     environment: dict[str, str], why: str | None
 ) -> None:
     assert only_ascii({"TERM": "xterm-256color", **environment}) == why

@@ -29,7 +29,7 @@ SAME_STATE = {  # told apart by what stands before it, or not to be told apart
 
 
 @pytest.mark.parametrize("ascii_only", [False, True])
-def test_characters_alone_tell_the_states_of_a_lane_apart(ascii_only: bool) -> None:
+def test_lane_states_differ_without_colour(ascii_only: bool) -> None:
     skin = Skin("none", ascii_only)
     glyphs = {
         state: skin.text(LANE_GLYPHS[state], LANE_STYLES[LANE_GLYPHS[state]])
@@ -43,7 +43,7 @@ def test_characters_alone_tell_the_states_of_a_lane_apart(ascii_only: bool) -> N
 
 
 @pytest.mark.parametrize("ascii_only", [False, True])
-def test_characters_alone_tell_the_states_of_a_block_apart(ascii_only: bool) -> None:
+def test_block_states_differ_without_colour(ascii_only: bool) -> None:
     skin = Skin("none", ascii_only)
     glyphs = [skin.text(glyph, style) for glyph, style in zip(KV_GLYPHS, KV_STYLES, strict=True)]
     assert len(set(glyphs)) == 4
@@ -75,7 +75,7 @@ def test_nothing_is_drawn_in_the_colour_of_its_ground() -> None:
                 assert not same or style.color.is_default, (mode, each)
 
 
-def test_no_colour_means_none() -> None:
+def test_no_color_turns_all_colours_off() -> None:
     for style in styles("none").values():
         assert style.color is None
         assert style.bgcolor is None
@@ -95,7 +95,7 @@ def test_red_is_for_preemption_and_breaches_only() -> None:
         assert users == {"breach", "preempted"}
 
 
-def test_the_terminal_decides_what_colours_there_are() -> None:
+def test_the_terminal_decides_how_many_colours_are_used() -> None:
     assert colour_mode("light", "truecolor", no_color=False) == "light"
     assert colour_mode("dark", "256", no_color=False) == "dark"
     assert colour_mode("dark", "standard", no_color=False) == "ansi"
@@ -110,7 +110,7 @@ def glyphs_in(path: Path) -> set[str]:
     return {glyph for text in texts if isinstance(text, str) for glyph in text if glyph > "~"}
 
 
-def test_each_glyph_that_is_drawn_has_an_ascii_form() -> None:
+def test_every_glyph_has_an_ascii_form() -> None:
     """A bar of `?` looks like a value nobody knows."""
     skin = Skin("none", True)
     paths = Path(tui.__file__).parent.rglob("*.py")

@@ -1,4 +1,4 @@
-"""What an attached engine does not tell is drawn as unknown, never as zero."""
+"""What an attached engine does not report is drawn as unknown, never as zero."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -136,7 +136,7 @@ def zeros(drawn: str) -> list[str]:
     return [line for line in drawn.splitlines() if ZERO.search(SCALE.sub("", line))]
 
 
-def test_what_would_be_a_zero_is_found() -> None:
+def test_the_search_for_zeros_finds_one() -> None:
     for line in (
         "PREEMPT 0/m",
         "cached  =      0   │",
@@ -151,17 +151,17 @@ def test_what_would_be_a_zero_is_found() -> None:
 
 @pytest.mark.parametrize("size", [(80, 17), (120, 35), (200, 55)])
 @pytest.mark.parametrize("page", BEYOND)
-def test_a_page_of_an_engine_that_tells_nothing_more_than_it_must_has_no_zero(
+def test_pages_of_a_minimal_engine_show_unknown_values_and_no_zero(
     page: Page, size: tuple[int, int]
 ) -> None:
     drawn = text(PAGE_VIEWS[page].draw(frame_of(session(set()), page), *size))
     assert zeros(drawn) == []
-    assert "does not tell" in drawn or "—" in drawn
+    assert "does not report" in drawn or "—" in drawn
     assert "no token came later" not in drawn
 
 
 @pytest.mark.parametrize("panel", PANELS)
-def test_nor_has_a_panel_of_the_main_screen(panel: str) -> None:
+def test_panels_of_a_minimal_engine_show_unknown_values_and_no_zero(panel: str) -> None:
     drawn = text(PANELS[panel](frame_of(session(set())), 120, 12, 14))
     assert zeros(drawn) == []
     assert "none above" not in drawn
@@ -173,7 +173,7 @@ UNKNOWN = {
     "device_ns": ("step", r"device —"),
     "token_budget": ("step", r"of —"),
     "max_num_seqs": ("step", r"seats +12 of —"),
-    "batch": ("step", r"does not tell who was in the step"),
+    "batch": ("step", r"does not report the requests of a step"),
     "kv": ("kv", r"prefix hit rate +—"),
     "hidden_ns": ("step", r"prepared —"),
 }

@@ -63,7 +63,7 @@ def paused(step: int) -> View:
 # Budget chart
 
 
-def test_a_seat_is_a_request_that_runs_and_a_decode_is_none(source: Any) -> None:
+def test_run_counts_running_requests_and_not_decodes(source: Any) -> None:
     history = source.history
     for step in range(50, 400):
         summary = history.summary(step)
@@ -220,7 +220,7 @@ def test_too_many_lanes_keep_the_running_ones_and_say_so(source: Any) -> None:
     assert f"(8 of {frame.num_lanes})" in title
 
 
-def test_who_has_yet_to_arrive_at_the_cursor_stands_below_the_queue(source: Any) -> None:
+def test_requests_that_arrive_after_the_cursor_are_listed_below_the_queue(source: Any) -> None:
     view = View(cursor=200, right=260)
     frame = frame_of(source, view)
     known = [row.request_id for row in frame.lanes if row.status]
@@ -296,7 +296,7 @@ def test_a_figure_beside_the_chart_is_never_cut(source: Any) -> None:
         assert label[:2] in (["budget", f"{budget:,}"], ["budget", fmt.short(budget)])
 
 
-def test_the_first_step_was_prepared_after_no_other(source: Any) -> None:
+def test_the_first_step_is_shown_as_prepared_first(source: Any) -> None:
     page = text(step_page.draw(frame_of(source, View(cursor=0, right=0)), 120, 30))
     assert "prepared as the first step" in "\n".join(page)
 
@@ -451,9 +451,7 @@ def test_the_badge_never_calls_an_old_picture_live(
 
 
 @pytest.mark.parametrize("status", ["live", "paused"])
-def test_what_the_header_gives_as_the_time_of_a_step_is_found_again(
-    source: Any, status: Any
-) -> None:
+def test_goto_accepts_the_time_shown_in_the_header(source: Any, status: Any) -> None:
     recording = (761.0, 38_000_000)
     connection = header.SourceState("stepscope", "ipc://engine-0", status, 10.0, None, recording)
     frame = frame_of(source, paused(300))
@@ -474,19 +472,19 @@ def test_what_the_header_gives_as_the_time_of_a_step_is_found_again(
 @pytest.mark.parametrize(
     ("target", "error"),
     [
-        ("Foo 14 12:00:00", "no month is called Foo"),
+        ("Foo 14 12:00:00", "unknown month Foo"),
         ("Nov 14 12:00:00 2023", "not a step"),
-        ("25:14:23", "25:14:23 is no time of day"),
-        ("12:60", "12:60 is no time of day"),
-        ("12:14:60", "12:14:60 is no time of day"),
+        ("25:14:23", "25:14:23 is not a time of day"),
+        ("12:60", "12:60 is not a time of day"),
+        ("12:14:60", "12:14:60 is not a time of day"),
     ],
 )
-def test_what_is_no_date_or_time_is_refused(source: Any, target: str, error: str) -> None:
+def test_goto_refuses_an_invalid_date_or_time(source: Any, target: str, error: str) -> None:
     with pytest.raises(ValueError, match=error):
         wanted(target, 300, source.history, None)
 
 
-def test_a_date_is_shown_where_it_is_not_todays_and_the_year_where_not_this_ones() -> None:
+def test_the_date_is_shown_unless_it_is_today_and_the_year_unless_it_is_this_one() -> None:
     now_s = int(time.time())
     assert fmt.moment(now_s * 10**9) == time.strftime("%H:%M:%S", time.localtime(now_s))
     for days in (3, 400, 4_000):
@@ -498,7 +496,7 @@ def test_a_date_is_shown_where_it_is_not_todays_and_the_year_where_not_this_ones
         assert fmt.moment(then_s * 10**9 + 370_000_000, with_tenths=True) == f"{expected}.3"
 
 
-def test_the_header_tells_of_a_recording_and_gives_way_on_narrow_screens(source: Any) -> None:
+def test_the_header_shows_the_recording_and_shortens_on_narrow_screens(source: Any) -> None:
     connection = header.SourceState(
         "stepscope", "ipc://engine-0", "live", 10.0, recording=(761.0, 38_000_000)
     )
@@ -539,7 +537,7 @@ def test_the_scrub_bar_maps_both_ways(source: Any) -> None:
         ("connecting", None),
     ],
 )
-def test_the_scrub_bar_calls_nothing_live_that_is_not(
+def test_the_scrub_bar_says_live_only_for_a_live_picture(
     source: Any, status: Any, said: tuple[str, str] | None
 ) -> None:
     frame = frame_of(source)
@@ -559,7 +557,7 @@ def test_the_knob_panel_shows_values_bounds_and_the_last_change(source: Any) -> 
     assert any("pending: none" in line and "by simulated" in line for line in lines)
 
 
-def test_an_engine_that_tells_little_is_drawn_as_unknown() -> None:
+def test_values_an_engine_does_not_report_are_drawn_as_unknown() -> None:
     from stepscope.recordings.history.history import History
 
     frame = FrameBuilder(History(), clock=lambda: 0.0).build(View(), 40, 10, 5)

@@ -493,7 +493,7 @@ def test_the_command_measures_in_a_process_of_its_own_and_names_its_file(tmp_pat
     assert made.host["python"]
     assert made.settings["parts"] == "a"
     assert done.stdout.splitlines() == list(table(made))
-    assert "no figure of it is a GPU's" in done.stderr
+    assert "and nothing of a GPU" in done.stderr
     assert "(a) ceilings" in done.stderr
 
 

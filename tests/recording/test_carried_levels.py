@@ -50,7 +50,7 @@ def test_record_writes_the_given_levels_and_verify_shows_them(
     )
     assert done.exit_code == 0, done.stderr
     assert carried(path) == {"slo_ttft_ms": 1500.0, "slo_itl_ms": 20.0}
-    told = "  service levels of who watched: TTFT 1,500 ms, ITL 20 ms\n"
+    told = "  service levels it was recorded with: TTFT 1,500 ms, ITL 20 ms\n"
     assert told in stepscope("verify", str(path)).stdout
     document = json.loads(stepscope("verify", str(path), "--json").stdout)
     assert document["service_levels"] == {"slo_ttft_ms": 1500.0, "slo_itl_ms": 20.0}

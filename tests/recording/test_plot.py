@@ -266,7 +266,7 @@ def test_a_figure_holds_what_it_shows_and_is_the_same_every_time(
     ("change", "words"),
     [
         ({"output": "figure.gif"}, "ends in .svg, .png or .pdf"),
-        ({"output": "no/such/folder/f.svg"}, "is no folder"),
+        ({"output": "no/such/folder/f.svg"}, "is not a folder"),
         ({"dimensions": "9"}, "expected inches such as 10x9"),
         ({"dimensions": "1x1"}, "expected 7 to 60 inches"),
         ({"theme": "sepia"}, "expected light or dark"),

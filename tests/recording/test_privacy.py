@@ -271,7 +271,7 @@ def test_recording_with_tokens_says_so_and_can_be_stripped(
         assert recording.metadata["with_tokens"] == "false"
         assert recording.info.with_tokens is False
     again = str(tmp_path / "asked again")
-    with pytest.raises(CommandFailed, match="they were taken out of it"):
+    with pytest.raises(CommandFailed, match="they were removed from it"):
         export_command.export_file(str(bare), "jsonl", again, None, None, "steps", True)
 
 

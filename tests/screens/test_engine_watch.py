@@ -61,7 +61,7 @@ async def replace_engine(live_engine: Any, source: Subscriber, **changed: object
 
 @SIZES
 @EDITORS
-async def test_what_is_typed_is_kept_but_not_applied_until_the_engine_answers_again(
+async def test_an_editor_keeps_its_input_until_the_engine_answers_again(
     source: Watched,
     opened: list[str],
     typed: list[str],
@@ -88,7 +88,7 @@ async def test_what_is_typed_is_kept_but_not_applied_until_the_engine_answers_ag
 
 @SIZES
 @EDITORS
-async def test_what_was_typed_for_another_engine_is_applied_only_when_that_was_taken_note_of(
+async def test_input_typed_for_another_engine_needs_a_second_enter(
     source: Watched,
     live_engine: Any,
     opened: list[str],
@@ -127,7 +127,7 @@ async def test_the_editor_shows_the_knobs_of_the_engine_that_took_the_place_of_t
     app.close()
 
 
-async def test_what_somebody_changes_at_the_other_engine_is_refused_as_at_any(
+async def test_a_change_by_somebody_else_at_the_new_engine_is_a_conflict_too(
     source: Watched, live_engine: Any
 ) -> None:
     app = dashboard(source)

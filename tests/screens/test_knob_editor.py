@@ -52,7 +52,7 @@ def row_of(app: Dashboard, name: str) -> str:
     return next(line for line in screen_text(app).splitlines() if f" {name} " in line)
 
 
-async def test_what_somebody_changes_is_shown_at_once_and_what_is_typed_stays(
+async def test_the_knob_editor_shows_changes_by_others_and_keeps_its_input(
     source: Subscriber, anna: ControlClient
 ) -> None:
     app = dashboard(source)
@@ -63,9 +63,9 @@ async def test_what_somebody_changes_is_shown_at_once_and_what_is_typed_stays(
         await until(lambda: said in screen_text(app), "what anna did")
         assert "512_" in row_of(app, "max_num_batched_tokens")
         assert "2048→1024 by anna" in row_of(app, "max_num_batched_tokens")
-        assert "Enter twice applies it all the same" in screen_text(app)
+        assert "Enter twice applies it anyway" in screen_text(app)
         await press(app, "enter")  # taken note of
-        assert "Enter again applies it all the same" in screen_text(app)
+        assert "Enter again applies it anyway" in screen_text(app)
         assert source.history.state.knobs["max_num_batched_tokens"] == 1024
         await press(app, "enter")
         await until(lambda: len(source.history.knob_changes) == 2, "a change")
@@ -79,7 +79,7 @@ async def test_what_somebody_changes_is_shown_at_once_and_what_is_typed_stays(
     app.close()
 
 
-async def test_each_change_has_to_be_taken_note_of_also_that_of_another_knob(
+async def test_each_change_by_others_needs_a_second_enter_also_of_another_knob(
     source: Subscriber, anna: ControlClient
 ) -> None:
     app = dashboard(source)
@@ -92,14 +92,14 @@ async def test_each_change_has_to_be_taken_note_of_also_that_of_another_knob(
         anna.set_knobs({"max_num_seqs": 8}, who="anna")
         said = "changed meanwhile: max_num_seqs 64→8 by anna"  # the knob in hand comes first
         await until(lambda: said in screen_text(app), "what anna did then")
-        assert "Enter twice applies it all the same" in screen_text(app)
+        assert "Enter twice applies it anyway" in screen_text(app)
         assert "16_" in row_of(app, "max_num_seqs")
         await press(app, "enter", "enter")
         await until(lambda: source.history.state.knobs["max_num_seqs"] == 16, "the change")
     app.close()
 
 
-async def test_what_was_there_before_a_value_was_begun_is_no_reason_to_ask(
+async def test_changes_from_before_the_input_need_no_second_enter(
     source: Subscriber, anna: ControlClient
 ) -> None:
     app = dashboard(source)
@@ -145,7 +145,7 @@ async def test_what_was_typed_is_kept_when_the_engine_knew_of_a_change_first(
         await press(app, "K")
         assert "16_" in row_of(app, "max_num_seqs")
         assert "changed meanwhile: max_num_seqs 64→8 by anna" in screen_text(app)
-        assert "Enter twice applies it all the same" in screen_text(app)
+        assert "Enter twice applies it anyway" in screen_text(app)
         await press(app, "enter", "enter")
         await until(lambda: source.history.state.knobs["max_num_seqs"] == 16, "the change")
         await press(app, "K")
@@ -187,7 +187,7 @@ async def test_no_change_is_typed_for_an_engine_that_does_not_answer(
         source.status = status
         await pilot.press(key)
         assert app.screen is app.main
-        assert "nothing to change: no engine answers" in main_text(app)
+        assert "no engine answers, so nothing can be changed" in main_text(app)
         source.status = "live"
         await pilot.press(key)
         assert app.screen is not app.main

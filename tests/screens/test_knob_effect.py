@@ -63,7 +63,7 @@ def test_a_change_before_a_lull_says_it_of_what_came_after(history: History) -> 
 
 
 def test_a_change_from_before_memory_says_so(history: History) -> None:
-    assert said(history, change_at(1, 1), 3) == "made before what is in memory"
+    assert said(history, change_at(1, 1), 3) == "older than memory"
     fresh = History()
     fresh.begin(history.state_at(history.last_step or 0), 0)
     change = change_at(fresh.state.time_ns + S, 1)
@@ -71,7 +71,7 @@ def test_a_change_from_before_memory_says_so(history: History) -> None:
     assert said(fresh, change, 3) == "before not in memory, nothing ran since"
 
 
-def test_of_an_engine_that_has_run_no_step_yet_nothing_is_missing(history: History) -> None:
+def test_an_engine_without_a_step_has_nothing_missing_from_memory(history: History) -> None:
     now = history.snapshot()
     assert now is not None
     history = History()
@@ -192,4 +192,4 @@ def test_at_80_columns_a_change_from_before_memory_says_so_in_whole_words(
     (listed,) = [row for row in drawn(fresh, 80) if "8→7" in row]
     assert listed.rstrip(" │").endswith("too long ago")
     (listed,) = [row for row in drawn(fresh, 120) if "8→7" in row]
-    assert listed.rstrip(" │").endswith("made before what is in memory")
+    assert listed.rstrip(" │").endswith("older than memory")

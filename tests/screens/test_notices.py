@@ -30,7 +30,7 @@ def text(line: Line) -> str:
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
-def test_where_a_file_was_written_is_told_beside_what_is_still_wrong(width: int) -> None:
+def test_the_path_of_a_written_file_is_shown_beside_a_standing_problem(width: int) -> None:
     notices = Notices(Clock())
     notices.say(f"recording ended: /home/op/incidents/november/gpu-7/{FILE}")
     alone, beside = text(notices.line([], width)), text(notices.line([DOWN], width))
@@ -50,7 +50,7 @@ def test_a_path_that_is_too_long_loses_whole_folders_from_its_front() -> None:
     assert said[40] == "wrote a.mcap, 3 steps, in …/november"
 
 
-def test_what_is_still_wrong_has_all_the_room_again_when_the_new_one_is_gone() -> None:
+def test_a_standing_problem_gets_the_whole_line_back_after_a_notice() -> None:
     clock = Clock()
     notices = Notices(clock)
     notices.say("x" * 100)
@@ -59,7 +59,7 @@ def test_what_is_still_wrong_has_all_the_room_again_when_the_new_one_is_gone() -
     assert text(notices.line([DOWN], 120)) == " " + DOWN[0]
 
 
-def test_what_nobody_asked_for_waits_until_the_answer_was_there_to_be_read() -> None:
+def test_unrequested_notices_wait_until_an_answer_has_been_readable() -> None:
     clock = Clock()
     notices = Notices(clock)
     notices.say("max_num_seqs 8→4 applied at step 7")
@@ -89,7 +89,7 @@ async def test_the_demo_does_not_talk_into_the_answer_to_a_change(
     app.close()
 
 
-def test_what_can_be_said_in_fewer_words_is_and_what_is_still_wrong_has_the_room() -> None:
+def test_a_notice_with_a_short_form_leaves_room_for_a_standing_problem() -> None:
     notices = Notices(Clock())
     notices.say("a" * 95, shorter=["b" * 50, "c" * 30])
     assert text(notices.line([], 120)) == " " + "a" * 95

@@ -114,12 +114,12 @@ def test_any_screen_and_any_request_can_be_drawn(
         (("chunked", "-o", "a.svg", "--axis", "x"), 2, "axis"),
         (("chunked", "-o", "a.svg", "--request", "r99999"), 2, "not among the requests"),
         (("chunked", "-o", "a.svg", "--request", "bob"), 2, "such as r12"),
-        (("chunked", "-o", "no/where/a.svg"), 1, "is no folder"),
+        (("chunked", "-o", "no/where/a.svg"), 1, "is not a folder"),
         (("chunked", "-o", "."), 1, "is a folder"),
         (("nothing.mcap", "-o", "a.svg"), 1, "there is no recording"),
     ],
 )
-def test_what_cannot_be_drawn_is_one_line_and_no_file(
+def test_a_picture_that_cannot_be_drawn_gives_one_line_and_no_file(
     stepscope: Callable[..., tuple[int, str]], arguments: tuple[str, ...], code: int, words: str
 ) -> None:
     ended, said = stepscope("screenshot", *arguments)
@@ -179,7 +179,7 @@ async def test_a_picture_that_cannot_be_written_is_a_line_on_the_screen(
         assert f"{tmp_path.name}/stepscope-still-" in notice
 
 
-def test_a_picture_waits_for_what_is_still_being_worked_out(
+def test_a_picture_waits_for_background_computations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stepscope.tui.views.frame.latency_windows._LONG_STEPS", 10)

@@ -82,7 +82,7 @@ def test_an_overview_says_what_is_in_a_file_or_what_is_wrong_with_it(tmp_path: P
     assert recordings_in(tmp_path / "nowhere") == []
 
 
-def test_an_engine_that_does_not_tell_is_listed_with_dashes() -> None:
+def test_an_engine_that_does_not_report_figures_is_listed_with_dashes() -> None:
     line = EngineLine(EngineFigures("e", "live"), (), 0.0, None, None)
     section = start_list.engines_section([("ipc:///e", line)], (), False)
     assert [text for text, _ in section.entries[0].cells] == ["LIVE", "-", "-", "-", "-"]

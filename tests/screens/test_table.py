@@ -10,7 +10,7 @@ COLUMNS = (Column("step", 6, True), Column("what", 0))
 @pytest.mark.parametrize(
     ("selected", "first_row", "first"), [(None, 0, 0), (None, 4_000, 4_000), (2_500, 0, 2_496)]
 )
-def test_of_many_rows_those_are_made_that_are_seen(
+def test_only_visible_rows_of_a_long_list_are_built(
     selected: int | None, first_row: int, first: int
 ) -> None:
     made: list[int] = []

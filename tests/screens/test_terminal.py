@@ -169,7 +169,7 @@ def test_a_terminal_that_changes_its_size_and_one_that_was_written_over(
     screen.wait_for("steps: token budget")
     for columns, rows, words in (
         (80, 24, r"TTFT [\d.]+"),
-        (60, 15, r"stepscope wants 80x20, has 60x15"),
+        (60, 15, r"stepscope needs 80x20, has 60x15"),
         (200, 60, r"knobs"),
         (120, 40, r"steps: token budget"),
     ):

@@ -157,7 +157,7 @@ async def test_undo_takes_back_the_own_change_and_nobody_elses(source: Subscribe
             other.set_knobs({"max_num_batched_tokens": 1024}, who="anna")
             await until(lambda: len(changes.knob_changes) == 5, "anna's change is not seen")
             await press(app, "U")
-            said = "not undone: since then anna: max_num_batched_tokens 512→1024"
+            said = "not undone: changed since: anna: max_num_batched_tokens 512→1024"
             await until(lambda: said in main_text(app), "nobody is named")
             assert other.snapshot().knobs["max_num_batched_tokens"] == 1024
     assert len(changes.knob_changes) == 5
@@ -203,7 +203,7 @@ async def test_the_open_stepper_says_that_somebody_changed_the_budget(source: Su
         await press(app, "B", "shift+left")
         with ControlClient(source.endpoint) as other:
             other.set_knobs({"max_num_batched_tokens": 1024}, who="anna")
-        said = "it is 1024 by now, by anna: Esc, then again"
+        said = "anna changed it to 1024: Esc, then again"
         await until(lambda: said in screen_text(app), "the stepper does not say it")
         await press(app, "enter")
         said = "not changed: anna set max_num_batched_tokens to 1024 meanwhile; B again"
@@ -309,7 +309,7 @@ async def test_of_the_workload_only_what_was_named_changes_and_it_is_shown_as_it
         await until(lambda: source.history.state.workload_spec is not None, "it is not told")
         await press(app, "W")
         assert "now rate=0.5 document_share=0.1 chat_tokens=77 " in screen_text(app)
-        assert "seed=9; what is not named stays as it is" in " ".join(screen_text(app).split())
+        assert "seed=9; fields you leave out stay" in " ".join(screen_text(app).split())
         await press(app, *"rate=2", "enter")
         # Not a second later: telemetry need not have told of the change.
         await press(app, "W", *"output_tokens=9 max_concurrency=none", "enter")
@@ -338,9 +338,9 @@ async def test_of_a_workload_that_is_not_told_in_full_the_rest_becomes_the_defau
         state.workload_spec = told
         assert told_workload(told) is None
         said = note(state)
-        assert "now 2 requests/s: of an earlier version; more of it is not known here" in said
-        assert "what is not named becomes rate=1 document_share=0.1 " in said
-    assert "now none; what is not named is rate=1 " in note(SessionState())
+        assert "now 2 requests/s: of an earlier version; its other fields are unknown here" in said
+        assert "fields you leave out become rate=1 document_share=0.1 " in said
+    assert "now none; fields you leave out are rate=1 " in note(SessionState())
     assert parse_workload("rate=3") == WorkloadSpec(rate=3.0)
     app.close()
 
@@ -384,7 +384,7 @@ async def test_an_engine_that_does_not_answer_is_a_line_and_not_a_wait(
         for status in ("down", "starting", "connecting"):
             source.status = status
             await press(app, "R")
-            assert "nothing to record: no engine answers" in main_text(app)
+            assert "no engine answers, so nothing can be recorded" in main_text(app)
         assert os.listdir(tmp_path) == []
         await press(app, "left")
         assert "PAUSED" in main_text(app)
@@ -413,7 +413,7 @@ async def test_a_change_that_is_answered_too_late_is_told_and_can_be_taken_back(
             ControlClient, "ask", lambda self, command, *_: ask(self, command, timeout_s=0.3)
         )
         await press(app, "B", *"256", "enter")
-        said = "no answer yet, it may still take effect: max_num_batched_tokens 512→256"
+        said = "no answer yet; it may still take effect: max_num_batched_tokens 512→256"
         await until(lambda: said in main_text(app), "it is called a failure")
         monkeypatch.undo()
         gone_on.set()
@@ -518,7 +518,7 @@ async def test_recording_is_switched_on_and_off(
     add_mark(source, "before it", "me")
     async with app.run_test(size=(160, 40)):
         await press(app, "R")
-        assert "recording (1 mark from before not in it) to /" in main_text(app)
+        assert "recording (1 mark older ones not in it) to /" in main_text(app)
         await until(lambda: "● REC" in main_text(app), "the recording is not shown")
         first = source.history.last_step or 0
         await until(lambda: (source.history.last_step or 0) > first + 20, "no steps came")
@@ -627,11 +627,11 @@ def test_the_stepper_stays_within_the_bounds(keys: list[str], value: int | None)
 def test_the_stepper_has_room_for_what_the_value_is_by_now_and_who_made_it_so(width: int) -> None:
     spec = KnobSpec("max_num_batched_tokens", "int", 2048, low=1, high=8192)
     said = {
-        "": ["it is 1024 by now: Esc, then again"] * 2,
-        "anna": ["anna set 1024: Esc, then again", "it is 1024 by now, by anna: Esc, then again"],
+        "": ["it is 1024 now: Esc, then again"] * 2,
+        "anna": ["anna set 1024: Esc, then again", "anna changed it to 1024: Esc, then again"],
         "root/pts3@gpu-7": [
             "root/pts3… set 1024: Esc, then again",
-            "it is 1024 by now, by root/pts3@gpu-7: Esc, then again",
+            "root/pts3@gpu-7 changed it to 1024: Esc, then again",
         ],
     }
     for who, (narrow, wide) in said.items():

@@ -333,14 +333,14 @@ async def test_an_engine_that_goes_down_while_it_is_recorded_leaves_steps_to_kee
     app.close()
 
 
-async def test_of_what_ran_before_the_session_that_is_kept_it_is_said_to_be_gone() -> None:
+async def test_steps_from_before_the_kept_session_are_reported_as_gone() -> None:
     source = Feed()
     history = source.history
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         for restart in range(2):
             history.append(0, msgspec.structs.replace(history.info, engine_id=f"again {restart}"))
-            shown = "p shows the session before the engine started anew"
+            shown = "p shows the session before the engine restarted"
             lost = "; of 1 earlier one nothing is kept" if restart else ""
             await told(app, f"{shown}{lost} ")
             if not restart:
@@ -369,7 +369,7 @@ def test_steps_of_another_run_of_the_engine_are_no_steps_of_this_recording(tmp_p
     with Recording(path) as recording:
         own = recording.info.engine_id
     for engine_id, steps, words in (
-        ("another", RangeChoice("", 10, 20), "is of the engine before it started anew"),
+        ("another", RangeChoice("", 10, 20), "was recorded before the engine restarted"),
         (own, RangeChoice("", 9_000, 9_010), "none of 9,000 to 9,010"),
         ("another", RangeChoice(""), "exported a-steps.csv"),
         (own, RangeChoice("", 450, 9_010), "exported a-450-453-steps.csv"),

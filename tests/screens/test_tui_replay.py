@@ -200,7 +200,7 @@ def test_what_was_said_of_a_place_goes_with_it_and_other_news_stay() -> None:
 
 def test_several_notices_are_whole_where_there_is_room_and_say_why_an_engine_is_down() -> None:
     notices = Notices(lambda: 0.0)
-    notices.say("the demo's own engine has ended and does not return", "caution")
+    notices.say("the demo's engine has ended for good", "caution")
     gone = "demo-4194304 is gone: killed or crashed (its process was 4194304)"
     pending = "asking: run one step …"
 

@@ -273,7 +273,7 @@ def test_serve_keeps_its_http_process_alive_and_ends_it_with_itself(
     wait_for(lambda: status_of(server.url) == 200, "it serves again")
     second = http_process_of(server)
     assert second.pid != first.pid
-    assert "ended by SIGKILL; it is started again" in server.stderr()
+    assert "ended by SIGKILL; starting it again" in server.stderr()
     server.process.send_signal(signal.SIGINT)
     assert server.process.wait(20) == 0
     assert not second.is_running()

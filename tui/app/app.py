@@ -45,7 +45,7 @@ _NEWCOMERS_S = 2.0  # between two looks for engines that have appeared
 
 
 class Dashboard(App[None], inherit_bindings=False):
-    """A main screen over a session for each engine that was looked at, one of them shown.
+    """The dashboard: a main screen for each engine that was opened; one of them is shown.
 
     Args:
         any_terminal: do not ask what the terminal can show; for pictures.
@@ -115,7 +115,7 @@ class Dashboard(App[None], inherit_bindings=False):
     # Several engines
 
     def _open_engine(self, name: str, page: Page) -> None:
-        """Show a screen of this engine; its own view of it is as it was left."""
+        """Show the main screen of this engine, with the view as the operator left it."""
         before, screen = self.main, self._screens.get(name)
         if screen is None:
             fleet = self._desk.fleet
@@ -159,7 +159,7 @@ class Dashboard(App[None], inherit_bindings=False):
         """Show a comparison.
 
         Raises:
-            RecordingError: one of both cannot be read.
+            RecordingError: one of the two cannot be read.
         """
         desk = self.main.session.compare
         desk.begin(a, b)
@@ -181,18 +181,19 @@ class Dashboard(App[None], inherit_bindings=False):
         self.app_resume_signal.subscribe(self, lambda _: self.draw_all())
 
     def draw_all(self) -> None:
-        """Write every cell again: the terminal may show something else by now."""
+        """Write every cell again: another program may have drawn on the terminal."""
         self.screen.refresh(layout=True)
 
     def _look_at_engines(self) -> None:
-        """Also while one fills the screen: since when it stands out is no matter of who looks."""
+        """Refresh the list of engines, also while one engine fills the screen: it measures how "
+        "long an engine stands out."""
         if len(self._desk.fleet) > 1:
             self._desk.fleet.look()
 
     def _note_loop_error(
         self, loop: asyncio.AbstractEventLoop, context: Mapping[str, object]
     ) -> None:
-        """An exception that nobody waits for becomes a line on the screen."""
+        """Show an exception of a task that nothing awaits as a line on the screen."""
         error = context.get("exception")
         what = str(context.get("message", "a task failed"))
         log.error("%s", what, exc_info=error if isinstance(error, BaseException) else None)
@@ -207,7 +208,7 @@ class Dashboard(App[None], inherit_bindings=False):
         self.key_order.release_in_time()
 
     def on_key(self, event: events.Key) -> None:
-        """Hand on what was typed for an overlay before it was there, explain what does nothing.
+        """Hand keys to an overlay that opened after they were typed; explain keys that do nothing.
 
         An overlay keeps its keys to itself: one that gets here meanwhile was sent to the screen
         below, in one burst with the key that opened the overlay (a paste, a slow connection).
@@ -219,7 +220,7 @@ class Dashboard(App[None], inherit_bindings=False):
             self.main.explain(event.key)
 
     def close(self) -> None:
-        """End the thread of the engine link and a recording that is under way, keep preferences."""
+        """Stop the engine link's thread and any recording, and save the preferences."""
         self.session.preferences.flush()
         self.session.compare.end()
         self.session.exports.close()

@@ -1,7 +1,7 @@
-"""A terminal that goes away while nothing is written to it: seen at once, and at no cost till then.
+"""Notices at once when the terminal hangs up, and costs nothing until then.
 
-The kernel sends SIGHUP to those whom the terminal controls alone, and a screen that stands still
-writes nothing that could fail. Reading tells of it only as an end of input, again and again.
+The kernel sends SIGHUP only to processes that the terminal controls. A screen that does not change
+writes nothing, so no write fails. A read only returns end of input, again and again.
 """
 
 import os

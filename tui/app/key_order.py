@@ -1,7 +1,7 @@
-"""`KeyOrder`: keys count in the order in which they were typed.
+"""`KeyOrder`: handles keys in the order in which they were typed.
 
-A key that was sent to the main screen comes back to the application before it counts. One that is
-typed after it must not be with an overlay earlier, that the first may have opened.
+A key sent to the main screen comes back to the application before it takes effect. It may open an
+overlay, so a later key must not reach that overlay first.
 """
 
 from textual import events
@@ -27,7 +27,7 @@ class KeyOrder:
         self._held: list[events.Key] = []
 
     def admits(self, event: events.Key) -> bool:
-        """Whether a key that reaches the application may go on now; else it is held."""
+        """Whether a key may go on now; if not, it is kept."""
         screen = self._app.screen
         if event.is_forwarded:
             self.num_under_way = max(0, self.num_under_way - 1)
@@ -41,7 +41,7 @@ class KeyOrder:
         return True
 
     def release_in_time(self) -> None:
-        """Let go of what was held when nothing is under way any more."""
+        """Pass the kept keys on once no earlier key is under way."""
         if self._held and not self.num_under_way:
             self._release()
 

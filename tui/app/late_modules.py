@@ -1,7 +1,7 @@
-"""What the first picture has no need of, loaded before anybody asks for it.
+"""Loads in the background what the first picture does not need.
 
-A dashboard may run for days, and stepscope be updated meanwhile: what would be imported with the
-first use then would be of another version than the rest.
+A dashboard may run for days while stepscope is updated: a module imported later would come from
+another version than the rest.
 """
 
 import importlib

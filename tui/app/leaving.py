@@ -1,4 +1,4 @@
-"""How a signal ends a screen: as its own key would, with the terminal and the files in order."""
+"""Ends a screen on a signal as the quit key does: the terminal restored, the files complete."""
 
 import asyncio
 import os
@@ -67,7 +67,7 @@ def left_on_signals(app: App[Any], close: Callable[[], None]) -> Iterator[None]:
 
 
 class _Terminal:
-    """What Textual's writer thread writes to; a terminal that is gone is written to no more.
+    """The file Textual's writer thread writes to; drops writes once the terminal is gone.
 
     A thread that died of it would be in the log as a fault of ours, and the screen would wait for
     it for ever.

@@ -32,7 +32,7 @@ _LOOK_S = 0.02
 
 
 class UnknownRequest(Exception):  # noqa: N818 - reads as what it is
-    """Nothing is known at this step of the request that is asked for."""
+    """The requested request does not exist at this step."""
 
 
 def screenshot(
@@ -55,7 +55,7 @@ def screenshot(
 ) -> None:
     """Render the dashboard without a terminal and write (or replace) the file `path`.
 
-    It is for its owner alone where the engine tells prompts and outputs: they may be on it.
+    If the engine publishes prompts and outputs, only the owner may read the file.
 
     Args:
         path: ends in .svg, .png (needs Pillow and matplotlib) or .txt.
@@ -130,7 +130,7 @@ async def _picture(
 
 
 def cells(app: App[None]) -> list[Cells]:
-    """What an application shows now, row by row; an overlay is above what is below it."""
+    """The rows that an application shows now, overlays included."""
     rows = app.screen._compositor.render_update(
         full=True, screen_stack=app._background_screens, simplify=True
     )

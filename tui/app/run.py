@@ -51,7 +51,7 @@ def run_dashboard(
 
     Args:
         source: fills `history` from its own daemon thread; started and stopped by the caller.
-        history: what is drawn; its SLO tells what is a breach.
+        history: what is drawn; its SLO defines a breach.
         control_endpoint: control address of the engine, as `Endpoint.parse` takes it; None where
             there is none (a replay): actions that change the engine are hidden then.
         readonly: hide and disable everything that changes the engine.
@@ -102,7 +102,7 @@ def run_dashboard(
         app.main.news = news
     if why_ascii is not None:
         key = app.session.abilities.key("glyphs")
-        text = f"ASCII characters only: {why_ascii}; {key} draws all the same, --no-ascii always"
+        text = f"ASCII characters only: {why_ascii}; {key} or --no-ascii draws blocks anyway"
         app.main.notices.say(text, "caution")
     try:
         with (

@@ -1,4 +1,4 @@
-"""What can be typed: what is common to all of `stepscope.tui.cli.table`, and how it ends."""
+"""The `stepscope` command: joins the commands of `stepscope.tui.cli.table` and reports errors."""
 
 import io
 import sys
@@ -55,10 +55,10 @@ def _root(
 
 
 def run() -> int:
-    """Do what the arguments of this process ask for; gives the exit code.
+    """Run the command named by this process's arguments; return the exit code.
 
     Raises:
-        KeyboardInterrupt: nobody else made anything of it.
+        KeyboardInterrupt: the command did not handle it.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Not every terminal has every character, and no table is to end for one that is missing.

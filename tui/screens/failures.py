@@ -1,4 +1,4 @@
-"""`Failures`: a bug in what a key, the mouse or a timer does is a line, and never the end."""
+"""`Failures`: shows a bug in a key, mouse or timer handler as a line, and goes on."""
 
 import logging
 from collections.abc import Iterator

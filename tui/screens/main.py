@@ -123,7 +123,7 @@ class MainScreen(Screen[None]):
 
     @property
     def history(self) -> History:
-        """The one that is shown: that of the session, or the one before a restart."""
+        """The history shown: the session's, or the one from before a restart."""
         return self.scene.history
 
     def _key(self, action_id: str) -> str:
@@ -141,7 +141,7 @@ class MainScreen(Screen[None]):
     # Drawing
 
     def draw_if_changed(self) -> None:
-        """A frame, unless it would be the same picture."""
+        """Draw a frame, unless the picture would be the same."""
         with self.failures.shown("the dashboard"):
             self._look()
 
@@ -174,7 +174,7 @@ class MainScreen(Screen[None]):
             self._write()
 
     def draw(self, everything: bool = True) -> None:
-        """A frame, now; the views that need not move ten times a second only with `everything`."""
+        """Draw a frame now; slow views only with `everything`."""
         failed_before, self._failure = self._failure, None
         self._drawn.note(status.seen(self.session, self.operator, self.view))
         try:
@@ -189,7 +189,7 @@ class MainScreen(Screen[None]):
         self._seeking.has_begun()
 
     def draw_next(self) -> None:
-        """A frame, now; where a replay seeks, of what it finds."""
+        """Draw a frame now; while a replay seeks, wait for what it finds."""
         if not self._seeking.has_begun():
             self.draw()
         elif not self._seeking.is_about_to_end:
@@ -262,7 +262,7 @@ class MainScreen(Screen[None]):
 
     @property
     def num_lanes(self) -> int:
-        """That there are, whether there is room for them or not."""
+        """All lanes, also those that do not fit the screen."""
         return 0 if self.frame is None else self.frame.num_lanes
 
     def text_of(self, *names: str) -> list[str]:
@@ -290,7 +290,7 @@ class MainScreen(Screen[None]):
             return
         if self.canvas.is_too_small and action_id not in _UNSEEN:
             help_key, quit_key = self._key("help"), self._key("quit")
-            said = f"{action.key} wants a larger screen"
+            said = f"{action.key} needs a larger screen"
             self.notices.refuse(f"{said} ({help_key} and {quit_key} work)", (said,))
             self.draw_next()
             return

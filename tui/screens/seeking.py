@@ -9,7 +9,7 @@ _PATIENCE_S = 0.1  # the picture stands still for what is about to be found
 
 
 class Seeking:
-    """Draws a screen as soon as its replay has found what it was sent to.
+    """Draws a screen as soon as its replay has found the step it seeks.
 
     Args:
         replay: None for a live source, which never seeks.
@@ -41,7 +41,7 @@ class Seeking:
 
     @property
     def is_about_to_end(self) -> bool:
-        """A picture of where the replay was would only hold up the one that is wanted."""
+        """True just after a seek began: a picture of the old step would delay the new one."""
         return self._since_s is not None and self._clock() - self._since_s < _PATIENCE_S
 
     def _found(self) -> None:

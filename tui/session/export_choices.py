@@ -58,7 +58,7 @@ def ranges_of(session: Session, frame: Frame | None, marks: Iterable[Mark]) -> l
 
 
 def folder_for(path: Path) -> Path:
-    """Beside the recording; of one that lies where nobody keeps files, the current folder.
+    """The recording's folder; the current folder for a shipped sample or an unwritable folder.
 
     Raises:
         OSError: the current folder is gone.

@@ -1,4 +1,4 @@
-"""The source of a live engine: whatever watches engines gets theirs here."""
+"""Makes the source of a live engine."""
 
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.local_engines import called

@@ -1,4 +1,4 @@
-"""`Finder`: looks for engines and recordings, for the start screen, without ever making it wait.
+"""`Finder`: looks for engines and recordings in the background, for the start screen.
 
 Engines are followed like those of a fleet, with hardly any history; files are opened by a thread.
 """

@@ -84,9 +84,9 @@ _START: frozenset[Place] = frozenset({"start"})
 _ACTIONS: tuple[Action, ...] = (
     # screens
     Action("screen_live", ("1",), "Screens",
-           "main screen; there already: follow the newest step", "screens", footer=6,
-           elsewhere=(("replay", "main screen; there already: to where the replay stands"),
-                      ("fleet", "main screen of the chosen engine; the other screens likewise"))),
+           "main screen; on it: follow the newest step", "screens", footer=6,
+           elsewhere=(("replay", "main screen; on it: go to where the replay plays"),
+                      ("fleet", "main screen of the chosen engine"))),
     Action("screen_step", ("2",), "Step", "everything about the step at the cursor",
            "screens"),
     Action("screen_request", ("3",), "Request",
@@ -106,8 +106,7 @@ _ACTIONS: tuple[Action, ...] = (
     Action(
         "pause", ("space",), "Pause", "stop here, or go on (receiving never stops)",
         "time", footer=1,
-        elsewhere=(("replay", "stop, or play on from where the replay stands; at its end from "
-                              "the beginning"),),
+        elsewhere=(("replay", "stop, or play on from here; at the end, from the beginning"),),
     ),
     Action("step_back", ("left", "h"), "Step", "one column back in time", "time", footer=2,
            elsewhere=(("fleet", "order engines by the column before"),)),
@@ -119,8 +118,8 @@ _ACTIONS: tuple[Action, ...] = (
            "a screen back in time; in a list ten rows up", "time"),
     Action("screen_forward", ("pagedown",), "Screen",
            "a screen on in time; in a list ten rows down", "time"),
-    Action("oldest", ("home",), "Oldest", "the oldest step in memory; there already: what the "
-           "engine still keeps of before", "time",
+    Action("oldest", ("home",), "Oldest", "the oldest step in memory; on it: fetch older steps "
+    "that the engine still keeps", "time",
            elsewhere=(("replay", "the first step of the file"), ("compare", "the first column"),
                       ("start", "the first line"))),
     Action("live", ("L", "end"), "Live", "the newest step, and follow it", "time", footer=10,
@@ -130,8 +129,8 @@ _ACTIONS: tuple[Action, ...] = (
            "mark, preemption, abort, refusal, late token or loss", "time", footer=3,
            elsewhere=(("replay", "previous event in the file: a change, mark, preemption, abort, "
                        "refusal, late token or loss"),
-                      ("compare", "previous change, mark, preemption, late token or loss of either "
-                       "run"))),
+                      ("compare", "previous change, mark, preemption, late token or loss in "
+                      "either run"))),
     Action("next_event", ("right_square_bracket",), "Find event", "next event", "time"),
     Action("previous_preemption", ("left_curly_bracket",), "Preempt", "previous preemption",
            "time", footer=12),
@@ -140,16 +139,16 @@ _ACTIONS: tuple[Action, ...] = (
            "request (in memory)", "time"),
     Action("next_of_request", ("full_stop",), "Request", "next step of the selected request "
            "(in memory)", "time"),
-    Action("previous_mark", ("apostrophe",), "Mark", "previous mark (the last, from before "
-           "the first)", "time"),
-    Action("worst", ("w",), "Worst stall", "the worst stall in memory, of each second the "
-           "longest; again: the next worst", "time",
-           elsewhere=(("replay", "the worst stall of the file, one a second, as far as it was "
-                       "searched; again: the next worst"),)),
-    Action("goto", ("g",), "Go to", "go to a step (1200), a time (12:41:58), or so far from "
-           "here (-30s, +2m)", "time", footer=13),
+    Action("previous_mark", ("apostrophe",), "Mark", "previous mark (before the first one: the "
+    "last)", "time"),
+    Action("worst", ("w",), "Worst stall", "the worst stall in memory (one a second); again: the "
+    "next worst", "time",
+           elsewhere=(("replay", "the worst stall in the searched part of the file (one a "
+           "second); again: the next worst"),)),
+    Action("goto", ("g",), "Go to", "go to a step (1200), a time (12:41:58), or a distance (-30s, "
+    "+2m)", "time", footer=13),
     Action("previous_session", ("p",), "Before restart",
-           "the session before the engine started anew (again, or {live}: back)", "time",
+           "the session before the engine restarted (again, or {live}: back)", "time",
            needs=frozenset({"live"})),
     Action("slower", ("less_than_sign",), "Speed", "play at half the speed", "time",
            footer=5, needs=frozenset({"replay"})),
@@ -167,7 +166,7 @@ _ACTIONS: tuple[Action, ...] = (
            elsewhere=(("live", "select the request above"),)),
     Action("lane_down", ("down", "j"), "Lane", "select the line below", "view",
            elsewhere=(("live", "select the request below"),)),
-    Action("follow", ("f",), "Follow", "keep the selected request in sight (again: let go)",
+    Action("follow", ("f",), "Follow", "keep the selected request in sight (again: stop)",
            "view", footer=23),
     Action("sort", ("o",), "Sort", "order of the lanes: arrival, state, blocks, latest first",
            "view", footer=15, pages=_ORDERED,
@@ -182,8 +181,8 @@ _ACTIONS: tuple[Action, ...] = (
            footer=16, pages=_REVERSED,
            elsewhere=(("fleet", "order engines the other way round"),)),
     Action("filter", ("slash",), "Filter",
-           "lanes to show: state:dec state:pre state:wait state:end id:12, text, !regex", "view",
-           footer=7, pages=_MAIN),
+           "which lanes to show: state:dec state:pre state:wait state:end id:12, text, !regex",
+           "view", footer=7, pages=_MAIN),
     Action("service_levels", ("b",), "Levels",
            "service levels: a latency above is a breach (ttft=500 itl=50, in ms)", "view",
            pages=frozenset(PAGES) - _COMPARE),
@@ -201,14 +200,14 @@ _ACTIONS: tuple[Action, ...] = (
            "act", footer=4, needs=_ENGINE, changes_engine=True),
     Action("knobs", ("K",), "Knobs", "all knobs of the engine, with their bounds", "act",
            footer=8, needs=_ENGINE, changes_engine=True),
-    Action("undo", ("U",), "Undo", "take your last knob change back (again: redo)", "act",
+    Action("undo", ("U",), "Undo", "undo your last knob change (again: redo)", "act",
            footer=18, needs=_ENGINE, changes_engine=True),
     Action("pause_engine", ("P",), "Pause engine", "pause the engine itself, or resume it",
            "act", footer=22, needs=_ENGINE, changes_engine=True),
     Action("step_engine", ("N",), "Run a step", "let the engine run one step, then pause",
            "act", footer=16, needs=_ENGINE, changes_engine=True),
     Action("workload", ("W",), "Workload",
-           "what the engine gives itself to do: rate=2 output_tokens=64, or off", "act",
+           "the engine's own synthetic load: rate=2 output_tokens=64, or off", "act",
            footer=24, needs=_ENGINE, changes_engine=True),
     Action("record", ("R",), "Record", "start or end a recording", "act", footer=6,
            needs=frozenset({"recorder"}),
@@ -217,12 +216,12 @@ _ACTIONS: tuple[Action, ...] = (
            footer=19),
     Action("export", ("E",), "Export", "write the recording, or a part of it, for other programs "
            "(Perfetto, Parquet, CSV)", "act"),
-    Action("keep_steps", ("D",), "Keep steps", "write all steps in memory to a recording: what was "
-           "seen before anybody recorded it", "act", needs=frozenset({"recorder"})),
-    Action("mark", ("M",), "Mark", "put a mark with a note at this step: in this dashboard "
-           "and what it records, nowhere else", "act", footer=17,
-           elsewhere=(("replay", "put a mark with a note at this step, until the replay is left "
-                       "(not into the file)"),)),
+    Action("keep_steps", ("D",), "Keep steps", "write all steps in memory to a recording, also "
+    "those from before you recorded", "act", needs=frozenset({"recorder"})),
+    Action("mark", ("M",), "Mark", "put a mark with a note at this step, in this dashboard and "
+    "its recordings only", "act", footer=17,
+           elsewhere=(("replay", "put a mark with a note at this step; it lasts until you leave "
+           "the replay"),)),
     # global
     Action("help", ("question_mark", "f1"), "Help", "the keys and the legend", "global",
            footer=20),
@@ -236,16 +235,16 @@ _ACTIONS: tuple[Action, ...] = (
     Action("redraw", ("ctrl+l",), "Redraw", "draw the whole screen again", "global"),
     Action("back", ("escape",), "Back",
            "the screen before", "global",
-           elsewhere=(("live", "let go of the selected request, and the lanes choose by themselves "
-                       "again; then back to several engines, if there are"),)),
-    Action("suspend", ("ctrl+z",), "Suspend", "back to the shell; 'fg' there goes on", "global"),
+           elsewhere=(("live", "deselect the request; then back to the list of engines, if there "
+           "are several"),)),
+    Action("suspend", ("ctrl+z",), "Suspend", "back to the shell; 'fg' returns", "global"),
     Action("quit", ("q",), "Quit",
-           "leave, as ctrl+c always does (an engine goes on, unless 'demo' started it)", "global",
+           "quit, as ctrl+c always does (the engine runs on, unless 'demo' started it)", "global",
            footer=25),
     # start screen
     Action("endpoint", ("e",), "Address",
-           "type an engine's address or name (several with blanks), or a recording's path", "start",
-           pages=_START),
+           "type an engine's address or name (separate several by spaces), or a recording's path",
+           "start", pages=_START),
 )  # fmt: skip
 
 # Where several engines are shown, one can be recorded; nothing is done to it, nor to its time.

@@ -77,7 +77,7 @@ class Abilities:
     def why_not(self, action: Action) -> str:
         """One line on why an action is not allowed."""
         if action.changes_engine and self.readonly:
-            return f"{action.shown} changes the engine, and this dashboard only looks (--readonly)"
+            return f"{action.shown} changes the engine, and this dashboard is --readonly"
         if "replay" in action.needs:
             return f"{action.shown} is for replays: this is a live engine"
         return f"{action.shown} needs a live engine: this is a recording"

@@ -28,14 +28,14 @@ def changed(path: Path, section: str, values: Mapping[str, str | bool | float]) 
         document = tomlkit.parse(text)
         table = document.setdefault(section, tomlkit.table())
         if not isinstance(table, dict):
-            raise ConfigFileError(f"{path}: {section} is no section")
+            raise ConfigFileError(f"{path}: {section} is not a section")
         for name, value in values.items():
             table[name] = value
         _replace(real, tomlkit.dumps(document))
     except OSError as error:
         raise ConfigFileError(f"{error.filename or path}: {error.strerror}") from error
     except (TOMLKitError, ValueError) as error:
-        raise ConfigFileError(f"{path} is no TOML: {error}") from error
+        raise ConfigFileError(f"{path} is not TOML: {error}") from error
 
 
 def _replace(path: Path, text: str) -> None:

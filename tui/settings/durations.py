@@ -19,7 +19,7 @@ def milliseconds(option: str, text: str) -> float:
     """As `in_milliseconds`, of an option.
 
     Raises:
-        WrongUsage: it is none, or not above zero.
+        WrongUsage: it is not a duration, or not above zero.
     """
     value = in_milliseconds(text)
     if value is None:

@@ -46,7 +46,7 @@ _LOWER = frozenset({"space", "tab", "backspace", "delete", "insert"})
 
 
 class KeyNameError(ValueError):
-    """A text that names no key; the message says what would."""
+    """The text is not a key; the message says what is."""
 
 
 def parse(text: str) -> str:
@@ -62,7 +62,7 @@ def parse(text: str) -> str:
     modifiers = {part.strip().lower() for part in before if part}
     if not modifiers <= set(_MODIFIERS):
         unknown = ", ".join(sorted(modifiers - set(_MODIFIERS)))
-        raise KeyNameError(f"{unknown!r} is no modifier; there are: {', '.join(_MODIFIERS)}")
+        raise KeyNameError(f"{unknown!r} is not a modifier; there are: {', '.join(_MODIFIERS)}")
     key = _plain(name if len(name) == 1 else name.strip(), text)
     if key not in NAMED and "shift" in modifiers and "ctrl" not in modifiers:
         if not key.isalpha() or len(key) > 1:
@@ -73,7 +73,7 @@ def parse(text: str) -> str:
         key = key.lower()
     full = "+".join([each for each in _MODIFIERS if each in modifiers] + [key])
     if full == RESERVED:
-        raise KeyNameError("ctrl+c always leaves the dashboard, it can do nothing else")
+        raise KeyNameError("ctrl+c always leaves the dashboard, it cannot do anything else")
     if full in _SAME_IN_A_TERMINAL:
         raise KeyNameError(f"a terminal sends {text!r} as {_SAME_IN_A_TERMINAL[full]}")
     return full
@@ -88,7 +88,8 @@ def _plain(name: str, text: str) -> str:
     if character is not None and _character(key := _of_character(character)) == character:
         return key
     raise KeyNameError(
-        f"{text!r} is no key; a key is a character (p, P, [), or one of {', '.join(NAMED[:15])}, "
+        f"{text!r} is not a key; a key is a character (p, P, [), or one of "
+        f"{', '.join(NAMED[:15])}, "
         "f1 to f24, and may have ctrl+, alt+ or shift+ before it"
     )
 

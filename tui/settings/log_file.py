@@ -17,7 +17,7 @@ def log_path() -> Path:
 
 
 def see_log(error: object) -> str:
-    """What a person is told of an error that was logged: where to look, and what it was."""
+    """The line for an error that was logged: where to look, and what it was."""
     for handler in logging.getLogger("stepscope").handlers:
         if isinstance(handler, RotatingFileHandler):
             path, home = Path(handler.baseFilename), Path.home()

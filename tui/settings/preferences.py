@@ -55,7 +55,7 @@ class Preferences:
                 if self._why_not:
                     self._unkept[name] = _in_words(name, value)
                     what = ", ".join(self._unkept.values())
-                    self._news = (f"{what}: for this session only, {self._why_not}", "text")
+                    self._news = (f"{what}: for this session only: {self._why_not}", "text")
                 return
             if self._timer is not None:
                 self._timer.cancel()
@@ -98,7 +98,7 @@ class Preferences:
             return f"not kept: {error}", "caution"
         self._written |= changes
         what = ", ".join(f"{name} {_said(value)}" for name, value in changes.items())
-        return f"kept for the next time: {what} ({path})", "text"
+        return f"saved for next time: {what} ({path})", "text"
 
 
 def _said(value: Value) -> str:

@@ -1,7 +1,7 @@
 """`RecentFiles`: recordings that were opened or written lately, remembered between sessions.
 
 A short list of paths in the state folder of the platform, and nothing but that: whatever is shown
-of a file is read from the file. A list that cannot be read or written is no error of anybody's.
+of a file is read from the file. If the list cannot be read or written, that is only logged.
 """
 
 import contextlib

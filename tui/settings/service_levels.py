@@ -11,7 +11,7 @@ def parse_levels(text: str, now: SLO) -> SLO:
     """The levels that `text` means; what it does not name stays as it is `now`.
 
     Raises:
-        ValueError: it means none; the message says what would.
+        ValueError: the text is not valid; the message says what is.
     """
     found: dict[str, float] = {}
     for word in text.lower().split():

@@ -48,7 +48,7 @@ def resolve(
 
 
 class ResolvedSetting(NamedTuple):
-    """The value of a field, and who said so: empty where nobody did."""
+    """The value of a field and its origin; empty if it is not set."""
 
     value: Any
     origin: str

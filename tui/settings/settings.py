@@ -1,8 +1,8 @@
 """`Settings`: the user's config file, checked whole before anything of it is used.
 
 One file with a few sections; a key of a section is an option of the commands it belongs to, with
-underscores. What wins is always: flag, then environment (`STEPSCOPE_<SECTION>_<KEY>`), then file.
-`[keys]` has no options: it gives actions of the dashboard other keys.
+underscores. The order of precedence: flag, then environment (`STEPSCOPE_<SECTION>_<KEY>`), then
+file. `[keys]` has no options: it gives actions of the dashboard other keys.
 """
 
 import os
@@ -41,7 +41,7 @@ class DashboardSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
         ]
         | None
     ) = None
-    theme: Annotated[Literal["dark", "light"], Meta(description="colours to begin with")] = "dark"
+    theme: Annotated[Literal["dark", "light"], Meta(description="colours at the start")] = "dark"
     ascii: (
         Annotated[
             bool,
@@ -52,17 +52,17 @@ class DashboardSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     sort: Annotated[
         Literal["arrival", "state", "blocks", "latest"], Meta(description="order of the lanes")
     ] = "arrival"
-    axis: Annotated[Literal["step", "time"], Meta(description="what a column of the charts is")] = (
-        "step"
-    )
+    axis: Annotated[
+        Literal["step", "time"], Meta(description="what a column of the charts stands for")
+    ] = "step"
     own_load: Annotated[
         bool, Meta(description="show the dashboard's own frames, CPU share and dropped frames")
     ] = False
     readonly: Annotated[
         bool,
         Meta(
-            description="hide and disable everything that changes the engine, and keep nothing in "
-            "the config file; R, D, S, E and M still write what they are asked for"
+            description="hide and disable everything that changes the engine or the config file; "
+            "R, D, S, E and M still write their files"
         ),
     ] = False
     slo_ttft_ms: Annotated[
@@ -78,11 +78,12 @@ class DashboardSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
         ),
     ] = 50.0
     keep: Annotated[
-        bool, Meta(description="write what is changed in the dashboard to the config file")
+        bool, Meta(description="save settings changed in the dashboard to the config file")
     ] = True
     log: (
         Annotated[
-            str, Meta(description="file for errors (default: dashboard.log in the state folder)")
+            str,
+            Meta(description="log file for errors (default: dashboard.log in the state folder)"),
         ]
         | None
     ) = None
@@ -98,13 +99,13 @@ class FleetSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class ClientSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who gives commands: the key they come in with, where an engine asks for one, and a name."""
+    """The operator: a name, and a key for engines that ask for one."""
 
     key: Annotated[
         str,
         Meta(
             description="key file from 'stepscope keys new', for an engine that asks for one "
-            "(default: the one for it in the config folder's keys/)"
+            "(default: the one in the config folder's keys/ that fits)"
         ),
     ] = ""
     server_key: Annotated[
@@ -114,7 +115,7 @@ class ClientSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str,
         Meta(
             max_length=MAX_NAME,
-            description="what the audit is to call you (default: account, terminal and machine)",
+            description="your name in the audit (default: account, terminal and machine)",
         ),
     ] = ""
 
@@ -180,7 +181,7 @@ def from_environment(section: Section, key: str) -> str | None:
 
 
 def unknown_variables() -> list[str]:
-    """What the environment says of our sections and no option has the name of."""
+    """Variables of our sections that match no option."""
     known = {
         environment_name(section, field.name)
         for section, kind in SECTIONS.items()

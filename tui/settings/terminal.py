@@ -11,7 +11,7 @@ _NO_LOCALE = frozenset({"", "c", "posix"})
 
 
 def no_terminal() -> str | None:
-    """Which stream of this process is no terminal, and has to be one for a screen; None: neither.
+    """The stream (input or output) that is not a terminal but must be one; None if both are.
 
     Standard error may go to a file.
     """
@@ -40,14 +40,14 @@ def only_ascii(environment: Mapping[str, str]) -> str | None:
             continue
         if value.lower().replace("-", "").endswith("utf8"):
             return None
-        return f"{name}={value} is no UTF-8 locale"
+        return f"{name}={value} is not a UTF-8 locale"
     return "no locale is set (LANG)"
 
 
 def said_environment() -> Mapping[str, str]:
     """The environment as this process was started with.
 
-    Python changes LC_CTYPE where the locale is C (PEP 538), and then nobody can tell any more.
+    Python changes LC_CTYPE if the locale is C (PEP 538), which hides the original value.
     """
     environment = dict(os.environ)
     is_coerced = (

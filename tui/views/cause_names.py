@@ -1,4 +1,4 @@
-"""What the causes of late tokens are called where there is room for a few words."""
+"""Short names of the causes of late tokens."""
 
 from stepscope.recordings.attribution.causes import Cause
 

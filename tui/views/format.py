@@ -53,7 +53,7 @@ def with_ms(value: float | None) -> str:
 
 
 def ms_unit(shown: str) -> str:
-    """What belongs behind `milliseconds`: nothing where that is seconds, or not known."""
+    """The unit after `milliseconds`: empty if that shows seconds or is unknown."""
     return "" if shown.endswith(("s", "—")) else " ms"
 
 

@@ -71,16 +71,16 @@ LEGEND = (
     ("━", "decode", "decode: one token for each running request"),
     ("═", "multi", "decode, several tokens accepted at once"),
     ("░", "cached", "prefix hit: prompt tokens that were cached and skipped"),
-    ("·", "idle", "waiting, or budget that the step left idle (it draws the budget line)"),
+    ("·", "idle", "waiting, or unused budget (its dots end at the budget line)"),
     ("╌", "idle", "running, but left out of this step; in the budget chart: padding"),
-    ("─", "idle", "on the time axis: its step still runs, the token comes at the end of it"),
-    ("✗", "preempted", "preempted: blocks freed, to be computed again"),
+    ("─", "idle", "on the time axis: its step still runs; the token comes at the end"),
+    ("✗", "preempted", "preempted: its blocks are freed and computed again later"),
     ("●", "finished", "finished"),
     ("○", "aborted", "aborted or rejected"),
     ("◆", "mark", "a knob change took effect here"),
     ("▼", "mark", "your mark"),
-    ("!", "breach", "later than the service level you set: a figure, or a token in this step"),
-    ("?", "muted", "steps that were lost on the way here, or a value nobody knows"),
+    ("!", "breach", "breaks the service level: a figure, or a token of this step"),
+    ("?", "muted", "lost steps, or an unknown value"),
 )
 
 # One ASCII character for each other one that widgets use, so that a line keeps its width.

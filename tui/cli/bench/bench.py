@@ -137,7 +137,7 @@ def _table(result: "ThroughputResult") -> Iterator[str]:
     )
     telemetry = result.telemetry
     if telemetry is None:
-        yield "telemetry  off: nothing is known of the steps"
+        yield "telemetry off: no data about the steps"
     else:
         yield (
             f"telemetry  {telemetry.num_published:,} messages, {telemetry.num_gaps:,} missed by a "
@@ -152,7 +152,7 @@ def _judge(result: "ThroughputResult") -> None:
     if result.is_partial:
         raise Interrupted(
             f"interrupted with {result.num_finished} of {result.num_requests} requests finished: "
-            "the figures are of what ran until then"
+            "the figures cover what ran until then"
         )
 
 

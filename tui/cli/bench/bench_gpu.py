@@ -89,7 +89,7 @@ def gpu(
     say(*table(report))
     print(f"every sample is in {file}", file=sys.stderr, flush=True)
     if report.is_interrupted:
-        raise Interrupted(f"interrupted: {file} has what was measured until then")
+        raise Interrupted(f"interrupted: {file} holds what was measured until then")
 
 
 def show(files: list[str]) -> None:
@@ -133,9 +133,9 @@ def _announcement(
         f"{time_limit / 60:.0f} min, into {file}; Ctrl-C ends it and keeps what it has"
     )
     if not report.is_gpu:
-        yield "on a CPU with tiny models: it shows that the bench runs; no figure of it is a GPU's"
+        yield "on a CPU with tiny models: this only shows that the bench runs, and nothing of a GPU"
     elif report.is_quick:
-        yield "quick: tiny models and few samples; no figure of it says anything about the GPU"
+        yield "quick: tiny models and few samples; its figures say nothing about the GPU"
 
 
 def _recordings(folder: str | None, letters: str) -> dict[str, str]:
@@ -143,10 +143,10 @@ def _recordings(folder: str | None, letters: str) -> dict[str, str]:
     if folder is None:
         return {}
     if "h" not in letters:
-        raise WrongUsage("--recordings: they are of part h, which is not among the parts")
+        raise WrongUsage("--recordings: only part h makes them, and it is not among the parts")
     path = Path(folder)
     if not path.is_dir():
-        raise CommandFailed(f"--recordings {folder} is no folder: make it first")
+        raise CommandFailed(f"--recordings {folder} is not a folder: make it first")
     files = {mode: path / name for mode, name in RECORDED.items()}
     for file in files.values():
         if file.exists():

@@ -101,7 +101,7 @@ def _head(report: Report) -> Iterator[str]:
     if not report.is_gpu:
         yield "NOT A GPU: tiny models on a CPU, to see that the bench runs. No figure of a GPU."
     elif report.is_quick:
-        yield "QUICK: tiny models, to see that the bench runs. They say nothing of the GPU."
+        yield "QUICK: tiny models, to see that the bench runs. They say nothing about the GPU."
     versions = [f"{name} {report.versions[name]}" for name in _VERSIONS if name in report.versions]
     if report.commit:
         versions[-1:] = [f"{each} ({report.commit})" for each in versions[-1:]]

@@ -48,9 +48,9 @@ def compare(
     """On a terminal the screen, elsewhere (or if asked for) a table or JSON; or a picture.
 
     Raises:
-        RecordingError: a file is none.
-        EngineUnreachable: nobody listens at an address.
-        WrongUsage: an option that cannot be.
+        RecordingError: a file is not a recording.
+        EngineUnreachable: nothing listens at an address.
+        WrongUsage: an option has a wrong value.
     """
     alignment = _alignment(align)
     if limit < 0:
@@ -58,7 +58,7 @@ def compare(
     if as_table + as_json + (output is not None) > 1:
         raise WrongUsage("--table, --json and --output: give one of them")
     if (b is None) == (mark is None):
-        what = "one of both, B or --mark" if b is not None else "B, or --mark for before and after"
+        what = "either B or --mark" if b is not None else "B, or --mark for before and after"
         raise WrongUsage(f"what is {a} to be compared with? Give {what}")
     settings = resolve(DashboardSettings, "dashboard", flags)
     draws = output is not None
@@ -72,7 +72,9 @@ def compare(
                 f"('stepscope record {name} -o FILE')"
             )
         if mark is not None:
-            raise WrongUsage(f"--mark is for recordings; watching {name}, c compares its past")
+            raise WrongUsage(
+                f"--mark is for recordings; while you watch {name}, key c compares its past"
+            )
     own = settings
     if not live:  # what is watched now is judged as the operator says now
         settings = _compared_as(settings, flags, list(found))
@@ -100,7 +102,7 @@ def _compared_as(
     Says on stderr whose they are, where another one carries others and nothing overrules them.
 
     Raises:
-        CommandFailed, RecordingError: a file is none.
+        CommandFailed, RecordingError: a file is not a recording.
     """
     carried: dict[str, Levels] = {}
     for file in files:
@@ -186,8 +188,8 @@ def open_feeds(
     """Two recordings, or the two parts of one.
 
     Raises:
-        RecordingError: a file is none.
-        WrongUsage: a mark that there is not.
+        RecordingError: a file is not a recording.
+        WrongUsage: no such mark.
     """
     path = find_recording(a)
     if b is not None:

@@ -35,17 +35,19 @@ def run_compare(
 
     Args:
         keeps_levels: as in `dashboard_options`.
-        b: what is held against A; None: A is divided at `split`.
+        b: what A is compared with; None: A is divided at `split`.
         live: which of both are engines, by name.
 
     Raises:
-        RecordingError: a file is none.
-        EngineUnreachable: nobody listens at an address.
+        RecordingError: a file is not a recording.
+        EngineUnreachable: nothing listens at an address.
         WrongUsage: both are engines.
     """
     need_terminal("'--table', '--json' and '-o' work without one")
     if b is not None and a in live and b in live:
-        raise WrongUsage(f"{a} and {b} are both live: 'stepscope top {a} {b}' shows them abreast")
+        raise WrongUsage(
+            f"{a} and {b} are both live: 'stepscope top {a} {b}' shows them side by side"
+        )
     with _compared(a, b, split, settings, live) as (source, origins):
         _run(source, origins, align, settings, keeps_levels)
 

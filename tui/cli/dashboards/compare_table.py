@@ -18,7 +18,7 @@ SURE = f"{CONFIDENCE:.0%} sure"
 def lines(
     found: Comparison, sides: tuple[Side, Side], align: Align | None, limit: int
 ) -> list[str]:
-    """Args: align: what stands side by side below; limit: requests, 0 for all."""
+    """Args: align: how the two runs are aligned; limit: rows of requests, 0 for all."""
     return [*_summary(found), *_figures(found), *_aligned(found, sides, align, limit)]
 
 

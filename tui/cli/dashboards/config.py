@@ -1,6 +1,6 @@
-"""`stepscope config`: every setting as it is now, and who says so.
+"""`stepscope config`: every setting with its value and where that comes from.
 
-What is printed is a config file itself.
+The output is itself a valid config file.
 """
 
 import re
@@ -41,7 +41,7 @@ def config(section: str | None, path_only: bool, flags: Mapping[str, Any]) -> No
     """
     path = config_path()
     if path_only and section is not None:
-        raise WrongUsage(f"--path is where the file is, whatever the section: leave {section} out")
+        raise WrongUsage(f"--path is the same for every section: leave {section} out")
     if path_only:
         say(str(path))
         return
@@ -49,7 +49,7 @@ def config(section: str | None, path_only: bool, flags: Mapping[str, Any]) -> No
     if section is not None and section not in names:
         raise WrongUsage(f"there is no section {section!r}; there are: {', '.join(names)}")
     lines = [f"# {path}" + ("" if path.exists() else " (there is none yet)")]
-    lines += [f"# {name} is set, and no setting is called so" for name in unknown_variables()]
+    lines += [f"# {name} is set, but no setting has this name" for name in unknown_variables()]
     for name in SECTIONS:
         if section in (None, name):
             lines += ["", f"[{name}]", *_section(name, flags if name == "dashboard" else {})]

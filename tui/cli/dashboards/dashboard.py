@@ -31,7 +31,7 @@ def new_history(
 def need_terminal(otherwise: str) -> None:
     """Raises WrongUsage where there is nothing to draw on."""
     if (stream := no_terminal()) is not None:
-        raise WrongUsage(f"the dashboard needs a terminal, and {stream} is none; {otherwise}")
+        raise WrongUsage(f"the dashboard needs a terminal, and {stream} is not one; {otherwise}")
     if (why_not := cannot_be_drawn_on(os.environ)) is not None:
         raise WrongUsage(f"{why_not}; {otherwise}")
 

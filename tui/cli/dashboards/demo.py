@@ -145,7 +145,7 @@ def _check_screenshot(path: Path) -> None:
 
 def _check_writable(option: str, path: Path) -> None:
     if not path.parent.is_dir():
-        raise WrongUsage(f"{option}: {path} cannot be written: {path.parent} is no folder")
+        raise WrongUsage(f"{option}: {path} cannot be written: {path.parent} is not a folder")
     if option == "--record" and path.is_file():
         raise CommandFailed(f"{path} is there already; remove it or choose another name")
     is_writable = os.access(path if path.exists() else path.parent, os.W_OK)
@@ -197,13 +197,13 @@ def _wait_until_live(engine: EngineProcess, source: Subscriber, stop: StopSignal
     while source.status != "live":
         engine.check()
         if time.monotonic() > deadline_s:
-            raise CommandFailed(f"no telemetry comes from the engine: {source.error}")
+            raise CommandFailed(f"no telemetry from the engine: {source.error}")
         if stop.wait(0.02):
             return
 
 
 class _News:
-    """What there is to tell the operator: called in every frame."""
+    """The next notice for the operator; called in every frame."""
 
     def __init__(self, engine: EngineProcess, pace: Pace) -> None:
         self._engine = engine
@@ -214,7 +214,7 @@ class _News:
         if self._has_told_end or self._engine.exit_code is None:
             return self._pace.news()
         self._has_told_end = True
-        return "the demo's own engine has ended and does not return"
+        return "the demo's engine has ended for good"
 
 
 def _set_workload(engine: EngineProcess, workload: WorkloadSpec) -> None:
@@ -230,7 +230,7 @@ def _wait(
     pace: Pace,
     stop: StopSignals,
 ) -> str | None:
-    """Until the seconds have passed, or a signal comes: what there is to say of that."""
+    """Wait until the seconds have passed or a signal comes; return the notice about it."""
     start_s = time.monotonic()
     while not stop and (elapsed_s := time.monotonic() - start_s) < seconds:
         engine.check()
@@ -265,7 +265,7 @@ def _finish(
         )
         say(f"screenshot {screenshot}")
     if history.num_steps == 0:
-        raise CommandFailed("the engine ran no step; its messages never came")
+        raise CommandFailed("no step came from the engine")
     if history.gaps or history.num_lost:
         raise CommandFailed(
             f"{len(history.gaps)} gaps: {history.num_lost} messages of the engine were lost"

@@ -79,17 +79,17 @@ class Pace:
             self._thread.join()
 
     def news(self) -> str | None:
-        """What there is to say since the last call; for one thread."""
+        """The notice since the last call, if any; call it from one thread only."""
         if self._num_told < len(self.offers):
             self._num_told = len(self.offers)
             return f"the demo's workload: {self.offers[-1]}"
         if self._is_theirs and not self._has_told_theirs:
             self._has_told_theirs = True
-            return "the load is yours from here on: the demo fits it to the machine no more"
+            return "you control the load from now on: the demo no longer fits it to the machine"
         return None
 
     def look(self) -> bool:
-        """Change the workload if that is called for; False when it is ours no more.
+        """Change the workload if needed; False once somebody else controls it.
 
         Raises:
             EngineUnreachable: the engine did not answer, and may have taken it all the same.

@@ -12,7 +12,7 @@ from stepscope.recordings.history.rates import Rates
 from stepscope.tui.settings.setting_values import convert_flags
 
 LOAD = 0.7  # of what its steps promise: random arrivals come in bunches, and want room for that
-SHARE = f"{100 * LOAD:.0f} % of what this machine carries"
+SHARE = f"{100 * LOAD:.0f} % of what this machine can serve"
 LEAST_RATE = 0.2  # a request every few seconds, or there is nothing to watch
 LEAST_BUSY_S = 0.5  # of steps, to judge by
 CLEARLY = 1.4  # a rate is changed when the machine carries so many times more, or less
@@ -62,7 +62,7 @@ def offer(usual: WorkloadSpec, info: EngineInfo, asked: float | None) -> DemoLoa
 
 
 def slowness(rates: Rates, costs: StepCosts) -> float | None:
-    """How many times longer steps take than the engine's first ones did; None: too few to tell.
+    """How many times longer steps take than the engine's first ones; None: too few to know.
 
     Each step is held to what it had to do, so prompts that come before their outputs, and batches
     that are small because the load is, make no machine slow.
@@ -83,7 +83,7 @@ def slowness(rates: Rates, costs: StepCosts) -> float | None:
 def next_offer(
     now: DemoLoad, usual: WorkloadSpec, info: EngineInfo, rates: Rates
 ) -> DemoLoad | None:
-    """What is offered to an engine that is as slow as its steps say; None: what it has, or nearly.
+    """The load for an engine as slow as its steps show; None: about the load it has.
 
     It is the rate of the start (`offer`), by steps that take so many times longer. What the mix
     asks for is known, whatever part of it the steps of `rates` happened to hold.
@@ -109,6 +109,6 @@ def _at_most(usual: WorkloadSpec, carried: float, measured: str) -> DemoLoad:
 
 
 def _rounded(rate: float) -> float:
-    """Down to two figures; nobody believes more of them."""
+    """Round down to two digits; more would not be accurate."""
     unit = 10.0 ** (math.floor(math.log10(rate)) - 1)
     return round(math.floor(rate / unit) * unit, 12)

@@ -80,7 +80,7 @@ def check(choice: StartChoice) -> str | None:
 
 
 def _of_file(choice: StartChoice, error: str | None) -> str | None:
-    """Without the folder: the list says it, and it would push what is wrong off the line."""
+    """Leave out the folder: the list shows it, and it would push the error off the line."""
     if error is None or choice.kind != "file":
         return error
     return error.replace(f"{Path(choice.names[0]).parent}{os.sep}", "")
@@ -101,7 +101,7 @@ def _try(choice: StartChoice) -> None:
 
 
 def _open(choice: StartChoice, flags: Mapping[str, Any]) -> str | None:
-    """The session, until the operator leaves it; gives what there is to say about its end."""
+    """Run the session until the operator leaves; return a notice about its end."""
     from stepscope.tui.cli.dashboards import demo as demo_command
     from stepscope.tui.cli.dashboards import replay as replay_command
     from stepscope.tui.cli.dashboards import top as top_command

@@ -36,7 +36,7 @@ def top(
         past_s: see `show_engines`.
 
     Raises:
-        EngineUnreachable: nobody listens at the endpoint, nor will soon.
+        EngineUnreachable: nothing listens at the endpoint, and no engine is starting there.
         CommandFailed: ... at any of several.
     """
     call_me(name)
@@ -56,10 +56,10 @@ def named_engines(named: Sequence[str]) -> list[str]:
 
 
 def engines_to_show(named: Sequence[str]) -> list[Endpoint]:
-    """Those named, else those of the environment or the config file, else all of this machine.
+    """The engines named, else those in the environment or config file, else all on this machine.
 
     Raises:
-        ConfigError: one of them is no endpoint.
+        ConfigError: one of them is not an endpoint.
         CommandFailed: there is none at all.
     """
     names = named_engines(named)

@@ -39,7 +39,7 @@ def audit(target: str | None, as_json: bool) -> None:
     if missing:
         say(missing)
     if not entries:
-        say("nobody has changed anything")
+        say("no changes yet")
     say(*_lines(entries, info))
 
 

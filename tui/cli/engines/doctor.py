@@ -59,7 +59,7 @@ EXTRAS = (
     ),
     Extra(
         "http",
-        "the OpenAI API of an engine (engine brings it)",
+        "the OpenAI API of an engine (part of the extra 'engine')",
         ("httptools", "prometheus-client", "starlette", "uvicorn", "uvloop"),
     ),
     Extra("gpu", "our kernels on an NVIDIA GPU", ("triton",)),
@@ -99,7 +99,7 @@ def _findings() -> Iterator[DoctorFinding]:
 def _packages(
     name: str, what_for: str, packages: tuple[str, ...], wanted: str, is_needed: bool
 ) -> DoctorFinding:
-    """What belongs together in one line, with versions, or with what is missing of it."""
+    """One line for a group of packages: their versions, or which are missing."""
     found, missing = [], []
     for package in packages:
         try:
@@ -165,9 +165,9 @@ def _compute() -> Iterator[DoctorFinding]:
         yield DoctorFinding(
             "note",
             "telemetry",
-            "encoded and sent in Python, which takes some 100 us of a step at 256 requests and not "
-            "some 30: there was no C compiler when stepscope was installed, or pyzmq brings a "
-            "libzmq whose functions cannot be found",
+            "encoded and sent in Python: about 100 us of a step with 256 requests instead of 30; "
+            "stepscope was installed without a C compiler, or the functions of pyzmq's libzmq "
+            "cannot be found",
         )
     try:
         chosen = attention.choose("auto", device, dtype)
@@ -190,7 +190,9 @@ def _files() -> Iterator[DoctorFinding]:
         wanted = os.environ.get("XDG_RUNTIME_DIR")
         if wanted and not folder.is_relative_to(wanted):
             yield DoctorFinding(
-                "note", "sockets", f"XDG_RUNTIME_DIR={wanted} is not yours alone (mode 0700)"
+                "note",
+                "sockets",
+                f"XDG_RUNTIME_DIR={wanted} is not used: it must be yours alone (mode 0700)",
             )
         stale = stale_files()
         if stale:

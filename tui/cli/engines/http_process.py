@@ -87,7 +87,7 @@ class HttpProcess:
             if self._stopping.is_set():
                 return
             print(
-                f"stepscope: {problem}; it is started again in {pause_s:g} s",
+                f"stepscope: {problem}; starting it again in {pause_s:g} s",
                 file=sys.stderr,
                 flush=True,
             )
@@ -140,7 +140,7 @@ def _listener_of(address: Address, bind: str) -> tuple[socket.socket, str]:
 
 
 def _waits_for_an_engine(address: Address) -> bool:
-    """Whether a server of ours listens there that has no engine, or nobody any more."""
+    """Whether one of our servers listens there without an engine, or nothing listens any more."""
     connection = http.client.HTTPConnection(address.host, address.port, timeout=_PROBE_S)
     try:
         connection.request("GET", "/health")

@@ -31,7 +31,7 @@ def new(
         raise WrongUsage(f"--role: expected one of {', '.join(ROLES)}, got {role!r}")
     if name == LOCAL:
         raise WrongUsage(
-            f"{LOCAL!r} is what the audit calls whoever has the engine's account; another name"
+            f"{LOCAL!r} is the audit's name for the engine's own account; choose another"
         )
     where = None
     if endpoint is not None:
@@ -42,7 +42,7 @@ def new(
     keys = KeyFolder(folder)
     credentials = keys.add(name, chosen, output, where)
     say(
-        f"{name} ({role}) is authorised in {keys.path}; engines that run take the key at once.",
+        f"{name} ({role}) is authorised in {keys.path}; running engines accept the key at once.",
         f"{output} is all that {name} needs, and a secret: it goes to their machine as",
         f"  ~/.config/stepscope/keys/{name}.key   (mode 0600)",
         f"There: stepscope top {where or 'tcp://HOST:PORT'}",
@@ -50,7 +50,7 @@ def new(
     )
     if endpoint is not None and Endpoint.parse(endpoint).is_private:
         say(
-            "Only this machine reaches that endpoint: an engine asks for keys there only with",
+            "Only this machine can reach that endpoint: an engine asks for keys there only with",
             f"  stepscope serve --endpoint {where} --keys {shlex.quote(str(keys.path))}",
         )
 
@@ -82,7 +82,7 @@ def revoke(name: str, folder: Path | None) -> None:
     keys = KeyFolder(folder)
     keys.revoke(name)
     say(
-        f"{name} is not let in any more; engines that run cut off who is connected with the key",
+        f"{name} has no access any more; running engines cut off its connections",
         "(engines on 127.0.0.1 or ipc:// ask for keys only with 'stepscope serve --keys DIR')",
     )
 

@@ -88,7 +88,7 @@ def load(
     if failure is not None:
         raise failure
     if interrupted and (num_arrivals is not None or seconds is not None):
-        raise Interrupted(f"interrupted; {num_given_up} requests under way were given up")
+        raise Interrupted(f"interrupted; {num_given_up} unfinished requests were aborted")
     if generator.report.num_errors:
         raise CommandFailed(f"the engine refused {generator.report.num_errors} requests")
 
@@ -162,7 +162,7 @@ def _so_far(report: LoadReport, num_arrivals: int | None, patience_s: float) -> 
     refused = f", {report.num_errors} refused" if report.num_errors else ""
     silent = ""
     if report.silent_s:
-        silent = f", it has answered nothing for {report.silent_s:.0f} s of {patience_s:g}"
+        silent = f", no answer from it for {report.silent_s:.0f} s of {patience_s:g}"
     counts = f"{sent} sent, {report.num_finished:,} finished, {report.num_open} under way"
     return f"{counts}{refused}{silent}"
 

@@ -118,7 +118,7 @@ def _table(summary: _Summary) -> list[str]:
             f"{summary.num_decode_tokens:,} decode",
         ),
         ("budget used", f"{use:.1%} on average"),
-        ("padding", f"{summary.num_padded_tokens:,} tokens more in an engine that pads"),
+        ("padding", f"{summary.num_padded_tokens:,} tokens, if the engine padded its steps"),
         ("prefix hits", f"{summary.num_hit_tokens:,} tokens"),
         (
             "preemptions",

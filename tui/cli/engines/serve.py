@@ -49,7 +49,7 @@ def serve(flags: Mapping[str, Any], exit_with_stdin: bool) -> None:
         where = info.name if has_name else endpoint.here.control
         print(f"watch it: stepscope top {where}    stop it: Ctrl-C", flush=True)
         if info.with_tokens:
-            said = "--with-tokens: whoever watches or records it gets prompts and outputs"
+            said = "--with-tokens: everyone who watches or records it gets prompts and outputs"
             print(said, flush=True)
         if http is not None:
             http.start(endpoint.here.control)

@@ -27,7 +27,7 @@ def set_knobs(
     call_me(name)
     named, assignments = _engine_in(assignments)
     if named is not None and endpoint is not None:
-        raise WrongUsage(f"one engine at a time: {named!r} in front, and --endpoint {endpoint!r}")
+        raise WrongUsage(f"one engine at a time: got {named!r} and --endpoint {endpoint!r}")
     texts = _texts(assignments)
     with connect(choose(named or endpoint, "stepscope set {} KEY=VALUE")) as client:
         specs = {spec.name: spec for spec in client.info().knobs}
@@ -38,7 +38,7 @@ def set_knobs(
     if dry_run:
         say(f"dry run: would hold from step {ack.effective_step:,}; nothing was changed")
     elif all(old.get(name) == value for name, value in changes.items()):
-        say("nothing to change: these are the values already")
+        say("nothing to change: the knobs already have these values")
     else:
         say(f"holds from step {ack.effective_step:,} (knobs version {ack.version})")
 
@@ -61,11 +61,11 @@ def _apply(
                 continue
             raise
         return snapshot.knobs, ack
-    raise CommandRefused("conflict", "somebody else keeps changing the knobs; try again")
+    raise CommandRefused("conflict", "someone else keeps changing the knobs; try again")
 
 
 def _engine_in(words: list[str]) -> tuple[str | None, list[str]]:
-    """The engine that stands in front of the knobs, None where none does; and the rest."""
+    """The engine named before the knobs, None without one; and the other arguments."""
     first, *rest = words
     is_knob = "=" in first and "://" not in first
     if is_knob or _as_knob(first) is not None or not rest or any("=" not in each for each in rest):
@@ -87,13 +87,13 @@ def _texts(assignments: list[str]) -> dict[str, str]:
 
 
 def _hint(word: str, others: list[str]) -> str:
-    """What a word was probably meant to be that is no KEY=VALUE; nothing where nobody can tell."""
+    """A hint for a word that is not KEY=VALUE; empty if its meaning is unclear."""
     if (name := _as_knob(word)) is not None:
         value = next((each for each in others if "=" not in each), "VALUE")
         return f"; write {name}={value}"
     is_address = "/" in word or any(each.name == word for each in find_local())
     if is_address or any("=" in each for each in others):
-        return f"; an engine is named in front: stepscope set {word} KEY=VALUE"
+        return f"; the engine comes first: stepscope set {word} KEY=VALUE"
     return ""
 
 

@@ -47,7 +47,7 @@ def _summary(taken: Snapshot) -> list[tuple[str, str]]:
     knobs = ", ".join(f"{name}={typed_text(value)}" for name, value in taken.knobs.items())
     lines.append(("knobs", f"version {taken.knobs_version}: {knobs}"))
     if info.with_tokens:
-        lines.append(("privacy", "whoever watches or records gets prompts and outputs"))
+        lines.append(("privacy", "everyone who watches or records gets prompts and outputs"))
     if (control := taken.control) is not None:
         counts = {
             "bad messages": control.bad,

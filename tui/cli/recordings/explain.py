@@ -103,7 +103,7 @@ def _longest_gap(found: Explanation) -> list[str]:
 
 
 def _affected(found: Explanation) -> list[str]:
-    """How many users noticed: a thousand late tokens may be those of one."""
+    """How many requests had late tokens: a thousand late tokens may belong to one request."""
     number, num_late, num_only_first = found.affected
     if not num_late or found.request_id is not None:
         return []
@@ -117,7 +117,7 @@ def _affected(found: Explanation) -> list[str]:
 
 
 def _never_served(found: Explanation) -> list[str]:
-    """Who got no token at all has waited the longest, and is in no figure of tokens."""
+    """Requests without any token waited the longest and appear in no figure about tokens."""
     number, longest_ms = found.never_served
     if longest_ms is None:
         return []
@@ -126,7 +126,7 @@ def _never_served(found: Explanation) -> list[str]:
 
 
 def _all_late(ttft: Bound) -> list[str]:
-    """Twice the median tells who waited longer than the others, not whether all waited long."""
+    """Twice the median finds tokens later than the others, not a run where all were late."""
     if ttft.is_given or ttft.median_ms is None or ttft.median_ms <= _LONG_TTFT_MS:
         return []
     return ["  half of the first tokens took over 1 s: --slo-ttft 3s counts those above a level"]
@@ -149,14 +149,14 @@ def _shares(found: Explanation) -> list[str]:
 
 
 def _table(found: Explanation, limit: int) -> list[str]:
-    """One row for all who waited side by side, the longest wait first.
+    """One row for all requests that waited together, the longest wait first.
 
     First tokens and gaps have half of the rows each: where prompts queue, the first ones would hide
     the step that held up all streams.
     """
     late = found.late
     if not found.num_steps:
-        return ["", "it holds no step: whether a token was late is not known"]
+        return ["", "it holds no step, so nothing is known about late tokens"]
     if not late:
         came = " that came" if found.never_served.num_requests else ""
         return ["", f"no token{_of(found)}{came} was late"]

@@ -38,14 +38,14 @@ def export_file(
     if which != TABLES[0] and chosen not in TABLE_FORMATS:
         raise WrongUsage(f"--table: {chosen} has no tables; {' and '.join(TABLE_FORMATS)} have")
     if with_tokens and chosen != "jsonl":
-        raise WrongUsage(f"--with-tokens: {chosen} has no place for them; --to jsonl has")
+        raise WrongUsage(f"--with-tokens: {chosen} cannot hold prompts and outputs; --to jsonl can")
     steps = step_range(first, last)
     path = output_path(output, is_new=True)
     with Recording(find_recording(file)) as recording, Progress() as progress:
         if with_tokens and not recording.info.with_tokens:
             why = "its engine ran without --with-tokens"
             if was_stripped(recording.metadata):
-                why = "they were taken out of it"
+                why = "they were removed from it"
             raise CommandFailed(f"--with-tokens: {file} holds none, {why}")
         try:
             done = export(

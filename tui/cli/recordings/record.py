@@ -81,7 +81,7 @@ def record(
     last = "" if recorder.num_files == 1 else f", the last one {recorder.path}"
     say(f"{what}{recorder.num_steps:,} steps, {file_size(recorder.num_bytes)}, {lost}{last}")
     if why is not None:
-        raise type(why)(f"{why}; {recorder.path} holds what came until then")
+        raise type(why)(f"{why}; {recorder.path} holds what came before")
     if recorder.error is not None:  # the engine started anew: nothing records the new one
         raise CommandFailed(recorder.error)
 
@@ -108,7 +108,7 @@ def _watch(
     is_series: bool,
     progress: Progress,
 ) -> CommandFailed | None:
-    """Wait for the end; what was wrong when it came too early."""
+    """Wait for the end of the recording; return why it ended too early, if it did."""
     start_s = last_live_s = last_heard_s = time.monotonic()
     num_steps, is_joined = 0, False
     while not stop.wait(_TICK_S):
@@ -139,7 +139,7 @@ def _watch(
         if source.history.state.state == "stopped":
             return None
         if now_s - last_live_s > _GONE_S:
-            return CommandFailed(f"the engine does not answer any more ({source.error})")
+            return CommandFailed(f"the engine no longer answers ({source.error})")
     elapsed_s = time.monotonic() - start_s
     if seconds is None or elapsed_s >= seconds:
         return None

@@ -1,4 +1,4 @@
-"""`stepscope repair`: a whole file out of one that was cut short or damaged."""
+"""`stepscope repair`: a complete file from one that was cut or damaged."""
 
 from pathlib import Path
 
@@ -43,12 +43,12 @@ def _strip(path: Path, output: Path | None) -> None:
     target = output or whole.with_name(f"{whole.stem}-stripped{whole.suffix}")
     with Progress() as progress:
         done = strip(path, target, lambda share: progress(f"stripping {path.name}", share))
-    what = "without the prompts and outputs" if done.had_tokens else "there was nothing to take out"
+    what = "without the prompts and outputs" if done.had_tokens else "it held none to remove"
     say(f"{target}: {done.num_messages:,} messages, {file_size(done.num_bytes)}, {what}")
 
 
 def summary(report: RepairReport, target: Path) -> list[str]:
-    """What was kept and what was lost, in lines for a person."""
+    """Lines that say what was kept and what was lost."""
     steps = "no steps"
     if report.first_step is not None and report.last_step is not None:
         steps = f"{report.num_steps:,} steps ({report.first_step:,} to {report.last_step:,})"

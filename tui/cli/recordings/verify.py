@@ -17,11 +17,11 @@ from stepscope.tui.views.format import file_size
 def verify_file(file: str, as_json: bool) -> int:
     """Print what was found; returns the exit code, 1 when anything is wrong.
 
-    That a file is being written right now, and so has no end yet, is nothing wrong.
+    A file that is still being written has no end yet; that is not an error.
 
     Raises:
         CommandFailed: there is no such file.
-        RecordingError: nothing of it can be read.
+        RecordingError: no part of it can be read.
     """
     path = find_recording(file)
     with Progress() as progress:
@@ -78,7 +78,7 @@ def table(report: VerifyReport) -> list[str]:
             "  it holds prompts and outputs ('stepscope repair --strip-tokens' takes them out)"
         )
     if report.levels:
-        lines.append(f"  service levels of who watched: {levels_text(report.levels)}")
+        lines.append(f"  service levels it was recorded with: {levels_text(report.levels)}")
     for check in report.checks:
         lines.append(f"  {check.name:18} {check.num_checked:>12,} {check.unit:10} {_result(check)}")
         lines += [f"      {problem}" for problem in check.problems]

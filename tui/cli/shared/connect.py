@@ -54,7 +54,7 @@ def called_text(endpoint: Endpoint) -> str:
 
 
 def connect(endpoint: Endpoint) -> ControlClient:
-    """A client of an engine that has answered; one that is still starting is waited for.
+    """Connect to an engine that answers; wait for one that is still starting.
 
     Raises:
         EngineUnreachable: nobody answers within two seconds, nor is about to; says who else would,
@@ -69,7 +69,7 @@ def connect(endpoint: Endpoint) -> ControlClient:
                 return hello(endpoint)
             except EngineStarting as error:
                 starting, is_over = error, False
-                progress(f"{error}; waiting for it, Ctrl-C ends that", None)
+                progress(f"{error}; waiting for it; Ctrl-C stops waiting", None)
                 time.sleep(_LOOK_S)
             except EngineUnreachable as error:
                 if starting is None:

@@ -1,4 +1,4 @@
-"""`EngineProcess`: an engine as a child process that never outlives whoever started it.
+"""`EngineProcess`: an engine as a child process that never outlives its parent.
 
 The child watches its standard input, a pipe whose other end only this process holds: when this
 process ends, in whatever way, the pipe closes and the child stops by itself.
@@ -31,7 +31,7 @@ class EngineProcess:
 
     Args:
         options: of `stepscope serve`, by field name.
-        on_progress: told each line the engine says while it loads.
+        on_progress: gets each line the engine prints while it loads.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class EngineProcess:
         self.stop()
 
     def wait_until_ready(self) -> EngineInfo:
-        """Once it answers. From then on nothing is told of what it says.
+        """Wait until the engine answers. After that its output is ignored.
 
         Raises:
-            CommandFailed: it ended instead; with its own words.
+            CommandFailed: it ended instead; the message is its last line.
         """
         while True:
             self.check()

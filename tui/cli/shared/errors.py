@@ -1,4 +1,4 @@
-"""How a command ends: what it prints, and what is said of an error."""
+"""How a command ends: writing to standard output, and the line for an error."""
 
 import errno
 import os
@@ -19,11 +19,11 @@ _EXPECTED = {"int": "a whole number", "float": "a number", "bool": "true or fals
 
 @contextmanager
 def writing_output() -> Iterator[None]:
-    """For what is written to standard output: that it cannot be is no bug.
+    """A context for writing to standard output: a failure there is not a bug.
 
     Raises:
         CommandFailed: it cannot be written.
-        typer.Exit: whoever read it has seen enough ('| head'); all is well.
+        typer.Exit: the reader closed the pipe ('| head'); this is not an error.
     """
     try:
         yield
@@ -64,7 +64,7 @@ def report(error: BaseException) -> int:
 
 
 def expected(error: BaseException) -> tuple[int, str] | None:
-    """Exit code and message of an error that is no bug of ours; None for any other."""
+    """Exit code and message of an expected error; None for a bug."""
     # An exception of a module that was never imported cannot have been raised, and importing it
     # just to look would cost the commands that do not need it.
     client = sys.modules.get("stepscope.engine.client.errors")
@@ -86,7 +86,7 @@ def expected(error: BaseException) -> tuple[int, str] | None:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return FAILED, f"cannot write: {error.strerror}"
     if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
-        return FAILED, "a name that was given has bytes that are no UTF-8 text: rename it"
+        return FAILED, "the name of a file is not valid UTF-8: rename the file"
     return None
 
 

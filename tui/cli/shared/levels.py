@@ -15,7 +15,7 @@ def level_flags(slo_itl: str | None, slo_ttft: str | None) -> dict[str, float]:
     """These two options, where they were given, by the names of the settings.
 
     Raises:
-        WrongUsage: one is no duration.
+        WrongUsage: one is not a duration.
     """
     given = {}
     if slo_itl is not None:

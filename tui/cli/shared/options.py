@@ -28,15 +28,15 @@ _OWN_DEFAULTS: dict[str, Mapping[str, Any]] = {
     "schedule": dict.fromkeys(Knobs.__struct_fields__),  # the workload's own
 }
 _NOTES = {
-    "demo": "The engine runs with a budget of 128 tokens, 12 seats and, with the demo model, "
-    "a 64 MB cache. It gets 70 % of what this machine carries to do, also when that changes, until "
-    "you change a knob or the workload; or what --rate says.",
-    "replay": "A recording that carries service levels is shown with them, unless an option says "
-    "otherwise.",
-    "compare": "Recordings that carry service levels are judged by them, by those of A where both "
-    "do, unless an option says otherwise.",
-    "schedule": "Options win over the workload; changes of its budget in mid-run still happen. "
-    "What neither says is as 'stepscope serve' has it, but the order is arrival, as in vLLM.",
+    "demo": "The engine runs with a budget of 128 tokens, at most 12 running requests and, for "
+    "the demo model, a 64 MB KV cache. Its load is --rate, or else 70 % of what this machine can "
+    "serve. The demo adjusts that share when the machine becomes busier or idler, until you "
+    "change a knob or the workload.",
+    "replay": "The service levels in the recording apply, unless an option sets others.",
+    "compare": "The service levels in the recordings apply, A's if both have them, unless an "
+    "option sets others.",
+    "schedule": "Options override the workload file, but budget changes in mid-run still happen. "
+    "What neither sets is as in 'stepscope serve', except the order: arrival, as in vLLM.",
 }
 
 # Where a field goes by another name on the command line.

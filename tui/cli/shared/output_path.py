@@ -22,7 +22,7 @@ def output_path(text: str, option: str = "--output", *, is_new: bool = False) ->
     if text.endswith(os.sep) or path.is_dir():
         raise CommandFailed(f"{text} is a folder; name the file to write in it")
     if not path.parent.is_dir():
-        raise CommandFailed(f"{text} cannot be written: {path.parent} is no folder")
+        raise CommandFailed(f"{text} cannot be written: {path.parent} is not a folder")
     if is_new and path.exists():
         raise CommandFailed(f"{text} is there already; remove it or choose another name")
     return path

@@ -13,7 +13,7 @@ _LINE_INTERVAL_S = 5.0
 
 
 class Progress:
-    """Shows one piece of long work. Call it with what is being done and its share.
+    """Shows one piece of long work. Call it with the name of the work and the share done.
 
     On a terminal the line is redrawn and disappears at the end; elsewhere a line is printed when
     the work changes its name, and every few seconds in between.
@@ -38,7 +38,7 @@ class Progress:
         self.close()
 
     def __call__(self, what: str, share: float | None, detail: str = "") -> None:
-        """`share` is 0..1, or None when nobody knows how long it will take."""
+        """`share` is 0..1, or None if the length is unknown."""
         if self._is_terminal:
             self._draw(what, share, detail)
         else:

@@ -22,7 +22,7 @@ def request_number(text: str) -> int:
     """What --request names.
 
     Raises:
-        WrongUsage: it is no request.
+        WrongUsage: it is not a request.
     """
     number = text.strip().removeprefix("r")
     if not number.isdecimal():

@@ -28,18 +28,25 @@ commands.callback(invoke_without_command=True)(help_alone)
 @with_options("serve", "knobs")
 def throughput(
     num_requests: Annotated[
-        int | None, typer.Option(metavar="INT", help="requests  [default: 256, on a CPU 32]")
+        int | None,
+        typer.Option(metavar="INT", help="number of requests  [default: 256, on a CPU 32]"),
     ] = None,
     input_len: Annotated[
         str,
-        typer.Option(metavar="LOW:HIGH", help="tokens of a prompt, drawn evenly; or one number"),
+        typer.Option(
+            metavar="LOW:HIGH",
+            help="prompt length in tokens: a range to draw from evenly, or one number",
+        ),
     ] = "100:1024",
     output_len: Annotated[
         str,
-        typer.Option(metavar="LOW:HIGH", help="tokens of an output, drawn evenly; or one number"),
+        typer.Option(
+            metavar="LOW:HIGH",
+            help="output length in tokens: a range to draw from evenly, or one number",
+        ),
     ] = "100:1024",
     temperature: Annotated[
-        float, typer.Option(metavar="NUMBER", help="of the sampling; 0 is greedy")
+        float, typer.Option(metavar="NUMBER", help="sampling temperature; 0 is greedy")
     ] = 0.0,
     warmup: Annotated[
         int, typer.Option(metavar="INT", help="requests before the clock starts")
@@ -57,7 +64,7 @@ def throughput(
     *,
     flags: dict[str, Any],
 ) -> None:
-    """Run fixed requests through an engine, as fast as it goes.
+    """Run a fixed set of requests through an engine, as fast as it can.
 
     The engine is that of 'stepscope serve', in this process. All requests are there at once, their
     token ids are random, and no end token ends them. The defaults are the usual yardstick: 256
@@ -101,19 +108,21 @@ def gpu(
         typer.Option(metavar="NAMES", help="shapes  [default: qwen3-0.6b,qwen3-8b,llama-3.1-8b]"),
     ] = None,
     time_limit: Annotated[
-        float, typer.Option(metavar="SECONDS", help="for all parts together")
+        float, typer.Option(metavar="SECONDS", help="time limit for all parts together")
     ] = 460.0,
     recordings: Annotated[
         str | None,
         typer.Option(
-            metavar="FOLDER", help="record part h in the modes continuous and chunked into it"
+            metavar="FOLDER",
+            help="write recordings of part h (modes continuous and chunked) to this folder",
         ),
     ] = None,
     device: Annotated[
         str, typer.Option(metavar="NAME", help="cuda, cuda:N, or cpu to try the bench itself")
     ] = "cuda",
     quick: Annotated[
-        bool, typer.Option("--quick", help="tiny models, about a minute: only to see that it runs")
+        bool,
+        typer.Option("--quick", help="tiny models, about a minute: only shows that the bench runs"),
     ] = False,
     show: Annotated[
         str | None,

@@ -21,21 +21,23 @@ commands = typer.Typer(rich_markup_mode=None)
 @with_options("dashboard")
 def demo(
     model: Annotated[
-        str, typer.Option(metavar="TEXT", help="what to serve, as in 'stepscope serve'")
+        str, typer.Option(metavar="TEXT", help="the model, as in 'stepscope serve'")
     ] = "demo",
     rate: Annotated[
         str | None,
         typer.Option(
             metavar="NUMBER",
-            help="requests a second (70 % of what this machine carries, 2.5 at most)",
+            help="requests a second (default: 70 % of what this machine can serve, at most 2.5)",
             show_default=False,
         ),
     ] = None,
     headless: Annotated[
-        bool, typer.Option("--headless", help="without a terminal; prints a summary at the end")
+        bool,
+        typer.Option("--headless", help="run without a terminal and print a summary at the end"),
     ] = False,
     seconds: Annotated[
-        float | None, typer.Option(metavar="NUMBER", help="how long, with --headless (20)")
+        float | None,
+        typer.Option(metavar="NUMBER", help="with --headless: how long to run (default: 20)"),
     ] = None,
     record: Annotated[
         Path | None, typer.Option(metavar="FILE", help="record the session (MCAP)")
@@ -43,7 +45,7 @@ def demo(
     screenshot: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="draw the last moment (.svg, .png or .txt), with --headless"
+            metavar="FILE", help="with --headless: draw the last screen (.svg, .png or .txt)"
         ),
     ] = None,
     with_tokens: Annotated[
@@ -52,7 +54,7 @@ def demo(
     *,
     flags: dict[str, Any],
 ) -> None:
-    """Watch a real engine at work; it ends with the dashboard."""
+    """Start a real engine and watch it at work."""
     from stepscope.tui.cli.dashboards import demo as command
 
     command.demo(model, headless, seconds, record, screenshot, flags, with_tokens, rate)
@@ -82,7 +84,7 @@ def top(
         float,
         typer.Option(
             metavar="SECONDS",
-            help="of what the engine has done, to begin with, as far as it keeps it; 0: none",
+            help="begin with this much of the engine's past, as far as it keeps it; 0 for none",
         ),
     ] = 60.0,
     name: As = None,
@@ -100,10 +102,10 @@ def top(
 @with_options("dashboard")
 def config(
     section: Annotated[
-        str | None, typer.Argument(metavar="SECTION", help="show this one only (default: all)")
+        str | None, typer.Argument(metavar="SECTION", help="show only this section (default: all)")
     ] = None,
     path: Annotated[
-        bool, typer.Option("--path", help="print where the config file is, and nothing else")
+        bool, typer.Option("--path", help="print only the path of the config file")
     ] = False,
     *,
     flags: dict[str, Any],
@@ -123,9 +125,7 @@ def replay(
     speed: Annotated[
         float | None, typer.Option(metavar="NUMBER", help="2 is twice as fast  [default: 1]")
     ] = None,
-    at: Annotated[
-        int | None, typer.Option(metavar="STEP", help="stand at this step instead of playing")
-    ] = None,
+    at: Annotated[int | None, typer.Option(metavar="STEP", help="open paused at this step")] = None,
     *,
     flags: dict[str, Any],
 ) -> None:
@@ -149,29 +149,29 @@ def compare(
         str, typer.Argument(metavar="A", help="a recording, a shipped sample, or a live engine")
     ],
     b: Annotated[
-        str | None, typer.Argument(metavar="B", help="a recording or sample to hold against it")
+        str | None, typer.Argument(metavar="B", help="a recording or sample to compare with A")
     ] = None,
     mark: Annotated[
         str | None,
         typer.Option(
             metavar="MARK",
-            help="instead of B: A before and after a mark or a knob change, from the change before "
-            "to the one after; or before and after a step, all of it",
+            help="instead of B: compare A before and after a mark or knob change (back to the "
+            "change before it, on to the next), or all of A before and after a step",
         ),
     ] = None,
     align: Annotated[
         str | None,
         typer.Option(
             metavar="time|step|request",
-            help="what stands side by side; in a table also what both did there",
+            help="how to align the two runs; the table then also shows what both did there",
         ),
     ] = None,
     as_table: Annotated[
-        bool, typer.Option("--table", help="print, even where there is a terminal to draw on")
+        bool, typer.Option("--table", help="print a table, even on a terminal")
     ] = False,
     as_json: AsJson = False,
     limit: Annotated[
-        int, typer.Option(metavar="INT", help="so many requests in the table, 0 for all")
+        int, typer.Option(metavar="INT", help="number of requests in the table, 0 for all")
     ] = 20,
     output: Annotated[
         str | None,
@@ -180,7 +180,7 @@ def compare(
         ),
     ] = None,
     size: Annotated[
-        str, typer.Option(metavar="COLUMNSxROWS", help="of the screen that is drawn")
+        str, typer.Option(metavar="COLUMNSxROWS", help="size of the screen to draw")
     ] = "120x40",
     *,
     flags: dict[str, Any],

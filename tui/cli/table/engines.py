@@ -26,8 +26,8 @@ def serve(
     """Run an engine, and publish every step of it.
 
     Every option is also a key of the config file (sections [serve], [knobs] and [http]) and a
-    variable: STEPSCOPE_SERVE_MODEL, STEPSCOPE_KNOBS_ORDER, STEPSCOPE_HTTP_BIND (--http). Flags win
-    over variables, those over the file.
+    variable: STEPSCOPE_SERVE_MODEL, STEPSCOPE_KNOBS_ORDER, STEPSCOPE_HTTP_BIND (--http). Options
+    override variables, and variables override the file.
     """
     from stepscope.tui.cli.engines import serve as command
 
@@ -71,17 +71,18 @@ def load(
         typer.Option(help="multiply the trace's times: 0.1 is ten times as fast", metavar="NUMBER"),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(help="only the first so many requests of the trace", metavar="INT")
+        int | None,
+        typer.Option(help="number of requests to take from the start of the trace", metavar="INT"),
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option(help="send for so long, then wait for the rest", metavar="NUMBER"),
+        typer.Option(help="send for this long, then wait for the rest", metavar="NUMBER"),
     ] = None,
     patience: Annotated[
         float,
         typer.Option(
-            help="how long an engine is waited for that answers nothing, in seconds: stopped, or "
-            "cut off; one that was killed is not waited for",
+            help="seconds to wait for an engine that does not answer (stopped or cut off); a "
+            "killed engine ends the command at once",
             metavar="NUMBER",
         ),
     ] = 30.0,
@@ -89,8 +90,8 @@ def load(
         bool,
         typer.Option(
             "--reset-prefix-cache",
-            help="first have the engine forget the prompts it computed, so that the same requests "
-            "are the same work again",
+            help="first empty the engine's prefix cache, so that the same requests are the same "
+            "work again",
         ),
     ] = False,
     name: As = None,
@@ -117,19 +118,19 @@ def set_(
         list[str],
         typer.Argument(
             metavar="[ENDPOINT] KEY=VALUE",
-            help="knobs and their new values; first an engine, where there are several",
+            help="knobs and their new values; put the engine first if there are several",
         ),
     ],
     endpoint: Annotated[
         str | None,
-        typer.Option(help="the engine, the same as in front", metavar="ENDPOINT"),
+        typer.Option(help="the engine, if it is not the first argument", metavar="ENDPOINT"),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="only check whether the engine would take it")
+        bool, typer.Option("--dry-run", help="only check whether the engine would accept it")
     ] = False,
     expect_version: Annotated[
         int | None,
-        typer.Option(help="fail if the knobs are not at this version any more", metavar="INT"),
+        typer.Option(help="fail if the knobs no longer have this version", metavar="INT"),
     ] = None,
     name: As = None,
 ) -> None:
@@ -168,9 +169,9 @@ def audit(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="as one JSON document")] = False,
 ) -> None:
-    """Show who changed an engine, and when, and who was refused to.
+    """Show who changed an engine, and which changes it refused.
 
-    A name after 'key' was proved with that key. Any other is what somebody calls themselves.
+    A name after 'key' was proved with that key. Any other name is only a claim.
     """
     from stepscope.tui.cli.engines import audit as command
 
@@ -189,13 +190,14 @@ def schedule(
         str, typer.Argument(metavar="FILE", help="a workload (JSON), or - for standard input")
     ],
     summary: Annotated[
-        bool, typer.Option("--summary", help="what the steps come to, instead of the steps")
+        bool, typer.Option("--summary", help="print a summary instead of the steps")
     ] = False,
     num_blocks: Annotated[
-        int | None, typer.Option(metavar="INT", help="KV blocks, one of which is never used")
+        int | None,
+        typer.Option(metavar="INT", help="number of KV blocks; one of them is never used"),
     ] = None,
     block_size: Annotated[
-        int | None, typer.Option(metavar="INT", help="tokens of one KV block")
+        int | None, typer.Option(metavar="INT", help="tokens in a KV block")
     ] = None,
     *,
     flags: dict[str, Any],
@@ -213,7 +215,7 @@ def schedule(
 
 @commands.command(epilog=example("stepscope doctor"))
 def doctor() -> None:
-    """Say what is installed, what will be used, what is missing.
+    """Show what is installed, what will be used and what is missing.
 
     Ends with 1 when an engine could not run here.
     """

@@ -19,12 +19,12 @@ Folder = Annotated[
     typer.Option(
         "--keys",
         metavar="DIR",
-        help="folder of the authorised keys, as of 'stepscope serve' (default: in the config "
+        help="folder of the authorised keys, as for 'stepscope serve' (default: in the config "
         "folder)",
         show_default=False,
     ),
 ]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="whose key it is")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="who the key is for")]
 
 
 commands.callback(invoke_without_command=True)(help_alone)
@@ -40,7 +40,9 @@ def new(
     name: Name,
     role: Annotated[
         str,
-        typer.Option(metavar="viewer|operator", help="a viewer looks, an operator does everything"),
+        typer.Option(
+            metavar="viewer|operator", help="a viewer only watches, an operator may do everything"
+        ),
     ],
     output: Annotated[
         Path | None,
@@ -56,7 +58,7 @@ def new(
         str | None,
         typer.Option(
             metavar="tcp://HOST:PORT",
-            help="the engine as its holder reaches it: the key is then found by itself",
+            help="the engine's address for the key's holder; the key then needs no --key",
             show_default=False,
         ),
     ] = None,
@@ -81,7 +83,7 @@ def list_(
 
 @commands.command(epilog=example("stepscope keys revoke alice"))
 def revoke(name: Name, keys: Folder = None) -> None:
-    """Let a key in no more; engines that run cut its connections off at once."""
+    """Revoke a key; running engines cut its connections off at once."""
     from stepscope.tui.cli.engines import keys as command
 
     command.revoke(name, keys)

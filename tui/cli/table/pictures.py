@@ -55,14 +55,16 @@ def screenshot(
         typer.Option(metavar="ID", help="select this request, such as r12, and show its screen"),
     ] = None,
     size: Annotated[
-        str, typer.Option(metavar="COLUMNSxROWS", help="of the terminal it looks like")
+        str, typer.Option(metavar="COLUMNSxROWS", help="size of the screen to draw")
     ] = "120x40",
     axis: Annotated[
         str | None,
-        typer.Option(metavar="step|time", help="what a column of the charts is  [default: step]"),
+        typer.Option(
+            metavar="step|time", help="what a column of the charts stands for  [default: step]"
+        ),
     ] = None,
     zoom: Annotated[
-        int, typer.Option(metavar="N", help="steps in a column, or as many times 10 ms of time")
+        int, typer.Option(metavar="N", help="steps in a column; on the time axis N x 10 ms")
     ] = 1,
     theme: Annotated[
         str | None, typer.Option(metavar="dark|light", help="colours  [default: dark]")
@@ -76,10 +78,9 @@ def screenshot(
 ) -> None:
     """Draw the dashboard at a step of a recording.
 
-    No terminal is needed. SVG keeps its text selectable; PNG needs 'stepscope[export]'. A file that
-    is there is replaced. Theme, ASCII, axis and service levels are those of [dashboard] in the
-    config file where no option says otherwise, and service levels those that the recording carries,
-    where it does.
+    No terminal is needed. SVG keeps its text selectable; PNG needs 'stepscope[export]'. An existing
+    file is replaced. Options override [dashboard] in the config file. Service levels come from the
+    options, else from the recording, else from the config file.
     """
     from stepscope.tui.cli.dashboards import screenshot as command
 
@@ -118,7 +119,7 @@ def plot(
 
     Budget, step times, latencies, queue and KV cache over time. Each column of pixels shows the
     worst that happened in it, so no stall is averaged away; knob changes and marks are lines with
-    labels. Needs 'stepscope[export]'. A file that is there is replaced.
+    labels. Needs 'stepscope[export]'. An existing file is replaced.
     """
     from stepscope.tui.cli.recordings import plot as command
 

@@ -33,48 +33,50 @@ def record(
     ],
     seconds: Annotated[
         float | None,
-        typer.Option(metavar="NUMBER", help="for so long (default: until Ctrl-C)"),
+        typer.Option(metavar="NUMBER", help="how long to record (default: until Ctrl-C)"),
     ] = None,
     past: Annotated[
         float,
         typer.Option(
             metavar="SECONDS",
-            help="begin with what the engine did before, as far as it keeps it",
+            help="begin with this much of the engine's past, as far as it keeps it",
         ),
     ] = 0.0,
     rotate: Annotated[
         str | None,
         typer.Option(
             metavar="SIZE,AGE",
-            help="begin a new file at this size or age, or both: 1GB, 1h or 1GB,1h; they are "
-            "named FILE-TIME-NUMBER.mcap, each opens alone, and another engine gets another file",
+            help="begin a new file at this size, age or both (1GB, 1h or 1GB,1h), and when the "
+            "engine restarts; files are named FILE-TIME-NUMBER.mcap, and each opens alone",
         ),
     ] = None,
     keep: Annotated[
         str | None,
         typer.Option(
             metavar="SIZE,AGE",
-            help="with --rotate: delete this recorder's older files beyond this: 48h, 100GB",
+            help="with --rotate: delete this recorder's files beyond this age or total size: 48h, "
+            "100GB",
         ),
     ] = None,
     slo_itl: Annotated[
         str | None,
         typer.Option(
             metavar="TIME",
-            help="write into the file that a longer gap between two tokens is a breach",
+            help="service level to store in the file: a longer gap between two tokens is a breach",
         ),
     ] = None,
     slo_ttft: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="write into the file that a later first token is a breach"
+            metavar="TIME",
+            help="service level to store in the file: a later first token is a breach",
         ),
     ] = None,
 ) -> None:
     """Record every step of an engine to a file, without a screen.
 
-    The service levels of [dashboard] in the config file, or of these options, go into the file:
-    whoever opens it is shown what was a breach by them.
+    The file stores the service levels of these options, or else of [dashboard] in the config file.
+    Commands that open the file judge breaches by them.
     """
     from stepscope.tui.cli.recordings import record as command
 
@@ -87,7 +89,7 @@ def record(
     )
 )
 def repair(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="a recording that is not whole")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="a cut or damaged recording")],
     output: Annotated[
         str | None,
         typer.Option(
@@ -97,14 +99,15 @@ def repair(
     strip_tokens: Annotated[
         bool,
         typer.Option(
-            "--strip-tokens", help="leave out all prompts and outputs, of a whole recording too"
+            "--strip-tokens",
+            help="leave out all prompts and outputs, also of an undamaged recording",
         ),
     ] = False,
 ) -> None:
-    """Make a whole recording of one that is cut or damaged.
+    """Make a complete recording from one that is cut or damaged.
 
     The old file is only read; the new one has a new index. Says what was kept and what was lost.
-    One that is being written is left alone (1): its recorder makes it whole.
+    A file that is still being written is left alone (exit code 1): its recorder completes it.
     """
     from stepscope.tui.cli.recordings import repair as command
 
@@ -119,8 +122,8 @@ def verify(
     """Check a recording from its bytes to its KV accounting.
 
     Checksums, lost messages, the order of steps and their times; then the moves of KV blocks are
-    replayed, and every count and reference is held against them. Ends with 1 when anything is
-    wrong. That a file is being written right now is said, and is nothing wrong.
+    replayed, and every count and reference is checked against them. Ends with 1 when anything is
+    wrong. A file that is still being written is not an error.
     """
     from stepscope.tui.cli.recordings import verify as command
 
@@ -139,23 +142,23 @@ def explain(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="a longer gap between two tokens is late; 'median': than twice the median "
-            "(default: as the recording says, else median)",
+            help="a longer gap between two tokens is late; 'median': longer than twice the median "
+            "(default: the recording's, else median)",
         ),
     ] = None,
     slo_ttft: Annotated[
         str | None,
         typer.Option(
             metavar="TIME",
-            help="a later first token is late; 'median': later than twice the median "
-            "(default: as the recording says, else median)",
+            help="a later first token is late; 'median': later than twice the median (default: "
+            "the recording's, else median)",
         ),
     ] = None,
     request: Annotated[
         str | None, typer.Option(metavar="ID", help="only this request, such as r12")
     ] = None,
     limit: Annotated[
-        int, typer.Option(metavar="INT", help="so many of the longest waits, 0 for all")
+        int, typer.Option(metavar="INT", help="number of the longest waits to print, 0 for all")
     ] = 20,
     as_json: AsJson = False,
 ) -> None:
@@ -194,11 +197,12 @@ def export(
     with_tokens: Annotated[
         bool,
         typer.Option(
-            "--with-tokens", help="prompts and outputs too, if the recording has them (jsonl)"
+            "--with-tokens",
+            help="also write prompts and outputs, if the recording has them (jsonl)",
         ),
     ] = False,
 ) -> None:
-    """Write a recording in the format of another program."""
+    """Convert a recording to the format of another program."""
     from stepscope.tui.cli.recordings import export as command
 
     command.export_file(file, target, output, first, last, table, with_tokens)

@@ -21,7 +21,7 @@ As = Annotated[
     typer.Option(
         "--as",
         metavar="NAME",
-        help="what the audit is to call you: a claim, unlike a key (default: [client] name, else "
+        help="your name in the audit, unproved unlike a key (default: [client] name, else "
         "account, terminal and machine)",
         show_default=False,
     ),
@@ -30,18 +30,18 @@ RecordingFile = Annotated[
     str, typer.Argument(metavar="FILE", help="a recording, or the name of a shipped sample")
 ]
 FirstStep = Annotated[
-    int | None, typer.Option("--from", metavar="STEP", help="the first step of it")
+    int | None, typer.Option("--from", metavar="STEP", help="the first step to take")
 ]
 LastStep = Annotated[
-    int | None, typer.Option("--until", metavar="STEP", help="the last step of it")
+    int | None, typer.Option("--until", metavar="STEP", help="the last step to take")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="everything as one JSON document")]
+AsJson = Annotated[bool, typer.Option("--json", help="print everything as one JSON document")]
 
 _KEY_OPTIONS = {
     "key": typer.Option(
         metavar="FILE",
-        help="key file, for an engine that asks for one (default: the one for it in the config "
-        "folder's keys/)",
+        help="key file, for an engine that asks for one (default: the one in the config folder's "
+        "keys/ that fits)",
         show_default=False,
     ),
     "server_key": typer.Option(
@@ -53,7 +53,7 @@ _KEY_OPTIONS = {
 
 
 def help_alone(context: typer.Context) -> None:
-    """Callback of a group of commands: its name alone is no command, and gets the list."""
+    """Callback of a group of commands: the group's name alone prints the list of commands."""
     if context.invoked_subcommand is None:
         print(context.get_help())
         raise typer.Exit(WRONG_USAGE)

@@ -36,8 +36,8 @@ _P = ParamSpec("_P")
 class _View(NamedTuple):
     """A view of the main screen.
 
-    Most are read rather than watched. The fast ones name a step, or count what it left running and
-    waiting, as the header does: all of them tell of the same one, in every frame.
+    Most views are redrawn rarely. The fast ones show the current step, or its counts of running and
+    waiting requests, as the header does: in every frame they all show the same step.
     """
 
     draw: Callable[[Frame, int, int, int], list[Line]]
@@ -60,9 +60,9 @@ NAMES = ("header", *_VIEWS, "knobs", "notice", "footer", "page", "too_small")
 
 
 class Canvas:
-    """Draws frames into widgets; knows nothing of keys, clocks or sources.
+    """Draws frames into widgets; does not know keys, clocks or sources.
 
-    A view that fails says so in its place, and the others go on; see `failure`.
+    A view that fails shows its error in its place, and the others go on; see `failure`.
     """
 
     def __init__(self, session: Session, skin: Skin) -> None:
@@ -78,12 +78,12 @@ class Canvas:
 
     @property
     def is_too_small(self) -> bool:
-        """Nothing can be drawn but that."""
+        """The screen is too small for anything but a notice."""
         return "too_small" in self.places
 
     @property
     def failure(self) -> str | None:
-        """Why a view that should be there is not, in one line."""
+        """Why a view could not be drawn, in one line."""
         return next(iter(self._broken.values()), None)
 
     def set_skin(self, skin: Skin) -> None:
@@ -198,7 +198,7 @@ class Canvas:
         self._show("footer", footer.draw, abilities, following, self.size.width, self.page)
 
     def notice(self, line: Line) -> None:
-        """What the operator is told; on a screen too small for anything else, too."""
+        """Show the notice line, also on a screen too small for anything else."""
         if self.is_too_small:
             self.widgets["too_small"].put([*self._small, line])
         else:
@@ -226,10 +226,9 @@ class Canvas:
         return lines
 
     def touch(self, shown: Mapping[Widget, tuple[Region, Region]]) -> bool:
-        """Have all lines count as changed, if they are all that there is on the screen.
+        """Mark all lines as changed, if nothing else is on the screen.
 
-        False, and nothing has changed, where something else may be seen beside them, or they do
-        not stand yet where they belong.
+        Otherwise, or if the widgets are not yet in place, change nothing and return False.
         """
         places = {self.widgets[name]: place for name, place in self.places.items() if place.area}
         if sum(place.area for place in places.values()) != self.size.area:
@@ -252,7 +251,7 @@ class Canvas:
 
 
 def _wanted(size: Size) -> str:
-    """What is missing, whole: the beginning of `80x20` would be another size."""
+    """The notice about a small screen, never cut: half of `80x20` would be another size."""
     has = f"{size.width}x{size.height}"
-    texts = (f"stepscope wants 80x20, has {has}", f"wants 80x20, has {has}", "wants 80x20", "80x20")
+    texts = (f"stepscope needs 80x20, has {has}", f"needs 80x20, has {has}", "needs 80x20", "80x20")
     return next((text for text in texts if len(text) <= size.width), "!")

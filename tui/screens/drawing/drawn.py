@@ -1,4 +1,4 @@
-"""`DrawnPicture`: what the picture on the screen was made of, and so whether another one is due."""
+"""`DrawnPicture`: remembers what the screen shows, to decide whether it must be redrawn."""
 
 from collections.abc import Callable
 

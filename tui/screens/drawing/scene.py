@@ -31,7 +31,7 @@ class Scene:
         self.forget()
 
     def forget(self) -> None:
-        """Sum everything up anew: keys, levels or the history are others."""
+        """Start over: the keys, service levels or history have changed."""
         session = self._session
         keys = {action.id: action.key for action in session.abilities.actions}
         extent = recorded_extent(session.source)
@@ -45,7 +45,7 @@ class Scene:
 
     @property
     def is_busy(self) -> bool:
-        """Something is being worked out that the next frame may show."""
+        """A background computation may change the next frame."""
         return self._builder.is_busy
 
     @property
@@ -79,7 +79,7 @@ class Scene:
 
 
 def _keep_row(view: View, frame: Frame) -> None:
-    """The row of a request stays with it from step to step, that of an entry with the entry."""
+    """Keep the selection on the same request, or the same list entry, from step to step."""
     rows = targets(frame)
     if frame.fleet is not None:
         view.row = frame.fleet.selected or 0

@@ -1,4 +1,4 @@
-"""How the source, the recorder and the dashboard itself do, for the header and the notice line."""
+"""The state of the source, recorder and dashboard, for the header and the notice line."""
 
 from dataclasses import astuple
 
@@ -17,7 +17,7 @@ from stepscope.tui.views.view import View
 def standing(
     session: Session, operator: Operator, view: View, failure: str | None
 ) -> list[tuple[str, Tone]]:
-    """What is asked for and not answered yet, and what is wrong for as long as it is.
+    """Standing notices: commands without an answer yet, and problems that last.
 
     Args:
         failure: why the picture is not whole.
@@ -39,7 +39,7 @@ def standing(
         if previous is not None and previous.num_steps and not session.history.num_steps:
             key, number = session.abilities.key("previous_session"), session.history.num_displaced
             lost = f"; of {fmt.plural(number, 'earlier one')} nothing is kept" if number else ""
-            lines.append((f"{key} shows the session before the engine started anew{lost}", "text"))
+            lines.append((f"{key} shows the session before the engine restarted{lost}", "text"))
     for error in errors:
         if error is not None:
             lines.append((error, "caution"))
@@ -47,7 +47,7 @@ def standing(
 
 
 def _source_error(session: Session) -> str | None:
-    """What is wrong with the source; of an engine that is gone, also what can be saved of it."""
+    """The source's problem; if the engine is gone, also the key that saves the steps."""
     error, switch = session.source.error, session.record_switch
     key = session.abilities.key("keep_steps")
     if error is None or session.source.status != "down" or switch is None:
@@ -60,7 +60,7 @@ def _source_error(session: Session) -> str | None:
 
 
 def seen(session: Session, operator: Operator, view: View) -> object:
-    """Something else whenever there is something else to draw."""
+    """A value that changes whenever the picture must change."""
     switch, now_s = session.record_switch, session.clock()
     replay = replay_of(session.source)
     news: object = session.history.version
@@ -83,11 +83,11 @@ def seen(session: Session, operator: Operator, view: View) -> object:
 def connection(
     session: Session, shown: History, fps: float, load: DrawingLoad | None
 ) -> header.SourceState:
-    """What the header says beside the history.
+    """What the header shows besides the history.
 
     Args:
         shown: the history on the screen, this one or the one before a restart.
-        load: of the dashboard itself, where it is to be told.
+        load: of the dashboard itself; None hides it.
     """
     switch, replay = session.record_switch, replay_of(session.source)
     recording = None

@@ -41,8 +41,8 @@ class Handlers:
     """Of one screen: groups of handlers, each with what it acts on.
 
     Args:
-        forget: what was summed up with other service levels.
-        app: the application, which there is once a key is pressed.
+        forget: drops figures computed for other service levels.
+        app: gives the application; it exists once a key is pressed.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Handlers:
         return self._session.abilities.key(action_id)
 
     def _do(self, action_id: str, main: Mapping[str, Callable[[], None]]) -> None:
-        """The same keys, where a comparison is shown go through it."""
+        """Run an action; on the compare screen its own handler comes first."""
         if action_id == "back" and self._session.exports.cancel():
             return
         own = self._of_comparison

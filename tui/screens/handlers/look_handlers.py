@@ -15,7 +15,7 @@ class LookHandlers:
     """Of one screen.
 
     Args:
-        forget: what was summed up with other service levels.
+        forget: drops figures computed for other service levels.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What opens above the main screen to ask or to tell: prompts, editors, help, the palette."""
+"""Opens what lies above the main screen: prompts, editors, help, the palette."""
 
 from collections.abc import Callable
 
@@ -57,7 +57,7 @@ class Opening:
                 self._navigator.goto(text)
                 self._stage.draw_next()
 
-        question = "go to a step (1200), a time (12:41:58), so far from here (-30s):"
+        question = "go to a step (1200), a time (12:41:58), or a distance (-30s):"
         self._stage.open_overlay(
             Prompt(self._stage.skin, question, check=self._navigator.check_target), go
         )
@@ -86,7 +86,7 @@ class Opening:
             self._notices.say("there is no step to mark yet", "caution")
             return
         if self._stage.history is not self._session.history:
-            text = f"marks are for the session that runs; {key('live')} goes back to it"
+            text = f"marks are for the running session; {key('live')} goes back to it"
             self._notices.say(text, "caution")
             return
 
@@ -153,10 +153,10 @@ class Opening:
             self._stage.draw()
 
     def _has_engine(self) -> bool:
-        """Whether anybody answers who could be asked for a change; says so where nobody does."""
+        """Whether an engine answers; shows a notice if none does."""
         if self._session.source.status not in NO_ENGINE:
             return True
-        self._notices.say("nothing to change: no engine answers", "caution")
+        self._notices.say("no engine answers, so nothing can be changed", "caution")
         return False
 
     def _engine_watch(self) -> EngineWatch:
@@ -211,7 +211,7 @@ class Opening:
             return
         state = self._session.history.state
         if state.info is None or not state.info.knobs:
-            self._notices.say("the engine has not told its knobs yet", "caution")
+            self._notices.say("the engine has not reported its knobs yet", "caution")
             return
 
         def apply(change: KnobChange | None) -> None:
@@ -233,7 +233,7 @@ class Opening:
         return KnobsNow(now.knobs_version, now.knobs, changes, now.info.knobs if now.info else ())
 
     def workload(self) -> None:
-        """What the engine gives itself to do; what is not named stays as it is."""
+        """Ask for the engine's own workload; fields left out stay."""
         if not self._has_engine():
             return
 
@@ -262,7 +262,7 @@ class Opening:
         )
 
     def service_levels(self) -> None:
-        """Which latencies are good enough."""
+        """Ask for the service levels."""
         session = self._session
         now = session.history.slo
 

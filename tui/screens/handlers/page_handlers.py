@@ -58,7 +58,7 @@ class PageHandlers:
         view.show(page)
 
     def open_engine(self, page: Page) -> None:
-        """From several engines to a screen of the chosen one."""
+        """From the fleet to a screen of the chosen engine."""
         chosen_engine = self._session.desk.selected
         if chosen_engine is not None:
             self._session.desk.open(chosen_engine, page)
@@ -125,10 +125,10 @@ class PageHandlers:
             self._notices.refuse(abilities.why_not(action))
 
     def follow(self) -> None:
-        """Keep the selected request in sight, or let it go."""
+        """Follow the selected request, or stop following it."""
         view, key = self._view, self._session.abilities.key
         if view.followed is not None and view.selected in (None, view.followed):
-            self._notices.say(f"r{view.followed} is not followed any more")
+            self._notices.say(f"r{view.followed} is no longer followed")
             view.followed = None
             return
         if view.selected is None:
@@ -136,13 +136,13 @@ class PageHandlers:
             return
         view.followed = view.selected
         self._notices.say(
-            f"r{view.followed} stays in sight; {key('previous_of_request')} and "
-            f"{key('next_of_request')} go to its steps, {key('follow')} lets go",
+            f"r{view.followed} is followed; {key('previous_of_request')} and "
+            f"{key('next_of_request')} go to its steps, {key('follow')} stops",
             "good",
         )
 
     def copy(self) -> None:
-        """What the screen says, to the clipboard of the terminal."""
+        """Copy the screen's text to the terminal's clipboard."""
         if self._view.page == "live":
             text = "\n".join(line.rstrip() for line in self._stage.text_of("header", "figures"))
             if self._stage.frame is not None:

@@ -1,4 +1,4 @@
-"""What the actions do that show another session, or write down what is shown of this one."""
+"""Actions that show another session, record this one, or save a picture of it."""
 
 from collections.abc import Callable
 
@@ -38,9 +38,9 @@ class SessionHandlers:
         if shown is not current:
             self._stage.look_at(current)
         elif current.previous is None:
-            self._notices.refuse("the engine has not started anew since this dashboard began")
+            self._notices.refuse("the engine has not restarted since this dashboard opened")
         elif current.previous.last_step is None:
-            self._notices.refuse("no step of the session before the restart has come")
+            self._notices.refuse("no step from before the restart is known")
         else:
             self._stage.look_at(current.previous)
             key = self._session.abilities.key
@@ -63,7 +63,7 @@ class SessionHandlers:
             self._notices.say(f"{who}recording ended: {switch.path}", "good")
             return
         if not switch.has_engine:
-            self._notices.say(f"{who}nothing to record: no engine answers", "caution")
+            self._notices.say(f"{who}no engine answers, so nothing can be recorded", "caution")
             return
         try:
             path = switch.start()
@@ -71,9 +71,7 @@ class SessionHandlers:
             self._notices.say(f"{who}cannot record: {error}", "breach")
         else:
             num_marks = len(source.history.marks)
-            before = (
-                f" ({fmt.plural(num_marks, 'mark')} from before not in it)" if num_marks else ""
-            )
+            before = f" ({fmt.plural(num_marks, 'mark')} older ones not in it)" if num_marks else ""
             self._notices.say(f"{who}recording{before} to {path}", "good")
 
     def screenshot(self) -> None:

@@ -24,11 +24,11 @@ class Stage(Protocol):
 
     @property
     def history(self) -> History:
-        """The one that is shown: that of the session, or the one before a restart."""
+        """The history shown: the session's, or the one from before a restart."""
 
     @property
     def num_lanes(self) -> int:
-        """That there are, whether there is room for them or not."""
+        """All lanes, also those that do not fit the screen."""
 
     @property
     def following(self) -> bool:
@@ -44,7 +44,7 @@ class Stage(Protocol):
         """A frame, now."""
 
     def draw_next(self) -> None:
-        """A frame, now; where a replay seeks, of what it finds."""
+        """Draw a frame now; while a replay seeks, wait for what it finds."""
 
     def text_of(self, *names: str) -> list[str]:
         """What some of the views show."""

@@ -20,7 +20,7 @@ def svg(app: App[Any]) -> str:
 def new_picture(document: str, shown: str) -> Path:
     """Write an SVG document to a new file of the current folder, named after what is `shown`.
 
-    For its owner alone: what is on a screen may be what somebody asked and was answered.
+    Only its owner may read it: the screen may show prompts and outputs.
 
     Raises:
         OSError: it cannot be written; nothing is left of it.

@@ -1,7 +1,7 @@
-"""`EngineWatch`: whether the engine that something is typed for is still there to take it.
+"""`EngineWatch`: whether the engine an editor was opened for still answers.
 
-An editor stays open when its engine goes: closed under the fingers of whoever types, it would
-leave the rest of what is typed to the screen below, where every letter is a command.
+An editor stays open when its engine goes: if it closed, the operator's next letters would reach the
+screen below, where every letter is a command.
 """
 
 from collections.abc import Callable
@@ -10,28 +10,28 @@ from typing import NamedTuple
 from stepscope.tui.views import format as fmt
 
 _GONE = (
-    "no engine answers: nothing is applied until one does; what is typed stays",
+    "no engine answers: your input stays and is not applied until one does",
     "no engine answers: not applied",
     "no engine answers",
 )
 _ANOTHER = (
-    "another engine answers by now: Enter {often} applies it there",
+    "another engine answers now: Enter {often} applies it there",
     "another engine: Enter {often}",
 )
 
 
 class EngineNow(NamedTuple):
-    """Who would take what is applied; `answers`: whether anybody does."""
+    """The engine that would apply the input; `answers`: whether it answers."""
 
     engine_id: str | None
     answers: bool
 
 
 class EngineWatch:
-    """Nothing is applied to no engine, nor unnoticed to another one than it was typed for.
+    """Keeps input from reaching no engine, or unnoticed another engine.
 
     Args:
-        now: who is there.
+        now: gives the engine that answers.
     """
 
     def __init__(self, now: Callable[[], EngineNow]) -> None:
@@ -40,7 +40,7 @@ class EngineWatch:
         self._typed_for = self._noted = self._seen = self._now.engine_id
 
     def look(self) -> bool:
-        """Look again; whether another engine than before has begun to answer."""
+        """Look again; True if another engine than before answers now."""
         self._now = self._look()
         if not self._now.answers or self._now.engine_id == self._seen:
             return False
@@ -48,18 +48,18 @@ class EngineWatch:
         return True
 
     def admits(self) -> bool:
-        """Enter: whether it is applied now; another engine has to be taken note of first."""
+        """Enter was pressed: whether to apply now; another engine needs a second Enter."""
         if not self._now.answers:
             return False
         is_noted, self._noted = self._noted == self._seen, self._seen
         return is_noted
 
     def begin(self) -> None:
-        """What is typed from now on is for the engine that answers."""
+        """From now on the input is for the engine that answers."""
         self._typed_for = self._noted = self._seen
 
     def trouble(self, room: int) -> str | None:
-        """What is in the way, as fully as there is room for; None where nothing is."""
+        """Why the input is not applied, in a text that fits; None if it would be."""
         if not self._now.answers:
             return fmt.first_fitting(_GONE, room)
         if self._typed_for == self._seen:

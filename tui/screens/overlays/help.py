@@ -19,19 +19,19 @@ _KEY_WIDTH = 8
 _TWO_COLUMNS = 116  # from here on
 _MAX_WIDTH = 190
 _READING = (
-    "The budget chart has two scales: the rows above show prefill tokens of each step against "
-    "the token budget (the dotted line); the row below says which steps decoded, its label how "
-    "many requests did at the cursor (RUN: how many have one of the max_num_seqs seats, with those "
-    "that prefill). Below it each request has a lane; a column "
-    "is the same step in both. A column that merges several steps shows the worst of them: "
+    "The budget chart has two scales. The upper rows show the prefill tokens of each step against "
+    "the token budget (dotted line). The bottom row shows which steps decoded; its label says how "
+    "many requests decoded at the cursor (RUN counts all running requests, at most max_num_seqs, "
+    "also those that prefill). Below the chart each request has a lane; a column is the same step "
+    "in both. A column that merges several steps shows the worst of them: "
     "preempted, then ended, then prefill, then decode. Latencies are exact samples of the last "
     "minute, from the engine's own clock; the operator's pauses are not counted."
 )
 _START_READING = (
-    "The engines of this machine and of the config file, recordings used lately or lying in this "
-    "folder, the samples, and the demo. {inspect} or a click opens the selected line, a digit the "
-    "line that has it. Engines are looked for once a second, and nothing here waits for one. What "
-    "went wrong in a session is said below the list when it has ended."
+    "The engines on this machine and in the config file, recent recordings and those in this "
+    "folder, the samples, and the demo. {inspect} or a click opens the selected line, a digit "
+    "opens its own line. The list looks for engines once a second. If a session ends with an "
+    "error, the error stands below the list."
 )
 _KV_LEGEND: tuple[Run, ...] = (
     ("█", "kv_shared"),

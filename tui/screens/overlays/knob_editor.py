@@ -1,8 +1,7 @@
 """The knob editor: all knobs of the engine with their bounds; Enter changes one.
 
-They are shown as they are, whoever changes them. What somebody else changed while a value was being
-typed has to be taken note of before that value is applied; so has another engine, whose knobs are
-shown as soon as it answers.
+The values follow the engine. If somebody else changes a knob while a value is typed, a second Enter
+is needed to apply it; the same holds if another engine answers.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,10 +27,10 @@ class KnobEditor(Overlay[KnobChange]):
     on another value gives it, on the same one nothing; Escape drops it.
 
     Args:
-        look: at the knobs as they are.
+        look: gives the current knobs.
         watch: whose knobs they are.
         name: the knob to begin with.
-        overtaken: what somebody was quicker than; it is as if it were still being typed.
+        overtaken: a change refused because somebody was quicker; it counts as still typed.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class KnobEditor(Overlay[KnobChange]):
         keys = " ↑/↓ choose  Enter edit"
         if self._draft is not None:
             again = "" if overtaken is None else " again" if self._is_noted else " twice"
-            applies = f" Enter{again} applies{' it all the same' if again else ''} "
+            applies = f" Enter{again} applies{' it anyway' if again else ''} "
             keys = f"{applies if trouble is None else ''} Esc drops  " + (
                 "←/→ change" if spec.kind in ("bool", "choice") else "type a value"
             )
@@ -141,11 +140,11 @@ class KnobEditor(Overlay[KnobChange]):
 
     @property
     def _is_noted(self) -> bool:
-        """Whoever edits has taken note of the knobs as they are."""
+        """The operator has seen the current knobs."""
         return self._now.version == self._noted_version
 
     def _overtaken(self) -> str | None:
-        """What somebody has changed since a value was begun to be typed."""
+        """What others changed since the operator began to type."""
         if self._draft is None or self._now.version == self._begun_version:
             return None
         changes = self._now.since(self._begun_version)
@@ -193,7 +192,7 @@ class KnobEditor(Overlay[KnobChange]):
             self._draft += character
 
     def _holds_already(self, spec: KnobSpec) -> bool:
-        """What a switch or choice stands at is what holds already."""
+        """Begin a switch or choice at its current value."""
         goes_round = spec.kind in ("bool", "choice")
         return goes_round and self._draft == value_text(self._now.values.get(spec.name))
 
@@ -220,7 +219,7 @@ class KnobEditor(Overlay[KnobChange]):
 
 
 def _told(name: str, changes: Sequence[KnobsChanged]) -> str:
-    """What became of a knob in these changes and who made the last one; empty if nothing did."""
+    """How these changes changed a knob, and who made the last; empty without one."""
     mine = [change for change in changes if name in change.new]
     if not mine:
         return ""
@@ -229,12 +228,12 @@ def _told(name: str, changes: Sequence[KnobsChanged]) -> str:
 
 
 def _typed(value: KnobValue) -> str:
-    """What gives this value to `parse_value`."""
+    """The text that `parse_value` reads as this value."""
     return value_text(value) if isinstance(value, bool) else str(value)
 
 
 def parse_value(spec: KnobSpec, text: str) -> KnobValue:
-    """The value that `text` means for this knob; ValueError when it means none."""
+    """The value of `text` for this knob; ValueError if it is not one."""
     if spec.kind == "bool":
         if text not in ("on", "off"):
             raise ValueError(text)

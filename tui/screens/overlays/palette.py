@@ -1,4 +1,4 @@
-"""The command palette: every action that works here, found by what one types of it."""
+"""The command palette: finds the actions that work here by a part of their name."""
 
 from typing import NamedTuple
 
@@ -48,8 +48,8 @@ class Palette(Overlay[str]):
         for number in range(first, min(len(found), first + room)):
             body.append(self._row(found[number], number == self._at, width - 2))
         if not found:
-            body.append(((" nothing is called so", "muted"),))
-        hint: Line = ((self.hint("type  ↑/↓ choose  Enter does it  Esc"), "muted"),)
+            body.append(((" no action has this name", "muted"),))
+        hint: Line = ((self.hint("type ↑/↓ choose Enter runs it Esc"), "muted"),)
         return framed(body, width, height, (("what to do", "title"),), hint)
 
     def _row(self, action: Action, is_chosen: bool, width: int) -> Line:

@@ -20,14 +20,14 @@ _KEEPS = frozenset({"left", "right", "home", "end"})  # what is selected, to go 
 class Prompt(Overlay[str]):
     """Asks for one line of text; Enter gives it, Escape nothing.
 
-    With `submit` it stays open until somebody else dismisses it: what became of the text may take
-    a while, and where it was wrong it is mended rather than typed again.
+    With `submit` it stays open until it is dismissed: checking the text may take a while, and wrong
+    text can be corrected.
 
     Args:
         question: what is asked, with an example.
         text: to begin with. It is selected: typing replaces it, an arrow key keeps it.
         check: one line about what is wrong with a text, None when it is fine.
-        submit: takes a text that is fine; `refuse` says later what is wrong with it after all.
+        submit: gets a text that passed `check`; `refuse` may still reject it later.
         note: says what there is to know, in lines of its own.
         watch: the engine that takes the text.
     """
@@ -86,7 +86,7 @@ class Prompt(Overlay[str]):
         ]
 
     def _hint(self) -> str:
-        """What becomes of the text that is there."""
+        """What typing does to the text that is there."""
         if self._is_selected:
             return self.hint("  typing replaces it, → keeps it")
         return "  ^u empties it" if self._wrong is not None else ""

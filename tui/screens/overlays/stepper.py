@@ -28,22 +28,22 @@ _LEAST_NAME = 8  # characters of one that are worth their room
 
 
 class ByNow(NamedTuple):
-    """The value that the engine has, and who gave it, if that is known."""
+    """The engine's value, and who set it, if known."""
 
     value: KnobValue | None
     who: str = ""
     version: int = 0  # of its knobs
-    spec: KnobSpec | None = None  # of the engine that answers by now, if it has such a knob
+    spec: KnobSpec | None = None  # of the engine that answers now, if it has such a knob
 
 
 class Stepper(Overlay[KnobChange]):
     """Chooses a value for an int knob within its bounds; Enter gives it, Escape nothing.
 
-    It is a change of the knobs as they were when it was opened, or another engine began to answer.
+    The change is based on the knobs at the moment the stepper opened or another engine answered.
 
     Args:
         value: that the engine has.
-        by_now: the one that it has meanwhile.
+        by_now: gives the engine's current value.
         chosen: to begin with, if not the engine's.
         watch: the engine that has it.
     """
@@ -139,16 +139,16 @@ class Stepper(Overlay[KnobChange]):
             self._begin(now.spec, now.value, now.version)
 
     def _overtaken(self, room: int) -> str | None:
-        """What somebody has made of it, and who, as far as there is room."""
+        """Who changed the value meanwhile, and to what, as far as there is room."""
         value, who, *_ = self._by_now()
         if value == self._before:
             return None
         who = clean(who, max(0, room))
         rest = f" set {value}: {_AGAIN}"
-        short = f"it is {value} by now: {_AGAIN}"
+        short = f"it is {value} now: {_AGAIN}"
         if not who or room - len(rest) < min(_LEAST_NAME, len(who)):
             return short
-        whole = f"it is {value} by now, by {who}: {_AGAIN}"
+        whole = f"{who} changed it to {value}: {_AGAIN}"
         return whole if len(whole) <= room else clean(who, room - len(rest)) + rest
 
     def _wrong(self) -> str | None:

@@ -41,7 +41,7 @@ _TICK_S = 0.5
 _AIRY_ROWS = 30
 _NOTICE_LINES = 4
 _LEAST_FOR_LINES = 15  # rows, for a notice of more than one line
-_QUESTION = "endpoint (tcp://HOST:PORT or a name; several with blanks), or a recording:"
+_QUESTION = "endpoint (tcp://HOST:PORT or a name; separate several by spaces), or a recording:"
 
 
 class StartApp(App[StartChoice], inherit_bindings=False):

@@ -1,4 +1,4 @@
-"""`CompareChooser`: the list of what a session can be compared with, while somebody chooses."""
+"""`CompareChooser`: the list of what a session can be compared with."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ class CompareChooser:
     """Belongs to the screen's thread.
 
     Attributes:
-        choices: None while nobody chooses.
+        choices: None while the list is closed.
         selected: place among them.
     """
 
@@ -47,7 +47,7 @@ class CompareChooser:
 
     @property
     def key(self) -> object:
-        """Changes whenever there is something else to draw."""
+        """A value that changes whenever the picture must change."""
         is_searched = self._search is not None and self._search.found is not None
         return self.choices is not None, self.selected, is_searched
 

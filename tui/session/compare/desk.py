@@ -50,7 +50,7 @@ class CompareDesk:
         """Compare these two from now on.
 
         Raises:
-            RecordingError: one of them cannot be read; what was compared before still is.
+            RecordingError: one of them cannot be read; the comparison before stays.
         """
         first = a.feed()
         try:
@@ -96,7 +96,7 @@ class CompareDesk:
 
     @property
     def key(self) -> object:
-        """Changes whenever there is something else to draw."""
+        """A value that changes whenever the picture must change."""
         comparer = self.comparer
         state = None
         if comparer is not None:

@@ -1,4 +1,4 @@
-"""What the operator does to an engine: knobs, workload, pauses; and who says so.
+"""What the operator does to an engine (knobs, workload, pauses), and under which name.
 
 May import: engine.client, engine.protocol, engine.workload, recordings.history,
   recordings.state, tui.settings, tui.views.

@@ -1,8 +1,7 @@
-"""`AskedWorkload`: what the engine gives itself to do, for an operator who changes a part of it.
+"""`AskedWorkload`: the engine's own workload, for an operator who changes a part of it.
 
-Telemetry tells of a new workload up to a second after it was taken. Who changes something else of
-it within that second must not take the first change back: what was asked for last counts until
-telemetry tells of something else than when it was asked for.
+Telemetry shows a new workload up to a second late. A second change within that second must not undo
+the first: the workload requested last counts until telemetry shows a change.
 """
 
 from typing import NamedTuple
@@ -14,7 +13,7 @@ from stepscope.tui.session.control.workload_text import told_workload, workload_
 
 
 class _PublishedWorkload(NamedTuple):
-    """What an engine tells of its workload."""
+    """What an engine reports of its workload."""
 
     engine_id: str | None
     workload: str | None
@@ -33,11 +32,11 @@ class AskedWorkload:
         self._asked = spec, _told(state)
 
     def forget(self) -> None:
-        """It was refused, or nobody knows what became of it."""
+        """The workload was refused, or its outcome is unknown."""
         self._asked = None
 
     def look(self, state: SessionState) -> None:
-        """See whether telemetry tells of something new; as often as it may."""
+        """Compare with the newest telemetry; call it as often as you like."""
         if self._asked is not None and self._asked[1] != _told(state):
             self._asked = None
 
@@ -47,14 +46,14 @@ class AskedWorkload:
         return told_workload(state.workload_spec) if self._asked is None else self._asked[0]
 
     def note(self, state: SessionState) -> str:
-        """What there is to know before one changes it."""
+        """A note on the current workload, for the prompt."""
         spec = self.now(state)
         if spec is not None:
-            return f"now {workload_text(spec)}; what is not named stays as it is"
+            return f"now {workload_text(spec)}; fields you leave out stay"
         if self._asked is not None or state.workload is None:
-            return f"now none; what is not named is {workload_text(WorkloadSpec())}"
+            return f"now none; fields you leave out are {workload_text(WorkloadSpec())}"
         return (
-            f"now {state.workload}; more of it is not known here: what is not named becomes "
+            f"now {state.workload}; its other fields are unknown here: fields you leave out become "
             f"{workload_text(WorkloadSpec())}"
         )
 

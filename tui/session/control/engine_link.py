@@ -19,7 +19,7 @@ _IDLE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of a command: a reply, or one line about why there is none."""
+    """The outcome of a command: a reply, or one line on why there is none."""
 
     what: str  # as it was announced to the operator
     command: Command
@@ -33,7 +33,7 @@ class Answer:
 class EngineLink:
     """A queue of commands to one engine, answered in order.
 
-    The thread and its socket come into being with the first command. `ask`, `answers` and `pending`
+    The first command starts the thread and its socket. `ask`, `answers` and `pending`
     belong to the UI thread.
 
     Args:

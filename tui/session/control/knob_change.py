@@ -1,4 +1,4 @@
-"""A change of a knob before it is asked for, and the knobs as whoever wants it sees them."""
+"""A knob change before it is sent, and the knobs as the operator sees them."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -18,12 +18,12 @@ class KnobsNow(NamedTuple):
         return [change for change in self.changes if change.version > version]
 
     def changed_by(self, name: str) -> str:
-        """Who changed a knob last; empty where nobody is known to have."""
+        """Who changed a knob last; empty if unknown."""
         return next((each.who for each in reversed(self.changes) if name in each.new), "")
 
 
 class KnobChange(NamedTuple):
-    """What is to be changed, by somebody who has seen the knobs of `version`."""
+    """The change, based on the knobs of `version`."""
 
     name: str
     value: KnobValue

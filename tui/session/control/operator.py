@@ -1,7 +1,7 @@
 """`Operator`: what the operator does to the engine, and what the engine answers.
 
-What was sent and not answered in time may be done later, by an engine that was held up. The audit
-trail in the telemetry then says what became of it.
+A command without an answer in time may still take effect later, on a slow engine. The audit trail
+in the telemetry then shows its outcome.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ BUDGET = "max_num_batched_tokens"
 
 
 class _Unanswered(NamedTuple):
-    """A change that was sent to an engine which has not said anything to it yet."""
+    """A change sent to an engine that has not answered yet."""
 
     engine_id: str
     what: str
@@ -107,13 +107,13 @@ class Operator:
         return kept[1] if name in (None, kept[1].name) else None
 
     def undo(self) -> None:
-        """Take this operator's own last change of a knob back, if it still holds."""
+        """Undo this operator's last knob change, if it still holds."""
         self.take_answers()  # they say which changes are our own
         if self._is_settled():
             self._undo()
         else:
             self._num_undos_put_off += 1
-            self._notices.say("one moment: taken back when the engine has answered")
+            self._notices.say("one moment: undone when the engine has answered")
 
     def _is_settled(self) -> bool:
         """Every change of ours is answered, and those that were made are in the telemetry."""
@@ -132,7 +132,7 @@ class Operator:
         last = own[-1]
         for later in reversed(changes):
             if later.version > last.version and later.new.keys() & last.new.keys():
-                self._notices.say(f"not undone: since then {_change_text(later)}", "caution")
+                self._notices.say(f"not undone: changed since: {_change_text(later)}", "caution")
                 return
         back = {name: value for name, value in last.old.items() if name in last.new}
         what = ", ".join(
@@ -164,14 +164,14 @@ class Operator:
         self._ask("run one step", StepOnce(n=1))
 
     def set_workload(self, spec: WorkloadSpec | None) -> None:
-        """Start, replace or (None) stop what the engine gives itself to do."""
+        """Start, replace or (None) stop the engine's own workload."""
         what = "stop the workload" if spec is None else f"workload of {spec.rate:g} requests/s"
         self._ask(what, SetWorkload(workload=spec))
         if self._link is not None:
             self.workload.ask(spec, self._history.state)
 
     def _ask(self, what: str, command: Change, action: str = "") -> None:
-        """Ask as this operator, who has seen what is on the screen: else it is a conflict."""
+        """Send a change based on the knobs on the screen; a newer version is a conflict."""
         if self._link is None:
             self._notices.say("there is no engine to ask: this is a recording", "caution")
             return
@@ -194,7 +194,7 @@ class Operator:
                 self.workload.forget()
             if answer.may_follow and info is not None and isinstance(answer.command, Change):
                 self._unanswered.append(_Unanswered(info.engine_id, answer.what, answer.command))
-                said = f"no answer yet, it may still take effect: {answer.what}"
+                said = f"no answer yet; it may still take effect: {answer.what}"
                 self._notices.say(said, "caution")
             elif answer.error is not None:
                 said = self._conflict(answer) or f"{answer.what}: {answer.error}"
@@ -210,7 +210,8 @@ class Operator:
             self._undo()
 
     def _keep_overtaken(self, answer: Answer) -> None:
-        """What a person has chosen is not to be chosen again where it was refused for another's."""
+        """Keep a change that was refused because somebody was quicker, so that it can be sent "
+        "again."""
         command, info = answer.command, self._history.state.info
         if not isinstance(command, SetKnobs):
             return
@@ -221,7 +222,7 @@ class Operator:
             self._overtaken = info.engine_id, change
 
     def _conflict(self, answer: Answer) -> str | None:
-        """Who was quicker, in short, where it is about knobs and known already."""
+        """Who was quicker, in short, if it is about knobs and already known."""
         command = answer.command
         if answer.code != "conflict" or not isinstance(command, SetKnobs):
             return None
@@ -239,7 +240,7 @@ class Operator:
         return f"not changed: {last.who} set {what} meanwhile{again}"
 
     def _take_late_ones(self) -> None:
-        """What has become of changes that were not answered in time."""
+        """Look in the audit trail for changes that were not answered in time."""
         if not self._unanswered:
             return
         state = self._history.state
@@ -275,7 +276,7 @@ class Operator:
         return state.num_running + state.num_waiting > 0
 
     def _remember(self, command: Command, version: int | None) -> None:
-        """Keep which changes are ours: a name may be that of several dashboards."""
+        """Remember which changes are ours: several dashboards may use one name."""
         info = self._history.state.info
         if info is None or version is None or not isinstance(command, SetKnobs):
             return

@@ -1,4 +1,4 @@
-"""What the person at this terminal is called in an engine's audit: a claim, unlike a key."""
+"""The operator's name in an engine's audit: a claim, unlike a key."""
 
 import getpass
 import os
@@ -29,7 +29,7 @@ def who() -> str:
 
 
 def call_me(name: str | None) -> None:
-    """Use this name in this process and its children; None: what the settings say.
+    """Use this name in this process and its children; None: the name in the settings.
 
     Raises:
         WrongUsage: it is none.

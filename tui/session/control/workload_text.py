@@ -1,6 +1,6 @@
 """An engine's own workload as an operator types it: `rate=2 document_share=0.3`, or `off`.
 
-What is not named stays as it is, as far as the engine tells its workload.
+Fields left out stay, as far as the engine reports its workload.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ EXAMPLE = "rate=2 document_share=0.1 output_tokens=64"
 
 
 def told_workload(told: dict[str, KnobValue] | None) -> WorkloadSpec | None:
-    """What telemetry tells of a workload; None: nothing, or of one that a later version knows."""
+    """The workload in the telemetry; None: none, or one of a later version."""
     try:
         return None if told is None else msgspec.convert(told, WorkloadSpec)
     except msgspec.ValidationError:
@@ -38,7 +38,7 @@ def parse_workload(text: str, now: WorkloadSpec | None = None) -> WorkloadSpec |
         now: what it changes; None: the default.
 
     Raises:
-        ValueError: it means none; the message says what would.
+        ValueError: the text is not valid; the message says what is.
     """
     words = text.split()
     if words == [OFF]:

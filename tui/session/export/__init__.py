@@ -1,4 +1,4 @@
-"""What of a session is written in which format, on a thread of its own.
+"""Exports a part of a session in a chosen format, on its own thread.
 
 May import: recordings, recordings.export, recordings.file, recordings.history, tui.settings,
   tui.views.

@@ -1,4 +1,4 @@
-"""`ExportDesk`: one file at a time, on a thread of its own, and what is to be said of it."""
+"""`ExportDesk`: writes one file at a time on its own thread, and reports on it."""
 
 import logging
 import threading
@@ -24,7 +24,7 @@ _CLOSE_S = 5.0
 
 
 class _Cancelled(Exception):  # noqa: N818 - reads as what it is
-    """Nobody wants the file any more."""
+    """The export was cancelled."""
 
 
 class FileJob(ABC):
@@ -124,18 +124,18 @@ class MemoryJob(FileJob):
 
 
 def _within(order: ExportOrder, recording: "Recording") -> RangeChoice:
-    """The range, as far as it was recorded.
+    """The part of the range that is in the recording.
 
     Raises:
-        RecordingError: it is of another run of the engine.
+        RecordingError: the recording is of another run of the engine.
     """
     steps = order.steps
     if steps.first is None and steps.last is None:
         return steps
     if order.engine_id not in (None, recording.info.engine_id):
         raise RecordingError(
-            f"{recording.path.name} is of the engine before it started anew: it can be exported "
-            "whole, or recorded again"
+            f"{recording.path.name} was recorded before the engine restarted: export all of it, "
+            f"or record again"
         )
     first, last = steps.first, steps.last
     if first is not None and recording.first_step is not None:

@@ -40,7 +40,7 @@ class RecordSwitch:
 
     @property
     def has_engine(self) -> bool:
-        """Whether anybody answers whose steps would come into a file."""
+        """Whether an engine answers whose steps could be recorded."""
         return self._source.status not in NO_ENGINE
 
     @property
@@ -58,11 +58,11 @@ class RecordSwitch:
 
     @property
     def error(self) -> str | None:
-        """Why a recording ended by itself, in one line; None once somebody has seen it."""
+        """Why a recording ended by itself, in one line; None once the operator has seen it."""
         return None if self._recorder is None or self._is_seen else self._recorder.error
 
     def seen(self) -> None:
-        """Somebody is at the keys, with the error in front of them if there is one."""
+        """The operator pressed a key, so an error on the screen counts as seen."""
         self._is_seen = self._recorder is not None and self._recorder.error is not None
 
     def start(self) -> Path:
@@ -97,7 +97,7 @@ class RecordSwitch:
             self._ending.start()
 
     def last(self) -> str | None:
-        """What the last recording came to, once its file is whole; None where there was none."""
+        """A summary of the last recording, once its file is complete; None without one."""
         recorder = self._recorder
         if recorder is None:
             return None

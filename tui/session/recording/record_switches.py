@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class RecordSwitches:
-    """One for each live source that anybody has asked for. Belongs to the UI thread.
+    """A recording switch for each live source that was asked for. Belongs to the UI thread.
 
     Args:
         folder: where the files go, by default that in which the dashboard was started.
@@ -41,12 +41,12 @@ class RecordSwitches:
 
     @property
     def errors(self) -> dict[Source, str]:
-        """Why recordings ended by themselves, until somebody has seen it."""
+        """Why recordings ended by themselves, until the operator has seen it."""
         found = {source: switch.error for source, switch in self._switches.items()}
         return {source: error for source, error in found.items() if error is not None}
 
     def seen(self, source: Source | None) -> None:
-        """Somebody is at the keys, and the errors of one source (None: of all) are in front."""
+        """The operator pressed a key: the errors of one source (None: of all) count as seen."""
         for each, switch in self._switches.items():
             if source is None or each is source:
                 switch.seen()

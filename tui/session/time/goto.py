@@ -1,4 +1,4 @@
-"""What `g` understands: a step, a time of day, or a stretch of time from where one is."""
+"""What `g` understands: a step, a time of day, or a distance from the cursor."""
 
 import re
 import time
@@ -19,7 +19,7 @@ _HALF_DAY_NS = 12 * 3600 * 10**9
 
 
 class FileTimes(Protocol):
-    """A file that is replayed: in it are times that are not in memory."""
+    """The replayed file: it holds more times than memory."""
 
     @property
     def extent(self) -> tuple[int, int] | None: ...  # first and last step
@@ -41,11 +41,10 @@ def wanted(text: str, at: int | None, history: History, file: FileTimes | None) 
     """The step that `text` means.
 
     Args:
-        at: the step where one is.
-        file: None for what is live: there is only what is in memory.
+        at: the step at the cursor. file: None for a live session, which has only its memory.
 
     Raises:
-        ValueError: it means none; the message says why, or what would.
+        ValueError: the text is not a place; the message says why, or what is allowed.
     """
     text = text.strip().replace(",", "")
     if text.isdecimal():
@@ -60,7 +59,7 @@ def wanted(text: str, at: int | None, history: History, file: FileTimes | None) 
     elif (when := _TIME.fullmatch(text)) is not None:
         away_ns = _away_ns(when, history.wall_ns(summary.tokens_ns))
     else:
-        raise ValueError("not a step, a time or a stretch of time")
+        raise ValueError("not a step, a time or a distance in time")
     for ns in away_ns:
         step = _step_in_memory(history, summary.tokens_ns + ns)
         if step is None and file is not None:
@@ -117,14 +116,14 @@ def _away_ns(when: re.Match[str], wall_ns: int | None) -> list[int]:
     """From now to that time, on the likeliest day first where none is named.
 
     Raises:
-        ValueError: there is no such time or day, or nobody knows what time it is.
+        ValueError: no such time or day, or the time of day is unknown.
     """
     if wall_ns is None:
-        raise ValueError("the engine has not told the time of day")
+        raise ValueError("the engine has not reported the time of day")
     day = time.localtime(wall_ns // 10**9)
     time_of_day = int(when["hour"]), int(when["minute"])
     if time_of_day[0] > 23 or time_of_day[1] > 59 or float(when["second"] or 0) >= 60:
-        raise ValueError(f"{when[0]} is no time of day")
+        raise ValueError(f"{when[0]} is not a time of day")
     part_ns = round(float(when["second"] or 0) * 1e9)
 
     def away_ns(year: int, month: int, date: int) -> int:
@@ -133,7 +132,7 @@ def _away_ns(when: re.Match[str], wall_ns: int | None) -> list[int]:
 
     if when["month"]:
         if when["month"].title() not in fmt.MONTHS:
-            raise ValueError(f"no month is called {when['month']}: {', '.join(fmt.MONTHS)}")
+            raise ValueError(f"unknown month {when['month']}: {', '.join(fmt.MONTHS)}")
         named = fmt.MONTHS.index(when["month"].title()) + 1, int(when["date"])
         years = [int(when["year"])] if when["year"] else [day.tm_year, day.tm_year - 1]
         return sorted((away_ns(year, *named) for year in years), key=abs)

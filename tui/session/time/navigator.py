@@ -129,7 +129,7 @@ class Navigator:
             self._oldest.press(self._history)
 
     def news(self) -> tuple[str, Tone] | None:
-        """How it ended with what was asked for of before the oldest step, once."""
+        """The outcome of fetching older steps, once."""
         return self._oldest.news()
 
     @property
@@ -282,7 +282,7 @@ class Navigator:
         return self._history.last_step if self.view.cursor is None else self.view.cursor
 
     def _at_or_say(self) -> int | None:
-        """Where one is; says so where there is no step to move from."""
+        """The step at the cursor; shows a notice if there is no step."""
         if (at := self._at()) is None:
             self._notices.say_of_place("there is no step in memory yet", "caution")
         return at

@@ -68,7 +68,7 @@ class Oldest:
         self._notices.say_of_place(text, shorter=shorter)
 
     def more(self, history: History) -> str:
-        """How to have what was before the oldest step in memory, where that can be."""
+        """A hint on how to fetch older steps, if the engine may keep some."""
         info = history.info
         is_first = history.first_step == 0
         if self._backfill(history) is None or is_first or info is None or not info.keeps_snapshots:
@@ -77,7 +77,7 @@ class Oldest:
 
     @property
     def progress(self) -> str | None:
-        """How it stands with what was asked for; None where nothing is on the way."""
+        """The progress of fetching older steps; None if nothing is being fetched."""
         backfill = self._backfill(self._source.history)
         if backfill is None or self._asked_at is None or not backfill.is_active:
             return None
@@ -85,7 +85,7 @@ class Oldest:
         return f"{_ASKING} {before} … {fmt.percent(backfill.share)}"
 
     def news(self) -> tuple[str, Tone] | None:
-        """How it ended with what was asked for, once."""
+        """The outcome of fetching older steps, once."""
         backfill, asked_at = self._backfill(self._source.history), self._asked_at
         if backfill is None or asked_at is None or backfill.is_active:
             return None
@@ -110,7 +110,7 @@ class Oldest:
         backfill.ask()
 
     def _backfill(self, history: History) -> Backfill | None:
-        """None where nobody can be asked for what was before this history."""
+        """None if no engine can be asked for older steps."""
         source = self._source
         if not isinstance(source, Subscriber) or history is not source.history:
             return None

@@ -1,4 +1,4 @@
-"""The nearest event, and what was searched for it, in words: in a replay not all may be by now."""
+"""Finds the nearest event, and says how much of a replay's file was searched for it."""
 
 from collections.abc import Collection
 from typing import Protocol
@@ -82,7 +82,7 @@ def is_searched(history: History, file: SearchedFile) -> bool:
 def passed_over(
     history: History, file: SearchedFile | None, at: int, step: int, kinds: Collection[str]
 ) -> str:
-    """Of a jump from `at` to `step`: what may lie between them and was not searched for."""
+    """A note on a jump from `at` to `step`: how many steps between them were not searched."""
     if file is None or not set(kinds) & RECKONED:
         return ""
     number = _num_unsearched(history, file, at, step)
@@ -93,7 +93,7 @@ def passed_over(
 def nothing(
     history: History, file: SearchedFile | None, at: int, direction: int, kinds: Collection[str]
 ) -> str:
-    """That nothing was found from `at` on, and where that is not all of what there is."""
+    """The notice that nothing was found from `at` on, and what was not searched."""
     kind = "preemption" if set(kinds) == {"preempt"} else "event"
     where = f"{'after' if direction > 0 else 'before'} step {at:,}"
     if file is None or file.extent is None:
@@ -114,7 +114,7 @@ def nothing(
 
 
 def _num_unsearched(history: History, file: SearchedFile, at: int, step: int) -> int:
-    """How many steps between these two were not searched for what has to be reckoned."""
+    """How many steps between these two were not searched for late tokens."""
     return _num_outside([*_in_memory(history), *file.file_latency.spans()], at, step)
 
 

@@ -15,7 +15,7 @@ _SUFFIXES = {1: "st", 2: "nd", 3: "rd"}
 
 
 class WorstStalls:
-    """Belongs to the UI thread. Whoever moves the cursor otherwise begins with the worst again.
+    """Belongs to the UI thread. After any other move of the cursor it begins with the worst again.
 
     Args:
         history: gives the one that is shown.
@@ -65,7 +65,7 @@ class WorstStalls:
         return history.stalls(None, _MOST)
 
     def _at(self) -> int | None:
-        """The step looked at; of what moves on by itself none, but where a replay stands still."""
+        """The step at the cursor; None while the picture moves by itself."""
         cursor = self._navigator.view.cursor
         if cursor is None and self._replay is not None and self._replay.status != "playing":
             return self._history().last_step
@@ -74,7 +74,7 @@ class WorstStalls:
     # Words
 
     def _told(self, stalls: Stalls, place: int, of_file: bool) -> list[str]:
-        """Where it leads, each time in fewer words."""
+        """The notice about the stall, from long to short."""
         stall, number = stalls.longest[place], stalls.number
         is_itl = stall.kind == "ITL"
         what = "stall" if is_itl else "late first token"
@@ -103,13 +103,13 @@ class WorstStalls:
         ]
 
     def _nothing(self, of_file: bool) -> list[str]:
-        """That there is nowhere to go, or that nobody knows yet; each time in fewer words."""
+        """The notice that there is no stall, or none known yet, from long to short."""
         history = self._history()
         frame = self._navigator.frame
         if not history.num_steps:
             return ["there is no step yet"]
         if frame is not None and not frame.tells_requests:
-            return ["the engine does not tell when whose tokens came"]
+            return ["the engine does not report when tokens came"]
         if self._replay is not None and self._is_searching:
             share = f"{int(100 * self._replay.file_latency.share)}%"
             again = f"{self._key('worst')} again in a moment"

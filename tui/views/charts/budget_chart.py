@@ -61,7 +61,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
 
 
 def _decodes(summary: StepSummary | None, room: int) -> str:
-    """How many decoded at the cursor, which is fewer than have a seat where one prefills."""
+    """How many requests decoded at the cursor: fewer than run if one of them prefills."""
     if summary is None:
         return "decodes"
     number = fmt.count(summary.num_decode_tokens)
@@ -95,7 +95,7 @@ def _gutter(label: str, width: int, edge: str = "│") -> tuple[Run, Run]:
 
 
 def _fitting(number: int, room: int) -> str:
-    """A number is never cut: that would be another one."""
+    """A number is never cut: it would read as another number."""
     whole = fmt.count(number)
     return whole if len(whole) <= room else fmt.short(number)
 
@@ -187,9 +187,9 @@ def _put_step_ticks(cells: list[str], columns: Sequence[ChartColumn | None], zoo
 
 
 def _put_time_ticks(cells: list[str], frame: Frame) -> None:
-    """A time in every stretch of columns, where nothing happened that it would cover.
+    """Time labels at regular distances, where they cover no event.
 
-    Where no time of day has room between breaches, the seconds have.
+    If breaches leave no room for a time of day, only its seconds are written.
     """
     for first in range(0, len(cells), _STRETCH):
         last = min(first + _STRETCH, len(cells))

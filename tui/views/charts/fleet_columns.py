@@ -62,7 +62,7 @@ def _ago(seconds: float) -> str:
 
 
 def _text(value: str | None, style: str = "text") -> Run:
-    """What is not known is a dash, never a nought."""
+    """An unknown value is a dash, never a zero."""
     return (UNKNOWN, "muted") if value is None else (value, style)
 
 
@@ -270,7 +270,7 @@ def heading(places: Sequence[PlacedColumn], page: FleetPage) -> Line:
 def row(
     places: Sequence[PlacedColumn], line: EngineLine, page: FleetPage, is_selected: bool
 ) -> Line:
-    """One engine. What stands out among the engines has a sign of its own before the figure."""
+    """One engine. A figure that stands out has a sign before it."""
     mark = "+cursor" if is_selected else ""
     figures = page.standing_out.get(line.figures.name, frozenset())
     names = [each.name for each in page.engines]

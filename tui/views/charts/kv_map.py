@@ -73,7 +73,7 @@ def state_map(frame: Frame, width: int, rows: int, block_width: int = 1) -> list
     """Every block by state, `rows` lines of at most `width` cells, so many of them a block."""
     owner, refs = frame.state.block_owner, frame.state.block_refs
     if owner is None or refs is None or not len(owner):
-        text = "the engine does not tell where its blocks are"
+        text = "the engine does not report its blocks"
         return [((text[:width], "muted"),), *((),) * (rows - 1)]
     states = block_states(owner, refs)
     if block_width > 1:
@@ -140,7 +140,7 @@ def state_runs(cells: bytes) -> Line:
 
 
 def _owners(frame: Frame, rows: int) -> list[Line]:
-    """Who holds most, and how much of what is held is not filled."""
+    """The largest owners, and how much of the used blocks is empty."""
     state = frame.state
     holders = sorted(
         (view for view in state.requests.values() if view.num_blocks),

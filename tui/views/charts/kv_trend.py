@@ -27,7 +27,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         and s.kv_empty is not None
     ]
     if not any(value is not None for value in values):
-        text = " the engine does not tell its blocks"
+        text = " the engine does not report its blocks"
         return framed([((text, "muted"),)], width, height, title)
     top = max(sizes, default=1)
     kept: list[float | None] = [None] * (room - len(summaries))

@@ -58,9 +58,9 @@ def _empty(frame: Frame) -> str:
     if frame.view.filter:
         return f"no request matches {frame.view.filter!r}; {frame.key('filter')} changes the filter"
     if frame.last_step is None:
-        return "no step yet: the engine has not run one since this dashboard began to listen"
+        return "no step yet: the engine has not run one since this dashboard opened"
     if not frame.tells_requests:
-        return "the engine does not tell who is in its steps"
+        return "the engine does not report the requests of a step"
     return "no request in these steps"
 
 

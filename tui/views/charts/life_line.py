@@ -33,7 +33,7 @@ def draw(frame: Frame, view: RequestView, life: Life | None, width: int, height:
     """The line of time, and under it where the time went."""
     pieces = _pieces(frame, view, life)
     if not pieces:
-        return [((" nothing of its life is in memory", "muted"),)]
+        return [((" none of its steps is in memory", "muted"),)]
     begin_ns = pieces[0].start_ns
     end_ns = pieces[-1].start_ns + pieces[-1].ns
     room = max(10, width - GUTTER - 10)

@@ -62,7 +62,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
 
 
 def _state(frame: Frame) -> Run:
-    """That the newest step is shown as it comes, or why it is not one that has just come."""
+    """LIVE or the reason why the newest step is not live."""
     if frame.is_replay or not frame.view.live:
         return "     ", "good"
     if frame.status in ("stale", "down"):
@@ -72,7 +72,7 @@ def _state(frame: Frame) -> Run:
 
 def _nothing(frame: Frame) -> str:
     if frame.extent is None and frame.step is not None and frame.state.state == "idle":
-        return f"idle since step {fmt.count(frame.step)}; 'stepscope load' gives it work"
+        return f"idle since step {fmt.count(frame.step)}; 'stepscope load' sends requests"
     return "no step in memory yet"
 
 

@@ -33,7 +33,7 @@ def draw(late: Late, width: int, height: int) -> list[Line]:
     )
     hint: Line = ()
     if late.is_excused:
-        hint = (("‖ the operator's pause: no broken service level", "mark"),)
+        hint = (("‖ the operator's pause, which breaks no service level", "mark"),)
     return framed(body, width, height, title, hint)
 
 

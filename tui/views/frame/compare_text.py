@@ -22,10 +22,10 @@ VERDICTS: dict[Verdict, str] = {
     "unknown": "not told",
 }
 TOO_FEW = "too few to be sure"
-NOTHING = "in nothing for sure"
+NOTHING = "nothing for sure"
 NONE_LOWER = "in no latency"
 _LARGE = 1.5  # so large a difference is not called chance, but not sure
-SAME_SETTINGS = "the same, as far as they tell"
+SAME_SETTINGS = "no difference found"
 # In which order a reader wants to know; the time of a step is what made the waits.
 _TOLD: tuple[LatencyKind, ...] = ("itl", "ttft", "tpot")
 

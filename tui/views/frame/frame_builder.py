@@ -89,7 +89,7 @@ class FrameBuilder:
 
     @property
     def is_busy(self) -> bool:
-        """Something is being worked out that the next frame may show."""
+        """A background computation may change the next frame."""
         return self._windows.is_busy
 
     @property

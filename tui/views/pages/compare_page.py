@@ -87,7 +87,7 @@ def small(frame: Frame, width: int, height: int) -> list[Line]:
     """What can be said on a screen too small for the page."""
     page = frame.compare
     if page is None or page.comparison is None:
-        nothing: Line = ((" nothing is compared yet", "muted"),)
+        nothing: Line = ((" nothing to compare yet", "muted"),)
         return [nothing][:height]
     return _sentences(page.comparison, width, height)[:height]
 

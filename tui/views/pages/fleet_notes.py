@@ -1,4 +1,4 @@
-"""The words of the fleet screen: what is wrong, what stands out, what is set up differently."""
+"""The words of the fleet screen: what is wrong, what stands out, what is other settings."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ def notes(page: FleetPage, width: int) -> list[Line]:
     for each in picture.lines:
         if not each.figures.is_up and each.figures.status != "connecting":
             text, style = state_text(each)
-            error = each.figures.error or "nothing has come from it yet"
+            error = each.figures.error or "nothing received from it yet"
             begin: Line = ((" ", "text"), (f"{each.figures.name} {text}", style), ("  ", "text"))
             lines += _wrapped(begin, [(clean(error, 300), "text")], width)
     for group in _alike(picture.imbalances):
@@ -32,7 +32,7 @@ def notes(page: FleetPage, width: int) -> list[Line]:
     if len(picture.lines) < 2:
         lines += _how_to_add()
     for number, text in enumerate(picture.differences[:_NUM_DIFFERENCES]):
-        label = " set up differently  " if not number else " " * 21
+        label = " other settings  " if not number else " " * 21
         lines += _wrapped(((label, "muted"),), [(clean(text, 300), "text")], width)
     hidden = len(picture.differences) - _NUM_DIFFERENCES
     if hidden > 0:
@@ -87,7 +87,7 @@ def _all_well(page: FleetPage) -> str:
 
 def _how_to_add() -> list[Line]:
     return [
-        ((" to see more engines side by side:", "muted"),),
+        ((" to watch several engines side by side:", "muted"),),
         (("   stepscope top engine-0 engine-1 tcp://10.0.0.7:5555", "text"),),
         ((" or in the config file, for 'stepscope top' alone:", "muted"),),
         (('   [fleet] engines = ["engine-0", "tcp://10.0.0.7:5555"]', "text"),),

@@ -59,7 +59,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         chosen,
     )
     if not names:
-        body = [((" the engine does not tell its knobs", "muted"),)]
+        body = [((" the engine does not report its knobs", "muted"),)]
     selected = row - len(names) if row >= len(names) and entries else None
     about = "" if chosen is None else _about(specs.get(names[chosen]))
     if selected is not None:
@@ -87,9 +87,9 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         max(0, len(ahead) - (rest - 3) // 3),
     )
     if not entries:
-        text = " nobody has changed anything"
+        text = " no changes yet"
         if not names:
-            text = " nor whether any has been changed"
+            text = " nor changes of them"
         log = [((text, "muted"),)]
     count = f" ({len(trail)})" if trail or names else ""
     order = ", newest first"

@@ -73,10 +73,10 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     holders = _holders(frame)
     rows = [_row(number, view) for number, view in enumerate(holders)]
     listed = table(_COLUMNS, rows, _SIDE_WIDTH - 2, rest - 2, frame.view.row if rows else None) or [
-        ((" nobody holds a block", "muted"),)
+        ((" no block is in use", "muted"),)
     ]
     if not rows and frame.state.kv is None:
-        listed = [((" the engine does not tell who holds blocks", "muted"),)]
+        listed = [((" the engine does not report who holds blocks", "muted"),)]
     heading = f"holders ({len(rows)})" if rows or frame.state.kv is not None else "holders"
     right = [
         *framed(figures, _SIDE_WIDTH, figures_height, (("blocks", "title"),)),
@@ -180,7 +180,7 @@ def _figures(frame: Frame) -> list[Line]:
     kv, owner, refs = frame.state.kv, frame.state.block_owner, frame.state.block_refs
     lines: list[Line] = []
     if kv is None:
-        lines.append(((" the engine does not tell its blocks", "muted"),))
+        lines.append(((" the engine does not report its blocks", "muted"),))
     else:
         total = max(1, kv.used + kv.cached + kv.empty)
         for name, count, style in (

@@ -78,7 +78,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     if not breaches:
         body = [((" no token came later than the service levels", "good"),)]
         if not frame.tells_requests:
-            body = [((" the engine does not tell when whose tokens came", "muted"),)]
+            body = [((" the engine does not report when tokens came", "muted"),)]
     heading = breach_list.heading(frame, width - 6)
     lines += framed(body, width, rest, heading, ((f"{frame.key('inspect')} goes there", "muted"),))
     if chosen is not None and pieces_height:

@@ -32,72 +32,73 @@ PAGE_VIEWS: Mapping[Page, PageView] = {
         "step inspector",
         step_page.draw,
         step_page.targets,
-        "One forward step. The bar on top is its time: s scheduling, l preparing the launch, ━ the "
-        "model; what is too short for a cell has none. "
-        "Below stands what it spent, against budget, seats and KV blocks; beside it what is "
-        "different from the step before, and what happened to requests. Each row is a request: "
-        "positions are those computed in this step, blocks what it holds (+ taken in this step).",
+        "One forward step. The bar on top shows its time: s scheduling, l preparing the launch, ━ "
+        "the model; a part shorter than a cell is not drawn. Below it: how much of the token "
+        "budget, of max_num_seqs and of the KV blocks the step used. Beside it: what changed "
+        "since the step before, and what happened to requests. Each row is a request with the "
+        "positions computed in this step and the blocks it holds (+ taken in this step).",
     ),
     "request": PageView(
         "request inspector",
         request_page.draw,
         request_page.targets,
-        "The life of one request on a line of time; a cell shows the worst of what is in it. "
-        "Below it a bar for each token: how long it took since the one before. Those above the "
-        "dotted line broke the service level; a wait that the operator's pause made (‖) did not. "
-        "Each late token is split into what its wait was made of; the parts sum to the wait.",
+        "The life of one request over time; a cell shows the worst state in it. Below it is a bar "
+        "for each token: the time since the token before. Bars above the dotted line broke the "
+        "service level; a wait caused by the operator's pause (‖) does not count. The wait for "
+        "each late token is split into its causes; the parts sum to the wait.",
     ),
     "kv": PageView(
         "KV map",
         kv_page.draw,
         kv_page.targets,
-        "Every block of the KV cache in the order of its id, by state or holder ({sort}). A "
-        "is the request that holds most. Shared blocks hold equal prompt beginnings: one with 3 "
-        "references saves 2. Fragmentation is the share of slots in held blocks without a token.",
+        "Every block of the KV cache in the order of block ids, by state or by owner ({sort}). A "
+        "is the request with the most blocks. Shared blocks hold a prompt prefix that requests "
+        "have in common: a block with 3 references saves 2 blocks. Fragmentation is the share of "
+        "slots in used blocks that hold no token.",
     ),
     "latency": PageView(
         "latency screen",
         latency_page.draw,
         latency_page.targets,
-        "Exact percentiles over three windows (all; mem: of a replay, what is in memory of it up "
-        "to the cursor), and the share of samples within the service level. The heat map has time "
-        "to the right and latency upwards, in bands of equal factors; those beyond the service "
-        "level are marked !. Each breach is listed with what the wait was made of, the newest or "
-        "the longest ({reverse}) first. Time in which the operator had paused the engine counts "
-        "nowhere.",
+        "Exact percentiles over three windows, and the share of samples within the service level. "
+        "The third window is all of the session, or in a replay (mem) what is in memory up to the "
+        "cursor. In the heat map time runs to the right and latency upwards on a logarithmic "
+        "scale; bands beyond the service level are marked !. Each breach is listed with the "
+        "causes of its wait, the newest or the longest ({reverse}) first. Time in which the "
+        "operator paused the engine never counts.",
     ),
     "knobs": PageView(
         "knobs screen",
         knobs_page.draw,
         knobs_page.targets,
-        "What may be changed while the engine runs; ◆ is not the default. Each change is listed "
-        "with who made it, the first step it held for, and the latencies in the ten seconds (or "
-        "up to the next change) before it and after it. Between them stands whatever else somebody "
-        "did to the engine, or was refused: pauses, single steps, resets, workloads, floods. Of a "
-        "replayed file the changes that lie ahead are listed too, and {inspect} goes to them.",
+        "The knobs can change while the engine runs; ◆ marks a value that is not the default. "
+        "Each change is listed with who made it, the first step it applied to, and the latencies "
+        "in the ten seconds before and after it (less if another change is nearer). The list also "
+        "shows other commands and refusals: pauses, single steps, resets, workloads, floods. In a "
+        "replay it shows changes after the cursor too, and {inspect} goes to them.",
     ),
     "compare": PageView(
         "compare screen",
         compare_page.draw,
         compare_page.targets,
-        "Two runs, A and B. A figure stands as A→B, then who is better and how many times; = is "
-        "alike, ? a difference that is not sure. 'At least' is the end of an interval that "
-        "holds the true factor 99 times of 100, as far as the run varies in itself. Under ITL "
-        "stand waits without and beside a prefill, in steps that decode as many: these have a "
-        "winner where both were not given the same to do; others only where who had more to do "
-        "was better. Else ▼ is lower in B, ▲ higher. "
-        "Below, A grows up and B down from one axis: prefill tokens against each side's own "
-        "budget, what happened next to the axis, and the longest wait for a token in a column.",
+        "Two runs, A and B. A figure reads A→B, then the better run and by what factor; = is "
+        "alike, ? is an uncertain difference. 'At least' is the near end of the 99 % interval of "
+        "the factor. Under ITL stand the waits without and beside a prefill, compared between "
+        "steps that decode equally many requests. If the loads differ, only those waits have a "
+        "winner, and the run that did better with more work; elsewhere ▼ is lower in B, ▲ higher. "
+        "In the charts A grows up and B down from one axis: prefill tokens against each run's own "
+        "budget, events next to the axis, and the longest wait for a token in each column.",
     ),
     "fleet": PageView(
         "fleet screen",
         fleet_page.draw,
         fleet_page.targets,
-        "A line per engine; a dash is what an engine does not tell. Latencies and preemptions are "
-        "over a minute, budget and rates over ten seconds; ! is later than the service level. ▲ "
-        "marks a figure that stands out: far above the median of the other engines, for seconds. "
-        "The load of all engines is drawn on one scale; ● is recorded. An engine that is not open "
-        "keeps two minutes in memory, the one opened last as much as ever.",
+        "A line per engine; a dash is a figure the engine does not report. Latencies and "
+        "preemptions cover a minute, budget and rates ten seconds; ! breaks the service level. ▲ "
+        "marks a figure that has been far above the median of the other engines for several "
+        "seconds. The load of all engines is drawn on one scale; ● means that the engine is being "
+        "recorded. Two minutes of each engine stay in memory; of the one opened last, everything "
+        "that fits.",
     ),
 }
 

@@ -76,7 +76,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     if request_id is None or view is None:
         said = ["no request yet"]
         if not frame.tells_requests:
-            said = ["the engine does not tell of single requests"]
+            said = ["the engine does not report single requests"]
         if request_id is not None:
             said = _absent(frame, request_id)
         body: list[Line] = [((f" {text}", "muted"),) for text in said]
@@ -125,7 +125,9 @@ def _absent(frame: Frame, request_id: int) -> list[str]:
     ended = None if frame.cursor is None else frame.history.end_of(request_id, frame.cursor)
     if ended is None:
         keys = f"{frame.key('step_back')}/{frame.key('step_forward')}"
-        return [f"{request_name(request_id)} is not there at this step: {keys} go to another step"]
+        return [
+            f"{request_name(request_id)} does not exist at this step: {keys} go to another step"
+        ]
     when = f"{fmt.clock(frame.history.wall_ns(ended.time_ns))}, step {ended.step:,}"
     key = frame.key("previous_of_request")
     return [ended.text, f"it ended at {when}; its last step: {key}"]

@@ -179,7 +179,7 @@ def samples_section(samples: Sequence[tuple[str, str]], demo_about: str) -> Sect
 
 def elsewhere_section(key: str) -> Section:
     """An address to be typed, after this key."""
-    about = "tcp://HOST:PORT (several with blanks), or the path of a recording"
+    about = "tcp://HOST:PORT (separate several by spaces), or the path of a recording"
     entry = Entry(StartChoice("ask"), f"{key}  address or file", ((about, "muted"),), about=about)
     return Section("elsewhere", (("", 0, False),), (entry,))
 

@@ -24,7 +24,7 @@ def draw(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -> 
             changed: Line = ((" ◆ ", "mark"), (clean(what, width - 3), "text"))
             lines.append(whole((Field(0, changed), Field(1, who)), width))
     if before is None:
-        return [*lines, ((" nothing is known of the step before", "muted"),)]
+        return [*lines, ((" the step before is unknown", "muted"),)]
     idle_ms = max(0, record.schedule_start_ns - before.tokens_ns) / 1e6
     lines.append(
         (

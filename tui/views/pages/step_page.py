@@ -84,7 +84,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     body: list[Line] = (
         table(_COLUMNS, cells, width - 2, body_height - 2, selected)
         if record.batch is not None
-        else [((" the engine does not tell who was in the step", "muted"),)]
+        else [((" the engine does not report the requests of a step", "muted"),)]
     )
     what = ("rows" if record.batch is None else f"rows ({len(rows)})", "title")
     key = frame.key
@@ -106,7 +106,7 @@ def _when(frame: Frame) -> Line:
 def _missing(frame: Frame) -> list[Line]:
     if frame.cursor is None:
         return [((" no step yet", "muted"),)]
-    return [((" this step was lost on the way here", "muted"),)]
+    return [((" the record of this step was lost", "muted"),)]
 
 
 def _rows(record: StepRecord | None) -> list[BatchRow]:
@@ -276,7 +276,7 @@ def _parts_line(record: StepRecord, width: int) -> Line:
 def _kv(record: StepRecord, bar_width: int, width: int) -> Line:
     kv = record.kv
     if kv is None:
-        return ((" KV      ", "muted"), ("the engine does not tell its blocks", "muted"))
+        return ((" KV      ", "muted"), ("the engine does not report its blocks", "muted"))
     total = kv.used + kv.cached + kv.empty
     figures: Line = ((" KV      ", "muted"), (f"{kv.used:>7,} of {total:<7,}", "strong"))
     cached: Line = ((f"  {kv.cached:,} cached", "muted"),)

@@ -35,7 +35,7 @@ def body(frame: Frame, num_rows: int, width: int) -> list[Line]:
     """The lines inside, at most `num_rows`; what does not fit is counted, not dropped."""
     record, summary = frame.record, frame.summary
     if record is None or summary is None:
-        return [((" this step was lost on the way here", "muted"),)] if frame.cursor else []
+        return [((" the record of this step was lost", "muted"),)] if frame.cursor else []
     head: list[Line] = [_spent(record), _decodes(record)]
     tail: list[Line] = [
         _cached(record),
@@ -52,7 +52,11 @@ def body(frame: Frame, num_rows: int, width: int) -> list[Line]:
     shown = prefills if len(prefills) <= room else prefills[: room - 1]
     rows = [_prefill(row, frame) for row in shown]
     if record.batch is None and record.num_prefill_tokens:
-        rows = [_equals("prefill (whose it does not tell)", record.num_prefill_tokens, "prefill")]
+        rows = [
+            _equals(
+                "prefill (the engine does not report whose)", record.num_prefill_tokens, "prefill"
+            )
+        ]
     if len(shown) < len(prefills):
         rest = prefills[len(shown) :]
         tokens = sum(row.num_tokens for row in rest)
@@ -82,7 +86,7 @@ def _decodes(record: StepRecord) -> Line:
     rows = [row for row in record.batch or () if row.phase == Phase.DECODE]
     text = f"decode {fmt.plural(len(rows), 'request')} × 1 token"
     if record.batch is None:
-        text = "decode (whose it does not tell)"
+        text = "decode (the engine does not report whose)"
     return _equals(text, record.num_decode_tokens, "decode")
 
 
@@ -109,14 +113,14 @@ def _idle(record: StepRecord) -> list[Line]:
         return []
     padded = record.num_padded_tokens or 0
     spent = record.num_prefill_tokens + record.num_decode_tokens + padded
-    padding = [_equals("padding (spent on no request)", padded, "caution")] if padded else []
+    padding = [_equals("padding (for no request)", padded, "caution")] if padded else []
     return [*padding, _equals("idle budget", record.token_budget - spent, "muted")]
 
 
 def waiting_lines(record: StepRecord, width: int) -> list[Line]:
     """Who waits, and what for; of many reasons those of who is first."""
     if not record.num_waiting:
-        return [((" nobody waits", "muted"),)]
+        return [((" none waiting", "muted"),)]
     reasons = (record.waiting_reasons or {}).items()
     fields = [Field(0, ((f" {record.num_waiting} wait", "text"),))]
     for number, (reason, n) in enumerate(reasons):
@@ -179,7 +183,7 @@ def prepared_lines(record: StepRecord, overlap: bool | None) -> list[Line]:
     elif record.step == 0:
         runs.append(("as the first step", "text"))
     elif overlap is None:
-        runs.append(("— (the engine does not tell)", "muted"))
+        runs.append(("— (the engine does not report)", "muted"))
     else:
         runs.append((f"after {before} had ended", "text"))
     if record.num_wasted_tokens:

@@ -43,7 +43,7 @@ def effect_of(history: History, change: KnobsChanged, now_ns: int) -> KnobEffect
     changes = history.knob_changes
     if change not in changes:
         nothing: list[BeforeAfter] = [(None, None)] * len(FIGURES)
-        return KnobEffect(nothing, "made before what is in memory", "too long ago")
+        return KnobEffect(nothing, "older than memory", "too long ago")
     at = changes.index(change)
     earlier = changes[at - 1].time_ns if at else 0
     later = changes[at + 1].time_ns if at + 1 < len(changes) else None

@@ -50,7 +50,7 @@ def draw(frame: Frame, width: int, height: int, pending: str, editable: bool) ->
             )
         )
     if not body:
-        body = [((" the engine does not tell its knobs", "muted"),)]
+        body = [((" the engine does not report its knobs", "muted"),)]
     footer: list[Run] = [(" pending: ", "muted"), (clean(pending or "none", 30), "text")]
     changes = known_changes(frame.history.knob_changes, frame.state.audit)
     at = frame.cursor if frame.cursor is not None else -1

@@ -191,7 +191,7 @@ def other_worst(frame: Frame) -> Breach | None:
 
 def _last_stall(frame: Frame, width: int, *, is_short: bool) -> list[Line]:
     if frame.stall is None and not frame.tells_requests:
-        return [((" last stall: — (it does not tell whose tokens came)", "muted"),)]
+        return [((" last stall: — (the engine does not report its tokens)", "muted"),)]
     if frame.stall is None and frame.history.is_short:
         return [((" last stall: looking further back …", "muted"),)]
     if frame.stall is None:
