@@ -40,7 +40,7 @@ from stepscope.engine.simulation.simulated import (
     simulated_info,
 )
 from stepscope.engine.telemetry.publisher import Publisher
-from stepscope.engine.telemetry.token_teller import TokenTeller
+from stepscope.engine.telemetry.token_publisher import TokenPublisher
 from stepscope.engine.text.tokenizer import TextStream
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
 from stepscope.recordings.file.service_levels import Levels
@@ -159,7 +159,7 @@ def _live_engine(tmp_path: Path, *, with_tokens: bool, **options: Any) -> Iterat
             publisher,
             dispatch,
             workload=workload,
-            token_teller=TokenTeller(ByteCodec().text_stream) if with_tokens else None,
+            token_publisher=TokenPublisher(ByteCodec().text_stream) if with_tokens else None,
             anchor=lambda info: msgspec.structs.replace(info, **changes),
             **options,
         )

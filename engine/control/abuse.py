@@ -37,7 +37,7 @@ class Abuse:
     @property
     def wait_s(self) -> float | None:
         """Seconds until `denials` may have something; None: not before the next message."""
-        waits_s = (self._limiter.next_tell_s, self._backlog.wait_s)
+        waits_s = (self._limiter.next_report_s, self._backlog.wait_s)
         return min((each_s for each_s in waits_s if each_s is not None), default=None)
 
     def denials(self) -> Iterator[Denial]:

@@ -144,12 +144,12 @@ class AuditTrail:
             detail=effect.detail,
         )
         if not isinstance(command, Abort):
-            self.tell_aborts()
+            self.publish_aborts()
             self._enter(entry)
         elif self._aborts is not None and are_alike(self._aborts, entry):
             self._aborts = folded(self._aborts, entry)
         else:
-            self.tell_aborts()
+            self.publish_aborts()
             self._aborts, self._aborts_due_ns = entry, entry.time_ns + FOLD_NS
 
     def refused(self, command: str, asker: Asker, code: str, message: str, count: int = 1) -> None:
@@ -179,7 +179,7 @@ class AuditTrail:
             self._refused[cause] = _Refused(now_ns + REFUSED_FOLD_NS)
             if len(self._refused) == 1:
                 self._refused_due_ns = now_ns + REFUSED_FOLD_NS
-            self.tell_aborts()
+            self.publish_aborts()
             self._enter(entry)
         else:
             earlier = refused.entry
@@ -206,7 +206,7 @@ class AuditTrail:
 
     def page(self, after: int, limit: int) -> AuditPage:
         """Entries with a higher number. Aborts that wait for others are told before."""
-        self.tell_aborts()
+        self.publish_aborts()
         found = self._changes.after(after, limit) + self._refusals.after(after, limit)
         found.sort(key=_number)
         starts = [each.oldest() for each in (self._changes, self._refusals) if len(each)]
@@ -224,36 +224,36 @@ class AuditTrail:
         )
 
     def last(self) -> list[Audited]:
-        """For a snapshot; `tell_aborts` comes before it."""
+        """For a snapshot; `publish_aborts` comes before it."""
         entries = self._changes.last(_LOOKED_AT) + self._refusals.last(_LOOKED_AT)
         entries.sort(key=_number, reverse=True)
         return latest(entries, IN_SNAPSHOT)
 
-    def tell_if_due(self) -> None:
+    def publish_if_due(self) -> None:
         """To be called once a second or so."""
         if self._aborts is None and not self._refused:
             return
         now_ns = self._clock()
         if self._aborts is not None and now_ns >= self._aborts_due_ns:
-            self.tell_aborts()
+            self.publish_aborts()
         if self._refused and now_ns >= self._refused_due_ns:
-            self._tell_refused(now_ns)
+            self._publish_refused(now_ns)
 
-    def tell_aborts(self) -> None:
+    def publish_aborts(self) -> None:
         """Publish the aborts that wait for others of their kind."""
         if self._aborts is not None:
             entry, self._aborts = self._aborts, None
             self._enter(entry)
 
-    def tell(self) -> None:
+    def publish_all(self) -> None:
         """Publish whatever waits for others of its kind: nothing comes after it."""
-        self.tell_aborts()
+        self.publish_aborts()
         for refused in self._refused.values():
             if refused.entry is not None:
                 self._enter(refused.entry)
         self._refused.clear()
 
-    def _tell_refused(self, now_ns: int) -> None:
+    def _publish_refused(self, now_ns: int) -> None:
         for cause, refused in list(self._refused.items()):
             if now_ns < refused.due_ns:
                 continue

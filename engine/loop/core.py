@@ -47,7 +47,7 @@ from stepscope.engine.scheduling.step import Runner, StepResult
 from stepscope.engine.telemetry.heartbeat import Heartbeat
 from stepscope.engine.telemetry.kept_snapshots import KeptSnapshots
 from stepscope.engine.telemetry.snapshots import snapshot
-from stepscope.engine.telemetry.token_teller import TokenTeller
+from stepscope.engine.telemetry.token_publisher import TokenPublisher
 from stepscope.engine.text.stop_strings import StopText
 
 
@@ -75,7 +75,7 @@ class EngineCore:
         overlap: prepare steps while those before them run, where that can be done.
         inbox: what others ask of the engine; None: an empty one.
         workload: the engine's own; None: it has none, and refuses one.
-        token_teller: keeps prompts and outputs for telemetry; None: tokens stay here.
+        token_publisher: keeps prompts and outputs for telemetry; None: tokens stay here.
         control_tally: what the control socket refused; None: an empty one.
         anchor: brings the clocks in `info` up to date before it is published.
     """
@@ -94,7 +94,7 @@ class EngineCore:
         *,
         inbox: Inbox | None = None,
         workload: OwnWorkload | None = None,
-        token_teller: TokenTeller | None = None,
+        token_publisher: TokenPublisher | None = None,
         control_tally: ControlTally | None = None,
         anchor: Callable[[EngineInfo], EngineInfo] | None = None,
     ) -> None:
@@ -108,7 +108,7 @@ class EngineCore:
         self.clock = runner.clock
         self.inbox: Inbox = Inbox() if inbox is None else inbox
         self.workload = workload
-        self.token_teller = token_teller
+        self.token_publisher = token_publisher
         self.control_tally = ControlTally() if control_tally is None else control_tally
         self._turn = Turn(runner.clock)
         self.next_request_id = 0
@@ -121,7 +121,7 @@ class EngineCore:
         self.kept_snapshots = KeptSnapshots()
         self._commands = commands
         self._anchor = anchor
-        self._delivery = Delivery(scheduler, token_teller)
+        self._delivery = Delivery(scheduler, token_publisher)
         self._pipeline = Pipeline(runner, scheduler, self._delivery, overlap=overlap)
         self._heartbeat = Heartbeat(self)
 
@@ -142,7 +142,7 @@ class EngineCore:
             for request_id in list(self.scheduler.requests):
                 self.abort(request_id, "the engine was shut down")
             self.snapshots.serve(at_once=True)
-            self.audit.tell()
+            self.audit.publish_all()
             self._heartbeat.publish_status("stopped")
         finally:
             self.stopping = False
@@ -301,7 +301,7 @@ class EngineCore:
                 max_tokens=submit.sampling.max_tokens,
                 priority=request.priority,
                 time_ns=request.arrival_ns,
-                prompt_token_ids=None if self.token_teller is None else token_ids,
+                prompt_token_ids=None if self.token_publisher is None else token_ids,
                 prompt_text=prompt_text,
             )
         )
@@ -358,7 +358,7 @@ class EngineCore:
 
     def publish_heartbeat(self, *, idle: bool) -> None:
         """Say who we are and how we stand, if it is time; if `idle`, also what happened."""
-        self.audit.tell_if_due()
+        self.audit.publish_if_due()
         self._heartbeat.publish(idle=idle)
 
     def publish_info(self) -> None:
@@ -396,7 +396,7 @@ class EngineCore:
         that is in the snapshot.
         """
         self.settle()
-        self.audit.tell_aborts()
+        self.audit.publish_aborts()
         self._heartbeat.publish_status(self.state)
         return snapshot(
             sequence=self.sink.next_sequence - 1 if self.sink is not None else 0,
@@ -411,6 +411,8 @@ class EngineCore:
             workload=None if self.workload is None else self.workload.spec,
             control=self.control_tally.counts(),
             audit=self.audit.last(),
-            transcripts=None if self.token_teller is None else self.token_teller.transcripts(),
+            transcripts=None
+            if self.token_publisher is None
+            else self.token_publisher.transcripts(),
             pauses=list(self.pauses.spans or ()),
         )

@@ -7,7 +7,7 @@ from stepscope.engine.protocol.commands import Output, Submit
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledRow, StepResult
-from stepscope.engine.telemetry.token_teller import TokenTeller
+from stepscope.engine.telemetry.token_publisher import TokenPublisher
 
 
 class Delivery:
@@ -15,11 +15,11 @@ class Delivery:
 
     Args:
         scheduler: owns the requests.
-        token_teller: keeps prompts and outputs for telemetry; None: tokens stay here.
+        token_publisher: keeps prompts and outputs for telemetry; None: tokens stay here.
     """
 
-    def __init__(self, scheduler: Scheduler, token_teller: TokenTeller | None) -> None:
-        self.token_teller = token_teller
+    def __init__(self, scheduler: Scheduler, token_publisher: TokenPublisher | None) -> None:
+        self.token_publisher = token_publisher
         self._scheduler = scheduler
         self._clients: dict[int, tuple[Client, Submit]] = {}
 
@@ -28,8 +28,8 @@ class Delivery:
     ) -> None:
         """Outputs of `request` go to `client` from now on."""
         self._clients[request.request_id] = (client, submit)
-        if self.token_teller is not None:
-            self.token_teller.arrived(request, prompt_text)
+        if self.token_publisher is not None:
+            self.token_publisher.arrived(request, prompt_text)
 
     def deliver(self, rows: Sequence[ScheduledRow], result: StepResult) -> None:
         """The tokens of a step, after the scheduler has taken them in."""
@@ -61,8 +61,8 @@ class Delivery:
         if request.stop_text is not None:
             request.stop_text.finish(armed=False)
         client.reply(_output(request, [] if submit.stream else request.output_token_ids, "abort"))
-        if self.token_teller is not None:
-            self.token_teller.ended(request_id)
+        if self.token_publisher is not None:
+            self.token_publisher.ended(request_id)
         return True
 
 

@@ -90,7 +90,7 @@ def settled(core: EngineCore, command: Change, asker: Asker, is_alone: bool) -> 
         if is_alone and (nothing := _nothing_to_do(core, command)) is not None:
             return Settled(_done(core, nothing), is_audited=False)
     except ConfigError as error:
-        return Settled(_refused(core, error), _is_told(command, error))
+        return Settled(_refused(core, error), _is_audited(command, error))
     return None
 
 
@@ -101,7 +101,7 @@ def _change(core: EngineCore, call: Call, command: Change) -> None:
         nothing = _nothing_to_do(core, command)
         effect = nothing or _CHANGES[type(command)](core, command, asker)
     except ConfigError as error:
-        if _is_told(command, error):
+        if _is_audited(command, error):
             core.audit.refused(type(command).__name__, asker, error.code, _short(error))
         call.client.reply(_refused(core, error))
         return
@@ -146,7 +146,7 @@ def _short(error: ConfigError) -> str:
     return message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}…"
 
 
-def _is_told(command: Change, error: ConfigError) -> bool:
+def _is_audited(command: Change, error: ConfigError) -> bool:
     """Whether the audit trail is told of a refusal."""
     is_rehearsal = isinstance(command, SetKnobs) and command.dry_run
     return not is_rehearsal and not isinstance(error, _TooLateError)
@@ -167,11 +167,12 @@ def _check_seen(core: EngineCore, command: Change, asker: Asker) -> None:
     later = core.audit.changed_since(command.seen, command, asker)
     if later is not None:
         raise ConfigError(
-            "conflict", f"somebody was quicker ({_told(later)}); look, and ask again if need be"
+            "conflict",
+            f"somebody was quicker ({_change_text(later)}); look, and ask again if need be",
         )
 
 
-def _told(entry: Audited) -> str:
+def _change_text(entry: Audited) -> str:
     """Somebody's change in words."""
     name = Asker(entry.who, entry.key).name
     old, new = entry.old or {}, entry.new or {}
@@ -191,7 +192,7 @@ def _changed_knobs(core: EngineCore, command: SetKnobs) -> Knobs:
     expected = command.expected_version
     if expected is not None and expected != core.knobs_version:
         later = core.audit.changed_since(0, command)
-        what = "" if later is None else f" ({_told(later)})"
+        what = "" if later is None else f" ({_change_text(later)})"
         raise ConfigError(
             "conflict",
             f"somebody changed knobs meanwhile{what}: look at the new values and try again "

@@ -186,9 +186,9 @@ class Pipeline:
         finished = self._scheduler.update(step.rows, result.token_ids)
         if finished and self._ahead is not None:
             self._ahead.drop_ended()
-        draft, teller = step.draft, self._delivery.token_teller
-        if teller is not None:  # it keeps what it was given, with or without a record
-            texts = teller.texts(step.rows, result.token_ids)
+        draft, publisher = step.draft, self._delivery.token_publisher
+        if publisher is not None:  # it keeps what it was given, with or without a record
+            texts = publisher.texts(step.rows, result.token_ids)
             if draft is not None:
                 draft.token_ids, draft.texts = result.token_ids, texts
         self._delivery.deliver(step.rows, result)

@@ -27,7 +27,7 @@ from stepscope.engine.scheduling.kv_memory import replay_memory_bytes
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.telemetry.clock_anchor import anchored
 from stepscope.engine.telemetry.publisher import Publisher
-from stepscope.engine.telemetry.token_teller import TokenTeller
+from stepscope.engine.telemetry.token_publisher import TokenPublisher
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock, check_name, free_name
 from stepscope.engine.transport.gate import gate_of, local_key
 from stepscope.engine.transport.leftovers import sweep
@@ -158,7 +158,7 @@ def open_engine(
             overlap=config.overlaps(launch_blocks=runner.launch_blocks),
             inbox=inbox,
             workload=workload,
-            token_teller=TokenTeller(runner.tokenizer.text_stream) if with_tokens else None,
+            token_publisher=TokenPublisher(runner.tokenizer.text_stream) if with_tokens else None,
             control_tally=ControlTally(gate),
             anchor=anchored,
         )

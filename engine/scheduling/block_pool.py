@@ -64,8 +64,8 @@ class BlockPool:
         self._changed: dict[int, None] = {}
         # State of each block as of the last drain, owner and references as one number. Not a list,
         # whose numbers would be objects all over the memory.
-        self._told_bytes = bytearray(array("q", [EMPTY << REF_BITS]) * num_blocks)
-        self._told = memoryview(self._told_bytes).cast("q")
+        self._published_bytes = bytearray(array("q", [EMPTY << REF_BITS]) * num_blocks)
+        self._published = memoryview(self._published_bytes).cast("q")
 
     @property
     def num_free(self) -> int:
@@ -176,7 +176,7 @@ class BlockPool:
         """The last state of each block that changed since the last drain, by first change."""
         # Written out, for it is part of every step.
         told, ref_counts, owners, digests = (
-            self._told, self._ref_counts, self._owners, self._digests
+            self._published, self._ref_counts, self._owners, self._digests
         )  # fmt: skip
         moves = []
         for block in self._changed:
@@ -195,12 +195,12 @@ class BlockPool:
         if compiled is None:
             return msgspec.Raw(msgspec.msgpack.encode(self.drain_moves()))
         return msgspec.Raw(
-            compiled(changed, self._told_bytes, self._ref_counts, self._owners, self._digests)
+            compiled(changed, self._published_bytes, self._ref_counts, self._owners, self._digests)
         )
 
     def drain_changes(self) -> dict[int, tuple[BlockState, BlockState]]:
         """`drain_moves` with what each block was at the last drain: (before, now)."""
-        told = self._told
+        told = self._published
         before = {block: told[block] for block in self._changed}
         return {
             move.block_id: (
@@ -210,7 +210,7 @@ class BlockPool:
             for move in self.drain_moves()
         }
 
-    def tell_again(self, blocks: Iterable[int]) -> None:
+    def publish_again(self, blocks: Iterable[int]) -> None:
         """The next drain tells the state of these blocks too."""
         self._changed.update(dict.fromkeys(blocks))
 
@@ -221,11 +221,11 @@ class BlockPool:
 
     def runs(self) -> list[BlockRun]:
         """All blocks in order of their ids, neighbours in the same state as one run."""
-        told = self._told
+        published = self._published
         for block in self._changed:
             owner, refs = self._state(block)
-            told[block] = owner << REF_BITS | refs
-        return runs_of(self._told_bytes)
+            published[block] = owner << REF_BITS | refs
+        return runs_of(self._published_bytes)
 
     def _state(self, block: int) -> tuple[int, int]:
         if self._ref_counts[block]:

@@ -169,9 +169,9 @@ class KVCacheManager:
         self._num_hit_tokens = 0
         return self._pool.drain_changes()
 
-    def tell_again(self, blocks: Iterable[int], counts: KVCounts) -> None:
+    def publish_again(self, blocks: Iterable[int], counts: KVCounts) -> None:
         """Nobody was told what was drained of these blocks, and of what `counts` counted."""
-        self._pool.tell_again(blocks)
+        self._pool.publish_again(blocks)
         self._num_evicted_before -= counts.evicted
         self._num_queried_tokens += counts.queried_tokens
         self._num_hit_tokens += counts.hit_tokens

@@ -33,7 +33,7 @@ class PlannedBlocks:
 
     def give_back(self, kv: KVCacheManager) -> None:
         """There will be no record of it: whatever is told next tells it."""
-        kv.tell_again(self.changes, self.counts)
+        kv.publish_again(self.changes, self.counts)
 
     def seen_before(self, block: int, freed: BlockState) -> BlockState:
         """The state of a block that was planned with here, and then freed by the step before.

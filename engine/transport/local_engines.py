@@ -17,12 +17,12 @@ _LISTENS_S = 0.5
 
 def called(endpoint: Endpoint) -> str:
     """What the engine at an address calls itself, if it is one of this user on this machine."""
-    return str(_told(endpoint).get("name") or endpoint.name)
+    return str(_key_file_fields(endpoint).get("name") or endpoint.name)
 
 
 def starting_pid(endpoint: Endpoint) -> int | None:
     """The process that holds an endpoint here and does not listen yet: its model is loading."""
-    pid = _told(endpoint).get("pid")
+    pid = _key_file_fields(endpoint).get("pid")
     if not isinstance(pid, int):
         return None
     if (path := endpoint.path) is not None:
@@ -46,7 +46,7 @@ def killed_pid(endpoint: Endpoint) -> int | None:
 
 def is_refused(endpoint: Endpoint) -> bool:
     """Whether nobody listens at an address, here or on another machine: whoever did has ended."""
-    if _told(endpoint):
+    if _key_file_fields(endpoint):
         return False
     try:
         if (path := endpoint.path) is not None:
@@ -65,7 +65,7 @@ def is_refused(endpoint: Endpoint) -> bool:
 
 def local_credentials(endpoint: Endpoint) -> tuple[bool, Credentials | None]:
     """Whether an engine of this user holds an endpoint on this machine, and its key for us."""
-    told = _told(endpoint)
+    told = _key_file_fields(endpoint)
     try:
         pair = KeyPair(str(told["public"]), str(told["secret"]))
         return True, Credentials(pair, str(told["server"]), "local")
@@ -73,7 +73,7 @@ def local_credentials(endpoint: Endpoint) -> tuple[bool, Credentials | None]:
         return bool(told), None
 
 
-def _told(endpoint: Endpoint) -> dict[str, object]:
+def _key_file_fields(endpoint: Endpoint) -> dict[str, object]:
     """What the live engine of this user says that holds an endpoint here; nothing if none does."""
     told, is_held = _written(endpoint)
     return told if is_held else {}

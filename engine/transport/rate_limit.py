@@ -151,7 +151,7 @@ class RateLimiter:
         return told
 
     @property
-    def next_tell_s(self) -> float | None:
+    def next_report_s(self) -> float | None:
         """Seconds until `floods` has something to do, None when it has nothing."""
         if not self._floods:
             return None

@@ -313,9 +313,9 @@ def test_a_viewer_that_floods_is_told_once_in_five_seconds_and_pushes_out_no_cha
             clock.now_ns += 1_000_000_000 // 58
             audit.refused("Resume", viewer, "viewer", "no")
             num_refused += 1
-        audit.tell_if_due()
+        audit.publish_if_due()
         audit.page(0, 1_000)  # whoever asks makes it no more
-    audit.tell()
+    audit.publish_all()
     refusals = [each for each in told if each.code]
     assert sum(each.count for each in refusals) == num_refused
     assert len(refusals) <= 2 + seconds * 1_000_000_000 / REFUSED_FOLD_NS
@@ -329,7 +329,7 @@ def test_whoever_changes_names_is_folded_too() -> None:
     audit, told = trail(clock)
     for number in range(5_000):
         audit.refused("Pause", Asker(f"name {number}"), "conflict", "no")
-    audit.tell()
+    audit.publish_all()
     assert len(told) <= MAX_REFUSED + 2
     assert sum(each.count for each in told) == 5_000
 
@@ -341,7 +341,7 @@ def test_refusals_are_kept_apart_and_the_oldest_of_them_go_first() -> None:
     for number in range(100):
         audit.refused(f"Kind{number}", Asker("anna"), "viewer", "no")
         clock.now_ns += REFUSED_FOLD_NS
-        audit.tell_if_due()
+        audit.publish_if_due()
         if number % 10 == 0:
             audit.done(Pause(), Asker("bert"), number, ChangeEffect())
     page = audit.page(0, 1_000)

@@ -52,7 +52,7 @@ from stepscope.engine.simulation.simulated import (
     simulated_info,
 )
 from stepscope.engine.telemetry.step_draft import StepDraft
-from stepscope.engine.telemetry.token_teller import TokenTeller
+from stepscope.engine.telemetry.token_publisher import TokenPublisher
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.file.writing.writer import RecordingWriter
@@ -69,7 +69,7 @@ class Engine:
         runner: SimulatedRunner | None = None,
         *,
         num_blocks: int = 64,
-        token_teller: TokenTeller | None = None,
+        token_publisher: TokenPublisher | None = None,
     ) -> None:
         self.sink = Sink()
         self.scheduler = Scheduler(KVCacheManager(num_blocks, 16), Knobs(max_num_seqs=8), LIMITS)
@@ -81,7 +81,7 @@ class Engine:
             self.sink,
             dispatch,
             overlap=True,
-            token_teller=token_teller,
+            token_publisher=token_publisher,
         )
 
     def submit(
@@ -400,7 +400,7 @@ def test_tokens_and_texts_in_telemetry_stand_beside_the_rows_that_are_told() -> 
     probe.submit(8)
     wanted = probe.submit(8)
     probe.run()
-    engine = Engine(token_teller=TokenTeller(None))
+    engine = Engine(token_publisher=TokenPublisher(None))
     clients = [engine.submit(12), engine.submit(8, stop_token_ids=(wanted.tokens[2],))]
     engine.run()
     told: dict[int, list[int]] = {0: [], 1: []}

@@ -60,7 +60,7 @@ class Engine:
         self.core.publish_heartbeat(idle=True)
 
     @property
-    def told_state(self) -> str:
+    def published_state(self) -> str:
         return [m for m in self.sink.messages if isinstance(m, EngineStatus)][-1].state
 
 
@@ -75,9 +75,9 @@ def test_an_engine_with_nothing_to_run_refuses_a_step_and_serves_the_next_reques
     (refused,) = engine.ask(StepOnce(n=1)).replies
     assert isinstance(refused, Error)
     assert refused.message.startswith("there is nothing to run: ")
-    assert engine.told_state == engine.core.snapshot().state == "idle"
+    assert engine.published_state == engine.core.snapshot().state == "idle"
     assert len(engine.submit(max_tokens=9).tokens) == 9
-    assert engine.told_state == "idle"
+    assert engine.published_state == "idle"
 
 
 def test_a_paused_engine_takes_a_step_before_there_is_anything_to_run_and_stays_paused(
@@ -85,13 +85,13 @@ def test_a_paused_engine_takes_a_step_before_there_is_anything_to_run_and_stays_
 ) -> None:
     engine.ask(Pause())
     engine.ask(StepOnce(n=1))
-    assert engine.told_state == engine.core.snapshot().state == "paused"
+    assert engine.published_state == engine.core.snapshot().state == "paused"
     client = engine.submit(max_tokens=9)
     assert len(client.tokens) == 1
-    assert engine.told_state == engine.core.snapshot().state == "paused"
+    assert engine.published_state == engine.core.snapshot().state == "paused"
     engine.ask(Resume())
     assert len(client.tokens) == 9
-    assert engine.told_state == "idle"
+    assert engine.published_state == "idle"
 
 
 def test_work_that_ends_before_the_steps_asked_for_leaves_an_engine_that_says_it_is_paused(
@@ -101,10 +101,10 @@ def test_work_that_ends_before_the_steps_asked_for_leaves_an_engine_that_says_it
     engine.submit(max_tokens=3)
     engine.ask(StepOnce(n=5))
     assert engine.core.next_step == 3
-    assert engine.told_state == engine.core.snapshot().state == "paused"
+    assert engine.published_state == engine.core.snapshot().state == "paused"
     client = engine.submit(max_tokens=9)  # gets the two steps that are left
     assert len(client.tokens) == 2
-    assert engine.told_state == "paused"
+    assert engine.published_state == "paused"
     engine.ask(Resume())
     assert len(client.tokens) == 9
 
@@ -118,7 +118,7 @@ def test_a_running_engine_says_that_it_is_paused_once_the_step_asked_for_has_run
     engine.core.publish_heartbeat(idle=False)
     assert engine.core.state == "running"
     engine.ask(StepOnce(n=1))
-    assert engine.told_state == "paused"
+    assert engine.published_state == "paused"
     assert len(client.tokens) < 50
 
 

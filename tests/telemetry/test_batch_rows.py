@@ -73,7 +73,7 @@ def test_every_length_of_a_batch_has_its_header(count: int) -> None:
     assert num_rows(msgspec.msgpack.decode(compiled, type=list[BatchRow])) == count
 
 
-def not_told(_: ScheduledRow) -> RowFields:
+def unpublished(_: ScheduledRow) -> RowFields:
     raise KeyError("what is asked for is not there")
 
 
@@ -95,7 +95,7 @@ def broken(case: str) -> tuple[Any, ...]:
         "no table": ([without_table], Phase.DECODE, Request, described),
         "too few fields": ([other], Phase.DECODE, Request, lambda _: (1, 2)),
         "no ints": ([other], Phase.DECODE, Request, lambda _: (1, 2, 3, 4, 5, 6, "7")),
-        "raises": ([other], Phase.DECODE, Request, not_told),
+        "raises": ([other], Phase.DECODE, Request, unpublished),
         "too few": ([good], Phase.DECODE, Request),
     }
     return cases[case]

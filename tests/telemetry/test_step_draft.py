@@ -19,7 +19,7 @@ from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import StepResult
 from stepscope.engine.simulation.simulated import CostModel, SimulatedRunner, simulated_info
 from stepscope.engine.telemetry.step_draft import StepDraft
-from stepscope.engine.telemetry.token_teller import TokenTeller
+from stepscope.engine.telemetry.token_publisher import TokenPublisher
 from stepscope.engine.text.tokenizer import TextStream
 from stepscope.recordings.state.session import SessionState
 from tests.support.core_ends import Client, Sink
@@ -101,14 +101,16 @@ def test_rows_that_are_dropped_are_in_no_count() -> None:
 def make_core(
     sink: Sink | None,
     runner: SimulatedRunner | None = None,
-    token_teller: TokenTeller | None = None,
+    token_publisher: TokenPublisher | None = None,
 ) -> EngineCore:
     limits = Limits(max_num_batched_tokens=64, max_num_seqs=8, max_model_len=256)
     knobs = Knobs(max_num_batched_tokens=64, max_num_seqs=8)
     scheduler = Scheduler(KVCacheManager(64, 16), knobs, limits)
     info = simulated_info(limits, 64, 16, seed=0)
     runner = runner or SimulatedRunner(CostModel())
-    return EngineCore(info, runner, scheduler, limits, sink, dispatch, token_teller=token_teller)
+    return EngineCore(
+        info, runner, scheduler, limits, sink, dispatch, token_publisher=token_publisher
+    )
 
 
 def submit(core: EngineCore, max_tokens: int) -> None:
@@ -140,13 +142,13 @@ def test_engine_and_observers_know_the_same_pauses_through_single_steps() -> Non
 
 
 def test_tokens_of_steps_that_nobody_is_told_of_are_in_the_transcripts_all_the_same() -> None:
-    teller = TokenTeller(lambda: TextStream(letters))
-    core = make_core(None, token_teller=teller)
+    publisher = TokenPublisher(lambda: TextStream(letters))
+    core = make_core(None, token_publisher=publisher)
     for max_tokens in (2, 5):
         submit(core, max_tokens)
     for _ in range(3):
         core.step()
-    (told,) = teller.transcripts()  # the other one has ended
+    (told,) = publisher.transcripts()  # the other one has ended
     assert (told.request_id, told.output_text) == (1, "xxx")
 
 

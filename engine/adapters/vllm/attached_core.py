@@ -100,7 +100,7 @@ class AttachedCore:
 
     def snapshot(self) -> Snapshot:
         """The state as of the last message published; what happened since is flushed first."""
-        self.audit.tell_aborts()
+        self.audit.publish_aborts()
         self.heartbeat.publish_status(self.state)
         books, face = self._watcher.books, self.scheduler
         return Snapshot(

@@ -209,7 +209,7 @@ class Attachment:
             except queue.Empty:
                 break
         core.snapshots.serve()
-        core.audit.tell_if_due()
+        core.audit.publish_if_due()
         core.heartbeat.publish(idle=not self.watcher.has_work)
         due_ns = core.snapshots.due_ns
         next_ns = core.heartbeat.next_status_ns
@@ -240,7 +240,7 @@ class Attachment:
         with self._lock:
             if self.is_attached:
                 with contextlib.suppress(Exception):
-                    self.core.audit.tell()
+                    self.core.audit.publish_all()
                     self.core.heartbeat.publish_status("stopped")
                 self._restore()
         self._ended.set()

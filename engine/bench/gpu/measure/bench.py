@@ -27,7 +27,7 @@ class Bench:
         self.device = device
         self.sizes = sizes
         self.stopwatch = Stopwatch(device, sizes.num_samples)
-        self._tell = tell
+        self._report = tell
         self._part = ""
         self._deadline_s = float("inf")
         self._settings: Facts = {}
@@ -41,7 +41,7 @@ class Bench:
         """What is in here is a part. What goes wrong in it is told, and ends it."""
         start_s = time.monotonic()
         self._part, self._deadline_s, self._settings = letter, start_s + seconds, {}
-        self._tell(Begun(letter, model))
+        self._report(Begun(letter, model))
         why = None
         try:
             yield
@@ -50,14 +50,14 @@ class Bench:
         except Exception as error:  # noqa: BLE001 - whatever a driver or a library runs into
             why = reason(error)
         give_back_memory(self.device)
-        self._tell(Ended(time.monotonic() - start_s, why, dict(self._settings)))
+        self._report(Ended(time.monotonic() - start_s, why, dict(self._settings)))
 
     def setting(self, **settings: Fact) -> None:
         """How the part was measured."""
         self._settings.update(settings)
 
     def doing(self, detail: str) -> None:
-        self._tell(Doing(self._part, detail))
+        self._report(Doing(self._part, detail))
 
     @property
     def left_s(self) -> float:
@@ -70,11 +70,11 @@ class Bench:
             raise NotMeasuredError("its time was up before the rest (see --time-limit)")
 
     def found(self, what: str, samples: Sequence[float], **facts: Fact) -> None:
-        self._tell(Found(BenchPoint(what=what, samples=list(samples), facts=facts)))
+        self._report(Found(BenchPoint(what=what, samples=list(samples), facts=facts)))
 
     def missing(self, what: str, why: str, **facts: Fact) -> None:
         """A point that could not be measured."""
-        self._tell(Found(BenchPoint(what=what, facts=facts, why=why)))
+        self._report(Found(BenchPoint(what=what, facts=facts, why=why)))
 
     @contextlib.contextmanager
     def attempt(self, what: str, **facts: Fact) -> Iterator[None]:

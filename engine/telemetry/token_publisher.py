@@ -1,4 +1,4 @@
-"""`TokenTeller`: puts prompts and outputs into telemetry, where `--with-tokens` asks for it.
+"""`TokenPublisher`: puts prompts and outputs into telemetry, where `--with-tokens` asks for it.
 
 Without one (the usual case) telemetry has no token id and no text. Text is that of the tokens, as
 they come: where a client gets less, because a stop string cut it off, it is all here.
@@ -17,7 +17,7 @@ _TOKEN_BYTES = 4
 
 
 class _PublishedText:
-    """What was told of a request."""
+    """What was published of a request."""
 
     __slots__ = ("pieces", "prompt_text", "request", "stream")
 
@@ -30,7 +30,7 @@ class _PublishedText:
         self.pieces: list[str] = []
 
 
-class TokenTeller:
+class TokenPublisher:
     """Belongs to the engine's thread.
 
     Args:
@@ -39,15 +39,15 @@ class TokenTeller:
 
     def __init__(self, text_stream: Callable[[], TextStream] | None) -> None:
         self._text_stream = text_stream
-        self._told: dict[int, _PublishedText] = {}  # of unfinished requests
+        self._published: dict[int, _PublishedText] = {}  # of unfinished requests
 
     def arrived(self, request: Request, prompt_text: str | None) -> None:
         stream = None if self._text_stream is None else self._text_stream()
-        self._told[request.request_id] = _PublishedText(request, prompt_text, stream)
+        self._published[request.request_id] = _PublishedText(request, prompt_text, stream)
 
     def ended(self, request_id: int) -> None:
         """Nothing more will come of it. To be called for those that end outside of a step."""
-        self._told.pop(request_id, None)
+        self._published.pop(request_id, None)
 
     def texts(
         self, rows: Sequence[ScheduledRow], token_ids: Sequence[int | None]
@@ -63,34 +63,34 @@ class TokenTeller:
         return None if self._text_stream is None else texts
 
     def _text(self, request: Request, token_id: int) -> str:
-        told = self._told[request.request_id]
+        published = self._published[request.request_id]
         text = ""
-        if told.stream is not None:
-            text = told.stream.push([token_id])
+        if published.stream is not None:
+            text = published.stream.push([token_id])
             if request.finish_reason is not None:
-                text += told.stream.finish()
-            told.pieces.append(text)
+                text += published.stream.finish()
+            published.pieces.append(text)
         if request.finish_reason is not None:
-            del self._told[request.request_id]
+            del self._published[request.request_id]
         return text
 
     def transcripts(self) -> list[Transcript]:
         """Prompts and outputs so far of unfinished requests, oldest first, as far as they fit."""
         found: list[Transcript] = []
         left = SNAPSHOT_BYTES
-        for request_id, told in self._told.items():
-            request = told.request
-            output_text = "".join(told.pieces)
+        for request_id, published in self._published.items():
+            request = published.request
+            output_text = "".join(published.pieces)
             left -= request.num_tokens * _TOKEN_BYTES
-            left -= len(told.prompt_text or "") + len(output_text)
+            left -= len(published.prompt_text or "") + len(output_text)
             if left < 0:
                 break
-            has_text = told.stream is not None
+            has_text = published.stream is not None
             found.append(
                 Transcript(
                     request_id=request_id,
                     prompt_token_ids=request.prompt_token_ids,
-                    prompt_text=told.prompt_text,
+                    prompt_text=published.prompt_text,
                     output_token_ids=request.output_token_ids,
                     output_text=output_text if has_text else None,
                 )
