@@ -230,7 +230,7 @@ class AuditTrail:
         return latest(entries, IN_SNAPSHOT)
 
     def publish_if_due(self) -> None:
-        """To be called once a second or so."""
+        """Publish the entries whose time has come. Call it about once a second."""
         if self._aborts is None and not self._refused:
             return
         now_ns = self._clock()

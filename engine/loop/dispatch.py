@@ -147,7 +147,7 @@ def _short(error: ConfigError) -> str:
 
 
 def _is_audited(command: Change, error: ConfigError) -> bool:
-    """Whether the audit trail is told of a refusal."""
+    """Whether the audit trail records a refusal."""
     is_rehearsal = isinstance(command, SetKnobs) and command.dry_run
     return not is_rehearsal and not isinstance(error, _TooLateError)
 

@@ -211,7 +211,7 @@ class BlockPool:
         }
 
     def publish_again(self, blocks: Iterable[int]) -> None:
-        """The next drain tells the state of these blocks too."""
+        """Publish the state of these blocks with the next drain, changed or not."""
         self._changed.update(dict.fromkeys(blocks))
 
     def unregister(self, block: int) -> None:
@@ -305,5 +305,5 @@ def _ends_of_runs(told: bytearray) -> list[int]:
 
 def _known(owner: int | None, block: int) -> int:
     if owner is None:
-        raise KVCacheIntegrityError(f"block {block} is shared, and nobody else holds it")
+        raise KVCacheIntegrityError(f"block {block} is shared, but no other request holds it")
     return owner

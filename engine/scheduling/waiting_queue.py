@@ -50,7 +50,7 @@ class WaitingQueue:
         self._requests.move_to_end(request.request_id, last=False)
 
     def peek(self) -> Request:
-        """The next one to serve. Raises LookupError when nobody waits."""
+        """The next request to serve. Raises LookupError when no request is waiting."""
         if self.policy == "fcfs":
             for request in self._requests.values():
                 return request
@@ -59,10 +59,10 @@ class WaitingQueue:
             if request.request_id in self._requests:
                 return request
             heapq.heappop(self._heap)
-        raise LookupError("nobody waits")
+        raise LookupError("no request is waiting")
 
     def pop(self) -> Request:
-        """Take the next one to serve out of the queue. Raises LookupError when nobody waits."""
+        """Take the next request out of the queue. Raises LookupError when no request is waiting."""
         request = self.peek()
         del self._requests[request.request_id]
         if self.policy == "priority":

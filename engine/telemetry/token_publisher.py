@@ -46,7 +46,7 @@ class TokenPublisher:
         self._published[request.request_id] = _PublishedText(request, prompt_text, stream)
 
     def ended(self, request_id: int) -> None:
-        """Nothing more will come of it. To be called for those that end outside of a step."""
+        """Forget a request that ended. Call it for those that end outside of a step."""
         self._published.pop(request_id, None)
 
     def texts(

@@ -38,7 +38,7 @@ class Bench:
 
     @contextlib.contextmanager
     def part(self, letter: str, model: str | None, seconds: float) -> Iterator[None]:
-        """What is in here is a part. What goes wrong in it is told, and ends it."""
+        """Measure one part: its body runs in here. An error ends the part, and is reported."""
         start_s = time.monotonic()
         self._part, self._deadline_s, self._settings = letter, start_s + seconds, {}
         self._report(Begun(letter, model))
