@@ -4,13 +4,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from stepscope.engine.execution import input_batch, step_costs
 from stepscope.engine.execution.graphs import DecodeGraphs
-from stepscope.engine.execution.machine.description import ModelDescription
 from stepscope.engine.execution.machine.devices import (
     DeviceTimer,
     give_back_memory,
@@ -33,6 +33,23 @@ from stepscope.kernels.paged_attention import AttentionBackend, PagedBatch, to_d
 Progress = Callable[[str, float], None]
 
 WARM_UP_TOKENS = 64  # of the chunk that is run first
+
+
+class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """What an operator is told of the model; the fields are `EngineInfo`'s."""
+
+    model: str
+    architecture: str
+    dtype: str
+    device: str
+    implementation: str
+    attention_backend: str
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    num_parameters: int
+    weight_bytes: int
+    flops_per_token: int
 
 
 class ModelRunner:
