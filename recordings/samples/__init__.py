@@ -11,6 +11,7 @@ from pathlib import Path
 SHOWS: Mapping[str, str] = {
     "freeze": "long prompts prefilled whole: every chat stands still for most of a second",
     "chunked": "the same prompts in chunks of 256 tokens: the chats go on beside them",
+    "vllm": "an unmodified vLLM 0.32 whose token budget is turned from 1,024 to 256",
 }
 
 

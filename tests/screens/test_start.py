@@ -303,7 +303,7 @@ async def test_it_fills_every_size(ascii_only: bool) -> None:
     app = start_app(ascii_only=ascii_only, notice="the engine is gone")
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(app, pilot, lambda: "week.mcap" in screen_text(app))
-        await pilot.press(*["down"] * 10)
+        await pilot.press(*["down"] * 20)
         for size in [(1, 1), (20, 3), (60, 15), (80, 24), (120, 40), (200, 60)]:
             await pilot.resize_terminal(*size)
             await pilot.pause()
@@ -313,7 +313,7 @@ async def test_it_fills_every_size(ascii_only: bool) -> None:
                 assert screen_text(app).isascii()
             if size[1] >= 15:
                 assert "the engine is gone" in screen_text(app)
-                assert (">" if ascii_only else "▶") + "8 e  address" in screen_text(app)
+                assert (">" if ascii_only else "▶") + "9 e  address" in screen_text(app)
 
 
 async def test_a_failure_of_ours_is_a_line_and_the_next_look_comes(
