@@ -158,9 +158,7 @@ def test_without_torch_it_says_what_to_install(
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     tmp_path.chmod(0o700)
-    for name in [
-        each for each in sys.modules if each.startswith("stepscope.engine.execution.runner")
-    ]:
+    for name in [each for each in sys.modules if each.startswith("stepscope.engine.execution.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
     code, said = usage_error(monkeypatch, capsys, "bench", "throughput")
