@@ -70,7 +70,7 @@ def test_wrong_settings_are_refused_before_anything_is_loaded(
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_folder))
     monkeypatch.setattr(serve_command, "prepare_process", lambda: None)
-    monkeypatch.setitem(sys.modules, "stepscope.engine.execution.runner", None)  # with torch
+    monkeypatch.setitem(sys.modules, "stepscope.engine.execution.loading", None)  # with torch
     with pytest.raises(ConfigError) as failed:
         serve_command.serve(flags, exit_with_stdin=False)
     exit_code, message = expected(failed.value) or (0, "")

@@ -15,6 +15,7 @@ import stepscope.tui.screens.handlers.handlers
 heavy = {
     "stepscope.engine.loop.core",
     "stepscope.engine.execution.runner",
+    "stepscope.engine.execution.loading",
     "stepscope.recordings.file.writing.writer",
 }
 print(sorted(heavy & set(sys.modules)))
