@@ -106,6 +106,14 @@ def told(client: ControlClient, sequence: int = 0) -> list[TelemetryMessage]:
         sequence = replayed.frames[-1].sequence + 1
 
 
+def steps_of(messages: list[TelemetryMessage]) -> list[StepRecord]:
+    return [message for message in messages if isinstance(message, StepRecord)]
+
+
+def num_tokens(step: StepRecord) -> int:
+    return step.num_prefill_tokens + step.num_decode_tokens
+
+
 @pytest.mark.usefixtures("engine")
 def test_a_budget_typed_into_the_dashboard_holds_from_the_step_it_names(
     terminal: Callable[..., object], tmp_path: Path
@@ -120,23 +128,23 @@ def test_a_budget_typed_into_the_dashboard_holds_from_the_step_it_names(
         screen.send("B48\r")  # in one burst, as a slow connection delivers it
         screen.wait_for(r"BUDGET +\d+/48\b")
         screen.wait_for("◆")
-        before = client.snapshot().step
-        while client.snapshot().step < before + 20:
-            time.sleep(0.02)
+        # The prompt that comes next fills a step.
+        deadline = time.monotonic() + 30
+        while not any(num_tokens(s) == 48 for s in steps_of(told(client)) if s.token_budget == 48):
+            assert time.monotonic() < deadline, "the new budget never binds"
+            time.sleep(0.2)
 
         messages = told(client)
         (change,) = [m for m in messages if isinstance(m, KnobsChanged)]
         assert change.old == {"max_num_batched_tokens": 512}
         assert change.new == {"max_num_batched_tokens": 48}
-        steps = [m for m in messages if isinstance(m, StepRecord)]
+        steps = steps_of(messages)
         at_change = next(s for s in steps if s.step == change.effective_step)
         assert at_change.num_running > 0, "nothing was running when the budget changed"
         for step in steps:
             is_after = step.step >= change.effective_step
             assert step.token_budget == (48 if is_after else 512)
-            assert step.num_prefill_tokens + step.num_decode_tokens <= step.token_budget
-        full = [s for s in steps if s.num_prefill_tokens + s.num_decode_tokens == 48]
-        assert any(s.step > change.effective_step for s in full), "the new budget never bound"
+            assert num_tokens(step) <= step.token_budget
 
         finished = chats.num_finished
         deadline = time.monotonic() + 30
