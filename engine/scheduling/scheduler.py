@@ -1,7 +1,7 @@
 """`Scheduler`: who waits, who runs, and what the tokens of a step change.
 
 The scheduler owns the queues and the life of a request; a `StepPlan` decides one step, as a
-batching mode (`policies.py`) asks it to; the `KVCacheManager` owns the blocks. `schedule` and
+batching mode (`batching.py`) asks it to; the `KVCacheManager` owns the blocks. `schedule` and
 `update` alternate: all tokens of a step are known before the next one is scheduled, and
 `Request.num_computed_tokens` advances in `update`. Knobs are read at the top of a step, so that
 any of them may change between two steps.

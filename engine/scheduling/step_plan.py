@@ -1,6 +1,6 @@
 """`StepPlan`: one step in the making: its rows, what is left of its budget, who was preempted.
 
-A batching mode (`policies.py`) fills the plan through `advance` and `admit`; the plan keeps the
+A batching mode (`batching.py`) fills the plan through `advance` and `admit`; the plan keeps the
 rules that all modes share. They are vLLM's (v1): a running request that needs a block and finds
 none preempts the latest admitted one (by priority: the one served last), itself at worst; nobody
 is admitted in a step that preempted; the first waiting request that does not fit ends admission.

@@ -2,7 +2,7 @@
 
 import sys
 
-_INTERRUPTED = 130  # as `commands.errors` has it, which takes long to import
+_INTERRUPTED = 130  # as `cli_errors` has it, which takes long to import
 
 
 def main() -> None:

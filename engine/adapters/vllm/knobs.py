@@ -126,7 +126,7 @@ class KnobBoard:
                     knobs.max_num_seqs,
                     1,
                     limits.max_num_seqs,
-                    help="requests running at once (vLLM: max_num_active_seqs)",
+                    help="requests running at once (vLLM: max_num_active_reqs)",
                 )
             )
         specs.append(
