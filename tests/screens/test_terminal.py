@@ -131,7 +131,7 @@ def test_an_operators_way_through_a_live_engine(
     screen.click(column, 39)
     screen.wait_for("This is the main screen")
     screen.send(ESCAPE)
-    screen.wait_for("requests × steps")
+    until(lambda: "This is the main screen" not in screen.text(), "the help is still open")
     scrubber = screen.row_of(r"\d\d:\d\d:\d\d ├")
     bar = screen.text().splitlines()[scrubber]
     screen.click(bar.index("├") + 3, scrubber)
