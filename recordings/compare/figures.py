@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.recordings.compare.side.side import Side
-from stepscope.recordings.compare.statistics.chance import means_differ, rates_differ, shares_differ
+from stepscope.recordings.compare.side.totals import CountOverTime
+from stepscope.recordings.compare.statistics.estimate import Estimate, differ, ratio
 from stepscope.recordings.state.series.latency import LatencyKind
 
 ALIKE = 0.02  # nobody acts upon a smaller difference
@@ -30,7 +31,7 @@ class Figure(NamedTuple):
         a, b: in `unit`; None is unknown, or nothing was measured.
         better: what is better, None where neither is.
         num_a, num_b: of samples; 0 for what is no sample.
-        interval: B / A lies between these two, with `effect.CONFIDENCE`; 0 and infinite where
+        interval: B / A lies between these two, with `estimate.CONFIDENCE`; 0 and infinite where
             nothing can be said. None where none is known.
         like: for what is said of like work only, what that is; `covered` is the share of the
             waits that have their like on the other side.
@@ -120,7 +121,7 @@ def _totals(a: Side, b: Side, *, has_winner: bool) -> Iterator[Figure]:
             right.tokens_in,
         ),
     ):
-        is_sure = means_differ(over_a.slices(), over_b.slices())
+        is_sure = differ(_rate(over_a), _rate(over_b))
         yield _figure(
             key, label, "tokens/s", _per(sum_a, time_a), _per(sum_b, time_b),
             "higher" if has_winner else None, is_sure,
@@ -145,13 +146,13 @@ def _totals(a: Side, b: Side, *, has_winner: bool) -> Iterator[Figure]:
                   right.kv_share_peak if kv_b else None)  # fmt: skip
     hit_a = _per(left.num_hit_tokens, left.num_queried_tokens)
     hit_b = _per(right.num_hit_tokens, right.num_queried_tokens)
-    is_sure = False
-    if hit_a is not None and hit_b is not None:
-        is_sure = shares_differ(hit_a, left.num_lookups, hit_b, right.num_lookups)
+    is_sure = differ(
+        ratio(left.hits.slices(), left.queried.slices()),
+        ratio(right.hits.slices(), right.queried.slices()),
+    )
     yield _figure("prefix_hit_rate", "prefix hits", "share", hit_a, hit_b, "higher", is_sure)
     # One prompt that does not fit preempts several, and goes on doing so.
-    is_sure = rates_differ(left.num_preempted, time_a, right.num_preempted, time_b)
-    is_sure = is_sure and means_differ(left.preempted.slices(), right.preempted.slices())
+    is_sure = differ(_rate(left.preempted), _rate(right.preempted))
     yield _figure(
         "preemptions_per_min", "preemptions/min", "/min",
         _per(left.num_preempted, time_a / 60), _per(right.num_preempted, time_b / 60),
@@ -165,6 +166,11 @@ def _totals(a: Side, b: Side, *, has_winner: bool) -> Iterator[Figure]:
                                                        right.num_prefill_tokens),
         "lower", is_sure,
     )  # fmt: skip
+
+
+def _rate(count: CountOverTime) -> Estimate | None:
+    slices = count.slices()
+    return ratio(slices, [1.0] * len(slices))
 
 
 def _figure(

@@ -22,7 +22,7 @@ from stepscope.recordings.compare.side.counts import Spread
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.compare.side.sliced import Stretches
 from stepscope.recordings.compare.side.slices import as_one
-from stepscope.recordings.compare.statistics.effect import Contrast
+from stepscope.recordings.compare.statistics.contrast import Contrast
 from stepscope.recordings.state.series.latency import LatencyKind
 
 

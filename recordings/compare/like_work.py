@@ -10,7 +10,7 @@ from stepscope.recordings.compare.figures import Figure, judged, without_winner
 from stepscope.recordings.compare.load import Load
 from stepscope.recordings.compare.side.sliced import GapWork, Stretches
 from stepscope.recordings.compare.side.slices import Slice, Stratum, in_strata, num_waits
-from stepscope.recordings.compare.statistics.effect import MIN_COVERED, Contrast
+from stepscope.recordings.compare.statistics.contrast import MIN_COVERED, Contrast
 
 DECODE_ONLY, BESIDE_PREFILL = "ITL decode only", "ITL beside a prefill"
 LIKE_STEP = "step, like work"

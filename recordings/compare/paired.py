@@ -1,22 +1,24 @@
 """`Paired`: what the same requests say that were sent to both runs, one by one. Pure functions."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from stepscope.recordings.compare.figures import ALIKE, ALMOST
 from stepscope.recordings.compare.side.requests import Matched
-from stepscope.recordings.compare.statistics.chance import leans, rates_differ
+from stepscope.recordings.compare.statistics.estimate import NOTHING, Estimate, differ, ratio
 
 _SAME_PROMPTS = 0.9  # of the pairs, or they are no pairs
+_NUM_STRETCHES = 10
+_MIN_REQUESTS = 8  # fewer that all agree may be chance: 2 / 2**8 is the first below 1 %
 
 
 class Paired(NamedTuple):
     """In how many requests that are in both runs a side was better; the rest were alike.
 
-    A sign test tells whether that can be chance (Dixon and Mood, 1946); but requests that wait in
-    one queue or decode side by side are one fact, so that stretches of the run must say so, too,
-    and the middle one of all ratios must be a difference that somebody would act upon: a machine
-    that is a little slower for a while makes almost every request a little later.
+    One side is surely better if its share of better requests is larger throughout the run, stretch
+    by stretch, because requests that wait in one queue are one fact. The median ratio must also be
+    large enough to act upon: a machine that is a little slower for a while makes almost every
+    request a little later.
 
     Attributes:
         factor: that ratio, B / A.
@@ -54,5 +56,17 @@ def _paired(what: str, values: Iterable[tuple[int | None, int | None]]) -> Paire
     num_a, num_b = signs.count(-1), signs.count(1)
     factor = sorted(b / a for a, b in known)[len(known) // 2] if known else 1.0
     is_large = factor > 1 + ALMOST if num_a > num_b else 1 / factor > 1 + ALMOST
-    is_sure = is_large and rates_differ(num_a, 1.0, num_b, 1.0) and leans(signs)
+    is_sure = is_large and differ(mean_sign(signs), NOTHING)
     return Paired(what, num_a, num_b, factor, is_sure)
+
+
+def mean_sign(signs: Sequence[int]) -> Estimate | None:
+    """The mean of signs given in the order of time; None where they are too few."""
+    if len(signs) < _MIN_REQUESTS:
+        return None
+    sums, counts = [0] * _NUM_STRETCHES, [0] * _NUM_STRETCHES
+    for place, sign in enumerate(signs):
+        stretch = place * _NUM_STRETCHES // len(signs)
+        sums[stretch] += sign
+        counts[stretch] += 1
+    return ratio(sums, counts)

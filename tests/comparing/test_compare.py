@@ -27,7 +27,7 @@ from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, 
 from stepscope.recordings.compare.columns import axis_of
 from stepscope.recordings.compare.comparer import Comparer
 from stepscope.recordings.compare.comparison import compare
-from stepscope.recordings.compare.paired import request_by_request
+from stepscope.recordings.compare.paired import mean_sign, request_by_request
 from stepscope.recordings.compare.side import counts as comparison_counts
 from stepscope.recordings.compare.side import points as comparison_points
 from stepscope.recordings.compare.side.counts import Spread, WaitCounts
@@ -38,12 +38,7 @@ from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.compare.side.requests import RequestRun, matched, were_sent_twice
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.compare.side.totals import CountOverTime
-from stepscope.recordings.compare.statistics.chance import (
-    leans,
-    means_differ,
-    rates_differ,
-    shares_differ,
-)
+from stepscope.recordings.compare.statistics.estimate import NOTHING, differ, ratio
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
@@ -222,29 +217,24 @@ def test_no_token_is_lost_when_a_run_grows_long(gaps: list[tuple[int, int]]) -> 
 # Chance
 
 
-def test_a_difference_that_may_be_chance_is_not_called_one() -> None:
+def test_a_difference_that_may_be_chance_is_not_sure() -> None:
     draw = random.Random(1)
     wrong = 0
-    for _ in range(200):
-        a = [draw.expovariate(1) for _ in range(200)]
-        b = [draw.expovariate(1) for _ in range(200)]
-        share_a, share_b = (sum(x > 1.5 for x in xs) / 200 for xs in (a, b))
-        wrong += shares_differ(share_a, 200, share_b, 200)
-        wrong += means_differ(a[:20], b[:20])
-        wrong += rates_differ(sum(x > 2 for x in a), 60.0, sum(x > 2 for x in b), 60.0)
-    assert wrong <= 0.06 * 600
+    for _ in range(300):
+        a, b = ([draw.expovariate(1) for _ in range(200)] for _ in range(2))
+        late_a, late_b = ([sum(x > 2 for x in xs[at::10]) for at in range(10)] for xs in (a, b))
+        wrong += differ(ratio(a[:20], [1.0] * 20), ratio(b[:20], [1.0] * 20))
+        wrong += differ(ratio(late_a, [20] * 10), ratio(late_b, [20] * 10))
+    assert wrong <= 0.025 * 600
 
 
-def test_a_difference_that_can_hardly_be_chance_is_seen() -> None:
-    assert shares_differ(7 / 450, 450, 0.0, 460)
-    assert not shares_differ(2 / 450, 450, 0.0, 460)
-    assert shares_differ(0.5, 10**6, 0.51, 10**6)
-    assert rates_differ(40, 60.0, 15, 60.0)
-    assert not rates_differ(3, 60.0, 1, 60.0)
-    assert rates_differ(5000, 60.0, 6000, 60.0)
-    assert means_differ([10, 11, 10, 9, 10, 11], [20, 21, 19, 20, 20, 22])
-    assert not means_differ([10, 11], [20, 21])
-    assert not shares_differ(0.0, 0, 1.0, 5)
+def test_a_difference_that_can_hardly_be_chance_is_sure() -> None:
+    whole = [1.0] * 6
+    low, high = ratio([10, 11, 10, 9, 10, 11], whole), ratio([20, 21, 19, 20, 20, 22], whole)
+    assert differ(low, high)
+    assert not differ(low, low)
+    assert ratio([10, 11], [1, 1]) is None
+    assert not differ(ratio([10, 11], [1, 1]), high)
 
 
 def test_requests_that_share_a_queue_are_few_facts_however_many_they_are() -> None:
@@ -256,11 +246,11 @@ def test_requests_that_share_a_queue_are_few_facts_however_many_they_are() -> No
         return found
 
     by_chance = [signs(random.Random(seed), 0.0) for seed in range(100)]
-    assert sum(leans(each) for each in by_chance) <= 6
+    assert sum(differ(mean_sign(each), NOTHING) for each in by_chance) <= 6
     real = [signs(random.Random(seed), 0.4) for seed in range(100)]
-    assert sum(leans(each) for each in real) >= 80
-    assert leans([1] * 12)
-    assert not leans([1] * 4)
+    assert sum(differ(mean_sign(each), NOTHING) for each in real) >= 80
+    assert differ(mean_sign([1] * 12), NOTHING)
+    assert not differ(mean_sign([1] * 4), NOTHING)
 
 
 def test_preemptions_that_come_in_bursts_name_no_winner_by_chance() -> None:

@@ -23,7 +23,7 @@ from stepscope.recordings.compare.side.slices import (
     num_waits,
     start_of,
 )
-from stepscope.recordings.compare.statistics.effect import Contrast, Effect
+from stepscope.recordings.compare.statistics.contrast import Contrast, Effect
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.cli.dashboards.compare_document import document

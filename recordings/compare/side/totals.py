@@ -57,7 +57,6 @@ class Totals:
     num_preempted: int = 0
     num_arrived: int = 0
     num_finished: int = 0
-    num_lookups: int = 0  # steps that looked a prompt up in the prefix cache
     num_queried_tokens: int = 0
     num_hit_tokens: int = 0
     num_kv_steps: int = 0
@@ -71,6 +70,8 @@ class Totals:
     tokens_in: CountOverTime = field(default_factory=CountOverTime)
     tokens_out: CountOverTime = field(default_factory=CountOverTime)
     preempted: CountOverTime = field(default_factory=CountOverTime)
+    queried: CountOverTime = field(default_factory=CountOverTime)  # tokens looked up in the cache
+    hits: CountOverTime = field(default_factory=CountOverTime)
 
     def add(self, record: StepRecord, outcome: Outcome, end_ns: int) -> None:
         """A step that ended so long after the run began."""
@@ -100,9 +101,9 @@ class Totals:
             self.num_budget_steps += 1
             self.budget_share_sum += spent / record.token_budget
         if record.kv is not None:
-            self._add_kv(record.kv)
+            self._add_kv(record.kv, end_ns)
 
-    def _add_kv(self, kv: KVCounts) -> None:
+    def _add_kv(self, kv: KVCounts, end_ns: int) -> None:
         num_blocks = kv.used + kv.cached + kv.empty
         if num_blocks:
             share = kv.used / num_blocks
@@ -110,6 +111,7 @@ class Totals:
             self.kv_share_sum += share
             self.kv_share_peak = max(self.kv_share_peak, share)
         self.num_evicted += kv.evicted
-        self.num_lookups += kv.queried_tokens > 0
         self.num_queried_tokens += kv.queried_tokens
         self.num_hit_tokens += kv.hit_tokens
+        self.queried.add(end_ns, kv.queried_tokens)
+        self.hits.add(end_ns, kv.hit_tokens)

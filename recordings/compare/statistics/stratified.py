@@ -2,31 +2,16 @@
 shares and percentiles.
 
 A share of the waits is a ratio of sums over stretches (Cochran, Sampling Techniques, 3rd ed., 6.4).
-How far it may be off is told by how badly all other stretches foretell each one (the jackknife:
-Efron and Stein, Annals of Statistics 1981). Held against a mean that it is part of itself, one that
-has most of a stratum would look as if it were never off.
+Each stretch is compared with what the *other* stretches predict: compared with a mean that includes
+it, a stretch that has most of a stratum would never look off.
 """
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
 from stepscope.recordings.compare.side.slices import Bins, Slice, Stratum
-
-
-class StratumShare(NamedTuple):
-    """Of the waits, those above a bin.
-
-    Attributes:
-        apart: of each stretch, what it has more of them than the others make expect, as a part of
-            all waits.
-        freedom: degrees of it: stretches with any waits, less one; 1 at least.
-    """
-
-    share: float
-    apart: list[float]
-    freedom: int
+from stepscope.recordings.compare.statistics.estimate import Estimate
 
 
 class StratifiedWaits:
@@ -53,7 +38,7 @@ class StratifiedWaits:
         self.num_stretches = sum(bool(each) for each in self._stretches)
         self._bins: list[int] = []
         self._upto: list[float] = []  # share of the waits up to each of these bins
-        self._known: dict[int, StratumShare] = {}
+        self._known: dict[int, Estimate] = {}
 
     def percentile(self, rank: int) -> int:
         """The bin that the nearest rank lies in."""
@@ -61,7 +46,7 @@ class StratifiedWaits:
             self._merge()
         return self._bins[min(len(self._bins) - 1, bisect_left(self._upto, rank / 100 - 1e-9))]
 
-    def above(self, at: int) -> StratumShare:
+    def above(self, at: int) -> Estimate:
         """The share of the waits that lie in bins above one."""
         found = self._known.get(at)
         if found is None:
@@ -78,7 +63,7 @@ class StratifiedWaits:
         self._bins = sorted(whole)
         self._upto = list(accumulate(whole[at] for at in self._bins))
 
-    def _above(self, at: int) -> StratumShare:
+    def _above(self, at: int) -> Estimate:
         longer = [{key: each.above(at) for key, each in s.items()} for s in self._stretches]
         sums = dict.fromkeys(self.nums, 0)
         for stretch in longer:
@@ -94,7 +79,7 @@ class StratifiedWaits:
                 expected = count * (sums[key] - number) / others
                 error += self._weights[key] * (number - expected)
             apart.append(error)
-        return StratumShare(share, apart, max(1, self.num_stretches - 1))
+        return Estimate(share, apart, max(1, self.num_stretches - 1))
 
 
 class _Ordered:

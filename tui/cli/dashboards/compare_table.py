@@ -6,7 +6,7 @@ from stepscope.recordings.compare.columns import Align, stretches
 from stepscope.recordings.compare.comparison import Comparison
 from stepscope.recordings.compare.side.points import StepPoint
 from stepscope.recordings.compare.side.side import Side
-from stepscope.recordings.compare.statistics.effect import CONFIDENCE
+from stepscope.recordings.compare.statistics.estimate import CONFIDENCE
 from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame import compare_sides as sides_text
