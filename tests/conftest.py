@@ -34,11 +34,11 @@ from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.simulation.simulated import (
     VOCAB_SIZE,
-    CostModel,
     SimulatedWorkload,
     simulate,
     simulated_info,
 )
+from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.telemetry.token_publisher import TokenPublisher
 from stepscope.engine.text.tokenizer import TextStream

@@ -20,31 +20,17 @@ from stepscope.engine.protocol.wire import EngineInfo, KnobValue, Telemetry
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
+from stepscope.engine.simulation.step_time import CostModel, StepTimeModel, shape_of
 
 START_NS = 1_000_000_000_000
 WALL_START_NS = 1_700_000_000_000_000_000  # 2023-11-14T22:13:20Z
 VOCAB_SIZE = 4096
-SCHEDULE_NS = 200_000
-
-
-class CostModel(Struct, frozen=True, kw_only=True):
-    """Duration of a step: a floor, plus so much for each token and for each token attended to."""
-
-    floor_ms: float = 8.0
-    token_us: float = 40.0
-    context_ns: float = 20.0
-
-    def duration_ns(self, step: ScheduledStep) -> int:
-        # This engine pads where the mode does, so that a static batch costs what it would.
-        tokens = step.num_padded_tokens + sum(row.num_tokens for row in step.rows)
-        context = sum(row.num_tokens * (row.start + row.num_tokens / 2) for row in step.rows)
-        return round(self.floor_ms * 1e6 + tokens * self.token_us * 1e3 + context * self.context_ns)
 
 
 class SimulatedRunner:
     """`Runner` whose time passes only when it executes, and on its device when it has launched."""
 
-    def __init__(self, cost: CostModel, seed: int = 0) -> None:
+    def __init__(self, cost: StepTimeModel, seed: int = 0) -> None:
         self._cost = cost
         self._seed = seed
         self._now_ns = START_NS
@@ -60,11 +46,12 @@ class SimulatedRunner:
         return self.launch(step).collect()
 
     def launch(self, step: ScheduledStep) -> "SimulatedStep":
-        """The host is free again after `SCHEDULE_NS`; the device runs one step after another."""
-        launch_ns = self._now_ns + SCHEDULE_NS
+        """The host is free again after its time; the device runs one step after another."""
+        time = self._cost.step_time(shape_of(step))
+        launch_ns = self._now_ns + round(time.host_s * 1e9)
         self._now_ns = launch_ns
         begin_ns = max(launch_ns, self._device_free_ns)
-        self._device_free_ns = begin_ns + self._cost.duration_ns(step)
+        self._device_free_ns = begin_ns + round(time.device_s * 1e9)
         # Like a seeded sampler: a function of the request and the position, not of the batch.
         token_ids = [
             (row.request.request_id * 7919 + (row.start + row.num_tokens) * 104_729 + self._seed)
@@ -160,7 +147,7 @@ def simulate(
     block_size: int = 16,
     max_model_len: int = 8192,
     workload: SimulatedWorkload | None = None,
-    cost: CostModel | None = None,
+    cost: StepTimeModel | None = None,
     overlap: bool = False,
 ) -> list[tuple[int, Telemetry]]:
     """Run a simulated engine for `num_steps` steps.

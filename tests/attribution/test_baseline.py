@@ -11,8 +11,8 @@ import pytest
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import StepRecord, Telemetry
-from stepscope.engine.scheduling.step import ScheduledStep
-from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload
+from stepscope.engine.simulation.simulated import SimulatedWorkload
+from stepscope.engine.simulation.step_time import CostModel, StepShape
 from stepscope.recordings.attribution.baseline import MIN_STEPS, Baseline, StepWork
 from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.attribution.explain import Explainer
@@ -207,10 +207,11 @@ def test_large_work_alone_makes_no_step_slow(options: dict[str, Any], learns: bo
 def test_late_chunk_of_a_long_prompt_is_slow_only_above_its_own_baseline() -> None:
     base = CostModel(floor_ms=4.0, context_ns=30.0)
 
-    def holds(step: ScheduledStep) -> bool:
-        if cost.slow or step.step < 300:
+    def holds(step: int, shape: StepShape) -> bool:
+        num_tokens = shape.num_prefill_tokens
+        if cost.slow or step < 300 or num_tokens <= 256:
             return False
-        return any(row.start > 15_000 and row.num_tokens > 256 for row in step.rows)
+        return shape.num_prefill_pairs > 15_000 * num_tokens
 
     cost = NoisyCost(base, holds)
     messages = session(

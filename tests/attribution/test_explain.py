@@ -30,12 +30,12 @@ from stepscope.engine.protocol.wire import Arrived, StepRecord, Telemetry
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.simulation.simulated import (
-    CostModel,
     SimulatedRunner,
     SimulatedWorkload,
     simulate,
     simulated_info,
 )
+from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.attribution.causes import CAUSES, Late, by_cause
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.explained import explain_recording

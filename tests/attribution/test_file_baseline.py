@@ -10,7 +10,7 @@ import pytest
 
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import StepRecord, Telemetry
-from stepscope.engine.scheduling.step import ScheduledStep
+from stepscope.engine.simulation.step_time import StepShape, StepTime
 from stepscope.recordings.attribution.baseline import Baseline, StepWork
 from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.attribution.explain import Explainer
@@ -184,8 +184,10 @@ SLOW = {600: 4.0, 601: 2.5, 602: 2.6, 603: 2.4, 604: 1.5, 605: 2.5}
 class SlowForAWhile(NoisyCost):
     """Some steps in a row take so many times as long."""
 
-    def duration_ns(self, step: ScheduledStep) -> int:
-        return round(super().duration_ns(step) * SLOW.get(step.step, 1.0))
+    def step_time(self, shape: StepShape) -> StepTime:
+        times = SLOW.get(self.step, 1.0)
+        time = super().step_time(shape)
+        return time._replace(device_s=time.device_s * times)
 
 
 def test_a_slow_stretch_is_told_as_one_and_each_wait_in_it_as_explain_does() -> None:

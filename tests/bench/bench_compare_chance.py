@@ -18,8 +18,8 @@ import msgspec
 
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import EngineInfo, StepRecord
-from stepscope.engine.scheduling.step import ScheduledStep
-from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
+from stepscope.engine.simulation.step_time import CostModel, StepShape, StepTime
 from stepscope.recordings.compare.comparison import Comparison, compare
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.state.series.latency import SLO
@@ -77,13 +77,14 @@ class NoisyCost:
         self._random = random.Random(seed)
         self._level = self._random.gauss(0, noise.drift)
 
-    def duration_ns(self, step: ScheduledStep) -> int:
+    def step_time(self, shape: StepShape) -> StepTime:
         noise, kept = self._noise, 0.99
         new = self._random.gauss(0, noise.drift * math.sqrt(1 - kept**2))
         self._level = kept * self._level + new
         factor = math.exp(self._level + self._random.gauss(0, noise.each))
-        stop_ns = self._random.expovariate(1 / 40e6) if self._random.random() < noise.stops else 0
-        return round(self._cost.duration_ns(step) * factor + stop_ns)
+        stop_s = self._random.expovariate(1 / 40e-3) if self._random.random() < noise.stops else 0
+        time = self._cost.step_time(shape)
+        return time._replace(device_s=time.device_s * factor + stop_s)
 
 
 def side_of(name: str, seed: int, noise_seed: int, seconds: float, case: Case) -> Side:

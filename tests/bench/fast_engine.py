@@ -18,7 +18,8 @@ from stepscope.engine.protocol import commands
 from stepscope.engine.protocol.commands import AnyReply, Error, GetInfo, GetSnapshot, ReplayFrom
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import EngineInfo, EngineStatus, StepRecord, Telemetry
-from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
+from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.state.session import SessionState

@@ -14,7 +14,8 @@ from stepscope.engine.protocol import commands, wire
 from stepscope.engine.protocol.commands import GetInfo, GetSnapshot, Replayed, ReplayFrom
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import EngineInfo, StepRecord
-from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
+from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.state.session import SessionState
 

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
-from stepscope.engine.simulation.simulated import CostModel, SimulatedRunner
+from stepscope.engine.simulation.simulated import SimulatedRunner
+from stepscope.engine.simulation.step_time import CostModel
 
 PAUSE_S = 0.002
 _WEIGHTS = bytearray(12_000_000)

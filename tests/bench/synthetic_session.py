@@ -12,7 +12,8 @@ import msgspec
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import EMPTY, Aborted, EngineInfo, EngineStatus, KVCounts
-from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
+from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.state.session import SessionState
 
 PERIOD_STEPS = 20_000

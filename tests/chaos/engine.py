@@ -31,12 +31,8 @@ from stepscope.engine.protocol.wire import Telemetry
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
-from stepscope.engine.simulation.simulated import (
-    VOCAB_SIZE,
-    CostModel,
-    SimulatedRunner,
-    simulated_info,
-)
+from stepscope.engine.simulation.simulated import VOCAB_SIZE, SimulatedRunner, simulated_info
+from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.telemetry import publisher as telemetry
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.telemetry.step_draft import StepDraft

@@ -11,7 +11,8 @@ import pytest
 
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import Arrived, RowFlag, StepRecord
-from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
+from stepscope.engine.simulation.step_time import CostModel
 
 
 @pytest.fixture(scope="module")

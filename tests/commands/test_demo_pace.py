@@ -24,11 +24,11 @@ from stepscope.engine.scheduling.step import ScheduledStep
 from stepscope.engine.simulation.simulated import (
     START_NS,
     VOCAB_SIZE,
-    CostModel,
     SimulatedRunner,
     SimulatedStep,
     simulated_info,
 )
+from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.workload.arrivals import Arrival, PromptWriter, synthetic
 from stepscope.engine.workload.corpus import Corpus
 from stepscope.recordings.history.history import History

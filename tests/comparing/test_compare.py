@@ -23,7 +23,8 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
-from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
+from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.compare.columns import axis_of
 from stepscope.recordings.compare.comparer import Comparer
 from stepscope.recordings.compare.comparison import compare

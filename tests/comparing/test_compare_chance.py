@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import EngineInfo
-from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
+from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.compare.comparison import Comparison, compare
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.compare.side.sliced import NUM_STRETCHES

@@ -8,7 +8,8 @@ import pytest
 
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import Telemetry
-from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
+from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard

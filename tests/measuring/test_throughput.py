@@ -30,12 +30,8 @@ from stepscope.engine.protocol.wire import EngineStatus, KVCounts
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
-from stepscope.engine.simulation.simulated import (
-    VOCAB_SIZE,
-    CostModel,
-    SimulatedRunner,
-    simulated_info,
-)
+from stepscope.engine.simulation.simulated import VOCAB_SIZE, SimulatedRunner, simulated_info
+from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.telemetry.publisher import Publisher
 
 STATUS = EngineStatus(

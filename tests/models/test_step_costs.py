@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from stepscope.engine.execution import step_costs
 from stepscope.engine.protocol.wire import StepCosts
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
-from stepscope.engine.simulation.simulated import CostModel, SimulatedRunner
+from stepscope.engine.simulation.simulated import SimulatedRunner
+from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.workload.capacity import in_words, reckoned_ms
 
 

@@ -341,12 +341,8 @@ def replayed_hits(rows: list[Any]) -> int:
     from stepscope.engine.protocol.config import Limits
     from stepscope.engine.protocol.sampling_params import SamplingParams
     from stepscope.engine.scheduling.scheduler import Scheduler
-    from stepscope.engine.simulation.simulated import (
-        START_NS,
-        CostModel,
-        SimulatedRunner,
-        simulated_info,
-    )
+    from stepscope.engine.simulation.simulated import START_NS, SimulatedRunner, simulated_info
+    from stepscope.engine.simulation.step_time import CostModel
 
     class Sink:
         next_sequence = num_dropped = num_hit_tokens = num_finished = 0

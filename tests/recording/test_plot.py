@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import EngineStatus, Mark, StepRecord
-from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
+from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.export.export import export
 from stepscope.recordings.export.moments import StepRange
 from stepscope.recordings.file.reader import Recording

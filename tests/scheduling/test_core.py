@@ -24,13 +24,13 @@ from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
 from stepscope.engine.simulation.simulated import (
-    CostModel,
     SimulatedRunner,
     SimulatedWorkload,
     encoded,
     simulate,
     simulated_info,
 )
+from stepscope.engine.simulation.step_time import CostModel
 from tests.support.core_ends import Client, Sink
 
 BUSY = SimulatedWorkload(rate=20.0, output_tokens=80)

@@ -13,7 +13,8 @@ from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledStep
-from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, encoded, simulate
+from stepscope.engine.simulation.simulated import SimulatedWorkload, encoded, simulate
+from stepscope.engine.simulation.step_time import CostModel, shape_of
 
 BLOCK_SIZE = 4
 MODES: tuple[Batching, ...] = get_args(Batching)
@@ -296,9 +297,12 @@ def test_the_record_of_a_static_step_tells_its_padding_and_the_simulated_engine_
         messages = simulate(num_steps=150, knobs=Knobs(batching=batching), workload=workload)
         return [message for _, message in messages if isinstance(message, StepRecord)]
 
-    cost = CostModel()
+    cost = CostModel(context_ns=0.0)
     packed, rectangle = ScheduledStep(0, []), ScheduledStep(0, [], num_padded_tokens=100)
-    assert cost.duration_ns(rectangle) - cost.duration_ns(packed) == round(cost.token_us * 1e5)
+    padding_s = (
+        cost.step_time(shape_of(rectangle)).device_s - cost.step_time(shape_of(packed)).device_s
+    )
+    assert padding_s == pytest.approx(cost.token_us * 1e-4)
     padded = [record.num_padded_tokens or 0 for record in run("static")]
     assert max(padded) > 0
     assert not any(record.num_padded_tokens for record in run("chunked"))

@@ -23,7 +23,8 @@ from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import EngineStatus
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
-from stepscope.engine.simulation.simulated import CostModel, SimulatedRunner, simulated_info
+from stepscope.engine.simulation.simulated import SimulatedRunner, simulated_info
+from stepscope.engine.simulation.step_time import CostModel
 from tests.support.core_ends import Client, Sink
 
 LIMITS = Limits(max_num_batched_tokens=64, max_num_seqs=8, max_model_len=256)

@@ -27,7 +27,8 @@ from rich.style import Style
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import EngineInfo, Mark
-from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
+from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.file.overview import Overview
 from stepscope.recordings.fleets.fleet import LOOK_S, EngineLine, Fleet
 from stepscope.recordings.history.history import History

@@ -28,7 +28,8 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
-from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
+from stepscope.engine.simulation.step_time import CostModel
 
 # Names of vLLM 0.32, as its server exposes them.
 VLLM_GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")

@@ -4,6 +4,7 @@ import time
 
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
 from stepscope.engine.simulation.simulated import SimulatedRunner
+from stepscope.engine.simulation.step_time import shape_of
 
 
 class PacedRunner(SimulatedRunner):
@@ -15,5 +16,5 @@ class PacedRunner(SimulatedRunner):
     def execute(self, step: ScheduledStep) -> StepResult:
         launch_ns = time.monotonic_ns()
         token_ids = super().execute(step).token_ids
-        time.sleep(self._cost.duration_ns(step) / 1e9)
+        time.sleep(self._cost.step_time(shape_of(step)).device_s)
         return StepResult(token_ids, launch_ns=launch_ns, tokens_ns=time.monotonic_ns())

@@ -20,11 +20,8 @@ from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.protocol.config import Knobs, Limits
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
-from stepscope.engine.simulation.simulated import (
-    VOCAB_SIZE,
-    CostModel,
-    simulated_info,
-)
+from stepscope.engine.simulation.simulated import VOCAB_SIZE, simulated_info
+from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
 from stepscope.engine.transport.gate import gate_of, local_key

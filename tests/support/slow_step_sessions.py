@@ -3,12 +3,12 @@
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Telemetry
-from stepscope.engine.scheduling.step import ScheduledStep
-from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
+from stepscope.engine.simulation.step_time import CostModel, StepShape, StepTime
 from stepscope.recordings.attribution.causes import Late, Piece
 
 MS = 1_000_000
@@ -21,37 +21,38 @@ class NoisyCost:
     """A cost model with noise; steps that `holds` names take `HELD_MS` longer."""
 
     base: CostModel = field(default_factory=CostModel)
-    holds: Callable[[ScheduledStep], bool] = lambda step: False
+    holds: Callable[[int, StepShape], bool] = lambda step, shape: False
     noise: float = 0.25
+    step: int = 0  # the next one
     slow: list[int] = field(default_factory=list)  # the steps that were
 
     def __post_init__(self) -> None:
         self._random = random.Random(1)
 
-    def duration_ns(self, step: ScheduledStep) -> int:
-        ns = self.base.duration_ns(step) * self._random.uniform(1, 1 + self.noise)
-        if self.holds(step):
-            self.slow.append(step.step)
-            ns += HELD_MS * MS
-        return round(ns)
+    def step_time(self, shape: StepShape) -> StepTime:
+        time = self.base.step_time(shape)
+        seconds = time.device_s * self._random.uniform(1, 1 + self.noise)
+        if self.holds(self.step, shape):
+            self.slow.append(self.step)
+            seconds += HELD_MS / 1e3
+        self.step += 1
+        return time._replace(device_s=seconds)
 
 
 def session(cost: NoisyCost, **options: Any) -> list[tuple[int, Telemetry]]:
     options = {"seed": 3, "num_steps": 900, "workload": CHATS, **options}
-    messages = simulate(cost=cast(CostModel, cost), **options)
+    messages = simulate(cost=cost, **options)
     return [(number, wire.decode(wire.encode(message))) for number, message in messages]
 
 
-def once_beside_a_prompt(after: int, num_tokens: int = 64) -> Callable[[ScheduledStep], bool]:
+def once_beside_a_prompt(after: int, num_tokens: int = 64) -> Callable[[int, StepShape], bool]:
     """The first step after some that computes so much of a prompt beside decodes."""
     done: list[int] = []
 
-    def holds(step: ScheduledStep) -> bool:
-        largest = max(row.num_tokens for row in step.rows)
-        smallest = min(row.num_tokens for row in step.rows)
-        if done or step.step < after or largest < num_tokens or smallest > 1:
+    def holds(step: int, shape: StepShape) -> bool:
+        if done or step < after or shape.num_prefill_tokens < num_tokens or not shape.num_decodes:
             return False
-        done.append(step.step)
+        done.append(step)
         return True
 
     return holds

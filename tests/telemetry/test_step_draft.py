@@ -17,7 +17,8 @@ from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import StepResult
-from stepscope.engine.simulation.simulated import CostModel, SimulatedRunner, simulated_info
+from stepscope.engine.simulation.simulated import SimulatedRunner, simulated_info
+from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.telemetry.step_draft import StepDraft
 from stepscope.engine.telemetry.token_publisher import TokenPublisher
 from stepscope.engine.text.tokenizer import TextStream
