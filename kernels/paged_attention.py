@@ -62,7 +62,7 @@ class PagedBatch:
     device: torch.device
     plans: dict[Hashable, object] = field(default_factory=dict)  # of the backend, for this step
     # [R], 1 where the one query of a request is a decode; None: wherever there is one query. A
-    # prompt's chunk of one token told from a decode can be computed like any other chunk.
+    # prompt's chunk of one token is then computed like any other chunk.
     decodes: IntArray | None = None
     tensors: BatchTensors | None = None  # by who made the batch, or by `on_device`
 

@@ -103,9 +103,9 @@ def run_throughput(
     """Start an engine, run the work, stop it. SIGINT ends it early with a partial result.
 
     Args:
-        loading: told what is being done and its share (0..1) while the model loads.
-        ready: told the engine and the number of requests before the first one.
-        progress: told a few times a second.
+        loading: gets what is being done and its share (0..1) while the model loads.
+        ready: gets the engine and the number of requests before the first one.
+        progress: called a few times a second.
 
     Raises:
         ConfigError: the engine cannot start, or the work does not fit it.

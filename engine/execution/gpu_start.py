@@ -34,7 +34,7 @@ Progress = Callable[[str, float], None]
 # The step that memory is kept for, unless `token_capacity` says otherwise. A larger one that an
 # operator allows later is run in halves if it does not fit.
 TRIAL_TOKENS = 8192
-# The pool of the trial: what is stored there belongs to nobody, and requests may share it.
+# The pool of the trial: no request owns what is stored there, so all may share it.
 TRIAL_BLOCKS = 64
 
 
@@ -42,7 +42,7 @@ class MemoryNow(NamedTuple):
     """Bytes of a device's memory at a moment."""
 
     total: int
-    free: int  # that nobody has
+    free: int  # that is not in use
     reserved: int  # that torch has, used or kept for later
     allocated: int  # that tensors have
 

@@ -36,7 +36,7 @@ WARM_UP_TOKENS = 64  # of the chunk that is run first
 
 
 class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """What an operator is told of the model; the fields are `EngineInfo`'s."""
+    """What operators see of the model; the fields are `EngineInfo`'s."""
 
     model: str
     architecture: str

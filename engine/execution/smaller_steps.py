@@ -2,7 +2,7 @@
 
 Exact: the rows of a step are independent but for KV blocks that an earlier row fills and a later
 one shares, and halves run in order; and a prompt may be cut into chunks anywhere. A token that has
-no room by itself ends its row; whoever runs the engine decides what becomes of the request.
+no room by itself ends its row; the engine's loop decides what becomes of the request.
 """
 
 import logging

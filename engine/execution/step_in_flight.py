@@ -1,4 +1,4 @@
-"""`LaunchedStep`: a step that a device was told to run, and what it gives when it has ended."""
+"""`LaunchedStep`: a step that runs on a device, and its results when it has ended."""
 
 from collections.abc import Callable, Sequence
 
@@ -43,7 +43,7 @@ class LaunchedStep:
         self._num_padded_tokens = num_padded_tokens
 
     def tokens_of(self, request_ids: Sequence[int]) -> torch.Tensor:
-        """The tokens that it gives these requests, on the device: nobody waits for them here."""
+        """The tokens that it gives these requests, on the device: nothing waits for them here."""
         assert self._samples is not None, "only a step that samples has a token to come"
         rows, tokens = self._rows, self._samples.tokens
         places = {rows[row].request.request_id: i for i, row in enumerate(self._sampling_rows)}

@@ -1,4 +1,4 @@
-"""Steps of requests that nobody sent, to try a runner with and to warm it up."""
+"""Steps of made-up requests that try a runner and warm it up."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ def trial_step(
 ) -> ScheduledStep:
     """(tokens before the step, tokens in it) of each request; every row asks for a token.
 
-    Requests share blocks where `num_blocks` are not enough: what they store belongs to nobody.
+    Requests share blocks where `num_blocks` are not enough: no request uses what they store.
     """
     rows = []
     for i, (before, count) in enumerate(lengths):

@@ -30,7 +30,7 @@ class HttpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = ""
     max_concurrent_requests: Annotated[
         int,
-        Meta(ge=1, description="HTTP requests under way; a further one is told to come again"),
+        Meta(ge=1, description="HTTP requests at a time; one more gets 503 and Retry-After"),
     ] = 1024
     max_connections: Annotated[
         int,

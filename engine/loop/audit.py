@@ -2,8 +2,8 @@
 
 Each entry is published as it is made, so that it is in every recording; the last ones are kept here
 for who asks later. Aborts of one client wait for a second, to be one entry. Of refusals of one
-command and client the first is told at once; those after it are one entry each
-`REFUSED_FOLD_NS`. They are kept apart from changes, which nobody pushes out by being refused.
+command and client the first is published at once; those after it are one entry each
+`REFUSED_FOLD_NS`. They are kept apart from changes, so that refusals never push a change out.
 """
 
 from bisect import bisect_right
@@ -31,11 +31,11 @@ from stepscope.engine.protocol.wire import Audited, KnobValue
 
 MAX_ENTRIES = 10_000  # changes that are kept
 MAX_REFUSALS = 2_000  # entries of refusals that are kept
-IN_SNAPSHOT = 20  # changes that a late joiner is told of, and refusals
+IN_SNAPSHOT = 20  # changes and refusals that a late joiner gets
 _LOOKED_AT = 200  # entries that are looked at for those, of either
 FOLD_NS = 1_000_000_000  # so long aborts of one client go into one entry
 REFUSED_FOLD_NS = 5_000_000_000  # ... and refusals that follow one
-MAX_REFUSED = 64  # of those that are told apart at a time; beyond them all are one
+MAX_REFUSED = 64  # kept apart at a time; beyond them all are one
 
 _Kind: TypeAlias = Literal["knobs", "loop", "workload"]
 # Changes of one kind undo each other; the others do not.
@@ -93,7 +93,7 @@ def _number(entry: Audited) -> int:
 
 
 class _Newest(NamedTuple):
-    """Of one kind of changes: the last one, and the last one by somebody else than that."""
+    """Of one kind of changes: the last one, and the last one by another client."""
 
     entry: Audited
     by_another: Audited | None
@@ -101,7 +101,7 @@ class _Newest(NamedTuple):
 
 @dataclass(slots=True)
 class _Refused:
-    """Refusals of one command and client for one cause, after the one that was told."""
+    """Refusals of one command and client for one cause, after the one that was published."""
 
     due_ns: int
     entry: Audited | None = None
@@ -122,7 +122,7 @@ class AuditTrail:
         self._refusals = _Entries(MAX_REFUSALS)
         self._newest: dict[_Kind, _Newest] = {}
         self.newest = 0  # number of the newest entry
-        self._aborts: Audited | None = None  # those that are not told yet
+        self._aborts: Audited | None = None  # those that are not published yet
         self._aborts_due_ns = 0
         self._refused: dict[tuple[str, str, str], _Refused] = {}  # by who, command and code
         self._refused_due_ns = 0
@@ -132,7 +132,7 @@ class AuditTrail:
     ) -> None:
         """A change was made."""
         entry = Audited(
-            number=0,  # until it is told
+            number=0,  # until it is published
             command=type(command).__name__,
             who=asker.who,
             key=asker.key,
@@ -161,7 +161,7 @@ class AuditTrail:
         """
         now_ns = self._clock()
         entry = Audited(
-            number=0,  # until it is told
+            number=0,  # until it is published
             command=command,
             who=asker.who,
             key=asker.key,
@@ -205,7 +205,7 @@ class AuditTrail:
         return entry if entry is not None and entry.number > number else None
 
     def page(self, after: int, limit: int) -> AuditPage:
-        """Entries with a higher number. Aborts that wait for others are told before."""
+        """Entries with a higher number. Publishes waiting aborts first."""
         self.publish_aborts()
         found = self._changes.after(after, limit) + self._refusals.after(after, limit)
         found.sort(key=_number)

@@ -73,7 +73,7 @@ def _apply(core: EngineCore, call: Call, command: Command) -> None:
 def settled(core: EngineCore, command: Change, asker: Asker, is_alone: bool) -> Settled | None:
     """The answer to a change that changes nothing: refused, or a rehearsal. From any thread.
 
-    None where only the engine's thread can tell. What is refused here would be refused there too.
+    None where only the engine's thread can decide. What is refused here would be refused there too.
 
     Args:
         is_alone: no other change is on its way: all stays as it is until this one comes.
@@ -153,9 +153,9 @@ def _is_audited(command: Change, error: ConfigError) -> bool:
 
 
 def _check_seen(core: EngineCore, command: Change, asker: Asker) -> None:
-    """Raises ConfigError when it was meant for another engine, or somebody was quicker.
+    """Raises ConfigError when it was meant for another engine, or another client was quicker.
 
-    That is when somebody else made a change that who asks has not seen.
+    That is: another client made a change that this one has not seen.
     """
     if command.engine_id and command.engine_id != core.info.engine_id:
         raise ConfigError(
@@ -168,12 +168,12 @@ def _check_seen(core: EngineCore, command: Change, asker: Asker) -> None:
     if later is not None:
         raise ConfigError(
             "conflict",
-            f"somebody was quicker ({_change_text(later)}); look, and ask again if need be",
+            f"another client was quicker ({_change_text(later)}): look, then ask again if needed",
         )
 
 
 def _change_text(entry: Audited) -> str:
-    """Somebody's change in words."""
+    """A change in words."""
     name = Asker(entry.who, entry.key).name
     old, new = entry.old or {}, entry.new or {}
     what = ", ".join(f"{key} {_text(old.get(key))}→{_text(value)}" for key, value in new.items())
@@ -187,7 +187,7 @@ def _text(value: KnobValue | None) -> str:
 
 
 def _changed_knobs(core: EngineCore, command: SetKnobs) -> Knobs:
-    """Raises ConfigError when they cannot be, or who asks knows older ones."""
+    """Raises ConfigError when they cannot change so, or when the client knows older values."""
     new = core.scheduler.knobs.changed(command.changes, core.limits)
     expected = command.expected_version
     if expected is not None and expected != core.knobs_version:
@@ -195,7 +195,7 @@ def _changed_knobs(core: EngineCore, command: SetKnobs) -> Knobs:
         what = "" if later is None else f" ({_change_text(later)})"
         raise ConfigError(
             "conflict",
-            f"somebody changed knobs meanwhile{what}: look at the new values and try again "
+            f"another client changed knobs meanwhile{what}: look at the new values and try again "
             f"(they are at version {core.knobs_version}, not {expected})",
         )
     return new

@@ -1,7 +1,7 @@
 """What waits for the engine's thread: commands, and who is to be answered.
 
 Any thread, and a signal handler too, may put something in; only the engine's thread takes it out,
-in turn from each client, so that nobody waits for all that somebody else has sent. A `Turn` bounds
+in turn from each client, so that no client waits for all that another has sent. A `Turn` bounds
 what it takes between two steps.
 """
 
@@ -36,7 +36,7 @@ class Call:
     client: Client
     token_ids: list[int] | None = None
     stop_text: StopText | None = None
-    prompt_text: str | None = None  # for telemetry, where it is to be told
+    prompt_text: str | None = None  # for telemetry, where prompts are published
     asker: Asker | None = None
     arrival_ns: int | None = None  # by the engine's clock
     lane: bytes = b""

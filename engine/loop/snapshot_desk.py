@@ -1,9 +1,9 @@
-"""`SnapshotDesk`: gives snapshots to whoever asks, and bounds what that costs the engine.
+"""`SnapshotDesk`: gives snapshots to clients, and bounds what that costs the engine.
 
 A snapshot is made between two steps, on the engine's thread: a walk over all blocks and requests.
 However many ask, and however often, making them takes no more than `SHARE` of the engine's time:
 who comes too soon after the last one waits, at most `MAX_WAIT_NS`, and all who wait get the same.
-It is always made after it was asked for, so that a client finds in it what it was told before.
+It is always made after it was asked for, so that a client finds in it what earlier answers said.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ class SnapshotDesk:
 
     @property
     def due_ns(self) -> int | None:
-        """When `serve` is to be called for those who wait; None: nobody does."""
+        """When `serve` is to be called for those who wait; None: none waits."""
         return self._next_ns if self._waiting else None
 
     def serve(self, *, at_once: bool = False) -> None:

@@ -163,7 +163,7 @@ class TransformersModel:
 
     @property
     def is_thread_invariant(self) -> bool:
-        return False  # nobody says so of all that it calls
+        return False  # not known of all that it calls
 
     @property
     def is_capturable(self) -> bool:
@@ -251,7 +251,7 @@ class TransformersModel:
             )
         deaf = [i for i in sorted(sliding_layers(self.config)) if not calls[i].sliding_window]
         if deaf:
-            self._refuse(f"layer {deaf[0]} has a sliding window that its attention is not told of")
+            self._refuse(f"layer {deaf[0]} has a sliding window, but its attention ignores it")
         shapes = {(call.num_kv_heads, call.head_dim, call.dtype) for call in calls.values()}
         if len(shapes) > 1:
             self._refuse("its layers have KV heads of several shapes")

@@ -1,4 +1,4 @@
-"""Builds an engine from all rooms, serves until told to stop, and cleans up.
+"""Builds an engine from all rooms, serves until it is stopped, and cleans up.
 
 May import: engine.control, engine.execution, engine.execution.machine, engine.loop,
   engine.protocol, engine.scheduling, engine.telemetry, engine.transport, engine.workload.

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-LOCAL = "local"  # the key of whoever has the engine's account
+LOCAL = "local"  # the key of a client with the engine's own account
 _KEY = "key"
 
 
@@ -16,7 +16,7 @@ class Asker(NamedTuple):
     def proved(self) -> str:
         """Name of the key they hold; empty for the local one, which says only whose account it is.
 
-        Nobody can call themselves so: see `claimed`.
+        No client can call itself so: see `claimed`.
         """
         return "" if self.key in (None, LOCAL) else f"{_KEY} {self.key}"
 
@@ -31,5 +31,5 @@ class Asker(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What to call them: a key is more certain than what somebody says of themselves."""
+        """What to call them: a key is more certain than the name that a client gives itself."""
         return self.proved or self.claimed

@@ -1,7 +1,7 @@
 """Entries of the audit trail that are alike: many of them are one.
 
 Who ends a load or closes a page aborts thousands of requests in a moment, and a client that may not
-change anything can try as often as it likes; whoever reads the trail looks for changes of knobs.
+change anything can try as often as it likes; a reader of the trail looks for changes of knobs.
 """
 
 from collections.abc import Iterable

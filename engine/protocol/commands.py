@@ -76,7 +76,7 @@ class Change(Command, frozen=True, kw_only=True, omit_defaults=True):
     `once` names this very command: who sends it again, because no answer came, gets the answer of
     the first time and nothing is done twice. `engine_id` keeps it from an engine that has taken the
     place of the one it was meant for. `seen` is the number of the last entry of the audit trail
-    that whoever asks knew of: a later change of the same kind by somebody else is a conflict.
+    that the client knew of: a later change of the same kind by another client is a conflict.
     """
 
     doing: ClassVar[str]  # in words, for who may not
@@ -137,7 +137,7 @@ class Submit(Command, frozen=True, kw_only=True):
 
 
 class Withdraw(Command, frozen=True, kw_only=True):
-    """Nobody waits any more for a `Submit` of this connection that is not answered yet.
+    """The client has given up a `Submit` of this connection that is not answered yet.
 
     One that still waits to be tokenised is answered with the error `withdrawn`. Any other becomes a
     request, to be ended with `Abort`.

@@ -133,8 +133,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     with_tokens: Annotated[
         bool,
         Meta(
-            description="put prompts and outputs (token ids and text) into telemetry, for whoever "
-            "watches or records"
+            description="put prompts and outputs (token ids and text) into telemetry: everyone who "
+            "watches or records sees them"
         ),
     ] = False
     seed: Annotated[int, Meta(description="seed of sampled requests that bring none")] = 0

@@ -1,7 +1,7 @@
-"""`PauseTrail`: when the operator had paused an engine, as its telemetry tells it.
+"""`PauseTrail`: when the operator had paused an engine, as its telemetry shows it.
 
-The engine keeps one for those who join late, and every observer one of what it is told: both follow
-the same messages, so that they are the same.
+The engine keeps one for late joiners, and every observer one of what it receives. Both follow the
+same messages, so they are equal.
 """
 
 from typing import NamedTuple
@@ -22,9 +22,9 @@ class PauseTrail(NamedTuple):
     """All pauses there were. Never changed: each message gives another one.
 
     Attributes:
-        spans: oldest first; only the last may go on. None: nobody knows of any.
+        spans: oldest first; only the last may go on. None: none is known.
         stepped_ns: the end of a step that ran in a pause: it goes on from there, for an engine that
-            runs single steps stays paused, unless a status tells otherwise.
+            runs single steps stays paused, unless a status says otherwise.
     """
 
     spans: tuple[PauseSpan, ...] | None = None
@@ -32,7 +32,7 @@ class PauseTrail(NamedTuple):
 
     @property
     def since_ns(self) -> int | None:
-        """When the pause began that is under way and was told."""
+        """When the pause began that is under way and was published."""
         return self.spans[-1].start_ns if self.spans and self.spans[-1].end_ns is None else None
 
     @property
@@ -41,7 +41,7 @@ class PauseTrail(NamedTuple):
         return self.stepped_ns is not None or self.since_ns is not None
 
     def after_status(self, time_ns: int, *, is_paused: bool) -> "PauseTrail":
-        """A status has told how the engine stands."""
+        """Take the state of the engine from a status."""
         if not is_paused:
             return PauseTrail(self._ended(None, time_ns)) if self.is_on else self
         if self.since_ns is not None:
@@ -54,7 +54,7 @@ class PauseTrail(NamedTuple):
         return PauseTrail(self._ended(self.stepped_ns, start_ns), tokens_ns)
 
     def _ended(self, since_ns: int | None, end_ns: int) -> tuple[PauseSpan, ...] | None:
-        """Args: since_ns: of a pause that was not told."""
+        """Args: since_ns: of a pause that was not published."""
         spans = self.spans
         if (told_ns := self.since_ns) is not None and spans is not None:
             spans, since_ns = spans[:-1], told_ns

@@ -136,8 +136,8 @@ class StepRecord(Telemetry, frozen=True, kw_only=True):
 
     No instant belongs to two steps: of one that was prepared while the step before it ran, the
     times of scheduling and launch are no earlier than the other's `tokens_ns`, and `hidden_ns`
-    says how long the preparation took that nobody waited for. What moved, who ran and who waited
-    is told as if the step had been scheduled after the one before it had ended.
+    says how long the preparation took that delayed no step. What moved, who ran and who waited
+    is recorded as if the step had been scheduled after the one before it had ended.
     """
 
     topic = b"step"
@@ -166,7 +166,7 @@ class StepRecord(Telemetry, frozen=True, kw_only=True):
     token_ids: list[int | None] | None = None
     texts: list[str | None] | None = None  # what the token made certain of the output's text
     # From the start of its scheduling until all of it was launched, while the step before it ran;
-    # None: it was prepared after that one, or the engine does not tell (`EngineInfo.overlap`).
+    # None: it was prepared after that one, or the engine does not say (`EngineInfo.overlap`).
     hidden_ns: int | None = None
     # In no other count, and `batch` is without their rows: of requests that had ended by the time
     # they were computed, or that the device had no memory for. None: there can be none.
@@ -202,7 +202,7 @@ class EngineStatus(Telemetry, frozen=True, kw_only=True):
     num_dropped: int = 0
     workload: str | None = None  # what the engine's own workload is, None when it has none
     control: ControlCounts | None = None  # None: nothing was refused
-    # The fields of its `WorkloadSpec` that have a value; None: no workload, or it is not told.
+    # The fields of its `WorkloadSpec` that have a value; None: no workload, or it is unknown.
     workload_spec: dict[str, KnobValue] | None = None
 
 

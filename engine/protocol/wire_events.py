@@ -1,4 +1,4 @@
-"""Telemetry: what happens to a request, told by the step it happened in. A part of `wire`."""
+"""Telemetry: what happens to a request, in the record of its step. A part of `wire`."""
 
 from typing import TypeAlias
 

@@ -1,4 +1,4 @@
-"""Telemetry: a request as a snapshot tells of it. A part of `wire`."""
+"""Telemetry: a request as a snapshot describes it. A part of `wire`."""
 
 from typing import Literal, TypeAlias
 

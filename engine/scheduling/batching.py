@@ -44,7 +44,7 @@ def static(plan: StepPlan) -> None:
 
     Padding counts against the budget, for it bounds what such an engine computes in a step, but
     no runner has to compute it: ours packs its rows. `StepPlan.num_padded_tokens` says what a
-    padding engine would have computed for nobody.
+    padding engine would have computed in vain.
     """
     if plan.running:
         plan.wait_reason = "batch"

@@ -76,7 +76,7 @@ class BlockPool:
         return self._by_digest.get(digest)
 
     def num_idle(self, blocks: Sequence[int]) -> int:
-        """How many of `blocks` nobody holds: taking them uses up free blocks."""
+        """How many of `blocks` are free: taking them uses up free blocks."""
         ref_counts = self._ref_counts
         return sum(not ref_counts[block] for block in blocks)
 
@@ -175,14 +175,14 @@ class BlockPool:
     def drain_moves(self) -> list[BlockMove]:
         """The last state of each block that changed since the last drain, by first change."""
         # Written out, for it is part of every step.
-        told, ref_counts, owners, digests = (
+        published, ref_counts, owners, digests = (
             self._published, self._ref_counts, self._owners, self._digests
         )  # fmt: skip
         moves = []
         for block in self._changed:
             refs = ref_counts[block]
             owner = owners[block] if refs else EMPTY if digests[block] is None else CACHED
-            told[block] = owner << REF_BITS | refs
+            published[block] = owner << REF_BITS | refs
             moves.append(BlockMove(block, owner, refs))
         self._changed.clear()
         return moves
@@ -200,8 +200,8 @@ class BlockPool:
 
     def drain_changes(self) -> dict[int, tuple[BlockState, BlockState]]:
         """`drain_moves` with what each block was at the last drain: (before, now)."""
-        told = self._published
-        before = {block: told[block] for block in self._changed}
+        published = self._published
+        before = {block: published[block] for block in self._changed}
         return {
             move.block_id: (
                 BlockState(before[move.block_id] >> REF_BITS, before[move.block_id] & _REF_MASK),
@@ -280,25 +280,25 @@ class BlockPool:
         return [] if first is None else [first, *self._copies.get(digest, ())]
 
 
-def runs_of(told_bytes: bytearray) -> list[BlockRun]:
+def runs_of(published_bytes: bytearray) -> list[BlockRun]:
     """Neighbouring blocks in the same state as one run.
 
     Args:
-        told_bytes: for each block eight bytes, owner << REF_BITS | references.
+        published_bytes: for each block eight bytes, owner << REF_BITS | references.
     """
     find_ends = _ends_of_runs if compiled is None else _wire_rows.ends_of_runs
-    told = memoryview(told_bytes).cast("q")
+    published = memoryview(published_bytes).cast("q")
     runs: list[BlockRun] = []
     begin = 0
-    for end in find_ends(told_bytes):
-        state = told[begin]
+    for end in find_ends(published_bytes):
+        state = published[begin]
         runs.append(BlockRun(end - begin, state >> REF_BITS, state & _REF_MASK))
         begin = end
     return runs
 
 
-def _ends_of_runs(told: bytearray) -> list[int]:
-    states = memoryview(told).cast("q").tolist()
+def _ends_of_runs(published: bytearray) -> list[int]:
+    states = memoryview(published).cast("q").tolist()
     places = range(1, len(states))
     return [*compress(places, map(operator.ne, states, islice(states, 1, None))), len(states)]
 

@@ -37,7 +37,7 @@ class KVCacheManager:
 
     @property
     def num_free_blocks(self) -> int:
-        """Empty blocks and those that are cached but held by nobody."""
+        """Empty blocks and those that are cached but used by no request."""
         return self._pool.num_free
 
     @property
@@ -170,14 +170,14 @@ class KVCacheManager:
         return self._pool.drain_changes()
 
     def publish_again(self, blocks: Iterable[int], counts: KVCounts) -> None:
-        """Nobody was told what was drained of these blocks, and of what `counts` counted."""
+        """What was drained of these blocks and counted by `counts` was never published."""
         self._pool.publish_again(blocks)
         self._num_evicted_before -= counts.evicted
         self._num_queried_tokens += counts.queried_tokens
         self._num_hit_tokens += counts.hit_tokens
 
     def unregister(self, request: Request, start: int, num_tokens: int) -> set[int]:
-        """The blocks of these positions were not written after all; nobody hits them any more."""
+        """The blocks of these positions were not written after all: no prefix may hit them."""
         first, end = start // self.block_size, self.num_blocks_for(start + num_tokens)
         blocks = request.block_table[first:end]
         for block in blocks:

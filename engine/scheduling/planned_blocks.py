@@ -1,10 +1,10 @@
 """`PlannedBlocks`: what a step did to the blocks that was scheduled before the last one had ended.
 
-An observer is told of steps one after another: what a step took, then what its end freed, then the
+An observer sees steps one after another: what a step took, then what its end freed, then the
 next step. Where a step is scheduled before the end of the one before it is known, things happen in
 another order, and `PlannedBlocks` keeps them apart: a record says what would be so had the step
 been scheduled after that end. Both orders lead to the same state, for scheduling ahead only takes
-blocks (`StepPlan` preempts nobody then) and the end of a step only frees some.
+blocks (`StepPlan` preempts no request then) and the end of a step only frees some.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class PlannedBlocks:
         return cls(kv.drain_changes(), counts)
 
     def give_back(self, kv: KVCacheManager) -> None:
-        """There will be no record of it: whatever is told next tells it."""
+        """There will be no record of it: the next record includes its moves."""
         kv.publish_again(self.changes, self.counts)
 
     def seen_before(self, block: int, freed: BlockState) -> BlockState:
@@ -46,9 +46,9 @@ class PlannedBlocks:
         if ref_count > 0:
             state = BlockState(before.owner, ref_count)
         elif freed.ref_count:
-            state = BlockState(CACHED, 0)  # whoever holds it now was admitted by this step
+            state = BlockState(CACHED, 0)  # its request was admitted by this step
         else:
-            state = freed  # taken for a token that nobody gets
+            state = freed  # taken for a token that is dropped
         if state == freed:
             del self.changes[block]
         else:

@@ -50,7 +50,7 @@ class Request:
     last_token_ns: int | None = None
     finish_reason: str | None = None
     stop: str | int | None = None  # the stop string or token id that ended it; None for EOS
-    logprobs: list[PositionLogprobs] = field(default_factory=list)  # not told to the client yet
+    logprobs: list[PositionLogprobs] = field(default_factory=list)  # not sent to the client yet
 
     def __post_init__(self) -> None:
         sampling = self.sampling

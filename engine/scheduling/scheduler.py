@@ -139,9 +139,9 @@ class Scheduler:
         """How many requests wait, by what they wait for.
 
         `seats` (max_num_seqs), `budget` (tokens of the step), `preemption` (a step that preempted
-        admits nobody) and `batch` (in the modes `naive` and `static`: what runs has to end first)
-        hold up all that wait; `kv_blocks` holds up the first, and the others are `queued` behind
-        it.
+        admits no request) and `batch` (in the modes `naive` and `static`: what runs has to end
+        first) hold up all that wait; `kv_blocks` holds up the first, and the others are `queued`
+        behind it.
         """
         num_waiting = len(self.waiting)
         if not num_waiting:
@@ -192,7 +192,7 @@ class Scheduler:
         """The rows of the next step, in the order in which they are laid out.
 
         At most `max_num_batched_tokens` tokens in all, `num_padded_tokens` included. Empty when
-        there is nothing to do, and in the rare step in which whoever was to be served preempted
+        there is nothing to do, and in the rare step in which the request to be served preempted
         itself: there is still work then. After `assume` it is empty too when all will have ended.
         """
         plan = StepPlan(

@@ -72,13 +72,13 @@ class StepResult:
     tokens_ns: int
     device_ns: int | None = None
     num_padded_tokens: int = 0
-    logprobs: dict[int, PositionLogprobs] | None = None  # None: nobody asks
+    logprobs: dict[int, PositionLogprobs] | None = None  # None: no request asks for them
     num_tokens_fit: int | None = None  # None: it did not have to be cut
     unfit_rows: tuple[int, ...] = ()
 
 
 class Runner(Protocol):
-    """Executes steps. It owns every tensor; block ids are all it is told of the KV cache."""
+    """Executes steps. It owns every tensor; block ids are all it knows of the KV cache."""
 
     def clock(self) -> int:
         """Now, in nanoseconds: `time.monotonic_ns`, or a virtual time."""

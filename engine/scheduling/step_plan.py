@@ -30,7 +30,7 @@ class StepPlan:
 
     Args:
         running: in order of admission.
-        alone: there is only one request, so a long prompt has nobody to starve.
+        alone: there is only one request, so a long prompt starves no other.
         next_in_turn: the first request whose decode the last step had no budget for.
         num_slots: rows of the static batch under way, those included that have ended.
         ending: the token to come is their last one, whatever it is: they get no row.
@@ -174,7 +174,7 @@ class StepPlan:
         """Give a running request its next chunk; False: there was no room, it preempted itself."""
         chunk = self._chunk(num_tokens)
         if not chunk:
-            # Whole prompts only, and this one does not fit beside the others: nobody overtakes it.
+            # Whole prompts only, and this one does not fit beside the others: none overtakes it.
             self.wait_reason = "budget"
             return True
         return self._advance_by(request, start, chunk)
@@ -191,7 +191,7 @@ class StepPlan:
         if self.whole_prompts:
             if num_tokens <= self.budget:
                 return num_tokens
-            # Longer than the whole budget: with nobody beside it, it goes on in pieces.
+            # Longer than the whole budget: alone in its step, it goes on in pieces.
             in_pieces = self._knobs.enable_chunked_prefill and not self.rows
             return self.budget if in_pieces else 0
         if 0 < self._max_chunk < num_tokens:

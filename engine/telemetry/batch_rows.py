@@ -1,6 +1,6 @@
 """`BatchRows`: what telemetry says of each request in a step, encoded as soon as it is scheduled.
 
-A few hundred requests are told of in every step, between two forward passes; what that takes of
+A few hundred requests are in every record, between two forward passes; what that takes of
 the engine's thread is most of what telemetry costs. So it is done in C where that could be built
 (`protocol/native/batch_rows.c`), and in Python elsewhere, with the same bytes.
 """
@@ -36,7 +36,7 @@ _ARRAY_16, _ARRAY_32 = 0xDC, 0xDD  # msgpack
 
 
 class BatchRows:
-    """Tells the rows of the steps of one scheduler, as msgpack: an array of `wire.BatchRow`s."""
+    """Encodes the rows of the steps of one scheduler as msgpack: an array of `wire.BatchRow`s."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -46,7 +46,7 @@ class BatchRows:
         """The batch as observers see it.
 
         To be called between `schedule` and `update`: after it, finished requests hold no blocks and
-        a first token cannot be told from a later one.
+        a first token looks like a later one.
         """
         # A resumed request may have only its newest token to compute, which is no ordinary decode.
         ordinary = None if self._scheduler.resumed_now else Phase.DECODE

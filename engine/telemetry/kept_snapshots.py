@@ -1,8 +1,8 @@
 """`KeptSnapshots`: what the engine was like a while ago, for observers that come after.
 
-From a snapshot and the messages behind it that are still held (`Publisher.replay`), whoever opens a
-dashboard after an incident sees what led to it. They are kept encoded: hundreds of objects each
-would be in the way of every garbage collection.
+From a snapshot and the messages behind it that are still kept (`Publisher.replay`), a dashboard
+that opens after an incident shows what led to it. Snapshots are kept encoded: hundreds of objects
+each would slow down every garbage collection.
 """
 
 from collections import deque

@@ -1,4 +1,4 @@
-"""`Publisher`: numbers, keeps and sends what the engine tells. Belongs to the engine's thread.
+"""`Publisher`: numbers, keeps and sends what the engine publishes. Belongs to the engine's thread.
 
 Sending never waits: a subscriber whose queue is full misses the message and asks for it again from
 what is kept (`Publisher.replay`, safe to call from another thread).
@@ -93,7 +93,7 @@ class Publisher:
 
 
 def _publishing_socket(address: str, gate: Gate | None) -> "zmq.Socket[bytes]":
-    # Only XPUB tells who has subscribed.
+    # Only XPUB shows who has subscribed.
     socket = server_socket(zmq.PUB if gate is None else zmq.XPUB, gate)
     if gate is not None:
         socket.setsockopt(zmq.XPUB_VERBOSE, 1)

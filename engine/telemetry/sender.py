@@ -1,10 +1,11 @@
-"""Who keeps telemetry and sends it: a thread without Python where that was compiled.
+"""`Sender`: keeps telemetry and sends it, in a compiled thread where a compiler was there.
 
-Waking libzmq's thread takes more of the engine's than all else about a step's record, most of all
-where cores rest or are not real ones. So the engine's thread only copies the message into a ring
-(`native/kept_messages.c`), and a thread that never needs the interpreter looks every 1 to 4 ms for
-what is new (`native/sender.c`); it has to be woken only after a tenth of a second without any.
-Elsewhere the engine's thread sends for itself: `InlineSender`.
+The engine's thread copies a message into a ring (`native/kept_messages.c`). A thread that never
+needs the interpreter looks every 1 to 4 ms for new ones (`native/sender.c`); only after a tenth of
+a second without any must it be woken. Without a compiler the engine's thread sends by itself
+(`InlineSender`). The compiled thread saves 68 +- 13 us a step, 3 % of a step of 2 ms
+(`tests/bench/bench_sender.py`, two AVX2 cores): waking libzmq's thread costs more than all else
+about a record.
 """
 
 import contextlib

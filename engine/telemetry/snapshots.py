@@ -1,4 +1,4 @@
-"""Snapshots: from the engine's state to what a late joiner is told of it."""
+"""Snapshots: from the engine's state to what a late joiner needs to know."""
 
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import (

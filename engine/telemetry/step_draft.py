@@ -80,7 +80,7 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
         )
 
     def drop_rows(self, kept: list[int], num_prefill_tokens: int, num_decode_tokens: int) -> None:
-        """Only the rows at the places `kept` are told; the others had so many tokens."""
+        """Publish only the rows at the places `kept`; the others had so many tokens."""
         self.num_prefill_tokens -= num_prefill_tokens
         self.num_decode_tokens -= num_decode_tokens
         self.batch = keep_rows(self.batch, kept)
@@ -102,12 +102,12 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
                 self.moves = moves
 
     def hide(self, launched_ns: int, not_before_ns: int) -> None:
-        """It was prepared while the step before it ran, and nobody waited for that.
+        """It was prepared while the step before it ran, so no request waited for that.
 
         Args:
             launched_ns: when all of it was launched.
             not_before_ns: when the tokens of the step before it were known: what was earlier is
-                told as of that instant.
+                published as of that instant.
         """
         self.hidden_ns = launched_ns - self.schedule_start_ns
         self.schedule_start_ns = max(self.schedule_start_ns, not_before_ns)

@@ -1,7 +1,7 @@
 """`StopText`: the text of a request that has stop strings, made on the engine's thread.
 
 A request has to end in the step whose token completes a stop string: a step later its blocks would
-still be taken, and it would have computed a token that nobody asked for. So text is needed where
+still be taken, and it would have computed a token in vain. So text is needed where
 tokens are, and for these requests it is made there, once: what `StopText` gives out goes into the
 `Output` as it is, and the control thread, which makes the text of all other requests, leaves it.
 

@@ -40,7 +40,7 @@ class Tokenizer:
         self._decode: Callable[[Sequence[int]], str] = (
             backend.decode if backend is not None else self._decode_slowly
         )
-        # Likewise without offsets, masks and the like, which nobody here wants.
+        # Likewise without offsets and masks, which are not used here.
         self._encode_batch: Callable[..., list[Any]] | None = getattr(
             backend, "encode_batch_fast", None
         )

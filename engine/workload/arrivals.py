@@ -30,7 +30,7 @@ _OFFSET_STEP = 7_919  # a prime: neighbouring keys begin far apart in the corpus
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request that somebody is going to send.
+    """One request that is going to be sent.
 
     `prompt` holds at least `num_prompt_tokens` tokens by a generous estimate; the engine cuts it to
     exactly as many.
@@ -213,7 +213,7 @@ def describe(spec: WorkloadSpec) -> str:
 
 
 def fields_of(spec: WorkloadSpec) -> dict[str, KnobValue]:
-    """The mix as telemetry tells it, by field; one without a value is left out."""
+    """The mix as telemetry shows it, by field; one without a value is left out."""
     values = msgspec.structs.asdict(spec)
     return {name: value for name, value in values.items() if value is not None}
 

@@ -31,7 +31,7 @@ def reckoned_ms(
 ) -> float:
     """What steps that held so much together would have taken when the engine tried some.
 
-    A line through what it tried: so much a step, for the weights are read whoever is in it, and
+    A line through what it tried: so much a step, because each step reads all weights, and
     more for each prompt token and each request that decodes.
     """
     step_ms = _empty_step_ms(costs)

@@ -21,10 +21,10 @@ from stepscope.engine.workload.arrivals import Arrival
 
 PATIENCE_S = 30.0  # that an engine may be silent: stopped, or its machine is
 
-_TICK_S = 0.2  # how often the progress is told and the will to stop is asked for
+_TICK_S = 0.2  # how often progress is reported and a stop is looked for
 _SILENCE_S = 2.0  # after so long without a word, ask whether the engine is still there, ...
 _ALIVE_S = 2.5  # ... which it says at once, whatever it is computing
-_LOOK_S = 1.0  # that one answer is waited for once it was silent: in it nobody can stop the run
+_LOOK_S = 1.0  # wait for one answer of a silent engine; the run cannot be stopped meanwhile
 _ASK_AGAIN_S = 0.5  # an answer may have been on a connection that was lost
 _ABORT_WAIT_S = 3.0
 
@@ -71,7 +71,7 @@ class LoadGenerator:
         arrivals: in the order of their offsets.
         max_concurrency: requests under way at most; what comes later is put off.
         seconds: send for so long, then only wait for what is under way. None: to the last arrival.
-        on_progress: told the report a few times a second.
+        on_progress: gets the report a few times a second.
         wants_stop: asked as often; True ends the run, and `abort` gives up what is under way.
         patience_s: how long an engine is waited for that answers nothing. What would have been
             sent meanwhile is put off, so that no burst follows.
@@ -148,12 +148,12 @@ class LoadGenerator:
 
     def abort(self) -> LoadReport:
         """Give up what is under way and wait a moment for the engine to say so."""
-        told: set[int] = set()
+        listed: set[int] = set()
         deadline_s = time.perf_counter() + _ABORT_WAIT_S
         while self._open and time.perf_counter() < deadline_s:
             for each in self._open.values():
-                if each.request_id is not None and each.request_id not in told:
-                    told.add(each.request_id)
+                if each.request_id is not None and each.request_id not in listed:
+                    listed.add(each.request_id)
                     self._client.send(Abort(request_id=each.request_id, who="load"))
             self._receive(0.05)
         return self.report
@@ -205,7 +205,7 @@ class LoadGenerator:
     def _check_alive(self, now_s: float, engine_id: str) -> None:
         """A paused engine is silent for as long as it likes, a dead one must not be waited for.
 
-        One that answers nothing although nobody says that it is gone is stopped, or cut off.
+        An engine that does not answer, but is not known to be gone, is stopped or cut off.
         """
         report, client = self.report, self._client
         known_s = max(self._heard_s, self._answered_s)
@@ -217,14 +217,14 @@ class LoadGenerator:
         except EngineSilent:
             if is_refused(client.endpoint):
                 raise EngineUnreachable(
-                    f"the engine at {client.endpoint.control} is gone: nobody listens there any "
+                    f"the engine at {client.endpoint.control} is gone: nothing listens there any "
                     f"more; {len(self._open)} requests are lost"
                 ) from None
             report.silent_s = time.perf_counter() - known_s
             if report.silent_s >= self._patience_s:
                 raise EngineUnreachable(
                     f"the engine at {client.endpoint.control} has answered nothing for "
-                    f"{report.silent_s:.0f} s; {len(self._open)} requests are without an answer"
+                    f"{report.silent_s:.0f} s; {len(self._open)} requests have no answer"
                 ) from None
             return
         self._answered_s, report.silent_s = time.perf_counter(), 0.0

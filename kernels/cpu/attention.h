@@ -45,7 +45,7 @@ struct Item {
 };
 
 // A decode that has several partitions: each leaves its weighted sum of values, its largest score
-// and its sum of weights; whoever comes last puts them together.
+// and its sum of weights; the last thread to end puts them together.
 struct Split {
     int64_t num_partitions;
     int64_t first_partial;  // of partition 0, in `Call::partials`

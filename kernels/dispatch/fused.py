@@ -133,7 +133,7 @@ def norm_rope_store(
     caches that `slot_mapping` (`[N]`) names.
 
     Raises:
-        IndexError: a position or a slot that is not there (on a GPU, nobody checks).
+        IndexError: a position or a slot that is not there (unchecked on a GPU).
     """
     library = default_library()
     dtype = qkv.dtype

@@ -1,4 +1,4 @@
-"""Prefill by somebody else's FlashAttention: the flash-attn package, or the one inside torch.
+"""Prefill by an installed FlashAttention: the flash-attn package, or the one inside torch.
 
 Both want keys and values one after the other (their pages are 256 tokens, ours are as small as
 prefix caching wants them), so the keys and values that a step's chunks see are gathered first: for
@@ -251,7 +251,7 @@ def torch_varlen(function: Callable[..., torch.Tensor]) -> Varlen:
     missing = [name for name in ("scale", "window_size") if name not in known]
     if missing:
         raise ImportError(f"varlen_attn of torch {torch.__version__} has no {missing[0]}")
-    # Versions without the argument take fewer KV heads without being told.
+    # Versions without the argument take fewer KV heads without it.
     grouped = {"enable_gqa": True} if "enable_gqa" in known else {}
 
     def attend(

@@ -192,7 +192,7 @@ def _power_of_2(number: int) -> int:
 def warm_up_steps(max_model_len: int) -> list[tuple[int, int]]:
     """(tokens before, tokens in it) of steps of one request that need every kernel there is.
 
-    Each is compiled once for a model; in a step of somebody's request it would take seconds.
+    Each is compiled once for a model; in the step of a request that would take seconds.
     """
     long = max(0, min(3 * MIN_SPLIT_KEYS, max_model_len) - 3 * MIN_ROWS)
     counts = (1, 2, 3 * MIN_ROWS)  # the tile of decodes, the smaller and the larger of chunks

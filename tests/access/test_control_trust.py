@@ -244,7 +244,7 @@ def test_a_change_of_the_same_kind_that_was_not_seen_is_a_conflict(
     client.ask(theirs)
     before = client.snapshot()
     if is_conflict:
-        with pytest.raises(CommandRefused, match="somebody was quicker \\(anna") as refused:
+        with pytest.raises(CommandRefused, match="another client was quicker \\(anna") as refused:
             client.ask(mine)
         assert refused.value.code == "conflict"
         after = client.snapshot()

@@ -281,7 +281,7 @@ def test_load_says_for_how_long_a_stopped_engine_answered_nothing_once_its_patie
 ) -> None:
     with ControlClient(keyless[0]) as client:
         generator = _waiting_load(client, keyless[1], patience_s=3.0)
-        said = "has answered nothing for .* s; 2 requests are without an answer"
+        said = "has answered nothing for .* s; 2 requests have no answer"
         with pytest.raises(EngineUnreachable, match=said):
             generator.run()
     assert generator.report.num_sent == 2

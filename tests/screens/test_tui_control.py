@@ -222,12 +222,14 @@ async def test_a_pause_that_somebody_was_quicker_with_is_told_and_not_undone(
         with ControlClient(source.endpoint) as other:
             other.ask(Pause(who="anna"))
             await press(app, "P")
-            await until(lambda: "somebody was quicker (anna" in main_text(app), "nothing is said")
+            await until(
+                lambda: "another client was quicker (anna" in main_text(app), "nothing is said"
+            )
             assert other.snapshot().state == "paused"
             await press(app, "6")
             await until(lambda: "audit (2)" in main_text(app), "the audit is not shown")
             assert "paused the engine" in main_text(app)
-            assert "pause refused: somebody was quicker" in main_text(app)
+            assert "pause refused: another client was quicker" in main_text(app)
             other.ask(Resume(who="anna"))
     app.close()
 

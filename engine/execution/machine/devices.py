@@ -68,7 +68,7 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory of the device that nobody has."""
+    """Free memory of the device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return free_host_bytes()

@@ -32,7 +32,7 @@ def prepare_environment(config: EngineConfig) -> None:
         # third of a core 1.8 and 2.4. This many turns (of GNU's runtime) are about 0.1 ms.
         "GOMP_SPINCOUNT": "3000",
         "OMP_NUM_THREADS": str(num_threads(config)),
-        # oneDNN and torch each keep what they made for a number of rows, 1,024 of them unless told:
+        # oneDNN and torch each keep what they made for a number of rows, 1,024 of them by default:
         # on the demo model in fp32 that grows by 170 MB in 1,200 requests of different lengths, and
         # serves them no faster (62 requests a second with these, 61 without).
         "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16",

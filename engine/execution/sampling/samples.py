@@ -15,7 +15,7 @@ class Sampled(NamedTuple):
 
 
 class SamplesInFlight(Protocol):
-    """Tokens that a device has been told to choose."""
+    """Tokens that a device is choosing."""
 
     @property
     def tokens(self) -> torch.Tensor:

@@ -88,7 +88,7 @@ _COUNTERS: list[tuple[str, str, _Value]] = [
     ("stepscope_kv_blocks_evicted", "Cached blocks overwritten.", lambda m: m.num_evicted_blocks),
     (
         "stepscope_telemetry_lost",
-        "Messages of the engine that never came: what they told is not counted.",
+        "Messages of the engine that were lost: the other metrics lack them.",
         lambda m: m.num_lost_messages,
     ),
     (

@@ -1,7 +1,7 @@
 /* The rows of a step as msgpack, straight from the engine's objects.
  *
  * What `batch_rows.encode_in_python` does, to the byte, for what the engine makes; anything else is
- * refused rather than guessed at. Telemetry tells of every request in every step, so this is a loop
+ * refused rather than guessed at. Telemetry names every request in every step, so this is a loop
  * over hundreds of objects between two steps; as Python it takes longer than everything else that
  * telemetry takes of the engine's thread.
  */
@@ -125,7 +125,7 @@ static uint8_t *put_described(uint8_t *at, PyObject *row, PyObject *describe) {
         return NULL;
     }
     if (!PyTuple_Check(fields) || PyTuple_GET_SIZE(fields) != NUM_FIELDS) {
-        PyErr_Format(PyExc_TypeError, "a row is told in a tuple of %d", (int)NUM_FIELDS);
+        PyErr_Format(PyExc_TypeError, "a row must be a tuple of %d", (int)NUM_FIELDS);
         Py_DECREF(fields);
         return NULL;
     }
@@ -156,7 +156,7 @@ PyObject *encode_batch(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ss
     uint8_t *at = put_array_header(begin, (uint64_t)num_rows);
     for (Py_ssize_t i = 0; i < num_rows; i++) {
         if (i >= PyList_GET_SIZE(rows)) { /* `describe` may do what it likes */
-            PyErr_SetString(PyExc_RuntimeError, "the rows changed while they were told");
+            PyErr_SetString(PyExc_RuntimeError, "the rows changed while they were encoded");
             goto failed;
         }
         PyObject *row = PyList_GET_ITEM(rows, i);

@@ -1,7 +1,7 @@
 /* The blocks that changed in a step as msgpack, straight from the pool's books, and those of equal
  * state, for snapshots.
  *
- * What `BlockPool.drain_moves` tells, to the byte once it is encoded. A step of a few hundred
+ * What `BlockPool.drain_moves` returns, to the byte once it is encoded. A step of a few hundred
  * requests changes some dozens of blocks.
  */
 
@@ -36,7 +36,7 @@ static bool number_of(PyObject *object, long long most, const char *what, long l
 }
 
 /* Where the next move goes; NULL with an error set. */
-static uint8_t *put_move(uint8_t *at, PyObject *key, int64_t *told, PyObject *const *lists) {
+static uint8_t *put_move(uint8_t *at, PyObject *key, int64_t *published, PyObject *const *lists) {
     PyObject *ref_counts = lists[0], *owners = lists[1], *digests = lists[2];
     long long block, refs, owner = EMPTY;
     if (!number_of(key, PyList_GET_SIZE(ref_counts), "block", &block) ||
@@ -50,7 +50,7 @@ static uint8_t *put_move(uint8_t *at, PyObject *key, int64_t *told, PyObject *co
     } else if (PyList_GET_ITEM(digests, block) != Py_None) {
         owner = CACHED;
     }
-    told[block] = owner * REFS + refs;
+    published[block] = owner * REFS + refs;
     *at++ = MOVE_HEADER;
     at = put_number(at, (uint64_t)block);
     at = owner < 0 ? put_small_negative(at, (int)owner) : put_number(at, (uint64_t)owner);
@@ -67,13 +67,13 @@ PyObject *drain_moves(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssi
     if (!fits) {
         PyErr_SetString(
             PyExc_TypeError,
-            "drain_moves(changed: dict, told: bytearray of 64 bits for each block, three lists with "
+            "drain_moves(changed: dict, published: bytearray of 64 bits for each block, three lists with "
             "an entry for each)"
         );
         return NULL;
     }
     PyObject *changed = args[0];
-    int64_t *told = (int64_t *)PyByteArray_AS_STRING(args[1]);
+    int64_t *published = (int64_t *)PyByteArray_AS_STRING(args[1]);
     Py_ssize_t num_moves = PyDict_GET_SIZE(changed);
     PyObject *payload =
         PyBytes_FromStringAndSize(NULL, MAX_HEADER_BYTES + num_moves * MAX_MOVE_BYTES);
@@ -85,7 +85,7 @@ PyObject *drain_moves(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssi
     PyObject *key;
     Py_ssize_t position = 0;
     while (PyDict_Next(changed, &position, &key, NULL)) {
-        at = put_move(at, key, told, args + 2);
+        at = put_move(at, key, published, args + 2);
         if (at == NULL) {
             Py_DECREF(payload);
             return NULL;
@@ -96,14 +96,14 @@ PyObject *drain_moves(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssi
     return payload;
 }
 
-PyObject *ends_of_runs(PyObject *Py_UNUSED(module), PyObject *told) {
-    if (!PyByteArray_Check(told) || PyByteArray_GET_SIZE(told) % (Py_ssize_t)sizeof(int64_t) != 0) {
-        PyErr_SetString(PyExc_TypeError, "ends_of_runs(told: bytearray of 64 bits for each block)");
+PyObject *ends_of_runs(PyObject *Py_UNUSED(module), PyObject *published) {
+    if (!PyByteArray_Check(published) || PyByteArray_GET_SIZE(published) % (Py_ssize_t)sizeof(int64_t) != 0) {
+        PyErr_SetString(PyExc_TypeError, "ends_of_runs(published: bytearray of 64 bits for each block)");
         return NULL;
     }
     PyObject *ends = PyList_New(0);
-    Py_ssize_t num_blocks = PyByteArray_GET_SIZE(told) / (Py_ssize_t)sizeof(int64_t);
-    const int64_t *states = (const int64_t *)PyByteArray_AS_STRING(told);
+    Py_ssize_t num_blocks = PyByteArray_GET_SIZE(published) / (Py_ssize_t)sizeof(int64_t);
+    const int64_t *states = (const int64_t *)PyByteArray_AS_STRING(published);
     for (Py_ssize_t i = 1; ends != NULL && i <= num_blocks; i++) {
         if (i < num_blocks && states[i] == states[i - 1]) {
             continue;

@@ -8,6 +8,6 @@
 
 PyObject *encode_batch(PyObject *module, PyObject *const *args, Py_ssize_t num_args);
 PyObject *drain_moves(PyObject *module, PyObject *const *args, Py_ssize_t num_args);
-PyObject *ends_of_runs(PyObject *module, PyObject *told);
+PyObject *ends_of_runs(PyObject *module, PyObject *published);
 
 #endif

@@ -13,13 +13,13 @@ PyDoc_STRVAR(
 
 PyDoc_STRVAR(
     drain_moves_doc,
-    "drain_moves(changed, told, ref_counts, owners, digests, /)\n--\n\n"
+    "drain_moves(changed, published, ref_counts, owners, digests, /)\n--\n\n"
     "Msgpack of the blocks that are keys of `changed`, which is empty then: `wire.BlockMove`s.\n\n"
-    "`told` is brought up to date; the others are a block's books, by its number.");
+    "`published` is brought up to date; the others are a block's books, by its number.");
 
 PyDoc_STRVAR(
     ends_of_runs_doc,
-    "ends_of_runs(told, /)\n--\n\n"
+    "ends_of_runs(published, /)\n--\n\n"
     "Numbers of the blocks where neighbours of one state end, each the first of the next run.");
 
 static PyMethodDef methods[] = {
