@@ -3,5 +3,5 @@ audit trail, and the inbox that other threads write to. Free of torch.
 
 May import: engine.protocol, engine.scheduling, engine.telemetry, engine.text, engine.transport,
   engine.workload.
-What a new command does is one handler in `dispatch.py`.
+What a new command does is one handler in `dispatch.py`, or `changes.py` if it changes the engine.
 """

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused
 from stepscope.engine.control.answers import MAX_ANSWERS, AnswerBook, OnceReused
-from stepscope.engine.loop import dispatch
+from stepscope.engine.loop import changes
 from stepscope.engine.protocol import commands
 from stepscope.engine.protocol.commands import (
     Abort,
@@ -618,7 +618,7 @@ def test_a_command_that_breaks_the_engine_is_an_error_and_the_engine_goes_on(
     def broken(*arguments: object) -> None:
         raise RuntimeError("of the engine's own making")
 
-    monkeypatch.setitem(dispatch._CHANGES, Drain, broken)
+    monkeypatch.setitem(changes._CHANGES, Drain, broken)
     with pytest.raises(CommandRefused) as refused:
         client.ask(Drain())
     assert refused.value.code == "internal"

@@ -1,0 +1,282 @@
+"""Changes of a running engine, each made or refused whole; on its thread, between two steps.
+
+`settled` answers from another thread what leaves the engine as it is.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from stepscope.engine.loop.audit import ChangeEffect
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.inbox import Call, Settled
+from stepscope.engine.protocol.asker import Asker
+from stepscope.engine.protocol.commands import (
+    Abort,
+    Ack,
+    Change,
+    Drain,
+    Error,
+    Pause,
+    ResetPrefixCache,
+    Resume,
+    SetKnobs,
+    SetWorkload,
+    Shutdown,
+    StepOnce,
+)
+from stepscope.engine.protocol.config import ConfigError, Knobs
+from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobValue
+from stepscope.engine.protocol.workload_spec import NO_WORKLOAD, WorkloadSpec
+from stepscope.engine.workload.arrivals import describe
+
+_MAX_MESSAGE = 500  # characters of why a change was refused
+
+
+class _TooLateError(ConfigError):
+    """It has ended already. Nothing was denied, so the audit trail has no entry."""
+
+
+def settled(core: EngineCore, command: Change, asker: Asker, is_alone: bool) -> Settled | None:
+    """The answer to a change that changes nothing: refused, or a rehearsal. From any thread.
+
+    None where only the engine's thread can decide. What is refused here would be refused there too.
+
+    Args:
+        is_alone: no other change is on its way: all stays as it is until this one comes.
+    """
+    try:
+        _check_seen(core, command, asker)
+        if isinstance(command, SetKnobs):
+            expected = command.expected_version
+            # Versions only grow: one that is older now is older then.
+            if expected is not None and expected < core.knobs_version:
+                _changed_knobs(core, command)
+        elif isinstance(command, Abort):
+            _check_running(core, command.request_id)
+        if is_alone and (nothing := _nothing_to_do(core, command)) is not None:
+            return Settled(_done(core, nothing), is_audited=False)
+    except ConfigError as error:
+        return Settled(_refused(core, error), _is_audited(command, error))
+    return None
+
+
+def apply_change(core: EngineCore, call: Call, command: Change) -> None:
+    """Make a change whole, or refuse it whole; the audit trail has it either way."""
+    asker = call.asker or Asker(command.who)
+    try:
+        _check_seen(core, command, asker)
+        nothing = _nothing_to_do(core, command)
+        effect = nothing or _CHANGES[type(command)](core, command, asker)
+    except ConfigError as error:
+        if _is_audited(command, error):
+            core.audit.refused(type(command).__name__, asker, error.code, _short(error))
+        call.client.reply(_refused(core, error))
+        return
+    if nothing is None:
+        core.audit.done(command, asker, core.next_step, effect)
+    call.client.reply(_done(core, effect))
+
+
+def _nothing_to_do(core: EngineCore, command: Change) -> ChangeEffect | None:
+    """What is answered to a change that leaves everything as it is; None: it changes something.
+
+    Raises ConfigError when it cannot be made.
+    """
+    if isinstance(command, SetKnobs):
+        new = _changed_knobs(core, command)
+        if command.dry_run:
+            return _REHEARSED
+        is_so = new == core.scheduler.knobs
+        return ChangeEffect(detail="the knobs have these values already") if is_so else None
+    steps_allowed = core.steps_allowed
+    is_so = (
+        (isinstance(command, Pause) and steps_allowed == 0)
+        or (isinstance(command, Resume) and steps_allowed is None and not core.draining)
+        or (isinstance(command, Drain) and core.draining)
+    )
+    return ChangeEffect(detail=f"it is {core.state} already") if is_so else None
+
+
+def _done(core: EngineCore, effect: ChangeEffect) -> Ack:
+    return Ack(effective_step=core.next_step, version=core.knobs_version, detail=effect.detail)
+
+
+def _refused(core: EngineCore, error: ConfigError) -> Error:
+    knobs = core.scheduler.knobs.as_dict() if error.code == "conflict" else None
+    version, message = core.knobs_version, _short(error)
+    return Error(code=error.code, message=message, knobs=knobs, knobs_version=version)
+
+
+def _short(error: ConfigError) -> str:
+    """It may repeat megabytes of what came, and is kept in the audit and for who asks again."""
+    message = str(error)
+    return message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}…"
+
+
+def _is_audited(command: Change, error: ConfigError) -> bool:
+    """Whether the audit trail records a refusal."""
+    is_rehearsal = isinstance(command, SetKnobs) and command.dry_run
+    return not is_rehearsal and not isinstance(error, _TooLateError)
+
+
+def _check_seen(core: EngineCore, command: Change, asker: Asker) -> None:
+    """Raises ConfigError when it was meant for another engine, or another client was quicker.
+
+    That is: another client made a change that this one has not seen.
+    """
+    if command.engine_id and command.engine_id != core.info.engine_id:
+        raise ConfigError(
+            "another_engine",
+            "the engine was started anew since you asked; nothing was changed in this one",
+        )
+    if command.seen is None:
+        return
+    later = core.audit.changed_since(command.seen, command, asker)
+    if later is not None:
+        raise ConfigError(
+            "conflict",
+            f"another client was quicker ({_change_text(later)}): look, then ask again if needed",
+        )
+
+
+def _change_text(entry: Audited) -> str:
+    """A change in words."""
+    name = Asker(entry.who, entry.key).name
+    old, new = entry.old or {}, entry.new or {}
+    what = ", ".join(f"{key} {_text(old.get(key))}→{_text(value)}" for key, value in new.items())
+    return f"{name}: {what or entry.command} at step {entry.effective_step:,}"
+
+
+def _text(value: KnobValue | None) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "—" if value is None else str(value)
+
+
+def _changed_knobs(core: EngineCore, command: SetKnobs) -> Knobs:
+    """Raises ConfigError when they cannot change so, or when the client knows older values."""
+    new = core.scheduler.knobs.changed(command.changes, core.limits)
+    expected = command.expected_version
+    if expected is not None and expected != core.knobs_version:
+        later = core.audit.changed_since(0, command)
+        what = "" if later is None else f" ({_change_text(later)})"
+        raise ConfigError(
+            "conflict",
+            f"another client changed knobs meanwhile{what}: look at the new values and try again "
+            f"(they are at version {core.knobs_version}, not {expected})",
+        )
+    return new
+
+
+def _set_knobs(core: EngineCore, command: SetKnobs, asker: Asker) -> ChangeEffect:
+    old, new = core.scheduler.knobs, _changed_knobs(core, command)
+    before, after = old.as_dict(), new.as_dict()
+    changed = {name: value for name, value in after.items() if value != before[name]}
+    core.set_knobs(new)
+    was = {name: before[name] for name in changed}
+    core.publish(
+        KnobsChanged(
+            version=core.knobs_version,
+            effective_step=core.next_step,
+            who=asker.name,
+            old=was,
+            new=changed,
+            time_ns=core.clock(),
+        )
+    )
+    return ChangeEffect(was, changed, version=core.knobs_version)
+
+
+def _pause(core: EngineCore, _: Pause, __: Asker) -> ChangeEffect:
+    old = core.state
+    core.pause()
+    return _state_effect(core, old)
+
+
+def _resume(core: EngineCore, _: Resume, __: Asker) -> ChangeEffect:
+    old = core.state
+    core.resume()
+    return _state_effect(core, old)
+
+
+def _step(core: EngineCore, command: StepOnce, _: Asker) -> ChangeEffect:
+    old = core.state
+    if old != "paused" and not core.scheduler.has_work():
+        raise ConfigError(
+            "nothing_to_run",
+            "there is nothing to run: no request is waiting or running "
+            "(pause the engine first to hold the next one)",
+        )
+    core.allow_steps(command.n)
+    last = core.next_step + command.n - 1
+    return ChangeEffect({"state": old}, {"state": "step"}, f"pauses after step {last:,}")
+
+
+def _reset_prefix_cache(core: EngineCore, _: ResetPrefixCache, __: Asker) -> ChangeEffect:
+    num_blocks = core.scheduler.kv.reset_prefix_cache()
+    return ChangeEffect(
+        {"cached_blocks": num_blocks}, {"cached_blocks": 0}, f"{num_blocks} blocks forgotten"
+    )
+
+
+def _abort(core: EngineCore, command: Abort, _: Asker) -> ChangeEffect:
+    request_id = command.request_id
+    request = core.scheduler.requests.get(request_id)
+    status = None if request is None else request.status.value
+    if status is None or not core.abort(request_id, "asked for"):
+        _check_running(core, request_id)
+        raise _TooLateError("not_found", f"request {request_id} has ended already")
+    name = f"r{request_id}"
+    return ChangeEffect({name: status}, {name: "aborted"})
+
+
+def _check_running(core: EngineCore, request_id: int) -> None:
+    """Raises ConfigError when a request has ended, or never was."""
+    if request_id < 0 or request_id >= core.next_request_id:
+        raise ConfigError("not_found", f"there is no request {request_id}")
+    if request_id not in core.scheduler.requests:
+        raise _TooLateError("not_found", f"request {request_id} has ended already")
+
+
+def _set_workload(core: EngineCore, command: SetWorkload, _: Asker) -> ChangeEffect:
+    workload = core.workload
+    if workload is None:
+        raise ConfigError("unsupported", "this engine has no workload of its own")
+    old = workload.spec
+    workload.set(command.workload)
+    return ChangeEffect({"workload": _in_words(old)}, {"workload": _in_words(workload.spec)})
+
+
+def _in_words(workload: WorkloadSpec | None) -> str:
+    return NO_WORKLOAD if workload is None else describe(workload)
+
+
+def _drain(core: EngineCore, _: Drain, __: Asker) -> ChangeEffect:
+    old = core.state
+    core.drain()
+    detail = f"{len(core.scheduler.requests)} requests to finish"
+    return ChangeEffect({"state": old}, {"state": "draining"}, detail)
+
+
+def _shutdown(core: EngineCore, _: Shutdown, __: Asker) -> ChangeEffect:
+    old = core.state
+    core.stop()
+    return ChangeEffect({"state": old}, {"state": "stopped"})
+
+
+def _state_effect(core: EngineCore, old: str) -> ChangeEffect:
+    return ChangeEffect({"state": old}, {"state": core.state})
+
+
+_REHEARSED = ChangeEffect(detail="dry run: nothing was changed")
+_CHANGES: dict[type[Change], Callable[[EngineCore, Any, Asker], ChangeEffect]] = {
+    SetKnobs: _set_knobs,
+    Pause: _pause,
+    Resume: _resume,
+    StepOnce: _step,
+    ResetPrefixCache: _reset_prefix_cache,
+    Abort: _abort,
+    SetWorkload: _set_workload,
+    Drain: _drain,
+    Shutdown: _shutdown,
+}
