@@ -9,43 +9,37 @@ ZeroMQ socket belongs to one thread.
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
 
 from stepscope.engine.control.abuse import Abuse
-from stepscope.engine.control.bulk_replies import BulkReplies, at_once, replayed
+from stepscope.engine.control.bulk_questions import BulkQuestion, BulkQuestions
+from stepscope.engine.control.bulk_replies import BulkReplies, at_once
 from stepscope.engine.control.changes import Changes
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.control.outbox import Outbox
 from stepscope.engine.control.remote_client import RemoteClient
 from stepscope.engine.control.replies import Replies
 from stepscope.engine.control.roles import Roles
+from stepscope.engine.control.served_engine import ServedEngine
 from stepscope.engine.control.submissions import Submissions
-from stepscope.engine.loop.control_tally import ControlTally
-from stepscope.engine.loop.inbox import Call, Departure, Inbox, Settled
+from stepscope.engine.loop.inbox import Departure
 from stepscope.engine.protocol import commands
-from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import (
     Ack,
     AnyCommand,
     Change,
     Error,
-    GetAudit,
     GetInfo,
-    GetKeptSnapshot,
-    GetSnapshot,
     Output,
     Replayed,
-    ReplayFrom,
     Submit,
     Submitted,
     Withdraw,
 )
 from stepscope.engine.protocol.config import ConfigError
-from stepscope.engine.protocol.wire import EngineInfo
-from stepscope.engine.telemetry.kept_snapshots import KeptSnapshots
 from stepscope.engine.text.output_text import OutputText
 from stepscope.engine.transport.backlog import Backlog
 from stepscope.engine.transport.connections import Connections
@@ -61,46 +55,6 @@ log = logging.getLogger("stepscope.engine")
 CLIENT_QUEUE = 100_000  # replies that may wait for a client before its requests are ended
 RECEIVE_QUEUE = 8  # commands of one client that wait here; more wait with the client
 MAX_AT_ONCE = 32  # commands that are taken before replies are sent
-_BULK = (ReplayFrom, GetSnapshot, GetKeptSnapshot, GetAudit)
-
-
-class ServedEngine(Protocol):
-    """What the control socket needs of an engine. All of it may be used from any thread."""
-
-    @property
-    def inbox(self) -> Inbox: ...
-    @property
-    def control_tally(self) -> ControlTally: ...
-    @property
-    def info(self) -> EngineInfo: ...
-    @property
-    def next_step(self) -> int:
-        """The step that is scheduled next."""
-        ...
-
-    @property
-    def last_step(self) -> int:
-        """The newest step that was published; -1 before the first."""
-        ...
-
-    @property
-    def kept_snapshots(self) -> KeptSnapshots: ...
-    @property
-    def max_waiting(self) -> int:
-        """Commands that may wait in the inbox before a `Submit` is refused."""
-        ...
-
-    def settled(self, command: Change, asker: Asker, is_alone: bool) -> Settled | None:
-        """The answer to a change that changes nothing; None: its turn between two steps tells.
-
-        Args:
-            is_alone: no other change is on its way.
-        """
-        ...
-
-    def clock(self) -> int:
-        """The engine's time, in nanoseconds."""
-        ...
 
 
 class ControlServer:
@@ -136,7 +90,6 @@ class ControlServer:
             engine.inbox, intake, engine.clock, self._limiter.charge_text
         )
         self._tokenizer = tokenizer
-        self._replay = replay
         self._outbox = Outbox()
         self._closing = False
         self._socket = server_socket(zmq.ROUTER, gate)
@@ -155,6 +108,7 @@ class ControlServer:
         )
         bind(self._socket, address)
         self._bulk = BulkReplies(self._outbox.post)
+        self._questions = BulkQuestions(engine, replay, self._bulk)
         backlog = Backlog(
             [address, telemetry], self._connections.num_taken, self._connections.num_sent
         )
@@ -268,8 +222,12 @@ class ControlServer:
     ) -> None:
         if isinstance(command, GetInfo):
             self._replies.send(identity, command_id, self._engine.info)
-        elif isinstance(command, _BULK):
-            self._ask_for_bulk(identity, command_id, command)
+        elif isinstance(command, BulkQuestion):
+            account = self._connections.account(identity)
+            client = RemoteClient(
+                self._outbox.post, identity, command_id, account=account, is_bulk=True
+            )
+            self._questions.take(command, client)
         elif isinstance(command, Submit):
             self._roles.check(identity, command, command.client_id)
             if self._engine.inbox.qsize() >= self._engine.max_waiting:
@@ -295,34 +253,6 @@ class ControlServer:
             self._changes.take(identity, command_id, command, payload)
         else:
             raise TypeError(f"nothing answers a {type(command).__name__}")
-
-    def _ask_for_bulk(self, identity: bytes, command_id: bytes, command: AnyCommand) -> None:
-        account = self._connections.account(identity)
-        if not self._bulk.reserve(account):
-            raise ConfigError("rate_limited", "too much of what you asked waits to be answered")
-        client = RemoteClient(
-            self._outbox.post, identity, command_id, account=account, is_bulk=True
-        )
-        if isinstance(command, ReplayFrom):
-            parts = replayed(self._replay, command.sequence, command.limit)
-            self._bulk.answer(account, client, parts)
-        elif isinstance(command, GetKeptSnapshot):
-            self._bulk.answer(account, client, at_once(self._kept_snapshot(command)))
-        else:
-            self._engine.inbox.put(Call(command, client, lane=account))
-
-    def _kept_snapshot(self, command: GetKeptSnapshot) -> msgspec.Raw | Error:
-        held = self._replay(0, 0)
-        payload = self._engine.kept_snapshots.before(
-            round(command.past_s * 1e9),
-            self._engine.clock(),
-            self._engine.last_step,
-            held.oldest_sequence,
-            held.next_sequence,
-        )
-        if payload is None:
-            return Error(code="nothing_kept", message="no snapshot of before is kept")
-        return msgspec.Raw(payload)
 
     # Replies
 

@@ -1,0 +1,65 @@
+"""`BulkQuestions`: questions whose answers have many bytes. Belongs to the control thread."""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import msgspec
+
+from stepscope.engine.control.bulk_replies import BulkReplies, at_once, replayed
+from stepscope.engine.control.remote_client import RemoteClient
+from stepscope.engine.control.served_engine import ServedEngine
+from stepscope.engine.loop.inbox import Call
+from stepscope.engine.protocol.commands import (
+    Error,
+    GetAudit,
+    GetKeptSnapshot,
+    GetSnapshot,
+    Replayed,
+    ReplayFrom,
+)
+from stepscope.engine.protocol.config import ConfigError
+
+BulkQuestion: TypeAlias = ReplayFrom | GetSnapshot | GetKeptSnapshot | GetAudit
+
+
+class BulkQuestions:
+    """Asks whoever knows the answer; `BulkReplies` hands it on.
+
+    Args:
+        engine: whose snapshots and audit are asked for.
+        replay: gives messages of the ring (`Publisher.replay`).
+        replies: makes the answers on a thread of its own.
+    """
+
+    def __init__(
+        self, engine: ServedEngine, replay: Callable[[int, int], Replayed], replies: BulkReplies
+    ) -> None:
+        self._engine = engine
+        self._replay = replay
+        self._replies = replies
+
+    def take(self, command: BulkQuestion, client: RemoteClient) -> None:
+        """Raises ConfigError when too much of what this client asked is not answered yet."""
+        account = client.account
+        if not self._replies.reserve(account):
+            raise ConfigError("rate_limited", "too much of what you asked waits to be answered")
+        if isinstance(command, ReplayFrom):
+            parts = replayed(self._replay, command.sequence, command.limit)
+            self._replies.answer(account, client, parts)
+        elif isinstance(command, GetKeptSnapshot):
+            self._replies.answer(account, client, at_once(self._kept_snapshot(command)))
+        else:
+            self._engine.inbox.put(Call(command, client, lane=account))
+
+    def _kept_snapshot(self, command: GetKeptSnapshot) -> msgspec.Raw | Error:
+        ring = self._replay(0, 0)
+        payload = self._engine.kept_snapshots.before(
+            round(command.past_s * 1e9),
+            self._engine.clock(),
+            self._engine.last_step,
+            ring.oldest_sequence,
+            ring.next_sequence,
+        )
+        if payload is None:
+            return Error(code="nothing_kept", message="no snapshot of before is kept")
+        return msgspec.Raw(payload)
