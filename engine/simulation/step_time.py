@@ -4,12 +4,15 @@ A step is known to a model by its `StepShape`, which has no requests and no time
 from a `ScheduledStep`, from a record of a real step, or by hand.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
 from stepscope.engine.protocol.wire import Phase
 from stepscope.engine.scheduling.step import ScheduledStep
+
+_DECODE = int(Phase.DECODE)
 
 
 class StepShape(NamedTuple):
@@ -52,11 +55,15 @@ class StepTimeModel(Protocol):
 
 def shape_of(step: ScheduledStep) -> StepShape:
     """The shape of a step that was scheduled. Padding counts as prefill tokens."""
+    return shape_of_rows([row[1:4] for row in step.rows], step.num_padded_tokens)
+
+
+def shape_of_rows(rows: Sequence[tuple[int, int, int]], num_padded_tokens: int = 0) -> StepShape:
+    """Of rows by phase, start and number of tokens."""
     num_decodes = num_pairs = num_context = num_prefill_context = 0
-    num_prefill_tokens = step.num_padded_tokens
-    decode = Phase.DECODE
-    for _, phase, start, num_tokens, _ in step.rows:
-        if phase is decode:
+    num_prefill_tokens = num_padded_tokens
+    for phase, start, num_tokens in rows:
+        if phase == _DECODE:
             num_decodes += 1
             num_context += start + 1
         else:
@@ -64,12 +71,7 @@ def shape_of(step: ScheduledStep) -> StepShape:
             num_pairs += num_tokens * start + num_tokens * (num_tokens + 1) // 2
             num_prefill_context += start + num_tokens
     return StepShape(
-        len(step.rows),
-        num_decodes,
-        num_prefill_tokens,
-        num_pairs,
-        num_context,
-        num_prefill_context,
+        len(rows), num_decodes, num_prefill_tokens, num_pairs, num_context, num_prefill_context
     )
 
 

@@ -1,0 +1,145 @@
+"""`FittedModel`: step times learned from steps that ran.
+
+A cycle is a floor, plus so much for each prefill token, each decode, each query-key pair of
+prefills and each key token that decodes see. No coefficient is negative. What was asked about is
+marked as extrapolated where it lies far outside of what was seen.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from operator import mul
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.simulation.least_squares import fit_relative
+from stepscope.engine.simulation.step_time import StepShape, StepTime
+
+MIN_STEPS = 60
+TERMS = ("step", "prefill token", "decode", "prefill pair", "context token")
+_MIN_SHAPES = 8  # different ones: below, a fit is a guess
+_MAX_STEPS = 5_000  # evenly taken from more
+_NUM_FOLDS = 5
+_REACH = 1.5  # times the largest seen: beyond, an answer is marked
+
+
+class SeenStep(NamedTuple):
+    """A step that ran. `cycle_s` goes from the tokens of the step before it to its own."""
+
+    shape: StepShape
+    cycle_s: float
+    host_s: float | None = None  # of the cycle; None: unknown, or hidden behind the step before
+
+
+class SeenRange(Struct, frozen=True):
+    """Of one figure of the steps that were seen."""
+
+    least: float
+    most: float
+
+
+class FittedModel(Struct, frozen=True, kw_only=True):
+    """A `StepTimeModel`. Errors are of steps that the fit had not seen, as shares of their time."""
+
+    seconds: tuple[float, ...]  # for each of one of `TERMS`
+    num_steps: int
+    ranges: tuple[SeenRange, ...]  # for each of `TERMS`
+    median_error: float
+    p90_error: float
+    spread: float
+    host_s: float
+
+    def step_time(self, shape: StepShape) -> StepTime:
+        terms = terms_of(shape)
+        cycle_s = sum(map(mul, self.seconds, terms))
+        is_far = any(
+            term > seen.most * _REACH for term, seen in zip(terms, self.ranges, strict=True)
+        )
+        host_s = min(self.host_s, cycle_s)
+        return StepTime(cycle_s - host_s, host_s, self.spread, is_far)
+
+    def in_words(self) -> list[str]:
+        """What was learned from what, a line each."""
+        lines = [
+            f"fitted on {self.num_steps:,} steps; on steps not seen the median error is "
+            f"{self.median_error:.1%}, one in ten is above {self.p90_error:.1%}"
+        ]
+        for name, each_s, seen in zip(TERMS, self.seconds, self.ranges, strict=True):
+            if name == "step":
+                lines.append(f"  {each_s * 1e3:10.3f} ms a step")
+            elif not seen.most:
+                lines.append(f"           ? a {name}: no step had any")
+            else:
+                lines.append(
+                    f"  {each_s * 1e6:10.4g} µs a {name} (seen {seen.least:,.0f} to "
+                    f"{seen.most:,.0f})"
+                )
+        lines.append(f"  {self.host_s * 1e3:10.3f} ms of a cycle are the host's")
+        return lines
+
+
+def terms_of(shape: StepShape) -> tuple[float, ...]:
+    """What the coefficients are multiplied by, as in `TERMS`."""
+    return (
+        1.0,
+        float(shape.num_prefill_tokens),
+        float(shape.num_decodes),
+        float(shape.num_prefill_pairs),
+        float(shape.num_context_tokens),
+    )
+
+
+def fit(steps: Sequence[SeenStep]) -> FittedModel:
+    """Learn from steps, in the order they ran.
+
+    Raises:
+        ConfigError: they are too few, or too much alike.
+    """
+    steps = [step for step in steps if step.cycle_s > 0]
+    _check(steps)
+    if len(steps) > _MAX_STEPS:
+        steps = steps[:: math.ceil(len(steps) / _MAX_STEPS)]
+    rows = [terms_of(step.shape) for step in steps]
+    seconds = [step.cycle_s for step in steps]
+    errors = _errors_of_unseen(rows, seconds)
+    sizes = sorted(map(abs, errors))
+    hosts = [step.host_s for step in steps if step.host_s is not None]
+    return FittedModel(
+        seconds=tuple(fit_relative(rows, seconds)),
+        num_steps=len(steps),
+        ranges=tuple(SeenRange(min(column), max(column)) for column in zip(*rows, strict=True)),
+        median_error=statistics.median(sizes),
+        p90_error=sizes[round(0.9 * (len(sizes) - 1))],
+        # Of most steps: a few that were stopped are no part of it.
+        spread=1.4826 * statistics.median(abs(each - statistics.median(errors)) for each in errors),
+        host_s=statistics.median(hosts) if hosts else 0.0,
+    )
+
+
+def _check(steps: Sequence[SeenStep]) -> None:
+    more = "record for longer, under a load that comes and goes"
+    if len(steps) < MIN_STEPS:
+        raise ConfigError(
+            "too_few_steps", f"a fit takes {MIN_STEPS} steps, and there are {len(steps)}: {more}"
+        )
+    num_shapes = len({(step.shape.num_prefill_tokens, step.shape.num_decodes) for step in steps})
+    if num_shapes < _MIN_SHAPES:
+        raise ConfigError(
+            "steps_too_alike",
+            f"the {len(steps)} steps are too much alike for a fit, {num_shapes} kinds by prefill "
+            f"tokens and decodes: {more}, or change max_num_batched_tokens meanwhile",
+        )
+
+
+def _errors_of_unseen(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
+    """Each stretch of the session is predicted from the others: drift counts as an error."""
+    errors: list[float] = []
+    count = len(rows)
+    for fold in range(_NUM_FOLDS):
+        begin, end = count * fold // _NUM_FOLDS, count * (fold + 1) // _NUM_FOLDS
+        found = fit_relative([*rows[:begin], *rows[end:]], [*seconds[:begin], *seconds[end:]])
+        for row, each_s in zip(rows[begin:end], seconds[begin:end], strict=True):
+            errors.append(sum(map(mul, found, row)) / each_s - 1)
+    return errors

@@ -1,0 +1,115 @@
+"""Least squares for step times: no coefficient below zero, and a few slow steps change little.
+
+In plain Python: a fit has a handful of terms, and a plain install has no numpy.
+"""
+
+import statistics
+from collections.abc import Sequence
+from operator import mul
+
+_NUM_ROUNDS = 12
+_SETTLED = 1e-4  # changes of a coefficient below this share end the rounds
+_HUBER = 1.5  # residuals beyond so many standard deviations count linearly
+_NOTHING = 1e-10  # a gain below this is rounding
+
+
+def fit_relative(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
+    """Coefficients, none negative, that make `sum(coefficient * term)` close to `seconds`.
+
+    Errors count as a share of the seconds (all above zero), by Huber's loss.
+
+    Args:
+        rows: for each step its terms, as many for every step.
+    """
+    shares = [
+        [term / each for term, each in zip(column, seconds, strict=True)]
+        for column in zip(*rows, strict=True)
+    ]
+    weights = [1.0] * len(seconds)
+    found: list[float] = []
+    for _ in range(_NUM_ROUNDS):
+        before, found = found, _weighted(shares, weights)
+        if before and all(
+            abs(new - old) <= _SETTLED * new for new, old in zip(found, before, strict=True)
+        ):
+            break
+        predicted = [sum(map(mul, found, row)) for row in zip(*shares, strict=True)]
+        residuals = [abs(each - 1) for each in predicted]
+        limit = _HUBER * max(1.4826 * statistics.median(residuals), 1e-12)
+        weights = [1.0 if each <= limit else limit / each for each in residuals]
+    return found
+
+
+def _weighted(columns: Sequence[Sequence[float]], weights: Sequence[float]) -> list[float]:
+    """Of `sum(weight * (row . coefficients - 1)^2)` the non-negative minimum."""
+    weighted = [list(map(mul, column, weights)) for column in columns]
+    # Columns of length 1 each: terms have all kinds of sizes.
+    lengths = [
+        sum(map(mul, one, other)) ** 0.5 or 1.0
+        for one, other in zip(weighted, columns, strict=True)
+    ]
+    gram = [
+        [
+            sum(map(mul, one, other)) / (length * other_length)
+            for other, other_length in zip(columns, lengths, strict=True)
+        ]
+        for one, length in zip(weighted, lengths, strict=True)
+    ]
+    wanted = [sum(one) / length for one, length in zip(weighted, lengths, strict=True)]
+    found = _non_negative(gram, wanted)
+    return [each / length for each, length in zip(found, lengths, strict=True)]
+
+
+def _non_negative(gram: Sequence[Sequence[float]], wanted: Sequence[float]) -> list[float]:
+    """Minimum of `x.gram.x / 2 - wanted.x` with no x below zero.
+
+    Lawson and Hanson, Solving Least Squares Problems (1974), chapter 23.
+    """
+    count = len(wanted)
+    found = [0.0] * count
+    free: list[int] = []  # those that are not held at zero
+    for _ in range(3 * count):
+        gains = [wanted[i] - sum(map(mul, gram[i], found)) for i in range(count)]
+        best = max((i for i in range(count) if i not in free), key=gains.__getitem__, default=None)
+        if best is None or gains[best] <= _NOTHING * max(wanted):
+            break
+        free.append(best)
+        solved = _solved(gram, wanted, free)
+        while min(solved.values()) <= 0:
+            # Go as far as all stay above zero, and hold the one that gets there first.
+            share, first = min(
+                (found[i] / ((found[i] - solved[i]) or 1.0), i) for i in free if solved[i] <= 0
+            )
+            for i in free:
+                found[i] += share * (solved[i] - found[i])
+            found[first] = 0.0
+            free.remove(first)
+            if not free:
+                return found
+            solved = _solved(gram, wanted, free)
+        for i in free:
+            found[i] = solved[i]
+    return found
+
+
+def _solved(
+    gram: Sequence[Sequence[float]], wanted: Sequence[float], free: Sequence[int]
+) -> dict[int, float]:
+    """The minimum over the free ones alone: Gauss, with the rest at zero."""
+    lines = [[gram[i][j] for j in free] + [wanted[i]] for i in free]
+    count = len(free)
+    for column in range(count):
+        pivot = max(range(column, count), key=lambda line: abs(lines[line][column]))
+        lines[column], lines[pivot] = lines[pivot], lines[column]
+        top = lines[column]
+        if abs(top[column]) < _NOTHING:
+            top[column] = _NOTHING  # two terms in step with each other: any share will do
+        for line in lines[column + 1 :]:
+            share = line[column] / top[column]
+            for place in range(column, count + 1):
+                line[place] -= share * top[place]
+    values = [0.0] * count
+    for column in reversed(range(count)):
+        known = sum(map(mul, lines[column][column + 1 : count], values[column + 1 :]))
+        values[column] = (lines[column][count] - known) / lines[column][column]
+    return dict(zip(free, values, strict=True))

@@ -1,0 +1,188 @@
+"""`MeasuredModel`: step times between points that were measured.
+
+A point is a step: tokens that it computed, tokens that were in the KV cache before it and that it
+attended to, and seconds. Between points the time goes along straight lines, over the context
+first and then over the tokens.
+"""
+
+import csv
+import statistics
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.simulation.step_time import StepShape, StepTime
+
+_MIN_TOKENS = 2  # different numbers of tokens
+_COLUMNS = ("tokens", "context", "seconds")
+
+
+class MeasuredPoint(NamedTuple):
+    """One kind of step, and how long it took."""
+
+    num_tokens: int
+    num_context_tokens: int  # over all rows
+    seconds: float
+
+
+class MeasuredModel:
+    """A `StepTimeModel` by points.
+
+    Args:
+        host_ms: between two steps, where the points are without it.
+
+    Raises:
+        ConfigError: the points are of one size only.
+    """
+
+    def __init__(self, points: Iterable[MeasuredPoint], *, host_ms: float = 0.0) -> None:
+        by_tokens: dict[int, dict[int, list[float]]] = {}
+        for point in points:
+            contexts = by_tokens.setdefault(point.num_tokens, {})
+            contexts.setdefault(point.num_context_tokens, []).append(point.seconds)
+        if len(by_tokens) < _MIN_TOKENS:
+            raise ConfigError(
+                "too_few_points",
+                f"points of {len(by_tokens)} number of tokens: measure steps of at least "
+                f"{_MIN_TOKENS} different numbers",
+            )
+        self._tokens = sorted(by_tokens)
+        self._lines = [
+            sorted(
+                (context, statistics.median(all_s)) for context, all_s in by_tokens[each].items()
+            )
+            for each in self._tokens
+        ]
+        self._context_s = _seconds_per_context(self._lines)
+        self._most_context = max(line[-1][0] for line in self._lines)
+        self._host_s = host_ms / 1e3
+
+    def step_time(self, shape: StepShape) -> StepTime:
+        # What decodes see includes their own tokens, what prefills see theirs.
+        context = shape.num_context_tokens - shape.num_decodes
+        context += max(0, shape.num_prefill_context - shape.num_prefill_tokens)
+        tokens = self._tokens
+        upper = min(max(bisect_right(tokens, shape.num_tokens), 1), len(tokens) - 1)
+        low, high = tokens[upper - 1], tokens[upper]
+        low_s, high_s = self._at(upper - 1, context), self._at(upper, context)
+        share = max(0.0, (shape.num_tokens - low) / (high - low))
+        is_far = shape.num_tokens > tokens[-1] or context > self._most_context
+        return StepTime(low_s + share * (high_s - low_s), self._host_s, 0.0, is_far)
+
+    def _at(self, index: int, context: int) -> float:
+        """Along the line of one number of tokens; beyond its ends by what a token costs."""
+        line = self._lines[index]
+        place = bisect_right(line, (context, float("inf")))
+        if place == 0 or place == len(line):
+            end, seconds = line[0] if place == 0 else line[-1]
+            return max(0.0, seconds + (context - end) * self._context_s)
+        (low, low_s), (high, high_s) = line[place - 1], line[place]
+        return low_s + (context - low) / (high - low) * (high_s - low_s)
+
+
+def _seconds_per_context(lines: Sequence[Sequence[tuple[int, float]]]) -> float:
+    slopes = [
+        (line[-1][1] - line[0][1]) / (line[-1][0] - line[0][0]) for line in lines if len(line) > 1
+    ]
+    return max(0.0, statistics.median(slopes)) if slopes else 0.0
+
+
+def read_points(path: Path, model: str | None = None) -> list[MeasuredPoint]:
+    """Of the JSON that `stepscope bench gpu` writes, or of a CSV with tokens, context and seconds.
+
+    Args:
+        model: of the models in the JSON; None: there is one.
+
+    Raises:
+        ConfigError: there are none in it, with what is missing.
+    """
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("no_points", f"{path} cannot be read: {error}") from None
+    points = _of_report(path, text, model) if text.lstrip()[:1] == "{" else _of_csv(path, text)
+    if not points:
+        raise ConfigError("no_points", f"{path} has no points of steps")
+    return points
+
+
+def _of_csv(path: Path, text: str) -> list[MeasuredPoint]:
+    reader = csv.DictReader(text.splitlines())
+    missing = [name for name in _COLUMNS if name not in (reader.fieldnames or ())]
+    if missing:
+        raise ConfigError(
+            "bad_points",
+            f"{path} has no column {missing[0]!r}; a CSV of points begins with "
+            f"the line {','.join(_COLUMNS)}",
+        )
+    points = []
+    for row in reader:
+        try:
+            point = MeasuredPoint(int(row["tokens"]), int(row["context"]), float(row["seconds"]))
+        except (TypeError, ValueError):
+            raise ConfigError(
+                "bad_points", f"{path}, line {reader.line_num}: three numbers are needed"
+            ) from None
+        if point.num_tokens < 1 or point.num_context_tokens < 0 or not point.seconds > 0:
+            raise ConfigError(
+                "bad_points",
+                f"{path}, line {reader.line_num}: tokens and seconds are above 0, context is not "
+                "below",
+            )
+        points.append(point)
+    return points
+
+
+class _Point(msgspec.Struct):
+    samples: list[float] = []  # ms
+    facts: dict[str, Any] = {}
+
+
+class _Part(msgspec.Struct):
+    part: str
+    model: str | None = None
+    points: list[_Point] = []
+
+
+class _Report(msgspec.Struct):
+    """What is used of `engine.bench.gpu.results.Report`, which this room does not know."""
+
+    outcomes: list[_Part]
+
+
+def _of_report(path: Path, text: str, model: str | None) -> list[MeasuredPoint]:
+    try:
+        report = msgspec.json.decode(text, type=_Report)
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            "bad_points", f"{path} is no report of 'stepscope bench gpu': {error}"
+        ) from None
+    names = sorted({each.model for each in report.outcomes if each.model and each.part in "bcd"})
+    if model is None and len(names) > 1:
+        raise ConfigError("bad_points", f"{path} has several models: {', '.join(names)}; name one")
+    if model is not None and model not in names:
+        raise ConfigError("bad_points", f"{path} has no model {model!r}; it has {', '.join(names)}")
+    wanted = model or next(iter(names), None)
+    return [
+        point
+        for outcome in report.outcomes
+        if outcome.part in "bcd" and outcome.model == wanted
+        for each in outcome.points
+        if (point := _point_of(each)) is not None
+    ]
+
+
+def _point_of(point: _Point) -> MeasuredPoint | None:
+    facts = point.facts
+    if not point.samples:
+        return None
+    seconds = statistics.median(point.samples) / 1e3
+    if "batch" in facts and "context" in facts:
+        return MeasuredPoint(
+            int(facts["batch"]), int(facts["batch"]) * (int(facts["context"]) - 1), seconds
+        )
+    return MeasuredPoint(int(facts["tokens"]), 0, seconds) if "tokens" in facts else None

@@ -1,0 +1,164 @@
+"""`ModelShape`: what a step of a model has to read and to compute, from its config.json."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.simulation.known_models import KNOWN_MODELS
+
+_RANDOM = "random:"
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_FP8 = 1.0
+_BF16 = 2.0
+
+
+class ModelShape(Struct, frozen=True, kw_only=True):
+    """Counts are of elements, of the whole model."""
+
+    name: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    attention_weights: int
+    mlp_weights: int  # that every token uses: dense layers, shared experts, routers
+    expert_weights: int  # of one expert in all layers that have experts; 0: there are none
+    num_expert_layers: int
+    num_experts: int
+    num_experts_per_token: int
+    head_weights: int
+    embedding_weights: int  # 0: the head is the embedding, too
+    attention_bytes: float  # of one weight
+    mlp_bytes: float
+    kv_bytes: float = _BF16  # of one element of the KV cache
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.kv_bytes
+
+    @property
+    def weight_bytes(self) -> float:
+        """That a step of many tokens reads. Of the embedding only rows are read: it is left out."""
+        return (
+            self.attention_weights * self.attention_bytes
+            + (self.mlp_weights + self.expert_weights * self.num_experts) * self.mlp_bytes
+            + self.head_weights * _BF16
+        )
+
+    @property
+    def memory_bytes(self) -> float:
+        """Of all weights."""
+        return self.weight_bytes + self.embedding_weights * _BF16
+
+    def num_experts_used(self, num_tokens: int) -> float:
+        """Of a layer, as many tokens choose them evenly and each on its own."""
+        share = self.num_experts_per_token / self.num_experts
+        return self.num_experts * (1 - (1 - share) ** num_tokens)
+
+
+def model_shape(model: str) -> ModelShape:
+    """By a name of `KNOWN_MODELS`, `random:NAME`, or the path of a config.json or its folder.
+
+    Raises:
+        ConfigError: there is no such model, or its config lacks what is needed.
+    """
+    name = model.removeprefix(_RANDOM).lower()
+    config = KNOWN_MODELS.get(name)
+    if config is not None:
+        return shape_of_config(name, config)
+    path = Path(model).expanduser()
+    path = path / "config.json" if path.is_dir() else path
+    if not path.is_file():
+        raise ConfigError(
+            "unknown_model",
+            f"no model {model!r} is known; there are: {', '.join(KNOWN_MODELS)}; or give the path "
+            "of a config.json",
+        )
+    try:
+        config = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
+        raise ConfigError("bad_model", f"{path} is no config.json of a model: {error}") from error
+    return shape_of_config(path.parent.name, config)
+
+
+def shape_of_config(name: str, config: Mapping[str, Any]) -> ModelShape:
+    """`config`: as Hugging Face's models have it.
+
+    Raises:
+        ConfigError: it lacks what is needed, or has attention of another kind.
+    """
+    text = config.get("text_config") or config
+    if "kv_lora_rank" in text:
+        raise ConfigError("unknown_model", f"{name}: latent attention (MLA) is not modelled")
+    hidden = _count(name, text, "hidden_size")
+    layers = _count(name, text, "num_hidden_layers")
+    heads = _count(name, text, "num_attention_heads")
+    kv_heads = int(text.get("num_key_value_heads") or heads)
+    dim = int(text.get("head_dim") or hidden // heads)
+    inner = _count(name, text, "intermediate_size")
+    vocab = _count(name, text, "vocab_size")
+    num_experts = int(next((text[key] for key in _EXPERTS if text.get(key)), 0))
+    expert_layers = 0
+    expert_inner = int(text.get("moe_intermediate_size") or inner)
+    mlp = 3 * hidden * inner * layers
+    if num_experts:
+        expert_layers = layers // int(text.get("interleave_moe_layer_step") or 1)
+        dense_inner = int(text.get("intermediate_size_mlp") or inner)
+        mlp = 3 * hidden * dense_inner * (layers - expert_layers)
+        mlp += expert_layers * hidden * (num_experts + 3 * _shared_inner(text, expert_inner))
+    is_fp8 = _is_fp8(config)
+    return ModelShape(
+        name=name,
+        num_layers=layers,
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=dim,
+        attention_weights=hidden * dim * (2 * heads + 2 * kv_heads) * layers,
+        mlp_weights=mlp,
+        expert_weights=3 * hidden * expert_inner * expert_layers,
+        num_expert_layers=expert_layers,
+        num_experts=num_experts,
+        num_experts_per_token=int(text.get("num_experts_per_tok") or 0),
+        head_weights=vocab * hidden,
+        embedding_weights=0 if config.get("tie_word_embeddings") else vocab * hidden,
+        attention_bytes=_FP8 if is_fp8 and not _leaves_attention(config) else _BF16,
+        mlp_bytes=_FP8 if is_fp8 else _BF16,
+    )
+
+
+def _count(name: str, config: Mapping[str, Any], field: str) -> int:
+    value = config.get(field)
+    if not isinstance(value, int) or value < 1:
+        raise ConfigError("bad_model", f"the config of {name} has no {field}")
+    return value
+
+
+def _shared_inner(text: Mapping[str, Any], expert_inner: int) -> int:
+    """Width of the experts that every token uses; Llama 4 has one, and its config does not say."""
+    if text.get("shared_expert_intermediate_size"):
+        return int(text["shared_expert_intermediate_size"])
+    default = 1 if str(text.get("model_type", "")).startswith("llama4") else 0
+    return expert_inner * int(text.get("n_shared_experts") or default)
+
+
+def _is_fp8(config: Mapping[str, Any]) -> bool:
+    quantization = config.get("quantization_config") or {}
+    if quantization.get("quant_method") == "fp8":
+        return True
+    groups = quantization.get("config_groups") or {}
+    return any(
+        (group.get("weights") or {}).get("num_bits") == 8
+        and (group.get("weights") or {}).get("type") == "float"
+        for group in groups.values()
+    )
+
+
+def _leaves_attention(config: Mapping[str, Any]) -> bool:
+    quantization = config.get("quantization_config") or {}
+    return any("self_attn" in str(each) for each in quantization.get("ignore") or ())

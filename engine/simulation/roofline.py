@@ -1,0 +1,148 @@
+"""`RooflineModel`: step times from what a step has to read and to compute, and a GPU's rates.
+
+Each part of a step takes what its bytes or its operations take at the rates of the data sheet,
+whichever is longer, times a coefficient above 1. Launches, rows and the exchanges of tensor
+parallelism cost a time of their own. Of a mixture of experts only those are read that the tokens
+of the step choose.
+"""
+
+from msgspec import Struct
+
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.simulation.gpus import GpuRates
+from stepscope.engine.simulation.model_shape import ModelShape
+from stepscope.engine.simulation.step_time import StepShape, StepTime
+
+TERMS = ("weights", "attention", "layer", "row", "exchange")
+_EXCHANGES = 2  # in a layer: after attention and after its MLP
+_ACTIVATION_BYTES = 2
+_ACTIVATION_ROOM = 1.7e9  # bytes of each GPU: about what vLLM 0.19 leaves out of its KV cache
+
+
+class RooflineCoefficients(Struct, frozen=True, kw_only=True):
+    """How far real steps stay behind a data sheet, and what a data sheet does not know.
+
+    The defaults are a fit to 13 public runs of vLLM 0.15.1 on H100 (docs/simulate.md, Accuracy).
+    """
+
+    weights: float = 1.35  # times what reading all weights of the step takes
+    attention: float = 1.16  # times what reading the keys and values takes
+    layer_us: float = 12.0  # each layer, however little it does
+    row_us: float = 28.0  # each row: its input, its logits, its token
+    exchange_us: float = 10.0  # each exchange between GPUs, before its bytes
+    # Not fitted: at best this share of the peak is computed, before the factors above.
+    matmul_share: float = 0.8
+    pairs_share: float = 0.5
+
+
+class RooflineModel:
+    """A `StepTimeModel` of a model on `tensor_parallel` GPUs.
+
+    Attributes:
+        name: what is modelled, for people.
+
+    Args:
+        host_ms: between two steps of an engine that does not prepare a step while one runs.
+        spread: of the times of equal steps; the data sheet does not know it.
+
+    Raises:
+        ConfigError: the model cannot be split in so many parts.
+    """
+
+    def __init__(
+        self,
+        gpu: GpuRates,
+        shape: ModelShape,
+        tensor_parallel: int = 1,
+        *,
+        coefficients: RooflineCoefficients | None = None,
+        host_ms: float = 0.0,
+        spread: float = 0.0,
+    ) -> None:
+        if tensor_parallel < 1 or shape.num_heads % tensor_parallel:
+            raise ConfigError(
+                "bad_tensor_parallel",
+                f"{shape.num_heads} heads of {shape.name} cannot be split over {tensor_parallel} "
+                "GPUs: take a divisor",
+            )
+        self.name = f"{shape.name} on {f'{tensor_parallel} x ' * (tensor_parallel > 1)}{gpu.name}"
+        self._coefficients = coefficients or RooflineCoefficients()
+        self._host_s = host_ms / 1e3
+        self._spread = spread
+        self._shape = shape
+        self._set_rates(gpu, shape, tensor_parallel)
+
+    def _set_rates(self, gpu: GpuRates, shape: ModelShape, num_gpus: int) -> None:
+        """Everything in seconds a unit, on the GPUs together."""
+        read_s = 1 / (gpu.bytes_per_s * num_gpus)
+        bf16_s = 2 / (gpu.bf16_flops * num_gpus * self._coefficients.matmul_share)
+        fp8_s = bf16_s * gpu.bf16_flops / gpu.fp8_flops if gpu.fp8_flops else bf16_s
+        attention_s = fp8_s if shape.attention_bytes == 1 else bf16_s
+        mlp_s = fp8_s if shape.mlp_bytes == 1 else bf16_s
+        dense_bytes = shape.weight_bytes - (
+            shape.expert_weights * shape.num_experts * shape.mlp_bytes
+        )
+        self._read_dense_s = dense_bytes * read_s
+        self._token_dense_s = shape.attention_weights * attention_s + shape.mlp_weights * mlp_s
+        self._read_expert_s = shape.expert_weights * shape.mlp_bytes * read_s
+        self._token_experts_s = shape.expert_weights * shape.num_experts_per_token * mlp_s
+        self._read_key_s = shape.kv_bytes_per_token * read_s
+        # Two products, of two operations for each element of a head.
+        operations = 4 * shape.num_layers * shape.num_heads * shape.head_dim
+        pairs_flops = gpu.bf16_flops * num_gpus * self._coefficients.pairs_share
+        self._pair_s = operations / pairs_flops
+        self._num_exchanges = _EXCHANGES * shape.num_layers * (num_gpus > 1)
+        sent = shape.hidden_size * _ACTIVATION_BYTES * 2 * (num_gpus - 1) / num_gpus
+        self._token_exchange_s = self._num_exchanges * sent / gpu.link_bytes_per_s
+
+    def terms(self, shape: StepShape) -> tuple[float, ...]:
+        """What the coefficients named in `TERMS` are multiplied by: seconds, or how many."""
+        num_tokens = shape.num_tokens
+        weights_s = max(self._read_dense_s, num_tokens * self._token_dense_s)
+        if self._read_expert_s:
+            used = self._shape.num_experts_used(num_tokens)
+            weights_s += max(used * self._read_expert_s, num_tokens * self._token_experts_s)
+        num_keys = shape.num_context_tokens + shape.num_prefill_context
+        keys_s = num_keys * self._read_key_s
+        attention_s = max(keys_s, shape.num_prefill_pairs * self._pair_s)
+        return (
+            weights_s,
+            attention_s,
+            float(self._shape.num_layers),
+            float(shape.num_rows),
+            float(self._num_exchanges),
+        )
+
+    def step_time(self, shape: StepShape) -> StepTime:
+        by = self._coefficients
+        weights_s, attention_s, layers, rows, exchanges = self.terms(shape)
+        device_s = (
+            by.weights * weights_s
+            + by.attention * attention_s
+            + (by.layer_us * layers + by.row_us * rows + by.exchange_us * exchanges) * 1e-6
+            + shape.num_tokens * self._token_exchange_s
+        )
+        return StepTime(device_s, self._host_s, self._spread)
+
+
+def num_kv_tokens(
+    gpu: GpuRates, shape: ModelShape, tensor_parallel: int = 1, memory_share: float = 0.9
+) -> int:
+    """How many tokens the KV cache holds beside the weights.
+
+    Args:
+        memory_share: of the memory that the engine takes, as vLLM's `gpu_memory_utilization`.
+
+    Raises:
+        ConfigError: the weights alone do not fit.
+    """
+    room = gpu.memory_gib * 2**30 * tensor_parallel * memory_share
+    left = room - shape.memory_bytes - _ACTIVATION_ROOM * tensor_parallel
+    if left <= 0:
+        raise ConfigError(
+            "model_too_large",
+            f"the weights of {shape.name} take {shape.memory_bytes / 1e9:.0f} GB, and "
+            f"{tensor_parallel} x {gpu.name} give {room / 1e9:.0f} GB: take more GPUs "
+            "(tensor_parallel) or a smaller model",
+        )
+    return int(left / shape.kv_bytes_per_token)

@@ -1,0 +1,116 @@
+"""A model of step times learned from steps: what it finds, what it says of itself."""
+
+import random
+
+import pytest
+
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.simulation.fitted import FittedModel, SeenStep, fit
+from stepscope.engine.simulation.least_squares import fit_relative
+from stepscope.engine.simulation.step_time import StepShape
+
+SECONDS = (8e-3, 40e-6, 30e-6, 10e-9, 30e-9)  # of each of `TERMS`
+
+
+def shape(num_decodes: int, context: int, num_tokens: int = 0, start: int = 0) -> StepShape:
+    return StepShape(
+        num_rows=num_decodes + (num_tokens > 0),
+        num_decodes=num_decodes,
+        num_prefill_tokens=num_tokens,
+        num_prefill_pairs=num_tokens * start + num_tokens * (num_tokens + 1) // 2,
+        num_context_tokens=num_decodes * context,
+        num_prefill_context=start + num_tokens if num_tokens else 0,
+    )
+
+
+def true_s(each: StepShape) -> float:
+    return (
+        SECONDS[0]
+        + SECONDS[1] * each.num_prefill_tokens
+        + SECONDS[2] * each.num_decodes
+        + SECONDS[3] * each.num_prefill_pairs
+        + SECONDS[4] * each.num_context_tokens
+    )
+
+
+def steps(count: int = 800, noise: float = 0.02, stops: float = 0.0) -> list[SeenStep]:
+    chance = random.Random(1)
+    found = []
+    for _ in range(count):
+        num_tokens = chance.choice((0, 0, chance.randrange(1, 512)))
+        each = shape(
+            chance.randrange(1, 60), chance.randrange(100, 3000), num_tokens, chance.randrange(4000)
+        )
+        stop_s = 0.2 if chance.random() < stops else 0.0
+        found.append(SeenStep(each, true_s(each) * chance.lognormvariate(0, noise) + stop_s, 1e-3))
+    return found
+
+
+@pytest.fixture(scope="module")
+def model() -> FittedModel:
+    return fit(steps())
+
+
+def test_fit_finds_the_coefficients_that_made_the_steps(model: FittedModel) -> None:
+    assert model.seconds == pytest.approx(SECONDS, rel=0.1)
+
+
+def test_a_few_stopped_steps_change_a_fit_little() -> None:
+    assert fit(steps(stops=0.03)).seconds == pytest.approx(SECONDS, rel=0.15)
+
+
+def test_no_coefficient_is_below_zero() -> None:
+    rows = [(1.0, float(number)) for number in range(1, 40)]
+    falling = [2.0 - number / 40 for number in range(1, 40)]
+    floor, slope = fit_relative(rows, falling)
+    assert (floor > 0, slope) == (True, 0.0)
+
+
+def test_a_term_that_no_step_has_gets_nothing() -> None:
+    rows = [(1.0, 0.0, float(number)) for number in range(1, 40)]
+    assert fit_relative(rows, [1.0 + 2 * row[2] for row in rows]) == pytest.approx([1, 0, 2])
+
+
+def test_a_fit_says_on_what_it_rests(model: FittedModel) -> None:
+    assert model.num_steps == 800
+    assert model.ranges[1].most <= 511
+    # Of steps with a spread of 2 % the median error is two thirds of it.
+    assert model.median_error == pytest.approx(0.0135, rel=0.3)
+    assert model.spread == pytest.approx(0.02, rel=0.3)
+    words = "\n".join(model.in_words())
+    assert "fitted on 800 steps" in words
+    assert "a prefill token (seen 0 to 5" in words
+
+
+def test_host_and_device_make_the_cycle(model: FittedModel) -> None:
+    each = shape(8, 500)
+    time = model.step_time(each)
+    assert time.host_s == pytest.approx(1e-3)
+    assert time.cycle_s == pytest.approx(true_s(each), rel=0.02)
+
+
+def test_steps_far_outside_of_those_seen_are_marked(model: FittedModel) -> None:
+    assert not model.step_time(shape(30, 1000, 256)).is_extrapolated
+    assert model.step_time(shape(30, 1000, 4096)).is_extrapolated
+    assert model.step_time(shape(120, 100)).is_extrapolated
+
+
+def test_prefills_are_marked_where_no_step_had_one() -> None:
+    decodes = [step for step in steps(1200) if not step.shape.num_prefill_tokens]
+    model = fit(decodes)
+    assert model.step_time(shape(8, 500, 64)).is_extrapolated
+    assert "? a prefill token: no step had any" in "\n".join(model.in_words())
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (steps(40), "a fit takes 60 steps, and there are 40"),
+        ([SeenStep(shape(8, 500), 0.01)] * 200, "too much alike"),
+    ],
+    ids=["few", "alike"],
+)
+def test_too_little_to_fit_is_refused_with_what_would_help(given: list[SeenStep], why: str) -> None:
+    with pytest.raises(ConfigError, match=why) as error:
+        fit(given)
+    assert "record for longer" in str(error.value)

@@ -1,0 +1,106 @@
+"""Step times between measured points."""
+
+from pathlib import Path
+
+import pytest
+
+from stepscope.engine.bench.gpu import results
+from stepscope.engine.bench.gpu.results import BenchPoint, PartOutcome, Report
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.simulation.measured import MeasuredModel, MeasuredPoint, read_points
+from stepscope.engine.simulation.step_time import StepShape
+
+POINTS = [
+    MeasuredPoint(1, 0, 0.010),
+    MeasuredPoint(1, 1000, 0.011),
+    MeasuredPoint(9, 0, 0.018),
+    MeasuredPoint(9, 9000, 0.027),
+    MeasuredPoint(512, 0, 0.100),
+]
+
+
+def decodes(count: int, context: int) -> StepShape:
+    """`context`: tokens that each finds in the KV cache."""
+    return StepShape(count, count, 0, 0, count * (context + 1))
+
+
+def seconds(step: StepShape) -> float:
+    return MeasuredModel(POINTS).step_time(step).device_s
+
+
+def test_a_point_gets_its_own_time() -> None:
+    assert seconds(decodes(1, 1000)) == pytest.approx(0.011)
+    assert seconds(StepShape(1, 0, 512, 0, 0, 512)) == pytest.approx(0.100)
+
+
+def test_between_points_time_goes_along_straight_lines() -> None:
+    assert seconds(decodes(1, 500)) == pytest.approx(0.0105)
+    # Halfway from 1 to 9 tokens, with 2,000 tokens of context: 0.012 s and 0.020 s.
+    assert seconds(decodes(5, 400)) == pytest.approx(0.016)
+
+
+def test_context_costs_as_elsewhere_where_only_one_was_measured() -> None:
+    late_chunk = StepShape(1, 0, 512, 0, 0, 512 + 10_000)
+    assert seconds(late_chunk) == pytest.approx(0.100 + 10_000 * 1e-6)
+
+
+def test_steps_beyond_all_points_are_marked() -> None:
+    model = MeasuredModel(POINTS, host_ms=2.0)
+    assert not model.step_time(decodes(9, 100)).is_extrapolated
+    assert model.step_time(decodes(9, 5000)).is_extrapolated
+    far = model.step_time(StepShape(1, 0, 1024, 0, 0, 1024))
+    assert far.is_extrapolated
+    assert far.host_s == pytest.approx(2e-3)
+
+
+def test_points_are_read_from_a_csv(tmp_path: Path) -> None:
+    file = tmp_path / "points.csv"
+    file.write_text("tokens,context,seconds\n1,0,0.010\n512,0,0.1\n")
+    assert read_points(file) == [MeasuredPoint(1, 0, 0.010), MeasuredPoint(512, 0, 0.1)]
+
+
+def test_points_are_read_from_a_report_of_the_bench(tmp_path: Path) -> None:
+    file = tmp_path / "gpu.json"
+    decode = BenchPoint(
+        what="batch 4", samples=[5.0, 6.0, 7.0], facts={"batch": 4, "context": 1024}
+    )
+    one = BenchPoint(what="256 tokens", samples=[9.0], facts={"tokens": 256})
+    failed = BenchPoint(what="512 tokens", facts={"tokens": 512}, why="no memory")
+    outcomes = [
+        PartOutcome(part="a", points=[BenchPoint(what="copy", samples=[1.0])]),
+        PartOutcome(part="b", model="qwen3-0.6b", points=[decode]),
+        PartOutcome(part="c", model="qwen3-0.6b", points=[one, failed]),
+        PartOutcome(part="c", model="qwen3-8b", points=[one]),
+    ]
+    results.write(Report(date="", is_gpu=True, is_quick=True, outcomes=outcomes), file)
+    assert read_points(file, "qwen3-0.6b") == [
+        MeasuredPoint(4, 4 * 1023, 0.006),
+        MeasuredPoint(256, 0, 0.009),
+    ]
+    with pytest.raises(ConfigError, match=r"several models: qwen3-0.6b, qwen3-8b; name one"):
+        read_points(file)
+    with pytest.raises(ConfigError, match=r"it has qwen3-0.6b, qwen3-8b"):
+        read_points(file, "llama")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("tokens,seconds\n1,0.1\n", "no column 'context'.*tokens,context,seconds"),
+        ("tokens,context,seconds\n1,0,fast\n", "line 2: three numbers"),
+        ("tokens,context,seconds\n1,0,nan\n", "line 2: tokens and seconds are above 0"),
+        ("tokens,context,seconds\n", "has no points"),
+        ('{"a": 1}', "is no report of 'stepscope bench gpu'"),
+        ('{"outcomes": []}', "has no points"),
+    ],
+)
+def test_a_bad_file_of_points_is_refused_in_one_line(tmp_path: Path, text: str, why: str) -> None:
+    file = tmp_path / "points"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=why):
+        read_points(file)
+
+
+def test_points_of_one_size_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"at least 2 different numbers"):
+        MeasuredModel(POINTS[:2])

@@ -1,0 +1,138 @@
+"""Step times of a model on a GPU by the data sheet: what makes a step longer, and by how much."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stepscope.engine.models.random_shapes import SHAPES
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.simulation.gpus import GPUS, gpu_named
+from stepscope.engine.simulation.known_models import KNOWN_MODELS
+from stepscope.engine.simulation.model_shape import ModelShape, model_shape, shape_of_config
+from stepscope.engine.simulation.roofline import RooflineModel, num_kv_tokens
+from stepscope.engine.simulation.step_time import StepShape
+
+H100 = GPUS["h100"]
+
+
+def decodes(count: int, context: int = 1000) -> StepShape:
+    return StepShape(count, count, 0, 0, count * context)
+
+
+def prefill(num_tokens: int) -> StepShape:
+    return StepShape(1, 0, num_tokens, num_tokens * (num_tokens + 1) // 2, 0, num_tokens)
+
+
+def step_ms(gpu: str, model: str, step: StepShape, tensor_parallel: int = 1) -> float:
+    roofline = RooflineModel(GPUS[gpu], model_shape(model), tensor_parallel)
+    return roofline.step_time(step).cycle_s * 1e3
+
+
+@pytest.mark.parametrize(
+    ("model", "billions"),
+    [
+        ("llama-3.1-8b", 8.03),
+        ("llama-3.1-70b", 70.6),
+        ("qwen3-0.6b", 0.596),
+        ("qwen3-32b", 32.8),
+        ("mixtral-8x7b", 46.7),
+        ("qwen3-30b-a3b", 30.5),
+        ("llama-4-scout", 107.8),  # of the text model
+    ],
+)
+def test_shapes_have_as_many_parameters_as_their_makers_say(model: str, billions: float) -> None:
+    assert model_shape(model).memory_bytes / 2 == pytest.approx(billions * 1e9, rel=0.01)
+
+
+def test_no_step_is_faster_than_the_memory_that_it_reads() -> None:
+    for model in KNOWN_MODELS:
+        shape = model_shape(model)
+        if not shape.num_experts:
+            floor_ms = shape.weight_bytes / H100.bytes_per_s * 1e3
+            assert step_ms("h100", model, decodes(1)) > floor_ms
+
+
+def test_a_step_gets_longer_with_rows_context_and_tokens() -> None:
+    few, more = (step_ms("h100", "llama-3.1-8b", decodes(count)) for count in (8, 64))
+    longer = step_ms("h100", "llama-3.1-8b", decodes(64, context=8000))
+    assert few < more < longer
+    # Above the knee a prompt costs its operations: twice the tokens, twice the time.
+    one, two = (step_ms("h100", "llama-3.1-8b", prefill(count)) for count in (2048, 4096))
+    assert two / one == pytest.approx(2, rel=0.1)
+
+
+def test_more_gpus_shorten_a_step_by_less_than_their_number() -> None:
+    one, four = (step_ms("h100", "llama-3.1-70b", decodes(16), count) for count in (1, 4))
+    assert one / 4 < four < one / 2
+
+
+def test_a_batch_reads_the_experts_that_its_tokens_choose() -> None:
+    shape = model_shape("mixtral-8x7b")
+    assert shape.num_experts_used(1) == pytest.approx(2)
+    assert shape.num_experts_used(100) == pytest.approx(8)
+    one, many = (step_ms("h100", "mixtral-8x7b", decodes(count, 1), 2) for count in (1, 32))
+    dense = [step_ms("h100", "yi-34b", decodes(count, 1), 2) for count in (1, 32)]
+    assert many / one > 2 > dense[1] / dense[0]
+
+
+def test_fp8_halves_what_is_read_but_not_what_stays_as_it_was() -> None:
+    whole, halved = model_shape("llama-4-scout"), model_shape("llama-4-scout-fp8")
+    assert halved.attention_bytes == whole.attention_bytes == 2
+    assert 0.5 < halved.weight_bytes / whole.weight_bytes < 0.55
+
+
+def test_host_time_is_added_where_steps_do_not_overlap() -> None:
+    shape = model_shape("llama-3.1-8b")
+    plain = RooflineModel(H100, shape).step_time(decodes(8))
+    with_host = RooflineModel(H100, shape, host_ms=1.5).step_time(decodes(8))
+    assert with_host.device_s == plain.device_s
+    assert with_host.cycle_s == pytest.approx(plain.cycle_s + 1.5e-3)
+
+
+def test_kv_cache_has_the_room_beside_the_weights() -> None:
+    # vLLM 0.19 counted 41,408 tokens there, with gpu_memory_utilization 0.9.
+    assert num_kv_tokens(GPUS["rtx4090"], model_shape("llama-3.1-8b")) == pytest.approx(
+        41_408, rel=0.02
+    )
+    with pytest.raises(ConfigError, match=r"take more GPUs"):
+        num_kv_tokens(H100, model_shape("llama-3.1-70b"))
+
+
+def test_a_config_json_is_read_from_its_file_or_its_folder(tmp_path: Path) -> None:
+    config = {**SHAPES["llama-3.1-8b"], "quantization_config": {"quant_method": "fp8"}}
+    file = tmp_path / "config.json"
+    file.write_bytes(msgspec.json.encode(config))
+    for path in (file, tmp_path):
+        shape = model_shape(str(path))
+        assert shape.mlp_bytes == shape.attention_bytes == 1
+        assert shape.num_layers == 32
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_random_models_have_the_shape_that_the_engine_makes(name: str) -> None:
+    assert model_shape(f"random:{name}") == shape_of_config(name, SHAPES[name])
+
+
+def test_gpus_are_found_by_the_ways_to_write_them() -> None:
+    assert gpu_named("RTX 4090") is gpu_named("rtx-4090") is GPUS["rtx4090"]
+    assert {"h100", "h200", "a100", "l40s", "b200", "mi300x", "rtx4090", "rtx5090"} == set(GPUS)
+
+
+def test_unknown_gpus_and_models_name_those_that_are_known(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there are: h100, h200"):
+        gpu_named("voodoo2")
+    with pytest.raises(ConfigError, match=r"llama-3.1-8b.*or give the path of a config.json"):
+        model_shape("gpt-7")
+    with pytest.raises(ConfigError, match=r"no hidden_size"):
+        shape_of_config("broken", {"num_hidden_layers": 2})
+    bad = tmp_path / "config.json"
+    bad.write_text("{")
+    with pytest.raises(ConfigError, match=r"is no config.json"):
+        model_shape(str(bad))
+
+
+def test_heads_that_cannot_be_split_are_refused() -> None:
+    shape: ModelShape = model_shape("llama-3.1-8b")
+    with pytest.raises(ConfigError, match=r"32 heads .* cannot be split over 3 GPUs"):
+        RooflineModel(H100, shape, 3)
