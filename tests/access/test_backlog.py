@@ -90,7 +90,7 @@ def entries(client: ControlClient) -> list[Audited]:
     return [entry for entry in page.entries if entry.code == "backlog"]
 
 
-def test_a_message_without_end_is_cut_off_on_either_socket_and_told_of(port: int) -> None:
+def test_a_message_without_end_is_cut_off_and_reported_on_either_socket(port: int) -> None:
     with ControlClient(f"tcp://127.0.0.1:{port}", timeout_s=20.0) as client:
         for offset, kind in ((0, b"DEALER"), (1, b"SUB")):
             before = len(entries(client))
@@ -106,7 +106,7 @@ def test_a_message_without_end_is_cut_off_on_either_socket_and_told_of(port: int
 
 
 @pytest.mark.parametrize("is_encrypted", [False, True])
-def test_bytes_that_were_taken_are_those_that_came_and_nobody_is_cut_off_for_them(
+def test_bytes_that_were_read_do_not_count_against_a_client(
     is_encrypted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backlog, "GROWN_BYTES", -(1 << 50))  # look each time
@@ -141,7 +141,7 @@ def test_bytes_that_were_taken_are_those_that_came_and_nobody_is_cut_off_for_the
         each.close(linger=0)
 
 
-def test_who_asks_for_much_and_reads_nothing_is_cut_off_and_who_reads_is_not(
+def test_a_client_that_asks_for_much_is_cut_off_only_if_it_does_not_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(backlog, "GROWN_BYTES", -(1 << 50))  # look each time

@@ -271,7 +271,7 @@ def test_draining_refuses_new_requests_and_finishes_old_ones(client: ControlClie
         (submit(length=1000, max_tokens=100), "prompt_too_long"),
     ],
 )
-def test_a_bad_prompt_is_refused_and_the_refusal_is_told(live_engine, client, command, code):  # type: ignore[no-untyped-def]
+def test_a_bad_prompt_is_refused_and_the_refusal_is_published(live_engine, client, command, code):  # type: ignore[no-untyped-def]
     with pytest.raises(CommandRefused) as refused:
         client.ask(command)
     assert refused.value.code == code
@@ -281,7 +281,7 @@ def test_a_bad_prompt_is_refused_and_the_refusal_is_told(live_engine, client, co
     assert [e.reason for e in events if isinstance(e, Rejected)] == [refused.value.message]
 
 
-def test_a_prompt_that_takes_long_to_tokenise_holds_up_nobody(live_engine, client, monkeypatch):  # type: ignore[no-untyped-def]
+def test_a_prompt_that_takes_long_to_tokenise_delays_no_other(live_engine, client, monkeypatch):  # type: ignore[no-untyped-def]
     go_on = threading.Event()
     prepare = Intake.prepare
 
@@ -386,7 +386,7 @@ def test_frames_that_are_no_command_get_an_error_and_change_nothing(live_engine,
     assert live_engine.core.control_tally.num_bad_messages == 1
 
 
-def test_an_endpoint_nobody_listens_on_is_an_error_within_the_timeout(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_an_endpoint_without_an_engine_is_an_error_within_the_timeout(tmp_path) -> None:  # type: ignore[no-untyped-def]
     for endpoint in (f"{tmp_path}/nobody", "tcp://127.0.0.1:9"):
         start = time.monotonic()
         with (

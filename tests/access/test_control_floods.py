@@ -277,7 +277,7 @@ def trail(clock: Clock) -> tuple[AuditTrail, list[Audited]]:
     return AuditTrail(told.append, clock), told
 
 
-def test_the_last_change_by_somebody_else_is_found_without_a_search() -> None:
+def test_the_last_change_by_another_client_is_found_without_a_search() -> None:
     clock = Clock()
     audit, told = trail(clock)
     changes: list[Change] = [Pause(), SetKnobs(changes={"a": 1}), SetWorkload(), StepOnce()]
@@ -302,7 +302,7 @@ def test_the_last_change_by_somebody_else_is_found_without_a_search() -> None:
                     assert found == last
 
 
-def test_a_viewer_that_floods_is_told_once_in_five_seconds_and_pushes_out_no_change() -> None:
+def test_a_flooding_viewer_is_audited_once_in_five_seconds_and_pushes_out_no_change() -> None:
     clock = Clock()
     audit, told = trail(clock)
     audit.done(Pause(), Asker("anna"), 1, ChangeEffect())
@@ -324,7 +324,7 @@ def test_a_viewer_that_floods_is_told_once_in_five_seconds_and_pushes_out_no_cha
     assert [each.command for each in audit.last()] == ["Pause", "Resume"]
 
 
-def test_whoever_changes_names_is_folded_too() -> None:
+def test_refusals_of_a_client_that_changes_its_name_are_folded_too() -> None:
     clock = Clock()
     audit, told = trail(clock)
     for number in range(5_000):
@@ -386,7 +386,7 @@ def remote(account: bytes) -> RemoteClient:
     return RemoteClient(lambda outgoing: None, account, b"", account=account, is_bulk=True)
 
 
-def test_nobody_has_more_answers_waiting_than_may_wait() -> None:
+def test_a_client_has_a_bounded_number_of_waiting_answers() -> None:
     bulk = BulkReplies(lambda outgoing: None)
     assert [bulk.reserve(b"a") for _ in range(MAX_PENDING + 2)] == [True] * MAX_PENDING + [
         False
@@ -397,7 +397,7 @@ def test_nobody_has_more_answers_waiting_than_may_wait() -> None:
     bulk.close()
 
 
-def test_who_asks_little_is_answered_first_and_nobody_gets_more_than_its_rate() -> None:
+def test_a_client_that_asks_little_is_answered_first_and_each_keeps_to_its_rate() -> None:
     answered: queue.Queue[bytes] = queue.Queue()
     now_s = 0.0
     bulk = BulkReplies(lambda outgoing: answered.put(outgoing[0].account), lambda: now_s)
@@ -416,7 +416,7 @@ def test_who_asks_little_is_answered_first_and_nobody_gets_more_than_its_rate() 
     bulk.close()
 
 
-def test_nobody_gets_more_bytes_than_its_rate() -> None:
+def test_no_client_gets_more_bytes_than_its_rate() -> None:
     answered: queue.Queue[bytes] = queue.Queue()
     now_s = 0.0
     bulk = BulkReplies(lambda outgoing: answered.put(outgoing[0].account), lambda: now_s)
@@ -508,7 +508,7 @@ def test_short_prompts_are_tokenised_at_a_bounded_rate() -> None:
     assert num_chars <= most * rate_limit.TOTAL_CHARS
 
 
-def test_whoever_sends_short_prompts_without_end_is_refused_and_others_are_not(
+def test_a_flood_of_short_prompts_is_refused_and_other_clients_are_not(
     client: ControlClient, live_engine: Any
 ) -> None:
     prompt = Submit(prompt="x" * 16_000, sampling=SamplingParams(max_tokens=1))

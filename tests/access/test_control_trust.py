@@ -206,7 +206,7 @@ def test_answers_are_forgotten_oldest_first_and_never_mixed_up() -> None:
 # Two operators
 
 
-def test_two_operators_at_once_are_a_conflict_that_tells_what_the_other_did(
+def test_two_operators_at_once_get_a_conflict_that_names_the_other_change(
     live_engine: Any, client: ControlClient
 ) -> None:
     client.set_knobs({"max_num_seqs": 8}, who="anna", expected_version=0)
@@ -341,7 +341,7 @@ def test_a_rehearsal_and_a_look_leave_no_trace(client: ControlClient) -> None:
     assert trail(client) == []
 
 
-def test_who_asks_for_entries_that_are_gone_is_told_where_they_are(
+def test_audit_entries_that_are_gone_are_answered_with_where_they_are(
     client: ControlClient, live_engine: Any
 ) -> None:
     live_engine.core.audit._changes.most = 3
@@ -407,7 +407,7 @@ def test_an_abort_that_came_too_late_is_answered_and_is_no_entry(client: Control
     assert trail(client) == []
 
 
-def test_aborted_requests_are_told_soon_though_nothing_follows(
+def test_aborted_requests_are_published_soon_though_nothing_follows(
     live_engine: Any, client: ControlClient
 ) -> None:
     subscriber = Subscriber(live_engine.endpoint)
@@ -419,7 +419,7 @@ def test_aborted_requests_are_told_soon_though_nothing_follows(
     subscriber.stop()
 
 
-def test_the_audit_is_told_in_pages(client: ControlClient) -> None:
+def test_the_audit_is_answered_in_pages(client: ControlClient) -> None:
     for number in range(1, 8):
         client.set_knobs({"max_num_seqs": number}, who="me")
     page = client.ask(GetAudit(after=3, limit=2))
@@ -434,7 +434,7 @@ def test_the_audit_is_told_in_pages(client: ControlClient) -> None:
 # Floods
 
 
-def test_a_flood_is_refused_counted_and_told_and_others_are_answered(
+def test_a_flood_is_refused_counted_and_audited_and_others_are_answered(
     live_engine: Any,
     client: ControlClient,
     raw: Callable[[], Raw],
@@ -459,7 +459,7 @@ def test_a_flood_is_refused_counted_and_told_and_others_are_answered(
     assert f"from process {os.getpid()} of this machine" in entry.detail
 
 
-def test_who_floods_is_told_as_they_called_themselves_though_they_are_gone(
+def test_a_flood_is_audited_under_the_client_name_even_after_it_left(
     live_engine: Any,
     client: ControlClient,
     raw: Callable[[], Raw],
@@ -595,7 +595,7 @@ def test_a_command_that_is_too_big_is_answered_and_a_huge_one_is_hung_up_on(
     assert client.info().name
 
 
-def test_a_client_of_an_older_protocol_takes_nobodys_place(
+def test_a_client_of_an_older_protocol_takes_no_place(
     live_engine: Any, client: ControlClient
 ) -> None:
     """ZMTP 2.0 frames carry nothing about their connection."""

@@ -182,7 +182,7 @@ def test_an_engine_on_tcp_has_its_name_and_is_starting_until_its_port_listens() 
     assert (called(endpoint), starting_pid(endpoint)) == (endpoint.name, None)
 
 
-def test_a_command_says_who_runs_here_and_how_each_can_be_named() -> None:
+def test_a_command_lists_the_engines_here_and_their_names() -> None:
     with pytest.raises(EngineUnreachable, match=r"such socket; none runs here, 'stepscope serve'"):
         connect(Endpoint.parse("nobody"))
     with socket.create_server(("127.0.0.1", 0)) as listening:

@@ -163,7 +163,7 @@ def test_a_key_that_is_not_authorised_is_no_key(keyed: Keyed) -> None:
     assert not hears(stranger)
 
 
-def test_the_public_half_of_somebodys_key_is_not_enough(keyed: Keyed) -> None:
+def test_the_public_half_of_a_key_is_not_enough(keyed: Keyed) -> None:
     known = keyed.at("first").credentials
     assert known is not None
     forged = KeyPair(known.pair.public, KeyPair.new().secret)
@@ -210,7 +210,7 @@ def test_every_change_is_an_operators() -> None:
     assert {type(command) for command in OPERATORS} == {*Change.__subclasses__(), Submit}
 
 
-def test_every_change_has_words_of_its_own_for_who_may_not_make_it() -> None:
+def test_every_change_has_its_own_words_for_a_refused_role() -> None:
     words = [command.doing for command in OPERATORS]
     assert len(set(words)) == len(OPERATORS)
     assert "changing knobs" in words
@@ -218,7 +218,7 @@ def test_every_change_has_words_of_its_own_for_who_may_not_make_it() -> None:
         assert type(command).__name__ not in doing
 
 
-def test_a_flood_is_told_of_the_key_it_came_with_and_of_this_users_own(
+def test_a_flood_is_audited_by_key_and_by_local_user(
     keyed: Keyed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(keyed.folder))
@@ -315,7 +315,7 @@ def test_a_handshake_that_was_overheard_opens_nothing(keyed: Keyed) -> None:
     assert b"READY" not in received, "the handshake went through"
 
 
-def test_when_nobody_answers_for_the_keys_nobody_comes_in(tmp_path: Path) -> None:
+def test_no_client_comes_in_while_the_key_check_does_not_answer(tmp_path: Path) -> None:
     keys = KeyFolder(tmp_path / "authorised")
     endpoint = Endpoint(f"tcp://127.0.0.1:{free_port()}")
     credentials = keys.add("me", "operator", tmp_path / "me.key", None)
@@ -331,7 +331,7 @@ def test_when_nobody_answers_for_the_keys_nobody_comes_in(tmp_path: Path) -> Non
     gate.close()
 
 
-def test_a_folder_that_others_may_write_to_lets_nobody_in_any_more(tmp_path: Path) -> None:
+def test_a_key_folder_that_others_may_write_to_lets_no_client_in(tmp_path: Path) -> None:
     keys = KeyFolder(tmp_path / "authorised")
     credentials = keys.add("me", "viewer", tmp_path / "me.key", None)
     gate = Gate(keys)

@@ -111,7 +111,7 @@ def age(path: Path) -> None:
     os.utime(path, (then, then))
 
 
-def test_what_lives_or_starts_or_is_nobody_elses_business_stays(
+def test_live_starting_and_foreign_files_are_no_leftovers(
     folder: Path, tmp_path: Path, engine: Callable[[str], "subprocess.Popen[bytes]"]
 ) -> None:
     live = engine("live")

@@ -66,7 +66,7 @@ def test_hooks_leave_no_trace_when_they_are_restored() -> None:
     assert not vars(target)
 
 
-def test_what_somebody_else_wrapped_around_ours_stays() -> None:
+def test_a_foreign_wrapper_around_ours_stays() -> None:
     target = Target()
     hooks = Hooks(target)
     hooks.wrap("schedule", shout)

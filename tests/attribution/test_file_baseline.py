@@ -190,7 +190,7 @@ class SlowForAWhile(NoisyCost):
         return time._replace(device_s=time.device_s * times)
 
 
-def test_a_slow_stretch_is_told_as_one_and_each_wait_in_it_as_explain_does() -> None:
+def test_a_slow_stretch_is_one_event_and_its_waits_read_as_in_explain() -> None:
     messages = session(SlowForAWhile(noise=0.02), knobs=MIXED)
     baseline = Baseline()
     learning = Explainer(math.inf, math.inf, learns=baseline)

@@ -179,7 +179,7 @@ def test_memory_that_has_lost_all_its_steps_has_no_late_token_and_begins_anew() 
     assert assert_events(history)
 
 
-def test_memory_a_replay_that_went_back_and_a_searched_file_tell_the_same(
+def test_memory_a_rewound_replay_and_a_searched_file_agree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stepscope.recordings.file.writing.recording_file.CHUNK_BYTES", 30_000)

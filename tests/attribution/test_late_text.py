@@ -41,7 +41,7 @@ def numbers(text: str) -> list[str]:
     return re.findall(r"[\d,.]*\d", text)
 
 
-def test_a_wait_is_told_in_full_where_there_is_room() -> None:
+def test_a_wait_is_explained_in_full_where_there_is_room() -> None:
     assert late_text.of_wait(LATE, 400) == LATE.explanation
 
 
@@ -55,7 +55,7 @@ def test_slow_step_keeps_its_factor_in_short_lines() -> None:
 
 
 @pytest.mark.parametrize("late", [LATE, PREEMPTED], ids=["shared", "preempted"])
-def test_a_wait_is_told_in_whole_words_with_its_largest_part_first(late: Late) -> None:
+def test_a_wait_is_explained_in_whole_words_with_its_largest_part_first(late: Late) -> None:
     for room in range(34, 240):
         text = late_text.of_wait(late, room)
         assert len(text) <= room
@@ -74,7 +74,7 @@ def test_a_wait_is_told_in_whole_words_with_its_largest_part_first(late: Late) -
                 assert set(numbers(part)[1:]) <= told_in_full
 
 
-def test_large_parts_are_named_before_the_largest_is_told_in_full() -> None:
+def test_large_parts_are_named_before_the_largest_is_explained_in_full() -> None:
     text = late_text.of_wait(LATE, 75)
     assert text == "500.0 ms beside 4,096 prefill tokens of r12; 301.0 ms queued for a seat"
     text = late_text.of_wait(LATE, 60)

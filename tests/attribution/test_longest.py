@@ -126,7 +126,7 @@ def _assert_lists(history: History) -> None:
         )
 
 
-def test_a_stall_tells_how_many_streams_it_held_up() -> None:
+def test_a_stall_says_how_many_streams_it_delayed() -> None:
     history = History(SLO(ttft_ms=1e9, itl_ms=12.0))
     for sequence, message in simulate(seed=3, num_steps=300, workload=SimulatedWorkload(rate=9.0)):
         history.append(sequence, message)

@@ -411,7 +411,7 @@ async def test_the_chosen_breach_stays_chosen_in_the_other_order_and_enter_leads
 
 
 @pytest.mark.parametrize("longest_first", [False, True])
-def test_the_order_and_its_key_are_told_in_a_small_terminal(
+def test_the_order_and_its_key_are_shown_in_a_small_terminal(
     source: Any, longest_first: bool
 ) -> None:
     source.history.set_slo(SLO(1.0, 1.0))

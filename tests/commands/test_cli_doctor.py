@@ -51,7 +51,7 @@ def test_it_names_versions_the_backend_and_the_folders(
     assert "bad" not in {line.split()[0] for line in said.splitlines()}
 
 
-def test_a_folder_too_long_for_sockets_is_told(
+def test_a_folder_too_long_for_sockets_is_reported(
     capsys: pytest.CaptureFixture[str], folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long = folders / ("x" * 90)
@@ -83,7 +83,7 @@ def test_it_ends_with_1_when_an_engine_could_not_run(
     assert export.endswith(": not installed; pip install 'stepscope[export]'")
 
 
-def test_each_extra_is_told_with_what_it_brings() -> None:
+def test_each_extra_is_listed_with_what_it_brings() -> None:
     """The table of the report is that of the package."""
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
     extras = project["project"]["optional-dependencies"]

@@ -47,7 +47,7 @@ def test_record_writes_every_step_for_its_seconds(
         assert not recording.truncated
 
 
-def test_an_engine_that_publishes_nothing_is_told_of_at_the_start(
+def test_an_engine_that_publishes_nothing_is_reported_at_the_start(
     live_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
 ) -> None:
     address = live_engine.endpoint.control

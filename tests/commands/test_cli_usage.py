@@ -207,7 +207,7 @@ def test_without_any_engine_it_says_how_to_start_one(run: Run, command: list[str
         ["top", "never-there"],
     ],
 )
-def test_an_endpoint_nobody_listens_on_is_an_error_at_once(run: Run, command: list[str]) -> None:
+def test_an_endpoint_without_an_engine_is_an_error_at_once(run: Run, command: list[str]) -> None:
     start_s = time.monotonic()
     done = run(*command)
     assert done.exit_code == 1
@@ -262,7 +262,7 @@ def test_a_server_that_is_not_an_engine_is_named_as_such(run: Run, tmp_path: Pat
     assert "sequence" not in done.stderr
 
 
-def test_a_broken_trace_is_told_by_line_and_column_before_anything_else(
+def test_a_broken_trace_is_refused_by_line_and_column_before_anything_starts(
     run: Run, tmp_path: Path
 ) -> None:
     trace = tmp_path / "trace.csv"

@@ -224,7 +224,7 @@ def test_a_change_that_is_refused_is_asked_for_again() -> None:
     assert len(session.changes) == len(session.pace.offers) == 2
 
 
-def test_the_demo_leaves_a_load_that_somebody_changed_and_says_so_once() -> None:
+def test_the_demo_leaves_a_changed_load_alone_and_says_so_once() -> None:
     session = DemoSession(lambda seconds: 1.0 if seconds < 10.0 else 5.0)
     session.run(4.0)
     assert (session.pace.news() or "").startswith("the demo's workload: ")

@@ -79,7 +79,7 @@ def test_no_machine_gets_more_than_it_carries_or_than_is_usual(factor: float) ->
     assert (found.why == "") == (found.workload.rate == WORKLOAD.rate)
 
 
-def test_a_slow_machine_gets_less_and_is_told_so() -> None:
+def test_a_slow_machine_gets_less_load_and_a_notice() -> None:
     found = offer(WORKLOAD, info(times_slower(4)), None)
     assert str(found) == "0.65 requests/s, 70 % of what this machine can serve"
     assert found.measured == "decode of 8 streams 10 ms a step, prefill of 400 tokens 160 ms"

@@ -187,7 +187,7 @@ def test_any_number_of_steps_takes_bounded_memory_and_keeps_the_worst(
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(1, 10**12), min_size=1, max_size=300))
-def test_percentiles_are_exact_or_tell_how_exact(values: list[int]) -> None:
+def test_percentiles_are_exact_or_say_how_exact(values: list[int]) -> None:
     counts = WaitCounts(bound_ns=10**9)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(comparison_counts, "MAX_DISTINCT", 100)
@@ -317,7 +317,7 @@ def test_a_run_is_no_better_than_itself(small_and_large: tuple[Messages, Message
     assert all(pair.difference_ns == 0 for pair in found.requests.pairs)
 
 
-def test_that_only_one_engine_overlaps_its_steps_is_a_difference_where_both_tell() -> None:
+def test_overlap_in_only_one_engine_is_a_difference_where_both_publish_it() -> None:
     messages = run_of(1024, 20)
 
     def told(overlap: bool | None) -> Side:
@@ -365,7 +365,7 @@ def test_under_another_load_no_side_is_called_better_in_anything() -> None:
         assert "asked for other work; like waits judge: " in (load_text(found) or "")
 
 
-def test_what_an_engine_does_not_tell_is_unknown_never_zero(
+def test_what_an_engine_does_not_publish_is_unknown_never_zero(
     small_and_large: tuple[Messages, Messages],
 ) -> None:
     bare = [
@@ -386,7 +386,7 @@ def test_what_an_engine_does_not_tell_is_unknown_never_zero(
     assert (point.token_budget, point.num_rows, point.longest_us) == (None, None, None)
 
 
-def test_the_same_requests_tell_what_percentiles_of_few_cannot() -> None:
+def test_the_same_requests_show_what_percentiles_of_few_cannot() -> None:
     a, b = (side_of(run_of(1024, 60), name) for name in "ab")
     for side, ttft_ns in ((a, 100), (b, 110)):
         side.requests = {n: run(n, f"q-{n}", n, ttft_ns + n) for n in range(12)}
@@ -584,7 +584,7 @@ def measured(side: Side) -> list[Any]:
 
 @pytest.mark.parametrize("with_pause", [True, False])
 @pytest.mark.parametrize("are_told", [True, False])
-def test_a_side_that_begins_with_a_queue_has_the_waits_of_those_who_were_in_it(
+def test_a_side_that_begins_with_a_queue_includes_the_waits_of_queued_requests(
     tmp_path: Path, with_pause: bool, are_told: bool
 ) -> None:
     """Joined or recorded in mid-session, it measures what a longer one does of the same steps.

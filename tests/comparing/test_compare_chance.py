@@ -55,7 +55,7 @@ def effects(factor: float, rank: int) -> Iterator[Effect]:
         yield effect
 
 
-def test_two_runs_of_one_kind_are_told_apart_in_1_of_20_at_most() -> None:
+def test_two_equal_runs_differ_in_1_of_20_pairs_at_most() -> None:
     for rank in (50, 95):
         wrong = sum(effect.is_sure for effect in effects(1.0, rank))
         assert wrong <= 0.05 * NUM_PAIRS, rank
@@ -139,7 +139,7 @@ def test_kinds_of_work_that_came_now_and_then_only_name_no_winner_by_chance(rank
     assert wrong <= 0.05 * NUM_PAIRS
 
 
-def test_work_that_came_but_once_makes_nobody_sure() -> None:
+def test_work_that_came_only_once_is_never_sure() -> None:
     """Two runs of one kind, where each stretch did work that no other did."""
     sides = []
     for begin_ms in (12.0, 21.0):
@@ -222,7 +222,7 @@ def test_a_smaller_budget_is_found_out_though_no_two_minutes_bring_the_same(befo
     assert told["load"]["is_same"] is False
 
 
-def test_more_to_do_makes_nobody_worse_and_does_not_hide_who_is_better(before: Side) -> None:
+def test_more_load_makes_no_run_worse_and_hides_no_winner(before: Side) -> None:
     busier = compare(before, side_of(2, 2048, 10.0))
     assert busier.different_work is not None
     assert "requests/s" in busier.different_work
@@ -248,7 +248,7 @@ def test_more_to_do_makes_nobody_worse_and_does_not_hide_who_is_better(before: S
     assert verdict(apart.figure("like_step_p50_ms")) == "too little in common"
 
 
-def test_a_queue_near_capacity_makes_nobody_worse_whatever_its_length() -> None:
+def test_a_queue_near_capacity_makes_no_run_worse() -> None:
     """A little more to do than the engine can makes of a short wait for a seat a long one."""
     before, after = side_of(0, 2048, 8.0, seats=16), side_of(7, 2048, 8.0, seats=16)
     found = compare(before, after)

@@ -59,7 +59,7 @@ def document(capsys: pytest.CaptureFixture[str], *names: Any, **options: Any) ->
     return found
 
 
-def test_the_samples_tell_what_chunked_prefill_does(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_samples_show_what_chunked_prefill_does(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "freeze", "chunked")
     told = {line[:9].strip(): line[10:] for line in text.split("\n\n")[1].splitlines()}
     b, a = told["B better"], told["A better"]

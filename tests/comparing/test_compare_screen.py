@@ -82,7 +82,7 @@ async def samples_compared(
         source.stop()
 
 
-async def test_the_samples_tell_their_story_at_a_glance() -> None:
+async def test_the_samples_show_their_story_at_a_glance() -> None:
     async with samples_compared() as (app, pilot):
         shown = screen_text(app)
         assert "▐COMPARE▌  A freeze  B chunked  by time" in shown
@@ -217,7 +217,7 @@ async def test_a_large_uncertain_difference_is_shown_with_its_number_of_requests
 
 
 @pytest.mark.parametrize("theme", ["dark", "light"])
-async def test_characters_alone_tell_the_sides_and_who_is_better(theme: Any) -> None:
+async def test_characters_alone_show_the_sides_and_the_winner(theme: Any) -> None:
     async with samples_compared((200, 60), theme=theme, ascii_only=True) as (app, _):
         shown = screen_text(app)
         assert shown.isascii()
@@ -345,7 +345,7 @@ def test_nothing_chosen_and_nothing_read_is_drawn_too(still_source: Callable[...
     assert len(compare_page.targets(frame)) == len(desk.chooser.choices or [])
 
 
-def test_milliseconds_and_seconds_beside_each_other_are_told_apart() -> None:
+def test_milliseconds_and_seconds_side_by_side_have_their_units() -> None:
     def shown(a: float | None, b: float | None) -> str:
         return change(Figure("itl_p50_ms", "ITL p50", "ms", a, b, "lower", "b"))
 

@@ -79,7 +79,7 @@ def told(source: Any) -> str:
 # Figures
 
 
-def test_what_an_engine_does_not_tell_is_unknown_and_never_nought(
+def test_what_an_engine_does_not_publish_is_unknown_and_never_zero(
     still_source: Callable[..., Any],
 ) -> None:
     source = still_source(2)
@@ -151,7 +151,7 @@ def test_nothing_is_claimed_of_an_engine_that_does_not_answer(
 # Who stands out
 
 
-def test_one_engine_with_most_of_the_queue_is_named_with_its_share_and_who_has_least() -> None:
+def test_the_engine_with_most_of_the_queue_is_named_beside_the_one_with_least() -> None:
     engines = [
         engine("a", num_waiting=2, kv_used=0.12),
         engine("b", num_waiting=12),
@@ -261,7 +261,7 @@ def test_an_engine_that_goes_down_does_not_stand_out_any_more() -> None:
     assert keeper.update([engine("a"), EngineFigures("b", "down")], HOLD_S + 0.5) == []
 
 
-def test_settings_that_differ_are_told_against_those_of_most() -> None:
+def test_settings_that_differ_are_shown_against_those_of_most() -> None:
     def knobs(budget: int) -> dict[str, Any]:
         return {"max_num_batched_tokens": budget, "policy": "fcfs"}
 
@@ -283,7 +283,7 @@ def test_settings_that_differ_are_told_against_those_of_most() -> None:
 # The fleet over time
 
 
-def test_engines_that_go_come_back_or_start_anew_are_told(
+def test_engines_that_go_come_back_or_restart_are_reported(
     still_source: Callable[..., Any], clock: Clock
 ) -> None:
     source, other = still_source(), still_source()
@@ -393,7 +393,7 @@ def test_engines_that_appear_are_taken_in_and_share_what_is_kept(
     assert kept == [MAX_STEPS, FLEET_STEPS, FLEET_STEPS]  # the one that was looked at
 
 
-def test_two_engines_of_one_name_are_told_apart(
+def test_two_engines_of_one_name_look_different(
     still_source: Callable[..., Any], clock: Clock
 ) -> None:
     fleet = Fleet([still_source(), still_source(), still_source()], clock)
@@ -428,7 +428,7 @@ def test_an_engine_without_a_step_is_live_with_what_its_snapshot_says(
     assert found.itl_p95_ms is None
 
 
-def test_an_engine_that_was_starting_is_told_to_be_up(still_source: Callable[..., Any]) -> None:
+def test_an_engine_that_was_starting_is_reported_up(still_source: Callable[..., Any]) -> None:
     source, clock = still_source(), Clock()
     fleet = Fleet([source], clock, clock)
     for status in ("starting", "connecting", "live", "live"):

@@ -234,7 +234,7 @@ async def test_one_engine_is_one_line_and_how_to_add_more(
         assert app.main.view.page == "live"
 
 
-def test_states_and_figures_are_told_apart_without_colour(sources: list[Any]) -> None:
+def test_states_and_figures_differ_without_colour(sources: list[Any]) -> None:
     app = dashboard(sources, looks=3)
     (live, *_rest, down) = app.session.desk.page(None, SLO()).lines
     assert fleet_columns.state_text(live)[0] == "LIVE"
@@ -279,7 +279,7 @@ def test_engines_are_in_the_order_of_their_numbers() -> None:
     assert sorted(names, key=natural) == ordered
 
 
-async def test_many_engines_that_stand_out_alike_are_told_together(
+async def test_many_engines_that_stand_out_alike_are_one_line(
     still_source: Callable[..., Any],
 ) -> None:
     made = [still_source(), *[still_source(12) for _ in range(9)]]

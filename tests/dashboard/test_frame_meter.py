@@ -25,7 +25,7 @@ def frame(meter: FrameMeter, cost: Clock, draw_s: float, write_s: float) -> None
         cost.now_s += write_s
 
 
-def test_a_load_tells_frames_processor_time_and_what_was_dropped() -> None:
+def test_a_load_says_frames_processor_time_and_drops() -> None:
     clock, cost, cpu = Clock(), Clock(), Clock()
     meter = FrameMeter(clock, cost, cpu)
     assert meter.load() is None

@@ -210,7 +210,7 @@ def test_every_sign_in_the_time_of_a_step_is_named_below_it(source: Any, width: 
     assert re.search(r"device (—|[\d.]+)", names)  # the last figure is not cut
 
 
-def test_the_step_inspector_tells_padding_from_tokens_of_requests(source: Any) -> None:
+def test_the_step_inspector_separates_padding_from_tokens_of_requests(source: Any) -> None:
     history = source.history
     record = history.record(300)
     padded = msgspec.structs.replace(record, step=NUM_STEPS, num_padded_tokens=77)
@@ -413,7 +413,7 @@ async def test_a_list_is_moved_through_by_ten_rows_and_time_stands_still(source:
     app.close()
 
 
-def test_knobs_show_who_changed_them_and_what_came_of_it(source: Any) -> None:
+def test_knobs_show_who_changed_them_and_the_effect(source: Any) -> None:
     history = source.history
     page = drawn(history, "knobs", (160, 40))
     change = history.knob_changes[-1]

@@ -340,7 +340,7 @@ def test_bodies_of_a_chunk_are_those_of_its_frames(recorded: Path) -> None:
             place = end + 1
 
 
-def test_a_stretch_gives_way_every_few_messages_and_ends_when_it_is_told_to(
+def test_reading_a_stretch_yields_every_few_messages_and_can_be_stopped(
     recorded: Path,
 ) -> None:
     with Recording(recorded) as recording:

@@ -175,7 +175,7 @@ def test_block_owners_are_known_from_the_first_step_and_never_guessed() -> None:
     assert late.block_owner is None
 
 
-def test_what_an_engine_cannot_tell_stays_unknown() -> None:
+def test_what_an_engine_cannot_know_stays_unknown() -> None:
     state = reduced([info(num_blocks=None), step(0, None, events=[arrived(1), FirstToken(1)])])
     assert state.kv is None
     assert state.blocks is None

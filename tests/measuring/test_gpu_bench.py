@@ -497,7 +497,7 @@ def test_the_command_measures_in_a_process_of_its_own_and_names_its_file(tmp_pat
     assert "(a) ceilings" in done.stderr
 
 
-def test_a_process_ends_when_whoever_started_it_is_gone() -> None:
+def test_a_process_ends_with_its_parent() -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "stepscope.engine.bench.gpu.measure.worker"],
         stdin=subprocess.PIPE,

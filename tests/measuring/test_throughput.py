@@ -187,7 +187,7 @@ def test_without_telemetry_the_tokens_are_counted_all_the_same() -> None:
     assert (result.num_finished, result.steps, result.telemetry) == (5, None, None)
 
 
-def test_progress_tells_the_share_of_the_tokens() -> None:
+def test_progress_is_the_share_of_the_tokens() -> None:
     told: list[ThroughputProgress] = []
     result, _ = measure(*engine(), some(8), some(2, seed=1), progress=told.append)
     assert [each.is_warmup for each in told] == sorted(

@@ -175,7 +175,7 @@ def test_logits_are_those_of_plain_torch_at_each_level_of_the_compiled_kernels(
     torch.testing.assert_close(*found, rtol=tolerance, atol=tolerance)
 
 
-def test_figures_of_a_model_are_the_same_whoever_runs_it(
+def test_figures_of_a_model_do_not_depend_on_the_runner(
     tiny_checkpoint: Callable[..., Path],
 ) -> None:
     for family in ("llama", "qwen2", "qwen3", "mistral"):

@@ -152,7 +152,7 @@ def test_a_token_that_is_on_the_device_only_is_as_good_as_one_that_the_host_know
     assert num_fed > 30
 
 
-def test_the_largest_size_is_recorded_first_and_progress_is_told() -> None:
+def test_the_largest_graph_is_recorded_first_and_progress_is_reported() -> None:
     model = Model()
     told: list[float] = []
     sizes = graph_sizes(6)

@@ -298,11 +298,11 @@ def test_overlap_where_a_launch_is_the_whole_run(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("device", ["tpu", "meta", ""])
-def test_a_device_nobody_knows(folder: Path, device: str) -> None:
+def test_an_unknown_device_is_refused(folder: Path, device: str) -> None:
     assert "device is auto, cpu, cuda or cuda:N" in refusal(lambda: load(folder, device=device))
 
 
-def test_an_attention_backend_nobody_knows(folder: Path) -> None:
+def test_an_unknown_attention_backend_is_refused(folder: Path) -> None:
     assert "there are: auto, flash-attn, triton, torch-varlen, cpu, torch, reference" in refusal(
         lambda: load(folder, attention="warp")
     )
@@ -329,7 +329,7 @@ def test_the_environment_is_set_but_never_overwritten(monkeypatch: pytest.Monkey
 # --- what a loaded model says of itself
 
 
-def test_loading_tells_what_it_does_and_how_far_it_is(folder: Path) -> None:
+def test_loading_reports_what_it_does_and_how_far_it_is(folder: Path) -> None:
     told: list[tuple[str, float]] = []
     config = EngineConfig(model=str(folder), kv_memory="4MB", device="cpu", threads=1)
     load_runner(config, lambda what, share: told.append((what, share)))

@@ -62,7 +62,7 @@ def test_records_add_up() -> None:
     assert any(r.num_decode_tokens and r.num_prefill_tokens for r in steps), "no mixed step"
 
 
-def test_block_moves_tell_the_counts_without_a_snapshot() -> None:
+def test_block_moves_give_the_counts_without_a_snapshot() -> None:
     messages = simulate(num_steps=500, workload=BUSY, num_blocks=600, max_model_len=8192)
     owners = dict.fromkeys(range(600), -2)
     for _, message in messages:
@@ -171,7 +171,7 @@ def test_without_telemetry_the_engine_serves_all_the_same() -> None:
     assert [output.num_output_tokens for output in listener.outputs] == [1, 2, 3, 4]
 
 
-def test_a_snapshot_repeats_nothing_that_a_later_message_tells() -> None:
+def test_a_snapshot_repeats_nothing_that_a_later_message_says() -> None:
     core, sink = make_core(SimulatedRunner(CostModel()))
     core.inbox.put(Call(request(3), Client(), list(range(40))))
     core.step()

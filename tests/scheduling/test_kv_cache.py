@@ -61,7 +61,7 @@ def test_the_same_tokens_after_another_beginning_are_no_hit() -> None:
     assert kv.lookup(make_request(3, [7, 7, 7, 7, 0])) == []
 
 
-def test_hashes_are_computed_only_as_far_as_somebody_asks() -> None:
+def test_hashes_are_computed_only_as_far_as_needed() -> None:
     kv = manager()
     request = make_request(1, list(range(33)))
     kv.lookup(request)
@@ -162,7 +162,7 @@ def test_growth_that_does_not_fit_changes_nothing() -> None:
     kv.check_integrity()
 
 
-def test_a_hit_that_nobody_holds_uses_up_free_blocks() -> None:
+def test_a_hit_on_unused_blocks_uses_up_free_blocks() -> None:
     kv = manager(num_blocks=4)
     prompt = [1] * 9
     compute(kv, request := make_request(1, prompt))
@@ -173,7 +173,7 @@ def test_a_hit_that_nobody_holds_uses_up_free_blocks() -> None:
     assert kv.num_free_blocks == 4
 
 
-def test_moves_tell_the_last_state_of_each_changed_block_once() -> None:
+def test_moves_hold_the_last_state_of_each_changed_block_once() -> None:
     kv = manager(num_blocks=3)
     compute(kv, request := make_request(7, [1] * 5))
     kv.free(request)
@@ -313,7 +313,7 @@ class Ways:
         max_size=40,
     )
 )
-def test_moves_are_told_alike_however_they_are_made(actions: list[list[int] | int | None]) -> None:
+def test_moves_are_equal_compiled_or_not(actions: list[list[int] | int | None]) -> None:
     ways = Ways()
     with pytest.MonkeyPatch.context() as monkeypatch:
         for action in [*actions, None]:

@@ -352,7 +352,7 @@ def test_a_snapshot_asked_for_in_mid_flight_is_true_after_the_message_it_names()
     assert before[-1].kv == snapshot.kv
 
 
-def test_an_engine_that_is_told_to_stop_takes_in_the_step_in_flight() -> None:
+def test_a_stopping_engine_finishes_the_step_in_flight() -> None:
     engine = Engine()
     client = engine.submit(50)
     stopper = threading.Thread(target=engine.core.run)
@@ -394,7 +394,7 @@ def test_drain_and_shutdown_leave_nothing_in_flight() -> None:
     assert engine.scheduler.kv.counts().used == 0
 
 
-def test_tokens_and_texts_in_telemetry_stand_beside_the_rows_that_are_told() -> None:
+def test_tokens_and_texts_in_telemetry_belong_to_the_published_rows() -> None:
     probe = Engine()
     probe.submit(8)
     wanted = probe.submit(8)
@@ -493,7 +493,7 @@ def test_a_prompt_that_must_not_be_cut_is_run_whatever_the_memory() -> None:
     assert all(len(client.tokens) == 20 for client in clients)
 
 
-def test_who_ends_for_want_of_memory_is_told_why() -> None:
+def test_a_request_ended_for_lack_of_memory_learns_why() -> None:
     class Hopeless(SimulatedRunner):
         def launch(self, step: ScheduledStep) -> InFlight:  # type: ignore[override]
             handle = super().launch(step)

@@ -520,7 +520,7 @@ def test_blocks_that_one_leaves_and_another_hits_at_the_same_time_have_one_owner
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_nobody_hits_a_block_that_a_row_without_memory_was_to_fill(*, overlap: bool) -> None:
+def test_no_prefix_hits_a_block_that_a_dropped_row_was_to_fill(*, overlap: bool) -> None:
     case = alike([0, 0, 0, 4])
     case.unfit = {0: 0}
     run = Run(case, overlap=overlap)

@@ -190,7 +190,7 @@ def test_reserve_says_what_must_be_free_before_a_request_is_admitted(
     assert list(step(scheduler)) == admitted
 
 
-def test_the_watermark_stays_free_unless_nobody_runs() -> None:
+def test_the_watermark_stays_free_unless_no_request_runs() -> None:
     scheduler = make_scheduler(num_blocks=20, watermark=0.5, max_model_len=64)
     add(scheduler, 1, 60, max_tokens=3)  # 15 of 20 blocks, alone
     add(scheduler, 2, 4)
@@ -379,7 +379,7 @@ def test_a_request_ends_at_its_length_or_at_a_stop_token_and_says_which() -> Non
     assert scheduler.kv.counts().used == 0
 
 
-def test_the_first_token_is_told_once_even_after_a_preemption() -> None:
+def test_the_first_token_is_published_once_even_after_a_preemption() -> None:
     scheduler = make_scheduler(num_blocks=8, max_model_len=32)
     for number in (1, 2):
         add(scheduler, number, 15, max_tokens=6)

@@ -288,9 +288,7 @@ def test_a_mode_needs_no_more_steps_than_one_request_at_a_time(batching: Batchin
         assert num_steps(batching) < num_steps("static")
 
 
-def test_the_record_of_a_static_step_tells_its_padding_and_the_simulated_engine_pays_for_it() -> (
-    None
-):
+def test_the_record_of_a_static_step_has_its_padding_and_the_simulated_engine_pays_for_it() -> None:
     workload = SimulatedWorkload(rate=20.0)
 
     def run(batching: Batching) -> list[StepRecord]:

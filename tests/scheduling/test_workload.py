@@ -174,7 +174,7 @@ class Inbox:
             assert self._changed.wait_for(lambda: len(self.taken) >= num, WAIT_S)
 
 
-def test_the_driver_submits_until_it_is_told_to_stop() -> None:
+def test_the_driver_submits_until_it_is_stopped() -> None:
     inbox = Inbox()
     driver = WorkloadDriver(inbox.submit, chars_per_token=1.0, max_model_len=4096)
     assert driver.spec is None

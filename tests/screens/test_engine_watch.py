@@ -127,7 +127,7 @@ async def test_the_editor_shows_the_knobs_of_the_engine_that_took_the_place_of_t
     app.close()
 
 
-async def test_a_change_by_somebody_else_at_the_new_engine_is_a_conflict_too(
+async def test_a_change_by_another_client_at_the_new_engine_is_a_conflict_too(
     source: Watched, live_engine: Any
 ) -> None:
     app = dashboard(source)

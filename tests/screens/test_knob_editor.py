@@ -114,7 +114,7 @@ async def test_changes_from_before_the_input_need_no_second_enter(
     app.close()
 
 
-async def test_a_change_that_is_dropped_leaves_what_somebody_else_set(
+async def test_a_dropped_change_leaves_the_values_of_another_client(
     source: Subscriber, anna: ControlClient
 ) -> None:
     app = dashboard(source)

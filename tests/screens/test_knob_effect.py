@@ -81,7 +81,7 @@ def test_an_engine_without_a_step_has_nothing_missing_from_memory(history: Histo
     assert said(history, change, 3) == "nothing ran before, nor since"
 
 
-def test_steps_without_a_first_token_are_told_apart_from_no_steps(history: History) -> None:
+def test_steps_without_a_first_token_differ_from_no_steps(history: History) -> None:
     sequence, change = 0, None
     steps = History()
     for sequence, message in SESSION:
@@ -142,7 +142,7 @@ def test_a_freeze_that_no_p99_shows_is_in_the_longest_itl_at_any_width(width: in
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
-def test_all_knobs_of_a_change_are_named_and_who_made_it_is_not_cut(
+def test_all_knobs_of_a_change_are_named_and_its_author_is_not_cut(
     history: History, width: int
 ) -> None:
     old: dict[str, KnobValue] = {"max_num_batched_tokens": 256, "enable_chunked_prefill": True}

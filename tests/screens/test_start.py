@@ -61,7 +61,7 @@ def test_a_broken_list_of_recent_files_is_an_empty_one(tmp_path: Path, content: 
     assert [path.name for path, _ in recent.files()] == ["a.mcap"]
 
 
-def test_a_list_that_cannot_be_written_is_nobodys_error(tmp_path: Path) -> None:
+def test_a_list_of_recent_files_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     RecentFiles(tmp_path / "file" / "recent.json").remember(tmp_path / "a.mcap")
 

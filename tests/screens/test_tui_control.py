@@ -133,7 +133,7 @@ async def test_an_undo_waits_for_the_answer_to_the_one_before(
     app.close()
 
 
-async def test_undo_takes_back_the_own_change_and_nobody_elses(source: Subscriber) -> None:
+async def test_undo_takes_back_only_the_own_change(source: Subscriber) -> None:
     """The other goes by the same name: it is another dashboard of the same person."""
     app = dashboard(source)
     changes = source.history
@@ -173,7 +173,7 @@ async def test_dropping_the_stepper_changes_nothing(source: Subscriber) -> None:
     assert source.history.knob_changes == []
 
 
-async def test_a_change_that_somebody_was_quicker_with_is_refused(source: Subscriber) -> None:
+async def test_a_change_behind_a_quicker_client_is_refused(source: Subscriber) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)):
         await press(app, "B")
@@ -197,7 +197,9 @@ async def test_a_change_that_somebody_was_quicker_with_is_refused(source: Subscr
     app.close()
 
 
-async def test_the_open_stepper_says_that_somebody_changed_the_budget(source: Subscriber) -> None:
+async def test_the_open_stepper_says_that_another_client_changed_the_budget(
+    source: Subscriber,
+) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)):
         await press(app, "B", "shift+left")
@@ -211,7 +213,7 @@ async def test_the_open_stepper_says_that_somebody_changed_the_budget(source: Su
     app.close()
 
 
-async def test_a_pause_that_somebody_was_quicker_with_is_told_and_not_undone(
+async def test_a_pause_behind_a_quicker_client_is_reported_and_not_undone(
     source: Subscriber,
 ) -> None:
     """Both see an engine that runs, both press P: the second must not let it go on."""
@@ -267,7 +269,7 @@ async def test_the_engine_is_paused_and_run_step_by_step(source: Subscriber) -> 
     app.close()
 
 
-async def test_a_step_for_which_there_is_nothing_yet_is_told_to_wait_for_a_request(
+async def test_a_single_step_without_work_waits_for_a_request(
     live_engine: Any,
 ) -> None:
     source = Subscriber(live_engine.endpoint)
@@ -330,7 +332,7 @@ async def test_of_the_workload_only_what_was_named_changes_and_it_is_shown_as_it
     app.close()
 
 
-async def test_of_a_workload_that_is_not_told_in_full_the_rest_becomes_the_default_and_that_is_said(
+async def test_the_unknown_part_of_a_workload_becomes_the_default_with_a_notice(
     source: Subscriber, live_engine: Any
 ) -> None:
     app = dashboard(source)
@@ -347,7 +349,7 @@ async def test_of_a_workload_that_is_not_told_in_full_the_rest_becomes_the_defau
     app.close()
 
 
-def test_a_workload_comes_back_from_what_an_engine_tells_and_from_what_is_shown() -> None:
+def test_a_workload_survives_telemetry_and_the_editor() -> None:
     for spec in (WorkloadSpec(), WorkloadSpec(rate=0.25, num_requests=7, max_concurrency=2)):
         assert told_workload(fields_of(spec)) == spec
         assert parse_workload(workload_text(spec), WorkloadSpec(rate=8.0, temperature=1.0)) == spec
@@ -361,7 +363,7 @@ def test_a_workload_that_was_refused_is_not_what_the_next_change_begins_with() -
     assert asked.now(state) == WorkloadSpec(rate=5.0)
 
 
-def test_a_value_that_a_workload_does_not_take_is_told_with_what_was_typed() -> None:
+def test_a_refused_workload_value_is_named_as_it_was_typed() -> None:
     with pytest.raises(ValueError, match=r"^rate: expected a number, got 'banana'$"):
         parse_workload("rate=banana")
     with pytest.raises(ValueError, match=r"^rate: expected a number, got 'none'$"):
@@ -393,7 +395,7 @@ async def test_an_engine_that_does_not_answer_is_a_line_and_not_a_wait(
     app.close()
 
 
-async def test_a_change_that_is_answered_too_late_is_told_and_can_be_taken_back(
+async def test_a_change_answered_late_is_reported_and_can_be_undone(
     source: Subscriber, live_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine is held up for longer than the dashboard waits, and goes on."""
@@ -428,7 +430,7 @@ async def test_a_change_that_is_answered_too_late_is_told_and_can_be_taken_back(
     app.close()
 
 
-async def test_a_dashboard_that_comes_later_shows_who_changed_the_knobs_before(
+async def test_a_late_dashboard_shows_who_changed_the_knobs_before(
     source: Subscriber,
 ) -> None:
     with ControlClient(source.endpoint) as client:
@@ -489,7 +491,7 @@ async def test_what_is_asked_is_shown_until_it_is_answered(
     app.close()
 
 
-def test_a_link_that_asks_nothing_still_takes_what_libzmq_tells(
+def test_an_idle_link_still_takes_events_of_libzmq(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     idle = threading.Event()
@@ -534,7 +536,7 @@ async def test_recording_is_switched_on_and_off(
         assert not [each for each in landmarks(recording) if each.kind == "mark"]
 
 
-async def test_why_a_recording_ended_is_told_until_the_next_key(
+async def test_why_a_recording_ended_is_shown_until_the_next_key(
     source: Subscriber, live_engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -626,7 +628,7 @@ def test_the_stepper_stays_within_the_bounds(keys: list[str], value: int | None)
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
-def test_the_stepper_has_room_for_what_the_value_is_by_now_and_who_made_it_so(width: int) -> None:
+def test_the_stepper_has_room_for_the_current_value_and_its_author(width: int) -> None:
     spec = KnobSpec("max_num_batched_tokens", "int", 2048, low=1, high=8192)
     said = {
         "": ["it is 1024 now: Esc, then again"] * 2,

@@ -126,7 +126,7 @@ def test_the_blocks_of_a_client_that_hangs_up_are_free_within_two_steps(
     assert core.scheduler.kv.counts().used == 0
 
 
-def test_a_client_that_does_not_read_holds_up_nobody_and_misses_nothing(
+def test_a_client_that_does_not_read_delays_no_other_and_misses_nothing(
     live_engine: Any, served: Any
 ) -> None:
     slow = open_stream(served.url, {**LONG, "n": 3}, receive_buffer=4096)

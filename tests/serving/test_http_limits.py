@@ -119,7 +119,7 @@ async def test_a_head_within_the_bounds_is_taken(port: int) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"GET /he", GET, b"\r\n"], ids=["a line", "lines", "empty"])
-async def test_an_unfinished_head_is_told_that_it_took_too_long(port: int, sent: bytes) -> None:
+async def test_an_unfinished_head_gets_408(port: int, sent: bytes) -> None:
     assert code_of(await exchange(port, sent)) == (408, "timeout")
 
 
@@ -137,7 +137,7 @@ async def test_an_idle_connection_is_closed_and_a_busy_one_is_not(port: int) -> 
     assert answer.count(b"HTTP/1.1 200") == 4
 
 
-async def test_a_body_that_nobody_waits_for_does_not_keep_the_connection(port: int) -> None:
+async def test_an_unread_body_does_not_keep_the_connection(port: int) -> None:
     head = b"POST /unread HTTP/1.1\r\nHost: a\r\ncontent-length: 1000000\r\n\r\n"
     answer = await exchange(port, head, *[b"x"] * 20, pause_s=0.05)
     assert answer.count(b"HTTP/1.1") == 1
@@ -275,7 +275,7 @@ def test_a_malformed_host_is_refused(served: Any, host: str) -> None:
     assert "Traceback" not in served.stderr()
 
 
-def test_slow_bodies_take_nobodys_place(live_engine: Any, http_server: Callable[..., Any]) -> None:
+def test_slow_bodies_take_no_place(live_engine: Any, http_server: Callable[..., Any]) -> None:
     served = http_server("http", live_engine.endpoint.control, "--max-concurrent-requests", "2")
     url = httpx.URL(served.url)
     opened = []

@@ -81,7 +81,7 @@ def test_a_reply_posted_as_the_end_begins_is_sent(
             assert received[0] == asked
 
 
-def test_who_posts_after_the_end_writes_to_nobodys_file() -> None:
+def test_a_post_after_the_end_writes_to_no_foreign_file() -> None:
     outbox = Outbox()
     outbox.close()
     read_end, write_end = os.pipe()  # on the descriptors that were free

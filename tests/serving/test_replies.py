@@ -125,7 +125,7 @@ def test_a_client_that_does_not_read_is_given_up_at_so_many_messages(peer: Peer)
     assert len(got) <= 3 * QUEUE * MAX_BUNDLE
 
 
-def test_a_client_that_is_gone_is_told_of_once_for_each_bundle(peer: Peer) -> None:
+def test_a_client_that_is_gone_is_reported_once_for_each_bundle(peer: Peer) -> None:
     output = Output(request_id=1, token_ids=[1])
     for _ in range(2):
         peer.replies.bundle(b"nobody", bytes(8), output)
@@ -154,7 +154,7 @@ def test_an_engine_of_before_takes_what_does_not_ask_for_bundles() -> None:
     ).bundles is False  # fmt: skip
 
 
-def test_who_asks_gets_bundles_and_who_does_not_gets_outputs(live_engine: Any) -> None:
+def test_a_client_gets_bundles_only_if_it_asks_for_them(live_engine: Any) -> None:
     raw = zmq.Context.instance().socket(zmq.DEALER)
     raw.linger = 0
     raw.connect(live_engine.endpoint.control)

@@ -210,7 +210,7 @@ def test_a_shorter_prompt_does_not_wait_for_longer_ones(waiting: Waiting) -> Non
     assert order == [b"first", b"short", b"short too", b"long"]
 
 
-def test_what_nobody_waits_for_is_not_tokenised(waiting: Waiting) -> None:
+def test_an_abandoned_prompt_is_not_tokenised(waiting: Waiting) -> None:
     waiting.take("first", 20_000, b"other")
     wait_for(lambda: waiting.begun == [b"first"], "it is begun")
     waiting.take("withdrawn", 20_000)

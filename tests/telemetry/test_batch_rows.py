@@ -126,7 +126,7 @@ def test_what_does_not_fit_is_an_error_and_no_crash(case: str, error: type[Excep
 
 
 @needs_compiled
-def test_rows_that_change_while_they_are_told_are_an_error_and_no_crash() -> None:
+def test_rows_that_change_while_they_are_encoded_are_an_error_and_no_crash() -> None:
     rows = [row(number, Phase.PREFILL, 2, 3) for number in range(5)]
 
     def clear(each: ScheduledRow) -> RowFields:
@@ -140,7 +140,7 @@ def test_rows_that_change_while_they_are_told_are_an_error_and_no_crash() -> Non
 
 @settings(deadline=None)
 @given(ROWS, st.data())
-def test_rows_that_are_kept_are_told_as_before(
+def test_rows_that_are_kept_are_encoded_as_before(
     numbers: list[tuple[int, Phase, int, int]], data: st.DataObject
 ) -> None:
     payload = encode_in_python([row(*each) for each in numbers], Phase.DECODE, Request, described)

@@ -130,7 +130,7 @@ def test_who_stops_while_an_answer_is_awaited_gets_it_and_all_that_came(
     assert recorded.num_lost == session.history.num_lost == 0
 
 
-def test_who_stops_when_nobody_answers_has_what_came_and_counts_the_rest_as_lost(
+def test_an_observer_that_stops_without_an_answer_counts_the_gap_as_lost(
     session: Session, tmp_path: Path
 ) -> None:
     wait_for(session.has_caught_up, "caught up")
@@ -224,7 +224,7 @@ async def test_the_metrics_heal_gaps_all_over_without_reaching_the_rate_limit(
         assert follows.metrics.num_healed_messages - healed_before == 1_000
 
 
-async def test_metrics_that_stop_while_nobody_answers_count_what_came_and_what_did_not(
+async def test_metrics_that_stop_without_an_answer_count_the_gap_as_lost(
     tmp_path: Path,
 ) -> None:
     async with followed(tmp_path) as follows:

@@ -241,7 +241,7 @@ class PastThatIsNotToBeHad(FakeEngine):
 
 
 @pytest.mark.parametrize("is_refused", [True, False])
-def test_a_past_that_is_not_to_be_had_keeps_nobody_from_the_present(
+def test_a_past_that_cannot_be_had_does_not_delay_the_present(
     is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stepscope.recordings.live.subscriber.ASK_TIMEOUT_S", 0.3)
@@ -257,7 +257,7 @@ def test_a_past_that_is_not_to_be_had_keeps_nobody_from_the_present(
     engine.close()
 
 
-def test_a_change_that_the_past_holds_is_told_once(live_engine: Any) -> None:
+def test_a_change_in_the_fetched_past_is_shown_once(live_engine: Any) -> None:
     with ControlClient(live_engine.endpoint) as client:
         client.ask(SetKnobs(changes={"max_num_seqs": 5}, who="somebody"))
         late = joined(live_engine.endpoint, 3600.0)

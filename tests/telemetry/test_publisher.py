@@ -152,7 +152,7 @@ def test_one_answer_is_bounded_in_bytes_but_never_empty(
     assert [frame.sequence for frame in publisher.replay(0, limit=3).frames] == [0]
 
 
-def test_a_subscriber_that_does_not_read_is_counted_and_holds_up_nobody(
+def test_a_subscriber_that_does_not_read_is_counted_and_delays_no_other(
     way: str, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(telemetry, "SUBSCRIBER_QUEUE", 10)
@@ -288,7 +288,7 @@ def test_the_thread_rests_when_nothing_is_published(address: str) -> None:
 
 
 @needs_thread
-def test_a_publisher_that_nobody_closes_ends_with_its_object() -> None:
+def test_an_unclosed_publisher_ends_with_its_object() -> None:
     publisher: Publisher | None = Publisher("tcp://127.0.0.1:*", ring_size=5)
     num_open = len(os.listdir("/proc/self/fd"))
     assert publisher is not None

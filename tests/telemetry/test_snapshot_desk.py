@@ -21,7 +21,7 @@ class Asker:
         self.replies.append(message)
 
 
-def test_many_who_join_cost_the_engine_a_bounded_share_and_all_get_a_snapshot() -> None:
+def test_many_late_joiners_cost_a_bounded_share_and_all_get_a_snapshot() -> None:
     now_ns, cost_ns, num_made = 0, 3_000_000, 0
 
     def take() -> Any:
@@ -49,7 +49,7 @@ def test_many_who_join_cost_the_engine_a_bounded_share_and_all_get_a_snapshot() 
         assert asker.replies == [made_before + 1]
 
 
-def test_who_joins_alone_does_not_wait_and_nobody_waits_for_ever() -> None:
+def test_a_single_late_joiner_does_not_wait_and_none_waits_for_ever() -> None:
     now_ns = 0
 
     def take() -> Any:
@@ -73,7 +73,7 @@ def test_who_joins_alone_does_not_wait_and_nobody_waits_for_ever() -> None:
     assert third.replies == ["snapshot"]
 
 
-def test_a_flood_of_those_who_join_does_not_stop_the_engine(
+def test_a_flood_of_late_joiners_does_not_stop_the_engine(
     live_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take, num_made = live_engine.core.snapshots._take, 0

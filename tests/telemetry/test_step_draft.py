@@ -142,7 +142,7 @@ def test_engine_and_observers_know_the_same_pauses_through_single_steps() -> Non
     assert core.pauses.since_ns is None
 
 
-def test_tokens_of_steps_that_nobody_is_told_of_are_in_the_transcripts_all_the_same() -> None:
+def test_tokens_of_unpublished_steps_are_in_the_transcripts_too() -> None:
     publisher = TokenPublisher(lambda: TextStream(letters))
     core = make_core(None, token_publisher=publisher)
     for max_tokens in (2, 5):

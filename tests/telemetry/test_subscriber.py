@@ -67,7 +67,7 @@ def test_a_late_joiner_sees_what_a_listener_from_the_start_sees(tmp_path: Path) 
     )
 
 
-def test_nobody_there_is_said_soon_and_an_engine_that_comes_later_is_joined(
+def test_a_missing_engine_is_reported_soon_and_joined_when_it_comes(
     tmp_path: Path,
 ) -> None:
     subscriber = Subscriber(f"{tmp_path}/fake", retry_s=0.05)
