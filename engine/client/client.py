@@ -71,7 +71,7 @@ class ControlClient:
 
     Args:
         endpoint: whom to ask.
-        timeout_s: how long `ask` waits for an answer unless told otherwise.
+        timeout_s: how long `ask` waits for an answer by default.
     """
 
     def __init__(self, endpoint: Endpoint | str, timeout_s: float = 3.0) -> None:
@@ -79,7 +79,7 @@ class ControlClient:
         self.timeout_s = timeout_s
         self._ids = itertools.count(1)
         self._early: deque[tuple[int, AnyReply]] = deque()  # came while another was awaited
-        self._given_up: set[int] = set()  # nobody waits for their answers any more
+        self._given_up: set[int] = set()  # their answers are not awaited any more
         self._engine_id = ""  # of the one that answered last
         self._socket = client_socket(zmq.DEALER, self.endpoint)
         self._socket.setsockopt(zmq.RCVHWM, 0)
@@ -106,7 +106,7 @@ class ControlClient:
         """Send without waiting for an answer; returns the id that the replies will carry.
 
         Raises:
-            EngineUnreachable: what was sent before is not taken, or nobody lets us in.
+            EngineUnreachable: what was sent before is not taken, or we are not let in.
             CommandRefused: it is too large.
         """
         payload = payload_of(command)
@@ -196,7 +196,7 @@ class ControlClient:
         )
 
     def _raise_if_known(self) -> None:
-        """Why nobody answers, where this machine tells."""
+        """Why there is no answer, as far as this machine knows."""
         if (pid := starting_pid(self.endpoint)) is not None:
             raise EngineStarting(called(self.endpoint), pid)
         if (pid := killed_pid(self.endpoint)) is not None:
@@ -226,7 +226,7 @@ class ControlClient:
         expected_version: int | None = None,
         dry_run: bool = False,
     ) -> Ack:
-        """Change knobs; the Ack tells the first step with the new values and the new version."""
+        """Change knobs; the Ack names the first step with the new values and the new version."""
         command = SetKnobs(
             changes=dict(changes), who=who, expected_version=expected_version, dry_run=dry_run
         )

@@ -5,11 +5,11 @@ from stepscope.engine.transport.endpoints import Endpoint
 
 
 class EngineUnreachable(Exception):  # noqa: N818 - reads as what happened
-    """Nobody answered at the endpoint within the time given."""
+    """No answer at the endpoint within the time given."""
 
 
 class EngineSilent(EngineUnreachable):
-    """Nothing has come in time, and nobody says that it is gone."""
+    """Nothing has come in time, but the engine is not known to be gone."""
 
 
 class NoAnswer(EngineUnreachable):

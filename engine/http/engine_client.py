@@ -74,7 +74,7 @@ class EngineClient:
         self._fail(EngineUnreachable(why))
 
     def send(self, command: Command, waiter: Waiter | None) -> int:
-        """Send a command; its replies go to `waiter` until `forget`, or to nobody.
+        """Send a command; its replies go to `waiter` until `forget`; without one they are dropped.
 
         Raises:
             EngineUnreachable: there is no engine.

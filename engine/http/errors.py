@@ -61,7 +61,7 @@ class ApiError(Exception):
 
 
 def internal_error() -> ApiError:
-    """Ours; the log says more than a client is told."""
+    """Our own error; the log says more than the client sees."""
     return ApiError(500, "the server failed; its log says why", code="internal_error")
 
 

@@ -54,7 +54,7 @@ class ReplayRing:
         length = len(payload)
         sequence = self.next_sequence
         self.num_bytes += length
-        # Given up before it is overwritten: a reader is never told of what is not there any more.
+        # Given up before it is overwritten: a reader never learns of what is not there any more.
         while self.oldest_sequence < sequence and (
             sequence - self.oldest_sequence >= self._size or self.num_bytes > self._max_bytes
         ):

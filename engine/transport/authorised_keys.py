@@ -154,7 +154,7 @@ class KeyFolder:
         try:
             self.authorise(Holder(name, role, credentials.pair.public, time.strftime("%Y-%m-%d")))
         except ConfigError:
-            output.unlink(missing_ok=True)  # nobody is let in with it
+            output.unlink(missing_ok=True)  # it lets no client in
             raise
         return credentials
 

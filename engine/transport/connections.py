@@ -21,7 +21,7 @@ _LOCAL_PEER = "localhost:"  # what libzmq calls the other end of a Unix socket, 
 
 @dataclass(slots=True)
 class _Client:
-    """What a client has told of itself, of which nothing is certain but the origin."""
+    """What a client has said of itself; only the origin is certain."""
 
     origin: str
     who: str = ""
@@ -37,7 +37,7 @@ class Connections:
     """
 
     def __init__(self, socket: "zmq.Socket[bytes]", gate: Gate | None) -> None:
-        # Where nothing is on its way to a client, only the lost connection tells that it is gone.
+        # Where nothing is on its way to a client, only the lost connection shows that it is gone.
         self._socket = socket
         self.lost: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._gate = gate
@@ -66,7 +66,7 @@ class Connections:
         if self._identities.get(descriptor) == identity:
             self._taken[descriptor] += num_bytes
             return []
-        # Of another client before. That it is gone was told before the number was free again.
+        # Of another client before. It was reported gone before the number was free again.
         gone = self.take_lost()
         self._identities[descriptor] = identity
         self._taken[descriptor] = num_bytes
@@ -130,7 +130,7 @@ class Connections:
         return Asker(who, None if holder is None else holder.name)
 
     def heed(self, identity: bytes, command: Command) -> None:
-        """Remember what a client calls itself, for commands of it that nobody reads."""
+        """Remember what a client calls itself, for commands of it that are not read."""
         client = self._clients.get(identity)
         if client is None:
             return

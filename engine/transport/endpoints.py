@@ -2,7 +2,7 @@
 
 An endpoint names the control socket; telemetry lies beside it (`PATH.telemetry`, or the next TCP
 port). An engine holds a lock file for as long as it lives, because binding an `ipc` address takes
-it over from whoever had it: the lock tells a live engine from the files of a dead one.
+it over from its owner: the lock separates a live engine from the files of a dead one.
 """
 
 import fcntl
@@ -188,15 +188,15 @@ class EndpointLock:
                 f"an engine (pid {other.get('pid', '?')}) is already on "
                 f"{self.endpoint.control}; stop it, or give --endpoint or --name another one",
             )
-        told = {"pid": os.getpid(), "control": self.endpoint.here.control}
+        fields = {"pid": os.getpid(), "control": self.endpoint.here.control}
         if self._name:
-            told["name"] = self._name
+            fields["name"] = self._name
         if (local := self._local) is not None:
-            told |= {"public": local.pair.public, "secret": local.pair.secret}
-            told["server"] = local.server
+            fields |= {"public": local.pair.public, "secret": local.pair.secret}
+            fields["server"] = local.server
         os.ftruncate(self._fd, 0)
         os.fchmod(self._fd, 0o600)
-        os.write(self._fd, json.dumps(told).encode())
+        os.write(self._fd, json.dumps(fields).encode())
         self._remove_sockets()
         return self
 
@@ -263,12 +263,12 @@ def _sockets(endpoint: Endpoint) -> list[Path]:
 
 
 def holder(fd: int) -> dict[str, object]:
-    """What the engine that has a lock file open tells in it."""
+    """What the engine that holds a lock file has written in it."""
     try:
-        told = json.loads(os.pread(fd, 4096, 0) or b"{}")
+        fields = json.loads(os.pread(fd, 4096, 0) or b"{}")
     except ValueError:
         return {}  # it is writing it just now
-    return told if isinstance(told, dict) else {}
+    return fields if isinstance(fields, dict) else {}
 
 
 def same_file(fd: int, path: Path) -> bool:

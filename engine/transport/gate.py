@@ -1,8 +1,8 @@
 """`Gate`: who may come in where keys are asked for. Owns the thread that answers libzmq (ZAP).
 
-libzmq asks it about every CURVE handshake (rfc.zeromq.org/spec/27); without an answer nobody comes
-in. It reads the folder of keys anew when that changes, and cuts off the connections of keys that
-are in it no more.
+libzmq asks it about every CURVE handshake (rfc.zeromq.org/spec/27); without an answer no client
+gets in. It reads the key folder again when that changes, and cuts off connections whose keys have
+been removed.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ LOCAL = "local"  # name of the key that is for this user on this machine
 
 
 class _Connection(NamedTuple):
-    """A connection on a descriptor of ours, told from a later one on the same descriptor."""
+    """A connection on a descriptor of ours, distinct from a later one on the same descriptor."""
 
     public: str
     addresses: tuple[object, object]
@@ -94,7 +94,7 @@ class Gate:
         self.context.destroy(linger=0)
 
     def holder(self, public: str) -> Holder | None:
-        """Who holds this key now; None when nobody is let in with it (any more)."""
+        """Who holds this key now; None when it lets no client in (any more)."""
         return self._holders.get(public)
 
     def note(self, descriptor: int, public: str) -> None:
@@ -161,7 +161,7 @@ class Gate:
                 return
             holders = self._folder.holders(broken)
         except (ConfigError, OSError) as error:
-            # Nobody comes in by a folder that cannot be trusted, and nobody stays.
+            # A folder that cannot be trusted lets no client in, and none stays.
             if self._signature is not None:
                 broken.append(f"no key is let in any more but the local one: {error}")
         self._signature = signature
@@ -186,7 +186,7 @@ class Gate:
 
 @contextlib.contextmanager
 def gate_of(folder: str, endpoint: Endpoint) -> Iterator[Gate | None]:
-    """The gate before an endpoint; None where nobody but this user can reach it.
+    """The gate before an endpoint; None where only this user can reach it.
 
     Args:
         folder: of the authorised keys; "": the default one, if a key is needed at all.
@@ -209,7 +209,7 @@ def gate_of(folder: str, endpoint: Endpoint) -> Iterator[Gate | None]:
 
 
 def local_key(gate: Gate | None) -> Credentials | None:
-    """What the lock of the endpoint is to tell clients of this user on this machine."""
+    """What the lock of the endpoint says to clients of this user on this machine."""
     return None if gate is None else gate.local
 
 

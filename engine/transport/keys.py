@@ -1,6 +1,6 @@
 """Keys of people: how they are made and where they lie. A key is a pair for libzmq's CURVE.
 
-Secrets are only ever in files that nobody but their owner can read, and in memory: no `repr` shows
+Secrets are only ever in files that only their owner can read, and in memory: no `repr` shows
 them, and no command takes one as an argument, which a list of processes would show.
 """
 
@@ -115,7 +115,7 @@ def read_private(path: Path) -> dict[str, object]:
     except ValueError as error:
         if isinstance(error, ConfigError):
             raise
-        # What is wrong is not told: the line it stands in may hold the secret.
+        # The error does not quote the line: it may hold the secret.
         raise ConfigError("key_file", f"{path} is no key file") from None
 
 
@@ -130,7 +130,7 @@ def key_of(values: dict[str, object], name: str, path: Path) -> str:
 def write_credentials(path: Path, credentials: Credentials, role: str) -> None:
     """The one file that a client needs; see `read_credentials`."""
     lines = [
-        f"# stepscope: whoever has this file is {credentials.name!r} ({role}) to the engine.",
+        f"# stepscope: the holder of this file is {credentials.name!r} ({role}) to the engine.",
         "# Its place: ~/.config/stepscope/keys/ (mode 0600), or --key FILE.",
         f'name = "{credentials.name}"',
         f'role = "{role}"',

@@ -1,9 +1,9 @@
 """What dead engines left in this user's runtime folder, and its removal when the next one starts.
 
-Only a process that was killed leaves anything. Its lock, which died with it, tells: whoever starts
-an engine takes the lock of its address before anything else and holds it for life. Who sweeps
-holds each lock shared meanwhile: that keeps every start out, and makes no reader think that the
-address is taken.
+Only a process that was killed leaves anything. An engine takes the lock of its address before
+anything else and holds it for life, so a lock that is free belongs to a dead one. The sweep holds
+each lock shared meanwhile: no engine can start there, and no reader thinks that the address is
+taken.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Who holds an address on this machine: what its lock file says of the engine that lives there.
 
-Read by whoever connects, while the lock is held by another process; a lock that nobody holds is of
+Read by clients while another process holds the lock; a lock that no process holds is of
 an engine that was killed, and says no more than which process that was.
 """
 
@@ -39,13 +39,13 @@ def starting_pid(endpoint: Endpoint) -> int | None:
 
 def killed_pid(endpoint: Endpoint) -> int | None:
     """The process that had an endpoint here last and ended without leaving it tidily."""
-    told, is_held = _written(endpoint)
-    pid = told.get("pid")
+    fields, is_held = _written(endpoint)
+    pid = fields.get("pid")
     return pid if isinstance(pid, int) and not is_held else None
 
 
 def is_refused(endpoint: Endpoint) -> bool:
-    """Whether nobody listens at an address, here or on another machine: whoever did has ended."""
+    """Whether nothing listens at an address, here or on another machine: the engine has ended."""
     if _key_file_fields(endpoint):
         return False
     try:
@@ -65,18 +65,18 @@ def is_refused(endpoint: Endpoint) -> bool:
 
 def local_credentials(endpoint: Endpoint) -> tuple[bool, Credentials | None]:
     """Whether an engine of this user holds an endpoint on this machine, and its key for us."""
-    told = _key_file_fields(endpoint)
+    fields = _key_file_fields(endpoint)
     try:
-        pair = KeyPair(str(told["public"]), str(told["secret"]))
-        return True, Credentials(pair, str(told["server"]), "local")
+        pair = KeyPair(str(fields["public"]), str(fields["secret"]))
+        return True, Credentials(pair, str(fields["server"]), "local")
     except KeyError:
-        return bool(told), None
+        return bool(fields), None
 
 
 def _key_file_fields(endpoint: Endpoint) -> dict[str, object]:
     """What the live engine of this user says that holds an endpoint here; nothing if none does."""
-    told, is_held = _written(endpoint)
-    return told if is_held else {}
+    fields, is_held = _written(endpoint)
+    return fields if is_held else {}
 
 
 def _written(endpoint: Endpoint) -> tuple[dict[str, object], bool]:
@@ -89,11 +89,11 @@ def _written(endpoint: Endpoint) -> tuple[dict[str, object], bool]:
         if os.fstat(fd).st_uid != os.getuid():
             return {}, False
         is_held = _is_locked(fd)
-        told = holder(fd)
+        fields = holder(fd)
     finally:
         os.close(fd)
     # Else it has this port of another address.
-    return (told if told.get("control") == endpoint.here.control else {}), is_held
+    return (fields if fields.get("control") == endpoint.here.control else {}), is_held
 
 
 def _is_locked(fd: int) -> bool:

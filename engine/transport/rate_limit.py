@@ -2,8 +2,8 @@
 
 Two bounds (token buckets, as in RFC 2697): one for each client, beyond which its commands are
 refused, and one for all together, beyond which nothing is read for a moment: what is not read stays
-in the queue of who sent it, and libzmq takes from all connections in turn, so nobody waits for a
-flood of somebody else's. Then some are read at once: each waking takes the interpreter from the
+in the queue of who sent it, and libzmq takes from all connections in turn, so no client waits for a
+flood of another's. Then some are read at once: each waking takes the interpreter from the
 engine's thread.
 """
 
@@ -33,7 +33,7 @@ BYTES_PER_UNIT = 65_536
 CLIENT_CHARS, TOTAL_CHARS = 512, 64  # for a unit
 REFUSED = 32.0  # ... and what a refused one takes from the bound of all
 PAUSE_S = 0.02  # so much is saved before anything is read again
-FIRST_TELL_S, TELL_S = 0.5, 5.0  # how soon, and how often, the same client's flood is told of
+FIRST_REPORT_S, REPORT_S = 0.5, 5.0  # how soon, and how often, a client's flood is reported
 MAX_CLIENTS = 10_000  # beyond so many those that are idle are looked for, ...
 FORGET_S = 1.0  # ... but not more often
 # What a command costs a client beside its message, and what it takes from the bound of all: it
@@ -66,7 +66,7 @@ class _Bucket:
 
 @dataclass(slots=True)
 class Flood:
-    """Refusals of one client that have not been told of."""
+    """Refusals of one client that have not been reported."""
 
     count: int
     due_s: float
@@ -99,7 +99,7 @@ class RateLimiter:
         if bucket.level < cost:
             self._total.level -= REFUSED
             self.num_limited += 1
-            flood = self._floods.setdefault(client, Flood(0, now_s + FIRST_TELL_S))
+            flood = self._floods.setdefault(client, Flood(0, now_s + FIRST_REPORT_S))
             flood.count += 1
             return False
         bucket.level -= cost
@@ -135,20 +135,20 @@ class RateLimiter:
         return (total.rate * PAUSE_S - total.level) / total.rate if self._is_paused else 0.0
 
     def floods(self) -> list[tuple[bytes, int]]:
-        """Clients that were refused, and how often since they were last told of."""
+        """Clients that were refused, and how often since the last report."""
         if not self._floods:
             return []
         now_s = self._clock()
-        told = []
+        reported = []
         for client, flood in list(self._floods.items()):
             if now_s < flood.due_s:
                 continue
             if flood.count:
-                told.append((client, flood.count))
-                self._floods[client] = Flood(0, now_s + TELL_S)
+                reported.append((client, flood.count))
+                self._floods[client] = Flood(0, now_s + REPORT_S)
             else:
                 del self._floods[client]  # it is over
-        return told
+        return reported
 
     @property
     def next_report_s(self) -> float | None:

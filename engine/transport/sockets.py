@@ -57,7 +57,7 @@ def server_socket(kind: int, gate: Gate | None) -> "zmq.Socket[bytes]":
         socket.curve_secretkey = gate.server.secret.encode()
         socket.curve_publickey = gate.server.public.encode()
         socket.zap_domain = ZAP_DOMAIN
-        # Or libzmq would let everybody in when nobody answers.
+        # Or libzmq would let every client in when there is no answer.
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
     return socket
 
@@ -105,7 +105,7 @@ def credentials_for(endpoint: Endpoint) -> Credentials | None:
     """The key for an endpoint.
 
     The one it came with; else the file that the environment names; else what an engine of this user
-    on this machine tells; else a file in the folder of keys.
+    on this machine says; else a file in the folder of keys.
 
     Raises:
         ConfigError: there is a key file that cannot be used.

@@ -1,6 +1,6 @@
 """Reads recorded arrivals: when requests came, and how long they and their answers were.
 
-Two public formats, told apart by their first character:
+Two public formats, which differ in their first character:
 
 - Azure LLM inference traces: CSV with the columns `TIMESTAMP,ContextTokens,GeneratedTokens`
   (Splitwise, ISCA 2024).

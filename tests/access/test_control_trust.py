@@ -441,7 +441,7 @@ def test_a_flood_is_refused_counted_and_audited_and_others_are_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rate_limit, "CLIENT_BURST", 100.0)
-    monkeypatch.setattr(rate_limit, "FIRST_TELL_S", 0.1)
+    monkeypatch.setattr(rate_limit, "FIRST_REPORT_S", 0.1)
     flooder = raw()
     for number in range(600):
         flooder.send(number, GetInfo())
@@ -466,7 +466,7 @@ def test_a_flood_is_audited_under_the_client_name_even_after_it_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rate_limit, "CLIENT_BURST", 100.0)
-    monkeypatch.setattr(rate_limit, "FIRST_TELL_S", 0.2)
+    monkeypatch.setattr(rate_limit, "FIRST_REPORT_S", 0.2)
     flooder = raw()
     flooder.send(1, Submit(prompt_token_ids=[1], client_id="chat-7"))
     flooder.send(2, ResetPrefixCache(who="anna"))

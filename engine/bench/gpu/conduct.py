@@ -1,7 +1,7 @@
-"""Starts a process for each job, gathers what it tells, and ends it when its time is up.
+"""Starts a process for each job, gathers what it reports, and ends it when its time is up.
 
 Nothing that happens in such a process reaches this one: it may run out of memory, leave the driver
-in a state it does not recover from, or hang. What it has told until then is in the report, and
+in a state it does not recover from, or hang. What it has reported until then is in the report, and
 every part that it owes has a line that says why.
 """
 
@@ -46,14 +46,14 @@ def conduct(
     SIGINT ends it early: the report has what was measured until then, and says so.
 
     Args:
-        save: told after every part; the report is good as it is then.
+        save: called after every part; the report is good as it is then.
         worker: the command of a process.
     """
     start_s = time.monotonic()
     report.gpu["before"] = _clocks(jobs)
     left = list(jobs)
 
-    def told(ahead: int, what: str, detail: str) -> None:
+    def show(ahead: int, what: str, detail: str) -> None:
         share = min(1.0, (time.monotonic() - start_s) / seconds)
         progress(what + (f"; {ahead} to come" if ahead else ""), share, detail)
 
@@ -73,7 +73,7 @@ def conduct(
                 _owe(report, job, "no time was left for it (see --time-limit)")
             else:
                 ahead = sum(len(each.parts) for each in left)
-                gatherer = Gatherer(job, report, functools.partial(told, ahead))
+                gatherer = Gatherer(job, report, functools.partial(show, ahead))
                 _Process(job, gatherer).run(worker)
             finish()
     except KeyboardInterrupt:

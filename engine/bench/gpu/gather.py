@@ -1,4 +1,4 @@
-"""`Gatherer`: puts what a job's process tells into the report."""
+"""`Gatherer`: puts the messages of a job's process into the report."""
 
 import time
 from collections.abc import Callable
@@ -22,18 +22,18 @@ class Gatherer:
     """Of one job.
 
     Args:
-        told: what is measured, and what is being done in it.
+        show: gets what is measured, and what is being done in it.
     """
 
     def __init__(
         self,
         job: BenchJob,
         report: Report,
-        told: Callable[[str, str], None] = lambda what, detail: None,
+        show: Callable[[str, str], None] = lambda what, detail: None,
     ) -> None:
         self._job = job
         self._report = report
-        self._told = told
+        self._show = show
         self._outcome: PartOutcome | None = None  # of the part that has begun
         self._begun_s = 0.0
         self._ended: set[str] = set()
@@ -45,11 +45,11 @@ class Gatherer:
             report.device, report.is_gpu = message.device, message.is_gpu
             report.versions.update(message.versions)
         elif isinstance(message, Doing):
-            self._told(self._title(message.part), message.detail)
+            self._show(self._title(message.part), message.detail)
         elif isinstance(message, Begun):
             self._outcome = self._found_outcome(message.part)
             self._begun_s = time.monotonic()
-            self._told(self._title(message.part), "")
+            self._show(self._title(message.part), "")
         elif isinstance(message, Failed):
             self._why = message.why
         elif outcome is None:

@@ -152,7 +152,7 @@ class Hello(msgspec.Struct, tag=True):
 
 
 class Doing(msgspec.Struct, tag=True):
-    """For whoever looks: what is measured now."""
+    """What is measured now, for people."""
 
     part: str
     detail: str

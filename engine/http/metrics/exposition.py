@@ -197,7 +197,7 @@ class Exposition(Collector):
         yield from self._own()
 
     def _told(self, labels: list[str]) -> Iterator[Metric]:
-        """What only telemetry tells: without it a 0 would say that nothing ran."""
+        """Known from telemetry only: without it a 0 would say that nothing ran."""
         metrics = self._metrics
         for name, text, value in _GAUGES:
             if (number := value(metrics)) is not None:

@@ -90,7 +90,7 @@ class TelemetryFollower:
         """Until all that is held is applied.
 
         Raises:
-            EngineUnreachable, CommandRefused: the engine did not tell what is missing.
+            EngineUnreachable, CommandRefused: the engine did not send what is missing.
         """
         if self._next_sequence is None:
             snapshot = await self._engine.ask_for(Snapshot, GetSnapshot(), SNAPSHOT_S)

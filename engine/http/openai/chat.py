@@ -110,7 +110,7 @@ class ChatWriter:
 
     def __init__(self, head: Head) -> None:
         self._head = head
-        self._begun: set[int] = set()  # choices whose role is told
+        self._begun: set[int] = set()  # choices whose role was sent
 
     def chunk(self, piece: TextPiece, usage: Usage | UnsetType | None) -> bytes:
         index, output = piece

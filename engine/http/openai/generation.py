@@ -1,6 +1,6 @@
 """`Generation`: what the engine makes for one HTTP request, one choice or many.
 
-A client that reads slowly holds up nobody: what it has not read is kept here, and once that is
+A client that reads slowly delays no other: what it has not read is kept here, and once that is
 many outputs the newest are joined into one, so that no more is kept than the text itself.
 """
 
@@ -35,7 +35,7 @@ class TextPiece(NamedTuple):
 
 
 class ClientGone(Exception):  # noqa: N818 - reads as what happened
-    """Nobody wants the rest any more."""
+    """The client wants the rest no more."""
 
 
 class _JoinedText:
@@ -63,7 +63,7 @@ class _JoinedText:
 
 
 class Generation:
-    """Submits, collects, and aborts what nobody waits for any more. Implements `Waiter`.
+    """Submits, collects, and aborts abandoned requests. Implements `Waiter`.
 
     Args:
         engine: who generates.

@@ -77,7 +77,7 @@ class Api:
                 body = await read_body(receive, Headers(scope=scope), held)
             except Vanished:
                 return
-            # Not before the body is here: who sends it slowly takes nobody's place.
+            # Not before the body is here: a slow sender takes no place.
             self._check_room()
             self.num_in_flight += 1
             try:
@@ -219,9 +219,9 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         message, code = f"there is no {path} here; the API is at /v1", "not_found"
     else:
         message, code = str(error.detail), "invalid_request"
-    told = ApiError(error.status_code, message, code=code)
+    named = ApiError(error.status_code, message, code=code)
     return Response(
-        told.body, told.status, headers=dict(error.headers or {}), media_type="application/json"
+        named.body, named.status, headers=dict(error.headers or {}), media_type="application/json"
     )
 
 

@@ -125,7 +125,7 @@ class Connection(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._num_lines += 1
         self._count(len(name) + len(value) + len(b": \r\n"))
-        if not self._has_head:  # else it is a trailer, which nobody has a use for
+        if not self._has_head:  # else it is a trailer, which is not used
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:

@@ -67,8 +67,8 @@ class Guard:
         except Exception:
             log.exception("%s %s failed", scope["method"], scope["path"])
             if not status:
-                told = internal_error()
-                await send_json(send_named, told.status, told.body)
+                answer = internal_error()
+                await send_json(send_named, answer.status, answer.body)
         finally:
             self._exposition.count_request(scope["path"], status)
 
@@ -77,7 +77,7 @@ class Guard:
         if self._key_hash is None or not scope["path"].startswith(_GUARDED):
             return
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        # Of equal length, so that nothing is told by the time it takes.
+        # Of equal length, so that the time it takes reveals nothing.
         is_key = hmac.compare_digest(_hash(key.encode("latin-1")), self._key_hash)
         if not is_key or scheme.lower() != "bearer":
             raise ApiError(

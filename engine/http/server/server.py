@@ -88,7 +88,7 @@ def serve_http(
     Args:
         parent_gone: set when the engine that started this process is gone. The server then lets
             go of its port, ends what is open with an error, and ends itself.
-        found: told of the engine, each time it is found.
+        found: gets the engine, each time it is found.
     """
     max_connections = min(settings.max_connections, _allow_many_files() - _SPARE_FILES)
     peers = Peers(max_connections, settings.max_connections_per_peer)
@@ -152,7 +152,7 @@ async def _main(
     for task in tasks:
         task.add_done_callback(lambda done: _stop_on_failure(server, done))
     try:
-        # Whoever connects meanwhile waits in the socket's queue, and is not told 503.
+        # Connections made meanwhile wait in the socket's queue and get no 503.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_LOOK_S):
                 while engine.info is None:
@@ -165,7 +165,7 @@ async def _main(
 
 
 async def _end_streams(server: uvicorn.Server, api: Api) -> None:
-    """When the server is told to stop: a grace, then every open request ends with an error."""
+    """When the server is stopped: a grace, then every open request ends with an error."""
     while not server.should_exit:
         await asyncio.sleep(_POLL_S)
     with contextlib.suppress(TimeoutError):

@@ -59,7 +59,7 @@ bool kept_add(KeptMessages *kept, const Topic *topic, const uint8_t *payload, ui
     take_in(&kept->queued, kept, next, length);
     bool is_more = kept->offered.first < kept->queued.first;
     const Newest *held = is_more ? &kept->offered : &kept->queued;
-    /* Given up before it is overwritten: a reader is never told of what is not there any more. */
+    /* Given up before it is overwritten: a reader never learns of what is not there any more. */
     atomic_store_explicit(&kept->oldest, held->first, memory_order_relaxed);
     atomic_thread_fence(memory_order_release);
     if (is_larger) {

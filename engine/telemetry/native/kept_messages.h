@@ -71,7 +71,7 @@ bool kept_add(KeptMessages *kept, const Topic *topic, const uint8_t *payload, ui
  * is wrong, and `kept_copy` will say so. */
 uint64_t kept_length(const KeptMessages *kept, uint64_t number);
 
-/* Any thread: the topic and `length` bytes of a message, as `kept_length` told.
+/* Any thread: the topic and `length` bytes of a message, as `kept_length` said.
  *
  * False: it was given up before all was read, and what was read is worth nothing.
  */

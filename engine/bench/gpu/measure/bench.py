@@ -1,4 +1,4 @@
-"""`Bench`: what a part is given: the device, the sizes, how much time is left, whom to tell."""
+"""`Bench`: what a part is given: the device, the sizes, how much time is left, where results go."""
 
 import contextlib
 import time

@@ -1,7 +1,7 @@
 """`EngineSide`: an open engine with a random model, and steps through its runner.
 
 Made-up steps are those that the runner tries itself out with (`execution.trial_steps`): what they
-leave in the KV cache belongs to nobody, so they run before any request does.
+leave in the KV cache belongs to no request, so they run before any request does.
 """
 
 import contextlib

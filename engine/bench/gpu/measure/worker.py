@@ -1,4 +1,4 @@
-"""One process of the bench: reads its job (one line of JSON), and tells what it finds line by line.
+"""One process of the bench: reads its job (one line of JSON), reports results line by line.
 
 `conduct` starts it by `python -m` and its name. It ends when the job is done, and at once when
 its input ends: then the process that started it is gone.
@@ -45,7 +45,7 @@ def main() -> None:
 
     try:
         run(job, tell)
-    except Exception as error:  # noqa: BLE001 - it is told, and ends this process alone
+    except Exception as error:  # noqa: BLE001 - it is reported, and ends this process alone
         lines = str(error).strip().splitlines() or [type(error).__name__]
         tell(Failed(lines[0][:300]))
     sys.stdout.flush()
