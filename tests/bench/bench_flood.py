@@ -51,10 +51,14 @@ MOST_LOST, MOST_WAIT_S = 0.05, 0.5
 
 class Flood(NamedTuple):
     payload: bytes
-    rate: float = 4_000.0  # messages a second, of all clients
+    rate: float = 4_000.0  # messages or connections a second, of all clients
     kind: str = "viewer"  # of key
+    how: str = "messages"  # a flooder of `FLOODERS`
 
 
+SUBMIT = Submit(prompt_token_ids=[1] * 20, sampling=SamplingParams(max_tokens=500))
+# ZMTP 3.1 with CURVE; what a client says next never comes.
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
 STALE = SetKnobs(changes={"max_num_seqs": 64}, expected_version=-1, who="flooder")
 FLOODS = {
     "info": Flood(commands.encode(GetInfo())),
@@ -65,16 +69,23 @@ FLOODS = {
     "submit": Flood(commands.encode(Submit(prompt_token_ids=[1] * 20))),
     "garbage": Flood(b"\xc1" * 40),
     "stale": Flood(commands.encode(STALE), kind="operator"),
-    "stranger": Flood(commands.encode(GetInfo()), kind="stranger"),
+    "huge": Flood(b"\xc1" * 40, rate=100.0, how="huge"),
+    "aborts": Flood(commands.encode(SUBMIT), kind="operator", how="aborts"),
+    "stranger": Flood(commands.encode(GetInfo()), kind="stranger", how="anew"),
+    "connect": Flood(b"", rate=1_000.0, kind="stranger", how="connections"),
+    "greeting": Flood(GREETING, rate=200.0, kind="stranger", how="connections"),
 }
-FLOODER = """
+MESSAGES = """
 import sys, time, zmq
 from pathlib import Path
+from stepscope.engine.protocol import commands
 from stepscope.engine.transport.keys import read_credentials
 from stepscope.engine.transport.sockets import client_socket
 from stepscope.engine.transport.endpoints import Endpoint
-address, payload, rate, opens_anew = sys.argv[1], bytes.fromhex(sys.argv[2]), *sys.argv[3:5]
+address, payload, rate, how = sys.argv[1], bytes.fromhex(sys.argv[2]), *sys.argv[3:5]
 ends = [Endpoint(address, read_credentials(Path(path))) for path in sys.argv[5:]]
+if how == "huge":
+    payload *= 2**19 // len(payload)
 def opened(end):
     socket = client_socket(zmq.DEALER, end)
     socket.connect(address)
@@ -87,7 +98,7 @@ while True:
     while number < due:
         number += 1
         place = number % len(sockets)
-        if opens_anew == "True" and number % 20 == 0:  # who is not let in tries again at once
+        if how == "anew" and number % 20 == 0:  # who is not let in tries again at once
             sockets[place].close()
             sockets[place] = opened(ends[place])
         try:
@@ -97,10 +108,40 @@ while True:
     for socket in sockets:
         try:
             while True:
-                socket.recv(zmq.NOBLOCK, copy=False)
+                reply = socket.recv_multipart(zmq.NOBLOCK)[-1]
+                if how == "aborts":
+                    reply = commands.decode_reply(reply)
+                    if isinstance(reply, commands.Submitted):
+                        abort = commands.encode(commands.Abort(request_id=reply.request_id))
+                        socket.send_multipart([bytes(8), abort], zmq.NOBLOCK)
         except zmq.Again:
             pass
 """
+# Connections that say no more than so much; the oldest of 4,000 is closed, without it at once.
+CONNECTIONS = """
+import collections, contextlib, socket, sys, time
+address, first_words, rate = sys.argv[1], bytes.fromhex(sys.argv[2]), float(sys.argv[3])
+host, _, port = address.removeprefix("tcp://").rpartition(":")
+most_open = 4_000 if first_words else 0
+opened, number, begin_s = collections.deque(), 0, time.monotonic()
+while True:
+    time.sleep(0.01)
+    due = int((time.monotonic() - begin_s) * rate)
+    while number < due:
+        number += 1
+        with contextlib.suppress(OSError):
+            opened.append(socket.create_connection((host, int(port)), timeout=1))
+            opened[-1].sendall(first_words)
+        while len(opened) > most_open:
+            opened.popleft().close()
+"""
+FLOODERS = {
+    "messages": MESSAGES,
+    "huge": MESSAGES,  # of half a megabyte
+    "aborts": MESSAGES,  # of each request that it made
+    "anew": MESSAGES,  # over connections that are opened again and again
+    "connections": CONNECTIONS,
+}
 PLACEBO = """
 import sys, zmq
 from pathlib import Path
@@ -186,8 +227,8 @@ class Measured(NamedTuple):
 
 def turn(good: Endpoint, flooded: str, flood: Flood, keys: list[Path], seconds: float) -> Measured:
     """What the engine does while `flooded` is flooded."""
-    arguments = [flooded, flood.payload.hex(), str(flood.rate), str(flood.kind == "stranger")]
-    flooder = subprocess.Popen([sys.executable, "-c", FLOODER, *arguments, *map(str, keys)])
+    arguments = [flooded, flood.payload.hex(), str(flood.rate), flood.how, *map(str, keys)]
+    flooder = subprocess.Popen([sys.executable, "-c", FLOODERS[flood.how], *arguments])
     try:
         time.sleep(1.5)  # until what may be done at once is used up
         waits_s = []
