@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 PACKAGES := engine kernels recordings tui
 ARGS ?=
 
-.PHONY: demo test lint types test-clients rooms schema fuzz snapshots pictures docs bench bench-tui bench-wire chaos clean
+.PHONY: demo test lint types test-clients rooms schema fuzz snapshots pictures docs bench bench-tui bench-wire bench-sim chaos clean
 
 demo: $(INSTALLED)
 	$(BIN)/stepscope demo $(ARGS)
@@ -76,6 +76,10 @@ bench-tui: $(INSTALLED)
 # What telemetry costs the engine, what a recorder takes, how soon a gap is mended.
 bench-wire: $(INSTALLED)
 	$(BIN)/python tests/bench/bench_wire.py $(ARGS)
+
+# How far simulated runs are from published real ones: ARGS="--validation DIR" (docs/simulate.md).
+bench-sim: $(INSTALLED)
+	$(BIN)/python tests/bench/bench_sim.py $(ARGS)
 
 # Subscribers and a recorder behind a proxy that cuts, delays and stalls: ARGS="--seconds 300 --seed 7".
 # Then what floods of the control socket cost, against a placebo.

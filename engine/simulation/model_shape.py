@@ -64,13 +64,14 @@ class ModelShape(Struct, frozen=True, kw_only=True):
 def model_shape(model: str) -> ModelShape:
     """By a name of `KNOWN_MODELS`, `random:NAME`, or the path of a config.json or its folder.
 
+    Of a name as on Hugging Face its beginning counts: `meta-llama/Llama-3.1-8B-Instruct`.
+
     Raises:
         ConfigError: there is no such model, or its config lacks what is needed.
     """
-    name = model.removeprefix(_RANDOM).lower()
-    config = KNOWN_MODELS.get(name)
-    if config is not None:
-        return shape_of_config(name, config)
+    known = _known(model)
+    if known is not None:
+        return shape_of_config(known, KNOWN_MODELS[known])
     path = Path(model).expanduser()
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
@@ -84,6 +85,20 @@ def model_shape(model: str) -> ModelShape:
     except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
         raise ConfigError("bad_model", f"{path} is no config.json of a model: {error}") from error
     return shape_of_config(path.parent.name, config)
+
+
+def _known(model: str) -> str | None:
+    name = model.removeprefix(_RANDOM).lower()
+    if name in KNOWN_MODELS:
+        return name
+    if name.count("/") != 1:
+        return None
+    name = name.partition("/")[2].removeprefix("meta-")
+    begins = [known for known in KNOWN_MODELS if f"{name}-".startswith(f"{known}-")]
+    found = max(begins, key=len, default=None)
+    if found is not None and "fp8" in name:
+        return f"{found}-fp8" if f"{found}-fp8" in KNOWN_MODELS else None
+    return found
 
 
 def shape_of_config(name: str, config: Mapping[str, Any]) -> ModelShape:

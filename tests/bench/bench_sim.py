@@ -1,0 +1,258 @@
+"""How far simulated runs are from real ones that others published.
+
+    python tests/bench/bench_sim.py --validation DIR [--share 0.25] [--jobs 2] [--json FILE]
+
+DIR has `train13.csv` and `workloads.json` (runs of vLLM 0.15.1 on H100) and the per-request times
+of a run on an RTX 4090 (`llmservingsim_*_requests.jsonl`); docs/simulate.md says where they come
+from. The real scheduler serves each workload again on a virtual clock. Each of the 13 runs is
+predicted with coefficients that were fitted on the other 12.
+Errors are those of the source: |simulated - measured| / measured of each figure of a whole run,
+and their median over runs. The run on the RTX 4090 is fitted on its first 40 % of requests and
+judged on the rest.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from public_runs import (
+    METRICS,
+    WHOLE,
+    PublicRun,
+    arrivals_of,
+    figures,
+    percentile,
+    read_runs,
+)
+from virtual_engine import Arrival, Served, serve
+
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.simulation.gpus import GPUS
+from stepscope.engine.simulation.least_squares import fit_relative
+from stepscope.engine.simulation.model_shape import model_shape
+from stepscope.engine.simulation.roofline import TERMS, RooflineCoefficients, RooflineModel
+from stepscope.engine.simulation.step_time import StepShape
+
+# Medians over 38 further runs, in %, as published with the data: E2E, ITL, TTFT.
+PUBLISHED = {
+    "BLIS, trained": (6.8, 6.5, 18.4),
+    "BLIS, roofline": (33.0, 44.0, 650.0),
+    "aiconfigurator (18 of them)": (21.5, 13.2, 662.0),
+    "llm-optimizer": (52.0, 61.0, 662.0),
+}
+AIMS = {"e2e_mean": 7, "itl_mean": 7, "ttft_mean": 16, "e2e_p99": 9, "ttft_p99": 22}
+WAITED_STEPS = 2.5  # half of one under way, the one prepared meanwhile, its own
+FITTED_SHARE = 0.4
+_ROUNDS = 6
+
+
+class Fit(NamedTuple):
+    coefficients: RooflineCoefficients
+    request_s: float  # of a request outside of steps: its way in and its first token's way out
+
+
+def fit_runs(runs: Sequence[PublicRun]) -> Fit:
+    """One set of coefficients for all runs, from the means of their stages.
+
+    By Little's law a stage has as many rows in a step as requests arrive in the mean E2E; the time
+    of a step is what is between two tokens.
+    """
+    rows, seconds, requests_s = [], [], []
+    for run in runs:
+        roofline = RooflineModel(run.gpu, run.shape, run.tensor_parallel)
+        for stage, (rate, _) in enumerate(run.workload["stages"]):
+            measured = run.measured[str(stage)]
+            decode_s = (measured["e2e_mean"] - measured["ttft_mean"]) / 1e3
+            cycle_s = decode_s / (run.num_output_tokens - 1)
+            num_rows = max(1, round(rate * measured["e2e_mean"] / 1e3))
+            context = run.num_prompt_tokens + run.num_output_tokens // 2
+            rows.append(roofline.terms(StepShape(num_rows, num_rows, 0, 0, num_rows * context)))
+            seconds.append(cycle_s)
+            requests_s.append(measured["ttft_mean"] / 1e3 - WAITED_STEPS * cycle_s)
+    return Fit(coefficients(fit_relative(rows, seconds)), max(0.0, statistics.median(requests_s)))
+
+
+def coefficients(found: Sequence[float]) -> RooflineCoefficients:
+    by = dict(zip(TERMS, found, strict=True))
+    return RooflineCoefficients(
+        weights=by["weights"],
+        attention=by["attention"],
+        layer_us=by["layer"] * 1e6,
+        row_us=by["row"] * 1e6,
+        exchange_us=by["exchange"] * 1e6,
+    )
+
+
+class Task(NamedTuple):
+    run: PublicRun
+    fit: Fit
+    share: float
+    seed: int
+
+
+def simulate(task: Task) -> dict[str, dict[str, float]]:
+    """Stage -> metric -> milliseconds."""
+    run = task.run
+    arrivals, stages = arrivals_of(run, task.seed, task.share)
+    roofline = RooflineModel(
+        run.gpu, run.shape, run.tensor_parallel, coefficients=task.fit.coefficients
+    )
+    served = serve(arrivals, roofline, run.knobs, run.num_blocks)
+    found = {WHOLE: figures(run, served, task.fit.request_s)}
+    for stage in sorted(set(stages)):
+        of_stage = [each for each, where in zip(served, stages, strict=True) if where == stage]
+        found[stage] = figures(run, of_stage, task.fit.request_s)
+    return found
+
+
+def errors(run: PublicRun, simulated: dict[str, dict[str, float]]) -> dict[str, float]:
+    """Of the whole run, with their signs, as shares."""
+    measured = run.measured[WHOLE]
+    return {metric: simulated[WHOLE][metric] / measured[metric] - 1 for metric in METRICS}
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Of the median, 90 %, by drawing experiments again."""
+    chance = random.Random(1)
+    medians = sorted(statistics.median(chance.choices(values, k=len(values))) for _ in range(2000))
+    return percentile(medians, 0.05), percentile(medians, 0.95)
+
+
+def judge_runs(runs: Sequence[PublicRun], share: float, jobs: int, seed: int) -> dict[str, float]:
+    whole = fit_runs(runs)
+    print(f"coefficients of all {len(runs)} runs, and the range of them with one run left out:")
+    others = [fit_runs([each for each in runs if each is not run]) for run in runs]
+    for name in ("weights", "attention", "layer_us", "row_us", "exchange_us"):
+        each = [getattr(fit.coefficients, name) for fit in others]
+        found = getattr(whole.coefficients, name)
+        print(f"  {name:12}{found:8.3f}   {min(each):.3f} to {max(each):.3f}")
+    each = [fit.request_s * 1e3 for fit in others]
+    print(f"  {'request_ms':12}{whole.request_s * 1e3:8.3f}   {min(each):.3f} to {max(each):.3f}")
+    tasks = [Task(run, fit, share, seed) for run, fit in zip(runs, others, strict=True)]
+    print("\nerror in % of each run, predicted from the others")
+    print(" " * 38 + "".join(f"{metric:>10}" for metric in METRICS))
+    all_errors: list[dict[str, float]] = []
+    with ProcessPoolExecutor(jobs) as pool:
+        for run, simulated in zip(runs, pool.map(simulate, tasks), strict=True):
+            all_errors.append(errors(run, simulated))
+            cells = "".join(f"{100 * all_errors[-1][metric]:+10.1f}" for metric in METRICS)
+            print(f"{run.name:38}{cells}", flush=True)
+    medians = {}
+    print("\nmedian of the absolute error in %, 90 % interval over runs, aim")
+    for metric in METRICS:
+        sizes = [abs(each[metric]) * 100 for each in all_errors]
+        low, high = interval(sizes)
+        medians[metric] = statistics.median(sizes)
+        aim = f"{AIMS[metric]:>6}" if metric in AIMS else ""
+        print(f"  {metric:10}{medians[metric]:7.1f}   {low:5.1f} to {high:5.1f}{aim}")
+    print("\npublished, on 38 other runs of the same source (E2E, ITL, TTFT, means):")
+    for name, (e2e, itl, ttft) in PUBLISHED.items():
+        print(f"  {name:28}{e2e:7.1f}{itl:7.1f}{ttft:7.1f}")
+    return medians
+
+
+def judge_requests(file: Path) -> dict[str, float]:
+    """Fit the first requests of a run, and simulate all of it."""
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    about = json.loads(Path(str(file).replace("_requests.jsonl", "_meta.json")).read_text())
+    settings = about["engine_kwargs"]
+    knobs = Knobs(
+        max_num_batched_tokens=settings["max_num_batched_tokens"],
+        max_num_seqs=settings["max_num_seqs"],
+        order="arrival",
+    )
+    begin_s = rows[0]["queued_ts"]
+    arrivals = [
+        Arrival(
+            row["queued_ts"] - begin_s,
+            [-1 - number] + [0] * (row["input_toks"] - 1),
+            row["output_toks"],
+        )
+        for number, row in enumerate(rows)
+    ]
+    first = [row["first_token_ts"] - row["queued_ts"] for row in rows]
+    last = [row["last_token_ts"] - row["queued_ts"] for row in rows]
+    num_fitted = round(FITTED_SHARE * len(rows))
+    shape = model_shape(about["model"])
+    found = RooflineCoefficients()
+    served: list[Served] = []
+    for _ in range(_ROUNDS):
+        roofline = RooflineModel(GPUS["rtx4090"], shape, coefficients=found)
+        served = serve(
+            arrivals, roofline, knobs, about["kv_cache"]["num_gpu_blocks"], roofline.terms
+        )
+        terms, seconds = [], []
+        for each, row in list(zip(served, rows, strict=True))[:num_fitted]:
+            terms.append(_between(each.first_terms, each.last_terms))
+            seconds.append(row["last_token_ts"] - row["first_token_ts"])
+            terms.append(_between(each.begin_terms, each.first_terms))
+            seconds.append(row["first_token_ts"] - row["queued_ts"])
+        found = coefficients(fit_relative(terms, seconds))
+    print(
+        f"\n{about['hardware']['device_name']}, {shape.name}, {len(rows)} requests; fitted on the"
+    )
+    print(f"first {num_fitted}: {found}")
+    result = {}
+    for name, real, simulated in (
+        ("ttft", first, [each.first_s - each.at_s for each in served]),
+        ("e2e", last, [each.last_s - each.at_s for each in served]),
+        (
+            "tpot",
+            _per_token(last, first, rows),
+            _per_token([each.last_s for each in served], [each.first_s for each in served], rows),
+        ),
+    ):
+        truth, found_s = sorted(real[num_fitted:]), sorted(simulated[num_fitted:])
+        for what, of in (
+            ("mean", statistics.fmean),
+            ("p50", statistics.median),
+            ("p99", lambda values: percentile(values, 0.99)),
+        ):
+            error = of(found_s) / of(truth) - 1
+            result[f"{name}_{what}"] = error * 100
+            print(f"  {name} {what:5} real {of(truth):9.4f} s   simulated {100 * error:+6.1f} %")
+    return result
+
+
+def _between(before: Sequence[float], after: Sequence[float]) -> list[float]:
+    return [late - early for early, late in zip(before, after, strict=True)]
+
+
+def _per_token(
+    last: Sequence[float], first: Sequence[float], rows: Sequence[dict[str, float]]
+) -> list[float]:
+    return [
+        (end - begin) / max(1.0, row["output_toks"] - 1)
+        for end, begin, row in zip(last, first, rows, strict=True)
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--validation", type=Path, help="the folder of the public runs")
+    parser.add_argument("--share", type=float, default=1.0, help="of the time of each stage")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="write the medians there")
+    options = parser.parse_args()
+    if options.validation is None:
+        print("nothing to compare with: give --validation DIR with train13.csv and workloads.json")
+        return 0
+    folder: Path = options.validation
+    runs = read_runs(folder / "train13.csv", folder / "workloads.json")
+    result = {"runs": judge_runs(runs, options.share, options.jobs, options.seed)}
+    for file in sorted(folder.glob("llmservingsim_*_requests.jsonl")):
+        result[file.name] = judge_requests(file)
+    if options.json is not None:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""Public runs of vLLM: what was asked of it, and what was measured."""
+
+import csv
+import json
+import random
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from virtual_engine import BLOCK_SIZE, Arrival, Served
+
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.simulation.gpus import GpuRates, gpu_named
+from stepscope.engine.simulation.model_shape import ModelShape, model_shape
+from stepscope.engine.simulation.roofline import num_kv_tokens
+
+WHOLE = "-1"  # the stage that stands for all of a run
+METRICS = ("e2e_mean", "itl_mean", "ttft_mean", "e2e_p90", "e2e_p99", "ttft_p90", "ttft_p99")
+_PAUSE_S = 60.0  # between two stages: all requests of the first have ended
+
+
+class PublicRun(NamedTuple):
+    """A run of the table; `measured`: stage -> metric -> milliseconds."""
+
+    name: str
+    gpu: GpuRates
+    shape: ModelShape
+    tensor_parallel: int
+    knobs: Knobs
+    workload: dict[str, Any]
+    measured: dict[str, dict[str, float]]
+
+    @property
+    def num_blocks(self) -> int:
+        return num_kv_tokens(self.gpu, self.shape, self.tensor_parallel) // BLOCK_SIZE
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return int(self.workload["system"]) + int(self.workload["question"])
+
+    @property
+    def num_output_tokens(self) -> int:
+        return int(self.workload["output"])
+
+    @property
+    def num_counted_tokens(self) -> float:
+        """Output tokens as the clients counted them, which the ITL of the table is divided by."""
+        whole = self.measured[WHOLE]
+        return 1 + (whole["e2e_mean"] - whole["ttft_mean"]) / whole["itl_mean"]
+
+
+def read_runs(table: Path, workloads: Path) -> list[PublicRun]:
+    specs = json.loads(workloads.read_text())
+    runs: dict[str, PublicRun] = {}
+    with table.open(newline="") as lines:
+        for row in csv.DictReader(lines):
+            run = runs.get(row["run"]) or runs.setdefault(row["run"], _run(row, specs))
+            stage = run.measured.setdefault(row["stage"], {})
+            stage[row["metric"]] = float(row["measured_ms"])
+    return list(runs.values())
+
+
+def _run(row: dict[str, str], specs: dict[str, Any]) -> PublicRun:
+    # Of `general` and `reasoning` there is a lighter kind; the shares of the stages in the means
+    # of a whole run say that it was the one sent.
+    workload = specs.get(f"{row['workload']}-lite") or specs[row["workload"]]
+    shape = model_shape(row["model"])
+    return PublicRun(
+        name=f"{row['run']} {shape.name} {row['workload']}",
+        gpu=gpu_named(row["hardware"]),
+        shape=shape,
+        tensor_parallel=int(row["tensor_parallel"]),
+        knobs=Knobs(
+            max_num_batched_tokens=int(row["max_num_batched_tokens"]),
+            max_num_seqs=specs["max_num_seqs"],
+            order="arrival",
+        ),
+        workload=workload,
+        measured={},
+    )
+
+
+def arrivals_of(run: PublicRun, seed: int, share: float) -> tuple[list[Arrival], list[str]]:
+    """The requests, and the stage of each. Poisson arrivals; the same prompts again and again.
+
+    The client makes one prompt for each system prompt and user and sends them in turn, so that
+    after the first round all but the end of a prompt is in the prefix cache.
+
+    Args:
+        share: of the time of each stage.
+    """
+    chance = random.Random(seed)
+    workload = run.workload
+    prompts = [
+        [group] * int(workload["system"]) + [1000 + group, user] + [0] * (workload["question"] - 2)
+        for group in range(workload["num_system_prompts"])
+        for user in range(workload["users"])
+    ]
+    chance.shuffle(prompts)
+    found: list[Arrival] = []
+    stages: list[str] = []
+    begin_s = 0.0
+    for stage, (rate, length_s) in enumerate(workload["stages"]):
+        at_s = begin_s + chance.expovariate(rate)
+        end_s = begin_s + length_s * share
+        while at_s < end_s:
+            prompt = prompts[len(found) % len(prompts)]
+            found.append(Arrival(at_s, prompt, run.num_output_tokens))
+            stages.append(str(stage))
+            at_s += chance.expovariate(rate)
+        begin_s = end_s + _PAUSE_S
+    return found, stages
+
+
+def figures(run: PublicRun, served: Sequence[Served], request_s: float) -> dict[str, float]:
+    """The metrics of the table, in milliseconds. `request_s`: of a request outside of steps."""
+    ttft = sorted((each.first_s - each.at_s + request_s) * 1e3 for each in served)
+    e2e = sorted((each.last_s - each.at_s + request_s) * 1e3 for each in served)
+    e2e_mean, ttft_mean = statistics.fmean(e2e), statistics.fmean(ttft)
+    return {
+        "e2e_mean": e2e_mean,
+        "ttft_mean": ttft_mean,
+        "itl_mean": (e2e_mean - ttft_mean) / (run.num_counted_tokens - 1),
+        "e2e_p90": percentile(e2e, 0.9),
+        "e2e_p99": percentile(e2e, 0.99),
+        "ttft_p90": percentile(ttft, 0.9),
+        "ttft_p99": percentile(ttft, 0.99),
+    }
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """Between the two values next to it, in proportion."""
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
