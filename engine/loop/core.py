@@ -47,6 +47,7 @@ from stepscope.engine.scheduling.step import Runner, StepResult
 from stepscope.engine.telemetry.heartbeat import Heartbeat
 from stepscope.engine.telemetry.kept_snapshots import KeptSnapshots
 from stepscope.engine.telemetry.snapshots import snapshot
+from stepscope.engine.telemetry.step_watcher import StepUnderWay
 from stepscope.engine.telemetry.token_publisher import TokenPublisher
 from stepscope.engine.text.stop_strings import StopText
 
@@ -197,6 +198,11 @@ class EngineCore:
     @property
     def has_step_in_flight(self) -> bool:
         return self._pipeline.has_step_in_flight
+
+    @property
+    def step_under_way(self) -> StepUnderWay | None:
+        """What the engine's thread waits for. From any thread."""
+        return self._pipeline.step_under_way
 
     @property
     def next_step(self) -> int:

@@ -46,6 +46,7 @@ class PendingStep:
     """What is known of a step before it has ended. Belongs to the engine's thread.
 
     Attributes:
+        scheduled: as the runner got it.
         rows: those of requests that have not ended; `draft` has the same ones.
         launched_ns: when its launch was complete, while the step before it ran; None: that step
             had ended before.
@@ -61,6 +62,7 @@ class PendingStep:
     handle: InFlight
     launched_ns: int | None
     draft: StepDraft | None
+    scheduled: ScheduledStep
     planned: PlannedBlocks | None = None
     events: list[RequestEvent] = field(default_factory=list)
     num_wasted_tokens: int = 0

@@ -22,6 +22,7 @@ from stepscope.engine.scheduling.step import InFlight, Runner, ScheduledStep, St
 from stepscope.engine.scheduling.token_limit import TokenLimit
 from stepscope.engine.telemetry.batch_rows import BatchRows
 from stepscope.engine.telemetry.step_draft import StepDraft
+from stepscope.engine.telemetry.step_watcher import RunningRow, StepUnderWay
 
 log = logging.getLogger("stepscope.engine")
 
@@ -53,6 +54,7 @@ class Pipeline:
         self._token_limit = TokenLimit()
         self._ahead: PendingStep | None = None  # launched; every step before it is published
         self._tokens_ns = 0  # when those of the last step were known
+        self._under_way: ScheduledStep | None = None  # which the engine's thread waits for
 
     @property
     def has_step_in_flight(self) -> bool:
@@ -64,6 +66,16 @@ class Pipeline:
         if self._ahead is not None:
             return True
         return self.steps_allowed != 0 and self._scheduler.has_work()
+
+    @property
+    def step_under_way(self) -> StepUnderWay | None:
+        """The step that the engine's thread launches or waits for. From any thread."""
+        step = self._under_way
+        if step is None:
+            return None
+        rows = [RunningRow(r.request.request_id, r.phase, r.start, r.num_tokens) for r in step.rows]
+        budget = self._scheduler.step_knobs.max_num_batched_tokens
+        return StepUnderWay(step.step, max(step.start_ns, self._tokens_ns), rows, budget)
 
     def take_in_flight(self) -> PendingStep | None:
         """The step in flight, for the caller to finish; None: there is none."""
@@ -107,7 +119,8 @@ class Pipeline:
             return None
         number = self.next_step
         after = None if before is None else before.handle
-        step = ScheduledStep(number, rows, scheduler.num_padded_tokens, after)
+        step = ScheduledStep(number, rows, scheduler.num_padded_tokens, after, start_ns)
+        self._under_way = step
         handle: InFlight
         try:
             handle = self._runner.launch(step) if self._overlap else Unlaunched(self._runner, step)
@@ -121,7 +134,7 @@ class Pipeline:
         self.next_step += 1
         if self.steps_allowed is not None:
             self.steps_allowed -= 1
-        return PendingStep(number, rows, handle, launched_ns, draft)
+        return PendingStep(number, rows, handle, launched_ns, draft, step)
 
     def _may_run_ahead(self, step: PendingStep) -> bool:
         return (
@@ -141,12 +154,15 @@ class Pipeline:
 
     def execute(self, step: PendingStep) -> StepResult | None:
         """Wait for the tokens of a step. None: it failed, and its requests are ended."""
+        self._under_way = step.scheduled
         try:
             result = step.handle.collect()
         except Exception:
+            self._under_way = None
             log.exception("step %d failed; its %d requests are ended", step.number, len(step.rows))
             self._give_up(step)
             return None
+        self._under_way = None
         step.tokens_before_ns, self._tokens_ns = self._tokens_ns, result.tokens_ns
         return result
 

@@ -27,6 +27,7 @@ from stepscope.engine.scheduling.kv_memory import replay_memory_bytes
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.telemetry.clock_anchor import anchored
 from stepscope.engine.telemetry.publisher import Publisher
+from stepscope.engine.telemetry.step_watcher import StepWatcher
 from stepscope.engine.telemetry.token_publisher import TokenPublisher
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock, check_name, free_name
 from stepscope.engine.transport.gate import gate_of, local_key
@@ -172,6 +173,10 @@ def open_engine(
             endpoint.telemetry,
         )
         control.start()
+        if config.telemetry:
+            watcher = StepWatcher(core, publisher.publish_aside, runner.step_costs, core.clock)
+            stack.callback(watcher.close)
+            watcher.start()
         try:
             yield OpenEngine(core, intake, runner.vocab_size)
         finally:

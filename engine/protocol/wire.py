@@ -36,6 +36,7 @@ from stepscope.engine.protocol.wire_rows import BlockMove as BlockMove
 from stepscope.engine.protocol.wire_rows import BlockRun as BlockRun
 from stepscope.engine.protocol.wire_rows import KVCounts as KVCounts
 from stepscope.engine.protocol.wire_rows import Phase as Phase
+from stepscope.engine.protocol.wire_rows import PrefillPart as PrefillPart
 from stepscope.engine.protocol.wire_rows import RowFlag as RowFlag
 
 SCHEMA_VERSION = 1
@@ -174,6 +175,24 @@ class StepRecord(Telemetry, frozen=True, kw_only=True):
     token_limit: int | None = None  # what device memory holds steps to for now, below the knob
 
 
+class StepInFlight(Telemetry, frozen=True, kw_only=True):
+    """A step that takes long, published several times a second while it runs.
+
+    It changes nothing that another message says; the record of the step comes when it has ended.
+    """
+
+    topic = b"in_flight"
+
+    step: int
+    since_ns: int  # its scheduling began, or the step before it had ended
+    time_ns: int  # it still ran
+    num_prefill_tokens: int
+    num_decode_tokens: int
+    num_decodes: int  # requests that are to get their next token
+    prefills: list[PrefillPart] = []  # the largest ones
+    token_budget: int | None = None
+
+
 class ControlCounts(Struct, frozen=True, omit_defaults=True):
     """What the control socket did not take, so far."""
 
@@ -250,6 +269,7 @@ class Snapshot(Telemetry, frozen=True, kw_only=True):
     transcripts: list[Transcript] | None = None  # only of an engine with `with_tokens`
     pauses: list[PauseSpan] | None = None  # the operator's, as far as they are kept; None: unknown
     workload_spec: dict[str, KnobValue] | None = None  # as in `EngineStatus`
+    in_flight: StepInFlight | None = None  # of a snapshot that an observer made
 
 
 class Mark(Telemetry, frozen=True, kw_only=True):
@@ -264,7 +284,7 @@ class Mark(Telemetry, frozen=True, kw_only=True):
 
 
 TelemetryMessage: TypeAlias = (
-    EngineInfo | KnobsChanged | StepRecord | EngineStatus | Snapshot | Mark | Audited
+    EngineInfo | KnobsChanged | StepRecord | StepInFlight | EngineStatus | Snapshot | Mark | Audited
 )
 
 TOPICS: dict[type[Telemetry], bytes] = {kind: kind.topic for kind in get_args(TelemetryMessage)}

@@ -34,6 +34,14 @@ class BatchRow(Struct, array_like=True, frozen=True, gc=False):
     flags: int  # RowFlag
 
 
+class PrefillPart(Struct, array_like=True, frozen=True, gc=False):
+    """Prompt tokens of one request in a step that has not ended."""
+
+    request_id: int
+    start: int  # position of the first token
+    num_tokens: int
+
+
 CACHED = -1  # free, but its content can still be hit
 EMPTY = -2  # free, holds nothing
 

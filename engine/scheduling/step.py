@@ -42,12 +42,15 @@ class ScheduledStep:
 
     `after` is the step before this one, if it is still in flight: a row that starts behind the last
     token of its request continues the token that the request gets in that step.
+
+    `start_ns` is when its scheduling began, by the runner's clock.
     """
 
     step: int
     rows: list[ScheduledRow]
     num_padded_tokens: int = 0
     after: InFlight | None = None
+    start_ns: int = 0
 
 
 @dataclass(slots=True, frozen=True)

@@ -1,4 +1,5 @@
-"""`Publisher`: numbers, keeps and sends what the engine publishes. Belongs to the engine's thread.
+"""`Publisher`: numbers, keeps and sends what the engine publishes. Belongs to the engine's thread,
+except for `publish_aside`.
 
 Sending never waits: a subscriber whose queue is full misses the message and asks for it again from
 what is kept (`Publisher.replay`, safe to call from another thread).
@@ -59,6 +60,10 @@ class Publisher:
         if self._gate is not None:
             self._note_subscribers(self._gate)
         self.num_dropped = sender.add(message.topic, payload)
+
+    def publish_aside(self, message: Telemetry) -> None:
+        """As `publish`, from any other thread, while the engine's is busy elsewhere."""
+        self.sender.add(message.topic, bytearray(wire.encode(message)))
 
     def _note_subscribers(self, gate: Gate) -> None:
         while (subscription := self.sender.take_subscription()) is not None:

@@ -10,6 +10,7 @@ about a record.
 
 import contextlib
 import ctypes
+import threading
 import time
 from typing import Protocol
 
@@ -50,7 +51,7 @@ _FUNCTIONS = (  # in the order of `Zmq` in `native/sender.h`
 
 
 class Sender(Protocol):
-    """Numbers, keeps and sends messages; belongs to one thread, but any thread may `get`.
+    """Numbers, keeps and sends messages. Any thread may `add` and `get`, the rest is its owner's.
 
     Attributes:
         next_sequence: number of the next message that is added.
@@ -123,6 +124,7 @@ class InlineSender:
         self._is_gated = is_gated
         self._next_look_s = 0.0
         self._num_left = 0  # to be asked about before the next look
+        self._lock = threading.Lock()  # the compiled one needs none: it keeps the interpreter's
         self.get = self._ring.get
 
     @property
@@ -138,6 +140,10 @@ class InlineSender:
         return self._ring.num_bytes
 
     def add(self, topic: bytes, payload: bytearray, /) -> int:
+        with self._lock:
+            return self._add(topic, payload)
+
+    def _add(self, topic: bytes, payload: bytearray) -> int:
         socket = self._socket
         number = wire.sequence_frame(self._ring.next_sequence)
         self._ring.add(topic, payload)

@@ -15,6 +15,7 @@ from stepscope.engine.protocol.wire import (
     KnobsChanged,
     Mark,
     Snapshot,
+    StepInFlight,
     StepRecord,
     Telemetry,
     Transcript,
@@ -95,7 +96,10 @@ class Timeline:
         if step is not None and not self.columns.steps:
             self.lanes = LaneBoard(state, step)
         self.lanes.extend(message)
+        flying = state.in_flight
         outcome = state.apply(message)
+        if state.in_flight is not None and isinstance(message, StepInFlight):
+            self._notes.in_flight(message, flying, max(state.step, 0))
         self._note_pause(message)
         if isinstance(message, StepRecord):
             assert outcome is not None

@@ -159,7 +159,8 @@ class GapRecovery:
 
     def snapshot(self, client: ControlClient) -> Snapshot:
         """A current snapshot of the engine; see `ask_for_snapshot`."""
-        return ask_for_snapshot(client, self._stopping)
+        known = self._history.info
+        return ask_for_snapshot(client, self._stopping, None if known is None else known.engine_id)
 
     def _check_buffered(self, client: ControlClient) -> None:
         """Raises JoinAgain and drops the buffer if another engine answers now."""

@@ -14,30 +14,44 @@ log = logging.getLogger("stepscope.recordings")
 ASK_AGAIN_S = 0.4  # the answer may have been lost with a connection
 SNAPSHOT_AGAIN_S = 4.0  # a snapshot is larger, and waits for the end of a step
 SNAPSHOT_TIMEOUT_S = 30.0
+BUSY_S = 1.0  # then the engine is taken to be in a long step
 MAX_CATCH_UP_S = 4.0  # how long the past may delay the present
 NUM_TRIED = 100  # messages to measure how fast they come
 MIN_PAST_S = 1.0  # never ask for less
 _POLL_S = 0.05
 
 
-def ask_for_snapshot(client: ControlClient, stopping: threading.Event) -> Snapshot:
+def ask_for_snapshot(
+    client: ControlClient, stopping: threading.Event, known_id: str | None = None
+) -> Snapshot:
     """Ask for a current snapshot. The engine takes it between two steps, so it may take long.
+
+    If the engine is in a long step and none of its messages are known, the newest snapshot that it
+    keeps will do: the messages since then can be replayed.
 
     Args:
         stopping: set when it is not to be waited for any more.
+        known_id: the engine of which messages are known.
 
     Raises:
         EngineUnreachable: no answer in time.
         CommandRefused: the engine refused, or answered with something else.
     """
-    client.info(ASK_AGAIN_S)  # quick: shows whether the engine answers at all
+    info = client.info(ASK_AGAIN_S)  # quick: shows whether the engine answers at all
+    takes_kept = info.keeps_snapshots and info.engine_id != known_id
     now_s = next_ask_s = time.monotonic()
+    busy_s = now_s + BUSY_S
     deadline_s = now_s + SNAPSHOT_TIMEOUT_S
     wanted: set[int] = set()
     while (now_s := time.monotonic()) < deadline_s and not stopping.is_set():
         if now_s >= next_ask_s:
             wanted.add(client.send(GetSnapshot()))
             next_ask_s = now_s + SNAPSHOT_AGAIN_S
+        if takes_kept and now_s >= busy_s:
+            takes_kept = False
+            kept = client.kept_snapshot(0.0)
+            if kept is not None:
+                return kept
         received = client.receive(_POLL_S)
         if received is None or received[0] not in wanted:
             continue

@@ -2,7 +2,13 @@
 
 import msgspec
 
-from stepscope.engine.protocol.wire import EngineStatus, Snapshot, StepRecord, Telemetry
+from stepscope.engine.protocol.wire import (
+    EngineStatus,
+    Snapshot,
+    StepInFlight,
+    StepRecord,
+    Telemetry,
+)
 
 MAX_NUMBER = 2**62
 
@@ -22,6 +28,12 @@ def check_numbers(sequence: int, message: Telemetry) -> None:
         }
     elif isinstance(message, Snapshot | EngineStatus):
         numbers = {"step": message.step + 1, "time_ns": message.time_ns}
+    elif isinstance(message, StepInFlight):
+        numbers = {
+            "step": message.step,
+            "since_ns": message.since_ns,
+            "time_ns": message.time_ns,
+        }
     else:
         return
     for name, number in numbers.items():

@@ -26,6 +26,7 @@ from stepscope.engine.protocol.wire import (
     RequestEvent,
     RequestView,
     Snapshot,
+    StepInFlight,
     StepRecord,
     Telemetry,
 )
@@ -34,6 +35,7 @@ from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.requests import RequestTable
 
 MAX_AUDIT = 20
+_SILENT_NS = 1_000_000_000  # several messages of a step in flight would have come meanwhile
 
 _ENDS = (Finished, FirstToken)
 
@@ -63,6 +65,7 @@ class SessionState:
     control: ControlCounts | None = None  # what the engine's control socket dropped
     audit: list[Audited] = field(default_factory=list)  # the last MAX_AUDIT; replaced, not changed
     pauses: PauseTrail = PauseTrail()  # noqa: RUF009 - it is never changed
+    in_flight: StepInFlight | None = None  # a step that takes long and has not ended
 
     # Copies
 
@@ -116,6 +119,7 @@ class SessionState:
             control=self.control,
             audit=self.audit or None,
             pauses=None if self.pauses.spans is None else list(self.pauses.spans),
+            in_flight=self.in_flight,
         )
 
     @classmethod
@@ -145,6 +149,7 @@ class SessionState:
             control=snapshot.control,
             audit=snapshot.audit or [],
             pauses=pauses_in(snapshot),
+            in_flight=snapshot.in_flight,
         )
 
     # Messages
@@ -155,6 +160,10 @@ class SessionState:
             return self.take_step(message, message.batch)
         if isinstance(message, EngineStatus):
             self._apply_status(message)
+        elif isinstance(message, StepInFlight):
+            if message.step > self.step:  # else it was sent right after its step had ended
+                self.in_flight = message
+                self.time_ns = max(self.time_ns, message.time_ns)
         elif isinstance(message, EngineInfo):
             self._apply_info(message)
         elif isinstance(message, KnobsChanged):
@@ -173,6 +182,12 @@ class SessionState:
         self.info = info
 
     def _apply_status(self, status: EngineStatus) -> None:
+        # An attached engine sends statuses during a step, too.
+        flying = self.in_flight
+        if flying is not None and (
+            status.step >= flying.step or status.time_ns - flying.time_ns > _SILENT_NS
+        ):
+            self.in_flight = None
         self.time_ns = max(self.time_ns, status.time_ns)
         self.state = status.state
         self.pauses = self.pauses.after_status(status.time_ns, is_paused=status.state == "paused")
@@ -196,6 +211,7 @@ class SessionState:
         outcome = Outcome()
         table = self.table
         self.step = record.step
+        self.in_flight = None
         self.time_ns = max(self.time_ns, record.tokens_ns)
         if self.state == "idle":
             self.state = "running"

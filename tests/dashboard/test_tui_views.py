@@ -9,8 +9,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.engine.protocol.wire import CACHED, EMPTY, Finished, Phase, Preempted
+from stepscope.engine.protocol.wire import (
+    CACHED,
+    EMPTY,
+    Finished,
+    Phase,
+    Preempted,
+    PrefillPart,
+    StepInFlight,
+)
 from stepscope.recordings.history.source import add_mark
+from stepscope.recordings.state.in_flight import work_text
+from stepscope.recordings.state.series.lanes import Cell
 from stepscope.tui.session.time.goto import wanted
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.charts import budget_chart, kv_map, lanes, scrub_bar
@@ -129,6 +139,51 @@ def test_padding_stands_dashed_on_top_of_the_prefill(source: Any) -> None:
     assert "".join(row[-1] for row in rows[:-2]).strip("· ") == "╌╌▓"
     figures = text(key_figures.draw(frame_of(source), 200, 1, GUTTER))[0]
     assert f"{128 + last.num_decode_tokens + 256}/512" in figures
+
+
+def in_flight(source: Any) -> StepInFlight:
+    """Half the budget goes to a prompt."""
+    history = source.history
+    budget = history.summary(history.last_step).token_budget
+    flying = StepInFlight(
+        step=history.last_step + 1,
+        since_ns=history.state.time_ns,
+        time_ns=history.state.time_ns + 7_300_000_000,
+        num_prefill_tokens=budget // 2,
+        num_decode_tokens=63,
+        num_decodes=63,
+        prefills=[PrefillPart(17, 0, budget // 2)],
+        token_budget=budget,
+    )
+    history.append(history.last_sequence + 1, flying)
+    return flying
+
+
+def test_a_step_in_flight_is_the_newest_column_and_stands_in_the_header(source: Any) -> None:
+    before = [row[:COLUMNS] for row in chart_rows(frame_of(source))]
+    flying = in_flight(source)
+    frame = frame_of(source)
+    after = [row[:COLUMNS] for row in chart_rows(frame)]
+    assert [row[:-1] for row in after[:-1]] == [row[1:] for row in before[:-1]]
+    column = [row[-1] for row in after[:-1]]
+    assert set(column) == set(" ·▒╍")
+    assert column[-1] == "╍"
+    lanes = {lane.request_id: lane.cells[-1] for lane in frame.lanes}
+    assert set(lanes.values()) <= {0, int(Cell.WAITING), int(Cell.PREFILL), len(Cell)}
+    for width in (120, 200):
+        connection = header.SourceState("stepscope", "ipc://engine-0", "live", 10.0)
+        line = text(header.draw(frame, connection, width))[0]
+        assert f"STEP {flying.step:,} IN FLIGHT 7.3 s: {work_text(flying)}" in line
+
+
+def test_a_silent_engine_is_not_said_to_be_in_flight(source: Any) -> None:
+    step = in_flight(source).step
+    frame = frame_of(source)
+    frame.status = "down"
+    connection = header.SourceState("stepscope", "ipc://engine-0", "down", 10.0)
+    line = text(header.draw(frame, connection, 120))[0]
+    assert f"no sign of life since 7.3 s into step {step:,}" in line
+    assert "IN FLIGHT" not in line
 
 
 def test_preemptions_and_marks_stand_on_the_axis(source: Any) -> None:

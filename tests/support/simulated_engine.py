@@ -1,8 +1,8 @@
-"""A simulated engine behind real sockets: `simulated_engine.py ENDPOINT [KEYS [FILE]]`.
+"""A simulated engine behind real sockets: `simulated_engine.py ENDPOINT [KEYS [FILE [HANG]]]`.
 
 Not a test. Like the fixture `live_engine`, in a process of its own and without torch. KEYS is
 a folder of authorised keys, for those addresses that need none. With FILE it is still starting
-until that file is there.
+until that file is there. While there is a file HANG, its steps do not end.
 """
 
 import os
@@ -20,11 +20,20 @@ from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.protocol.config import Knobs, Limits
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.scheduling.step import ScheduledStep, StepResult
 from stepscope.engine.simulation.simulated import VOCAB_SIZE, simulated_info
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.telemetry.publisher import Publisher
+from stepscope.engine.telemetry.step_watcher import StepWatcher
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
 from stepscope.engine.transport.gate import gate_of, local_key
+
+
+class HangingRunner(PacedRunner):
+    def execute(self, step: ScheduledStep) -> StepResult:
+        while len(sys.argv) > 4 and Path(sys.argv[4]).exists():
+            time.sleep(0.01)
+        return super().execute(step)
 
 
 def main() -> None:
@@ -32,12 +41,12 @@ def main() -> None:
     limits = Limits(max_num_batched_tokens=2048, max_num_seqs=64, max_model_len=1024)
     keys = sys.argv[2] if len(sys.argv) > 2 else ""
     with gate_of(keys, endpoint) as gate, EndpointLock(endpoint, local_key(gate)):
-        while len(sys.argv) > 3 and not Path(sys.argv[3]).exists():
+        while len(sys.argv) > 3 and sys.argv[3] and not Path(sys.argv[3]).exists():
             time.sleep(0.01)
         publisher = Publisher(endpoint.telemetry, ring_size=4096, gate=gate)
         core = EngineCore(
             simulated_info(limits, 256, 16, seed=os.getpid(), is_served=True),
-            PacedRunner(CostModel(floor_ms=2.0, token_us=2.0, context_ns=0.0)),
+            HangingRunner(CostModel(floor_ms=2.0, token_us=2.0, context_ns=0.0)),
             Scheduler(KVCacheManager(256, 16), Knobs(max_num_seqs=64), limits),
             limits,
             publisher,
@@ -54,6 +63,7 @@ def main() -> None:
             endpoint.telemetry,
         )
         control.start()
+        StepWatcher(core, publisher.publish_aside).start()
         core.run()
 
 

@@ -39,11 +39,13 @@ from stepscope.engine.protocol.wire import (
     PauseSpan,
     Phase,
     Preempted,
+    PrefillPart,
     Rejected,
     RequestView,
     RowFlag,
     Snapshot,
     StepCosts,
+    StepInFlight,
     StepRecord,
     Telemetry,
     Transcript,
@@ -143,6 +145,16 @@ VIEW = RequestView(
     finish_step=41,
     finish_ns=1_000_000_200_000,
     is_partial=True,
+)
+IN_FLIGHT = StepInFlight(
+    step=41,
+    since_ns=1_000_000_300_000,
+    time_ns=1_001_000_300_000,
+    num_prefill_tokens=512,
+    num_decode_tokens=3,
+    num_decodes=3,
+    prefills=[PrefillPart(17, 1024, 512)],
+    token_budget=2048,
 )
 AUDITED = Audited(
     number=12,
@@ -246,6 +258,7 @@ MESSAGES: dict[str, Telemetry] = {
         control=ControlCounts(bad=1, limited=2, denied=3, keyless=4),
         audit=[AUDITED],
         pauses=[PauseSpan(3, 5), PauseSpan(8)],
+        in_flight=IN_FLIGHT,
         workload_spec={"rate": 2.5, "output_tokens": 64},
     ),
     "Snapshot.least": Snapshot(
@@ -253,6 +266,15 @@ MESSAGES: dict[str, Telemetry] = {
     ),
     "Audited.full": AUDITED,
     "Audited.least": Audited(number=1, command="Pause", who="me", time_ns=2),
+    "StepInFlight.full": IN_FLIGHT,
+    "StepInFlight.least": StepInFlight(
+        step=41,
+        since_ns=1,
+        time_ns=2,
+        num_prefill_tokens=0,
+        num_decode_tokens=1,
+        num_decodes=1,
+    ),
     "Mark.full": Mark(step=41, time_ns=1_000_000_300_000, text="look", who="me"),
 }
 

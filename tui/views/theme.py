@@ -74,6 +74,7 @@ LEGEND = (
     ("·", "idle", "waiting, or unused budget (its dots end at the budget line)"),
     ("╌", "idle", "running, but left out of this step; in the budget chart: padding"),
     ("─", "idle", "on the time axis: its step still runs; the token comes at the end"),
+    ("▒", "caution", "in the budget chart: a step in flight, which has not ended (its decodes: ╍)"),
     ("✗", "preempted", "preempted: its blocks are freed and computed again later"),
     ("●", "finished", "finished"),
     ("○", "aborted", "aborted or rejected"),
@@ -85,7 +86,7 @@ LEGEND = (
 
 # One ASCII character for each other one that widgets use, so that a line keeps its width.
 _ASCII = {
-    **dict(zip("▓▒━═░·✗●○◆▼", "#%=*:.Xo0^v", strict=True)),
+    **dict(zip("▓▒━╍═░·✗●○◆▼", "#%=-*:.Xo0^v", strict=True)),
     **dict(zip(LEVELS, "___--###", strict=True)),
     **dict(zip("▔▀", "'#", strict=True)),  # of bars that hang
     **dict(zip("─╌│┤├┬┴┼╭╮╰╯", "-~|+++++++++", strict=True)),

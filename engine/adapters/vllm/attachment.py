@@ -13,6 +13,7 @@ import contextlib
 import logging
 import queue
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from time import monotonic_ns
@@ -27,6 +28,7 @@ from stepscope.engine.adapters.vllm.shapes import SchedulerOutput, VllmRequest, 
 from stepscope.engine.adapters.vllm.watcher import Watcher
 from stepscope.engine.control.server import ControlServer
 from stepscope.engine.telemetry.publisher import Publisher
+from stepscope.engine.telemetry.step_watcher import LOOK_S, StepWatcher
 from stepscope.engine.transport.endpoints import EndpointLock
 from stepscope.engine.transport.leftovers import sweep
 
@@ -249,6 +251,8 @@ class Attachment:
 
     def _run(self) -> None:
         """The pump: works while vLLM's thread is quiet, and closes everything in the end."""
+        steps = StepWatcher(self.watcher, self._publisher.publish)
+        next_look_s = 0.0
         while not self._ended.wait(PUMP_S):
             if monotonic_ns() - self._seen_ns < QUIET_NS:
                 continue
@@ -257,6 +261,9 @@ class Attachment:
                     break
                 try:
                     self._tend()
+                    if time.monotonic() >= next_look_s:
+                        next_look_s = time.monotonic() + LOOK_S
+                        steps.look()
                 except Exception as error:  # noqa: BLE001
                     self._fail(error)
                     break

@@ -5,8 +5,8 @@ from typing import Any, TypeAlias, cast
 
 import msgspec
 
-from stepscope.engine.adapters.vllm.step_in_flight import Row
 from stepscope.engine.adapters.vllm.tracked import TrackedRequest
+from stepscope.engine.adapters.vllm.unfinished_step import Row
 from stepscope.engine.protocol.wire import Phase
 from stepscope.engine.telemetry import batch_rows
 from stepscope.engine.telemetry.batch_rows import RowFields

@@ -13,8 +13,8 @@ from time import monotonic_ns
 from stepscope.engine.adapters.vllm import row_encoding, versions
 from stepscope.engine.adapters.vllm.block_books import BlockBooks
 from stepscope.engine.adapters.vllm.shapes import SchedulerOutput, VllmRequest, VllmScheduler
-from stepscope.engine.adapters.vllm.step_in_flight import Row, StepInFlight, Taken
 from stepscope.engine.adapters.vllm.tracked import TrackedRequest
+from stepscope.engine.adapters.vllm.unfinished_step import Row, Taken, UnfinishedStep
 from stepscope.engine.protocol.wire import (
     Aborted,
     Admitted,
@@ -31,6 +31,7 @@ from stepscope.engine.protocol.wire import (
 )
 from stepscope.engine.telemetry.batch_rows import RowFields, keep_rows
 from stepscope.engine.telemetry.step_draft import StepDraft
+from stepscope.engine.telemetry.step_watcher import RunningRow, StepUnderWay
 
 _DECODE, _PREFILL, _RECOMPUTE = int(Phase.DECODE), int(Phase.PREFILL), int(Phase.RECOMPUTE)
 _LAST_CHUNK, _FIRST_TOKEN = int(RowFlag.LAST_CHUNK), int(RowFlag.FIRST_TOKEN)
@@ -54,7 +55,7 @@ class Watcher:
         self.books = BlockBooks(scheduler.kv_cache_manager.block_pool) if knows_blocks else None
         self._caches = bool(scheduler.cache_config.enable_prefix_caching)
         self._table: dict[str, TrackedRequest] = {}
-        self._in_flight: deque[StepInFlight] = deque()
+        self._in_flight: deque[UnfinishedStep] = deque()
         self._arrivals: list[RequestEvent] = []
         self._ends: list[RequestEvent] = []
         self._to_release: list[TrackedRequest] = []
@@ -102,7 +103,7 @@ class Watcher:
         if not total and not preempted:
             return
         scheduler = self._scheduler
-        step = StepInFlight(
+        step = UnfinishedStep(
             out,
             self.next_step if total else None,
             start_ns,
@@ -217,6 +218,16 @@ class Watcher:
         return versions.num_waiting(self._scheduler)
 
     @property
+    def step_under_way(self) -> StepUnderWay | None:
+        """The oldest step that vLLM has not finished."""
+        step = next((each for each in self._in_flight if each.number is not None), None)
+        if step is None or step.number is None:
+            return None
+        rows = [_running(row) for row in step.rows]
+        since_ns = max(step.start_ns, self._tokens_ns)
+        return StepUnderWay(step.number, since_ns, rows, step.token_budget)
+
+    @property
     def has_work(self) -> bool:
         return bool(self._scheduler.running or self.num_waiting or self._in_flight)
 
@@ -234,14 +245,14 @@ class Watcher:
 
     # Of one step
 
-    def _preempt(self, step: StepInFlight, names: Collection[str]) -> None:
+    def _preempt(self, step: UnfinishedStep, names: Collection[str]) -> None:
         found = [self._table[name] for name in names if name in self._table]
         for tracked in sorted(found, key=lambda each: each.request_id):
             tracked.block_table = []
             tracked.is_prefilling = True
             step.preempted.append(tracked)
 
-    def _give_blocks(self, step: StepInFlight) -> None:
+    def _give_blocks(self, step: UnfinishedStep) -> None:
         out, table = step.out, self._table
         for new in out.scheduled_new_reqs:
             self._admit(step, table[new.req_id], new.block_ids, new.num_computed_tokens)
@@ -262,7 +273,7 @@ class Watcher:
 
     def _admit(
         self,
-        step: StepInFlight,
+        step: UnfinishedStep,
         tracked: TrackedRequest,
         block_ids: Collection[Collection[int]],
         num_cached: int,
@@ -272,7 +283,7 @@ class Watcher:
         step.taken.append(Taken(tracked, blocks, num_cached // self._scheduler.block_size))
         step.admitted.append((tracked, num_cached))
 
-    def _make_rows(self, step: StepInFlight) -> None:
+    def _make_rows(self, step: UnfinishedStep) -> None:
         table, rows, ordinary = self._table, step.rows, Phase.DECODE
         for name, num_tokens in step.out.num_scheduled_tokens.items():
             tracked = table[name]
@@ -287,7 +298,7 @@ class Watcher:
         step.batch = row_encoding.encode(rows)
 
     def _fields(
-        self, step: StepInFlight, tracked: TrackedRequest, start: int, num_tokens: int
+        self, step: UnfinishedStep, tracked: TrackedRequest, start: int, num_tokens: int
     ) -> RowFields:
         num_blocks = len(tracked.block_table)
         if not tracked.is_prefilling:  # with draft tokens
@@ -306,7 +317,7 @@ class Watcher:
         phase = _RECOMPUTE if start < tracked.recompute_until else _PREFILL
         return tracked.request_id, phase, start, num_tokens, num_cached or 0, num_blocks, flags
 
-    def _drop_ended(self, step: StepInFlight, ended_now: set[TrackedRequest]) -> int:
+    def _drop_ended(self, step: UnfinishedStep, ended_now: set[TrackedRequest]) -> int:
         """Take out the rows of requests that had ended before this step did: so many tokens."""
         kept, num_wasted = [], 0
         for i, row in enumerate(step.rows):
@@ -321,7 +332,7 @@ class Watcher:
             step.batch = keep_rows(step.batch, kept)
         return num_wasted
 
-    def _waiting_reasons(self, step: StepInFlight, total: int) -> dict[str, int]:
+    def _waiting_reasons(self, step: UnfinishedStep, total: int) -> dict[str, int]:
         scheduler, num_waiting = self._scheduler, step.num_waiting
         if step.preempted:
             return {"preemption": num_waiting}
@@ -334,7 +345,7 @@ class Watcher:
         reasons = {"deferred": num_deferred, "kv_blocks": min(1, rest), "queued": max(0, rest - 1)}
         return {reason: count for reason, count in reasons.items() if count}
 
-    def _take_from_flight(self, out: SchedulerOutput) -> StepInFlight | None:
+    def _take_from_flight(self, out: SchedulerOutput) -> UnfinishedStep | None:
         """The step of `out`; steps that ran nothing are told with it."""
         in_flight = self._in_flight
         while in_flight:
@@ -352,7 +363,7 @@ class Watcher:
             raise RuntimeError("vLLM finished a step that it did not schedule")
         return None
 
-    def _settle(self, step: StepInFlight, ended_now: set[TrackedRequest]) -> list[RequestEvent]:
+    def _settle(self, step: UnfinishedStep, ended_now: set[TrackedRequest]) -> list[RequestEvent]:
         """What scheduling did to requests and blocks, now that it is told."""
         books = self.books
         events: list[RequestEvent] = []
@@ -426,6 +437,13 @@ def _own_ids(block_ids: Collection[Collection[int]]) -> list[int]:
 
 def _num_tokens(row: Row) -> int:
     return 1 if row[3] is None else row[3][3]
+
+
+def _running(row: Row) -> RunningRow:
+    request, _, start, fields = row
+    if fields is None:
+        return RunningRow(request.request_id, _DECODE, start, 1)
+    return RunningRow(request.request_id, fields[1], fields[2], fields[3])
 
 
 def _is_decode(row: Row) -> bool:

@@ -11,4 +11,4 @@ LOSSES = "stepscope.losses"
 PACKED_STEP = "packed_step"  # see packed_steps.py
 # Of messages, in the order of their channel ids 1, 2, ..., which are fixed by the files that do not
 # name their channels: new ones go to the end.
-TOPICS = ("info", "knobs", "step", "status", "keyframe", "mark", PACKED_STEP, "audit")
+TOPICS = ("info", "knobs", "step", "status", "keyframe", "mark", PACKED_STEP, "audit", "in_flight")

@@ -15,6 +15,7 @@ from stepscope.engine.protocol.wire import (
     KnobsChanged,
     Mark,
     Snapshot,
+    StepInFlight,
     StepRecord,
     Telemetry,
 )
@@ -189,5 +190,5 @@ def _time_ns(message: Telemetry) -> int | None:
     """When a message was true, None for those that hold at any time."""
     if isinstance(message, StepRecord):
         return message.tokens_ns
-    timed = EngineStatus | KnobsChanged | Snapshot | Audited
+    timed = EngineStatus | KnobsChanged | Snapshot | Audited | StepInFlight
     return message.time_ns if isinstance(message, timed) else None

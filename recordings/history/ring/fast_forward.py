@@ -14,6 +14,7 @@ from stepscope.engine.protocol.wire import (
     Phase,
     RowFlag,
     Snapshot,
+    StepInFlight,
     StepRecord,
     Telemetry,
 )
@@ -245,6 +246,8 @@ class FastForward:
 
 def has_no_request(message: Telemetry) -> bool:
     """Whether a message changes nothing of what is known of requests, as most signs of life."""
+    if isinstance(message, StepInFlight):
+        return True
     return isinstance(message, EngineStatus) and not message.events
 
 

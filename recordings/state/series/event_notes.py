@@ -1,6 +1,13 @@
 """`EventNotes`: writes into the log of a session, in words, what its timeline has noticed."""
 
-from stepscope.engine.protocol.wire import Audited, EngineStatus, KnobsChanged, StepRecord
+from stepscope.engine.protocol.wire import (
+    Audited,
+    EngineStatus,
+    KnobsChanged,
+    StepInFlight,
+    StepRecord,
+)
+from stepscope.recordings.state.in_flight import in_flight_text
 from stepscope.recordings.state.series.events import (
     EventLog,
     Gap,
@@ -46,6 +53,16 @@ class EventNotes:
     def gap(self, gap: Gap, time_ns: int) -> None:
         text = f"{gap.num_messages:,} messages lost after step {gap.after_step:,}"
         self._log.add(SessionEvent(max(gap.after_step, 0), time_ns, "gap", text))
+
+    def in_flight(self, message: StepInFlight, before: StepInFlight | None, step: int) -> None:
+        """A step takes long: once a step.
+
+        Args:
+            before: the last one that was in flight.
+            step: the last one that has ended.
+        """
+        if before is None or before.step != message.step:
+            self._log.add(SessionEvent(step, message.time_ns, "engine", in_flight_text(message)))
 
     def pause(self, step: int, since_ns: int) -> None:
         self._log.add(SessionEvent(step, since_ns, "engine", "the engine was paused"))

@@ -21,6 +21,7 @@ from stepscope.tui.views.theme import LEVELS
 _RUNS = re.compile(
     "(?P<prefill>[▓▁▂▃▄▅▆▇]+)|(?P<decode>━+)|(?P<idle>[·╌]+)|(?P<mark>[◆▼]+)"
     "|(?P<preempted>✗+)|(?P<muted>[0-9:.,?]+)|(?P<text> +)"
+    "|(?P<caution>[▒╍]+)"
 )
 _STRETCH = 20  # columns from one time to the next
 _AXIS_RUNS = re.compile(
@@ -45,19 +46,26 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
         budget = column.token_budget
         is_change = column.has_knob_change and before is not None and before != budget
         padded = column.num_padded_tokens
-        bars.append(_bar(column.num_prefill_tokens, padded, budget, is_change, scale, num_rows))
+        bar = _bar(column.num_prefill_tokens, padded, budget, is_change, scale, num_rows)
+        bars.append(re.sub("[▓▁▂▃▄▅▆▇]", "▒", bar) if column.is_open else bar)
         before = budget
     body: list[Line] = []
     for row, cells in enumerate(zip(*bars, strict=True) if bars else ()):
         label = _label(row, num_rows, scale) if row else top_label
         body.append((*_gutter(label, gutter), *_runs("".join(cells), frame, _RUNS)))
-    decodes = "".join([" " if c is None or not c.num_decode_rows else "━" for c in columns])
+    decodes = "".join([_decode_cell(column) for column in columns])
     body.append(
         (*_gutter(_decodes(frame.summary, gutter - 2), gutter), *_runs(decodes, frame, _RUNS))
     )
     label = "step" if frame.view.axis == "step" else "time"
     body.append((*_gutter(label, gutter, "┤"), *_runs(_axis(frame), frame, _AXIS_RUNS)))
     return framed(body, width, height, _title(frame), _LEGEND)
+
+
+def _decode_cell(column: ChartColumn | None) -> str:
+    if column is None or not column.num_decode_rows:
+        return " "
+    return "╍" if column.is_open else "━"
 
 
 def _decodes(summary: StepSummary | None, room: int) -> str:
@@ -87,7 +95,11 @@ def _title(frame: Frame) -> Line:
         unit = f"1 col = {10 * zoom} ms"
     else:
         unit = f"1 col = {fmt.plural(zoom, 'step')}" + (", worst of them" if zoom > 1 else "")
-    return (("steps: token budget", "title"), (f" ({unit})", "muted"))
+    title: Line = (("steps: token budget", "title"), (f" ({unit})", "muted"))
+    flying = frame.in_flight
+    if flying is None:
+        return title
+    return (*title, (f"  step {flying.step:,} still runs ", "caution"))
 
 
 def _gutter(label: str, width: int, edge: str = "│") -> tuple[Run, Run]:
@@ -174,7 +186,7 @@ def _put_label(cells: list[str], x: int, label: str) -> None:
 
 
 def _put_step_ticks(cells: list[str], columns: Sequence[ChartColumn | None], zoom: int) -> None:
-    shown = [x for x, column in enumerate(columns) if column is not None]
+    shown = [x for x, c in enumerate(columns) if c is not None and not c.is_open]
     first, last = (columns[x] for x in (shown[0], shown[-1])) if shown else (None, None)
     if first is None or last is None:
         return

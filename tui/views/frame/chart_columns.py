@@ -29,6 +29,7 @@ class ChartColumn(NamedTuple):
     is_lost: bool  # none of its steps was received
     is_pending: bool = False  # on the time axis: its last step had no tokens yet
     num_padded_tokens: int = 0
+    is_open: bool = False  # a step in flight: it has no record yet
 
 
 class ChartColumns:

@@ -7,7 +7,7 @@ The views are pure functions of a frame, so that a test can make one and read th
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stepscope.engine.protocol.wire import KnobsChanged, StepRecord
+from stepscope.engine.protocol.wire import KnobsChanged, StepInFlight, StepRecord
 from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.rates import Rates
@@ -108,6 +108,11 @@ class Frame:
     def key(self, action_id: str) -> str:
         """The key of an action, for a sentence."""
         return self.keys.get(action_id) or BY_ID[action_id].key
+
+    @property
+    def in_flight(self) -> StepInFlight | None:
+        """A step that takes long, as far as anybody hears of the engine."""
+        return self.state.in_flight if self.view.live and not self.is_silent else None
 
     @property
     def step(self) -> int | None:

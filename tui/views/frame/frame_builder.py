@@ -16,6 +16,7 @@ from stepscope.tui.views.frame.chart_columns import ChartColumn, ChartColumns
 from stepscope.tui.views.frame.frame import LATENCY_WINDOW_S, NOTABLE, RATES_WINDOW_S, Frame
 from stepscope.tui.views.frame.lane_rows import lane_rows
 from stepscope.tui.views.frame.latency_windows import LatencyWindows
+from stepscope.tui.views.frame.open_column import Drawn, with_open_column
 from stepscope.tui.views.view import View
 
 _EVENTS_S = 0.5  # between two looks at the log of a live picture
@@ -120,6 +121,8 @@ class FrameBuilder:
                 columns = self._columns.visible(view, num_columns, last_step)
                 cursor_column = _column_of(columns, view.cursor)
         lanes, total = lane_rows(history, view, columns, state, num_lanes)
+        if state.in_flight is not None and view.live:
+            columns, lanes = with_open_column(Drawn(columns, lanes), state.in_flight, state)
         windows = {}
         if view.page == "latency":
             windows = self._windows.reports(None if view.live else state.time_ns)

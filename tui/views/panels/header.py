@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepscope.recordings.history.source import SourceStatus
+from stepscope.recordings.state.in_flight import seconds_of, work_text
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.frame_meter import DrawingLoad
@@ -101,8 +102,7 @@ def draw(frame: Frame, connection: SourceState, width: int) -> list[Line]:
     if info is not None:
         parts.append((2, ((f" {clean(info.model, 40)}", "text"),)))
     parts.append((4, ((f"  {clean(connection.endpoint, 40)}", "muted"),)))
-    step = fmt.count(frame.step)
-    parts.append((0, (("  step ", "muted"), (step, "strong"))))
+    parts.append((0, _step(frame)))
     parts.append((2, ((f"  {_rate(frame, connection)} steps/s", "text"),)))
     lost = frame.history.num_lost
     parts.append((3, (("  gap ", "muted"), (f"{lost:,}", "caution" if lost else "text"))))
@@ -113,6 +113,20 @@ def draw(frame: Frame, connection: SourceState, width: int) -> list[Line]:
         parts.append((1, (("  ● REC ", "mark"), clock, (f" {fmt.size(num_bytes)}", "text"))))
     right = _pace(connection)
     return [spread(_fit(parts, width - length_of(right) - 1), right, width)]
+
+
+def _step(frame: Frame) -> Line:
+    """The step at the cursor; of an engine that is in a long one, that one."""
+    flying = frame.in_flight
+    if flying is not None:
+        text = f"  STEP {flying.step:,} IN FLIGHT {seconds_of(flying):,.1f} s"
+        return ((text, "caution"), (f": {work_text(flying)}", "text"))
+    number: Line = (("  step ", "muted"), (fmt.count(frame.step), "strong"))
+    last = frame.state.in_flight
+    if last is None or not frame.is_silent:
+        return number
+    text = f"  no sign of life since {seconds_of(last):,.1f} s into step {last.step:,}"
+    return (*number, (text, "caution"))
 
 
 def _meanwhile(frame: Frame, connection: SourceState) -> str | None:

@@ -1,4 +1,4 @@
-"""`StepInFlight`: what `schedule()` decided, until `update_from_output` ends the step."""
+"""`UnfinishedStep`: what `schedule()` decided, until `update_from_output` ends the step."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
@@ -26,7 +26,7 @@ class Taken(NamedTuple):
 
 
 @dataclass(slots=True)
-class StepInFlight:
+class UnfinishedStep:
     """A step that vLLM scheduled and has not finished.
 
     Attributes:

@@ -1,0 +1,114 @@
+"""`StepWatcher`: publishes a step that takes long while it runs.
+
+A record is published when its step has ended, so a step that hangs would look like silence. The
+watcher runs on a thread of its own: it looks a few times a second at the step under way, and the
+engine's thread does nothing for it but keep a reference to that step.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from stepscope.engine.protocol.wire import Phase, PrefillPart, StepCosts, StepInFlight
+
+LOOK_S = 0.25
+LONG_NS = 1_000_000_000  # a step that takes longer is published, ...
+TIMES_USUAL = 10  # ... and one that takes so many times what the like took at the start
+MAX_PREFILLS = 32  # named in one message
+
+
+class RunningRow(NamedTuple):
+    """One request of a step under way."""
+
+    request_id: int
+    phase: int  # Phase
+    start: int
+    num_tokens: int
+
+
+class StepUnderWay(NamedTuple):
+    """A step that has begun and has not ended."""
+
+    step: int
+    since_ns: int
+    rows: Sequence[RunningRow]
+    token_budget: int | None
+
+    def message(self, now_ns: int) -> StepInFlight:
+        decodes = [row for row in self.rows if row.phase == Phase.DECODE]
+        prefills = [row for row in self.rows if row.phase != Phase.DECODE]
+        prefills.sort(key=lambda row: -row.num_tokens)
+        return StepInFlight(
+            step=self.step,
+            since_ns=self.since_ns,
+            time_ns=now_ns,
+            num_prefill_tokens=sum(row.num_tokens for row in prefills),
+            num_decode_tokens=sum(row.num_tokens for row in decodes),
+            num_decodes=len(decodes),
+            prefills=[
+                PrefillPart(row.request_id, row.start, row.num_tokens)
+                for row in prefills[:MAX_PREFILLS]
+            ],
+            token_budget=self.token_budget,
+        )
+
+
+class StepSource(Protocol):
+    """What the watcher needs of an engine, from another thread than the engine's."""
+
+    @property
+    def step_under_way(self) -> StepUnderWay | None: ...
+
+
+class StepWatcher:
+    """Belongs to one thread, which calls `look`; `start` makes one.
+
+    Args:
+        publish: takes a message from a thread that is not the engine's.
+        step_costs: what steps took at the start; None: only `LONG_NS` counts.
+        clock: of the engine, in nanoseconds.
+    """
+
+    def __init__(
+        self,
+        source: StepSource,
+        publish: Callable[[StepInFlight], None],
+        step_costs: StepCosts | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._source = source
+        self._publish = publish
+        self._step_costs = step_costs
+        self._clock = clock
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="step watcher", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def look(self) -> None:
+        """Publish the step under way, if it takes long."""
+        running = self._source.step_under_way
+        now_ns = self._clock()
+        if running is None or now_ns - running.since_ns < LOOK_S * 1e9:
+            return
+        message = running.message(now_ns)
+        if now_ns - running.since_ns >= self._long_ns(message):
+            self._publish(message)
+
+    def _long_ns(self, message: StepInFlight) -> float:
+        costs = self._step_costs
+        if costs is None:
+            return LONG_NS
+        usual_ms = costs.decode_ms if message.num_decodes else 0.0
+        usual_ms += costs.prefill_ms * message.num_prefill_tokens / costs.num_prefill_tokens
+        return min(LONG_NS, TIMES_USUAL * usual_ms * 1e6)
+
+    def _run(self) -> None:
+        while not self._ended.wait(LOOK_S):
+            self.look()

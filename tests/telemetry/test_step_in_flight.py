@@ -1,0 +1,248 @@
+"""A step that hangs is seen while it hangs, whoever looks and whenever they came."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import EngineStatus, Phase, StepCosts, StepInFlight
+from stepscope.engine.scheduling.step import ScheduledStep, StepResult
+from stepscope.engine.telemetry import step_watcher
+from stepscope.engine.telemetry.publisher import Publisher
+from stepscope.engine.telemetry.sender import InlineSender
+from stepscope.engine.telemetry.step_watcher import RunningRow, StepUnderWay, StepWatcher
+from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.recordings.check.verify import verify
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.live.recorder import Recorder
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.recordings.state.in_flight import in_flight_text, work_text
+from stepscope.recordings.state.session import SessionState
+from tests.conftest import LiveEngine
+from tests.support.fake_engine import step
+from tests.support.waiting import wait_for
+
+ENGINE = str(Path(__file__).parents[1] / "support" / "simulated_engine.py")
+S = 1_000_000_000
+
+
+def message(step: int = 7, time_ns: int = 3 * S, num_decodes: int = 2) -> StepInFlight:
+    rows = [RunningRow(3, Phase.PREFILL, 0, 500), RunningRow(4, Phase.RECOMPUTE, 0, 900)]
+    rows += [RunningRow(10 + i, Phase.DECODE, 50, 1) for i in range(num_decodes)]
+    return StepUnderWay(step, S, rows, 2048).message(time_ns)
+
+
+# What it says
+
+
+def test_the_message_names_the_prompts_and_counts_the_decodes() -> None:
+    said = message()
+    assert (said.num_prefill_tokens, said.num_decode_tokens, said.num_decodes) == (1400, 2, 2)
+    assert [part.request_id for part in said.prefills] == [4, 3]  # the largest first
+    assert (
+        in_flight_text(said)
+        == "step 7 in flight 2.0 s: 1,400 prefill of r4 and r3 beside 2 decodes"
+    )
+    assert work_text(message(num_decodes=0)) == "1,400 prefill of r4 and r3"
+
+
+class UnderWay:
+    """A step of one decode that began at 0."""
+
+    step_under_way: StepUnderWay | None = StepUnderWay(
+        5, 0, [RunningRow(1, Phase.DECODE, 9, 1)], None
+    )
+
+
+@pytest.mark.parametrize(
+    ("decode_ms", "took_ms", "is_published"),
+    [
+        (None, 999, False),
+        (None, 1000, True),
+        (40.0, 399, False),  # ten times its like
+        (40.0, 400, True),
+        (5.0, 249, False),  # the watcher looks four times a second
+        (5.0, 250, True),
+        (300.0, 1000, True),
+    ],
+)
+def test_a_step_is_published_after_a_second_or_ten_times_its_like(
+    decode_ms: float | None, took_ms: int, is_published: bool
+) -> None:
+    costs = None
+    if decode_ms is not None:
+        costs = StepCosts(num_streams=8, decode_ms=decode_ms, num_prefill_tokens=64, prefill_ms=9.0)
+    published: list[StepInFlight] = []
+    StepWatcher(UnderWay(), published.append, costs, lambda: took_ms * 1_000_000).look()
+    assert bool(published) == is_published
+
+
+# What a session makes of it
+
+
+def test_the_end_of_the_step_ends_it_and_a_message_that_came_too_late_changes_nothing() -> None:
+    state = SessionState()
+    state.apply(message(step=7))
+    assert state.in_flight is not None
+    assert state.time_ns == 3 * S
+    state.apply(step(7))
+    assert state.in_flight is None
+    state.apply(message(step=7))
+    assert state.in_flight is None
+
+
+@pytest.mark.parametrize(("after_s", "is_over"), [(0.5, False), (1.5, True)])
+def test_a_status_ends_it_only_where_nothing_more_came_of_the_step(
+    after_s: float, is_over: bool
+) -> None:
+    state = SessionState()
+    state.apply(message(step=7, time_ns=3 * S))
+    time_ns = round((3 + after_s) * S)
+    state.apply(
+        EngineStatus(time_ns=time_ns, state="running", step=6, num_running=1, num_waiting=0)
+    )
+    assert (state.in_flight is None) == is_over
+
+
+# An engine whose runner blocks
+
+
+@contextmanager
+def hanging(engine: LiveEngine) -> Iterator[threading.Event]:
+    """From now on its steps hang until the event is set."""
+    release, execute = threading.Event(), engine.core.runner.execute
+
+    def hang(step: ScheduledStep) -> StepResult:
+        release.wait()
+        return execute(step)
+
+    engine.core.runner.execute = hang  # type: ignore[method-assign]
+    watcher = StepWatcher(engine.core, engine.publisher.publish_aside, clock=engine.core.clock)
+    watcher.start()
+    try:
+        yield release
+    finally:
+        release.set()
+        watcher.close()
+
+
+@contextmanager
+def asking(endpoint: Endpoint) -> Iterator[None]:
+    """A client waits for four tokens after a prompt of 300."""
+    with ControlClient(endpoint) as client:
+        sampling = SamplingParams(max_tokens=4, ignore_eos=True)
+        client.send(Submit(client_id="a", prompt_token_ids=[5] * 300, sampling=sampling))
+        yield
+
+
+@contextmanager
+def following(endpoint: Endpoint, past_s: float = 0.0) -> Iterator[Subscriber]:
+    subscriber = Subscriber(endpoint, past_s=past_s, stale_s=0.5, retry_s=0.1)
+    subscriber.start()
+    try:
+        yield subscriber
+    finally:
+        subscriber.stop()
+
+
+def sees_it(subscriber: Subscriber) -> Callable[[], bool]:
+    return lambda: subscriber.history.state.in_flight is not None
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_watcher, "LOOK_S", 0.02)
+    monkeypatch.setattr(step_watcher, "LONG_NS", 50_000_000)
+
+
+@pytest.mark.usefixtures("quick")
+def test_all_who_follow_see_it_and_a_recording_holds_it(
+    live_engine: LiveEngine, tmp_path: Path
+) -> None:
+    with following(live_engine.endpoint) as first:
+        wait_for(lambda: first.status == "live", "it joins")
+        recorder = Recorder(first, tmp_path / "hang.mcap")
+        with hanging(live_engine) as release, asking(live_engine.endpoint):
+            wait_for(sees_it(first), "the step in flight is seen")
+            flying = first.history.state.in_flight
+            assert flying is not None
+            assert (flying.step, flying.num_prefill_tokens) == (0, 300)
+            with following(live_engine.endpoint) as late:  # while the engine answers nothing
+                wait_for(sees_it(late), "who comes during it sees it")
+                assert late.status == "live"
+                release.set()
+                wait_for(lambda: late.history.last_step == 3, "the session goes on")
+                assert late.history.state.in_flight is None
+                assert late.history.num_lost == 0
+            wait_for(lambda: first.history.last_step == 3, "the session goes on")
+        told = [e.text for e in first.history.events(None, 50, frozenset({"engine"}))]
+        assert sum("in flight" in text for text in told) == 1  # once, however long it took
+        assert first.history.num_lost == 0
+        recorder.stop()
+    assert verify(tmp_path / "hang.mcap", lambda share: None).is_good
+    with Recording(tmp_path / "hang.mcap") as recording:
+        topics = [frame.topic for frame, _ in recording.frames()]
+    assert b"in_flight" in topics
+
+
+def test_two_threads_publish_without_a_compiler_too() -> None:
+    sender = InlineSender(None, 10_000, 1_000_000, is_gated=False)
+    publisher = Publisher(None, 10)
+    publisher.sender = sender
+    threads = [
+        threading.Thread(target=lambda: [publisher.publish_aside(message()) for _ in range(500)])
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sender.next_sequence == 2_000
+
+
+# An engine that is killed, or stopped
+
+
+@contextmanager
+def engine_process(tmp_path: Path) -> "Iterator[tuple[subprocess.Popen[bytes], Endpoint, Path]]":
+    hang, endpoint = tmp_path / "hang", Endpoint.parse(f"{tmp_path}/engine")
+    arguments = [sys.executable, ENGINE, f"{tmp_path}/engine", "", "", str(hang)]
+    process = subprocess.Popen(arguments)
+    try:
+        yield process, endpoint, hang
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_an_engine_killed_or_stopped_in_mid_step_is_told_apart_from_one_that_hangs(
+    tmp_path: Path,
+) -> None:
+    with ExitStack() as stack:
+        process, endpoint, hang = stack.enter_context(engine_process(tmp_path))
+        source = stack.enter_context(following(endpoint))
+        wait_for(lambda: source.status == "live", "it joins")
+        hang.touch()
+        stack.enter_context(asking(endpoint))
+        wait_for(sees_it(source), "the step in flight is seen")
+        assert source.status == "live"
+        os.kill(process.pid, signal.SIGSTOP)  # no thread of it runs any more
+        wait_for(lambda: source.status == "down", "it is silent")
+        assert "stopped or cut off" in str(source.error)
+        assert source.history.state.in_flight is not None  # what it was in
+        os.kill(process.pid, signal.SIGCONT)
+        wait_for(lambda: source.status == "live", "it is heard again")
+        process.kill()
+        wait_for(lambda: source.status == "down", "it is gone")
+        flying = source.history.state.in_flight
+        assert flying is not None
+        assert flying.step == 0
