@@ -1,6 +1,6 @@
 """Two runs held against each other: figures, load, settings, and who is better in what.
 
 May import: engine.protocol, recordings.attribution, recordings.compare.side,
-  recordings.compare.statistics, recordings.file, recordings.state.series.
+  recordings.compare.statistics, recordings.figures, recordings.file, recordings.state.series.
 A new figure goes into `figures.py`, its sum into `side/totals.py`.
 """

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.recordings.compare.side.side import Side
-from stepscope.recordings.compare.side.totals import CountOverTime
 from stepscope.recordings.compare.statistics.estimate import Estimate, differ, ratio
+from stepscope.recordings.figures.sums import figures_of
+from stepscope.recordings.figures.table import FIGURES, Better, FigureUnit
 from stepscope.recordings.state.series.latency import LatencyKind
 
 ALIKE = 0.02  # nobody acts upon a smaller difference
@@ -16,11 +17,23 @@ _ALIKE_SHARE = 0.002  # the same for shares, as a difference: 99.9 % and 99.8 %
 # Who is better; `alike`; a difference that may be chance; a difference that is neither good nor
 # bad; a value that one side does not tell.
 Verdict: TypeAlias = Literal["a", "b", "alike", "unclear", "differs", "unknown"]
-Unit: TypeAlias = Literal["ms", "share", "tokens/s", "/s", "/min", ""]
-Better: TypeAlias = Literal["lower", "higher"]
 
-KINDS: dict[LatencyKind, str] = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "step": "step time"}
-RANKS: dict[int, str] = {50: "p50", 95: "p95", 99: "p99", 100: "max"}
+_COMPARED = (  # beside latencies, in this order
+    "goodput",
+    "goodput_per_s",
+    "out_tokens_per_s",
+    "in_tokens_per_s",
+    "steps_per_s",
+    "busy",
+    "mixed_steps",
+    "budget_used",
+    "waiting",
+    "kv_used",
+    "kv_peak",
+    "prefix_hit_rate",
+    "preemptions_per_min",
+    "recomputed_share",
+)
 
 
 class Figure(NamedTuple):
@@ -39,7 +52,7 @@ class Figure(NamedTuple):
 
     key: str
     label: str
-    unit: Unit
+    unit: FigureUnit
     a: float | None
     b: float | None
     better: Better | None
@@ -101,91 +114,43 @@ def total_figures(
 
 def _totals(a: Side, b: Side, *, has_winner: bool) -> Iterator[Figure]:
     """Args: has_winner: in throughput."""
-    left, right = a.totals, b.totals
-    time_a, time_b = a.seconds, b.seconds
-    for key, label, sum_a, sum_b, over_a, over_b in (
-        (
-            "out_tokens_per_s",
-            "output tokens/s",
-            left.num_out_tokens,
-            right.num_out_tokens,
-            left.tokens_out,
-            right.tokens_out,
-        ),
-        (
-            "in_tokens_per_s",
-            "input tokens/s",
-            left.num_in_tokens,
-            right.num_in_tokens,
-            left.tokens_in,
-            right.tokens_in,
-        ),
-    ):
-        is_sure = differ(_rate(over_a), _rate(over_b))
-        yield _figure(
-            key, label, "tokens/s", _per(sum_a, time_a), _per(sum_b, time_b),
-            "higher" if has_winner else None, is_sure,
-        )  # fmt: skip
-    yield _figure("steps_per_s", "steps/s", "/s", _per(left.num_steps, time_a),
-                  _per(right.num_steps, time_b))  # fmt: skip
-    yield _figure("busy", "time in steps", "share", _per(left.busy_ns / 1e9, time_a),
-                  _per(right.busy_ns / 1e9, time_b))  # fmt: skip
-    yield _figure("mixed_steps", "mixed steps", "share", _per(left.num_mixed, left.num_steps),
-                  _per(right.num_mixed, right.num_steps))  # fmt: skip
-    yield _figure(
-        "budget_used", "budget used", "share",
-        _per(left.budget_share_sum, left.num_budget_steps),
-        _per(right.budget_share_sum, right.num_budget_steps),
-    )  # fmt: skip
-    yield _figure("waiting", "waiting", "", _per(left.num_waiting_sum, left.num_steps),
-                  _per(right.num_waiting_sum, right.num_steps))  # fmt: skip
-    kv_a, kv_b = left.num_kv_steps, right.num_kv_steps
-    yield _figure("kv_used", "KV used", "share", _per(left.kv_share_sum, kv_a),
-                  _per(right.kv_share_sum, kv_b))  # fmt: skip
-    yield _figure("kv_peak", "KV peak", "share", left.kv_share_peak if kv_a else None,
-                  right.kv_share_peak if kv_b else None)  # fmt: skip
-    hit_a = _per(left.num_hit_tokens, left.num_queried_tokens)
-    hit_b = _per(right.num_hit_tokens, right.num_queried_tokens)
-    is_sure = differ(
-        ratio(left.hits.slices(), left.queried.slices()),
-        ratio(right.hits.slices(), right.queried.slices()),
-    )
-    yield _figure("prefix_hit_rate", "prefix hits", "share", hit_a, hit_b, "higher", is_sure)
-    # One prompt that does not fit preempts several, and goes on doing so.
-    is_sure = differ(_rate(left.preempted), _rate(right.preempted))
-    yield _figure(
-        "preemptions_per_min", "preemptions/min", "/min",
-        _per(left.num_preempted, time_a / 60), _per(right.num_preempted, time_b / 60),
-        "lower", is_sure,
-    )  # fmt: skip
-    yield _figure(
-        "recomputed_share", "recomputed", "share",
-        None if left.num_steps_without_rows else _per(left.num_recomputed_tokens,
-                                                      left.num_prefill_tokens),
-        None if right.num_steps_without_rows else _per(right.num_recomputed_tokens,
-                                                       right.num_prefill_tokens),
-        "lower", is_sure,
-    )  # fmt: skip
+    figures_a, figures_b = figures_of(a.sums()), figures_of(b.sums())
+    for name in _COMPARED:
+        better = FIGURES[name].better
+        if name in ("in_tokens_per_s", "out_tokens_per_s") and not has_winner:
+            better = None
+        if name == "waiting":  # the load of both says what there is to say of it
+            better = None
+        value_a, value_b = figures_a[name], figures_b[name]
+        is_sure = better is not None and differ(_estimate(name, a), _estimate(name, b))
+        yield _figure(name, value_a, value_b, better, is_sure)
 
 
-def _rate(count: CountOverTime) -> Estimate | None:
-    slices = count.slices()
+def _estimate(name: str, side: Side) -> Estimate | None:
+    """How much a figure varies within a run."""
+    totals = side.totals
+    if name == "prefix_hit_rate":
+        return ratio(totals.hits.slices(), totals.queried.slices())
+    if name == "goodput":
+        kept, late = totals.kept.slices(), totals.late.slices()
+        return ratio(kept, [x + y for x, y in zip(kept, late, strict=True)])
+    counts = {
+        "out_tokens_per_s": totals.tokens_out,
+        "in_tokens_per_s": totals.tokens_in,
+        "goodput_per_s": totals.kept,
+    }
+    slices = counts.get(name, totals.preempted).slices()
     return ratio(slices, [1.0] * len(slices))
 
 
 def _figure(
-    key: str,
-    label: str,
-    unit: Unit,
-    a: float | None,
-    b: float | None,
-    better: Better | None = None,
-    is_sure: bool = False,
+    name: str, a: float | None, b: float | None, better: Better | None, is_sure: bool
 ) -> Figure:
+    spec = FIGURES[name]
     # What is neither good nor bad has no share that is missing.
-    is_share = unit == "share" and better is not None
+    is_share = spec.unit == "share" and better is not None
     verdict = judged(a, b, better, is_sure, is_share=is_share)
-    return Figure(key, label, unit, a, b, better, verdict)
+    return Figure(name, spec.label, spec.unit, a, b, better, verdict)
 
 
 def judged(
@@ -214,7 +179,3 @@ def _is_within(a: float, b: float, share: float, is_share: bool) -> bool:
         missing_a, missing_b = 1 - a, 1 - b
         return abs(a - b) <= share * min(max(a, b), max(missing_a, missing_b))
     return abs(a - b) <= share * max(abs(a), abs(b)) or (is_share and abs(a - b) <= _ALIKE_SHARE)
-
-
-def _per(part: float, whole: float) -> float | None:
-    return part / whole if whole else None

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from stepscope.recordings.compare.figures import (
-    KINDS,
-    RANKS,
     Figure,
     Verdict,
     judged,
@@ -18,11 +16,13 @@ from stepscope.recordings.compare.figures import (
 )
 from stepscope.recordings.compare.load import ALIKE as ALIKE_LOAD
 from stepscope.recordings.compare.load import Load
-from stepscope.recordings.compare.side.counts import Spread
+from stepscope.recordings.compare.side.counts import spread_of
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.compare.side.sliced import Stretches
 from stepscope.recordings.compare.side.slices import as_one
 from stepscope.recordings.compare.statistics.contrast import Contrast
+from stepscope.recordings.figures.sums import Spread
+from stepscope.recordings.figures.table import KINDS, RANKS, latency_name
 from stepscope.recordings.state.series.latency import LatencyKind
 
 
@@ -47,8 +47,8 @@ def latency_figures(
     for kind, label in KINDS.items():
         slices = [as_one(each[kind]) for each in stretches]
         sampled = _Sampled(
-            Spread(a.waits[kind]),
-            Spread(b.waits[kind]),
+            spread_of(a.waits[kind]),
+            spread_of(b.waits[kind]),
             Contrast(*slices, is_paired=load.is_same),
             (kind == "ttft" and _has_queue(a), kind == "ttft" and _has_queue(b)),
         )
@@ -76,7 +76,7 @@ def _percentile(kind: LatencyKind, label: str, rank: int, sampled: _Sampled, loa
         verdict = without_winner(judged(value_a, value_b, "lower", True))
     factor = value_a / value_b if value_a and value_b else math.inf
     return Figure(
-        f"{kind}_{RANKS[rank]}_ms",
+        latency_name(kind, rank),
         label,
         "ms",
         None if value_a is None else value_a / 1e6,

@@ -32,7 +32,7 @@ def like_work_figures(stretches: tuple[Stretches, Stretches], load: Load) -> Ite
         is_paired=load.is_same,
     )
     for rank, name in _RANKS.items():
-        yield decode.figure(f"like_itl_decode_{name}_ms", f"{DECODE_ONLY} {name}", rank)
+        yield decode.figure(f"like_itl_decode_{name}", f"{DECODE_ONLY} {name}", rank)
     beside = _Like(
         BESIDE_PREFILL,
         in_strata(itl_a, _beside_prefill),
@@ -40,13 +40,13 @@ def like_work_figures(stretches: tuple[Stretches, Stretches], load: Load) -> Ite
         is_paired=load.is_same,
     )
     for rank, name in _RANKS.items():
-        figure = beside.figure(f"like_itl_prefill_{name}_ms", f"{BESIDE_PREFILL} {name}", rank)
+        figure = beside.figure(f"like_itl_prefill_{name}", f"{BESIDE_PREFILL} {name}", rank)
         # Shorter prompts are computed in shorter steps.
         if not load.has_like_prompts:
             figure = figure._replace(verdict=without_winner(figure.verdict))
         yield figure
     steps = _Like(LIKE_STEP, *(each["step"] for each in stretches), is_paired=load.is_same)
-    yield steps.figure("like_step_p50_ms", LIKE_STEP, 50)
+    yield steps.figure("like_step_p50", LIKE_STEP, 50)
 
 
 class _Like:

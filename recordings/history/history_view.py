@@ -221,6 +221,12 @@ class HistoryView:
         """Throughput, hit rate and where the time went, over a window like that of `latency`."""
         return self.windows.rates(end_ns, window_s)
 
+    def figures(
+        self, end_ns: int | None = None, window_s: float | None = 60.0
+    ) -> dict[str, float | None]:
+        """All figures of `recordings/figures/table.py` over a window like that of `latency`."""
+        return self.windows.figures(end_ns, window_s)
+
     def follow(self, first: int | None = None) -> Follower:
         """A reader of all messages from a step on (None: the oldest in memory), and of new ones.
 

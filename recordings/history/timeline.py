@@ -30,6 +30,7 @@ from stepscope.recordings.state.pauses import Pauses, leave_out
 from stepscope.recordings.state.series.columns import Span, StepColumns, StepSummary
 from stepscope.recordings.state.series.event_notes import EventNotes
 from stepscope.recordings.state.series.events import EventLog, mark_event
+from stepscope.recordings.state.series.finished import RequestWatch
 from stepscope.recordings.state.series.lanes import LaneBoard
 from stepscope.recordings.state.series.latency import SLO, Latencies
 from stepscope.recordings.state.series.taken_step import TakenStep
@@ -76,6 +77,8 @@ class Timeline:
         self.stall_steps = array("q")  # in which a gap above the ITL bound ended
         self.knob_steps: set[int] = set()
         self.pauses = Pauses(state)
+        self._watch = RequestWatch(slo.itl_ms)
+        self._watch.begin(state)
         self._mark_steps: set[int] = set()
 
     def know_transcripts(self, snapshot: Snapshot) -> None:
@@ -193,6 +196,7 @@ class Timeline:
             return False
         segment, place = found
         self.state = self.ring.state_after(segment, place)
+        self._watch.begin(self.state)
         self.last_sequence = self.columns.column("sequence")[index]
         self.ring.forget_after(segment, place)
         self.lanes.forget_after(self.state)
@@ -209,6 +213,7 @@ class Timeline:
     def set_slo(self, slo: SLO) -> None:
         """Other bounds for breaches, stalls and attainment."""
         self.slo = self.latencies.slo = slo
+        self._watch.set_floor(slo.itl_ms, self.state)
         gaps_ns, bound_ns = self.columns.column("max_itl_ns"), slo.itl_ms * 1e6
         steps = zip(self.columns.steps, gaps_ns, strict=True)
         self.stall_steps[:] = array("q", [step for step, ns in steps if ns > bound_ns])
@@ -253,6 +258,7 @@ class Timeline:
     def _note_gap(self, first_sequence: int, last_sequence: int) -> None:
         step = self.columns.steps[-1] if self.columns.steps else self.state.step
         self._notes.gap(self.gaps.note(first_sequence, last_sequence, step), self.state.time_ns)
+        self._watch.begin(self.state)
 
     def _add_step(
         self, sequence: int, record: StepRecord, outcome: Outcome, num_rows: int | None
@@ -267,6 +273,8 @@ class Timeline:
         if self.gaps.found:
             self.gaps.end(step)
         leave_out(outcome, self.pauses, self.state, now_ns, self.known_since_ns)
+        if outcome.ttft_ns or outcome.late_gaps or outcome.e2e_ns:
+            self._watch.take(outcome, self.pauses, self.state, now_ns)
         if record.events:
             self._notes.requests(record, self.state, step)
         if outcome.gaps_ns and max(outcome.gaps_ns) > self.slo.itl_ms * 1e6:

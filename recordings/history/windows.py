@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 from stepscope.recordings.attribution.late_seconds import LateSeconds
 from stepscope.recordings.attribution.longest import Breach, Longest
+from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.history.rates import Rates, rates_of
 from stepscope.recordings.history.timeline import Timeline
+from stepscope.recordings.history.window_sums import step_sums, with_latencies
 from stepscope.recordings.state.series.events import SessionEvent, breach_event
 from stepscope.recordings.state.series.latency import LatencyKind, LatencyReport
 from stepscope.recordings.state.series.latency_samples import Samples
@@ -66,6 +68,14 @@ class Windows:
         with self._lock:
             end_ns, start_ns = self._window(end_ns, window_s)
             return rates_of(self._timeline.columns, start_ns, end_ns)
+
+    def figures(self, end_ns: int | None, window_s: float | None) -> dict[str, float | None]:
+        """See `History.figures`."""
+        with self._lock:
+            end_ns, start_ns = self._window(end_ns, window_s)
+            part = self._timeline.latencies.cut(start_ns, end_ns)
+            sums = step_sums(self._timeline.columns, start_ns, end_ns)
+        return figures_of(with_latencies(sums, part))
 
     def samples(self, kind: LatencyKind, end_ns: int | None, window_s: float | None) -> Samples:
         """A copy of the samples."""

@@ -1,6 +1,23 @@
 """`Outcome`: latency samples and counts of one step, passed from the reducer to the series."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class FinishedRequest(NamedTuple):
+    """A request that was seen from its arrival to its end, in nanoseconds.
+
+    Attributes:
+        worst_itl_ns: its longest gap between two tokens; 0 if none was above `floor_ns`.
+    """
+
+    ttft_ns: int
+    worst_itl_ns: int
+    floor_ns: int
+
+    def keeps(self, ttft_ns: float, itl_ns: float) -> bool:
+        """Whether it kept both levels, neither of them below the floor."""
+        return self.ttft_ns <= ttft_ns and self.worst_itl_ns <= itl_ns
 
 
 @dataclass(slots=True)
@@ -17,6 +34,9 @@ class Outcome:
     longer_request_ids: list[int] = field(default_factory=list)
     ttft_ns: list[tuple[int, int]] = field(default_factory=list)  # (request id, time)
     tpot_ns: list[tuple[int, int]] = field(default_factory=list)
+    e2e_ns: list[tuple[int, int]] = field(default_factory=list)  # from arrival to the last token
+    late_gaps: list[tuple[int, int]] = field(default_factory=list)  # above the table's `late_ns`
+    finished: list[FinishedRequest] = field(default_factory=list)  # by `RequestWatch`
     num_output_tokens: int = 0
     num_decode_rows: int = 0
     num_cached_tokens: int = 0

@@ -142,6 +142,9 @@ def leave_out_pauses(outcome: Outcome, pauses: Pauses, state: SessionState, now_
             (request_id, ns - pauses.within(now_ns - ns, now_ns))
             for request_id, ns in outcome.ttft_ns
         ]
+    outcome.e2e_ns = [
+        (request_id, ns - pauses.within(now_ns - ns, now_ns)) for request_id, ns in outcome.e2e_ns
+    ]
     for index, (request_id, tpot_ns) in enumerate(outcome.tpot_ns):
         view = state.requests[request_id]
         first_ns, last_ns = view.first_token_ns, view.last_token_ns
@@ -177,6 +180,8 @@ def leave_out_begun(outcome: Outcome, state: SessionState, now_ns: int, since_ns
         outcome.gaps_ns = {ns: count for ns, count in outcome.gaps_ns.items() if ns <= known_ns}
     if outcome.ttft_ns:
         outcome.ttft_ns = [each for each in outcome.ttft_ns if each[1] <= known_ns]
+    if outcome.e2e_ns:
+        outcome.e2e_ns = [each for each in outcome.e2e_ns if each[1] <= known_ns]
     if outcome.tpot_ns:
         outcome.tpot_ns = [
             each

@@ -33,11 +33,12 @@ _LAST_CHUNK = int(RowFlag.LAST_CHUNK)
 class RequestTable:
     """Live requests and recently finished ones, by id."""
 
-    __slots__ = ("_finished", "longest_gaps", "views")
+    __slots__ = ("_finished", "late_ns", "longest_gaps", "views")
 
     def __init__(self, views: Iterable[RequestView] = ()) -> None:
         # The longest gap between two tokens of each request; None: not wanted.
         self.longest_gaps: dict[int, int] | None = None
+        self.late_ns: int | None = None  # longer gaps are named in outcomes; None: not wanted
         self.views = {view.request_id: _copied(view) for view in views}
         self._finished = deque(_in_order_of_finish(self.views.values()))
 
@@ -65,6 +66,8 @@ class RequestTable:
         # Neighbouring rows mostly had their last token in the same step.
         alike_ns: int | None = None
         first_id = num_alike = 0
+        late_before_ns = None if self.late_ns is None else now_ns - self.late_ns
+        is_late = False
         for row in batch:
             view = views.get(row.request_id)
             if view is None or view.status != "running":
@@ -98,6 +101,9 @@ class RequestTable:
                     if alike_ns is not None:
                         outcome.add_gaps(max(0, now_ns - alike_ns), num_alike, first_id)
                     alike_ns, num_alike, first_id = last_ns, 1, row.request_id
+                    is_late = late_before_ns is not None and last_ns < late_before_ns
+                if is_late:
+                    outcome.late_gaps.append((row.request_id, now_ns - last_ns))
                 if longest is not None:
                     gap_ns = max(0, now_ns - last_ns)
                     if gap_ns > longest.get(row.request_id, -1):
@@ -169,6 +175,8 @@ class RequestTable:
             outcome.num_finished += 1
             view.finish_reason = event.reason
             view.num_output_tokens = event.num_output_tokens
+            if not view.is_partial:
+                outcome.e2e_ns.append((view.request_id, max(0, time_ns - view.arrival_ns)))
             if (
                 view.first_token_ns is not None
                 and view.last_token_ns is not None

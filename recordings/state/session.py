@@ -251,6 +251,7 @@ class SessionState:
         if self.info is not None and self.info.engine_id == snapshot.info.engine_id:
             fresh.table.keep_ended(self.table, snapshot.step)
             fresh.table.longest_gaps = self.table.longest_gaps
+            fresh.table.late_ns = self.table.late_ns
         self._become(fresh)
 
     def _become(self, other: "SessionState") -> None:

@@ -155,9 +155,9 @@ def main() -> None:
                 any(key.startswith("like_") for key in won),
                 has_ttft or "TTFT" in pairs,
                 "TTFT" in pairs,
-                "itl_p99_ms" in won,
-                "like_itl_prefill_p50_ms" in won,
-                "like_itl_prefill_p99_ms" in won,
+                "itl_p99" in won,
+                "like_itl_prefill_p50" in won,
+                "like_itl_prefill_p99" in won,
             )
             counts = [count + hit for count, hit in zip(counts, hits, strict=True)]
         shares = "".join(f"{count / num_pairs:>12.0%}" for count in counts)

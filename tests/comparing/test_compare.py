@@ -31,7 +31,7 @@ from stepscope.recordings.compare.comparison import compare
 from stepscope.recordings.compare.paired import mean_sign, request_by_request
 from stepscope.recordings.compare.side import counts as comparison_counts
 from stepscope.recordings.compare.side import points as comparison_points
-from stepscope.recordings.compare.side.counts import Spread, WaitCounts
+from stepscope.recordings.compare.side.counts import WaitCounts, spread_of
 from stepscope.recordings.compare.side.feed import Stretch
 from stepscope.recordings.compare.side.history_feed import HistoryFeed
 from stepscope.recordings.compare.side.points import KNOB, LATE, MARKED, PREEMPTED, StepPoints
@@ -40,6 +40,8 @@ from stepscope.recordings.compare.side.requests import RequestRun, matched, were
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.compare.side.totals import CountOverTime
 from stepscope.recordings.compare.statistics.estimate import NOTHING, differ, ratio
+from stepscope.recordings.figures.sums import figures_of
+from stepscope.recordings.figures.table import FIGURES
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
@@ -124,11 +126,16 @@ def test_a_side_measures_what_the_dashboard_measures(
     side, history = side_of(messages), history_of(messages)
     report, rates = history.latency(None, None, 1), history.rates(None, None)
     for kind in ("ttft", "itl", "tpot", "step"):
-        series, spread = getattr(report, kind), Spread(side.waits[kind])
+        series, spread = getattr(report, kind), spread_of(side.waits[kind])
         assert series.num_samples == spread.num_samples > 0
         for rank, name in ((50, "p50_ms"), (95, "p95_ms"), (99, "p99_ms"), (100, "max_ms")):
             assert (spread.at(rank) or 0) / 1e6 == getattr(series, name)
         assert spread.within_slo == series.within_slo
+    in_memory, by_itself = history.figures(None, None), figures_of(side.sums())
+    assert set(by_itself) == set(in_memory) == set(FIGURES)
+    for name, value in by_itself.items():
+        assert value == pytest.approx(in_memory[name]), name
+    assert side.kept.num_judged == side.totals.num_finished
     totals = side.totals
     assert totals.num_steps == rates.num_steps
     assert totals.num_mixed / totals.num_steps == rates.mixed_share
@@ -194,7 +201,7 @@ def test_percentiles_are_exact_or_say_how_exact(values: list[int]) -> None:
         for value in values:
             counts.add(value)
     assert (counts.resolution_ns == 1) or len(set(values)) > 100
-    spread = Spread(counts)
+    spread = spread_of(counts)
     exact = percentiles([(value, 1) for value in sorted(values)], len(values), (50, 95, 99))
     for rank, value in zip((50, 95, 99), exact, strict=True):
         found = spread.at(rank)
@@ -277,9 +284,9 @@ def test_few_samples_say_so_instead_of_naming_a_winner() -> None:
             side.waits["ttft"].add(wait * 1_000_000)
     found = compare(a, b)
     # The longest wait of one run says nothing of the next.
-    assert found.figure("ttft_max_ms").verdict == "differs"
-    assert found.figure("ttft_p50_ms").verdict == "unclear"
-    assert found.figure("itl_p50_ms").verdict == "unknown"
+    assert found.figure("ttft_max").verdict == "differs"
+    assert found.figure("ttft_p50").verdict == "unclear"
+    assert found.figure("itl_p50").verdict == "unknown"
 
 
 # Both
@@ -290,7 +297,7 @@ def test_the_better_run_is_named_with_what_was_set_otherwise() -> None:
     messages = another(run_of(4096, 800))
     large = side_of(messages, "large", max_num_batched_tokens=4096, order="arrival")
     found = compare(small, large)
-    itl = found.figure("itl_p95_ms")
+    itl = found.figure("itl_p95")
     assert itl.a is not None
     assert itl.b is not None
     assert itl.a > 2 * itl.b  # chunks in every other step, not whole prompts now and then
@@ -299,7 +306,7 @@ def test_the_better_run_is_named_with_what_was_set_otherwise() -> None:
     assert [(each.name, each.a, each.b) for each in found.settings] == [
         ("max_num_batched_tokens", (256,), (4096,))
     ]
-    reverse = compare(large, small).figure("itl_p95_ms")
+    reverse = compare(large, small).figure("itl_p95")
     assert (reverse.a, reverse.b, reverse.verdict) == (itl.b, itl.a, "a")
     causes = {(share.kind, share.cause): share for share in found.causes}
     beside = causes["ITL", "prefill"]
@@ -353,7 +360,7 @@ def test_under_another_load_no_side_is_called_better_in_anything() -> None:
         assert found.different_work is not None
         assert "requests" in found.different_work
         assert found.better("a") == found.better("b") == []
-        itl = found.figure("itl_p95_ms")
+        itl = found.figure("itl_p95")
         assert itl.verdict in ("differs", "unclear")
         assert itl.b is not None
         assert itl.a is not None
@@ -375,12 +382,12 @@ def test_what_an_engine_does_not_publish_is_unknown_never_zero(
         for n, m in small_and_large[0]
     ]
     found = compare(side_of(bare, "bare"), side_of(small_and_large[0]))
-    for key in ("itl_p50_ms", "kv_used", "kv_peak", "prefix_hit_rate", "recomputed_share",
+    for key in ("itl_p50", "kv_used", "kv_peak", "prefix_hit_rate", "recomputed_share",
                 "budget_used"):  # fmt: skip
         figure = found.figure(key)
         assert (figure.a, figure.verdict) == (None, "unknown"), key
         assert figure.b is not None, key
-    assert found.figure("ttft_p50_ms").a is not None  # events tell it
+    assert found.figure("ttft_p50").a is not None  # events tell it
     point = side_of(bare).points.worst(0, 0)
     assert point is not None
     assert (point.token_budget, point.num_rows, point.longest_us) == (None, None, None)
@@ -542,7 +549,7 @@ def test_a_pause_before_a_side_begins_is_no_latency_of_it(
     report = history.latency(None, None, 1)
     a, b = read_whole(*(HistoryFeed(history, "x", SLO_, each) for each in stretches))
     for kind in ("ttft", "itl", "tpot"):
-        spreads = [Spread(side.waits[kind]) for side in (a, b)]
+        spreads = [spread_of(side.waits[kind]) for side in (a, b)]
         series = getattr(report, kind)
         assert sum(spread.num_samples for spread in spreads) == series.num_samples
         assert max(spread.at(100) or 0 for spread in spreads) / 1e6 == series.max_ms
@@ -554,8 +561,8 @@ def test_a_pause_before_a_side_begins_is_no_latency_of_it(
             source.take(sequence, message)
     [same] = read_whole(RecordingFeed(Recording(path), "x", SLO_, stretches[1]))
     assert same.cause_ns == b.cause_ns
-    assert [Spread(same.waits[kind]).at(100) for kind in same.waits] == [
-        Spread(b.waits[kind]).at(100) for kind in b.waits
+    assert [spread_of(same.waits[kind]).at(100) for kind in same.waits] == [
+        spread_of(b.waits[kind]).at(100) for kind in b.waits
     ]
 
 
@@ -569,7 +576,7 @@ def test_waits_that_began_before_all_that_is_known_are_left_out() -> None:
     for message, after_gap in history.follow(121).read(10_000):
         side.take(message, after_gap)
     assert all(side.requests[each].ttft_ns is None for each in waiting)
-    assert (Spread(side.waits["ttft"]).at(100) or 0) <= max(
+    assert (spread_of(side.waits["ttft"]).at(100) or 0) <= max(
         run.ttft_ns or 0 for run in side.requests.values()
     )
     assert ("TTFT", "unknown") not in side.cause_ns
@@ -577,7 +584,7 @@ def test_waits_that_began_before_all_that_is_known_are_left_out() -> None:
 
 def measured(side: Side) -> list[Any]:
     """How many waits of each kind, the longest, and how many late first tokens are explained."""
-    spreads = [Spread(side.waits[kind]) for kind in ("ttft", "itl", "tpot")]
+    spreads = [spread_of(side.waits[kind]) for kind in ("ttft", "itl", "tpot")]
     late = sum(number for (kind, _), number in side.num_late.items() if kind == "TTFT")
     return [*((spread.num_samples, spread.at(100)) for spread in spreads), late]
 

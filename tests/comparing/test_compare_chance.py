@@ -207,7 +207,7 @@ def test_a_smaller_budget_is_found_out_though_no_two_minutes_bring_the_same(befo
     assert found.is_one_session
     assert not found.load.is_same
     assert found.different_work is None
-    figure = found.figure("like_itl_prefill_p99_ms")
+    figure = found.figure("like_itl_prefill_p99")
     assert figure.verdict == "b"
     assert figure.interval is not None
     assert figure.ratio is not None
@@ -233,19 +233,17 @@ def test_more_load_makes_no_run_worse_and_hides_no_winner(before: Side) -> None:
     # The same of an engine that is three times as fast: it has more to do and is quicker.
     faster = compare(before, side_of(2, 2048, 10.0, speed=3.0))
     assert faster.different_work is not None
-    assert {won(faster).get(key) for key in ("itl_p50_ms", "ttft_p50_ms", "like_step_p50_ms")} == {
-        "b"
-    }
+    assert {won(faster).get(key) for key in ("itl_p50", "ttft_p50", "like_step_p50")} == {"b"}
     assert "like waits judge, and who was better with more: " in (load(faster) or "")
     assert set(won(faster).values()) == {"b"}
     # And the other way round: that one with less to do is quicker says nothing by itself.
     slower = compare(side_of(2, 2048, 10.0), side_of(4, 2048, 6.0, speed=1.1))
     assert set(won(slower)) <= {each.key for each in slower.figures if each.like is not None}
-    assert won(slower)["like_step_p50_ms"] == "b"
+    assert won(slower)["like_step_p50"] == "b"
     # Where nothing was like anything on the other side, nothing is said.
     apart = compare(side_of(2, 2048, 10.0), side_of(1, 2048, 6.0, speed=3.0))
     assert won(apart) == {}
-    assert verdict(apart.figure("like_step_p50_ms")) == "too little in common"
+    assert verdict(apart.figure("like_step_p50")) == "too little in common"
 
 
 def test_a_queue_near_capacity_makes_no_run_worse() -> None:
@@ -253,9 +251,9 @@ def test_a_queue_near_capacity_makes_no_run_worse() -> None:
     before, after = side_of(0, 2048, 8.0, seats=16), side_of(7, 2048, 8.0, seats=16)
     found = compare(before, after)
     assert found.different_work is None
-    ttft = found.figure("ttft_p50_ms")
+    ttft = found.figure("ttft_p50")
     assert (ttft.factor or 0) > 5
     assert ttft.verdict == "differs"
     # Who has more to do and no queue for it is better.
     quicker = compare(before, side_of(7, 2048, 8.0, speed=3.0, seats=16))
-    assert quicker.figure("ttft_p50_ms").verdict == "b"
+    assert quicker.figure("ttft_p50").verdict == "b"

@@ -197,9 +197,9 @@ async def test_a_large_uncertain_difference_is_shown_with_its_number_of_requests
         found = page_of(app).comparison
         assert found is not None
     large = Figure(
-        "ttft_p50_ms", "TTFT p50", "ms", 22.6, 484.0, "lower", "unclear", 39, 78, "ttft", 50
+        "ttft_p50", "TTFT p50", "ms", 22.6, 484.0, "lower", "unclear", 39, 78, "ttft", 50
     )
-    small = large._replace(key="ttft_p95_ms", label="TTFT p95", b=25.0, rank=95)
+    small = large._replace(key="ttft_p95", label="TTFT p95", b=25.0, rank=95)
     found = found._replace(figures=[large, small], paired=[])
     assert outcome(found, "a") == (
         "A better",
@@ -347,7 +347,7 @@ def test_nothing_chosen_and_nothing_read_is_drawn_too(still_source: Callable[...
 
 def test_milliseconds_and_seconds_side_by_side_have_their_units() -> None:
     def shown(a: float | None, b: float | None) -> str:
-        return change(Figure("itl_p50_ms", "ITL p50", "ms", a, b, "lower", "b"))
+        return change(Figure("itl_p50", "ITL p50", "ms", a, b, "lower", "b"))
 
     assert shown(765.7, 90.1) == "766→90.1"
     assert shown(3237, 18_000) == "3.2s→18.0s"

@@ -9,8 +9,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 
+from stepscope.recordings.figures.sums import Spread
+from stepscope.recordings.figures.table import RANKS
+
 MAX_DISTINCT = 1 << 16
-RANKS = (50, 95, 99)
 
 
 class WaitCounts:
@@ -69,16 +71,10 @@ class WaitCounts:
             self._counts = folded
 
 
-class Spread:
+def spread_of(counts: WaitCounts) -> Spread:
     """Percentiles of counts, sorted once."""
-
-    def __init__(self, counts: WaitCounts) -> None:
-        self.num_samples = counts.num_samples
-        self.within_slo = counts.within_slo
-        self._at = dict(zip(RANKS, counts.percentiles(RANKS), strict=False))
-        if counts.max_ns is not None:
-            self._at[100] = counts.max_ns
-
-    def at(self, rank: int) -> int | None:
-        """Nearest rank, in nanoseconds; None without a sample. 100 is the longest."""
-        return self._at.get(rank)
+    ranks = [rank for rank in RANKS if rank < 100]
+    at_ns = dict(zip(ranks, counts.percentiles(ranks), strict=False))
+    if counts.max_ns is not None:
+        at_ns[100] = counts.max_ns
+    return Spread(counts.num_samples, at_ns, counts.within_slo)

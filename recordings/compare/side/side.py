@@ -20,14 +20,16 @@ from stepscope.engine.protocol.wire import (
     Telemetry,
 )
 from stepscope.recordings.attribution.causes import Cause, Late
-from stepscope.recordings.compare.side.counts import WaitCounts
+from stepscope.recordings.compare.side.counts import WaitCounts, spread_of
 from stepscope.recordings.compare.side.past import Past
 from stepscope.recordings.compare.side.points import KNOB, LATE, LOST, MARKED, PREEMPTED, StepPoints
 from stepscope.recordings.compare.side.requests import MAX_REQUESTS, RequestRun
 from stepscope.recordings.compare.side.sliced import SlicedWaits
 from stepscope.recordings.compare.side.totals import Totals
+from stepscope.recordings.figures.sums import Sums
 from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.pauses import leave_out_pauses
+from stepscope.recordings.state.series.finished import Kept, RequestWatch
 from stepscope.recordings.state.series.latency import SLO, LatencyKind
 from stepscope.recordings.state.session import SessionState
 
@@ -67,8 +69,10 @@ class Side:
             "ttft": WaitCounts(slo.ttft_ms * 1e6),
             "itl": WaitCounts(slo.itl_ms * 1e6),
             "tpot": WaitCounts(),
+            "e2e": WaitCounts(),
             "step": WaitCounts(),
         }
+        self.kept = Kept(0, 0)
         self.sliced = SlicedWaits()
         self.requests: dict[int, RequestRun] = {}
         self.had_cache = state.kv is None or state.kv.cached + state.kv.used > 0
@@ -81,6 +85,8 @@ class Side:
         self._state = state.copy()
         self._state.table.longest_gaps = {}
         self._state.blocks = None  # which block moved where is nobody's business here
+        self._watch = RequestWatch(slo.itl_ms)
+        self._watch.begin(self._state)
         self._in_force = dict(state.knobs)  # at the last step, or before the first
         self._coming: list[KnobsChanged] = []  # told, but not in force yet
         for view in state.requests.values():
@@ -100,6 +106,11 @@ class Side:
         """From the first step to the end of the last."""
         return self.points.end_ns / 1e9
 
+    def sums(self) -> Sums:
+        """What its figures are made of; `lock` is to be held."""
+        latencies = {kind: spread_of(counts) for kind, counts in self.waits.items()}
+        return self.totals.sums(self.seconds, latencies, self.kept)
+
     def take(self, message: Telemetry, after_gap: bool = False) -> None:
         """The next message of the run; `after_gap`: some before it are missing."""
         with self.lock:
@@ -110,6 +121,8 @@ class Side:
         if isinstance(message, Mark):
             self.points.flag(message.step, MARKED)
             return
+        if after_gap:
+            self._watch.begin(self._state)
         outcome = self._state.apply(message)
         self._state.blocks = None
         self._pauses.take(message)
@@ -145,6 +158,7 @@ class Side:
         flags = self._note_knobs(record.step) | self._flags(outcome, after_gap)
         start_ns, end_ns = self._since(record.schedule_start_ns), self._since(now_ns)
         self.totals.add(record, outcome, end_ns)
+        self._take_finished(outcome, now_ns, end_ns)
         self.sliced.take(record, outcome, max(start_ns, end_ns))
         self.points.append(
             record.step,
@@ -172,6 +186,16 @@ class Side:
             waits["ttft"].add(ttft_ns)
         for _, tpot_ns in outcome.tpot_ns:
             waits["tpot"].add(tpot_ns)
+        for _, e2e_ns in outcome.e2e_ns:
+            waits["e2e"].add(e2e_ns)
+
+    def _take_finished(self, outcome: Outcome, now_ns: int, end_ns: int) -> None:
+        self._watch.take(outcome, self._pauses, self._state, now_ns)
+        slo, finished = self.slo, outcome.finished
+        num_kept = sum(each.keeps(slo.ttft_ms * 1e6, slo.itl_ms * 1e6) for each in finished)
+        self.kept = Kept(self.kept.num_judged + len(finished), self.kept.num_kept + num_kept)
+        self.totals.kept.add(end_ns, num_kept)
+        self.totals.late.add(end_ns, len(finished) - num_kept)
 
     def _flags(self, outcome: Outcome, after_gap: bool) -> int:
         slo = self.slo

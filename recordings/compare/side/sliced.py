@@ -33,12 +33,13 @@ class WorkClass(NamedTuple):
 
 
 class SlicedWaits:
-    """The four kinds of latency of one side. One writer."""
+    """All kinds of latency of one side. One writer."""
 
     def __init__(self) -> None:
         self.ttft = WaitSlices()
         self.itl = WaitSlices()
         self.tpot = WaitSlices()
+        self.e2e = WaitSlices()
         self.step = WaitSlices()
         self._prefill_ns: int | None = None  # engine time at which the last one ended
 
@@ -56,11 +57,13 @@ class SlicedWaits:
             self.itl.add(end_ns, gap_ns, weight, GapWork(has_prefill, decodes))
         _add_all(self.ttft, end_ns, outcome.ttft_ns)
         _add_all(self.tpot, end_ns, outcome.tpot_ns)
+        _add_all(self.e2e, end_ns, outcome.e2e_ns)
 
     def stretches(self) -> Stretches:
         """What there is by now."""
         kinds: dict[LatencyKind, WaitSlices] = {
-            "ttft": self.ttft, "itl": self.itl, "tpot": self.tpot, "step": self.step,
+            "ttft": self.ttft, "itl": self.itl, "tpot": self.tpot, "e2e": self.e2e,
+            "step": self.step,
         }  # fmt: skip
         return {kind: waits.grouped(NUM_STRETCHES) for kind, waits in kinds.items()}
 

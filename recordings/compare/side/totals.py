@@ -1,10 +1,14 @@
 """`Totals`: what all steps of a run come to, and how it is spread over time. Bounded memory."""
 
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stepscope.engine.protocol.wire import FirstToken, KVCounts, StepRecord
+from stepscope.recordings.figures.sums import Spread, Sums
 from stepscope.recordings.state.outcome import Outcome
+from stepscope.recordings.state.series.finished import Kept
+from stepscope.recordings.state.series.latency import LatencyKind
 
 NUM_SLICES = 20  # of a run, for the spread of its rates
 _FIRST_WIDTH_NS = 50_000_000
@@ -60,11 +64,12 @@ class Totals:
     num_queried_tokens: int = 0
     num_hit_tokens: int = 0
     num_kv_steps: int = 0
-    kv_share_sum: float = 0.0
+    num_kv_used: int = 0  # summed up over steps
+    num_kv_blocks: int = 0  # likewise
     kv_share_peak: float = 0.0
     num_evicted: int = 0
-    num_budget_steps: int = 0
-    budget_share_sum: float = 0.0
+    num_budget_tokens: int = 0  # of all steps that have a budget
+    num_spent_tokens: int = 0  # in them, padding included
     busy_ns: int = 0
     num_waiting_sum: int = 0
     tokens_in: CountOverTime = field(default_factory=CountOverTime)
@@ -72,6 +77,8 @@ class Totals:
     preempted: CountOverTime = field(default_factory=CountOverTime)
     queried: CountOverTime = field(default_factory=CountOverTime)  # tokens looked up in the cache
     hits: CountOverTime = field(default_factory=CountOverTime)
+    kept: CountOverTime = field(default_factory=CountOverTime)  # finished, with all levels kept
+    late: CountOverTime = field(default_factory=CountOverTime)  # finished, with one not kept
 
     def add(self, record: StepRecord, outcome: Outcome, end_ns: int) -> None:
         """A step that ended so long after the run began."""
@@ -97,21 +104,48 @@ class Totals:
         self.tokens_out.add(end_ns, num_out)
         self.preempted.add(end_ns, outcome.num_preempted)
         if record.token_budget:
-            spent = prefill + decode + (record.num_padded_tokens or 0)
-            self.num_budget_steps += 1
-            self.budget_share_sum += spent / record.token_budget
+            self.num_budget_tokens += record.token_budget
+            self.num_spent_tokens += prefill + decode + (record.num_padded_tokens or 0)
         if record.kv is not None:
             self._add_kv(record.kv, end_ns)
 
     def _add_kv(self, kv: KVCounts, end_ns: int) -> None:
         num_blocks = kv.used + kv.cached + kv.empty
         if num_blocks:
-            share = kv.used / num_blocks
             self.num_kv_steps += 1
-            self.kv_share_sum += share
-            self.kv_share_peak = max(self.kv_share_peak, share)
+            self.num_kv_used += kv.used
+            self.num_kv_blocks += num_blocks
+            self.kv_share_peak = max(self.kv_share_peak, kv.used / num_blocks)
         self.num_evicted += kv.evicted
         self.num_queried_tokens += kv.queried_tokens
         self.num_hit_tokens += kv.hit_tokens
         self.queried.add(end_ns, kv.queried_tokens)
         self.hits.add(end_ns, kv.hit_tokens)
+
+    def sums(self, seconds: float, latencies: Mapping[LatencyKind, Spread], kept: Kept) -> Sums:
+        """What figures are made of."""
+        has_rows, has_kv = not self.num_steps_without_rows, self.num_kv_steps > 0
+        return Sums(
+            seconds=seconds,
+            num_steps=self.num_steps,
+            latencies=latencies,
+            kept=kept,
+            num_finished=self.num_finished,
+            num_arrived=self.num_arrived,
+            num_in_tokens=self.num_in_tokens,
+            num_out_tokens=self.num_out_tokens,
+            num_queried_tokens=self.num_queried_tokens,
+            num_hit_tokens=self.num_hit_tokens,
+            num_preempted=self.num_preempted,
+            num_prefill_tokens=self.num_prefill_tokens,
+            num_recomputed_tokens=self.num_recomputed_tokens if has_rows else None,
+            num_evicted=self.num_evicted if has_kv else None,
+            num_waiting=self.num_waiting_sum,
+            num_kv_used=self.num_kv_used,
+            num_kv_blocks=self.num_kv_blocks,
+            kv_peak=self.kv_share_peak if has_kv else None,
+            num_budget_tokens=self.num_budget_tokens,
+            num_spent_tokens=self.num_spent_tokens,
+            num_mixed=self.num_mixed,
+            busy_ns=self.busy_ns,
+        )

@@ -143,7 +143,8 @@ class FastForward:
             spelled.sort(key=_place)
         rows = [row for _, row in spelled]
         outcome = self.state.take_step(record, rows)
-        _add_going(outcome, batch, spelled, record.tokens_ns - self._tokens_ns)
+        gap_ns = record.tokens_ns - self._tokens_ns
+        _add_going(outcome, batch, spelled, gap_ns, self.state.table.late_ns)
         for each in dropped:
             by_id.pop(each.row.request_id, None)
         for at, row in spelled:
@@ -159,7 +160,8 @@ class FastForward:
     def _go_on(self, record: PackedRecord) -> Outcome:
         """A step in which all of the one before got their next token, and nothing else."""
         outcome = self.state.take_step(record, None)
-        _add_going(outcome, self._before, [], record.tokens_ns - self._tokens_ns)
+        gap_ns = record.tokens_ns - self._tokens_ns
+        _add_going(outcome, self._before, [], gap_ns, self.state.table.late_ns)
         if self.lanes is not None:
             if self._fresh:
                 self._draw(self.lanes, record, [], [])
@@ -252,7 +254,11 @@ def has_no_request(message: Telemetry) -> bool:
 
 
 def _add_going(
-    outcome: Outcome, batch: list[_Going], spelled: list[tuple[int, BatchRow]], gap_ns: int
+    outcome: Outcome,
+    batch: list[_Going],
+    spelled: list[tuple[int, BatchRow]],
+    gap_ns: int,
+    late_ns: int | None,
 ) -> None:
     """Count in those rows of a step that went on: each is a token, after the same wait."""
     num_going = len(batch) - len(spelled)
@@ -261,6 +267,11 @@ def _add_going(
     outcome.num_output_tokens += num_going
     outcome.num_decode_rows += num_going
     gap_ns = max(0, gap_ns)
+    if late_ns is not None and gap_ns > late_ns:
+        told = {at for at, _ in spelled}
+        outcome.late_gaps += [
+            (each.row.request_id, gap_ns) for at, each in enumerate(batch) if at not in told
+        ]
     gaps = outcome.gaps_ns
     first = 0
     for at, _ in spelled:

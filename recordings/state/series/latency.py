@@ -1,4 +1,4 @@
-"""Latencies as exact samples: TTFT, ITL, TPOT and the time of a step. No buckets, no averages.
+"""Latencies as exact samples: TTFT, ITL, TPOT, E2E and the time of a step. No buckets, no averages.
 
 `Samples` keeps weighted samples by time: requests that decode in the same two steps have the same
 inter-token latency, so a step of 64 decodes is one or two entries. Percentiles are nearest-rank:
@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.recordings.state.outcome import Outcome
+from stepscope.recordings.state.series.finished import FinishedRequests
 from stepscope.recordings.state.series.latency_samples import Samples
 from stepscope.recordings.state.series.taken_step import TakenStep
 
 TREND_BUCKETS = 60
 
-LatencyKind: TypeAlias = Literal["ttft", "itl", "tpot", "step"]
+LatencyKind: TypeAlias = Literal["ttft", "itl", "tpot", "e2e", "step"]
 
 
 class SLO(NamedTuple):
@@ -97,14 +98,16 @@ def percentiles(ordered: list[tuple[int, int]], count: int, ranks: tuple[float, 
 
 
 class Latencies:
-    """The four kinds of latency of one engine."""
+    """All kinds of latency of one engine, and its finished requests."""
 
     def __init__(self, slo: SLO) -> None:
         self.slo = slo
         self.ttft = Samples()
         self.itl = Samples()
         self.tpot = Samples()
+        self.e2e = Samples()
         self.step = Samples()
+        self.finished = FinishedRequests()
 
     def add(self, tokens_ns: int, step_ns: int, outcome: Outcome) -> None:
         """Samples of a step whose tokens were known at `tokens_ns`."""
@@ -115,6 +118,13 @@ class Latencies:
             self.ttft.add(tokens_ns, ttft_ns)
         for _, tpot_ns in outcome.tpot_ns:
             self.tpot.add(tokens_ns, tpot_ns)
+        self._add_ended(tokens_ns, outcome)
+
+    def _add_ended(self, tokens_ns: int, outcome: Outcome) -> None:
+        for _, e2e_ns in outcome.e2e_ns:
+            self.e2e.add(tokens_ns, e2e_ns)
+        for finished in outcome.finished:
+            self.finished.add(tokens_ns, finished)
 
     def extend(self, steps: Sequence[TakenStep]) -> None:
         """Samples of some steps, as `add` takes those of each."""
@@ -136,9 +146,11 @@ class Latencies:
                 self.ttft.add(now_ns, ttft_ns)
             for _, tpot_ns in each.outcome.tpot_ns:
                 self.tpot.add(now_ns, tpot_ns)
+            self._add_ended(now_ns, each.outcome)
 
     def of(self, kind: LatencyKind) -> Samples:
-        return {"ttft": self.ttft, "itl": self.itl, "tpot": self.tpot, "step": self.step}[kind]
+        samples: Samples = getattr(self, kind)
+        return samples
 
     def cut(self, start_ns: int, end_ns: int) -> "Latencies":
         """A copy of what is in (start_ns, end_ns]: cheap, unlike a report on it."""
@@ -146,6 +158,8 @@ class Latencies:
         part.ttft = self.ttft.cut(start_ns, end_ns)
         part.itl = self.itl.cut(start_ns, end_ns)
         part.tpot = self.tpot.cut(start_ns, end_ns)
+        part.e2e = self.e2e.cut(start_ns, end_ns)
+        part.finished = self.finished.cut(start_ns, end_ns)
         part.step = self.step.cut(start_ns, end_ns)
         return part
 
@@ -165,13 +179,19 @@ class Latencies:
         whole.ttft = self.ttft.after(earlier.ttft)
         whole.itl = self.itl.after(earlier.itl)
         whole.tpot = self.tpot.after(earlier.tpot)
+        whole.e2e = self.e2e.after(earlier.e2e)
+        whole.finished = self.finished.after(earlier.finished)
         whole.step = self.step.after(earlier.step)
         return whole
 
     def forget_before(self, time_ns: int) -> None:
-        for samples in (self.ttft, self.itl, self.tpot, self.step):
+        for samples in self._all:
             samples.forget_before(time_ns)
 
     def forget_after(self, time_ns: int) -> None:
-        for samples in (self.ttft, self.itl, self.tpot, self.step):
+        for samples in self._all:
             samples.forget_after(time_ns)
+
+    @property
+    def _all(self) -> tuple[Samples | FinishedRequests, ...]:
+        return self.ttft, self.itl, self.tpot, self.e2e, self.step, self.finished

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from stepscope.recordings.compare.comparison import Comparison
-from stepscope.recordings.compare.figures import KINDS, Figure, Verdict
+from stepscope.recordings.compare.figures import Figure, Verdict
 from stepscope.recordings.compare.like_work import BESIDE_PREFILL, DECODE_ONLY
+from stepscope.recordings.figures.table import KINDS
 from stepscope.tui.views.frame import compare_text as words
 from stepscope.tui.views.lines import Line, Run, clean
 
@@ -57,6 +58,8 @@ def matrix(found: Comparison, width: int, *, with_like: bool) -> list[Line]:
     lines: list[Line] = [tuple(head)]
     rows: list[tuple[str, list[Figure]]] = []
     for kind, label in KINDS.items():
+        if kind == "e2e":
+            continue  # made of the others; the table has it
         of_kind = [figure for figure in found.figures if figure.kind == kind]
         rows.append((" " + label.removesuffix(" time"), of_kind))
         if kind == "itl" and with_like:

@@ -7,8 +7,9 @@ from typing import Literal
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.compare.comparison import Comparison
 from stepscope.recordings.compare.division import reaches
-from stepscope.recordings.compare.figures import KINDS, RANKS, Figure, Verdict
+from stepscope.recordings.compare.figures import Figure, Verdict
 from stepscope.recordings.compare.settings import SettingDifference
+from stepscope.recordings.figures.table import KINDS, RANKS
 from stepscope.recordings.state.knob_text import value_text
 from stepscope.recordings.state.series.latency import LatencyKind
 from stepscope.tui.views import format as fmt
@@ -212,10 +213,12 @@ def _like_phrases(figures: Sequence[Figure]) -> list[str]:
 
 
 def _outstanding(figures: Sequence[Figure]) -> list[Figure]:
-    """Of one kind the largest differences; equal ones are told once."""
+    """Of one kind the largest differences; equal ones, and p90 beside p95, are left out."""
     kept: list[Figure] = []
     for figure in sorted(figures, key=lambda each: -each.weight):
-        if not any((figure.a, figure.b) == (other.a, other.b) for other in kept):
+        if figure.rank != 90 and not any(
+            (figure.a, figure.b) == (other.a, other.b) for other in kept
+        ):
             kept.append(figure)
     return kept[:3]
 
@@ -244,6 +247,7 @@ def unclear(found: Comparison) -> list[str]:
     phrases = []
     for kind, label in KINDS.items():
         figures = [f for f in found.figures if f.kind == kind and f.verdict == "unclear"]
+        figures = [f for f in figures if f.rank != 90]  # p95 says it
         if figures:
             ranks = ", ".join(_unsure(f, judges) for f in figures)
             a, b = figures[0].num_a, figures[0].num_b

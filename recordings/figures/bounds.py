@@ -1,0 +1,138 @@
+"""`Bound`: a figure and the value it is held against, as people write it: `itl_p99 > 50ms`."""
+
+import re
+from difflib import get_close_matches
+from typing import Literal, NamedTuple, TypeAlias, get_args
+
+from stepscope.recordings.figures.table import FIGURES, FigureSpec, FigureUnit
+
+Relation: TypeAlias = Literal[">=", "<=", ">", "<", "="]
+
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NUMBER = re.compile(r"[0-9]+(\.[0-9]*)?|\.[0-9]+")
+_SUFFIX = re.compile(r"[A-Za-z%/]*")
+# Of each unit: what may follow a number, and what the number is multiplied with.
+_SUFFIXES: dict[FigureUnit, dict[str, float]] = {
+    "ms": {"ms": 1.0, "s": 1000.0, "us": 0.001, "": 1.0},
+    "s": {"s": 1.0, "ms": 0.001, "": 1.0},
+    "share": {"%": 0.01, "": 1.0},
+    "tokens/s": {"": 1.0, "tokens/s": 1.0, "/s": 1.0},
+    "/s": {"": 1.0, "/s": 1.0},
+    "/min": {"": 1.0, "/min": 1.0},
+    "": {"": 1.0},
+}
+
+
+class BoundError(Exception):
+    """A bound that cannot be read.
+
+    Attributes:
+        place: of the character it is about, from 0.
+    """
+
+    def __init__(self, text: str, place: int, problem: str) -> None:
+        super().__init__(f"{text!r}, at character {place + 1}: {problem}")
+        self.place = place
+
+
+class Bound(NamedTuple):
+    """A figure and a value.
+
+    Attributes:
+        value: in the unit of the figure.
+        end: place in the text after it; what follows is for others to read.
+    """
+
+    figure: FigureSpec
+    relation: Relation
+    value: float
+    end: int
+
+    def holds(self, measured: float) -> bool:
+        """Whether a measured value stands in this relation to the bound."""
+        if self.relation == ">":
+            return measured > self.value
+        if self.relation == "<":
+            return measured < self.value
+        if self.relation == ">=":
+            return measured >= self.value
+        if self.relation == "<=":
+            return measured <= self.value
+        return measured == self.value
+
+
+def parse_bound(text: str, *, is_whole: bool = True) -> Bound:
+    """Read `itl_p99 > 50ms`, `itl_p99=50ms`, `goodput < 95%`, `ttft_p95 >= 1.5s`, `preemptions=0`.
+
+    A latency without a unit is in milliseconds; a share is 0.95 or 95%.
+
+    Args:
+        is_whole: nothing may follow the bound.
+
+    Raises:
+        BoundError: it cannot be read; names the place and what would be right.
+    """
+    place = _skip(text, 0)
+    word = _WORD.match(text, place)
+    if word is None:
+        raise BoundError(text, place, "expected the name of a figure, like itl_p99")
+    figure = FIGURES.get(word.group())
+    if figure is None:
+        near = get_close_matches(word.group(), FIGURES, n=3) or ["itl_p99", "goodput"]
+        raise BoundError(
+            text, place, f"no figure is called {word.group()}; there is {', '.join(near)}"
+        )
+    place = _skip(text, word.end())
+    relation = next((each for each in get_args(Relation) if text.startswith(each, place)), None)
+    if relation is None:
+        raise BoundError(text, place, "expected one of > >= < <= =")
+    place = _skip(text, place + len(relation))
+    value, end = parse_value(text, place, figure)
+    rest = _skip(text, end)
+    if is_whole and rest < len(text):
+        raise BoundError(text, rest, f"nothing may follow the value, got {text[rest:]!r}")
+    return Bound(figure, relation, value, end)
+
+
+def parse_value(text: str, place: int, figure: FigureSpec) -> tuple[float, int]:
+    """A value of a figure, in its unit, and where it ends.
+
+    Raises:
+        BoundError: no number, or a unit that is not one of the figure's.
+    """
+    number = _NUMBER.match(text, place)
+    if number is None:
+        raise BoundError(text, place, "expected a number")
+    suffixes = _SUFFIXES[figure.unit]
+    at = number.end()
+    suffix = _SUFFIX.match(text, _skip(text, at))
+    assert suffix is not None  # it matches nothing, too
+    if suffix.group() in suffixes and suffix.group():
+        return float(number.group()) * suffixes[suffix.group()], suffix.end()
+    if suffix.group() and suffix.start() == at:
+        known = " or ".join(each for each in suffixes if each) or "no unit"
+        raise BoundError(text, at, f"{figure.name} takes {known}, got {suffix.group()}")
+    value = float(number.group())
+    if figure.unit == "share" and value > 1:
+        raise BoundError(
+            text, place, f"{figure.name} is a share: write {value:g}% or a number up to 1"
+        )
+    return value, at
+
+
+def value_text(figure: FigureSpec, value: float | None) -> str:
+    """A value as people read it; a dash for an unknown one."""
+    if value is None:
+        return "—"
+    if figure.unit == "share":
+        return f"{value * 100:.4g} %"
+    if figure.unit == "" and value == round(value):
+        return f"{value:,.0f}"
+    number = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{number} {figure.unit}".replace(" /", "/").strip()
+
+
+def _skip(text: str, place: int) -> int:
+    while place < len(text) and text[place].isspace():
+        place += 1
+    return place

@@ -1,0 +1,96 @@
+"""`Sums`: what the steps of a session, or of a window of it, come to; `figures_of`: its figures."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from stepscope.recordings.figures.table import KINDS, RANKS, latency_name
+from stepscope.recordings.state.series.finished import Kept
+from stepscope.recordings.state.series.latency import LatencyKind
+
+Figures = Mapping[str, float | None]  # by name, each in its unit of the table; None is unknown
+
+
+class Spread(NamedTuple):
+    """Samples of one kind of latency.
+
+    Attributes:
+        at_ns: rank -> nearest-rank percentile; empty without a sample.
+        within_slo: share of them; None without a level or a sample.
+    """
+
+    num_samples: int = 0
+    at_ns: Mapping[int, int] = {}
+    within_slo: float | None = None
+
+    def at(self, rank: int) -> int | None:
+        """Nearest rank, in nanoseconds; None without a sample. 100 is the longest."""
+        return self.at_ns.get(rank)
+
+
+class Sums(NamedTuple):
+    """Sums over steps; None is unknown."""
+
+    seconds: float
+    num_steps: int
+    latencies: Mapping[LatencyKind, Spread]
+    kept: Kept
+    num_finished: int | None
+    num_arrived: int | None
+    num_in_tokens: int | None
+    num_out_tokens: int | None
+    num_queried_tokens: int | None
+    num_hit_tokens: int | None
+    num_preempted: int | None
+    num_prefill_tokens: int
+    num_recomputed_tokens: int | None
+    num_evicted: int | None
+    num_waiting: int  # summed up over steps, as are the next two
+    num_kv_used: int | None
+    num_kv_blocks: int | None
+    kv_peak: float | None
+    num_budget_tokens: int | None  # of all steps
+    num_spent_tokens: int  # padding included, in steps that have a budget
+    num_mixed: int
+    busy_ns: int | None
+
+
+def figures_of(sums: Sums) -> dict[str, float | None]:
+    """Each figure of `FIGURES`, in its unit; None where it is unknown or there is no sample."""
+    found: dict[str, float | None] = {}
+    for kind in KINDS:
+        spread = sums.latencies[kind]
+        for rank in RANKS:
+            ns = spread.at(rank)
+            found[latency_name(kind, rank)] = None if ns is None else ns / 1e6
+    seconds, steps = sums.seconds, sums.num_steps
+    preempted = sums.num_preempted
+    return found | {
+        "ttft_within_slo": sums.latencies["ttft"].within_slo,
+        "itl_within_slo": sums.latencies["itl"].within_slo,
+        "goodput": per(sums.kept.num_kept, sums.kept.num_judged),
+        "goodput_per_s": per(sums.kept.num_kept, seconds),
+        "finished_per_s": per(sums.num_finished, seconds),
+        "finished": sums.num_finished,
+        "arrived": sums.num_arrived,
+        "out_tokens_per_s": per(sums.num_out_tokens, seconds),
+        "in_tokens_per_s": per(sums.num_in_tokens, seconds),
+        "prefix_hit_rate": per(sums.num_hit_tokens, sums.num_queried_tokens),
+        "preemptions": preempted if steps else None,
+        "preemptions_per_min": per(preempted, seconds / 60),
+        "recomputed_share": per(sums.num_recomputed_tokens, sums.num_prefill_tokens),
+        "evictions": sums.num_evicted if steps else None,
+        "waiting": per(sums.num_waiting, steps),
+        "kv_used": per(sums.num_kv_used, sums.num_kv_blocks),
+        "kv_peak": sums.kv_peak,
+        "budget_used": per(sums.num_spent_tokens, sums.num_budget_tokens),
+        "mixed_steps": per(sums.num_mixed, steps),
+        "busy": per(sums.busy_ns, seconds * 1e9),
+        "steps_per_s": per(steps, seconds),
+        "steps": steps,
+        "seconds": seconds,
+    }
+
+
+def per(part: float | None, whole: float | None) -> float | None:
+    """A ratio; None where a part is unknown or there is nothing to divide by."""
+    return None if part is None or not whole else part / whole

@@ -1,0 +1,96 @@
+"""`FIGURES`: the one table of what is measured of a session.
+
+Every command, screen, alert and check names figures as this table does.
+"""
+
+from typing import Literal, NamedTuple, TypeAlias
+
+from stepscope.recordings.state.series.latency import LatencyKind
+
+FigureUnit: TypeAlias = Literal["ms", "s", "share", "tokens/s", "/s", "/min", ""]
+Better: TypeAlias = Literal["lower", "higher"]
+
+KINDS: dict[LatencyKind, str] = {
+    "ttft": "TTFT",
+    "itl": "ITL",
+    "tpot": "TPOT",
+    "e2e": "E2E",
+    "step": "step time",
+}
+RANKS: dict[int, str] = {50: "p50", 90: "p90", 95: "p95", 99: "p99", 100: "max"}
+
+_MEANINGS: dict[LatencyKind, str] = {
+    "ttft": "time to first token: from a request's arrival to its first token",
+    "itl": "inter-token latency: from one token of a request to its next",
+    "tpot": "time per output token: a request's mean ITL, when it has finished",
+    "e2e": "end to end: from a request's arrival to its last token",
+    "step": "from the start of scheduling to the tokens of the step",
+}
+
+
+class FigureSpec(NamedTuple):
+    """One figure of a session.
+
+    Attributes:
+        unit: of its value; a "share" is 0 to 1 and shown in percent.
+        better: None where neither more nor less is better.
+    """
+
+    name: str
+    label: str
+    unit: FigureUnit
+    better: Better | None
+    meaning: str
+
+
+def latency_name(kind: LatencyKind, rank: int) -> str:
+    """The name of a percentile; rank 100 is the longest."""
+    return f"{kind}_{RANKS[rank]}"
+
+
+_LATENCIES = [
+    FigureSpec(latency_name(kind, rank), f"{label} {name}", "ms", "lower", _MEANINGS[kind])
+    for kind, label in KINDS.items()
+    for rank, name in RANKS.items()
+]
+_REST = [
+    FigureSpec("ttft_within_slo", "TTFT within level", "share", "higher",
+               "first tokens that came within the TTFT level"),
+    FigureSpec("itl_within_slo", "ITL within level", "share", "higher",
+               "next tokens that came within the ITL level"),
+    FigureSpec("goodput", "goodput", "share", "higher",
+               "finished requests that kept all their levels: the first token in time, then each "
+               "next one; of those seen from arrival to end"),
+    FigureSpec("goodput_per_s", "goodput/s", "/s", "higher",
+               "requests a second that finished and kept all their levels"),
+    FigureSpec("finished_per_s", "finished/s", "/s", "higher", "requests a second that finished"),
+    FigureSpec("finished", "finished", "", None, "requests that finished"),
+    FigureSpec("arrived", "arrived", "", None, "requests that arrived"),
+    FigureSpec("out_tokens_per_s", "output tokens/s", "tokens/s", "higher",
+               "output tokens a second"),
+    FigureSpec("in_tokens_per_s", "input tokens/s", "tokens/s", "higher",
+               "prompt tokens a second, from the prefix cache or computed for the first time"),
+    FigureSpec("prefix_hit_rate", "prefix hits", "share", "higher",
+               "prompt tokens that came from the prefix cache, of those looked up in it"),
+    FigureSpec("preemptions", "preemptions", "", "lower", "requests that lost their KV blocks"),
+    FigureSpec("preemptions_per_min", "preemptions/min", "/min", "lower",
+               "the same in a minute"),
+    FigureSpec("recomputed_share", "recomputed", "share", "lower",
+               "prefill tokens that were computed again after a preemption"),
+    FigureSpec("evictions", "evictions", "", "lower",
+               "blocks of the prefix cache that were given up"),
+    FigureSpec("waiting", "waiting", "", "lower", "requests in the queue, mean over steps"),
+    FigureSpec("kv_used", "KV used", "share", None, "KV blocks in use, mean over steps"),
+    FigureSpec("kv_peak", "KV peak", "share", None, "KV blocks in use at most"),
+    FigureSpec("budget_used", "budget used", "share", None,
+               "tokens computed, padding included, of the token budgets of all steps"),
+    FigureSpec("mixed_steps", "mixed steps", "share", None,
+               "steps that held prefill and decode"),
+    FigureSpec("busy", "time in steps", "share", None, "time in which a step was under way"),
+    FigureSpec("steps_per_s", "steps/s", "/s", None, "steps a second"),
+    FigureSpec("steps", "steps", "", None, "steps"),
+    FigureSpec("seconds", "seconds", "s", None,
+               "engine time from the start of the first step to the end of the last"),
+]  # fmt: skip
+
+FIGURES: dict[str, FigureSpec] = {spec.name: spec for spec in [*_LATENCIES, *_REST]}

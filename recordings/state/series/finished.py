@@ -1,0 +1,137 @@
+"""`FinishedRequests`: which requests kept their service levels, for any window and any levels.
+
+A request keeps its levels if its first token came in time, and then each next token. That can be
+said of a request that was seen from its arrival to its end. The operator's pauses are left out.
+"""
+
+from array import array
+from bisect import bisect_left, bisect_right
+from typing import NamedTuple
+
+from stepscope.recordings.state.outcome import FinishedRequest, Outcome
+from stepscope.recordings.state.pauses import Pauses
+from stepscope.recordings.state.session import SessionState
+
+_SPARE = 1024  # requests that may have ended otherwise, before they are looked for
+
+
+class Kept(NamedTuple):
+    """Of the requests that finished in a window."""
+
+    num_judged: int
+    num_kept: int
+
+
+class FinishedRequests:
+    """One entry a request, in order of time. One writer."""
+
+    def __init__(self) -> None:
+        self._times = array("q")
+        self._ttft_ns = array("q")
+        self._worst_ns = array("q")
+        self._floor_ns = array("q")
+
+    def add(self, time_ns: int, request: FinishedRequest) -> None:
+        """Append; a time before the last one counts as the last one."""
+        self._times.append(max(time_ns, self._times[-1]) if self._times else time_ns)
+        self._ttft_ns.append(request.ttft_ns)
+        self._worst_ns.append(request.worst_itl_ns)
+        self._floor_ns.append(request.floor_ns)
+
+    def kept(self, ttft_ms: float, itl_ms: float) -> Kept:
+        """How many kept these levels.
+
+        A level below the one that they were watched with leaves requests out: how long their
+        shorter gaps were is not known.
+        """
+        ttft_ns, itl_ns = ttft_ms * 1e6, itl_ms * 1e6
+        num_judged = num_kept = 0
+        for ttft, worst, floor in zip(self._ttft_ns, self._worst_ns, self._floor_ns, strict=True):
+            if ttft > ttft_ns or worst > itl_ns:
+                num_judged += 1
+            elif floor <= itl_ns:
+                num_judged += 1
+                num_kept += 1
+        return Kept(num_judged, num_kept)
+
+    def cut(self, start_ns: int, end_ns: int) -> "FinishedRequests":
+        """A copy of those in (start_ns, end_ns]."""
+        first, last = bisect_right(self._times, start_ns), bisect_right(self._times, end_ns)
+        part = FinishedRequests()
+        for into, column in zip(part._columns, self._columns, strict=True):
+            into.extend(column[first:last])
+        return part
+
+    def after(self, earlier: "FinishedRequests") -> "FinishedRequests":
+        """Those of before, and then these; both stay as they are."""
+        whole = FinishedRequests()
+        for into, before, column in zip(
+            whole._columns, earlier._columns, self._columns, strict=True
+        ):
+            into.extend(before)
+            into.extend(column)
+        return whole
+
+    def forget_before(self, time_ns: int) -> None:
+        num_old = bisect_left(self._times, time_ns)
+        for column in self._columns:
+            del column[:num_old]
+
+    def forget_after(self, time_ns: int) -> None:
+        num_kept = bisect_right(self._times, time_ns)
+        for column in self._columns:
+            del column[num_kept:]
+
+    @property
+    def _columns(self) -> "tuple[array[int], ...]":
+        return self._times, self._ttft_ns, self._worst_ns, self._floor_ns
+
+
+class RequestWatch:
+    """Follows requests from their first token to their end, and judges nothing.
+
+    Args:
+        itl_ms: gaps up to it need not be known.
+    """
+
+    def __init__(self, itl_ms: float) -> None:
+        self._floor_ns = round(itl_ms * 1e6)
+        self._ttft_ns: dict[int, int] = {}  # of those that were seen from their arrival on
+        self._worst_ns: dict[int, int] = {}  # their longest gap above the floor
+
+    def begin(self, state: SessionState) -> None:
+        """Go on from this state: of requests that stream in it, too little is known."""
+        state.table.late_ns = self._floor_ns
+        self._ttft_ns.clear()
+        self._worst_ns.clear()
+
+    def set_floor(self, itl_ms: float, state: SessionState) -> None:
+        """Another level: of requests that stream, gaps between a lower one and it are not known."""
+        floor_ns = round(itl_ms * 1e6)
+        is_lower, self._floor_ns = floor_ns < self._floor_ns, floor_ns
+        if is_lower:
+            self.begin(state)
+        state.table.late_ns = floor_ns
+
+    def take(self, outcome: Outcome, pauses: Pauses, state: SessionState, now_ns: int) -> None:
+        """A step; adds to `outcome` the requests that finished in it.
+
+        Args:
+            outcome: without the operator's pauses.
+            now_ns: when its tokens were known.
+        """
+        for request_id, ns in outcome.ttft_ns:
+            self._ttft_ns[request_id] = ns
+        for request_id, gap_ns in outcome.late_gaps:
+            ns = gap_ns - pauses.within(now_ns - gap_ns, now_ns)
+            if ns > self._worst_ns.get(request_id, self._floor_ns):
+                self._worst_ns[request_id] = ns
+        for request_id, _ in outcome.e2e_ns:
+            ttft_ns = self._ttft_ns.pop(request_id, None)
+            worst_ns = self._worst_ns.pop(request_id, 0)
+            if ttft_ns is not None:
+                outcome.finished.append(FinishedRequest(ttft_ns, worst_ns, self._floor_ns))
+        if len(self._ttft_ns) + len(self._worst_ns) > 2 * len(state.requests) + _SPARE:
+            for known in (self._ttft_ns, self._worst_ns):
+                for request_id in [each for each in known if each not in state.requests]:
+                    del known[request_id]

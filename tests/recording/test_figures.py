@@ -1,0 +1,164 @@
+"""Figures by name: the same from memory, a file and by hand; bounds on them."""
+
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import Arrived, Finished, RowFlag, StepRecord, Telemetry
+from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
+from stepscope.recordings.figures.bounds import BoundError, parse_bound, value_text
+from stepscope.recordings.figures.table import FIGURES
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history.history import History
+from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.recordings.state.series.latency import SLO
+from tests.support.seek_sessions import record
+
+LEVELS = SLO(ttft_ms=600.0, itl_ms=40.0)
+Messages = list[tuple[int, Telemetry]]
+
+
+@pytest.fixture(scope="module")
+def session() -> Messages:
+    return simulate(
+        seed=5,
+        num_steps=700,
+        knobs=Knobs(max_num_batched_tokens=512, max_num_seqs=16),
+        workload=SimulatedWorkload(rate=8.0, document_share=0.2, document_tokens=2000),
+        cost=CostModel(floor_ms=12.0, token_us=60.0),
+    )
+
+
+def history_of(messages: Messages, slo: SLO = LEVELS) -> History:
+    history = History(slo)
+    for sequence, message in messages:
+        history.append(sequence, message)
+    return history
+
+
+def kept_by_hand(messages: Messages, slo: SLO) -> tuple[int, int]:
+    """Requests that finished, and those of them that kept both levels: token by token."""
+    arrival: dict[int, int] = {}
+    tokens: dict[int, list[int]] = defaultdict(list)
+    finished: set[int] = set()
+    for _, message in messages:
+        for event in getattr(message, "events", ()):
+            if isinstance(event, Arrived):
+                arrival[event.request_id] = event.time_ns
+            elif isinstance(event, Finished):
+                finished.add(event.request_id)
+        if isinstance(message, StepRecord):
+            for row in message.batch or ():
+                if row.flags & RowFlag.LAST_CHUNK:
+                    tokens[row.request_id].append(message.tokens_ns)
+    kept = 0
+    for each in finished:
+        times = tokens[each]
+        waits = [after - before for before, after in pairwise(times)]
+        is_first_in_time = times[0] - arrival[each] <= slo.ttft_ms * 1e6
+        kept += is_first_in_time and max(waits, default=0) <= slo.itl_ms * 1e6
+    return len(finished), kept
+
+
+def test_goodput_counts_requests_whose_every_token_was_in_time(session: Messages) -> None:
+    num_finished, num_kept = kept_by_hand(session, LEVELS)
+    assert 0 < num_kept < num_finished
+    found = history_of(session).figures(None, None)
+    assert found["finished"] == num_finished
+    assert found["goodput"] == pytest.approx(num_kept / num_finished)
+    assert found["goodput_per_s"] == pytest.approx(num_kept / (found["seconds"] or 0))
+
+
+def test_goodput_under_a_higher_level_is_as_if_it_had_held_from_the_start(
+    session: Messages,
+) -> None:
+    history, higher = history_of(session), SLO(ttft_ms=900.0, itl_ms=60.0)
+    history.set_slo(higher)
+    num_finished, num_kept = kept_by_hand(session, higher)
+    assert history.figures(None, None)["goodput"] == pytest.approx(num_kept / num_finished)
+
+
+def test_goodput_under_a_lower_level_counts_only_what_is_known(session: Messages) -> None:
+    history = history_of(session)
+    history.set_slo(SLO(ttft_ms=600.0, itl_ms=20.0))
+    late = history.windows.figures(None, None)["goodput"]
+    assert late == 0  # only those are judged of which a longer gap or first wait is known
+
+
+def test_a_replay_has_the_same_figures_as_the_session_in_memory(
+    session: Messages, tmp_path: Path
+) -> None:
+    path = record(tmp_path / "s.mcap", session)
+    source = ReplaySource(Recording(path), History(LEVELS), playing=False)
+    source.start()
+    try:
+        source.seek(699)
+        assert source.wait()
+        found, expected = source.history.figures(), history_of(session).figures()
+        for name in ("itl_p99", "e2e_p90", "out_tokens_per_s", "prefix_hit_rate", "steps"):
+            assert found[name] == pytest.approx(expected[name]), name
+        assert found["goodput"] == pytest.approx(expected["goodput"])
+    finally:
+        source.stop()
+
+
+def test_without_a_step_nothing_is_known() -> None:
+    found = History(LEVELS).figures()
+    assert set(found) == set(FIGURES)
+    assert {name for name, value in found.items() if value is not None} == {"steps", "seconds"}
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "relation", "value"),
+    [
+        ("itl_p99 > 50ms", "itl_p99", ">", 50),
+        ("itl_p99=50ms", "itl_p99", "=", 50),
+        ("ttft_p95 >= 1.5 s", "ttft_p95", ">=", 1500),
+        ("goodput<95%", "goodput", "<", 0.95),
+        ("goodput < 0.95", "goodput", "<", 0.95),
+        ("preemptions=0", "preemptions", "=", 0),
+        ("out_tokens_per_s <= 1000", "out_tokens_per_s", "<=", 1000),
+    ],
+)
+def test_a_bound_is_read_with_its_unit(text: str, name: str, relation: str, value: float) -> None:
+    bound = parse_bound(text)
+    assert (bound.figure.name, bound.relation) == (name, relation)
+    assert bound.value == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "problem"),
+    [
+        ("", 1, "expected the name of a figure"),
+        ("itl_p98 > 50ms", 1, "no figure is called itl_p98; there is itl_p9"),
+        ("itl_p99 ~ 50ms", 9, "expected one of > >= < <= ="),
+        ("itl_p99 > fast", 11, "expected a number"),
+        ("itl_p99 > 50%", 13, "itl_p99 takes ms or s or us, got %"),
+        ("goodput < 95", 11, "write 95% or a number up to 1"),
+        ("preemptions = 3 a minute", 17, "nothing may follow the value, got 'a minute'"),
+    ],
+)
+def test_a_bound_that_cannot_be_read_names_the_place(text: str, place: int, problem: str) -> None:
+    with pytest.raises(BoundError) as raised:
+        parse_bound(text)
+    assert f"at character {place}: " in str(raised.value)
+    assert problem in str(raised.value)
+
+
+def test_what_follows_a_bound_can_be_read_by_others() -> None:
+    text = "itl_p99 > 50ms for 30s"
+    assert text[parse_bound(text, is_whole=False).end :] == " for 30s"
+
+
+def test_values_are_written_with_their_unit() -> None:
+    shown = {"itl_p99": 51.23, "goodput": 0.954, "preemptions": 3.0, "out_tokens_per_s": 12345.6}
+    assert [value_text(FIGURES[name], value) for name, value in shown.items()] == [
+        "51.2 ms",
+        "95.4 %",
+        "3",
+        "12,346 tokens/s",
+    ]
+    assert value_text(FIGURES["goodput"], None) == "—"
