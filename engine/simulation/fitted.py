@@ -23,6 +23,8 @@ _MIN_SHAPES = 8  # different ones: below, a fit is a guess
 _MAX_STEPS = 5_000  # evenly taken from more
 _NUM_FOLDS = 5
 _REACH = 1.5  # times the largest seen: beyond, an answer is marked
+_WORTH_SAYING = 0.005
+_STOPPED = 3.0  # times the fit: something else stopped such a step, and no model learns it
 
 
 class SeenStep(NamedTuple):
@@ -41,7 +43,10 @@ class SeenRange(Struct, frozen=True):
 
 
 class FittedModel(Struct, frozen=True, kw_only=True):
-    """A `StepTimeModel`. Errors are of steps that the fit had not seen, as shares of their time."""
+    """A `StepTimeModel`. Errors are of steps that the fit had not seen, as shares of their time.
+
+    Times are those of the mean step, as a session lasts as long as the sum of its steps.
+    """
 
     seconds: tuple[float, ...]  # for each of one of `TERMS`
     num_steps: int
@@ -49,6 +54,7 @@ class FittedModel(Struct, frozen=True, kw_only=True):
     median_error: float
     p90_error: float
     spread: float
+    stopped_share: float  # of the time of all steps, what stopped steps took beyond the fit
     host_s: float
 
     def step_time(self, shape: StepShape) -> StepTime:
@@ -77,6 +83,11 @@ class FittedModel(Struct, frozen=True, kw_only=True):
                     f"{seen.most:,.0f})"
                 )
         lines.append(f"  {self.host_s * 1e3:10.3f} ms of a cycle are the host's")
+        if self.stopped_share >= _WORTH_SAYING:
+            lines.append(
+                f"steps that something stopped took {self.stopped_share:.1%} of the time besides: "
+                "no simulation has them"
+            )
         return lines
 
 
@@ -103,17 +114,21 @@ def fit(steps: Sequence[SeenStep]) -> FittedModel:
         steps = steps[:: math.ceil(len(steps) / _MAX_STEPS)]
     rows = [terms_of(step.shape) for step in steps]
     seconds = [step.cycle_s for step in steps]
-    errors = _errors_of_unseen(rows, seconds)
-    sizes = sorted(map(abs, errors))
+    pairs = list(zip(_predicted_unseen(rows, seconds), seconds, strict=True))
+    ran = [(found_s, each_s) for found_s, each_s in pairs if each_s <= _STOPPED * found_s]
+    # The fit goes through the typical step, and slow ones are further from it than fast ones.
+    scale = sum(each_s for _, each_s in ran) / sum(found_s for found_s, _ in ran)
+    sizes = sorted(abs(scale * found_s / each_s - 1) for found_s, each_s in pairs)
+    stopped_s = sum(each_s - found_s for found_s, each_s in pairs if each_s > _STOPPED * found_s)
     hosts = [step.host_s for step in steps if step.host_s is not None]
     return FittedModel(
-        seconds=tuple(fit_relative(rows, seconds)),
+        seconds=tuple(scale * each for each in fit_relative(rows, seconds)),
         num_steps=len(steps),
         ranges=tuple(SeenRange(min(column), max(column)) for column in zip(*rows, strict=True)),
         median_error=statistics.median(sizes),
         p90_error=sizes[round(0.9 * (len(sizes) - 1))],
-        # Of most steps: a few that were stopped are no part of it.
-        spread=1.4826 * statistics.median(abs(each - statistics.median(errors)) for each in errors),
+        spread=statistics.pstdev(math.log(each_s / found_s) for found_s, each_s in ran),
+        stopped_share=stopped_s / sum(seconds),
         host_s=statistics.median(hosts) if hosts else 0.0,
     )
 
@@ -133,13 +148,12 @@ def _check(steps: Sequence[SeenStep]) -> None:
         )
 
 
-def _errors_of_unseen(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
+def _predicted_unseen(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
     """Each stretch of the session is predicted from the others: drift counts as an error."""
-    errors: list[float] = []
+    predicted: list[float] = []
     count = len(rows)
     for fold in range(_NUM_FOLDS):
         begin, end = count * fold // _NUM_FOLDS, count * (fold + 1) // _NUM_FOLDS
         found = fit_relative([*rows[:begin], *rows[end:]], [*seconds[:begin], *seconds[end:]])
-        for row, each_s in zip(rows[begin:end], seconds[begin:end], strict=True):
-            errors.append(sum(map(mul, found, row)) / each_s - 1)
-    return errors
+        predicted += [max(1e-9, sum(map(mul, found, row))) for row in rows[begin:end]]
+    return predicted

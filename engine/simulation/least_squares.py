@@ -13,35 +13,44 @@ _HUBER = 1.5  # residuals beyond so many standard deviations count linearly
 _NOTHING = 1e-10  # a gain below this is rounding
 
 
-def fit_relative(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
+def fit_relative(
+    rows: Sequence[Sequence[float]],
+    seconds: Sequence[float],
+    at_least: Sequence[float] | None = None,
+) -> list[float]:
     """Coefficients, none negative, that make `sum(coefficient * term)` close to `seconds`.
 
     Errors count as a share of the seconds (all above zero), by Huber's loss.
 
     Args:
         rows: for each step its terms, as many for every step.
+        at_least: for each term what its coefficient is not to fall below.
     """
+    floors = at_least or [0.0] * len(rows[0])
     shares = [
         [term / each for term, each in zip(column, seconds, strict=True)]
         for column in zip(*rows, strict=True)
     ]
+    wanted = [1 - sum(map(mul, floors, row)) for row in zip(*shares, strict=True)]
     weights = [1.0] * len(seconds)
     found: list[float] = []
     for _ in range(_NUM_ROUNDS):
-        before, found = found, _weighted(shares, weights)
+        before, found = found, _weighted(shares, wanted, weights)
         if before and all(
             abs(new - old) <= _SETTLED * new for new, old in zip(found, before, strict=True)
         ):
             break
         predicted = [sum(map(mul, found, row)) for row in zip(*shares, strict=True)]
-        residuals = [abs(each - 1) for each in predicted]
+        residuals = [abs(each - share) for each, share in zip(predicted, wanted, strict=True)]
         limit = _HUBER * max(1.4826 * statistics.median(residuals), 1e-12)
         weights = [1.0 if each <= limit else limit / each for each in residuals]
-    return found
+    return [each + floor for each, floor in zip(found, floors, strict=True)]
 
 
-def _weighted(columns: Sequence[Sequence[float]], weights: Sequence[float]) -> list[float]:
-    """Of `sum(weight * (row . coefficients - 1)^2)` the non-negative minimum."""
+def _weighted(
+    columns: Sequence[Sequence[float]], targets: Sequence[float], weights: Sequence[float]
+) -> list[float]:
+    """Of `sum(weight * (row . coefficients - target)^2)` the non-negative minimum."""
     weighted = [list(map(mul, column, weights)) for column in columns]
     # Columns of length 1 each: terms have all kinds of sizes.
     lengths = [
@@ -55,7 +64,9 @@ def _weighted(columns: Sequence[Sequence[float]], weights: Sequence[float]) -> l
         ]
         for one, length in zip(weighted, lengths, strict=True)
     ]
-    wanted = [sum(one) / length for one, length in zip(weighted, lengths, strict=True)]
+    wanted = [
+        sum(map(mul, one, targets)) / length for one, length in zip(weighted, lengths, strict=True)
+    ]
     found = _non_negative(gram, wanted)
     return [each / length for each, length in zip(found, lengths, strict=True)]
 
@@ -71,7 +82,7 @@ def _non_negative(gram: Sequence[Sequence[float]], wanted: Sequence[float]) -> l
     for _ in range(3 * count):
         gains = [wanted[i] - sum(map(mul, gram[i], found)) for i in range(count)]
         best = max((i for i in range(count) if i not in free), key=gains.__getitem__, default=None)
-        if best is None or gains[best] <= _NOTHING * max(wanted):
+        if best is None or gains[best] <= _NOTHING * max(map(abs, wanted)):
             break
         free.append(best)
         solved = _solved(gram, wanted, free)

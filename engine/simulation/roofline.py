@@ -1,7 +1,7 @@
 """`RooflineModel`: step times from what a step has to read and to compute, and a GPU's rates.
 
 Each part of a step takes what its bytes or its operations take at the rates of the data sheet,
-whichever is longer, times a coefficient above 1. Launches, rows and the exchanges of tensor
+whichever is longer, times a coefficient above 1. Layers, rows and the exchanges of tensor
 parallelism cost a time of their own. Of a mixture of experts only those are read that the tokens
 of the step choose.
 """
@@ -13,7 +13,7 @@ from stepscope.engine.simulation.gpus import GpuRates
 from stepscope.engine.simulation.model_shape import ModelShape
 from stepscope.engine.simulation.step_time import StepShape, StepTime
 
-TERMS = ("weights", "attention", "layer", "row", "exchange")
+TERMS = ("weights", "attention", "layer", "row_layer")  # what coefficients are fitted for
 _EXCHANGES = 2  # in a layer: after attention and after its MLP
 _ACTIVATION_BYTES = 2
 _ACTIVATION_ROOM = 1.7e9  # bytes of each GPU: about what vLLM 0.19 leaves out of its KV cache
@@ -25,12 +25,13 @@ class RooflineCoefficients(Struct, frozen=True, kw_only=True):
     The defaults are a fit to 13 public runs of vLLM 0.15.1 on H100 (docs/simulate.md, Accuracy).
     """
 
-    weights: float = 1.35  # times what reading all weights of the step takes
-    attention: float = 1.16  # times what reading the keys and values takes
-    layer_us: float = 12.0  # each layer, however little it does
-    row_us: float = 28.0  # each row: its input, its logits, its token
-    exchange_us: float = 10.0  # each exchange between GPUs, before its bytes
-    # Not fitted: at best this share of the peak is computed, before the factors above.
+    weights: float = 1.295  # times what reading all weights of the step takes
+    attention: float = 1.171  # times what reading the keys and values takes
+    layer_us: float = 22.5  # each layer, however little it does
+    row_layer_us: float = 0.65  # each row in each layer
+    # Assumed, not fitted: an exchange between GPUs before its bytes, and the share of the peak
+    # that is computed at best, before the factors above.
+    exchange_us: float = 5.0
     matmul_share: float = 0.8
     pairs_share: float = 0.5
 
@@ -109,18 +110,22 @@ class RooflineModel:
             weights_s,
             attention_s,
             float(self._shape.num_layers),
-            float(shape.num_rows),
-            float(self._num_exchanges),
+            float(self._shape.num_layers * shape.num_rows),
         )
+
+    def exchange_s(self, num_tokens: int) -> float:
+        """What the GPUs take to add up their parts."""
+        latency_s = self._coefficients.exchange_us * 1e-6
+        return self._num_exchanges * latency_s + num_tokens * self._token_exchange_s
 
     def step_time(self, shape: StepShape) -> StepTime:
         by = self._coefficients
-        weights_s, attention_s, layers, rows, exchanges = self.terms(shape)
+        weights_s, attention_s, layers, row_layers = self.terms(shape)
         device_s = (
             by.weights * weights_s
             + by.attention * attention_s
-            + (by.layer_us * layers + by.row_us * rows + by.exchange_us * exchanges) * 1e-6
-            + shape.num_tokens * self._token_exchange_s
+            + (by.layer_us * layers + by.row_layer_us * row_layers) * 1e-6
+            + self.exchange_s(shape.num_tokens)
         )
         return StepTime(device_s, self._host_s, self._spread)
 

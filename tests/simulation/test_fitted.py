@@ -59,6 +59,27 @@ def test_a_few_stopped_steps_change_a_fit_little() -> None:
     assert fit(steps(stops=0.03)).seconds == pytest.approx(SECONDS, rel=0.15)
 
 
+def test_times_of_a_fit_add_up_to_those_of_the_steps() -> None:
+    noisy = steps(2000, noise=0.3)
+    model = fit(noisy)
+    found_s = sum(model.step_time(step.shape).cycle_s for step in noisy)
+    assert found_s == pytest.approx(sum(step.cycle_s for step in noisy), rel=0.01)
+    assert model.spread == pytest.approx(0.3, rel=0.1)
+
+
+def test_what_stopped_steps_took_is_said_and_not_learned() -> None:
+    given = steps(stops=0.03)
+    model = fit(given)
+    total_s = sum(step.cycle_s for step in given)
+    assert model.stopped_share == pytest.approx(1 - sum(map(true_s_of, given)) / total_s, rel=0.1)
+    assert model.spread < 0.03
+    assert "something stopped" in "\n".join(model.in_words())
+
+
+def true_s_of(step: SeenStep) -> float:
+    return true_s(step.shape)
+
+
 def test_no_coefficient_is_below_zero() -> None:
     rows = [(1.0, float(number)) for number in range(1, 40)]
     falling = [2.0 - number / 40 for number in range(1, 40)]
@@ -114,3 +135,10 @@ def test_too_little_to_fit_is_refused_with_what_would_help(given: list[SeenStep]
     with pytest.raises(ConfigError, match=why) as error:
         fit(given)
     assert "record for longer" in str(error.value)
+
+
+def test_a_coefficient_does_not_fall_below_its_floor() -> None:
+    rows = [(1.0, float(number)) for number in range(1, 40)]
+    floor, slope = fit_relative(rows, [5.0 + 2 * row[1] for row in rows], at_least=(6.0, 0.0))
+    assert floor == 6.0
+    assert slope == pytest.approx(2.0, rel=0.05)
