@@ -9,6 +9,7 @@ from typing import IO
 
 import msgspec
 
+from stepscope.recordings.check.structure import structure_problems
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file import losses, write_lock
 from stepscope.recordings.file import rights as file_rights
@@ -16,7 +17,13 @@ from stepscope.recordings.file.compatibility import decode_keyframe
 from stepscope.recordings.file.loaded_chunk import KEYFRAME, LoadedChunk, step_of
 from stepscope.recordings.file.losses import Loss
 from stepscope.recordings.file.mcap.chunk import channels, read_chunk, read_chunk_bytes
-from stepscope.recordings.file.mcap.format import LOSSES, PART_SUFFIX, PROFILE, TOPICS
+from stepscope.recordings.file.mcap.format import (
+    LOSSES,
+    PART_SUFFIX,
+    PROFILE,
+    TOPICS,
+    engine_metadata,
+)
 from stepscope.recordings.file.mcap.index import BEING_WRITTEN, ChunkPlace, McapIndex, read_index
 from stepscope.recordings.file.mcap.sink import McapSink
 from stepscope.recordings.file.reader import Recording
@@ -72,6 +79,8 @@ def what_is_wrong(path: Path, progress: Progress) -> str | None:
         for number in range(recording.num_chunks):
             recording.check_chunk(number)
             progress((number + 1) / recording.num_chunks)
+        if recording.message is None and (problems := structure_problems(recording)):
+            return f"{path.name}: {problems[0]}"
         return recording.message
 
 
@@ -141,7 +150,8 @@ def _copy(
         chunk = LoadedChunk(records)
         if sink is None and chunk.frames:
             sink = McapSink(target, PROFILE, index.library or PROFILE, _topics(records))
-            metadata = index.metadata.get(PROFILE) or _metadata(chunk)
+            # Keyframes have a checksum, what a file says of itself has none.
+            metadata = index.metadata.get(PROFILE, {}) | _metadata(chunk)
             if metadata.get("with_tokens") == "false":  # if unknown, only the owner may read it
                 file_rights.share(target, target_path)
             sink.add_metadata(PROFILE, metadata)
@@ -158,6 +168,8 @@ def _copy(
         progress(place.end / size)
     if has_lost or not index.was_closed:
         report.losses.append(Loss(report.last_step, None))
+    if index.is_complete and index.num_messages == report.num_messages:
+        report.losses = []  # all of a damaged chunk could be read
     if len(report.losses) == 1 and index.is_complete and index.num_steps is not None:
         num_missing = index.num_steps - report.num_steps
         report.losses = [report.losses[0]._replace(num_steps=num_missing)]
@@ -213,15 +225,8 @@ def _topics(records: bytes) -> tuple[str, ...]:
 
 
 def _metadata(chunk: LoadedChunk) -> dict[str, str]:
-    """Restore damaged metadata from the keyframes, as far as they have it."""
+    """The metadata of the engine, as the keyframes have it."""
     for frame in chunk.frames:
         if frame.topic == KEYFRAME:
-            info = decode_keyframe(frame.payload, "the file").info
-            return {
-                "schema_version": str(info.schema_version),
-                "engine_id": info.engine_id,
-                "engine_name": info.name,
-                "model": info.model,
-                "with_tokens": str(info.with_tokens).lower(),
-            }
+            return engine_metadata(decode_keyframe(frame.payload, "the file").info)
     return {}

@@ -4,6 +4,7 @@ A whole file may still have gaps (messages the engine dropped or the recorder mi
 without gaps may come from an engine that miscounts. So each is a check of its own.
 """
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,11 +15,11 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import EngineStatus, Mark, Snapshot, StepRecord, Telemetry
 from stepscope.recordings.check.block_ledger import BlockLedger
 from stepscope.recordings.check.strip import holds_tokens
+from stepscope.recordings.check.structure import structure_problems
 from stepscope.recordings.file.loaded_chunk import KEYFRAME, MessageFrame
-from stepscope.recordings.file.losses import Loss, losses_in
-from stepscope.recordings.file.mcap.chunk import has_sound_head, was_overwritten
+from stepscope.recordings.file.losses import Loss, as_metadata, losses_in
+from stepscope.recordings.file.mcap.chunk import was_overwritten
 from stepscope.recordings.file.mcap.format import LOSSES
-from stepscope.recordings.file.mcap.index import read_index
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import Levels, levels_in
 
@@ -141,39 +142,14 @@ def verify(path: Path, progress: Progress) -> VerifyReport:
 
 
 def _check_file(recording: Recording, report: VerifyReport) -> None:
-    check = report.file
     index = recording.index
-    check.num_checked = 3  # preamble, chunks, summary
+    report.file.num_checked = 3  # preamble, chunks, summary
     if index.is_being_written:
-        check.num_checked = 2  # the summary comes last
-    elif index.why_incomplete is not None:
-        check.problem(index.why_incomplete)
-    if not recording.metadata:
-        check.problem("what it says of itself cannot be read")
-    elif recording.metadata.get("engine_id") != recording.info.engine_id:
-        check.problem("it names another engine than its keyframes do")
-    try:
-        if LOSSES in index.metadata:
-            report.losses = losses_in(index.metadata[LOSSES])
-    except msgspec.DecodeError:
-        check.problem("what it says of its repair cannot be read")
-    # Without a valid summary, opening the file has walked all chunks.
-    walked = read_index(recording.stream, walk=True) if index.is_complete else index
-    assert walked is not None
-    if walked.num_lost_bytes:
-        check.problem(f"{walked.num_lost_bytes:,} bytes in it belong to nothing")
-    if index.is_complete:
-        _check_summary(recording, len(walked.chunks), check)
-
-
-def _check_summary(recording: Recording, num_found: int, check: Check) -> None:
-    """Compare the summary with the chunks found by walking the file."""
-    places = recording.index.chunks
-    for number, place in enumerate(places, start=1):
-        if not has_sound_head(recording.stream, place):
-            check.problem(f"the head of chunk {number} (byte {place.offset:,}) is damaged")
-    if num_found != len(places):
-        check.problem(f"{num_found} chunks are found, its index has {len(places)}")
+        report.file.num_checked = 2  # the summary comes last
+    for problem in structure_problems(recording):
+        report.file.problem(problem)
+    with contextlib.suppress(msgspec.DecodeError):  # which is one of these problems
+        report.losses = losses_in(index.metadata.get(LOSSES, as_metadata([])))
 
 
 def _check_chunk(recording: Recording, number: int, report: VerifyReport) -> None:

@@ -419,6 +419,36 @@ def test_a_damaged_index_is_rebuilt_without_any_loss(large: Written, tmp_path: P
     assert verify(tmp_path / "new.mcap", nothing).is_good
 
 
+def test_repair_mends_whatever_verify_complains_of(small: Written, tmp_path: Path) -> None:
+    path, output = tmp_path / "flipped.mcap", tmp_path / "mended.mcap"
+    first, last = small.chunks[0], small.chunks[-1]
+    begin, head = range(0, first.offset, 7), range(first.offset, first.offset + 60, 2)
+    for at in itertools.chain(begin, head, range(last.end, len(small.content), 41)):
+        content = bytearray(small.content)
+        content[at] ^= 1 << at % 8
+        path.write_bytes(content)
+        if frames_of(path) is None:
+            continue  # it says that a later version wrote it
+        is_sound = verify(path, nothing).is_good
+        assert is_sound == (what_is_wrong(path, nothing) is None), at
+        if not is_sound:
+            repair(path, output, nothing)
+            assert verify(output, nothing).is_good, at
+            assert what_is_wrong(output, nothing) is None, at
+            output.unlink()
+
+
+def test_a_damaged_chunk_of_which_all_can_be_read_costs_nothing(
+    large: Written, tmp_path: Path
+) -> None:
+    path, output = tmp_path / "head.mcap", tmp_path / "mended.mcap"
+    content = bytearray(large.content)
+    content[large.chunks[-1].offset + 33] ^= 1  # of its checksum
+    path.write_bytes(content)
+    assert repair(path, output, nothing).losses == []
+    assert frames_of(output) == large.frames
+
+
 def test_repair_writes_over_nothing_and_leaves_nothing_half_done(
     large: Written, tmp_path: Path
 ) -> None:

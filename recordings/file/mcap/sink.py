@@ -159,17 +159,14 @@ class McapSink:
             times_ns: of its first and last message.
             num_messages: by channel.
         """
-        head = CHUNK_HEAD.unpack_from(chunk)
+        num_bytes, checksum = CHUNK_HEAD.unpack_from(chunk)[4:6]
         self.end_chunk()
         begin = self._stream.tell()
         num_compressed = len(chunk) - CHUNK_HEAD.size
-        self._stream.write(
-            CHUNK_HEAD.pack(
-                Opcode.CHUNK, len(chunk) - RECORD.size, *times_ns, *head[4:8], num_compressed
-            )
-        )
+        head = _chunk_head(len(chunk) - RECORD.size, times_ns, num_bytes, checksum, num_compressed)
+        self._stream.write(head)
         self._stream.write(chunk[CHUNK_HEAD.size :])
-        self._index_chunk(begin, times_ns, num_compressed, head[4])
+        self._index_chunk(begin, times_ns, num_compressed, num_bytes)
         for channel_id, count in num_messages.items():
             self._num_messages[channel_id] += count
 
@@ -247,17 +244,9 @@ class McapSink:
             self._stream.write(compressed)
 
     def _head(self, length: int) -> bytes:
-        name = COMPRESSION.encode()
-        return CHUNK_HEAD.pack(
-            Opcode.CHUNK,
-            length,
-            self._start_ns,
-            self._end_ns,
-            self.num_chunk_bytes,
-            self._checksum,
-            len(name),
-            name,
-            self._num_compressed,
+        times_ns = self._start_ns, self._end_ns
+        return _chunk_head(
+            length, times_ns, self.num_chunk_bytes, self._checksum, self._num_compressed
         )
 
     def _statistics(self) -> Statistics:
@@ -272,6 +261,15 @@ class McapSink:
             metadata_count=len(self._metadata),
             schema_count=0,
         )
+
+
+def _chunk_head(
+    length: int, times_ns: tuple[int, int], num_bytes: int, checksum: int, num_compressed: int
+) -> bytes:
+    name = COMPRESSION.encode()
+    return CHUNK_HEAD.pack(
+        Opcode.CHUNK, length, *times_ns, num_bytes, checksum, len(name), name, num_compressed
+    )
 
 
 def _encoded(*records: McapRecord) -> bytes:

@@ -18,6 +18,7 @@ from stepscope.recordings.file.mcap.format import (
     PART_SUFFIX,
     PROFILE,
     TOPICS,
+    engine_metadata,
 )
 from stepscope.recordings.file.mcap.sink import McapSink
 from stepscope.recordings.packing.steps import StepPacker
@@ -114,13 +115,9 @@ class RecordingFile:
             file_rights.share(self._stream, self.part_path)
         self._packer = StepPacker(info.block_size)
         self._said = {
-            "schema_version": str(info.schema_version),
+            **engine_metadata(info),
             "format_version": str(FORMAT_VERSION),
             "software_version": version("stepscope"),
-            "engine_id": info.engine_id,
-            "engine_name": info.name,
-            "model": info.model,
-            "with_tokens": str(info.with_tokens).lower(),
             "started_wall_ns": str(time.time_ns()),
             **more,
         }

@@ -1,0 +1,54 @@
+"""What is wrong with a file as a file: its first bytes, its chunks, its index, its own words.
+
+Shared by `verify` and `repair`, so that the one repairs whatever the other complains of.
+"""
+
+import msgspec
+
+from stepscope.recordings.file.losses import losses_in
+from stepscope.recordings.file.mcap.chunk import has_sound_head
+from stepscope.recordings.file.mcap.format import LOSSES
+from stepscope.recordings.file.mcap.index import read_index
+from stepscope.recordings.file.mcap.sink import MAGIC
+from stepscope.recordings.file.reader import Recording
+
+
+def structure_problems(recording: Recording) -> list[str]:
+    """One line each; none for a sound file. Does not look into chunks."""
+    index = recording.index
+    found = []
+    if not index.is_being_written and index.why_incomplete is not None:
+        found.append(index.why_incomplete)
+    recording.stream.seek(0)
+    if recording.stream.read(len(MAGIC)) != MAGIC:
+        found.append("its first bytes are damaged")
+    if not recording.metadata:
+        found.append("what it says of itself cannot be read")
+    elif recording.metadata.get("engine_id") != recording.info.engine_id:
+        found.append("it names another engine than its keyframes do")
+    try:
+        if LOSSES in index.metadata:
+            losses_in(index.metadata[LOSSES])
+    except msgspec.DecodeError:
+        found.append("what it says of its repair cannot be read")
+    # Without a valid summary, opening the file has walked all chunks.
+    walked = read_index(recording.stream, walk=True) if index.is_complete else index
+    assert walked is not None
+    if walked.num_lost_bytes:
+        found.append(f"{walked.num_lost_bytes:,} bytes in it belong to nothing")
+    if index.is_complete:
+        found += _summary_problems(recording, len(walked.chunks))
+    return found
+
+
+def _summary_problems(recording: Recording, num_found: int) -> list[str]:
+    """Compare the summary with the chunks found by walking the file."""
+    places = recording.index.chunks
+    found = [
+        f"the head of chunk {number} (byte {place.offset:,}) is damaged"
+        for number, place in enumerate(places, start=1)
+        if not has_sound_head(recording.stream, place)
+    ]
+    if num_found != len(places):
+        found.append(f"{num_found} chunks are found, its index has {len(places)}")
+    return found
