@@ -16,7 +16,7 @@ def drain_moves(
     published: bytearray,
     ref_counts: list[int],
     owners: list[int],
-    digests: list[bytes | None],
+    digests: list[bytes | int | None],
     /,
 ) -> bytes: ...
 def ends_of_runs(published: bytearray, /) -> list[int]: ...

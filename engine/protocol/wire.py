@@ -119,6 +119,7 @@ class EngineInfo(Telemetry, frozen=True, kw_only=True):
     data_parallel_rank: int | None = None  # None: it is the only one
     data_parallel_size: int | None = None
     tensor_parallel_size: int | None = None
+    simulated: str | None = None  # by which model of step times; None: a model ran, and time passed
 
 
 class KnobsChanged(Telemetry, frozen=True, kw_only=True):

@@ -22,8 +22,11 @@ REF_BITS = 24  # more than run at once; request ids beyond 2^31 have room beside
 _REF_MASK = (1 << REF_BITS) - 1
 
 
+# What the content of a full block is known by: a hash of tokens, or a number where a simulation
+# makes the content up.
+BlockHash: TypeAlias = bytes | int
 _Drain: TypeAlias = Callable[
-    [dict[int, None], bytearray, list[int], list[int], list[bytes | None]], bytes
+    [dict[int, None], bytearray, list[int], list[int], list[BlockHash | None]], bytes
 ]
 compiled: _Drain | None = None
 with contextlib.suppress(ImportError):  # there was no compiler when it was installed
@@ -56,11 +59,11 @@ class BlockPool:
         self.num_evicted = 0
         self._ref_counts = [0] * num_blocks
         self._owners = [EMPTY] * num_blocks  # the latest holder; meaningful while held
-        self._digests: list[bytes | None] = [None] * num_blocks
+        self._digests: list[BlockHash | None] = [None] * num_blocks
         self.empty = list(range(num_blocks - 1, -1, -1))  # the next one to reuse is last
         self.cached: OrderedDict[int, None] = OrderedDict()  # the next one to reuse is first
-        self._by_digest: dict[bytes, int] = {}
-        self._copies: dict[bytes, list[int]] = {}  # further blocks with the same content
+        self._by_digest: dict[BlockHash, int] = {}
+        self._copies: dict[BlockHash, list[int]] = {}  # further blocks with the same content
         self._changed: dict[int, None] = {}
         # State of each block as of the last drain, owner and references as one number. Not a list,
         # whose numbers would be objects all over the memory.
@@ -71,7 +74,7 @@ class BlockPool:
     def num_free(self) -> int:
         return len(self.empty) + len(self.cached)
 
-    def find(self, digest: bytes) -> int | None:
+    def find(self, digest: BlockHash) -> int | None:
         """The block that holds this content, the first registered one if there are several."""
         return self._by_digest.get(digest)
 
@@ -139,7 +142,7 @@ class BlockPool:
         for block in reversed(cached):
             self.cached[block] = None
 
-    def register(self, block: int, digest: bytes) -> None:
+    def register(self, block: int, digest: BlockHash) -> None:
         """The content of a held block is full and can be hit from now on."""
         self._digests[block] = digest
         if self._by_digest.setdefault(digest, block) != block:
@@ -232,7 +235,7 @@ class BlockPool:
             return self._owners[block], self._ref_counts[block]
         return EMPTY if self._digests[block] is None else CACHED, 0
 
-    def digest_of(self, block: int) -> bytes | None:
+    def digest_of(self, block: int) -> BlockHash | None:
         return self._digests[block]
 
     def check_integrity(self, holders: Sequence[tuple[int, Sequence[int]]]) -> None:
@@ -275,7 +278,7 @@ class BlockPool:
                 if self._digests[block] != digest:
                     yield f"block {block}: found by content that it does not hold"
 
-    def _with(self, digest: bytes) -> list[int]:
+    def _with(self, digest: BlockHash) -> list[int]:
         first = self._by_digest.get(digest)
         return [] if first is None else [first, *self._copies.get(digest, ())]
 

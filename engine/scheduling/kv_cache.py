@@ -14,7 +14,12 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from stepscope.engine.protocol.wire import BlockMove, BlockRun, KVCounts
-from stepscope.engine.scheduling.block_pool import BlockPool, BlockState, KVCacheIntegrityError
+from stepscope.engine.scheduling.block_pool import (
+    BlockHash,
+    BlockPool,
+    BlockState,
+    KVCacheIntegrityError,
+)
 from stepscope.engine.scheduling.request import Request
 
 _ROOT = bytes(32)  # parent of every first block
@@ -232,12 +237,13 @@ class KVCacheManager:
 
         return find
 
-    def _digest(self, request: Request, index: int) -> bytes:
+    def _digest(self, request: Request, index: int) -> BlockHash:
         hashes = request.block_hashes
         while len(hashes) <= index:
             start = len(hashes) * self.block_size
             tokens = array("q", request.token_ids[start : start + self.block_size])
             parent = hashes[-1] if hashes else _ROOT
+            assert isinstance(parent, bytes)  # a simulation makes all of them at once
             hashes.append(hashlib.sha256(parent + tokens.tobytes()).digest())
         return hashes[index]
 

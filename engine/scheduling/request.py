@@ -9,6 +9,7 @@ from enum import Enum
 
 from stepscope.engine.protocol.commands import PositionLogprobs
 from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.scheduling.block_pool import BlockHash
 from stepscope.engine.text.stop_strings import StopText
 
 
@@ -41,7 +42,7 @@ class Request:
     num_computed_tokens: int = 0  # tokens whose K/V is in the cache
     num_pending_tokens: int = 0  # 1: a step in flight gives it a token; not in `token_ids` yet
     block_table: list[int] = field(default_factory=list)  # block i holds tokens [i*bs, (i+1)*bs)
-    block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks, chained
+    block_hashes: list[BlockHash] = field(default_factory=list)  # of the full blocks, chained
     num_hashed_blocks: int = 0  # of block_table, registered in the prefix cache
     num_cached_tokens: int = 0  # prefix hit at the first admission
     num_preemptions: int = 0

@@ -106,9 +106,22 @@ class PromptWriter:
         return math.ceil(num_tokens * self._chars_per_token)
 
 
-def synthetic(
-    spec: WorkloadSpec, writer: PromptWriter, max_model_len: int | None
-) -> Iterator[Arrival]:
+@dataclass(frozen=True, slots=True)
+class MixRequest:
+    """One request of a mix, without its text."""
+
+    offset_s: float  # since the start of the workload
+    name: str
+    kind: Literal["chat", "document"]
+    key: int  # of its text
+    num_prompt_tokens: int
+    max_tokens: int
+    num_shared_tokens: int  # of the system prompt that all chats share
+    is_cut: bool
+    seed: int | None
+
+
+def mix(spec: WorkloadSpec, max_model_len: int | None) -> Iterator[MixRequest]:
     """Chats and documents with Poisson arrivals, without end unless `spec.num_requests` is set.
 
     Lengths are log-normal around their means (chats vary more than documents); all chats share
@@ -128,24 +141,41 @@ def synthetic(
             _log_normal(source, spec.output_tokens, 0.5),
             max_model_len,
         )
-        key = first_key + number
         kind: Literal["chat", "document"] = "document" if is_document else "chat"
-        yield Arrival(
+        yield MixRequest(
             offset_s=offset_s,
             name=f"{kind}-{number}",
             kind=kind,
-            prompt=(
-                writer.unique(key, num_prompt_tokens)
-                if is_document
-                else writer.chat(key, num_prompt_tokens, spec.chat_tokens // 4)
-            ),
+            key=first_key + number,
             num_prompt_tokens=num_prompt_tokens,
             max_tokens=max_tokens,
+            num_shared_tokens=0 if is_document else spec.chat_tokens // 4,
             is_cut=is_cut,
-            temperature=spec.temperature,
             seed=source.getrandbits(62) if spec.temperature else None,
         )
         number += 1
+
+
+def synthetic(
+    spec: WorkloadSpec, writer: PromptWriter, max_model_len: int | None
+) -> Iterator[Arrival]:
+    """The requests of a mix with text put in."""
+    for each in mix(spec, max_model_len):
+        yield Arrival(
+            offset_s=each.offset_s,
+            name=each.name,
+            kind=each.kind,
+            prompt=(
+                writer.unique(each.key, each.num_prompt_tokens)
+                if each.kind == "document"
+                else writer.chat(each.key, each.num_prompt_tokens, each.num_shared_tokens)
+            ),
+            num_prompt_tokens=each.num_prompt_tokens,
+            max_tokens=each.max_tokens,
+            is_cut=each.is_cut,
+            temperature=spec.temperature,
+            seed=each.seed,
+        )
 
 
 def from_trace(

@@ -42,6 +42,7 @@ class SideWork(NamedTuple):
     num_finished: int
     num_in_tokens: int
     num_out_tokens: int
+    simulated: str | None  # by which step times; None: it ran
 
 
 class Comparison(NamedTuple):
@@ -146,4 +147,5 @@ def _work(side: Side) -> SideWork:
         totals.num_finished,
         totals.num_in_tokens,
         totals.num_out_tokens,
+        None if side.info is None else side.info.simulated,
     )

@@ -17,7 +17,7 @@ from stepscope.engine.workload.traces import HASH_BLOCK_TOKENS
 
 
 class Chain:
-    """Ids of the 512-token blocks of one request's context, made up as they are asked for."""
+    """Ids of the blocks of one request's context, made up as they are asked for."""
 
     __slots__ = ("_ids", "_new_ids")
 
@@ -45,10 +45,14 @@ class PrefixBook:
 
     Attributes:
         num_unknown: hits whose origin the moves did not tell.
+
+    Args:
+        id_tokens: of a block with an id.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, id_tokens: int = HASH_BLOCK_TOKENS) -> None:
         self.num_unknown = 0
+        self._id_tokens = id_tokens
         self._block_size = block_size
         self._new_ids: count[int] = count()
         self._filled: dict[int, tuple[Chain, int]] = {}
@@ -91,7 +95,7 @@ class PrefixBook:
             # Not in its place: it was freed just before, or somebody after us shares it.
             known = known or self._origin(moved, num_hit) or self._origin(shared, num_hit)
             self.num_unknown += known is None
-        num_whole = num_hit * self._block_size // HASH_BLOCK_TOKENS
+        num_whole = num_hit * self._block_size // self._id_tokens
         chain = Chain(known.first(num_whole) if known else [], self._new_ids)
         hit: list[int | None] = [*moved[:num_hit]]
         self._tables[event.request_id] = _Table(chain, hit + [None] * (num_hit - len(hit)))

@@ -113,6 +113,7 @@ INFO = EngineInfo(
     data_parallel_rank=1,
     data_parallel_size=2,
     tensor_parallel_size=4,
+    simulated="llama-3.1-8b on H100 SXM, by roofline",
 )
 KV = KVCounts(used=3, cached=2, empty=1019, evicted=1, queried_tokens=700, hit_tokens=64)
 EVENTS: list[wire.RequestEvent] = [

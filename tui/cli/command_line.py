@@ -7,7 +7,15 @@ from typing import Annotated
 import typer
 
 from stepscope.tui.cli.shared.errors import report
-from stepscope.tui.cli.table import bench, dashboard, engines, keys, pictures, recordings
+from stepscope.tui.cli.table import (
+    bench,
+    dashboard,
+    engines,
+    keys,
+    pictures,
+    recordings,
+    simulation,
+)
 from stepscope.tui.settings.cli_errors import DONE, WRONG_USAGE
 
 app = typer.Typer(
@@ -20,7 +28,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for group in (dashboard, engines, recordings, pictures):
+for group in (dashboard, engines, simulation, recordings, pictures):
     app.add_typer(group.commands)
 app.add_typer(keys.commands)
 app.add_typer(bench.commands)

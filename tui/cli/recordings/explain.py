@@ -10,6 +10,7 @@ from stepscope.recordings.attribution.causes import Late, Piece
 from stepscope.recordings.attribution.explained import Bound, Explanation, explain_recording
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import Levels, levels_in
+from stepscope.recordings.state.origin import model_text
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.cli.shared.errors import say, writing_output
 from stepscope.tui.cli.shared.levels import level_flags
@@ -61,7 +62,7 @@ def explain(
 
 def _summary(file: str, found: Explanation, own: Levels) -> list[str]:
     return [
-        f"{file}: {found.num_steps:,} steps of {found.info.model} on {found.info.name}",
+        f"{file}: {found.num_steps:,} steps of {model_text(found.info)} on {found.info.name}",
         _measured(f"gaps between tokens{_of(found)}", "--slo-itl", found.itl, "slo_itl_ms" in own),
         *_longest_gap(found),
         _measured(f"first tokens{_of(found)}", "--slo-ttft", found.ttft, "slo_ttft_ms" in own),
@@ -214,6 +215,7 @@ def _document(file: str, found: Explanation) -> dict[str, Any]:
         "recording": file,
         "engine": found.info.name,
         "model": found.info.model,
+        "simulated": found.info.simulated,
         "num_steps": found.num_steps,
         "request_id": found.request_id,
         "itl": found.itl._asdict(),

@@ -10,6 +10,7 @@ from stepscope.recordings.plot.figure import figure, num_columns
 from stepscope.recordings.plot.series import PlotSeries, read_series
 from stepscope.recordings.plot.style import COLOURS
 from stepscope.recordings.state.knob_text import typed_text
+from stepscope.recordings.state.origin import model_text
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import judged_as, level_flags
@@ -88,7 +89,7 @@ def _details(recording: Recording, series: PlotSeries) -> list[str]:
         if defaults.get(name) != value
     ]
     about = (
-        f"{info.model} on {info.name}, steps {series.first_step:,} to {series.last_step:,}, "
+        f"{model_text(info)} on {info.name}, steps {series.first_step:,} to {series.last_step:,}, "
         f"{_duration(series.duration_ns / 1e9)} from {begun}"
     )
     return [about, " ".join(knobs)] if knobs else [about]

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from stepscope.recordings.fleets.fleet import NUM_LOADS, EngineLine
 from stepscope.recordings.fleets.imbalance import Figure
+from stepscope.recordings.state.origin import model_text
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.fleet_desk import ColumnKey, FleetPage
 from stepscope.tui.views.lines import Line, Run, clean
@@ -114,7 +115,7 @@ def _rate(value: float | None) -> Run:
 
 def _model(line: EngineLine, page: FleetPage) -> Run:
     info = line.figures.info
-    return _text(None if info is None else info.model, "muted")
+    return _text(None if info is None else model_text(info), "muted")
 
 
 def _no_text(line: EngineLine, page: FleetPage) -> Run:

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from stepscope.recordings.compare.comparison import ComparedCause, Comparison, SideWork
+from stepscope.recordings.state.origin import SIMULATED
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.cause_names import CAUSE_NAMES
 from stepscope.tui.views.frame.compare_text import percent
@@ -17,8 +18,10 @@ def sizes(found: Comparison, width: int) -> str:
         [work.num_requests for work in found.works],
         [fmt.duration(work.seconds) for work in found.works],
     )
+    in_a, in_b = ("" if work.simulated is None else f" {SIMULATED}," for work in found.works)
     texts = (
-        f"A {fmt.plural(num_a, 'request')} in {a}, B {fmt.plural(num_b, 'request')} in {b}",
+        f"A{in_a} {fmt.plural(num_a, 'request')} in {a}, "
+        f"B{in_b} {fmt.plural(num_b, 'request')} in {b}",
         f"A {num_a:,} requests {a}, B {num_b:,} {b}",
         f"requests {num_a:,} {a} | {num_b:,} {b}",
         f"A {num_a:,}, B {num_b:,} requests",
@@ -27,8 +30,9 @@ def sizes(found: Comparison, width: int) -> str:
 
 
 def work_text(work: SideWork) -> str:
+    how = "" if work.simulated is None else f"{SIMULATED}, "
     return (
-        f"{work.num_steps:,} steps in {fmt.duration(work.seconds)}, "
+        f"{how}{work.num_steps:,} steps in {fmt.duration(work.seconds)}, "
         f"{fmt.plural(work.num_requests, 'request')}, "
         f"{work.num_in_tokens:,} tokens in, {work.num_out_tokens:,} out"
     )

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
+from stepscope.recordings.state.origin import model_text
 from stepscope.tui.views import format as fmt
 
 if TYPE_CHECKING:  # the first picture has neither, and does not wait for them
@@ -110,7 +111,7 @@ def _engine(address: str, line: "EngineLine") -> Entry:
     running = "-" if figures.num_running is None else f"{fmt.short(figures.num_running)}{seats}"
     waiting = "-" if figures.num_waiting is None else fmt.short(figures.num_waiting)
     steps = "-" if figures.steps_per_s is None else f"{figures.steps_per_s:.1f}"
-    model = "-" if figures.info is None else figures.info.model
+    model = "-" if figures.info is None else model_text(figures.info)
     return Entry(
         StartChoice("engines", (address,)),
         figures.name,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from stepscope.recordings.history.source import SourceStatus
 from stepscope.recordings.state.in_flight import seconds_of, work_text
+from stepscope.recordings.state.origin import SIMULATED
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.frame_meter import DrawingLoad
@@ -97,6 +98,8 @@ def draw(frame: Frame, connection: SourceState, width: int) -> list[Line]:
         parts.append((1, ((f" {place} ", "text"),)))
     if frame.is_replay:
         parts += _when(frame, connection)
+    if info is not None and info.simulated is not None:
+        parts.append((0, ((f" {SIMULATED} ", "caution"),)))
     if info is not None and info.with_tokens:
         parts.append((0, ((" with tokens ", "caution"),)))
     if info is not None:

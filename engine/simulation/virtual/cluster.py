@@ -1,0 +1,74 @@
+"""`run_cluster`: requests to one or several simulated engines, each to one of them."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, NamedTuple, Protocol, TypeAlias
+
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.simulation.virtual.requests import SimulatedRequest
+
+Routing: TypeAlias = Literal["round-robin", "least-loaded"]
+
+
+class KnobChange(NamedTuple):
+    """Knobs that hold from a moment on, on every engine."""
+
+    time_ns: int
+    knobs: Knobs
+
+
+class Engine(Protocol):
+    """A simulated engine; `Replica` is one, `SimulatedSession` is one that publishes its steps."""
+
+    @property
+    def num_unfinished(self) -> int: ...
+
+    def submit(self, wanted: SimulatedRequest) -> None: ...
+
+    def set_knobs(self, knobs: Knobs, time_ns: int) -> None: ...
+
+    def run_until(self, time_ns: int) -> None: ...
+
+    def run_to_end(self) -> None: ...
+
+
+def run_cluster(
+    engines: Sequence[Engine],
+    requests: Iterable[SimulatedRequest],
+    *,
+    routing: Routing = "round-robin",
+    changes: Sequence[KnobChange] = (),
+    on_request: Callable[[int], bool] = lambda number: False,
+) -> bool:
+    """Give each request to an engine when it arrives, and run all of them to their end.
+
+    Args:
+        requests: in the order of their arrivals.
+        changes: in the order of their times.
+        on_request: called with the number of each request before it arrives; True ends the run.
+
+    Returns:
+        Whether it ended before all requests had been served.
+    """
+    upcoming = list(reversed(changes))
+    for number, request in enumerate(requests):
+        if on_request(number):
+            return True
+        while upcoming and upcoming[-1].time_ns <= request.arrival_ns:
+            _change(engines, upcoming.pop())
+        for engine in engines:
+            engine.run_until(request.arrival_ns)
+        chosen = number % len(engines)
+        if routing == "least-loaded":
+            chosen = min(range(len(engines)), key=lambda each: engines[each].num_unfinished)
+        engines[chosen].submit(request)
+    while upcoming:
+        _change(engines, upcoming.pop())
+    for engine in engines:
+        engine.run_to_end()
+    return False
+
+
+def _change(engines: Sequence[Engine], change: KnobChange) -> None:
+    for engine in engines:
+        engine.run_until(change.time_ns)
+        engine.set_knobs(change.knobs, change.time_ns)

@@ -1,0 +1,33 @@
+"""`DrawnStepTimes`: the times of a model with chance in them, by a seed."""
+
+import math
+import random
+
+from stepscope.engine.simulation.step_time import StepShape, StepTime, StepTimeModel
+
+
+class DrawnStepTimes:
+    """A `StepTimeModel` whose device times are log-normal around those of another one.
+
+    The mean of what is drawn is the other model's time. Each call draws anew.
+
+    Attributes:
+        num_extrapolated: steps so far that the model has seen nothing like.
+
+    Args:
+        scale: all times are multiplied by it.
+    """
+
+    def __init__(self, model: StepTimeModel, seed: int, scale: float = 1.0) -> None:
+        self.num_extrapolated = 0
+        self._model = model
+        self._scale = scale
+        self._gauss = random.Random(seed).gauss
+
+    def step_time(self, shape: StepShape) -> StepTime:
+        device_s, host_s, spread, is_extrapolated = self._model.step_time(shape)
+        self.num_extrapolated += is_extrapolated
+        scale = self._scale
+        if spread:
+            device_s *= math.exp(spread * self._gauss(0.0, 1.0) - spread * spread / 2)
+        return StepTime(device_s * scale, host_s * scale, 0.0, is_extrapolated)

@@ -1,0 +1,220 @@
+"""`Replica`: one engine on a virtual clock, without telemetry: the scheduler, and times of steps.
+
+It keeps no list of steps and none of requests that have ended, so that a run of any length takes
+the same memory. What it brings goes to a `FigureSink`.
+
+Stretches in which all that run decode and nobody can join take a short way: the clock goes step by
+step, the scheduler's books once for all of them. `tests/simulation/test_replica.py` holds the
+result to the scheduler asked for every step.
+"""
+
+from typing import Protocol
+
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import Preempted
+from stepscope.engine.scheduling.request import Request
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.scheduling.step import ScheduledRow, ScheduledStep
+from stepscope.engine.simulation.step_time import StepShape, StepTimeModel, shape_of
+from stepscope.engine.simulation.virtual.requests import BlockNames, SimulatedRequest
+
+_MODES_WITH_STRETCHES = ("continuous", "separate", "chunked")
+_MIN_STRETCH = 3  # steps; a shorter one is not worth its preparation
+
+
+class EndedRequest(Protocol):
+    """What figures are made of; a `Request` has it, and so has one in a recording."""
+
+    @property
+    def arrival_ns(self) -> int: ...
+    @property
+    def first_token_ns(self) -> int | None: ...
+    @property
+    def last_token_ns(self) -> int | None: ...
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def num_output_tokens(self) -> int: ...
+    @property
+    def num_cached_tokens(self) -> int: ...
+
+
+class FigureSink(Protocol):
+    """Takes what a simulated engine brings. All times in nanoseconds."""
+
+    def add_step(self, num_prefill_tokens: int, num_decode_tokens: int, num_steps: int) -> None:
+        """So many steps, with so many tokens each."""
+
+    def add_gaps(self, gap_ns: int, count: int) -> None:
+        """Between a token and the one before it."""
+
+    def add_first(self, ttft_ns: int) -> None: ...
+
+    def add_preemption(self) -> None: ...
+
+    def add_finished(self, request: EndedRequest) -> None: ...
+
+
+class Replica:
+    """Schedules and times steps until a moment, or until there is nothing left to do.
+
+    Attributes:
+        now_ns: virtual time since the start.
+        scheduler: the real one, with the real KV cache.
+
+    Args:
+        takes_short_way: see the module; False asks the scheduler for every step.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        model: StepTimeModel,
+        sink: FigureSink,
+        *,
+        takes_short_way: bool = True,
+    ) -> None:
+        self.now_ns = 0
+        self.scheduler = scheduler
+        self._model = model
+        self._sink = sink
+        self._takes_short_way = takes_short_way
+        self._names = BlockNames(scheduler.kv.block_size)
+        self._next_id = 0
+        self._next_step = 0
+        self._all_decode = False  # in the next step, if nobody joins
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self.scheduler.requests)
+
+    def submit(self, wanted: SimulatedRequest) -> None:
+        """A request arrives, at its time or, if a step was under way then, after that step."""
+        request = Request(
+            request_id=self._next_id,
+            prompt_token_ids=[0] * wanted.num_prompt_tokens,
+            sampling=wanted.sampling,
+            arrival_ns=wanted.arrival_ns,
+            client_id=wanted.name,
+            priority=wanted.priority,
+        )
+        request.block_hashes = self._names.of(wanted)
+        self._next_id += 1
+        self.now_ns = max(self.now_ns, wanted.arrival_ns)
+        self._all_decode = False
+        self.scheduler.add(request)
+
+    def set_knobs(self, knobs: Knobs, time_ns: int) -> None:
+        """They hold from the next step on."""
+        self.now_ns = max(self.now_ns, time_ns)
+        self._all_decode = False
+        self.scheduler.knobs = knobs
+
+    def run_until(self, time_ns: int) -> None:
+        """Begin every step that begins before `time_ns`."""
+        scheduler = self.scheduler
+        while self.now_ns < time_ns and scheduler.has_work():
+            if self._all_decode:
+                self._skip_decodes(time_ns)
+                if self.now_ns >= time_ns:
+                    return
+            self._step()
+
+    def run_to_end(self) -> None:
+        while self.scheduler.has_work():
+            self.run_until(self.now_ns + 3_600_000_000_000)
+
+    def _step(self) -> None:
+        scheduler, sink = self.scheduler, self._sink
+        rows = scheduler.schedule()
+        if rows:
+            step = ScheduledStep(self._next_step, rows, scheduler.num_padded_tokens)
+            self._next_step += 1
+            before_ns = self.now_ns
+            self.now_ns = before_ns + self._duration_ns(shape_of(step))
+            num_running = len(scheduler.running)
+            sink.add_step(scheduler.num_prefill_tokens, scheduler.num_decode_tokens, 1)
+            finished = scheduler.update(rows, [0 if row[4] else None for row in rows])
+            num_sampled = self._take_times(rows, before_ns)
+            for request in finished:
+                sink.add_finished(request)
+            self._all_decode = num_sampled == num_running and self._takes_short_way
+        for event in scheduler.drain_events():
+            if isinstance(event, Preempted):
+                sink.add_preemption()
+
+    def _duration_ns(self, shape: StepShape) -> int:
+        device_s, host_s, _, _ = self._model.step_time(shape)
+        return round(host_s * 1e9) + round(device_s * 1e9)
+
+    def _take_times(self, rows: list[ScheduledRow], before_ns: int) -> int:
+        """Note the new tokens of a step; how many there are."""
+        now_ns, sink = self.now_ns, self._sink
+        num_sampled = num_in_turn = 0
+        for row in rows:
+            if not row[4]:
+                continue
+            num_sampled += 1
+            request = row[0]
+            last_ns = request.last_token_ns
+            request.last_token_ns = now_ns
+            if last_ns == before_ns:
+                num_in_turn += 1
+            elif last_ns is not None:
+                sink.add_gaps(now_ns - last_ns, 1)
+            else:
+                request.first_token_ns = now_ns
+                sink.add_first(now_ns - request.arrival_ns)
+        if num_in_turn:
+            sink.add_gaps(now_ns - before_ns, num_in_turn)
+        return num_sampled
+
+    def _skip_decodes(self, time_ns: int) -> None:
+        """Run the steps that can only be decodes of all that run: until one ends, or `time_ns`."""
+        running = self.scheduler.running
+        most = self._num_certain_steps()
+        if most < _MIN_STRETCH:
+            return
+        num_rows = len(running)
+        # Every one of them got a token in the step before: the gaps are the steps.
+        num_context = sum(request.num_computed_tokens for request in running)
+        num_steps = 0
+        while num_steps < most and self.now_ns < time_ns:
+            num_steps += 1
+            num_context += num_rows
+            duration_ns = self._duration_ns(StepShape(num_rows, num_rows, 0, 0, num_context))
+            self.now_ns += duration_ns
+            self._sink.add_gaps(duration_ns, num_rows)
+        self._sink.add_step(0, num_rows, num_steps)
+        self._next_step += num_steps
+        kv, new_tokens = self.scheduler.kv, [0] * num_steps
+        for request in running:
+            num_tokens = request.num_computed_tokens + num_steps
+            kv.grow(request, num_tokens)
+            kv.register(request, num_tokens)
+            request.num_computed_tokens = num_tokens
+            request.token_ids += new_tokens
+            request.last_token_ns = self.now_ns
+
+    def _num_certain_steps(self) -> int:
+        """How many steps nobody can join or leave, or be without a block or a share in."""
+        scheduler = self.scheduler
+        running, knobs = scheduler.running, scheduler.step_knobs
+        num_rows = len(running)
+        if (
+            not num_rows
+            or knobs.batching not in _MODES_WITH_STRETCHES
+            or num_rows > knobs.max_num_batched_tokens
+            or (scheduler.waiting and num_rows < knobs.max_num_seqs)
+        ):
+            return 0
+        # The step in which one ends is the scheduler's.
+        most = min(request.max_num_tokens - len(request.token_ids) for request in running) - 1
+        if most < _MIN_STRETCH:
+            return 0
+        kv = scheduler.kv
+        num_needed = sum(
+            kv.num_blocks_for(request.num_computed_tokens + most) - len(request.block_table)
+            for request in running
+        )
+        return most if num_needed <= kv.num_free_blocks else 0

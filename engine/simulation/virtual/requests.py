@@ -1,0 +1,88 @@
+"""`SimulatedRequest`: what arrives at a simulated engine: when, how long, and what it shares.
+
+No request has tokens. Which of them begin alike is known by ids of the blocks of their prompts, as
+in a Mooncake trace; without ids a prompt is like no other.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.engine.scheduling.block_pool import BlockHash
+from stepscope.engine.workload.arrivals import fit, mix
+from stepscope.engine.workload.traces import HASH_BLOCK_TOKENS, TraceRow
+
+_MAX_BLOCKS = 1 << 24  # of one prompt
+_MAX_ID = (1 << 62) - 1
+
+
+class SimulatedRequest(NamedTuple):
+    """One request. The output ends after `num_output_tokens`, whatever the sampling."""
+
+    arrival_ns: int  # since the start
+    num_prompt_tokens: int
+    num_output_tokens: int
+    name: str = ""
+    priority: int = 0
+    prefix: tuple[int, ...] = ()  # ids of the blocks of the prompt: equal up to an equal id
+    prefix_tokens: int = HASH_BLOCK_TOKENS  # of a block with an id
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return SamplingParams(max_tokens=self.num_output_tokens, ignore_eos=True)
+
+
+def of_trace(
+    rows: Iterable[TraceRow], max_model_len: int | None, time_scale: float = 1.0
+) -> Iterator[SimulatedRequest]:
+    """The requests of a trace; those longer than the model can take are cut."""
+    for number, row in enumerate(rows):
+        prompt, output, _ = fit(row.num_prompt_tokens, row.num_output_tokens, max_model_len)
+        yield SimulatedRequest(
+            arrival_ns=round(row.offset_s * time_scale * 1e9),
+            num_prompt_tokens=prompt,
+            num_output_tokens=output,
+            name=f"trace-{number}",
+            prefix=row.hash_ids or (),
+        )
+
+
+def of_mix(spec: WorkloadSpec, max_model_len: int | None) -> Iterator[SimulatedRequest]:
+    """The requests of a seeded mix, the same as `arrivals.synthetic` sends to an engine."""
+    for each in mix(spec, max_model_len):
+        yield SimulatedRequest(
+            arrival_ns=round(each.offset_s * 1e9),
+            num_prompt_tokens=each.num_prompt_tokens,
+            num_output_tokens=each.max_tokens,
+            name=each.name,
+            prefix=(0,) if each.num_shared_tokens else (),
+            prefix_tokens=max(1, each.num_shared_tokens),
+        )
+
+
+class BlockNames:
+    """Makes what the full blocks of requests are known by, without hashing any token."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._num_unique = 0
+
+    def of(self, request: SimulatedRequest) -> list[BlockHash]:
+        """All full blocks that the request comes to have, its output's included."""
+        num_tokens = request.num_prompt_tokens + request.num_output_tokens
+        num_blocks = num_tokens // self._block_size
+        num_shared = (
+            min(request.num_prompt_tokens, len(request.prefix) * request.prefix_tokens)
+            // self._block_size
+        )
+        names: list[BlockHash] = []
+        for index in range(num_shared):
+            last_token = (index + 1) * self._block_size - 1
+            prefix_id = request.prefix[last_token // request.prefix_tokens] & _MAX_ID
+            names.append(prefix_id * _MAX_BLOCKS + index)
+        # Below zero: like no other.
+        begin = -1 - self._num_unique
+        names += range(begin, begin - (num_blocks - num_shared), -1)
+        self._num_unique += num_blocks - num_shared
+        return names

@@ -1,0 +1,65 @@
+"""`SimulatedSetup`: everything a simulated engine is made of, but chance and work."""
+
+import hashlib
+
+import msgspec
+from msgspec import Struct
+
+from stepscope.engine.protocol.config import Knobs, Limits, knob_specs
+from stepscope.engine.protocol.wire import EngineInfo
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.simulation.simulated import START_NS, WALL_START_NS
+from stepscope.engine.simulation.step_time import StepTimeModel
+
+
+class SimulatedSetup(Struct, frozen=True, kw_only=True):
+    """Of each replica."""
+
+    model: StepTimeModel
+    simulated: str  # by which model of step times, in a few words
+    model_name: str
+    device: str
+    knobs: Knobs
+    limits: Limits
+    num_blocks: int
+    block_size: int
+    work: str = ""  # what it is given to do: part of who it is
+
+    def scheduler(self) -> Scheduler:
+        """A new one, with an empty KV cache.
+
+        Raises:
+            ConfigError: the knobs do not go together, or the cache is too small.
+        """
+        self.knobs.check(self.limits)
+        kv = KVCacheManager(self.num_blocks, self.block_size)
+        return Scheduler(kv, self.knobs, self.limits)
+
+    def info(self, seed: int) -> EngineInfo:
+        """What the engine says of itself; its clocks are virtual."""
+        return EngineInfo(
+            engine_id=self._engine_id(seed),
+            name=self.device,
+            software_version="simulated",
+            simulated=self.simulated,
+            model=self.model_name,
+            attention_backend="none",
+            device=self.device,
+            block_size=self.block_size,
+            num_blocks=self.num_blocks,
+            max_model_len=self.limits.max_model_len,
+            max_num_batched_tokens=self.limits.max_num_batched_tokens,
+            max_num_seqs=self.limits.max_num_seqs,
+            knobs=knob_specs(self.limits),
+            monotonic_ns=START_NS,
+            wall_ns=WALL_START_NS,
+        )
+
+    def _engine_id(self, seed: int) -> str:
+        """Equal runs have equal ones, and no others."""
+        told = [
+            self.simulated, self.model_name, self.knobs, self.limits, self.num_blocks,
+            self.block_size, self.work, seed,
+        ]  # fmt: skip
+        return f"simulated-{hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:12]}"

@@ -1,0 +1,127 @@
+"""`Figures`: what one simulated run comes to, in memory that does not grow with the run."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from stepscope.engine.simulation.virtual.replica import EndedRequest
+from stepscope.recordings.state.series.distribution import Distribution
+from stepscope.recordings.state.series.latency import SLO
+
+RANKS = (50, 95, 99)
+
+
+class Spread(Struct, frozen=True):
+    """Nearest-rank percentiles in milliseconds; None without a sample."""
+
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+
+
+class RunFigures(Struct, frozen=True, kw_only=True):
+    """Of one run. Rates are by virtual time, from the first arrival to the last token."""
+
+    num_requests: int
+    num_steps: int
+    seconds: float
+    ttft_ms: Spread
+    itl_ms: Spread
+    e2e_ms: Spread
+    requests_per_s: float
+    output_tokens_per_s: float
+    prefill_tokens_per_s: float
+    hit_share: float  # of the prompt tokens, that were cached when their request was admitted
+    num_preemptions: int
+    goodput_per_s: tuple[float, ...]  # requests a second that kept each of the levels
+
+
+class Figures:
+    """A `FigureSink`.
+
+    Args:
+        levels: a request keeps them with a first token in time, and by the mean of its gaps.
+    """
+
+    def __init__(self, levels: Sequence[SLO] = ()) -> None:
+        self.ttft, self.itl, self.e2e = Distribution(), Distribution(), Distribution()
+        self._levels = levels
+        self._num_good = [0] * len(levels)
+        self._num_steps = self._num_prefill_tokens = self._num_output_tokens = 0
+        self._num_prompt_tokens = self._num_hit_tokens = 0
+        self._num_preemptions = 0
+        self._first_ns: int | None = None
+        self._last_ns = 0
+
+    @property
+    def num_finished(self) -> int:
+        return self.e2e.count
+
+    def add_step(self, num_prefill_tokens: int, num_decode_tokens: int, num_steps: int) -> None:
+        self._num_steps += num_steps
+        self._num_prefill_tokens += num_prefill_tokens * num_steps
+
+    def add_gaps(self, gap_ns: int, count: int) -> None:
+        self.itl.add(gap_ns, count)
+
+    def add_first(self, ttft_ns: int) -> None:
+        self.ttft.add(ttft_ns)
+
+    def add_preemption(self) -> None:
+        self._num_preemptions += 1
+
+    def add_finished(self, request: EndedRequest) -> None:
+        arrival_ns, first_ns, last_ns = (
+            request.arrival_ns, request.first_token_ns, request.last_token_ns,
+        )  # fmt: skip
+        assert first_ns is not None
+        assert last_ns is not None
+        num_output = request.num_output_tokens
+        self.e2e.add(last_ns - arrival_ns)
+        self._num_output_tokens += num_output
+        self._num_prompt_tokens += request.num_prompt_tokens
+        self._num_hit_tokens += request.num_cached_tokens
+        if self._first_ns is None or arrival_ns < self._first_ns:
+            self._first_ns = arrival_ns
+        self._last_ns = max(self._last_ns, last_ns)
+        ttft_ms = (first_ns - arrival_ns) / 1e6
+        mean_gap_ms = (last_ns - first_ns) / 1e6 / max(1, num_output - 1)
+        for index, level in enumerate(self._levels):
+            self._num_good[index] += ttft_ms <= level.ttft_ms and mean_gap_ms <= level.itl_ms
+
+    def result(self) -> RunFigures:
+        seconds = (self._last_ns - (self._first_ns or 0)) / 1e9
+        per_s = 1 / seconds if seconds else 0.0
+        return RunFigures(
+            num_requests=self.num_finished,
+            num_steps=self._num_steps,
+            seconds=seconds,
+            ttft_ms=_spread(self.ttft),
+            itl_ms=_spread(self.itl),
+            e2e_ms=_spread(self.e2e),
+            requests_per_s=self.num_finished * per_s,
+            output_tokens_per_s=self._num_output_tokens * per_s,
+            prefill_tokens_per_s=self._num_prefill_tokens * per_s,
+            hit_share=self._num_hit_tokens / max(1, self._num_prompt_tokens),
+            num_preemptions=self._num_preemptions,
+            goodput_per_s=tuple(good * per_s for good in self._num_good),
+        )
+
+
+def _spread(samples: Distribution) -> Spread:
+    return Spread(*(value / 1e6 for value in samples.percentiles(*RANKS)))
+
+
+def flat(figures: RunFigures) -> dict[str, float | None]:
+    """By name, each one number; goodput by the index of its level."""
+    found: dict[str, float | None] = {}
+    for name in ("ttft", "itl", "e2e"):
+        spread: Spread = getattr(figures, f"{name}_ms")
+        found |= {f"{name}_p{rank}_ms": getattr(spread, f"p{rank}") for rank in RANKS}
+    for name in ("requests_per_s", "output_tokens_per_s", "prefill_tokens_per_s", "hit_share"):
+        found[name] = getattr(figures, name)
+    found["num_preemptions"] = figures.num_preemptions
+    found["num_steps"] = figures.num_steps
+    for index, rate in enumerate(figures.goodput_per_s):
+        found[f"goodput_{index}_per_s"] = rate
+    return found

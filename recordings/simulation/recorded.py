@@ -1,0 +1,195 @@
+"""`recorded_work`: the requests and knobs of a recording, to be run again by a simulation.
+
+A recording holds no tokens. Which prompts begin alike is known as far as hits in the recorded
+prefix cache show it (`PrefixBook`).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from stepscope.engine.protocol.config import Knobs, Limits
+from stepscope.engine.protocol.wire import (
+    Admitted,
+    Arrived,
+    EngineStatus,
+    Finished,
+    KnobsChanged,
+    Preempted,
+    RequestView,
+    StepRecord,
+)
+from stepscope.engine.simulation.virtual.cluster import KnobChange
+from stepscope.engine.simulation.virtual.requests import SimulatedRequest
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.export.moments import Moment, Progress, StepRange, moments
+from stepscope.recordings.export.prefixes import Chain, PrefixBook
+from stepscope.recordings.file.reader import Position, Recording
+from stepscope.recordings.simulation.figures import Figures, RunFigures
+from stepscope.recordings.state.series.latency import SLO
+
+_DEFAULT_LEN = 131_072  # of an engine that does not say its own
+
+
+class RecordedWork(NamedTuple):
+    """What a recorded engine was given, and what came of it. Times are since the first arrival."""
+
+    requests: list[SimulatedRequest]
+    knobs: Knobs  # in force at the beginning
+    changes: list[KnobChange]
+    limits: Limits
+    num_blocks: int
+    block_size: int
+    figures: RunFigures  # as recorded, of the requests that finished
+    num_begun: int  # requests that were there before the recording, left out
+    num_unfinished: int  # taken with the tokens that they had by the end
+    num_hits: int
+    num_unknown_hits: int  # of these, whose origin is not known: simulated as misses
+
+
+def recorded_work(
+    recording: Recording, levels: Sequence[SLO] = (), progress: Progress = lambda share: None
+) -> RecordedWork:
+    """Raises RecordingError when the recording lacks what a simulation needs."""
+    info = recording.info
+    if info.num_blocks is None or info.block_size is None:
+        raise RecordingError(
+            f"{recording.path} does not say how large the KV cache was: it cannot be simulated"
+        )
+    snapshot, _ = recording.keyframe_before(Position(0, 0))
+    max_model_len = info.max_model_len or _DEFAULT_LEN
+    knobs = _known_knobs(snapshot.knobs)
+    limits = Limits(
+        max_num_batched_tokens=info.max_num_batched_tokens or max(8192, max_model_len),
+        max_num_seqs=max(info.max_num_seqs or 256, knobs.max_num_seqs),
+        max_model_len=min(max_model_len, info.num_blocks * info.block_size),
+    )
+    reader = _Reader(info.block_size, knobs, levels)
+    last: Moment | None = None
+    for last in moments(recording, StepRange(), progress):
+        reader.take(last)
+    requests, changes = reader.finished_with(last)
+    if not requests:
+        raise RecordingError(f"{recording.path} holds no request from its arrival on")
+    return RecordedWork(
+        requests=requests,
+        knobs=knobs,
+        changes=changes,
+        limits=limits,
+        num_blocks=info.num_blocks,
+        block_size=info.block_size,
+        figures=reader.figures.result(),
+        num_begun=len(reader.begun),
+        num_unfinished=reader.num_unfinished,
+        num_hits=reader.num_hits,
+        num_unknown_hits=reader.book.num_unknown,
+    )
+
+
+class _Reader:
+    """Fed with moments in order."""
+
+    def __init__(self, block_size: int, knobs: Knobs, levels: Sequence[SLO]) -> None:
+        self.figures = Figures(levels)
+        self.book = PrefixBook(block_size, id_tokens=block_size)
+        self.begun: set[int] = set()
+        self.num_unfinished = self.num_hits = 0
+        self._block_size = block_size
+        self._knobs = knobs
+        self._arrived: dict[int, Arrived] = {}  # in order
+        self._prefixes: dict[int, tuple[int, ...]] = {}
+        self._num_outputs: dict[int, int] = {}  # of those that ended
+        self._changes: list[KnobChange] = []
+
+    def take(self, moment: Moment) -> None:
+        message = moment.message
+        if isinstance(message, KnobsChanged):
+            self._knobs = _known_knobs({**self._knobs.as_dict(), **message.new})
+            self._changes.append(KnobChange(message.time_ns, self._knobs))
+        if not isinstance(message, StepRecord | EngineStatus):
+            return
+        self._take_prefixes(message)
+        for event in message.events:
+            if isinstance(event, Arrived):
+                self._arrived[event.request_id] = event
+            elif isinstance(event, Finished):
+                self._end(event, moment.state.requests.get(event.request_id))
+        if isinstance(message, StepRecord):
+            self._take_step(message, moment)
+
+    def finished_with(self, last: Moment | None) -> tuple[list[SimulatedRequest], list[KnobChange]]:
+        """The work, with what has not finished by the last moment."""
+        views = {} if last is None else last.state.requests
+        begin_ns = min((each.time_ns for each in self._arrived.values()), default=0)
+        work = [
+            SimulatedRequest(
+                arrival_ns=arrived.time_ns - begin_ns,
+                num_prompt_tokens=max(1, arrived.num_prompt_tokens),
+                num_output_tokens=max(1, self._num_output(request_id, views.get(request_id))),
+                name=arrived.client_id,
+                priority=arrived.priority,
+                prefix=self._prefixes.get(request_id, ()),
+                prefix_tokens=self._block_size,
+            )
+            for request_id, arrived in self._arrived.items()
+        ]
+        work.sort(key=lambda each: each.arrival_ns)
+        changes = [each._replace(time_ns=each.time_ns - begin_ns) for each in self._changes]
+        return work, changes
+
+    def _num_output(self, request_id: int, view: RequestView | None) -> int:
+        if request_id in self._num_outputs:
+            return self._num_outputs[request_id]
+        self.num_unfinished += 1
+        return 0 if view is None else view.num_output_tokens
+
+    def _take_prefixes(self, message: StepRecord | EngineStatus) -> None:
+        admitted = []
+        for event in message.events:
+            if isinstance(event, Admitted):
+                admitted.append(event)
+                self.num_hits += event.num_cached_tokens > 0
+            elif isinstance(event, Preempted):
+                self.book.leave(event.request_id)
+        batch = (message.batch or []) if isinstance(message, StepRecord) else []
+        for request_id, chain in self.book.take(message.moves, batch, admitted).items():
+            self._admit(request_id, chain)
+        for event in message.events:
+            if event.request_id in self._arrived and isinstance(event, Finished):
+                self.book.leave(event.request_id)
+
+    def _admit(self, request_id: int, chain: Chain) -> None:
+        arrived = self._arrived.get(request_id)
+        if arrived is not None and request_id not in self._prefixes:
+            ids = chain.first(arrived.num_prompt_tokens // self._block_size)
+            self._prefixes[request_id] = tuple(ids)
+
+    def _take_step(self, step: StepRecord, moment: Moment) -> None:
+        figures, outcome = self.figures, moment.outcome
+        figures.add_step(step.num_prefill_tokens, step.num_decode_tokens, 1)
+        for row in step.batch or ():
+            if row.request_id not in self._arrived:
+                self.begun.add(row.request_id)
+        if outcome is None:
+            return
+        for gap_ns, count in outcome.gaps_ns.items():
+            figures.add_gaps(gap_ns, count)
+        for request_id, ttft_ns in outcome.ttft_ns:
+            if request_id in self._arrived:
+                figures.add_first(ttft_ns)
+        for _ in range(outcome.num_preempted):
+            figures.add_preemption()
+
+    def _end(self, event: Finished, view: RequestView | None) -> None:
+        self._num_outputs[event.request_id] = event.num_output_tokens
+        if view is None or view.is_partial or view.first_token_ns is None:
+            return
+        if event.request_id in self._arrived:
+            self.figures.add_finished(view)
+
+
+def _known_knobs(values: dict[str, bool | int | float | str]) -> Knobs:
+    """The knobs that our scheduler has; another engine may have others."""
+    names = Knobs.__struct_fields__
+    return msgspec.convert({name: values[name] for name in names if name in values}, Knobs)

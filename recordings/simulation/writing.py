@@ -1,0 +1,63 @@
+"""`RecordingSink`: the messages of a simulated engine, into a recording."""
+
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import Snapshot, Telemetry
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.file.service_levels import Levels
+from stepscope.recordings.file.writing.writer import RecordingWriter
+
+_MAX_QUEUE_BYTES = 16 * 1024 * 1024  # unlike a real engine, this one can wait for the disk
+_WAIT_S = 0.01
+
+
+class RecordingSink:
+    """A `TelemetrySink`. As a context manager it leaves a whole file, however it is left.
+
+    Raises:
+        RecordingError: the file cannot be made, or not be written any more.
+    """
+
+    num_dropped = 0
+
+    def __init__(self, path: Path, levels: Levels) -> None:
+        self.next_sequence = 0
+        self._writer = RecordingWriter(path, lambda: levels)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._writer.num_bytes
+
+    @property
+    def num_steps(self) -> int:
+        return self._writer.num_steps
+
+    def begin(self, snapshot: Snapshot) -> None:
+        """To be called before the first message."""
+        self._writer.start(snapshot)
+
+    def publish(self, message: Telemetry) -> None:
+        writer = self._writer
+        while writer.num_queued_bytes > _MAX_QUEUE_BYTES and writer.state == "recording":
+            time.sleep(_WAIT_S)
+        if writer.state == "failed":
+            raise RecordingError(writer.error or f"{writer.path} cannot be written")
+        writer.on_frame(message.topic, self.next_sequence, wire.encode(message))
+        self.next_sequence += 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._writer.close()
+        if exc_type is None and self._writer.error is not None:
+            raise RecordingError(self._writer.error)

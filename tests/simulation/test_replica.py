@@ -1,0 +1,192 @@
+"""What a simulated engine without telemetry shares with a real scheduler, step by step."""
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.config import Knobs, Limits
+from stepscope.engine.protocol.wire import Arrived, Finished, Preempted, StepRecord, Telemetry
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.engine.scheduling.request import Request
+from stepscope.engine.simulation.simulated import START_NS
+from stepscope.engine.simulation.step_time import CostModel, StepShape, StepTime
+from stepscope.engine.simulation.virtual.cluster import KnobChange, run_cluster
+from stepscope.engine.simulation.virtual.drawn import DrawnStepTimes
+from stepscope.engine.simulation.virtual.replica import Replica
+from stepscope.engine.simulation.virtual.requests import BlockNames, SimulatedRequest, of_mix
+from stepscope.engine.simulation.virtual.session import SimulatedSession
+from stepscope.engine.simulation.virtual.setup import SimulatedSetup
+
+LIMITS = Limits(max_num_batched_tokens=4096, max_num_seqs=256, max_model_len=1024)
+SEED = 7
+
+
+class SpreadModel:
+    """A cost model with chance in its times."""
+
+    def step_time(self, shape: StepShape) -> StepTime:
+        return CostModel().step_time(shape)._replace(spread=0.1)
+
+
+class Taken:
+    """A figure sink that keeps everything."""
+
+    def __init__(self) -> None:
+        self.gaps: Counter[int] = Counter()
+        self.ttfts: list[int] = []
+        self.ends: dict[str, tuple[int | None, int]] = {}
+        self.num_steps = self.num_prefill = self.num_decode = self.num_preemptions = 0
+
+    def add_step(self, num_prefill_tokens: int, num_decode_tokens: int, num_steps: int) -> None:
+        self.num_steps += num_steps
+        self.num_prefill += num_prefill_tokens * num_steps
+        self.num_decode += num_decode_tokens * num_steps
+
+    def add_gaps(self, gap_ns: int, count: int) -> None:
+        self.gaps[gap_ns] += count
+
+    def add_first(self, ttft_ns: int) -> None:
+        self.ttfts.append(ttft_ns)
+
+    def add_preemption(self) -> None:
+        self.num_preemptions += 1
+
+    def add_finished(self, request: Request) -> None:
+        self.ends[request.client_id] = request.last_token_ns, request.num_cached_tokens
+
+
+class Messages:
+    """A telemetry sink that keeps the messages as a subscriber gets them."""
+
+    num_dropped = 0
+
+    def __init__(self) -> None:
+        self.next_sequence = 0
+        self.kept: list[Telemetry] = []
+
+    def publish(self, message: Telemetry) -> None:
+        self.next_sequence += 1
+        self.kept.append(wire.decode(wire.encode(message)))
+
+
+def setup(num_blocks: int = 400, **knobs: object) -> SimulatedSetup:
+    return SimulatedSetup(
+        model=SpreadModel(),
+        simulated="a test",
+        model_name="none",
+        device="virtual",
+        knobs=msgspec.structs.replace(Knobs(max_num_batched_tokens=512), **knobs),
+        limits=LIMITS,
+        num_blocks=num_blocks,
+        block_size=16,
+    )
+
+
+def requests(rate: float, seed: int = SEED) -> list[SimulatedRequest]:
+    """A mix, some of whose chats begin alike, with priorities."""
+    spec = WorkloadSpec(
+        rate=rate, num_requests=60, document_tokens=700, output_tokens=60, seed=seed
+    )
+    source = random.Random(seed)
+    return [each._replace(priority=source.randrange(3)) for each in of_mix(spec, 1024)]
+
+
+def run(made: SimulatedSetup, work: list[SimulatedRequest], *, short: bool, changes=()) -> Taken:  # type: ignore[no-untyped-def]
+    taken = Taken()
+    model = DrawnStepTimes(made.model, SEED)
+    replica = Replica(made.scheduler(), model, taken, takes_short_way=short)
+    run_cluster([replica], work, changes=changes)
+    replica.scheduler.kv.check_integrity()
+    return taken
+
+
+def settings() -> Iterator[tuple[SimulatedSetup, float]]:
+    yield setup(), 2.0
+    yield setup(), 20.0
+    yield setup(num_blocks=100), 20.0  # preempts
+    yield setup(num_blocks=100, policy="priority", reserve="none"), 20.0
+    yield setup(max_num_seqs=4), 20.0  # waits for seats
+    yield setup(max_num_batched_tokens=8), 20.0  # fewer tokens than decodes
+    yield setup(num_blocks=100, order="arrival", watermark=0.02), 10.0
+    yield setup(enable_prefix_caching=False), 10.0
+    for batching in ("naive", "static", "continuous", "separate"):
+        yield setup(batching=batching), 5.0
+
+
+@pytest.mark.parametrize("case", settings(), ids=lambda case: f"{case[1]}")
+def test_the_short_way_past_decodes_is_the_schedulers(case: tuple[SimulatedSetup, float]) -> None:
+    made, rate = case
+    work = requests(rate)
+    step_by_step, short = run(made, work, short=False), run(made, work, short=True)
+    assert len(short.ends) == len(work)
+    assert vars(short) == vars(step_by_step)
+
+
+@pytest.mark.parametrize("num_blocks", [400, 100])
+def test_a_session_that_publishes_has_the_same_steps_and_times(num_blocks: int) -> None:
+    made, work = setup(num_blocks), requests(8.0)
+    knobs = msgspec.structs.replace(made.knobs, max_num_batched_tokens=64, max_num_seqs=5)
+    changes = [KnobChange(2_000_000_000, knobs)]
+    messages = Messages()
+    session = SimulatedSession(made, SEED, messages)
+    run_cluster([session], work, changes=changes)
+    taken = run(made, work, short=True, changes=changes)
+
+    steps = [each for each in messages.kept if isinstance(each, StepRecord)]
+    names: dict[int, str] = {}
+    ends: dict[str, int] = {}
+    num_preemptions = 0
+    for message in messages.kept:
+        for event in getattr(message, "events", ()):
+            if isinstance(event, Arrived):
+                names[event.request_id] = event.client_id
+            elif isinstance(event, Finished):
+                assert isinstance(message, StepRecord)
+                ends[names[event.request_id]] = message.tokens_ns - START_NS
+            num_preemptions += isinstance(event, Preempted)
+    assert ends == {name: last_ns for name, (last_ns, _) in taken.ends.items()}
+    assert (len(steps), num_preemptions) == (taken.num_steps, taken.num_preemptions)
+    assert sum(step.num_prefill_tokens for step in steps) == taken.num_prefill
+    assert steps[-1].max_num_seqs == 5
+
+
+def test_equal_seeds_give_equal_runs_and_other_seeds_do_not() -> None:
+    def messages(seed: int) -> bytes:
+        sink = Messages()
+        run_cluster([SimulatedSession(setup(), seed, sink)], requests(8.0))
+        return msgspec.msgpack.encode(sink.kept)
+
+    assert messages(1) == messages(1)
+    assert messages(1) != messages(2)
+
+
+def test_least_loaded_sends_a_request_where_the_fewest_are() -> None:
+    def submitted(routing: str) -> list[int]:
+        made, work = setup(), requests(20.0)
+        sinks = [Taken(), Taken()]
+        replicas = [Replica(made.scheduler(), made.model, sink) for sink in sinks]
+        # A long one first: round-robin does not mind, and sends every other one behind it.
+        work[0] = work[0]._replace(num_output_tokens=900, num_prompt_tokens=100)
+        run_cluster(replicas, work, routing=routing)  # type: ignore[arg-type]
+        return [len(sink.ends) for sink in sinks]
+
+    assert submitted("round-robin") == [30, 30]
+    first, second = submitted("least-loaded")
+    assert first + second == 60
+    assert first < second
+
+
+def test_blocks_are_shared_as_far_as_the_ids_are_equal() -> None:
+    names = BlockNames(16)
+    first, second, other = (
+        names.of(SimulatedRequest(0, 80, 10, prefix=ids, prefix_tokens=32))
+        for ids in ((5, 6, 7), (5, 6, 8), ())
+    )
+    assert len(first) == 5
+    assert first[:4] == second[:4]
+    assert first[4] != second[4]
+    assert not set(other) & set(first + second)

@@ -1,0 +1,140 @@
+"""What an operator relies on who asks `stepscope simulate` what another GPU would do."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stepscope.recordings import samples
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.simulation.fitting import step_records
+from stepscope.tui.cli.__main__ import main
+
+Run = Callable[..., str]
+MIX = ("mix", "--rate", "8", "--num-requests", "40")
+H100 = ("--gpu", "h100", "--model", "llama-3.1-8b")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs `stepscope ARGUMENTS`; gives what it printed, or the line of error."""
+    monkeypatch.setenv("STEPSCOPE_CONFIG", "none")
+
+    def stepscope(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["stepscope", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return said.err.splitlines()[-1] if ended.value.code else said.out
+
+    return stepscope
+
+
+def test_equal_seeds_print_equal_figures_and_say_that_they_are_simulated(run: Run) -> None:
+    first = run("simulate", *MIX, *H100)
+    assert first.startswith("llama-3.1-8b on H100 SXM, by roofline: ")
+    assert run("simulate", *MIX, *H100) == first
+    assert run("simulate", *MIX, *H100, "--seed", "1") != first
+
+
+def test_the_figures_of_several_seeds_come_with_the_lowest_and_the_highest(run: Run) -> None:
+    found = json.loads(
+        run("simulate", *MIX, *H100, "--runs", "3", "--json", "--slo", "ttft=20 itl=10")
+    )
+    assert found["seeds"] == [0, 1, 2]
+    p99s = sorted(each["ttft_ms"]["p99"] for each in found["runs"])
+    interval = found["figures"]["ttft_p99_ms"]
+    assert [interval["low"], interval["median"], interval["high"]] == p99s
+    assert all(0 < each["goodput_per_s"][0] < each["requests_per_s"] for each in found["runs"])
+
+
+def test_a_recording_of_a_simulation_opens_everywhere_and_is_marked(
+    run: Run, tmp_path: Path
+) -> None:
+    first, second = str(tmp_path / "first.mcap"), str(tmp_path / "second.mcap")
+    printed = run("simulate", *MIX, *H100, "-o", first)
+    run("simulate", *MIX, *H100, "--max-num-batched-tokens", "256", "-o", second)
+    with Recording(first) as recording:
+        steps = list(step_records(recording))
+        assert recording.info.simulated == "llama-3.1-8b on H100 SXM, by roofline"
+    assert f"{len(steps):,} steps" in printed
+    assert steps[0].token_budget == 2048
+    assert "all is well" in run("verify", first)
+    assert "simulated" in run("explain", first).splitlines()[0]
+    compared = run("compare", first, second, "--table")
+    assert compared.splitlines()[0].startswith("A  first: simulated, ")
+    assert "max_num_batched_tokens 2048 | 256" in compared
+    screen = tmp_path / "screen.txt"
+    run("screenshot", first, "--size", "80x24", "-o", str(screen))
+    assert "simulated" in screen.read_text().splitlines()[0]
+
+
+def test_more_engines_serve_more(run: Run) -> None:
+    work = ("mix", "--rate", "200", "--num-requests", "200", "--output-tokens", "200", *H100)
+    one = json.loads(run("simulate", *work, "--json"))["runs"][0]
+    routed = ("--replicas", "4", "--routing", "least-loaded")
+    four = json.loads(run("simulate", *work, *routed, "--json"))["runs"][0]
+    assert four["num_requests"] == one["num_requests"] == 200
+    assert four["e2e_ms"]["p95"] < one["e2e_ms"]["p95"]
+
+
+def test_a_recording_is_run_again_with_its_own_knobs_and_step_times(run: Run) -> None:
+    found = json.loads(run("simulate", "chunked", "--step-time", "chunked", "--json"))
+    with Recording(samples.shipped()["chunked"]) as recording:
+        assert found["num_blocks"] == recording.info.num_blocks
+        budget = next(step_records(recording)).token_budget
+    assert found["knobs"]["max_num_batched_tokens"] == budget
+    assert found["simulated"] == "fit on chunked.mcap"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((*MIX,), "give either --gpu (such as h100) or --step-time"),
+        ((*MIX, "--gpu", "h900"), "there are: h100, h200"),
+        ((*MIX, "--gpu", "h100", "--model", "gpt-9"), "there are: qwen3-0.6b"),
+        (("mix", "--gpu", "h100"), "give --num-requests"),
+        (("nothing.csv", "--gpu", "h100"), "there is no recording nothing.csv"),
+        ((*MIX, "--gpu", "h100", "--slo", "fast"), "write ttft=500 itl=50"),
+        ((*MIX, "--gpu", "h100", "--replicas", "2", "-o", "x.mcap"), "a recording is of one"),
+        ((*MIX, "--gpu", "h100", "--like", "tgi"), "expected one of stepscope, vllm"),
+        ((*MIX, "--gpu", "rtx4090", "--model", "llama-3.1-70b"), "take more GPUs"),
+        ((*MIX, "--gpu", "h100", "--no-enable-chunked-prefill"), "set both together"),
+    ],
+)
+def test_what_cannot_be_simulated_is_one_line_that_says_what_would_help(
+    run: Run, arguments: tuple[str, ...], expected: str
+) -> None:
+    line = run("simulate", *arguments)
+    assert line.startswith("stepscope: error: ")
+    assert expected in line
+
+
+def test_ctrl_c_leaves_a_whole_recording(tmp_path: Path) -> None:
+    path = tmp_path / "long.mcap"
+    command = [sys.executable, "-m", "stepscope.tui.cli", "simulate", "mix", "--rate", "20"]
+    command += ["--num-requests", "4000", *H100, "-o", str(path)]
+    environment = {**os.environ, "STEPSCOPE_CONFIG": "none"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            deadline_s = time.monotonic() + 60
+            part = path.with_name(path.name + ".part")
+            while not part.exists() or part.stat().st_size < 10_000:
+                assert process.poll() is None
+                assert time.monotonic() < deadline_s
+                time.sleep(0.02)
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert said.splitlines()[-1].startswith("stepscope: error: interrupted")
+    with Recording(path) as recording:
+        assert not recording.truncated
+        assert len(list(step_records(recording))) > 10

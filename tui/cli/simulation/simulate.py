@@ -1,0 +1,244 @@
+"""`stepscope simulate`: a workload through the real scheduler, with modelled times of steps."""
+
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from stepscope.engine.protocol.config import Knobs, Limits
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.engine.simulation.virtual.cluster import Routing, run_cluster
+from stepscope.engine.simulation.virtual.drawn import DrawnStepTimes
+from stepscope.engine.simulation.virtual.replica import Replica
+from stepscope.engine.simulation.virtual.requests import SimulatedRequest
+from stepscope.engine.simulation.virtual.session import SimulatedSession
+from stepscope.engine.simulation.virtual.setup import SimulatedSetup
+from stepscope.recordings.file.service_levels import levels_of
+from stepscope.recordings.simulation.figures import Figures, RunFigures
+from stepscope.recordings.simulation.writing import RecordingSink
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.output_path import output_path
+from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.signals import StopSignals
+from stepscope.tui.cli.simulation.report import intervals, table
+from stepscope.tui.cli.simulation.source import SimulatedSource, open_source
+from stepscope.tui.cli.simulation.step_times import ChosenStepTimes, choose_step_times
+from stepscope.tui.settings.cli_errors import Interrupted, WrongUsage
+from stepscope.tui.settings.service_levels import parse_levels
+from stepscope.tui.settings.setting_values import convert_flags, resolve
+from stepscope.tui.views.format import file_size
+
+DEFAULT_LEN = 131_072
+_TICK_S = 0.1
+_LIKE: dict[str, dict[str, Any]] = {
+    "stepscope": {},
+    "vllm": {"order": "arrival", "reserve": "none"},
+}
+
+
+class EngineOptions(NamedTuple):
+    """The engine that is simulated, as it was typed."""
+
+    gpu: str | None = None
+    model: str | None = None
+    step_time: str | None = None
+    tensor_parallel: int = 1
+    like: str | None = None
+    num_blocks: int | None = None
+    block_size: int | None = None
+    max_model_len: int | None = None
+
+
+class RunOptions(NamedTuple):
+    """How often it is simulated, on how many engines."""
+
+    num_runs: int = 1
+    num_replicas: int = 1
+    routing: Routing = "round-robin"
+    time_scale: float = 1.0
+    limit: int | None = None
+
+
+def simulate(
+    source: str,
+    engine: EngineOptions,
+    options: RunOptions,
+    output: str | None,
+    slos: Sequence[str],
+    as_json: bool,
+    flags: Mapping[str, Any],
+) -> None:
+    """Print the figures of the runs; with `output`, the first of them is a recording too.
+
+    Raises:
+        Interrupted: by Ctrl-C; the file holds what came before.
+    """
+    path = None if output is None else output_path(output)
+    if path is not None and options.num_replicas > 1:
+        raise WrongUsage("--output: a recording is of one engine; leave out --replicas")
+    levels = [_level(each) for each in slos] or [SLO()]
+    spec = resolve(WorkloadSpec, "load", flags)
+    chosen = choose_step_times(engine.gpu, engine.model, engine.step_time, engine.tensor_parallel)
+    num_slots = (engine.num_blocks or 0) * (engine.block_size or 16) or chosen.num_kv_tokens
+    longest = engine.max_model_len or min(DEFAULT_LEN, num_slots or DEFAULT_LEN)
+    work = open_source(source, spec, longest, options.time_scale, options.limit)
+    setup = make_setup(engine, chosen, work, convert_flags(Knobs, flags))
+    seeds = [spec.seed + number for number in range(options.num_runs)]
+    runs: list[RunFigures] = []
+    model = DrawnStepTimes(setup.model, seeds[0])
+    stop = StopSignals(signal.SIGINT, signal.SIGTERM)
+    with stop, Progress() as progress:
+        for seed in seeds:
+            watch = _Watch(progress, f"simulating, seed {seed}", work.num_requests, stop)
+            model = DrawnStepTimes(setup.model, seed)
+            run = run_once(setup, model, work.requests(seed), levels, options, watch, work)
+            if stop:
+                break
+            runs.append(run)
+        if path is not None and not stop:
+            watch = _Watch(progress, f"recording seed {seeds[0]}", work.num_requests, stop)
+            written = _record(path, setup, seeds[0], work, levels[0], watch)
+    if not runs:
+        raise Interrupted("interrupted before a run was done")
+    if as_json:
+        say(_document(setup, work, seeds[: len(runs)], runs, levels))
+    else:
+        engines = "" if options.num_replicas == 1 else f", {options.num_replicas} engines"
+        say(f"{setup.simulated}{engines}: {work.text}", *table(runs, levels))
+        if model.num_extrapolated:
+            say(f"note       {model.num_extrapolated:,} steps are unlike any the model has seen")
+    if path is not None and not as_json:
+        say(f"recording  {path} ({written})" if not stop else f"recording  {path}")
+    if stop:
+        raise Interrupted(f"interrupted after {len(runs)} of {len(seeds)} runs")
+
+
+def make_setup(
+    engine: EngineOptions,
+    chosen: ChosenStepTimes,
+    work: SimulatedSource,
+    knob_flags: Mapping[str, Any],
+) -> SimulatedSetup:
+    """The engine that the options ask for; of a recording, what they leave open is as recorded.
+
+    Raises:
+        WrongUsage: nothing says how large the KV cache is.
+        ConfigError: the knobs do not go together.
+    """
+    if engine.like is not None and engine.like not in _LIKE:
+        raise WrongUsage(f"--like: expected one of {', '.join(_LIKE)}, got {engine.like!r}")
+    recorded = work.recorded
+    like = _LIKE[engine.like or "stepscope"]
+    knobs = msgspec.structs.replace(Knobs() if recorded is None else recorded.knobs, **like)
+    knobs = msgspec.structs.replace(knobs, **knob_flags)
+    block_size = engine.block_size or (recorded.block_size if recorded else 16)
+    num_blocks = engine.num_blocks
+    if num_blocks is None and recorded is not None and engine.gpu is None:
+        num_blocks = recorded.num_blocks
+    if num_blocks is None and chosen.num_kv_tokens is not None:
+        num_blocks = chosen.num_kv_tokens // block_size
+    if num_blocks is None:
+        raise WrongUsage("give --num-blocks: these step times do not say how large the KV cache is")
+    longest = engine.max_model_len or (recorded.limits.max_model_len if recorded else DEFAULT_LEN)
+    longest = min(longest, num_blocks * block_size)
+    return SimulatedSetup(
+        model=chosen.model,
+        simulated=chosen.simulated,
+        model_name=chosen.model_name,
+        device=chosen.device,
+        knobs=knobs,
+        limits=Limits(
+            max_num_batched_tokens=max(8192, longest, knobs.max_num_batched_tokens),
+            max_num_seqs=max(256, knobs.max_num_seqs),
+            max_model_len=longest,
+        ),
+        num_blocks=num_blocks,
+        block_size=block_size,
+        work=work.text,
+    )
+
+
+def run_once(
+    setup: SimulatedSetup,
+    model: DrawnStepTimes,
+    requests: Iterable[SimulatedRequest],
+    levels: Sequence[SLO],
+    options: RunOptions,
+    on_request: Callable[[int], bool],
+    work: SimulatedSource,
+) -> RunFigures:
+    """One run without a list of its steps."""
+    figures = Figures(levels)
+    replicas = [Replica(setup.scheduler(), model, figures) for _ in range(options.num_replicas)]
+    run_cluster(replicas, requests, routing=options.routing, on_request=on_request)
+    return figures.result()
+
+
+def _record(
+    path: Path,
+    setup: SimulatedSetup,
+    seed: int,
+    work: SimulatedSource,
+    level: SLO,
+    on_request: Callable[[int], bool],
+) -> str:
+    """Write the run of one seed; what the file holds, in words."""
+    with RecordingSink(path, levels_of(level)) as sink:
+        session = SimulatedSession(setup, seed, sink)
+        sink.begin(session.snapshot())
+        run_cluster([session], work.requests(seed), on_request=on_request)
+    return f"{sink.num_steps:,} steps, {file_size(sink.num_bytes)}"
+
+
+class _Watch:
+    """Says now and then how far a run is; True when it is to end."""
+
+    def __init__(
+        self, progress: Progress, what: str, num_requests: int | None, stop: StopSignals
+    ) -> None:
+        self._progress = progress
+        self._what = what
+        self._num_requests = num_requests
+        self._stop = stop
+        self._next_s = 0.0
+
+    def __call__(self, number: int) -> bool:
+        now_s = time.monotonic()
+        if now_s >= self._next_s:
+            self._next_s = now_s + _TICK_S
+            share = None if not self._num_requests else number / self._num_requests
+            self._progress(self._what, share, f"{number:,} requests")
+        return bool(self._stop)
+
+
+def _level(text: str) -> SLO:
+    try:
+        return parse_levels(text, SLO())
+    except ValueError as error:
+        raise WrongUsage(f"--slo: {error}") from error
+
+
+def _document(
+    setup: SimulatedSetup,
+    work: SimulatedSource,
+    seeds: Sequence[int],
+    runs: Sequence[RunFigures],
+    levels: Sequence[SLO],
+) -> str:
+    document = {
+        "simulated": setup.simulated,
+        "model": setup.model_name,
+        "work": work.text,
+        "knobs": setup.knobs.as_dict(),
+        "num_blocks": setup.num_blocks,
+        "block_size": setup.block_size,
+        "levels": [each._asdict() for each in levels],
+        "seeds": list(seeds),
+        "runs": list(runs),
+        "figures": {name: each._asdict() for name, each in intervals(runs).items()},
+    }
+    return msgspec.json.encode(document).decode()

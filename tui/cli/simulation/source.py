@@ -1,0 +1,67 @@
+"""What a command simulates: a trace, a recording, or the seeded mix."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec import structs
+
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.engine.simulation.virtual.requests import SimulatedRequest, of_mix, of_trace
+from stepscope.engine.workload.arrivals import describe
+from stepscope.engine.workload.traces import read_trace
+from stepscope.recordings.file.mcap.format import PART_SUFFIX
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.simulation.recorded import RecordedWork, recorded_work
+from stepscope.tui.cli.shared.recording_path import find_recording
+from stepscope.tui.settings.cli_errors import WrongUsage
+
+MIX = "mix"
+
+
+class SimulatedSource(NamedTuple):
+    """Work to simulate."""
+
+    text: str
+    num_requests: int | None  # None: the mix goes on
+    requests: Callable[[int], Iterable[SimulatedRequest]]  # by a seed
+    recorded: RecordedWork | None = None
+
+
+def open_source(
+    source: str, spec: WorkloadSpec, max_model_len: int, time_scale: float, limit: int | None
+) -> SimulatedSource:
+    """`source`: `mix`, or the name of a trace, a recording or a shipped sample.
+
+    Raises:
+        WrongUsage: options that do not go with it.
+        TraceError, RecordingError, CommandFailed: the file cannot be read.
+    """
+    if source == MIX:
+        return _mix(spec, max_model_len, limit)
+    path = Path(source)
+    if path.suffix in (".mcap", PART_SUFFIX) or not path.exists():
+        with Recording(find_recording(source)) as recording:
+            work = recorded_work(recording)
+        requests = [
+            each._replace(arrival_ns=round(each.arrival_ns * time_scale))
+            for each in work.requests[:limit]
+        ]
+        return SimulatedSource(source, len(requests), lambda seed: requests, work)
+    rows = read_trace(path, limit)
+    requests = list(of_trace(rows, max_model_len, time_scale))
+    return SimulatedSource(path.name, len(requests), lambda seed: requests)
+
+
+def _mix(spec: WorkloadSpec, max_model_len: int, limit: int | None) -> SimulatedSource:
+    if spec.max_concurrency is not None:
+        raise WrongUsage("--max-concurrency: a simulated mix puts nothing off; leave it out")
+    num_requests = limit or spec.num_requests
+    if num_requests is None:
+        raise WrongUsage("a mix has no end: give --num-requests")
+
+    def requests(seed: int) -> Iterable[SimulatedRequest]:
+        given = {"seed": seed, "num_requests": num_requests}
+        return of_mix(structs.replace(spec, **given), max_model_len)
+
+    return SimulatedSource(describe(spec), num_requests, requests)

@@ -1,0 +1,116 @@
+"""Commands that ask what would happen, without a model."""
+
+from typing import Annotated, Any, Literal
+
+import typer
+
+from stepscope.tui.cli.shared.options import with_options
+from stepscope.tui.cli.table.shared import AsJson, example
+
+commands = typer.Typer(rich_markup_mode=None)
+
+
+@commands.command(
+    epilog=example(
+        "stepscope simulate mix --rate 8 --num-requests 500 --gpu h100 --model llama-3.1-8b",
+        "stepscope simulate trace.csv --gpu h100 --max-num-batched-tokens 512 --runs 5",
+        "stepscope simulate session.mcap --step-time session.mcap -o again.mcap",
+    )
+)
+@with_options("knobs", "load")
+def simulate(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="TRACE|FILE|mix",
+            help="a trace (Azure CSV, Mooncake JSONL), a recording or sample, or 'mix': the one "
+            "of the options below",
+        ),
+    ],
+    gpu: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="the GPU: h100, h200, a100, l40s, b200, mi300x, ..."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|PATH",
+            help="the model on it: a known name, or a config.json  [default: llama-3.1-8b]",
+            show_default=False,
+        ),
+    ] = None,
+    step_time: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="instead of --gpu: how long steps take, from a recording, a saved fit, or points "
+            "that were measured ('stepscope bench gpu --json', CSV)",
+        ),
+    ] = None,
+    tensor_parallel: Annotated[
+        int, typer.Option(metavar="INT", min=1, help="GPUs that share the model")
+    ] = 1,
+    like: Annotated[
+        str | None,
+        typer.Option(metavar="stepscope|vllm", help="whose order and reserve, unless given"),
+    ] = None,
+    num_blocks: Annotated[
+        int | None,
+        typer.Option(
+            metavar="INT",
+            min=1,
+            help="KV blocks (default: what the GPU has room for, or as recorded)",
+            show_default=False,
+        ),
+    ] = None,
+    block_size: Annotated[
+        int | None, typer.Option(metavar="INT", min=1, help="tokens in a KV block  [default: 16]")
+    ] = None,
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(metavar="INT", min=2, help="longest request; longer ones are cut"),
+    ] = None,
+    runs: Annotated[
+        int, typer.Option(metavar="INT", min=1, help="runs, with seeds from --seed on")
+    ] = 1,
+    replicas: Annotated[int, typer.Option(metavar="INT", min=1, help="engines side by side")] = 1,
+    routing: Annotated[
+        Literal["round-robin", "least-loaded"],
+        typer.Option(metavar="round-robin|least-loaded", help="which of them gets a request"),
+    ] = "round-robin",
+    time_scale: Annotated[
+        float,
+        typer.Option(metavar="NUMBER", help="multiply the arrivals' times: 0.5 doubles the load"),
+    ] = 1.0,
+    limit: Annotated[
+        int | None,
+        typer.Option(metavar="INT", min=1, help="take only so many requests from the start"),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE", help="write the first run as a recording"),
+    ] = None,
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LEVELS",
+            help="service levels to count goodput by ('ttft=500 itl=50'); may be given again",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    *,
+    flags: dict[str, Any],
+) -> None:
+    """Run a workload on a GPU that you do not have: real scheduler, modelled times.
+
+    The scheduler and the KV cache are the engine's own; only time is a model. A recording that is
+    written opens everywhere (replay, compare, explain, plot) and is marked as simulated.
+    """
+    from stepscope.tui.cli.simulation import simulate as command
+
+    engine = command.EngineOptions(
+        gpu, model, step_time, tensor_parallel, like, num_blocks, block_size, max_model_len
+    )
+    options = command.RunOptions(runs, replicas, routing, time_scale, limit)
+    command.simulate(source, engine, options, output, slo or (), as_json, flags)
