@@ -1,6 +1,7 @@
 """`Bound`: a figure and the value it is held against, as people write it: `itl_p99 > 50ms`."""
 
 import re
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
@@ -61,13 +62,16 @@ class Bound(NamedTuple):
         return measured == self.value
 
 
-def parse_bound(text: str, *, is_whole: bool = True) -> Bound:
+def parse_bound(
+    text: str, *, is_whole: bool = True, figures: Mapping[str, FigureSpec] = FIGURES
+) -> Bound:
     """Read `itl_p99 > 50ms`, `itl_p99=50ms`, `goodput < 95%`, `ttft_p95 >= 1.5s`, `preemptions=0`.
 
     A latency without a unit is in milliseconds; a share is 0.95 or 95%.
 
     Args:
         is_whole: nothing may follow the bound.
+        figures: what may be named.
 
     Raises:
         BoundError: it cannot be read; names the place and what would be right.
@@ -76,9 +80,9 @@ def parse_bound(text: str, *, is_whole: bool = True) -> Bound:
     word = _WORD.match(text, place)
     if word is None:
         raise BoundError(text, place, "expected the name of a figure, like itl_p99")
-    figure = FIGURES.get(word.group())
+    figure = figures.get(word.group())
     if figure is None:
-        near = get_close_matches(word.group(), FIGURES, n=3) or ["itl_p99", "goodput"]
+        near = get_close_matches(word.group(), figures, n=3) or ["itl_p99", "goodput"]
         raise BoundError(
             text, place, f"no figure is called {word.group()}; there is {', '.join(near)}"
         )

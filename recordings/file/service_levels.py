@@ -20,6 +20,12 @@ def levels_of(slo: SLO) -> Levels:
     return {"slo_ttft_ms": slo.ttft_ms, "slo_itl_ms": slo.itl_ms}
 
 
+def slo_of(levels: Levels) -> SLO:
+    """The levels as a history takes them; the usual ones where some are missing."""
+    usual = levels_of(SLO())
+    return SLO(*({**usual, **levels}[name] for name in LEVEL_NAMES))
+
+
 def as_metadata(levels: Levels) -> dict[str, str]:
     return {name: repr(float(levels[name])).ljust(_WIDTH) for name in LEVEL_NAMES if name in levels}
 

@@ -7,7 +7,7 @@ the dashboard only reads, and asks a replay source to seek and play.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,6 +16,7 @@ from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.types import CSSPathType
 
+from stepscope.recordings.alerts.rule import Rule
 from stepscope.recordings.compare.columns import Align
 from stepscope.recordings.fleets.fleet import LOOK_S, Fleet
 from stepscope.recordings.history.history import History
@@ -80,6 +81,7 @@ class Dashboard(App[None], inherit_bindings=False):
         any_terminal: bool = False,
         clock: Callable[[], float] | None = None,
         fleet: Fleet | None = None,
+        rules: Sequence[Rule] = (),
     ) -> None:
         super().__init__()
         self.title = title
@@ -93,6 +95,7 @@ class Dashboard(App[None], inherit_bindings=False):
             preferences or Preferences(),
             log_file or log_path(),
             clock,
+            rules,
         )
         mode = (
             theme if any_terminal else colour_mode(theme, self.console.color_system, self.no_color)

@@ -1,9 +1,10 @@
 """Running the dashboard in a terminal, until the operator leaves it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stepscope.recordings.alerts.rule import Rule
 from stepscope.recordings.compare.columns import Align
 from stepscope.recordings.fleets.fleet import Fleet
 from stepscope.recordings.history.history import History
@@ -46,6 +47,7 @@ def run_dashboard(
     fleet: Fleet | None = None,
     compared: tuple[Origin, Origin, Align] | None = None,
     news: Callable[[], str | None] | None = None,
+    rules: Sequence[Rule] = (),
 ) -> None:
     """Run the dashboard in this terminal until the operator quits. Blocks.
 
@@ -71,6 +73,7 @@ def run_dashboard(
         fleet: several engines, `source` among them, started and stopped by the caller; they are
             shown side by side to begin with.
         compared: two runs to be compared, and how they are aligned; they are shown to begin with.
+        rules: which a live engine is watched by; one that fires is a line, the bell and a mark.
         news: asked in every frame what there is to tell the operator; None is nothing.
 
     Raises:
@@ -95,6 +98,7 @@ def run_dashboard(
         preferences=preferences,
         log_file=log_file,
         fleet=fleet,
+        rules=rules,
     )
     if compared is not None:
         app.compare(*compared)

@@ -162,6 +162,7 @@ class MainScreen(Screen[None]):
             self.notices.say_after_place(*fetched)
         if (said := self.news()) is not None:
             self.notices.say_later(said)
+        self._look_at_alerts()
         self._show_notice()
         is_busy = self.operator.pending or self.scene.is_busy or self.scene.is_behind
         if is_busy or not self._drawn.is_like(seen):
@@ -172,6 +173,14 @@ class MainScreen(Screen[None]):
             self.draw(everything=self._drawn.is_due or is_moved or is_whole)
         else:
             self._write()
+
+    def _look_at_alerts(self) -> None:
+        for change in self.session.alerts.news():
+            if change.is_firing:
+                self.notices.say(f"ALERT {change.text}", "breach")
+                self.app.bell()
+            else:
+                self.notices.say_later(change.text, "good")
 
     def draw(self, everything: bool = True) -> None:
         """Draw a frame now; slow views only with `everything`."""

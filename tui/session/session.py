@@ -1,12 +1,14 @@
 """`Session`: what the dashboard was started with. Made once, read by the screens."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stepscope.recordings.alerts.rule import Rule
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
+from stepscope.tui.session.alerts import AlertDesk
 from stepscope.tui.session.compare.desk import CompareDesk
 from stepscope.tui.session.control.engine_link import EngineLink
 from stepscope.tui.session.export.desk import ExportDesk
@@ -35,7 +37,12 @@ class Session:
     preferences: Preferences = field(default_factory=Preferences)
     log_file: Path = field(default_factory=log_path)
     clock: Callable[[], float] = time.monotonic
+    rules: Sequence[Rule] = ()
     background_error: str | None = None  # of a thread that died, in one line
+    alerts: AlertDesk = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.alerts = AlertDesk(self.source, self.rules, self.clock)
 
     @property
     def record_switch(self) -> RecordSwitch | None:

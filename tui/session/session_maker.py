@@ -1,13 +1,14 @@
 """`SessionMaker`: what a dashboard needs for each engine or recording that it shows."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepscope.engine.client.client import ControlClient
+from stepscope.recordings.alerts.rule import Rule
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
 from stepscope.tui.session.compare.desk import CompareDesk
@@ -36,6 +37,7 @@ class SessionMaker:
     preferences: Preferences = field(default_factory=Preferences)
     log_file: Path = field(default_factory=log_path)
     clock: Callable[[], float] = time.monotonic
+    rules: Sequence[Rule] = ()
     compare: CompareDesk = field(default_factory=CompareDesk)
     exports: ExportDesk = field(default_factory=ExportDesk)
     switches: RecordSwitches = field(default_factory=RecordSwitches)
@@ -70,6 +72,7 @@ class SessionMaker:
             preferences=self.preferences,
             log_file=self.log_file,
             clock=self.clock,
+            rules=self.rules,
         )
 
 

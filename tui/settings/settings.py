@@ -22,10 +22,12 @@ from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.tui.settings.cli_errors import WrongUsage
 
 if TYPE_CHECKING:
+    from stepscope.recordings.alerts.rule import Rule
     from stepscope.tui.settings.action_table import Action
 
 Section: TypeAlias = Literal["serve", "knobs", "http", "dashboard", "fleet", "load", "client"]
 KEYS = "keys"
+ALERTS = "alerts"  # an array of tables: each has a rule
 MAX_LEVEL_MS = 1e9  # no wait is that long
 MAX_NAME = 40  # characters of an operator's own
 NO_FILE = "none"  # as the name of the config file: read none, write none
@@ -154,6 +156,9 @@ def load_settings(path: Path | None = None) -> dict[str, dict[str, Any]]:
         raise WrongUsage(f"{path}: {error}") from error
     names: dict[str, Section] = {name: name for name in SECTIONS}
     for section, values in document.items():
+        if section == ALERTS:
+            _rules(path, values)
+            continue
         if section not in names and section != KEYS:
             known = ", ".join(f"[{name}]" for name in (*SECTIONS, KEYS))
             raise WrongUsage(f"{path}: unknown key {section!r}; the sections are {known}")
@@ -173,6 +178,22 @@ def load_actions() -> "tuple[Action, ...]":
         WrongUsage: as `load_settings`.
     """
     return _actions(config_path(), load_settings()[KEYS])
+
+
+def load_alerts() -> "tuple[Rule, ...]":
+    """The rules of `[[alerts]]`.
+
+    Raises:
+        WrongUsage: as `load_settings`; of a rule, with the place that cannot be read.
+    """
+    path = config_path()
+    try:
+        document = tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError) as error:
+        raise WrongUsage(f"{path}: {error}") from error
+    return _rules(path, document.get(ALERTS, []))
 
 
 def from_environment(section: Section, key: str) -> str | None:
@@ -202,6 +223,25 @@ def _actions(path: Path, lines: Mapping[str, object]) -> "tuple[Action, ...]":
         return remapped(lines)
     except KeyMapError as error:
         raise WrongUsage(f"{path}: {error}") from error
+
+
+def _rules(path: Path, tables: object) -> "tuple[Rule, ...]":
+    from stepscope.recordings.alerts.rule import parse_rule
+    from stepscope.recordings.figures.bounds import BoundError
+
+    example = '[[alerts]] with when = "itl_p99 > 50ms for 30s"'
+    if not isinstance(tables, list):
+        raise WrongUsage(f"{path}: {ALERTS} is a list of rules: write {example}")
+    rules = []
+    for table in tables:
+        when = table.get("when") if isinstance(table, dict) else None
+        if not isinstance(when, str) or len(table) != 1:
+            raise WrongUsage(f"{path}: an alert is {example}, got {table!r}")
+        try:
+            rules.append(parse_rule(when))
+        except BoundError as error:
+            raise WrongUsage(f"{path}: [[alerts]] when: {error}") from error
+    return tuple(rules)
 
 
 def _check(path: Path, section: Section, values: dict[str, Any]) -> None:

@@ -12,7 +12,12 @@ from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.preferences import Preferences
-from stepscope.tui.settings.settings import DashboardSettings, config_path, load_actions
+from stepscope.tui.settings.settings import (
+    DashboardSettings,
+    config_path,
+    load_actions,
+    load_alerts,
+)
 from stepscope.tui.settings.terminal import cannot_be_drawn_on, no_terminal
 from stepscope.tui.views.view import Axis, Sort
 
@@ -59,6 +64,7 @@ def run_live(
         recorder=recorder,
         fleet=fleet,
         news=news,
+        rules=load_alerts(),
         **dashboard_options(settings, keeps_levels),
     )
 

@@ -1,7 +1,8 @@
 """Commands that run an engine, send it work, change it or ask it.
 
 May import: engine.client, engine.http, engine.http.server, engine.process, engine.protocol,
-  engine.scheduling, engine.telemetry, engine.transport, engine.workload, recordings.file,
-  recordings.state, tui.cli.shared, tui.session.control, tui.settings, tui.views.
+  engine.scheduling, engine.telemetry, engine.transport, engine.workload, recordings.alerts,
+  recordings.figures, recordings.file, recordings.history, recordings.live, recordings.state,
+  tui.cli.shared, tui.session.control, tui.settings, tui.views.
 One module a command.
 """

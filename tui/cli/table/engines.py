@@ -155,6 +155,49 @@ def snapshot(
 
 
 @commands.command(
+    epilog=example(
+        "stepscope watch --when 'itl_p99 > 50ms for 30s' --when 'step_in_flight > 5s'",
+        "stepscope watch engine-0 --once --json",
+    )
+)
+@with_key
+def watch(
+    endpoint: Endpoint = None,
+    *,
+    when: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RULE",
+            help="FIGURE COMPARISON VALUE [for TIME]; may be given several times (default: "
+            "[[alerts]] of the config file)",
+        ),
+    ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="say how each rule stands, as soon as that is known")
+    ] = False,
+    seconds: Annotated[
+        float | None, typer.Option(metavar="NUMBER", help="how long (default: until Ctrl-C)")
+    ] = None,
+    slo_itl: Annotated[
+        str | None, typer.Option(metavar="TIME", help="ITL level, for figures that judge by it")
+    ] = None,
+    slo_ttft: Annotated[
+        str | None, typer.Option(metavar="TIME", help="TTFT level, for figures that judge by it")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="a JSON document a line")] = False,
+) -> int:
+    """Watch an engine by rules: a line when one fires or ends.
+
+    Figures are those of the last ten seconds. A rule that fires ends when it has not held for its
+    own 'for', ten seconds at least. Ends with 1 if a rule fired; with --once 3 if none fires and
+    one is unknown.
+    """
+    from stepscope.tui.cli.engines import watch as command
+
+    return command.watch(endpoint, when or [], once, as_json, seconds, slo_itl, slo_ttft)
+
+
+@commands.command(
     epilog=example("stepscope audit", "stepscope audit session.mcap --json | jq '.[] | .who'")
 )
 @with_key

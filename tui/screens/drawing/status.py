@@ -40,6 +40,7 @@ def standing(
             key, number = session.abilities.key("previous_session"), session.history.num_displaced
             lost = f"; of {fmt.plural(number, 'earlier one')} nothing is kept" if number else ""
             lines.append((f"{key} shows the session before the engine restarted{lost}", "text"))
+        lines += [(text, "breach") for text in session.alerts.standing]
     for error in errors:
         if error is not None:
             lines.append((error, "caution"))

@@ -1,0 +1,110 @@
+"""`Judge`: which rules fire. A rule that flaps fires once."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple, TypeAlias
+
+from stepscope.recordings.alerts.rule import Rule
+
+CALM_S = 10.0  # a rule that fires ends when it has not held for so long, or for its own `for`
+
+RuleState: TypeAlias = Literal["unknown", "ok", "pending", "firing"]
+
+
+class Change(NamedTuple):
+    """A rule has begun to fire, or has ended.
+
+    Attributes:
+        value: the worst while it fired; at its beginning the one it fires with.
+        seconds: how long it has fired.
+    """
+
+    rule: Rule
+    is_firing: bool
+    value: float | None
+    seconds: float = 0.0
+
+    @property
+    def text(self) -> str:
+        if self.is_firing:
+            return self.rule.said(self.value)
+        return f"{self.rule.said(self.value)} at worst, over after {self.seconds:.0f} s"
+
+
+class RuleWatch:
+    """One rule over time.
+
+    Attributes:
+        value: the newest; None: there is none, or it is unknown.
+        worst: while it fires.
+        fired_s: when it began to fire; None: it does not.
+    """
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self.value: float | None = None
+        self.worst: float | None = None
+        self.fired_s: float | None = None
+        self._held_since_s: float | None = None
+        self._calm_since_s: float | None = None
+        self._is_known = False
+
+    @property
+    def state(self) -> RuleState:
+        if self.fired_s is not None:
+            return "firing"
+        if not self._is_known:
+            return "unknown"
+        return "ok" if self._held_since_s is None else "pending"
+
+    def take(self, values: Mapping[str, float | None], now_s: float) -> Change | None:
+        """The next measurement; one that misses the figure changes nothing."""
+        rule = self.rule
+        if rule.figure not in values:
+            return None
+        self._is_known = True
+        self.value = value = values[rule.figure]
+        if value is None or not rule.bound.holds(value):
+            return self._calm(now_s)
+        self._calm_since_s = None
+        if self._held_since_s is None:
+            self._held_since_s = now_s
+        if self.fired_s is not None:
+            self.worst = self._worse(value)
+        elif now_s - self._held_since_s >= rule.for_s:
+            self.fired_s, self.worst = now_s, value
+            return Change(rule, True, value)
+        return None
+
+    def _calm(self, now_s: float) -> Change | None:
+        self._held_since_s = None
+        if self.fired_s is None:
+            return None
+        if self._calm_since_s is None:
+            self._calm_since_s = now_s
+        if now_s - self._calm_since_s < max(CALM_S, self.rule.for_s):
+            return None
+        change = Change(self.rule, False, self.worst, self._calm_since_s - self.fired_s)
+        self.fired_s = self.worst = self._calm_since_s = None
+        return change
+
+    def _worse(self, value: float) -> float:
+        if self.worst is None:
+            return value
+        is_upper = self.rule.bound.relation in (">", ">=")
+        return max(self.worst, value) if is_upper else min(self.worst, value)
+
+
+class Judge:
+    """All rules of one source."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.watches = [RuleWatch(rule) for rule in rules]
+
+    def take(self, values: Mapping[str, float | None], now_s: float) -> list[Change]:
+        """The next measurement: which rules have begun or ended with it."""
+        changes = [watch.take(values, now_s) for watch in self.watches]
+        return [change for change in changes if change is not None]
+
+    @property
+    def firing(self) -> list[RuleWatch]:
+        return [watch for watch in self.watches if watch.fired_s is not None]

@@ -1,0 +1,79 @@
+"""`Meter`: measures what rules name, of a live source."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from stepscope.recordings.history.source import Source
+from stepscope.recordings.state.in_flight import seconds_of
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.session import SessionState
+
+WINDOW_S = 10.0  # of figures
+_RESTARTS_S = 60.0
+
+
+class Meter:
+    """Belongs to one thread.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, source: Source, clock: Callable[[], float] = time.monotonic) -> None:
+        self._source = source
+        self._clock = clock
+        self._heard_s: float | None = None
+        self._engine_id: str | None = None
+        self._restarts_s: deque[float] = deque()
+
+    def measure(self) -> Mapping[str, float | None]:
+        """Values by name. None: there is nothing to measure; a missing one is not known now."""
+        now_s = self._clock()
+        history = self._source.history
+        self._note_engine(now_s)
+        values: dict[str, float | None] = {"restarts": float(len(self._restarts_s))}
+        if self._source.status != "live":
+            if self._heard_s is not None:
+                values["silent"] = now_s - self._heard_s
+            return values
+        self._heard_s = now_s
+        state = history.state
+        values |= history.figures(None, WINDOW_S)
+        flying = state.in_flight
+        values["silent"] = 0.0
+        values["step_in_flight"] = 0.0 if flying is None else seconds_of(flying)
+        values["queue_age"] = queue_age_s(state)
+        values["stalled_streams"] = float(num_stalled(state, history.slo))
+        return values
+
+    def _note_engine(self, now_s: float) -> None:
+        info = self._source.history.info
+        if info is not None and info.engine_id != self._engine_id:
+            if self._engine_id is not None:
+                self._restarts_s.append(now_s)
+            self._engine_id = info.engine_id
+        while self._restarts_s and now_s - self._restarts_s[0] > _RESTARTS_S:
+            self._restarts_s.popleft()
+
+
+def queue_age_s(state: SessionState) -> float:
+    """How long the request has waited that waits longest."""
+    waiting = [each for each in state.requests.values() if each.status == "waiting"]
+    arrivals = [each.arrival_ns for each in waiting if not each.is_partial]
+    return max(0, state.time_ns - min(arrivals)) / 1e9 if arrivals else 0.0
+
+
+def num_stalled(state: SessionState, slo: SLO) -> int:
+    """Requests whose next token is overdue at this moment."""
+    if state.state == "paused":
+        return 0
+    num_late = 0
+    for each in state.requests.values():
+        if each.status == "finished" or each.is_partial:
+            continue
+        is_first = each.last_token_ns is None
+        since_ns = each.arrival_ns if each.last_token_ns is None else each.last_token_ns
+        bound_ms = slo.ttft_ms if is_first else slo.itl_ms
+        num_late += state.time_ns - since_ns > bound_ms * 1e6
+    return num_late

@@ -1,0 +1,63 @@
+"""`Rule`: `itl_p99 > 50ms for 30s`, as people write it."""
+
+import re
+from typing import NamedTuple
+
+from stepscope.recordings.figures.bounds import Bound, BoundError, parse_bound, value_text
+from stepscope.recordings.figures.table import FIGURES, FigureSpec
+
+# What is true of this moment, beside the figures of a window.
+OF_NOW: dict[str, FigureSpec] = {
+    spec.name: spec
+    for spec in (
+        FigureSpec("step_in_flight", "step in flight", "s", "lower",
+                   "how long the step under way has taken; 0 for steps of ordinary length"),
+        FigureSpec("queue_age", "oldest in the queue", "s", "lower",
+                   "how long the first of the waiting requests has waited"),
+        FigureSpec("stalled_streams", "stalled streams", "", "lower",
+                   "requests that have waited longer for their next token than the level allows"),
+        FigureSpec("silent", "silent", "s", "lower", "how long the engine gave no sign of life"),
+        FigureSpec("restarts", "restarts", "", "lower", "restarts of the engine, last minute"),
+    )
+}  # fmt: skip
+KNOWN = {**FIGURES, **OF_NOW}
+
+_FOR = re.compile(r"\s*for\s+(\d+(?:\.\d+)?)\s*(ms|s|m|h)\s*")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class Rule(NamedTuple):
+    """A bound, and for how long it has to be broken.
+
+    Attributes:
+        text: as it was written.
+    """
+
+    text: str
+    bound: Bound
+    for_s: float = 0.0
+
+    @property
+    def figure(self) -> str:
+        return self.bound.figure.name
+
+    def said(self, value: float | None) -> str:
+        """The rule with what was measured."""
+        return f"{self.text}: {value_text(self.bound.figure, value)}"
+
+
+def parse_rule(text: str) -> Rule:
+    """Read `FIGURE COMPARISON VALUE [for TIME]`.
+
+    Raises:
+        BoundError: it cannot be read; names the place.
+    """
+    bound = parse_bound(text, is_whole=False, figures=KNOWN)
+    rest = text[bound.end :]
+    if not rest.strip():
+        return Rule(text.strip(), bound)
+    found = _FOR.fullmatch(rest)
+    if found is None:
+        place = bound.end + len(rest) - len(rest.lstrip())
+        raise BoundError(text, place, f"expected 'for 30s' or nothing, got {rest.strip()!r}")
+    return Rule(text.strip(), bound, float(found[1]) * _SECONDS[found[2]])

@@ -1,0 +1,200 @@
+"""Rules: how they are written, when they fire, and where one hears of it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.engine.protocol.wire import RequestStatus, RequestView
+from stepscope.recordings.alerts.judge import CALM_S, Judge
+from stepscope.recordings.alerts.meter import Meter, num_stalled, queue_age_s
+from stepscope.recordings.alerts.rule import parse_rule
+from stepscope.recordings.figures.bounds import BoundError
+from stepscope.recordings.state.requests import RequestTable
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.session import SessionState
+from stepscope.tui.cli.engines import watch
+from stepscope.tui.session.alerts import AlertDesk
+from stepscope.tui.settings.cli_errors import WrongUsage
+from stepscope.tui.settings.settings import load_alerts, load_settings
+from tests.conftest import LiveEngine
+from tests.support.waiting import wait_for
+from tests.telemetry.test_step_in_flight import asking, following, hanging
+
+# How a rule is written
+
+
+def test_a_rule_has_a_figure_a_comparison_a_value_and_a_time() -> None:
+    rule = parse_rule(" itl_p99 > 50ms for 30s")
+    assert (rule.figure, rule.bound.value, rule.for_s) == ("itl_p99", 50.0, 30.0)
+    assert parse_rule("goodput < 95%").for_s == 0.0
+    assert parse_rule("step_in_flight >= 1500ms for 2m").bound.value == 1.5
+    assert rule.said(73.4) == "itl_p99 > 50ms for 30s: 73.4 ms"
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "problem"),
+    [
+        ("itl_p98 > 50ms", 0, "no figure is called itl_p98; there is itl_p9"),
+        ("itl_p99 50ms", 8, "expected one of"),
+        ("itl_p99 > fast", 10, "expected a number"),
+        ("itl_p99 > 50ms during 3s", 15, "expected 'for 30s' or nothing"),
+        ("itl_p99 > 50ms for 30", 15, "expected 'for 30s' or nothing"),
+        ("queue_age > 5ms2", 15, "expected 'for 30s' or nothing"),
+    ],
+)
+def test_a_rule_that_cannot_be_read_is_refused_with_the_place(
+    text: str, place: int, problem: str
+) -> None:
+    with pytest.raises(BoundError, match=problem) as refused:
+        parse_rule(text)
+    assert refused.value.place == place
+
+
+def test_the_config_file_holds_rules_and_refuses_what_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config.toml"
+    monkeypatch.setenv("STEPSCOPE_CONFIG", str(file))
+    file.write_text('[[alerts]]\nwhen = "itl_p99 > 50ms for 30s"\n[dashboard]\nfps = 5\n')
+    assert [rule.text for rule in load_alerts()] == ["itl_p99 > 50ms for 30s"]
+    assert load_settings()["dashboard"] == {"fps": 5}
+    for wrong in ('[[alerts]]\nwhen = "itl > 5ms"\n', "[alerts]\n", '[[alerts]]\nif = "x"\n'):
+        file.write_text(wrong)
+        with pytest.raises(WrongUsage, match="alert"):
+            load_settings()
+
+
+# When it fires
+
+
+def states(judge: Judge, values: list[float | None], every_s: float = 1.0) -> list[str]:
+    found = []
+    for number, value in enumerate(values):
+        judge.take({"itl_p99": value}, number * every_s)
+        found.append(judge.watches[0].state)
+    return found
+
+
+def test_a_rule_fires_once_it_has_held_for_its_time() -> None:
+    judge = Judge([parse_rule("itl_p99 > 50ms for 2s")])
+    assert states(judge, [60, 40, 60, 60, 60]) == ["pending", "ok", "pending", "pending", "firing"]
+
+
+def test_a_rule_that_flaps_fires_once_and_ends_once() -> None:
+    judge = Judge([parse_rule("itl_p99 > 50ms")])
+    changes = []
+    for second in range(100):
+        changes += judge.take({"itl_p99": 70.0 + second if second % 3 else 10.0}, float(second))
+    for second in range(100, 120):
+        changes += judge.take({"itl_p99": None}, float(second))  # nothing to measure: calm
+    assert [change.is_firing for change in changes] == [True, False]
+    assert changes[1].value == 168.0  # the worst
+    assert changes[1].seconds == pytest.approx(99, abs=CALM_S)
+
+
+def test_what_is_not_known_now_neither_fires_nor_ends_a_rule() -> None:
+    judge = Judge([parse_rule("itl_p99 > 50ms")])
+    assert judge.take({}, 0.0) == []
+    assert judge.watches[0].state == "unknown"
+    assert len(judge.take({"itl_p99": 60.0}, 1.0)) == 1
+    assert judge.take({}, 100.0) == []
+    assert judge.watches[0].state == "firing"
+
+
+# A live engine
+
+
+def test_a_hung_step_is_measured_while_it_hangs(live_engine: LiveEngine) -> None:
+    with following(live_engine.endpoint) as source:
+        wait_for(lambda: source.status == "live", "it joins")
+        meter = Meter(source)
+        assert meter.measure()["step_in_flight"] == 0.0
+        with hanging(live_engine), asking(live_engine.endpoint):
+            wait_for(lambda: (meter.measure().get("step_in_flight") or 0) > 1, "it is measured")
+            assert meter.measure()["silent"] == 0.0
+
+
+def test_streams_stall_when_their_next_token_is_later_than_its_level() -> None:
+    def request(number: int, status: RequestStatus, last_ms: int | None) -> RequestView:
+        last_ns = None if last_ms is None else last_ms * 1_000_000
+        return RequestView(
+            request_id=number,
+            client_id="a",
+            status=status,
+            arrival_ns=0,
+            num_prompt_tokens=4,
+            max_tokens=9,
+            priority=0,
+            last_token_ns=last_ns,
+        )
+
+    requests = [
+        request(0, "running", 940),  # 60 ms ago: beyond the level of 50
+        request(1, "running", 960),
+        request(2, "waiting", None),  # a second since it came, TTFT level 500 ms
+        request(3, "finished", 100),
+    ]
+    state = SessionState(time_ns=1_000_000_000, table=RequestTable(requests), state="running")
+    assert num_stalled(state, SLO()) == 2
+    assert queue_age_s(state) == 1.0
+    state.state = "paused"
+    assert num_stalled(state, SLO()) == 0
+
+
+def test_an_engine_that_starts_anew_counts_as_a_restart(live_engine: LiveEngine) -> None:
+    with following(live_engine.endpoint) as source:
+        wait_for(lambda: source.status == "live", "it joins")
+        meter = Meter(source)
+        assert meter.measure()["restarts"] == 0
+        live_engine.becomes(engine_id="another")
+        wait_for(lambda: meter.measure()["restarts"] == 1, "it is noticed")
+
+
+def test_the_dashboard_marks_the_step_at_which_a_rule_fires(live_engine: LiveEngine) -> None:
+    now = [0.0]
+    with following(live_engine.endpoint) as source:
+        wait_for(lambda: source.status == "live", "it joins")
+        desk = AlertDesk(source, [parse_rule("steps >= 1")], lambda: now[0])
+        with asking(live_engine.endpoint):
+            wait_for(lambda: source.history.last_step == 3, "steps come")
+        changes = desk.news()
+        assert [change.is_firing for change in changes] == [True]
+        assert desk.news() == []  # once a second
+        marks = source.history.marks
+        assert [(mark.who, mark.text) for mark in marks] == [("alert", changes[0].text)]
+        now[0] = 5.0
+        assert desk.standing == [f"ALERT {changes[0].rule.said(4)}, for 5 s"]
+
+
+@pytest.mark.parametrize(("rule", "code", "state"), [
+    ("step_in_flight > 5s", 0, "ok"),
+    ("silent < 1s", 1, "firing"),
+])  # fmt: skip
+def test_watch_once_says_how_each_rule_stands(
+    live_engine: LiveEngine, stepscope: Callable[..., Any], rule: str, code: int, state: str
+) -> None:
+    done = stepscope("watch", live_engine.endpoint.control, "--once", "--json", "--when", rule)
+    said = json.loads(done.stdout)
+    assert (done.exit_code, said["rule"], said["state"]) == (code, rule, state)
+
+
+def test_watch_prints_each_change_of_state(
+    live_engine: LiveEngine, stepscope: Callable[..., Any]
+) -> None:
+    control = live_engine.endpoint.control
+    done = stepscope("watch", control, "--when", "silent < 1s", "--seconds", "1")
+    assert done.exit_code == 1
+    assert done.stdout.count("FIRING") == 1
+    refused = stepscope("watch", control, "--when", "silent < soon")
+    assert refused.exit_code == 2
+    assert "at character 10: expected a number" in refused.stderr
+    assert stepscope("watch", control).exit_code == 2  # no rule
+
+
+def test_once_says_unknown_where_nothing_can_be_measured() -> None:
+    judge = Judge([parse_rule("itl_p99 > 50ms")])
+    out = watch._Output("engine-0", as_json=True)
+    assert watch._verdict(judge, out) == watch.TOO_LITTLE

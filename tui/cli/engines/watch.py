@@ -1,0 +1,134 @@
+"""`stepscope watch`: rules about an engine, without a screen."""
+
+import json
+import signal
+import time
+from collections.abc import Sequence
+
+from stepscope.recordings.alerts.judge import Change, Judge, RuleWatch
+from stepscope.recordings.alerts.meter import WINDOW_S, Meter
+from stepscope.recordings.alerts.rule import Rule, parse_rule
+from stepscope.recordings.figures.bounds import BoundError, value_text
+from stepscope.recordings.file.service_levels import slo_of
+from stepscope.recordings.history.history import History
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.tui.cli.shared.connect import choose, connect
+from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.levels import chosen_levels, level_flags
+from stepscope.tui.cli.shared.signals import StopSignals
+from stepscope.tui.settings.cli_errors import DONE, FAILED, WrongUsage
+from stepscope.tui.settings.settings import load_alerts
+
+TOO_LITTLE = 3  # exit code: nothing can be said of a rule, and none fires
+_TICK_S = 0.25
+_UNKNOWN_S = 15.0  # then `--once` no longer waits for what is unknown
+_MAX_STEPS = 20_000
+_MAX_BYTES = 64 * 1024 * 1024
+
+
+def watch(
+    endpoint: str | None,
+    when: Sequence[str],
+    once: bool,
+    as_json: bool,
+    seconds: float | None,
+    slo_itl: str | None = None,
+    slo_ttft: str | None = None,
+) -> int:
+    """Print each change of state of the rules until a signal; with `once` their states, once.
+
+    Returns:
+        0; 1 if a rule fired; with `once` also 3, if one is unknown.
+    """
+    rules = chosen_rules(when, "watch --when")
+    slo = slo_of(chosen_levels(level_flags(slo_itl, slo_ttft)))
+    chosen = choose(endpoint, "stepscope watch {}")
+    connect(chosen).close()
+    source = Subscriber(chosen, History(slo, _MAX_STEPS, _MAX_BYTES), past_s=WINDOW_S)
+    judge, meter = Judge(rules), Meter(source)
+    out = _Output(source.name, as_json)
+    has_fired = False
+    start_s = time.monotonic()
+    stop = StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    with stop:
+        source.start()
+        try:
+            while not stop.wait(_TICK_S):
+                now_s = time.monotonic()
+                changes = judge.take(meter.measure(), now_s)
+                has_fired = has_fired or any(change.is_firing for change in changes)
+                if once and _is_decided(judge, now_s - start_s):
+                    return _verdict(judge, out)
+                if not once:
+                    out.changes(changes)
+                if seconds is not None and now_s - start_s >= seconds:
+                    break
+        finally:
+            source.stop()
+    return FAILED if has_fired else DONE
+
+
+def chosen_rules(when: Sequence[str], option: str) -> tuple[Rule, ...]:
+    """Those of the command line, else those of the config file.
+
+    Raises:
+        WrongUsage: one cannot be read, or there is none.
+    """
+    try:
+        rules = tuple(parse_rule(text) for text in when)
+    except BoundError as error:
+        raise WrongUsage(f"{option}: {error}") from error
+    rules = rules or load_alerts()
+    if not rules:
+        raise WrongUsage(
+            f"no rule: give {option} 'itl_p99 > 50ms for 30s', or [[alerts]] in the config file"
+        )
+    return rules
+
+
+def _is_decided(judge: Judge, elapsed_s: float) -> bool:
+    """Every rule is known and fires or does not; what stays unknown is waited for only so long."""
+    states = [each.state for each in judge.watches]
+    if "pending" in states:
+        return False
+    return "unknown" not in states or elapsed_s > _UNKNOWN_S
+
+
+def _verdict(judge: Judge, out: "_Output") -> int:
+    out.states(judge.watches)
+    states = [each.state for each in judge.watches]
+    if "firing" in states:
+        return FAILED
+    return TOO_LITTLE if "unknown" in states else DONE
+
+
+class _Output:
+    def __init__(self, name: str, as_json: bool) -> None:
+        self._name = name
+        self._as_json = as_json
+
+    def changes(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            state = "firing" if change.is_firing else "ok"
+            self._line(change.rule, state, change.value, change.text)
+
+    def states(self, watches: Sequence[RuleWatch]) -> None:
+        for each in watches:
+            self._line(each.rule, each.state, each.value, each.rule.said(each.value))
+
+    def _line(self, rule: Rule, state: str, value: float | None, text: str) -> None:
+        if not self._as_json:
+            say(f"{time.strftime('%H:%M:%S')} {state.upper():<7} {text}")
+            return
+        figure = rule.bound.figure
+        document = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "engine": self._name,
+            "rule": rule.text,
+            "state": state,
+            "figure": figure.name,
+            "value": value,
+            "unit": figure.unit,
+            "shown": value_text(figure, value),
+        }
+        say(json.dumps(document, ensure_ascii=False))
