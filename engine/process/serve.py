@@ -32,6 +32,7 @@ from stepscope.engine.telemetry.token_publisher import TokenPublisher
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock, check_name, free_name
 from stepscope.engine.transport.gate import gate_of, local_key
 from stepscope.engine.transport.leftovers import sweep
+from stepscope.engine.transport.open_files import allow_many_files
 from stepscope.engine.workload.driver import WorkloadDriver
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ def open_engine(
     replay_bytes = replay_memory_bytes(config.replay_memory)
     prepare_environment(config)
     sweep()
+    allow_many_files()  # for connections
     with (
         gate_of(config.keys, endpoint) as gate,
         EndpointLock(endpoint, local_key(gate), name or endpoint.name),

@@ -24,6 +24,7 @@ from stepscope.engine.transport.keys import (
     write_credentials,
     write_private,
 )
+from stepscope.engine.transport.open_files import is_out_of_files
 
 Role: TypeAlias = Literal["viewer", "operator"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -191,6 +192,8 @@ def _read(path: Path) -> Holder:
     except FileNotFoundError:
         raise
     except OSError as error:
+        if is_out_of_files(error):
+            raise
         raise ConfigError("keys", f"{path}: {error.strerror}") from error
     except ValueError:
         raise ConfigError("keys", f"{path} is not a key that 'stepscope keys' made") from None

@@ -23,6 +23,7 @@ from stepscope.engine.transport.authorised_keys import Holder, KeyFolder
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.io_threads import stand_back
 from stepscope.engine.transport.keys import Credentials, KeyPair
+from stepscope.engine.transport.open_files import is_out_of_files
 
 log = logging.getLogger("stepscope.engine")
 
@@ -161,6 +162,9 @@ class Gate:
                 return
             holders = self._folder.holders(broken)
         except (ConfigError, OSError) as error:
+            if isinstance(error, OSError) and is_out_of_files(error):
+                self._changed_ns = 0  # strangers may have used them up: what was known still holds
+                return
             # A folder that cannot be trusted lets no client in, and none stays.
             if self._signature is not None:
                 broken.append(f"no key is let in any more but the local one: {error}")

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import resource
 import socket
 import stat
 import subprocess
@@ -351,6 +352,23 @@ def test_a_key_folder_that_others_may_write_to_lets_no_client_in(tmp_path: Path)
     keys.path.chmod(0o755)
     with pytest.raises(ConfigError, match="chmod 700"):
         Gate(keys)
+
+
+def test_strangers_who_use_up_all_files_revoke_no_key(tmp_path: Path) -> None:
+    keys = KeyFolder(tmp_path / "authorised")
+    credentials = keys.add("me", "viewer", tmp_path / "me.key", None)
+    gate = Gate(keys)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        gate._look()
+        assert gate.holder(credentials.pair.public) is not None
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        keys.revoke("me")
+        wait_for(lambda: gate.holder(credentials.pair.public) is None, "it is seen again")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        gate.close()
 
 
 # Addresses and files

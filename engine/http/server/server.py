@@ -5,7 +5,6 @@ import contextlib
 import functools
 import logging
 import os
-import resource
 import signal
 import socket
 import threading
@@ -26,6 +25,7 @@ from stepscope.engine.http.settings import Address, HttpSettings
 from stepscope.engine.protocol.config import ConfigError
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.engine.transport.open_files import allow_many_files
 
 log = logging.getLogger("stepscope.http")
 
@@ -90,7 +90,7 @@ def serve_http(
             go of its port, ends what is open with an error, and ends itself.
         found: gets the engine, each time it is found.
     """
-    max_connections = min(settings.max_connections, _allow_many_files() - _SPARE_FILES)
+    max_connections = min(settings.max_connections, allow_many_files() - _SPARE_FILES)
     peers = Peers(max_connections, settings.max_connections_per_peer)
     signal.signal(signal.SIGTERM, _leave)  # to where uvicorn's own handler leads in the end
     with contextlib.suppress(KeyboardInterrupt, _Leave):
@@ -209,14 +209,3 @@ def _loop_factory() -> asyncio.Runner:
     except ModuleNotFoundError:  # not made for this platform
         return asyncio.Runner()
     return asyncio.Runner(loop_factory=uvloop.new_event_loop)
-
-
-def _allow_many_files() -> int:
-    """Each stream is a file descriptor, and the usual limit is a thousand. Gives the new limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 65_536 if hard == resource.RLIM_INFINITY else hard
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return wanted if soft == resource.RLIM_INFINITY else soft
