@@ -1,9 +1,9 @@
 """`RooflineModel`: step times from what a step has to read and to compute, and a GPU's rates.
 
 Each part of a step takes what its bytes or its operations take at the rates of the data sheet,
-whichever is longer, times a coefficient above 1. Layers, rows and the exchanges of tensor
-parallelism cost a time of their own. Of a mixture of experts only those are read that the tokens
-of the step choose.
+whichever is longer, times a coefficient above 1. The step itself, its rows and the exchanges of
+tensor parallelism cost a time of their own. Of a mixture of experts only those are read that the
+tokens of the step choose.
 """
 
 from msgspec import Struct
@@ -13,7 +13,7 @@ from stepscope.engine.simulation.gpus import GpuRates
 from stepscope.engine.simulation.model_shape import ModelShape
 from stepscope.engine.simulation.step_time import StepShape, StepTime
 
-TERMS = ("weights", "attention", "layer", "row_layer")  # what coefficients are fitted for
+TERMS = ("weights", "attention", "step", "row_layer")  # what coefficients are fitted for
 _EXCHANGES = 2  # in a layer: after attention and after its MLP
 _ACTIVATION_BYTES = 2
 _ACTIVATION_ROOM = 1.7e9  # bytes of each GPU: about what vLLM 0.19 leaves out of its KV cache
@@ -25,10 +25,10 @@ class RooflineCoefficients(Struct, frozen=True, kw_only=True):
     The defaults are a fit to 13 public runs of vLLM 0.15.1 on H100 (docs/simulate.md, Accuracy).
     """
 
-    weights: float = 1.295  # times what reading all weights of the step takes
-    attention: float = 1.171  # times what reading the keys and values takes
-    layer_us: float = 22.5  # each layer, however little it does
-    row_layer_us: float = 0.65  # each row in each layer
+    weights: float = 1.309  # times what reading all weights of the step takes
+    attention: float = 1.068  # times what reading the keys and values takes
+    step_us: float = 837.0  # each step, however little it does
+    row_layer_us: float = 0.858  # each row in each layer
     # Assumed, not fitted: an exchange between GPUs before its bytes, and the share of the peak
     # that is computed at best, before the factors above.
     exchange_us: float = 5.0
@@ -109,7 +109,7 @@ class RooflineModel:
         return (
             weights_s,
             attention_s,
-            float(self._shape.num_layers),
+            1.0,
             float(self._shape.num_layers * shape.num_rows),
         )
 
@@ -120,11 +120,11 @@ class RooflineModel:
 
     def step_time(self, shape: StepShape) -> StepTime:
         by = self._coefficients
-        weights_s, attention_s, layers, row_layers = self.terms(shape)
+        weights_s, attention_s, steps, row_layers = self.terms(shape)
         device_s = (
             by.weights * weights_s
             + by.attention * attention_s
-            + (by.layer_us * layers + by.row_layer_us * row_layers) * 1e-6
+            + (by.step_us * steps + by.row_layer_us * row_layers) * 1e-6
             + self.exchange_s(shape.num_tokens)
         )
         return StepTime(device_s, self._host_s, self._spread)

@@ -1,11 +1,12 @@
 """How far simulated runs are from real ones that others published.
 
-    python tests/bench/bench_sim.py --validation DIR [--share 0.25] [--jobs 2] [--json FILE]
+    python tests/bench/bench_sim.py --validation DIR [--left-out model] [--share 0.25]
 
 DIR has `train13.csv` and `workloads.json` (runs of vLLM 0.15.1 on H100) and the per-request times
 of a run on an RTX 4090 (`llmservingsim_*_requests.jsonl`); docs/simulate.md says where they come
 from. The real scheduler serves each workload again on a virtual clock. Each of the 13 runs is
-predicted with coefficients that were fitted on the other 12.
+predicted with coefficients that were fitted on the other 12 (`--left-out model`: on those of the
+other models), and those of `--others TABLE` with coefficients of all 13.
 Errors are those of the source: |simulated - measured| / measured of each figure of a whole run,
 and their median over runs. The run on the RTX 4090 is fitted on its first 40 % of requests and
 judged on the rest.
@@ -87,7 +88,7 @@ def coefficients(found: Sequence[float]) -> RooflineCoefficients:
     return RooflineCoefficients(
         weights=by["weights"],
         attention=by["attention"],
-        layer_us=by["layer"] * 1e6,
+        step_us=by["step"] * 1e6,
         row_layer_us=by["row_layer"] * 1e6,
     )
 
@@ -127,12 +128,21 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return percentile(medians, 0.05), percentile(medians, 0.95)
 
 
-def all_but_one(runs: Sequence[PublicRun]) -> list[Fit]:
-    """For each run a fit on the others."""
+def all_but_one(runs: Sequence[PublicRun], left_out: str) -> list[Fit]:
+    """For each run a fit on the others, or on those of other models."""
     whole = fit_runs(runs)
-    fits = [fit_runs([each for each in runs if each is not run]) for run in runs]
-    print(f"coefficients of all {len(runs)} runs, and their range with one run left out:")
-    for name in ("weights", "attention", "layer_us", "row_layer_us"):
+    fits = [
+        fit_runs(
+            [
+                each
+                for each in runs
+                if each is not run and (left_out == "run" or each.shape != run.shape)
+            ]
+        )
+        for run in runs
+    ]
+    print(f"coefficients of all {len(runs)} runs, and their range with one {left_out} left out:")
+    for name in ("weights", "attention", "step_us", "row_layer_us"):
         each = [getattr(fit.coefficients, name) for fit in fits]
         found = getattr(whole.coefficients, name)
         print(f"  {name:12}{found:8.3f}   {min(each):.3f} to {max(each):.3f}")
@@ -244,6 +254,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--validation", type=Path, help="the folder of the public runs")
     parser.add_argument("--others", type=Path, help="a table of runs to predict from the 13")
+    parser.add_argument("--left-out", choices=("run", "model"), default="run")
     parser.add_argument("--share", type=float, default=1.0, help="of the time of each stage")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
@@ -256,7 +267,7 @@ def main() -> int:
     runs = read_runs(folder / "train13.csv", folder / "workloads.json")
     tasks = [
         Task(run, fit, options.share, options.seed)
-        for run, fit in zip(runs, all_but_one(runs), strict=True)
+        for run, fit in zip(runs, all_but_one(runs, options.left_out), strict=True)
     ]
     result = {"runs": judge_runs(tasks, options.jobs)}
     if options.others is not None:
