@@ -56,6 +56,11 @@ class RuleWatch:
             return "unknown"
         return "ok" if self._held_since_s is None else "pending"
 
+    @property
+    def holds(self) -> bool:
+        """What the rule says was true when it was measured last."""
+        return self._held_since_s is not None
+
     def take(self, values: Mapping[str, float | None], now_s: float) -> Change | None:
         """The next measurement; one that misses the figure changes nothing."""
         rule = self.rule

@@ -10,7 +10,7 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 
 WINDOW_S = 10.0  # of figures
-_RESTARTS_S = 60.0
+_RESTARTS_S = WINDOW_S
 
 
 class Meter:

@@ -17,7 +17,7 @@ OF_NOW: dict[str, FigureSpec] = {
         FigureSpec("stalled_streams", "stalled streams", "", "lower",
                    "requests that have waited longer for their next token than the level allows"),
         FigureSpec("silent", "silent", "s", "lower", "how long the engine gave no sign of life"),
-        FigureSpec("restarts", "restarts", "", "lower", "restarts of the engine, last minute"),
+        FigureSpec("restarts", "restarts", "", "lower", "restarts of the engine"),
     )
 }  # fmt: skip
 KNOWN = {**FIGURES, **OF_NOW}

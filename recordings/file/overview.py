@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.file.incident import incident_in
 from stepscope.recordings.file.mcap.format import PART_SUFFIX
 from stepscope.recordings.file.reader import Recording
 
@@ -17,12 +18,14 @@ class Overview(NamedTuple):
     model: str = ""
     is_cut: bool = False  # never finished, or damaged
     error: str | None = None
+    incident: str | None = None  # what it was kept for, in one line
 
 
 def overview(path: Path) -> Overview:
     """Read the overview of a file. Any problem becomes its `error`."""
     try:
         with Recording(path) as recording:
+            incident = incident_in(recording.metadata)
             first, last = recording.first_step, recording.last_step
             return Overview(
                 recording.duration_s,
@@ -30,6 +33,7 @@ def overview(path: Path) -> Overview:
                 recording.metadata.get("engine_name", recording.info.name),
                 recording.metadata.get("model", recording.info.model),
                 recording.truncated,
+                incident=None if incident is None else incident.text,
             )
     except (RecordingError, OSError) as error:
         return Overview(error=str(error).removeprefix(f"{path} "))

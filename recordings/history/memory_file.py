@@ -15,12 +15,23 @@ from stepscope.recordings.history.history import History
 _TURN = 100  # messages between two looks whether to go on
 
 
-def write_memory(history: History, path: Path, progress: Callable[[float], None]) -> int:
-    """Write all steps in memory, and the marks at them, up to what is the newest one now.
+def write_memory(
+    history: History,
+    path: Path,
+    progress: Callable[[float], None],
+    *,
+    first: int | None = None,
+    metadata: Mapping[str, str] | None = None,
+    change: Callable[[Telemetry], Telemetry] | None = None,
+) -> int:
+    """Write the steps in memory, and the marks at them, up to what is the newest one now.
 
     Args:
         path: of a file that is not there.
         progress: told how much is done, 0 to 1; what it raises ends the work, and leaves nothing.
+        first: the first step; None: the oldest in memory.
+        metadata: what the file says of itself beside the service levels.
+        change: makes each message what the file is to hold.
 
     Returns:
         How many steps there are in the file.
@@ -29,19 +40,22 @@ def write_memory(history: History, path: Path, progress: Callable[[float], None]
         RecordingError: there is no step in memory, or the file cannot be made.
         OSError: it is there, or cannot be written to the end.
     """
-    follower = history.follow()
+    follower = history.follow(first)
     num_messages = follower.num_ahead
     sequences, num_lost = follower.sequences(), follower.num_lost()
     if not sequences:
         raise RecordingError("there is no step in memory")
     file = RecordingFile(path, is_new=True)
     try:
-        log = EngineLog(file, as_metadata(levels_of(history.slo)))
+        log = EngineLog(file, as_metadata(levels_of(history.slo)) | dict(metadata or {}))
         sequence = 0
         frames = _frames(follower, num_messages, sequences, num_lost)
         for number, (message, sequence, payload) in enumerate(frames):
             if number % _TURN == 0:
                 progress(number / num_messages)
+            if change is not None:
+                message = change(message)
+                payload = wire.encode(message)
             log.take(message, (message.topic, sequence, payload))
         for mark in history.marks:
             if log.first_step is not None and mark.step >= log.first_step:

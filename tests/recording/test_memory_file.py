@@ -106,8 +106,8 @@ def test_messages_forgotten_before_reading_count_as_missing(
     history = filled(range(MESSAGES[600][0], MESSAGES[-1][0] + 1), max_steps=300)
     follow = history.follow
 
-    def overtaken() -> Follower:
-        follower = follow()
+    def overtaken(first: int | None = None) -> Follower:
+        follower = follow(first)
         for sequence, message in MESSAGES[600:]:
             history.append(sequence, message)
         return follower

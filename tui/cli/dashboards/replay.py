@@ -1,18 +1,22 @@
 """`stepscope replay`: the dashboard of a file."""
 
 import sys
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from stepscope.recordings import samples
+from stepscope.recordings.file.incident import incidents_in
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import levels_in
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.replay.tempo import MAX_SPEED, MIN_SPEED
 from stepscope.tui.cli.dashboards.dashboard import dashboard_options, need_terminal, new_history
+from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import judged_as
 from stepscope.tui.cli.shared.recording_path import find_recording
-from stepscope.tui.settings.cli_errors import WrongUsage
+from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.recent import remember
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings
@@ -20,6 +24,9 @@ from stepscope.tui.settings.settings import DashboardSettings
 
 def replay(file: str, speed: float | None, at: int | None, flags: Mapping[str, Any]) -> None:
     """Raises RecordingError when the file is none, WrongUsage for a step that is not in it."""
+    if Path(file).is_dir():
+        list_incidents(Path(file))
+        return
     settings = resolve(DashboardSettings, "dashboard", flags)
     if speed is not None and not MIN_SPEED <= speed <= MAX_SPEED:
         raise WrongUsage(f"--speed: expected {MIN_SPEED:g} to {MAX_SPEED:g}, got {speed:g}")
@@ -43,6 +50,18 @@ def replay(file: str, speed: float | None, at: int | None, flags: Mapping[str, A
             _run_replay(source, settings, keeps_levels=not carried)
         finally:
             source.stop()
+
+
+def list_incidents(folder: Path) -> None:
+    """Print the incidents kept in a folder, one a line, the newest first."""
+    found = incidents_in(folder)
+    if not found:
+        raise CommandFailed(
+            f"{folder} holds no incident ('stepscope record --incidents' keeps them)"
+        )
+    for path, incident in found:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(incident.started_wall_ns / 1e9))
+        say(f"{when}  {incident.text}  {path}")
 
 
 def _run_replay(source: ReplaySource, settings: DashboardSettings, keeps_levels: bool) -> None:

@@ -14,6 +14,8 @@ from stepscope.recordings.file.writing.rotation import (
 from stepscope.recordings.history.journal import Journal
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.tui.cli.recordings import incidents as incidents_command
+from stepscope.tui.cli.recordings.incidents import IncidentOptions
 from stepscope.tui.cli.shared.connect import check_past, choose, connect
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import chosen_levels, level_flags
@@ -30,18 +32,20 @@ _GONE_S = 10.0  # an engine that is silent for so long does not come back in thi
 
 def record(
     endpoint: str | None,
-    file: str,
+    file: str | None,
     seconds: float | None,
     rotate: str | None,
     keep: str | None,
     slo_itl: str | None = None,
     slo_ttft: str | None = None,
     past_s: float = 0.0,
+    incidents: IncidentOptions | None = None,
 ) -> None:
     """Record until a signal, `seconds` have passed, or the engine ends.
 
     Begins with up to `past_s` seconds of what was before, as far as the engine keeps them. A series
-    of files (`rotate`) does not end with its engine: it waits for the next one.
+    of files (`rotate`) does not end with its engine: it waits for the next one. With `incidents`
+    only what is around rules that fire is recorded.
 
     Raises:
         CommandFailed: the file cannot be written, or the engine vanished or started anew.
@@ -49,6 +53,17 @@ def record(
     """
     if seconds is not None and not 0 < seconds < float("inf"):
         raise WrongUsage(f"--seconds: expected a number above 0, got {seconds}")
+    if incidents is not None:
+        if file is not None or rotate is not None or past_s:
+            raise WrongUsage("--incidents: not with --output, --rotate or --past")
+        chosen = choose(endpoint, "stepscope record {} --incidents DIR")
+        connect(chosen).close()
+        incidents_command.keep_incidents(
+            chosen, incidents, chosen_levels(level_flags(slo_itl, slo_ttft)), seconds
+        )
+        return
+    if file is None:
+        raise WrongUsage("name the file with --output, or a folder with --incidents")
     if keep is not None and rotate is None:
         raise WrongUsage("--keep: only with --rotate, which makes many files of one")
     check_past(past_s)

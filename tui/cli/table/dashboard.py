@@ -129,7 +129,7 @@ def replay(
     *,
     flags: dict[str, Any],
 ) -> None:
-    """Show a recording in the dashboard."""
+    """Show a recording in the dashboard. Of a folder, list the incidents that are kept in it."""
     from stepscope.tui.cli.dashboards import replay as command
 
     command.replay(file, speed, at, flags)

@@ -22,6 +22,7 @@ commands = typer.Typer(rich_markup_mode=None)
         "stepscope record -o session.mcap --seconds 60",
         "stepscope record -o incident.mcap --past 300 --seconds 1",
         "stepscope record engine-0 -o week.mcap --rotate 1GB --keep 48h",
+        "stepscope record engine-0 --incidents kept --keep 2GB",
     )
 )
 @with_key
@@ -29,8 +30,9 @@ def record(
     endpoint: Endpoint = None,
     *,
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE", help="the file to write (MCAP)")
-    ],
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE", help="the file to write (MCAP)"),
+    ] = None,
     seconds: Annotated[
         float | None,
         typer.Option(metavar="NUMBER", help="how long to record (default: until Ctrl-C)"),
@@ -55,7 +57,37 @@ def record(
         typer.Option(
             metavar="SIZE,AGE",
             help="with --rotate: delete this recorder's files beyond this age or total size: 48h, "
-            "100GB",
+            "100GB; with --incidents a size: the last 5 stay",
+        ),
+    ] = None,
+    incidents: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="hold the newest steps in memory, and write a file into DIR only when a rule "
+            "fires; without prompts and outputs",
+        ),
+    ] = None,
+    when: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RULE",
+            help="with --incidents: FIGURE COMPARISON VALUE [for TIME]; may be given several times "
+            "(default: [[alerts]] of the config file, else usual ones)",
+        ),
+    ] = None,
+    before: Annotated[
+        str, typer.Option(metavar="TIME", help="with --incidents: what a file holds of before")
+    ] = "30s",
+    after: Annotated[
+        str, typer.Option(metavar="TIME", help="with --incidents: ... and of after")
+    ] = "10s",
+    on_incident: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMMAND",
+            help="with --incidents: run COMMAND PATH for each file, with a summary as JSON on its "
+            "standard input",
         ),
     ] = None,
     slo_itl: Annotated[
@@ -79,8 +111,12 @@ def record(
     Commands that open the file judge breaches by them.
     """
     from stepscope.tui.cli.recordings import record as command
+    from stepscope.tui.cli.recordings.incidents import IncidentOptions
 
-    command.record(endpoint, output, seconds, rotate, keep, slo_itl, slo_ttft, past)
+    options = None
+    if incidents is not None:
+        options = IncidentOptions(incidents, before, after, keep, when or (), on_incident)
+    command.record(endpoint, output, seconds, rotate, keep, slo_itl, slo_ttft, past, options)
 
 
 @commands.command(

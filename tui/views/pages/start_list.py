@@ -146,6 +146,9 @@ def _file(file: File, now_s: float) -> Entry:
     if seen is not None and seen.error is not None:
         cells = ((when, "muted"), (f"not readable: {seen.error}", "caution"))
         return Entry(choice, title, cells, "caution", f"{file.path}: {seen.error}")
+    if seen is not None and seen.incident is not None:
+        cells = ((when, "muted"), (seen.incident, "caution"))
+        return Entry(choice, title, cells, about=f"{file.path}: {seen.incident}")
     length = steps = engine = "…"
     if seen is not None:
         length = "-" if seen.duration_s is None else length_text(seen.duration_s)

@@ -1,0 +1,85 @@
+"""`Incident`: what a recording says of why it was kept."""
+
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from stepscope.recordings.file.mcap.index import read_metadata
+
+METADATA = "incident"  # key in the metadata of a file
+_PREFIX = "incident-"
+_MAX_TEXT = 2_000
+_MAX_NAME = 60
+
+
+class FiredRule(Struct, frozen=True):
+    """A rule that fired, and the worst value meanwhile, in the unit of its figure."""
+
+    rule: str
+    value: float | None
+    shown: str  # the value as people read it
+
+
+class Incident(Struct, frozen=True, kw_only=True):
+    """What happened.
+
+    Attributes:
+        started_wall_ns: when the first rule began to fire, Unix time.
+        seconds: until the last rule no longer held.
+        is_over: false: it still went on when the file was written.
+        num_late: requests with a late token; None: unknown.
+        explanation: of the longest wait, or of the step in flight.
+    """
+
+    engine: str
+    started_wall_ns: int
+    seconds: float
+    is_over: bool
+    rules: list[FiredRule]
+    num_late: int | None = None
+    explanation: str = ""
+
+    @property
+    def text(self) -> str:
+        """One line: what, how long, how many streams."""
+        what = "; ".join(f"{each.rule}: {each.shown}" for each in self.rules)
+        ended = "" if self.is_over else " and on"
+        streams = "" if self.num_late is None else f", {self.num_late:,} streams late"
+        return f"{what}, {self.seconds:.0f} s{ended}{streams}"
+
+    def as_metadata(self) -> dict[str, str]:
+        short = msgspec.structs.replace(self, explanation=self.explanation[:_MAX_TEXT])
+        return {METADATA: msgspec.json.encode(short).decode()}
+
+    @property
+    def file_name(self) -> str:
+        """Sorts by time, and says what happened."""
+        when = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self.started_wall_ns / 1e9))
+        figure = self.rules[0].rule.split()[0]
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{self.engine}-{figure}")[:_MAX_NAME]
+        return f"{_PREFIX}{when}-{name}.mcap"
+
+
+def incident_in(metadata: Mapping[str, str]) -> Incident | None:
+    """The incident a file was kept for; None: it is another recording."""
+    text = metadata.get(METADATA)
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text, type=Incident)
+    except msgspec.DecodeError:
+        return None
+
+
+def incidents_in(folder: Path) -> list[tuple[Path, Incident]]:
+    """Those kept in a folder, the newest first."""
+    found = []
+    for path in folder.glob(f"{_PREFIX}*.mcap"):
+        incident = incident_in(read_metadata(path) or {})
+        if incident is not None:
+            found.append((path, incident))
+    return sorted(found, key=lambda each: each[1].started_wall_ns, reverse=True)

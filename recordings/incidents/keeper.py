@@ -1,0 +1,186 @@
+"""`IncidentKeeper`: watches a live source by rules, and writes a file when one fires.
+
+What was before the rule fired is in the memory of the source. Rules that fire while an incident
+goes on belong to it: what overlaps is one file.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from stepscope.recordings.alerts.judge import Judge, RuleWatch
+from stepscope.recordings.alerts.meter import Meter
+from stepscope.recordings.alerts.rule import Rule
+from stepscope.recordings.check.strip import stripped
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.figures.bounds import value_text
+from stepscope.recordings.file.incident import FiredRule, Incident
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.memory_file import write_memory
+from stepscope.recordings.history.source import Source
+from stepscope.recordings.incidents.explanation import explained
+from stepscope.recordings.incidents.folder import IncidentFolder
+
+MAX_S = 300.0  # then an incident that goes on is written; it is not kept a second time
+MAX_AN_HOUR = 20
+
+DEFAULT_RULES = (
+    "itl_within_slo < 90% for 5s",
+    "ttft_within_slo < 50% for 10s",
+    "stalled_streams >= 3 for 2s",
+    "step_in_flight > 5s",
+    "preemptions > 20",
+    "queue_age > 30s",
+    "silent > 10s",
+    "restarts > 0",
+)
+
+
+class Kept(NamedTuple):
+    """An incident and its file; or, with `error`, why it has none."""
+
+    incident: Incident
+    path: Path | None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class _Open:
+    """An incident that goes on."""
+
+    began_s: float
+    wall_ns: int
+    engine_id: str | None
+    last_bad_s: float
+    rules: dict[str, RuleWatch] = field(default_factory=dict)
+    worst: dict[str, float | None] = field(default_factory=dict)
+
+
+class IncidentKeeper:
+    """Belongs to one thread, which calls `look` a few times a second.
+
+    Args:
+        source: with a `History` that remembers.
+        before_s, after_s: what a file holds around the time in which rules held.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        rules: Sequence[Rule],
+        folder: IncidentFolder,
+        before_s: float,
+        after_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.judge = Judge(rules)
+        self.num_left_out = 0  # incidents beyond MAX_AN_HOUR
+        self._source = source
+        self._folder = folder
+        self._before_s = before_s
+        self._after_s = after_s
+        self._clock = clock
+        self._meter = Meter(source, clock)
+        self._open: _Open | None = None
+        self._spent: set[str] = set()  # rules that hold since before the last file was written
+        self._written_s: deque[float] = deque()
+
+    @property
+    def is_open(self) -> bool:
+        """An incident goes on."""
+        return self._open is not None
+
+    def look(self) -> Kept | None:
+        """Measure once more; the incident that has ended with it, if one has."""
+        now_s = self._clock()
+        self.judge.take(self._meter.measure(), now_s)
+        bad = [each for each in self.judge.firing if each.holds]
+        self._spent &= {each.rule.text for each in bad}
+        bad = [each for each in bad if each.rule.text not in self._spent]
+        if bad:
+            self._note(bad, now_s)
+        if self._open is None or not self._is_complete(self._open, now_s):
+            return None
+        return self._end(self._open, now_s, is_over=not bad)
+
+    def close(self) -> Kept | None:
+        """Write the incident that goes on, if there is one."""
+        return None if self._open is None else self._end(self._open, self._clock(), is_over=False)
+
+    def _note(self, bad: Sequence[RuleWatch], now_s: float) -> None:
+        if self._open is None:
+            info = self._source.history.info
+            engine_id = None if info is None else info.engine_id
+            if any(each.rule.figure == "restarts" for each in bad):
+                engine_id = ""  # of the one before, which is not there any more
+            self._open = _Open(now_s, time.time_ns(), engine_id, now_s)
+        self._open.last_bad_s = now_s
+        for each in bad:
+            self._open.rules[each.rule.text] = each
+            self._open.worst[each.rule.text] = each.worst
+
+    def _is_complete(self, incident: _Open, now_s: float) -> bool:
+        if self._source.status != "live":  # nothing more comes
+            return now_s - incident.began_s >= self._after_s
+        is_calm = now_s - incident.last_bad_s >= self._after_s
+        return is_calm or now_s - incident.began_s >= MAX_S
+
+    def _end(self, ended: _Open, now_s: float, *, is_over: bool) -> Kept | None:
+        self._open = None
+        self._spent = {each.rule.text for each in self.judge.firing if each.holds}
+        while self._written_s and now_s - self._written_s[0] > 3_600:
+            self._written_s.popleft()
+        if len(self._written_s) >= MAX_AN_HOUR:
+            self.num_left_out += 1
+            return None
+        self._written_s.append(now_s)
+        history = self._history_of(ended)
+        back_s = now_s - ended.began_s + self._before_s
+        if history is not self._source.history:
+            back_s = self._before_s  # it ended when the incident began
+        first = history.step_at(history.state.time_ns - round(back_s * 1e9))
+        found = explained(history, first)
+        info = history.info
+        incident = Incident(
+            engine=self._source.name if info is None else info.name,
+            started_wall_ns=ended.wall_ns,
+            seconds=ended.last_bad_s - ended.began_s,
+            is_over=is_over,
+            rules=[self._fired(each, ended.worst[text]) for text, each in ended.rules.items()],
+            num_late=found.num_late,
+            explanation=found.text,
+        )
+        return self._write(history, first, incident)
+
+    def _history_of(self, ended: _Open) -> History:
+        """That of the engine it happened to; another one may be there by now."""
+        history = self._source.history
+        info, previous = history.info, history.previous
+        has_changed = info is not None and info.engine_id != ended.engine_id
+        return previous if has_changed and previous is not None else history
+
+    def _write(self, history: History, first: int | None, incident: Incident) -> Kept:
+        path = self._folder.new_path(incident)
+        try:
+            write_memory(
+                history,
+                path,
+                lambda share: None,
+                first=first,
+                metadata=incident.as_metadata(),
+                change=stripped,
+            )
+        except OSError as error:
+            return Kept(incident, None, f"cannot write {path}: {error.strerror or error}")
+        except RecordingError as error:
+            return Kept(incident, None, str(error))
+        self._folder.delete_old()
+        return Kept(incident, path)
+
+    @staticmethod
+    def _fired(watch: RuleWatch, worst: float | None) -> FiredRule:
+        return FiredRule(watch.rule.text, worst, value_text(watch.rule.bound.figure, worst))

@@ -1,0 +1,246 @@
+"""Incidents keep themselves: what happened is in a file, though nobody watched."""
+
+import json
+import resource
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.engine.protocol import wire
+from stepscope.recordings.alerts.rule import parse_rule
+from stepscope.recordings.check.strip import holds_tokens
+from stepscope.recordings.check.verify import verify
+from stepscope.recordings.file.incident import FiredRule, Incident, incident_in, incidents_in
+from stepscope.recordings.file.overview import overview
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.incidents import folder as incident_folder
+from stepscope.recordings.incidents.folder import IncidentFolder
+from stepscope.recordings.incidents.keeper import DEFAULT_RULES, MAX_S, IncidentKeeper, Kept
+from tests.conftest import LiveEngine
+from tests.support.waiting import wait_for
+from tests.telemetry.test_step_in_flight import asking, engine_process, following
+
+
+class Measured:
+    """A meter whose values a test chooses."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, float | None] = {"itl_p99": 10.0, "queue_age": 0.0}
+
+    def measure(self) -> Mapping[str, float | None]:
+        return self.values
+
+
+class Watched:
+    """A keeper of a session that stands still, and its clock."""
+
+    def __init__(self, source: Any, path: Path, keep_bytes: int | None = None) -> None:
+        self.now_s = 0.0
+        self.source = source
+        self.meter = Measured()
+        self.kept: list[Kept] = []
+        rules = [parse_rule("itl_p99 > 50ms"), parse_rule("queue_age > 5s")]
+        self.keeper = IncidentKeeper(
+            source, rules, IncidentFolder(path, keep_bytes), 3.0, 10.0, lambda: self.now_s
+        )
+        self.keeper._meter = self.meter  # type: ignore[assignment]
+
+    def passes(self, seconds: float, **values: float) -> None:
+        self.meter.values |= values
+        for _ in range(round(seconds)):
+            self.now_s += 1.0
+            kept = self.keeper.look()
+            if kept is not None:
+                self.kept.append(kept)
+
+
+@pytest.fixture
+def watched(still_source: Callable[..., Any], tmp_path: Path) -> Watched:
+    return Watched(still_source(), tmp_path / "kept")
+
+
+def test_what_overlaps_is_one_file_that_says_which_rules_fired_and_why(watched: Watched) -> None:
+    watched.passes(5)
+    watched.passes(2, itl_p99=80.0)
+    watched.passes(3, queue_age=7.0)
+    watched.passes(9, itl_p99=10.0, queue_age=0.0)
+    assert watched.kept == []
+    watched.passes(5)
+    (kept,) = watched.kept
+    assert kept.path is not None
+    assert kept.path.name.endswith("-itl_p99.mcap")
+    with Recording(kept.path) as recording:
+        incident = incident_in(recording.metadata)
+        first, last = recording.first_step, recording.last_step
+    assert incident == kept.incident
+    assert [(each.rule, each.value) for each in incident.rules] == [
+        ("itl_p99 > 50ms", 80.0),
+        ("queue_age > 5s", 7.0),
+    ]
+    assert (incident.seconds, incident.is_over) == (4.0, True)
+    assert incident.num_late is not None
+    assert "TTFT" in incident.explanation or "ITL" in incident.explanation
+    assert verify(kept.path, lambda share: None).is_good
+    history = watched.source.history
+    assert last == history.last_step
+    begin_ns = history.state.time_ns - 17_000_000_000  # from three seconds before it
+    assert first == max(0, history.step_at(begin_ns))
+
+
+def test_a_rule_that_flaps_makes_one_file(watched: Watched) -> None:
+    for _ in range(20):
+        watched.passes(2, itl_p99=80.0)
+        watched.passes(4, itl_p99=10.0)
+    watched.passes(20)
+    assert len(watched.kept) == 1
+
+
+def test_an_incident_without_end_is_written_once(watched: Watched) -> None:
+    watched.passes(3 * MAX_S, itl_p99=80.0)
+    (kept,) = watched.kept
+    assert not kept.incident.is_over
+    watched.passes(30, itl_p99=10.0)
+    watched.passes(1, itl_p99=80.0)  # a new one
+    watched.passes(30, itl_p99=10.0)
+    assert len(watched.kept) == 2
+
+
+def test_the_oldest_are_deleted_beyond_the_limit_and_the_last_ones_never(
+    still_source: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(incident_folder, "KEEP_LAST", 2)
+    (tmp_path / "incident-mine.mcap").write_bytes(b"no incident of ours")
+    watched = Watched(still_source(60), tmp_path, keep_bytes=1)
+    for _ in range(4):
+        watched.passes(1, itl_p99=80.0)
+        watched.passes(30, itl_p99=10.0)
+    paths = [kept.path for kept in watched.kept]
+    assert sorted(path for path, _ in incidents_in(tmp_path)) == sorted(p for p in paths[2:] if p)
+    assert (tmp_path / "incident-mine.mcap").exists()
+
+
+@contextmanager
+def full_disk(num_bytes: int) -> Iterator[None]:
+    """Files of this process cannot grow beyond: writing fails as on a full disk."""
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+
+
+def test_on_a_full_disk_it_says_so_leaves_nothing_and_goes_on(watched: Watched) -> None:
+    with full_disk(2_000):
+        watched.passes(1, itl_p99=80.0)
+        watched.passes(30, itl_p99=10.0)
+    (failed,) = watched.kept
+    assert failed.path is None
+    assert failed.error is not None
+    assert "cannot write" in failed.error
+    folder = watched.keeper._folder.path
+    assert list(folder.iterdir()) == []
+    watched.passes(1, itl_p99=80.0)
+    watched.passes(30, itl_p99=10.0)
+    assert watched.kept[1].path is not None
+
+
+def test_no_prompt_gets_into_an_incident(telling_engine: LiveEngine, tmp_path: Path) -> None:
+    with following(telling_engine.endpoint) as source:
+        wait_for(lambda: source.status == "live", "it joins")
+        with asking(telling_engine.endpoint):
+            wait_for(lambda: source.history.last_step == 3, "steps come")
+        rules = [parse_rule("steps >= 1")]
+        keeper = IncidentKeeper(source, rules, IncidentFolder(tmp_path, None), 5.0, 1.0)
+        assert keeper.look() is None
+        kept = keeper.close()
+    assert kept is not None
+    assert kept.path is not None
+    with Recording(kept.path) as recording:
+        assert not recording.info.with_tokens
+        frames = [frame for frame, _ in recording.frames()]
+    assert not any(holds_tokens(wire.decode(frame.payload)) for frame in frames)
+
+
+def test_an_engine_that_is_killed_in_mid_step_leaves_an_incident(tmp_path: Path) -> None:
+    with engine_process(tmp_path) as (process, endpoint, hang), following(endpoint) as source:
+        wait_for(lambda: source.status == "live", "it joins")
+        rules = [parse_rule("step_in_flight > 1s"), parse_rule("silent > 1s")]
+        keeper = IncidentKeeper(source, rules, IncidentFolder(tmp_path, None), 5.0, 1.0)
+        with asking(endpoint):
+            wait_for(lambda: source.history.last_step == 3, "steps come")
+            hang.touch()
+            with asking(endpoint):
+                wait_for(lambda: keeper.look() is None and keeper.is_open, "it hangs")
+        process.kill()
+        kept: list[Kept] = []
+        wait_for(lambda: bool(kept.extend(filter(None, [keeper.look()])) or kept), "it is written")
+        incident = kept[0].incident
+        assert "in flight" in incident.explanation
+        assert "not ended" in incident.explanation
+        assert kept[0].path is not None
+        assert overview(kept[0].path).incident == incident.text
+        assert verify(kept[0].path, lambda share: None).is_good
+
+
+def test_the_command_keeps_them_runs_what_is_asked_and_replay_lists_them(
+    live_engine: LiveEngine, stepscope: Callable[..., Any], tmp_path: Path
+) -> None:
+    folder, heard = tmp_path / "incidents", tmp_path / "heard"
+    script = tmp_path / "page.sh"
+    script.write_text(f'#!/bin/sh\necho "$1" > {heard}\ncat >> {heard}\n')
+    script.chmod(0o755)
+    arguments = [live_engine.endpoint.control, "--incidents", str(folder), "--seconds", "1.2"]
+    arguments += ["--when", "steps >= 1", "--on-incident", str(script)]
+    with asking(live_engine.endpoint):
+        wait_for(lambda: live_engine.core.last_step >= 3, "steps run")
+        done = stepscope("record", *arguments)
+    assert done.exit_code == 0
+    assert "1 incident kept" in done.stdout
+    path, summary = heard.read_text().split("\n", 1)
+    assert json.loads(summary)["path"] == path
+    listed = stepscope("replay", str(folder))
+    assert path in listed.stdout
+    assert "steps >= 1: 4" in listed.stdout
+    assert stepscope("replay", str(tmp_path)).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--incidents", "x", "-o", "y.mcap"], "--incidents: not with"),
+        (["--incidents", "x", "--when", "itl > 5ms"], "no figure is called itl"),
+        (["--incidents", "x", "--before", "30"], "--before: expected 1s or more"),
+        (["--incidents", "x", "--keep", "48h"], "expected a size|a size such as 2GB"),
+        ([], "--output"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(
+    live_engine: LiveEngine, stepscope: Callable[..., Any], arguments: list[str], problem: str
+) -> None:
+    done = stepscope("record", live_engine.endpoint.control, *arguments)
+    assert done.exit_code == 2
+    assert any(part in done.stderr for part in problem.split("|"))
+
+
+def test_the_usual_rules_can_be_read() -> None:
+    assert [parse_rule(text).text for text in DEFAULT_RULES] == list(DEFAULT_RULES)
+
+
+def test_a_name_says_what_happened() -> None:
+    incident = Incident(
+        engine="gpu 0/a",
+        started_wall_ns=1_790_000_000_000_000_000,
+        seconds=42.0,
+        is_over=True,
+        rules=[FiredRule("itl_p99 > 50ms for 30s", 73.0, "73 ms")],
+        num_late=3,
+    )
+    assert incident.file_name == "incident-20260921T141320Z-gpu-0-a-itl_p99.mcap"
+    assert incident.text == "itl_p99 > 50ms for 30s: 73 ms, 42 s, 3 streams late"

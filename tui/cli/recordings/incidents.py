@@ -1,0 +1,166 @@
+"""`stepscope record --incidents DIR`: keep what happened around rules that fired."""
+
+import json
+import shlex
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.recordings.alerts.rule import Rule, parse_rule
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.figures.bounds import BoundError
+from stepscope.recordings.file.service_levels import Levels, slo_of
+from stepscope.recordings.file.writing.rotation import SeriesLimits
+from stepscope.recordings.history.history import History
+from stepscope.recordings.incidents.folder import IncidentFolder
+from stepscope.recordings.incidents.keeper import DEFAULT_RULES, IncidentKeeper, Kept
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.signals import StopSignals
+from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
+from stepscope.tui.settings.durations import milliseconds
+from stepscope.tui.settings.recent import remember
+from stepscope.tui.settings.settings import load_alerts
+from stepscope.tui.views.format import plural
+
+_TICK_S = 0.25
+_COMMAND_S = 60.0  # time limit of --on-incident
+_MAX_STEPS = 500_000
+_MAX_BYTES = 256 * 1024 * 1024
+
+
+class IncidentOptions(msgspec.Struct, frozen=True):
+    """What `--incidents` and the options beside it say."""
+
+    folder: str
+    before: str = "30s"
+    after: str = "10s"
+    keep: str | None = None
+    when: Sequence[str] = ()
+    on_incident: str | None = None
+
+
+def keep_incidents(
+    chosen: Endpoint, options: IncidentOptions, levels: Levels, seconds: float | None
+) -> None:
+    """Watch until a signal, or `seconds` have passed. The engine may restart meanwhile.
+
+    Raises:
+        WrongUsage: an option or a rule cannot be read.
+        CommandFailed: the folder cannot be made, or the last incident not be written.
+    """
+    rules = _rules(options.when)
+    before_s, after_s = _seconds("--before", options.before), _seconds("--after", options.after)
+    try:
+        folder = IncidentFolder(Path(options.folder), _keep_bytes(options.keep))
+    except RecordingError as error:
+        raise CommandFailed(str(error)) from error
+    source = Subscriber(chosen, History(slo_of(levels), _MAX_STEPS, _MAX_BYTES), past_s=before_s)
+    keeper = IncidentKeeper(source, rules, folder, before_s, after_s)
+    told = _Told(options.on_incident)
+    start_s = time.monotonic()
+    stop = StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    with stop:
+        source.start()
+        try:
+            with Progress() as progress:
+                while not stop.wait(_TICK_S):
+                    told.take(keeper.look())
+                    state = "an incident goes on" if keeper.is_open else "no incident now"
+                    progress(f"watching {source.name}", None, f"{state}, {told.text}")
+                    if seconds is not None and time.monotonic() - start_s >= seconds:
+                        break
+                told.take(keeper.close())
+        finally:
+            source.stop()
+            told.close()
+    left_out = f", {keeper.num_left_out} more not written" if keeper.num_left_out else ""
+    say(f"{told.text} in {folder.path}{left_out}")
+    if told.error is not None:
+        raise CommandFailed(told.error)
+
+
+def _rules(when: Sequence[str]) -> tuple[Rule, ...]:
+    """Those of the command line, else of the config file, else the usual ones."""
+    try:
+        given = tuple(parse_rule(text) for text in when)
+    except BoundError as error:
+        raise WrongUsage(f"--when: {error}") from error
+    return given or load_alerts() or tuple(parse_rule(text) for text in DEFAULT_RULES)
+
+
+def _seconds(option: str, text: str) -> float:
+    seconds = milliseconds(option, text) / 1e3
+    if seconds < 1:
+        raise WrongUsage(f"{option}: expected 1s or more, got {text!r}")
+    return seconds
+
+
+def _keep_bytes(text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        num_bytes = SeriesLimits.parse(text).num_bytes
+    except ValueError as error:
+        raise WrongUsage(f"--keep: {error}") from error
+    if num_bytes is None:
+        raise WrongUsage(f"--keep: with --incidents a size such as 2GB, got {text}")
+    return num_bytes
+
+
+class _Told:
+    """Says what was kept, and starts the operator's command.
+
+    Attributes:
+        error: of the last incident; None: it was written.
+    """
+
+    def __init__(self, command: str | None) -> None:
+        self.error: str | None = None
+        self._command = None if command is None else shlex.split(command)
+        self._num_kept = 0
+        self._running: list[threading.Thread] = []
+
+    @property
+    def text(self) -> str:
+        return f"{plural(self._num_kept, 'incident')} kept"
+
+    def take(self, kept: Kept | None) -> None:
+        if kept is None:
+            return
+        self.error = kept.error
+        incident = kept.incident
+        where = kept.error if kept.path is None else str(kept.path)
+        say(f"{time.strftime('%H:%M:%S')} {where}: {incident.text}")
+        if incident.explanation:
+            say(f"         {incident.explanation}")
+        if kept.path is not None:
+            self._num_kept += 1
+            remember(kept.path)
+        if self._command is not None:
+            document = {"path": None if kept.path is None else str(kept.path), "error": kept.error}
+            document |= msgspec.to_builtins(incident)
+            thread = threading.Thread(
+                target=_run, args=([*self._command, str(kept.path or "")], json.dumps(document))
+            )
+            thread.start()
+            self._running = [each for each in self._running if each.is_alive()] + [thread]
+
+    def close(self) -> None:
+        """Wait for the operator's commands."""
+        for each in self._running:
+            each.join()
+
+
+def _run(command: Sequence[str], text: str) -> None:
+    try:
+        subprocess.run(command, input=text, text=True, timeout=_COMMAND_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        say(f"--on-incident failed: {error}")
