@@ -188,8 +188,8 @@ class Knobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     batching: Annotated[
         Batching,
         Meta(
-            description="who shares a step: one request, a padded batch to its end, whole prompts, "
-            "chunks or decodes, or both (padding is counted, not computed)"
+            description="who shares a step: one request, a padded batch, whole prompts, "
+            "chunks or decodes, or both"
         ),
     ] = "chunked"
     order: Annotated[

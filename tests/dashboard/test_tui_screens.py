@@ -588,7 +588,7 @@ async def test_key_figures_are_clickable(source: Any) -> None:
     app = dashboard(source, control_endpoint="ipc:///nobody/here")
     async with app.run_test(size=(120, 40)) as pilot:
         line = screen_text(app).splitlines()[1]
-        for name, page in (("ITL p95", "latency"), ("KV ", "kv"), ("TTFT", "latency")):
+        for name, page in (("ITL p99", "latency"), ("KV ", "kv"), ("TTFT", "latency")):
             await pilot.click("#figures", offset=(line.index(name) + 1, 0))
             assert app.main.view.page == page, name
         await pilot.click("#figures", offset=(line.index("BUDGET") + 2, 0))

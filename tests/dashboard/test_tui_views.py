@@ -20,7 +20,9 @@ from stepscope.engine.protocol.wire import (
 )
 from stepscope.recordings.history.source import add_mark
 from stepscope.recordings.state.in_flight import work_text
+from stepscope.recordings.state.series.events import EventLog, SessionEvent
 from stepscope.recordings.state.series.lanes import Cell
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.session.time.goto import wanted
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.charts import budget_chart, kv_map, lanes, scrub_bar
@@ -275,6 +277,40 @@ def test_too_many_lanes_keep_the_running_ones_and_say_so(source: Any) -> None:
     assert f"(8 of {frame.num_lanes})" in title
 
 
+def test_the_prompt_that_kept_streams_waiting_keeps_a_lane_while_its_step_is_shown(
+    source: Any,
+) -> None:
+    source.history.set_slo(SLO(ttft_ms=500.0, itl_ms=5.0))
+    frame = frame_of(source, num_lanes=8)
+    late = [c for c in frame.columns if c is not None and c.has_breach and c.num_prefill_tokens]
+    record = source.history.record(late[-1].last)
+    prompts = {row.request_id for row in record.batch if row.phase != Phase.DECODE}
+    assert prompts
+    assert prompts <= {row.request_id for row in frame.lanes}
+    assert len(frame.lanes) == 8
+
+
+def test_equal_acts_of_an_operator_in_a_row_are_one_event() -> None:
+    log = EventLog()
+    for step in range(5):
+        log.add(SessionEvent(step, step, "engine", "me: ran single steps"))
+    log.add(SessionEvent(5, 5, "engine", "me: let the engine go on"))
+    log.add(SessionEvent(6, 6, "engine", "me: ran single steps"))
+    assert [event.step for event in log.until(9, 10, None)] == [4, 5, 6]
+
+
+def test_a_replay_fits_the_time_axis_once() -> None:
+    view = View(zoom_idx=2)
+    view.next_axis()
+    view.fit_time(790, 1.7, 100)
+    assert (view.axis, view.zoom) == ("time", 10)
+    view.change_zoom(-1)
+    view.fit_time(790, 1.7, 100)
+    assert view.zoom == 5
+    view.next_axis()
+    assert (view.axis, view.zoom) == ("step", 5)
+
+
 def test_requests_that_arrive_after_the_cursor_are_listed_below_the_queue(source: Any) -> None:
     view = View(cursor=200, right=260)
     frame = frame_of(source, view)
@@ -477,7 +513,7 @@ def test_key_figures_at_the_cursor(source: Any) -> None:
 
 def test_all_main_figures_fit_into_a_line_of_120_cells(source: Any) -> None:
     line = text(key_figures.draw(frame_of(source), 120, 1, GUTTER))[0]
-    for name in ("BUDGET", "RUN", "WAIT", "KV", "TTFT p95", "ITL p95", "PREEMPT"):
+    for name in ("BUDGET", "RUN", "WAIT", "KV", "TTFT p95", "ITL p99", "PREEMPT"):
         assert name in line
 
 

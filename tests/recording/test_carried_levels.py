@@ -126,9 +126,11 @@ def test_level_must_be_a_time_above_zero(text: str) -> None:
     assert levels_in({"slo_itl_ms": text, "slo_ttft_ms": "5"}) == {"slo_ttft_ms": 5.0}
 
 
-def test_files_of_before_carry_none() -> None:
-    for path in samples.shipped().values():
-        assert carried(path) == {}
+def test_samples_carry_levels_that_fit_their_machine_and_a_file_may_carry_none() -> None:
+    paths = samples.shipped()
+    for name in ("freeze", "chunked"):
+        assert carried(paths[name]) == {"slo_ttft_ms": 1500.0, "slo_itl_ms": 150.0}
+    assert carried(paths["vllm"]) == {}
 
 
 @pytest.mark.parametrize("value", [5e-324, 1 / 3, 50.0, 1.7976931348623157e308])

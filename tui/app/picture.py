@@ -87,6 +87,7 @@ def screenshot(
     )
     view = app.main.view
     view.page, view.selected, view.zoom_idx = page, request_id, ZOOMS.index(zoom)
+    view.is_time_fitted = True  # the zoom is given
     if compared is not None:
         app.compare(*compared)
     encode = _ENCODERS[path.suffix.removeprefix(".").lower()]

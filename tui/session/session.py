@@ -16,8 +16,11 @@ from stepscope.tui.session.recording.record_switch import RecordSwitch
 from stepscope.tui.session.recording.record_switches import RecordSwitches
 from stepscope.tui.settings.actions import Abilities
 from stepscope.tui.settings.log_file import log_path
-from stepscope.tui.settings.preferences import Preferences
+from stepscope.tui.settings.preferences import Preferences, Value
 from stepscope.tui.views.frame.fleet_desk import FleetDesk
+
+# Settings chosen for one recording, which would spoil the picture of the next engine.
+_OF_A_REPLAY = frozenset({"axis", "sort", "slo_ttft_ms", "slo_itl_ms"})
 
 
 @dataclass(slots=True)
@@ -43,6 +46,11 @@ class Session:
 
     def __post_init__(self) -> None:
         self.alerts = AlertDesk(self.source, self.rules, self.clock)
+
+    def prefer(self, name: str, value: Value) -> None:
+        """Keep a choice for the next session; of a replay, how its charts are arranged is not."""
+        if self.source.is_live or name not in _OF_A_REPLAY:
+            self.preferences.set(name, value)
 
     @property
     def record_switch(self) -> RecordSwitch | None:

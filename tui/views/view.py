@@ -29,6 +29,8 @@ class View:
     right: int | None = None
     axis: Axis = "step"
     zoom_idx: int = 0
+    other_zoom_idx: int = 0  # of the axis that is not shown
+    is_time_fitted: bool = False  # the zoom of the time axis was chosen for this recording
     sort: Sort = "arrival"
     filter: str = ""
     selected: int | None = None  # request id
@@ -81,7 +83,22 @@ class View:
         self.zoom_idx = max(0, min(len(ZOOMS) - 1, self.zoom_idx + direction))
 
     def next_axis(self) -> None:
+        """Each axis has a zoom of its own: ten steps a column say nothing about milliseconds."""
         self.axis = "time" if self.axis == "step" else "step"
+        self.zoom_idx, self.other_zoom_idx = self.other_zoom_idx, self.zoom_idx
+
+    def fit_time(self, num_cells: float, cells_a_step: float, num_columns: int) -> None:
+        """Choose the zoom of the time axis, once: all of a recording, or a step a column.
+
+        Args:
+            num_cells, cells_a_step: length of the recording and of its mean step at zoom 1.
+        """
+        if self.is_time_fitted:
+            return
+        self.is_time_fitted = True
+        fitting = [n for n, zoom in enumerate(ZOOMS) if num_cells <= zoom * num_columns]
+        a_step = [n for n, zoom in enumerate(ZOOMS) if cells_a_step <= zoom]
+        self.zoom_idx = next(iter(fitting or a_step), len(ZOOMS) - 1)
 
     def next_sort(self) -> None:
         self.sort = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]

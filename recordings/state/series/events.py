@@ -83,14 +83,20 @@ class EventLog:
         self._events = sorted(earlier._events + self._events, key=_step)
 
     def until(self, step: int, limit: int, kinds: frozenset[str] | None) -> list[SessionEvent]:
-        """The last `limit` events up to `step`, oldest first."""
+        """The last `limit` events up to `step`, oldest first.
+
+        Of equal acts of an operator in a row, such as single steps, only the last one.
+        """
         found: list[SessionEvent] = []
         for index in range(bisect_right(self._events, step, key=_step) - 1, -1, -1):
             if len(found) == limit:
                 break
             event = self._events[index]
-            if kinds is None or event.kind in kinds:
-                found.append(event)
+            if kinds is not None and event.kind not in kinds:
+                continue
+            if event.kind == "engine" and found and found[-1].text == event.text:
+                continue
+            found.append(event)
         found.reverse()
         return found
 

@@ -3,8 +3,9 @@
 from stepscope.recordings.history.history import History
 from stepscope.tui.screens.drawing.canvas import Canvas
 from stepscope.tui.session.session import Session
-from stepscope.tui.session.time.navigator import recorded_extent, replay_of
+from stepscope.tui.session.time.navigator import Replay, recorded_extent, replay_of
 from stepscope.tui.settings.page_names import Page
+from stepscope.tui.views.frame.chart_columns import COLUMN_NS
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.pages import compare_page, fleet_page
@@ -43,6 +44,13 @@ class Scene:
     def _stands(self) -> bool:
         return self._replay is not None and self._replay.status != "playing"
 
+    def _fit_time(self, replay: Replay) -> None:
+        if replay.extent is None:
+            return
+        (first, last), (start_ns, end_ns) = replay.extent, replay.extent_ns
+        num_cells = (end_ns - start_ns) / COLUMN_NS
+        self._view.fit_time(num_cells, num_cells / (last + 1 - first), self._canvas.num_columns)
+
     @property
     def is_busy(self) -> bool:
         """A background computation may change the next frame."""
@@ -60,6 +68,8 @@ class Scene:
         num_lanes = canvas.height_of("lanes")
         if self._replay is not None and view.axis == "step" and canvas.num_columns:
             self._replay.show(canvas.num_columns * view.zoom)
+        if self._replay is not None and view.axis == "time" and canvas.num_columns:
+            self._fit_time(self._replay)
         if self._replay is not None:
             self._replay.look_at(view.cursor)
         frame = self._builder.build(view, canvas.num_columns, num_lanes, num_events)

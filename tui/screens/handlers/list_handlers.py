@@ -51,7 +51,7 @@ class ListHandlers:
             self._session.desk.move_sort(1)
         else:
             self._view.next_order()
-            self._session.preferences.set("sort", self._view.sort)
+            self._session.prefer("sort", self._view.sort)
 
     def reverse(self) -> None:
         """The other way round: engines, or late tokens."""

@@ -34,11 +34,11 @@ class LookHandlers:
 
     def axis(self) -> None:
         self._view.next_axis()
-        self._session.preferences.set("axis", self._view.axis)
+        self._session.prefer("axis", self._view.axis)
 
     def glyphs(self) -> None:
         self._looks.set_skin(Skin(self._looks.skin.mode, not self._looks.skin.ascii_only))
-        self._session.preferences.set("ascii", self._looks.skin.ascii_only)
+        self._session.prefer("ascii", self._looks.skin.ascii_only)
 
     def theme(self) -> None:
         mode = self._looks.skin.mode
@@ -49,15 +49,15 @@ class LookHandlers:
             return
         other: ThemeName = "light" if mode == "dark" else "dark"
         self._looks.set_skin(Skin(other, self._looks.skin.ascii_only))
-        self._session.preferences.set("theme", other)
+        self._session.prefer("theme", other)
 
     def frames(self, change: int) -> None:
         self._looks.set_fps(self._looks.fps + change)
-        self._session.preferences.set("fps", self._looks.fps)
+        self._session.prefer("fps", self._looks.fps)
 
     def own_load(self) -> None:
         self._view.own_load = not self._view.own_load
-        self._session.preferences.set("own_load", self._view.own_load)
+        self._session.prefer("own_load", self._view.own_load)
 
     def use_levels(self, slo: SLO) -> None:
         """These service levels, for all engines of this dashboard; says which hold now."""

@@ -203,10 +203,11 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         action = next((each for each in self.actions if key in each.keys), None)
         if action is not None:
             self.do(action.id)
-        elif key.isdigit() and 0 < int(key) <= start_page.NUM_DIGITS:
-            entries = start_page.entries_of(self.sections())
-            if int(key) <= len(entries):
-                self.choose(entries[int(key) - 1].choice)
+        elif key.isdigit():
+            sections = self.sections()
+            place = start_page.digits_of(sections).get(int(key))
+            if place is not None:
+                self.choose(start_page.entries_of(sections)[place].choice)
 
     def do(self, action_id: str) -> None:
         """Carry out an action of the table."""

@@ -51,7 +51,10 @@ def lane_rows(
         request_ids = [
             name.request_id for name in names if wanted(name, state.requests.get(name.request_id))
         ]
-    chosen = _with_followed(_choose(request_ids, view, state, num_lanes), request_ids, view)
+    chosen = _choose(request_ids, view, state, num_lanes)
+    if view.first_lane is None and len(chosen) < len(request_ids):
+        chosen = _with_culprits(chosen, _culprits(history, request_ids, shown))
+    chosen = _with_followed(chosen, request_ids, view)
     merge = _merger(columns, first)
     lanes = zip(history.lane_names(chosen), history.lane_cells(chosen, first, last), strict=True)
     # A lane tells the end of a request that the state has forgotten, up to the cursor.
@@ -61,6 +64,31 @@ def lane_rows(
         for name, cells in lanes
     ]
     return rows, len(request_ids)
+
+
+_PREFILLS = (Cell.PREFILL, Cell.PREFILL_ALT, Cell.RECOMPUTE, Cell.RECOMPUTE_ALT)
+_MAX_CULPRITS = 4
+
+
+def _culprits(history: History, request_ids: list[int], columns: list[ChartColumn]) -> list[int]:
+    """Whose prompts were computed in the last steps on the screen that kept others waiting."""
+    found: list[int] = []
+    for column in reversed(columns):
+        if column.has_breach and column.num_prefill_tokens:
+            lanes = history.lane_cells(request_ids, column.first, column.last)
+            for request_id, cells in zip(request_ids, lanes, strict=True):
+                if request_id not in found and any(each in cells for each in _PREFILLS):
+                    found.append(request_id)
+        if len(found) >= _MAX_CULPRITS:
+            break
+    return found[:_MAX_CULPRITS]
+
+
+def _with_culprits(chosen: list[int], culprits: list[int]) -> list[int]:
+    """These are among the lanes: those that would not be take the place of the first others."""
+    missing = [each for each in culprits if each not in chosen]
+    free = [each for each in chosen if each not in culprits][: len(missing)]
+    return [*sorted(missing[: len(free)]), *(each for each in chosen if each not in free)]
 
 
 def _with_followed(chosen: list[int], request_ids: list[int], view: View) -> list[int]:

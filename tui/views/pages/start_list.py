@@ -52,6 +52,7 @@ class Section(NamedTuple):
     columns: tuple[tuple[str, int, bool], ...]
     entries: tuple[Entry, ...]
     otherwise: str = ""
+    is_fixed: bool = False  # always offers the same: its entries get the first digits
 
 
 class File(NamedTuple):
@@ -178,7 +179,8 @@ def samples_section(samples: Sequence[tuple[str, str]], demo_about: str) -> Sect
         for name, about in samples
     ]
     entries.append(Entry(StartChoice("demo"), "demo", ((demo_about, "muted"),), about=demo_about))
-    return Section("to look at", (("what it shows", 0, False),), tuple(entries))
+    columns = (("what it shows", 0, False),)
+    return Section("to look at", columns, tuple(entries), is_fixed=True)
 
 
 def elsewhere_section(key: str) -> Section:

@@ -39,11 +39,22 @@ def entries_of(sections: Sequence[Section]) -> list[Entry]:
     return [entry for section in sections for entry in section.entries]
 
 
+def digits_of(sections: Sequence[Section]) -> dict[int, int]:
+    """Which entry, counted from 0, each digit opens: those that are always there come first."""
+    places = []
+    number = 0
+    for section in sections:
+        places += [(not section.is_fixed, number + each) for each in range(len(section.entries))]
+        number += len(section.entries)
+    return {digit: place for digit, (_, place) in enumerate(sorted(places)[:NUM_DIGITS], 1)}
+
+
 def draw(sections: Sequence[Section], selected: int, width: int, height: int) -> DrawnStartPage:
     """The list, scrolled so that the selected entry is in sight."""
     lines: list[Line] = []
     numbers: list[int | None] = []
     number = 0
+    digits = {place: str(digit) for digit, place in digits_of(sections).items()}
     is_tight = sum(len(s.entries) or 1 for s in sections) + 2 * len(sections) > height + 1
     for section in sections:
         if lines and not is_tight:
@@ -52,7 +63,7 @@ def draw(sections: Sequence[Section], selected: int, width: int, height: int) ->
         lines.append(_heading(section, width))
         numbers.append(None)
         for entry in section.entries:
-            lines.append(_entry(section, entry, number, number == selected, width))
+            lines.append(_entry(section, entry, digits.get(number, " "), number == selected, width))
             numbers.append(number)
             number += 1
         if not section.entries:
@@ -128,10 +139,9 @@ def _title(entry: Entry, room: int) -> str:
     return clean(title, room)
 
 
-def _entry(section: Section, entry: Entry, number: int, is_selected: bool, width: int) -> Line:
+def _entry(section: Section, entry: Entry, digit: str, is_selected: bool, width: int) -> Line:
     mark = "+cursor" if is_selected else ""
     plain = f"text{mark}"
-    digit = str(number + 1) if number < NUM_DIGITS else " "
     room = _title_width(width)
     runs: list[Run] = [
         ("▶" if is_selected else " ", plain),
