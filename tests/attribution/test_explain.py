@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -24,7 +24,7 @@ from stepscope.engine.protocol.commands import (
     StepOnce,
     Submit,
 )
-from stepscope.engine.protocol.config import Knobs, Limits
+from stepscope.engine.protocol.config import Batching, Knobs, Limits
 from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Arrived, StepRecord, Telemetry
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
@@ -358,7 +358,7 @@ def sessions(draw: st.DrawFn) -> list[tuple[int, Telemetry]]:
         order=draw(st.sampled_from(["decode_first", "arrival"])),
         policy=draw(st.sampled_from(["fcfs", "priority"])),
         reserve=draw(st.sampled_from(["none", "prompt"])),
-        batching=draw(st.sampled_from(["naive", "static", "continuous", "separate", "chunked"])),
+        batching=draw(st.sampled_from(get_args(Batching))),
     )
     for _ in range(draw(st.integers(3, 12))):
         for _ in range(rng.randrange(4)):

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
 
-from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.config import Batching, Knobs
 from stepscope.engine.scheduling.dry_run import ScheduleLine
 from stepscope.tui.cli.__main__ import main
 
@@ -109,10 +110,10 @@ def test_every_knob_is_an_option_and_a_field_of_the_workload(run: Run, knob: str
 def test_the_help_names_no_defaults_that_are_the_workloads_own(run: Run) -> None:
     text = run("--help").stdout
     assert "default:" not in text
-    assert "--batching naive|static|continuous|separate|chunked" in text
+    assert "--batching " + "|".join(get_args(Batching)) in text
 
 
-@pytest.mark.parametrize("batching", ["naive", "static", "continuous", "separate", "chunked"])
+@pytest.mark.parametrize("batching", get_args(Batching))
 def test_the_summary_says_what_an_engineer_compares(run: Run, batching: str) -> None:
     done = run(PREEMPTION, "--summary", "--batching", batching)
     assert (done.exit_code, done.stderr) == (0, "")

@@ -8,7 +8,7 @@ import contextlib
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ from stepscope.engine.models import loader, random_model
 from stepscope.engine.models.random_shapes import SHAPES
 from stepscope.engine.models.random_weights import RandomWeights
 from stepscope.engine.process.serve import open_engine
-from stepscope.engine.protocol.config import ConfigError, EngineConfig, Knobs
+from stepscope.engine.protocol.config import Batching, ConfigError, EngineConfig, Knobs
 from stepscope.recordings.file.reader import Recording
 from stepscope.tui.cli.bench.bench_gpu import RECORDER
 
@@ -163,13 +163,7 @@ def test_both_sides_do_the_same_work_and_all_of_it(measured: Report) -> None:
 
 def test_long_prompts_come_in_every_mode_and_are_served(measured: Report) -> None:
     outcome = of(measured, "h")
-    assert {point.what for point in outcome.points} == {
-        "naive",
-        "static",
-        "continuous",
-        "separate",
-        "chunked",
-    }
+    assert {point.what for point in outcome.points} == set(get_args(Batching))
     for point in outcome.points:
         assert len(point.numbers("ttft_ms")) == QUICK.num_arrivals
         figures = [point.number(f"{name}_ms") or 0 for name in ("p50", "p99", "max")]

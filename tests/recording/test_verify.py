@@ -3,12 +3,12 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 
-from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.config import Batching, Knobs
 from stepscope.engine.protocol.wire import Admitted, BlockMove, StepRecord, Telemetry
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.check.verify import VerifyReport, verify
@@ -169,7 +169,7 @@ def test_the_command_says_it_in_a_table_or_as_json_and_ends_with_1(
     assert (code, said) == (0, f"{good} is whole: nothing to repair\n")
 
 
-MODES = ["naive", "static", "continuous", "separate", "chunked"]
+MODES = get_args(Batching)
 
 
 def in_mode(seed: int, batching: str, changes: dict[int, str], num_steps: int = 400) -> Messages:

@@ -13,16 +13,19 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import get_args
 
 from stepscope.engine.bench.gpu.measure.bench import Bench, NotMeasuredError
 from stepscope.engine.bench.gpu.measure.steps import EngineSide
 from stepscope.engine.bench.gpu.measure.streams import StreamArrival, Streams, gaps_ms, set_knobs
 from stepscope.engine.bench.gpu.results import percentile
 from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.config import Batching
 from stepscope.engine.protocol.sampling_params import SamplingParams
 
 # The two that have an aim first: time may run out.
-MODES = ("continuous", "chunked", "separate", "static", "naive")
+_AIMED: tuple[Batching, ...] = ("continuous", "chunked")
+MODES = (*_AIMED, *(mode for mode in get_args(Batching) if mode not in _AIMED))
 SLICING = ("chunked", "separate")
 LONG_OUTPUT = 4
 RECORDER_START_S, RECORDER_STOP_S = 20.0, 20.0
