@@ -38,6 +38,8 @@ from stepscope.engine.protocol.wire_rows import KVCounts as KVCounts
 from stepscope.engine.protocol.wire_rows import Phase as Phase
 from stepscope.engine.protocol.wire_rows import PrefillPart as PrefillPart
 from stepscope.engine.protocol.wire_rows import RowFlag as RowFlag
+from stepscope.engine.protocol.wire_totals import LatencyEstimate as LatencyEstimate
+from stepscope.engine.protocol.wire_totals import Totals as Totals
 
 SCHEMA_VERSION = 1
 MAX_TELEMETRY_BYTES = 64 * 1024 * 1024
@@ -120,6 +122,8 @@ class EngineInfo(Telemetry, frozen=True, kw_only=True):
     data_parallel_size: int | None = None
     tensor_parallel_size: int | None = None
     simulated: str | None = None  # by which model of step times; None: a model ran, and time passed
+    # Each `StepRecord` sums up about so many seconds; None: it is one forward step.
+    totals_every_s: float | None = None
 
 
 class KnobsChanged(Telemetry, frozen=True, kw_only=True):
@@ -174,6 +178,7 @@ class StepRecord(Telemetry, frozen=True, kw_only=True):
     # they were computed, or that the device had no memory for. None: there can be none.
     num_wasted_tokens: int | None = None
     token_limit: int | None = None  # what device memory holds steps to for now, below the knob
+    totals: Totals | None = None  # of an engine that does not say who is in a step
 
 
 class StepInFlight(Telemetry, frozen=True, kw_only=True):
@@ -271,6 +276,7 @@ class Snapshot(Telemetry, frozen=True, kw_only=True):
     pauses: list[PauseSpan] | None = None  # the operator's, as far as they are kept; None: unknown
     workload_spec: dict[str, KnobValue] | None = None  # as in `EngineStatus`
     in_flight: StepInFlight | None = None  # of a snapshot that an observer made
+    totals: Totals | None = None  # of the last step
 
 
 class Mark(Telemetry, frozen=True, kw_only=True):

@@ -92,10 +92,10 @@ def figures(name: str, source: Source, measured: SlowFigures | None) -> EngineFi
         state=state.state,
         info=state.info,
         knobs=state.knobs,
-        num_running=state.num_running,
-        num_waiting=state.num_waiting,
+        num_running=state.num_running if state.is_load_known else None,
+        num_waiting=state.num_waiting if state.is_load_known else None,
         num_seats=_seats(history, state),
-        kv_used=_kv_used(state),
+        kv_used=state.kv_share,
         num_lost=history.num_lost,
     )
     if measured is None:
@@ -109,9 +109,9 @@ def figures(name: str, source: Source, measured: SlowFigures | None) -> EngineFi
         itl_p95_ms=measured.latency.itl.p95_ms,
         budget_used=short.budget_share,
         # Without rows and without a single preemption nobody knows whether there was one.
-        num_preempted=preemptions if has_rows or preemptions else None,
+        num_preempted=preemptions if has_rows or preemptions or state.totals else None,
         steps_per_s=_or(short.steps_per_s, none),
-        output_tokens_per_s=_or(short.output_tokens_per_s, none) if has_rows else None,
+        output_tokens_per_s=_or(short.output_tokens_per_s, none if has_rows else None),
         prefix_hit_rate=long.prefix_hit_rate,
     )
 
@@ -133,9 +133,3 @@ def _seats(history: History, state: SessionState) -> int | None:
     if isinstance(seats, int) and not isinstance(seats, bool):
         return seats
     return None if state.info is None else state.info.max_num_seqs
-
-
-def _kv_used(state: SessionState) -> float | None:
-    kv = state.kv
-    total = 0 if kv is None else kv.used + kv.cached + kv.empty
-    return None if kv is None or not total else kv.used / total

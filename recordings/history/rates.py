@@ -3,7 +3,9 @@
 from bisect import bisect_right
 from typing import NamedTuple
 
+from stepscope.engine.protocol.wire import Totals
 from stepscope.recordings.state.series.columns import StepColumns
+from stepscope.recordings.state.session import SessionState
 
 MINUTE_S = 60.0
 
@@ -60,6 +62,22 @@ def rates_of(columns: StepColumns, start_ns: int, end_ns: int) -> Rates:
         ),
         idle_share=None if busy_ns is None else max(0.0, 1.0 - busy_ns / 1e9 / seconds),
         budget_share=_budget_share(columns, first, last),
+    )
+
+
+def rates_of_totals(rates: Rates, state: SessionState) -> Rates:
+    """Of an engine whose records sum up seconds: without what only steps say."""
+    if not state.is_summed_up:
+        return rates
+    totals = state.totals or Totals()
+    prefill = None if totals.num_prompt_tokens is None else rates.prefill_tokens_per_s
+    return rates._replace(
+        steps_per_s=None,
+        prefill_tokens_per_s=prefill,
+        mixed_share=None,
+        model_share=None,
+        schedule_share=None,
+        idle_share=None,
     )
 
 

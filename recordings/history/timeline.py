@@ -265,6 +265,10 @@ class Timeline:
     ) -> None:
         self._note_step(record, outcome)
         self.columns.append(sequence, record, outcome, num_rows)
+        if record.totals is not None:
+            self.latencies.add_estimates(record.tokens_ns, record.totals)
+        if self.state.is_summed_up:
+            return  # what it took is no time of a step
         self.latencies.add(record.tokens_ns, record.tokens_ns - record.schedule_start_ns, outcome)
 
     def _note_step(self, record: StepRecord, outcome: Outcome) -> None:

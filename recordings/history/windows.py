@@ -10,7 +10,7 @@ from typing import NamedTuple
 from stepscope.recordings.attribution.late_seconds import LateSeconds
 from stepscope.recordings.attribution.longest import Breach, Longest
 from stepscope.recordings.figures.sums import figures_of
-from stepscope.recordings.history.rates import Rates, rates_of
+from stepscope.recordings.history.rates import Rates, rates_of, rates_of_totals
 from stepscope.recordings.history.timeline import Timeline
 from stepscope.recordings.history.window_sums import step_sums, with_latencies
 from stepscope.recordings.state.series.events import SessionEvent, breach_event
@@ -67,7 +67,8 @@ class Windows:
         """See `History.rates`."""
         with self._lock:
             end_ns, start_ns = self._window(end_ns, window_s)
-            return rates_of(self._timeline.columns, start_ns, end_ns)
+            rates = rates_of(self._timeline.columns, start_ns, end_ns)
+            return rates_of_totals(rates, self._timeline.state)
 
     def figures(self, end_ns: int | None, window_s: float | None) -> dict[str, float | None]:
         """See `History.figures`."""

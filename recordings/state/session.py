@@ -29,6 +29,7 @@ from stepscope.engine.protocol.wire import (
     StepInFlight,
     StepRecord,
     Telemetry,
+    Totals,
 )
 from stepscope.recordings.state.blocks import BlockMap
 from stepscope.recordings.state.outcome import Outcome
@@ -66,6 +67,7 @@ class SessionState:
     audit: list[Audited] = field(default_factory=list)  # the last MAX_AUDIT; replaced, not changed
     pauses: PauseTrail = PauseTrail()  # noqa: RUF009 - it is never changed
     in_flight: StepInFlight | None = None  # a step that takes long and has not ended
+    totals: Totals | None = None  # of the last step, where the engine tells no more of it
 
     # Copies
 
@@ -113,6 +115,7 @@ class SessionState:
             num_dropped=self.num_dropped,
             workload=self.workload,
             workload_spec=self.workload_spec,
+            totals=self.totals,
             num_running=self.num_running,
             num_waiting=self.num_waiting,
             waiting_reasons=self.waiting_reasons,
@@ -146,11 +149,30 @@ class SessionState:
             num_dropped=snapshot.num_dropped,
             workload=snapshot.workload,
             workload_spec=snapshot.workload_spec,
+            totals=snapshot.totals,
             control=snapshot.control,
             audit=snapshot.audit or [],
             pauses=pauses_in(snapshot),
             in_flight=snapshot.in_flight,
         )
+
+    @property
+    def is_summed_up(self) -> bool:
+        """Records are of seconds, not of steps."""
+        return self.info is not None and self.info.totals_every_s is not None
+
+    @property
+    def is_load_known(self) -> bool:
+        """`num_running` and `num_waiting` are figures that the engine gave."""
+        return self.totals is None or self.totals.is_load_known
+
+    @property
+    def kv_share(self) -> float | None:
+        """Share of the KV cache that requests hold, 0 to 1."""
+        if self.kv is None:
+            return None if self.totals is None else self.totals.kv_used
+        total = self.kv.used + self.kv.cached + self.kv.empty
+        return self.kv.used / total if total else None
 
     # Messages
 
@@ -233,6 +255,7 @@ class SessionState:
         self.num_waiting = record.num_waiting
         self.waiting_reasons = record.waiting_reasons
         self.kv = record.kv
+        self.totals = record.totals
         self.num_dropped = record.num_dropped
         table.forget_finished(record.step)
         return outcome

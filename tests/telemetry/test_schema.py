@@ -35,6 +35,7 @@ from stepscope.engine.protocol.wire import (
     KnobsChanged,
     KnobSpec,
     KVCounts,
+    LatencyEstimate,
     Mark,
     PauseSpan,
     Phase,
@@ -48,6 +49,7 @@ from stepscope.engine.protocol.wire import (
     StepInFlight,
     StepRecord,
     Telemetry,
+    Totals,
     Transcript,
 )
 from stepscope.engine.simulation.simulated import simulate
@@ -60,6 +62,20 @@ from stepscope.recordings.history.history import History
 
 FOLDER = Path(__file__).parents[1] / "schema"
 
+TOTALS = Totals(
+    num_steps=40,
+    num_prompt_tokens=900,
+    num_output_tokens=300,
+    num_cached_tokens=200,
+    num_queried_tokens=900,
+    num_preempted=1,
+    num_finished=2,
+    is_load_known=False,
+    kv_used=0.5,
+    ttft=[LatencyEstimate(75.0, 2)],
+    itl=[LatencyEstimate(12.5, 290)],
+    tpot=[LatencyEstimate(15.0, 2)],
+)
 INFO = EngineInfo(
     engine_id="engine-1",
     name="alpha",
@@ -114,6 +130,7 @@ INFO = EngineInfo(
     data_parallel_size=2,
     tensor_parallel_size=4,
     simulated="llama-3.1-8b on H100 SXM, by roofline",
+    totals_every_s=1.0,
 )
 KV = KVCounts(used=3, cached=2, empty=1019, evicted=1, queried_tokens=700, hit_tokens=64)
 EVENTS: list[wire.RequestEvent] = [
@@ -220,6 +237,7 @@ MESSAGES: dict[str, Telemetry] = {
         hidden_ns=30_000,
         num_wasted_tokens=2,
         token_limit=1024,
+        totals=TOTALS,
     ),
     "StepRecord.least": StepRecord(**_STEP),
     "EngineStatus.full": EngineStatus(
@@ -261,6 +279,7 @@ MESSAGES: dict[str, Telemetry] = {
         pauses=[PauseSpan(3, 5), PauseSpan(8)],
         in_flight=IN_FLIGHT,
         workload_spec={"rate": 2.5, "output_tokens": 64},
+        totals=TOTALS,
     ),
     "Snapshot.least": Snapshot(
         **_SNAPSHOT, info=INFO, knobs={}, state="draining", requests=[], blocks=None, kv=None

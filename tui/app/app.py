@@ -21,11 +21,11 @@ from stepscope.recordings.compare.columns import Align
 from stepscope.recordings.fleets.fleet import LOOK_S, Fleet
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
-from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.app.key_order import KeyOrder
 from stepscope.tui.app.side_screens import SideScreens
 from stepscope.tui.screens.main import MainScreen
 from stepscope.tui.screens.overlays.overlay import Overlay
+from stepscope.tui.session.live_source import control_of
 from stepscope.tui.session.session_maker import SessionMaker
 from stepscope.tui.settings.action_table import Action
 from stepscope.tui.settings.actions import ACTIONS
@@ -123,8 +123,7 @@ class Dashboard(App[None], inherit_bindings=False):
         if screen is None:
             fleet = self._desk.fleet
             source = fleet.sources[fleet.names.index(name)]
-            control = source.endpoint.control if isinstance(source, Subscriber) else None
-            session = self._sessions.make(source, source.history, control)
+            session = self._sessions.make(source, source.history, control_of(source))
             screen = self._screens[name] = MainScreen(session, before.skin, before.fps)
             screen.view.sort, screen.view.axis = before.view.sort, before.view.axis
             screen.view.own_load = before.view.own_load

@@ -1,13 +1,47 @@
-"""Makes the source of a live engine."""
+"""Makes the source of a live engine, or of a server that exports metrics only."""
 
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from stepscope.engine.adapters.metrics.address import MetricsAddress, in_file, is_metrics_url
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.local_engines import called
 from stepscope.recordings.history.history import History
+from stepscope.recordings.history.source import Source
 from stepscope.recordings.live.subscriber import Subscriber
 
+if TYPE_CHECKING:
+    from stepscope.recordings.live.scraper import Scraper
 
-def receive(endpoint: Endpoint, history: History, past_s: float = 0.0) -> Subscriber:
+Address: TypeAlias = Endpoint | MetricsAddress
+LiveSource: TypeAlias = "Subscriber | Scraper"
+
+
+def addresses(text: str) -> list[Address]:
+    """From an endpoint, the URL of a server, or a JSON file that lists servers.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    if is_metrics_url(text):
+        return [MetricsAddress.parse(text)]
+    path = Path(text)
+    if path.suffix == ".json" and path.is_file():
+        return [*in_file(path)]
+    return [Endpoint.parse(text)]
+
+
+def receive(address: Address, history: History, past_s: float = 0.0) -> LiveSource:
     """The source of a live engine, not started yet."""
-    source = Subscriber(endpoint, history, past_s=past_s)
-    source.name = called(endpoint)
+    if isinstance(address, MetricsAddress):
+        from stepscope.recordings.live.scraper import Scraper  # imports a parser
+
+        return Scraper(address, history)
+    source = Subscriber(address, history, past_s=past_s)
+    source.name = called(address)
     return source
+
+
+def control_of(source: Source) -> str | None:
+    """The control address of a live engine; None where there is none."""
+    return source.endpoint.control if isinstance(source, Subscriber) else None

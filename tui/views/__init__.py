@@ -1,6 +1,6 @@
 """How things look: glyphs, styles, lines of styled runs, layout, notices.
 
-May import: recordings.attribution, recordings.export, recordings.state,
-  recordings.state.series, tui.settings.
+May import: engine.protocol, recordings.attribution, recordings.export, recordings.state,
+  recordings.state.series, tui.settings, tui.views.frame.
 A new style goes into `theme.py`; a widget names a style, never a colour.
 """

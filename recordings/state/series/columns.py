@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from stepscope.engine.protocol.wire import StepRecord
+from stepscope.engine.protocol.wire import StepRecord, Totals
 from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.series.block_sums import BlockSums
 from stepscope.recordings.state.series.latency_samples import bounded
@@ -93,6 +93,7 @@ class Span(NamedTuple):
     has_mark: bool = False
 
 
+_NO_TOTALS = Totals()
 _SCHEDULE_START_NS = StepSummary._fields.index("schedule_start_ns")
 _PREFILL_TOKENS = StepSummary._fields.index("num_prefill_tokens")
 _DECODE_TOKENS = StepSummary._fields.index("num_decode_tokens")
@@ -131,6 +132,7 @@ class StepColumns:
         # Who tells no rows does not tell what was in them, nor that nothing happened to requests.
         has_rows = num_rows is not None
         has_events = has_rows or bool(record.events)
+        totals = record.totals or _NO_TOTALS
         values = (
             record.step,
             sequence,
@@ -147,21 +149,21 @@ class StepColumns:
             outcome.num_attended if has_rows else _UNKNOWN,
             record.num_decode_tokens,
             _known(record.num_padded_tokens),
-            outcome.num_cached_tokens if has_rows else _UNKNOWN,
-            outcome.num_output_tokens if has_rows else _UNKNOWN,
+            outcome.num_cached_tokens if has_rows else _known(totals.num_cached_tokens),
+            outcome.num_output_tokens if has_rows else _known(totals.num_output_tokens),
             _known(num_rows),
             outcome.num_decode_rows if has_rows else _UNKNOWN,
             record.num_running,
             record.num_waiting,
             outcome.num_arrived if has_events else _UNKNOWN,
-            outcome.num_finished if has_events else _UNKNOWN,
-            outcome.num_preempted if has_events else _UNKNOWN,
+            outcome.num_finished if has_events else _known(totals.num_finished),
+            outcome.num_preempted if has_events else _known(totals.num_preempted),
             _UNKNOWN if kv is None else kv.used,
             _UNKNOWN if kv is None else kv.cached,
             _UNKNOWN if kv is None else kv.empty,
             _UNKNOWN if kv is None else kv.evicted,
-            _UNKNOWN if kv is None else kv.queried_tokens,
-            _UNKNOWN if kv is None else kv.hit_tokens,
+            _known(totals.num_queried_tokens) if kv is None else kv.queried_tokens,
+            _known(totals.num_cached_tokens) if kv is None else kv.hit_tokens,
             _known(outcome.max_gap_ns),
             _known(outcome.max_gap_request_id),
             _UNKNOWN if ttft is None else ttft[1],

@@ -13,12 +13,17 @@ import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
+import msgspec
+
+from stepscope.engine.protocol.wire import Totals
 from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.series.finished import FinishedRequests
 from stepscope.recordings.state.series.latency_samples import Samples
 from stepscope.recordings.state.series.taken_step import TakenStep
 
 TREND_BUCKETS = 60
+_MAX_MS = 1e9  # of an estimate: more is nonsense, and so are ...
+_MAX_COUNT = 2**31  # ... so many samples in one record
 
 LatencyKind: TypeAlias = Literal["ttft", "itl", "tpot", "e2e", "step"]
 
@@ -125,6 +130,17 @@ class Latencies:
             self.e2e.add(tokens_ns, e2e_ns)
         for finished in outcome.finished:
             self.finished.add(tokens_ns, finished)
+
+    def add_estimates(self, time_ns: int, totals: Totals) -> None:
+        """Samples that are known by the buckets of histograms only."""
+        for samples, estimates in (
+            (self.ttft, totals.ttft),
+            (self.itl, totals.itl),
+            (self.tpot, totals.tpot),
+        ):
+            for ms, count in map(msgspec.structs.astuple, estimates):
+                if 0 <= ms < _MAX_MS and 0 < count < _MAX_COUNT:
+                    samples.add(time_ns, round(ms * 1e6), count)
 
     def extend(self, steps: Sequence[TakenStep]) -> None:
         """Samples of some steps, as `add` takes those of each."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, TypedDict
 from stepscope.recordings.fleets.fleet import Fleet
 from stepscope.recordings.history.history import MAX_BYTES, MAX_STEPS, History
 from stepscope.recordings.live.recorder import Recorder
-from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.session.live_source import LiveSource, control_of
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.preferences import Preferences
 from stepscope.tui.settings.settings import (
@@ -42,7 +42,7 @@ def need_terminal(otherwise: str) -> None:
 
 
 def run_live(
-    source: Subscriber,
+    source: LiveSource,
     settings: DashboardSettings,
     recorder: Recorder | None = None,
     fleet: Fleet | None = None,
@@ -60,7 +60,7 @@ def run_live(
     run_dashboard(
         source,
         source.history,
-        control_endpoint=source.endpoint.control,
+        control_endpoint=control_of(source),
         recorder=recorder,
         fleet=fleet,
         news=news,

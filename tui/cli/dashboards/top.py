@@ -6,16 +6,23 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
+from stepscope.engine.adapters.metrics.address import MetricsAddress
 from stepscope.engine.client.errors import EngineStarting
 from stepscope.engine.protocol.config import ConfigError
-from stepscope.engine.transport.endpoints import Endpoint, find_local
+from stepscope.engine.transport.endpoints import find_local
 from stepscope.recordings.fleets.fleet import FLEET_STEPS, Fleet, shared_bytes
-from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
-from stepscope.tui.cli.shared.connect import PAST_S, check_past, choose, connect, hello
+from stepscope.tui.cli.shared.connect import (
+    PAST_S,
+    check_metrics,
+    check_past,
+    choose,
+    connect,
+    hello,
+)
 from stepscope.tui.cli.shared.errors import expected
 from stepscope.tui.session.control.who import call_me
-from stepscope.tui.session.live_source import receive
+from stepscope.tui.session.live_source import Address, LiveSource, addresses, receive
 from stepscope.tui.settings.cli_errors import CommandFailed
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings, FleetSettings
@@ -45,7 +52,7 @@ def top(
     chosen = engines_to_show(endpoints)
     check_any(chosen)
     need_terminal("'stepscope record' and 'stepscope snapshot' work without one")
-    if len(chosen) == 1:
+    if len(chosen) == 1 and not isinstance(chosen[0], MetricsAddress):
         connect(chosen[0]).close()  # several show in their rows that they are still starting
     show_engines(chosen, settings, is_open=not named_engines(endpoints), past_s=past_s)
 
@@ -55,7 +62,7 @@ def named_engines(named: Sequence[str]) -> list[str]:
     return list(named) or list(resolve(FleetSettings, "fleet", {}).engines)
 
 
-def engines_to_show(named: Sequence[str]) -> list[Endpoint]:
+def engines_to_show(named: Sequence[str]) -> list[Address]:
     """The engines named, else those in the environment or config file, else all on this machine.
 
     Raises:
@@ -64,12 +71,12 @@ def engines_to_show(named: Sequence[str]) -> list[Endpoint]:
     """
     names = named_engines(named)
     if names:
-        return list(dict.fromkeys(Endpoint.parse(name) for name in names))
-    found = find_local()
+        return list(dict.fromkeys(each for name in names for each in addresses(name)))
+    found: list[Address] = [*find_local()]
     return found if len(found) > 1 else [choose(None, "stepscope top {}")]
 
 
-def check_any(endpoints: Sequence[Endpoint]) -> None:
+def check_any(endpoints: Sequence[Address]) -> None:
     """That there is, or will be, anything to see; of several engines some may be down.
 
     Raises:
@@ -78,13 +85,13 @@ def check_any(endpoints: Sequence[Endpoint]) -> None:
     """
     if len(endpoints) == 1:
         with contextlib.suppress(EngineStarting):
-            hello(endpoints[0]).close()
+            _ask(endpoints[0])
         return
     answers: SimpleQueue[str | None] = SimpleQueue()
 
-    def ask(endpoint: Endpoint) -> None:
+    def ask(endpoint: Address) -> None:
         try:
-            hello(endpoint).close()
+            _ask(endpoint)
         except EngineStarting:
             answers.put(None)  # which its row says, until it has started
         except Exception as error:  # noqa: BLE001 - whatever it is: somebody waits for the answer
@@ -104,8 +111,16 @@ def check_any(endpoints: Sequence[Endpoint]) -> None:
     raise CommandFailed(f"none of {len(errors)} engines answers; {'; '.join(sorted(errors))}")
 
 
+def _ask(address: Address) -> None:
+    """Raises EngineUnreachable or CommandFailed where nothing answers."""
+    if isinstance(address, MetricsAddress):
+        check_metrics(address)
+    else:
+        hello(address).close()
+
+
 def show_engines(
-    endpoints: Sequence[Endpoint],
+    endpoints: Sequence[Address],
     settings: DashboardSettings,
     is_open: bool = False,
     past_s: float = PAST_S,
@@ -119,7 +134,7 @@ def show_engines(
     known = set(endpoints)
     past_s *= min(1.0, _WITH_WHOLE_PAST / len(endpoints))
 
-    def newcomers() -> list[Subscriber]:
+    def newcomers() -> list[LiveSource]:
         try:
             found = [each for each in find_local() if each not in known]
         except (ConfigError, OSError):  # the folder of the sockets is not ours any more

@@ -1,9 +1,9 @@
 """Commands that write, check and read recordings, without a screen.
 
-May import: engine.protocol, engine.transport, recordings, recordings.alerts,
-  recordings.attribution, recordings.check, recordings.export, recordings.figures,
-  recordings.file, recordings.file.mcap, recordings.file.writing, recordings.history,
-  recordings.incidents, recordings.live, recordings.plot, recordings.state,
-  recordings.state.series, tui.cli.shared, tui.settings, tui.views.
+May import: engine.adapters.metrics, engine.protocol, engine.transport, recordings,
+  recordings.alerts, recordings.attribution, recordings.check, recordings.export,
+  recordings.figures, recordings.file, recordings.file.mcap, recordings.file.writing,
+  recordings.history, recordings.incidents, recordings.live, recordings.plot, recordings.state,
+  recordings.state.series, tui.cli.shared, tui.session, tui.settings, tui.views.
 One module a command.
 """

@@ -4,6 +4,7 @@ import signal
 import sys
 import time
 
+from stepscope.engine.adapters.metrics.address import MetricsAddress, is_metrics_url
 from stepscope.engine.protocol.silence import publishes
 from stepscope.recordings.file.writing.rotation import (
     MIN_ROTATE_BYTES,
@@ -16,12 +17,13 @@ from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.recordings import incidents as incidents_command
 from stepscope.tui.cli.recordings.incidents import IncidentOptions
-from stepscope.tui.cli.shared.connect import check_past, choose, connect
+from stepscope.tui.cli.shared.connect import check_metrics, check_past, choose, connect
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import chosen_levels, level_flags
 from stepscope.tui.cli.shared.output_path import output_path
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals
+from stepscope.tui.session.live_source import LiveSource, receive
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.recent import remember
 from stepscope.tui.views.format import file_size
@@ -71,12 +73,7 @@ def record(
     limits = _limits("--rotate", rotate)
     kept = _limits("--keep", keep)
     output = output_path(file, is_new=limits is None)
-    chosen = choose(endpoint, "stepscope record {} -o FILE")
-    with connect(chosen) as client:
-        if not publishes(client.info()):
-            note = "publishes nothing (--no-telemetry): no step of it will be in the recording"
-            print(f"stepscope: note: {chosen.name} {note}", file=sys.stderr)
-    source = Subscriber(chosen, Journal(), past_s=past_s)
+    source = _source(endpoint, past_s)
     target = output if limits is None else FileSeries(output, limits, kept)
     stop = StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     with stop:  # before there is a file that a signal could leave unfinished
@@ -101,6 +98,19 @@ def record(
         raise CommandFailed(recorder.error)
 
 
+def _source(endpoint: str | None, past_s: float) -> LiveSource:
+    if endpoint is not None and is_metrics_url(endpoint):
+        address = MetricsAddress.parse(endpoint)
+        check_metrics(address)
+        return receive(address, Journal())
+    chosen = choose(endpoint, "stepscope record {} -o FILE")
+    with connect(chosen) as client:
+        if not publishes(client.info()):
+            note = "publishes nothing (--no-telemetry): no step of it will be in the recording"
+            print(f"stepscope: note: {chosen.name} {note}", file=sys.stderr)
+    return Subscriber(chosen, Journal(), past_s=past_s)
+
+
 def _limits(option: str, text: str | None) -> SeriesLimits | None:
     if text is None:
         return None
@@ -116,7 +126,7 @@ def _limits(option: str, text: str | None) -> SeriesLimits | None:
 
 
 def _watch(
-    source: Subscriber,
+    source: LiveSource,
     recorder: Recorder,
     stop: StopSignals,
     seconds: float | None,

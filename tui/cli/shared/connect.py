@@ -2,6 +2,7 @@
 
 import time
 
+from stepscope.engine.adapters.metrics.address import MetricsAddress
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import EngineGone, EngineStarting, EngineUnreachable
 from stepscope.engine.protocol.commands import MAX_PAST_S
@@ -117,6 +118,17 @@ def _who_runs() -> str:
     if not found:
         return "none runs here, 'stepscope serve' starts one"
     return f"running here: {'; '.join(called_text(each) for each in found)}"
+
+
+def check_metrics(address: MetricsAddress) -> None:
+    """Raises CommandFailed where no metrics that can be read are at an address."""
+    from stepscope.engine.adapters.metrics.fetch import FetchError
+    from stepscope.recordings.live.scraper import reading_of  # imports a parser
+
+    try:
+        reading_of(address)
+    except FetchError as error:
+        raise CommandFailed(str(error)) from error
 
 
 def check_past(past_s: float) -> None:

@@ -65,6 +65,7 @@ def demo(
         "stepscope top",
         "stepscope top tcp://127.0.0.1:5555 --readonly --past 300",
         "stepscope top engine-0 engine-1 tcp://127.0.0.1:5555",
+        "stepscope top http://127.0.0.1:8000",
     )
 )
 @with_key
@@ -74,8 +75,9 @@ def top(
         list[str] | None,
         typer.Argument(
             metavar="ENDPOINT",
-            help="names of local engines, ipc://PATH or tcp://HOST:PORT; several are shown side by "
-            "side (default: [fleet] engines of the config file, else those of this machine)",
+            help="names of local engines, ipc://PATH, tcp://HOST:PORT, http://HOST:PORT of a "
+            "server with /metrics, a JSON file that lists servers; several are shown side by side "
+            "(default: [fleet] engines of the config file, else those of this machine)",
             show_default=False,
         ),
     ] = None,

@@ -11,7 +11,6 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from stepscope.recordings.state.series.columns import StepSummary
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.chart_columns import ChartColumn
 from stepscope.tui.views.frame.frame import Frame
@@ -54,10 +53,9 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
         label = _label(row, num_rows, scale) if row else top_label
         body.append((*_gutter(label, gutter), *_runs("".join(cells), frame, _RUNS)))
     decodes = "".join([_decode_cell(column) for column in columns])
-    body.append(
-        (*_gutter(_decodes(frame.summary, gutter - 2), gutter), *_runs(decodes, frame, _RUNS))
-    )
-    label = "step" if frame.view.axis == "step" else "time"
+    body.append((*_gutter(_decodes(frame, gutter - 2), gutter), *_runs(decodes, frame, _RUNS)))
+    unit = "record" if frame.is_summed_up else "step"
+    label = unit if frame.view.axis == "step" else "time"
     body.append((*_gutter(label, gutter, "┤"), *_runs(_axis(frame), frame, _AXIS_RUNS)))
     return framed(body, width, height, _title(frame), _LEGEND)
 
@@ -68,12 +66,13 @@ def _decode_cell(column: ChartColumn | None) -> str:
     return "╍" if column.is_open else "━"
 
 
-def _decodes(summary: StepSummary | None, room: int) -> str:
+def _decodes(frame: Frame, room: int) -> str:
     """How many requests decoded at the cursor: fewer than run if one of them prefills."""
-    if summary is None:
-        return "decodes"
-    number = fmt.count(summary.num_decode_tokens)
-    names = (f"decodes {number}", f"dec {number}", number)
+    name = "output" if frame.is_summed_up else "decodes"
+    if frame.summary is None:
+        return name
+    number = fmt.count(frame.summary.num_decode_tokens)
+    names = (f"{name} {number}", f"dec {number}", number)
     return next((name for name in names if len(name) <= room), number)
 
 
@@ -95,7 +94,10 @@ def _title(frame: Frame) -> Line:
         unit = f"1 col = {10 * zoom} ms"
     else:
         unit = f"1 col = {fmt.plural(zoom, 'step')}" + (", worst of them" if zoom > 1 else "")
-    title: Line = (("steps: token budget", "title"), (f" ({unit})", "muted"))
+    name = "steps: token budget"
+    if frame.is_summed_up:
+        name, unit = "tokens in each second", unit.replace("step", "record")
+    title: Line = ((name, "title"), (f" ({unit})", "muted"))
     flying = frame.in_flight
     if flying is None:
         return title

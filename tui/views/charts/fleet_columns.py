@@ -89,12 +89,13 @@ def _share(share: float | None) -> Run:
     return _text(None if share is None else fmt.percent(share))
 
 
-def _latency(ms: float | None, bound_ms: float | None) -> Run:
+def _latency(line: EngineLine, ms: float | None, bound_ms: float | None) -> Run:
     if ms is None:
         return _text(None)
-    if bound_ms is not None and ms > bound_ms:
-        return f"{fmt.milliseconds(ms)}!", "breach"
-    return _text(fmt.milliseconds(ms))
+    info = line.figures.info
+    is_estimate = info is not None and info.totals_every_s is not None
+    text = f"{'≈' if is_estimate else ''}{fmt.milliseconds(ms)}"
+    return (f"{text}!", "breach") if bound_ms is not None and ms > bound_ms else _text(text)
 
 
 def _preemptions(line: EngineLine, page: FleetPage) -> Run:
@@ -131,9 +132,9 @@ COLUMNS: tuple[FleetColumn, ...] = (
     FleetColumn("wait", "wait", "waiting", 5, 8, _waiting, "waiting"),
     FleetColumn("kv", "KV", "KV", 5, 5, lambda line, _: _share(line.figures.kv_used), "kv"),
     FleetColumn("ttft", "TTFT", "TTFT p95", 6, 9,
-           lambda line, page: _latency(line.figures.ttft_p95_ms, page.slo.ttft_ms), "ttft"),
+           lambda line, page: _latency(line, line.figures.ttft_p95_ms, page.slo.ttft_ms), "ttft"),
     FleetColumn("itl", "ITL", "ITL p95", 6, 8,
-           lambda line, page: _latency(line.figures.itl_p95_ms, page.slo.itl_ms), "itl"),
+           lambda line, page: _latency(line, line.figures.itl_p95_ms, page.slo.itl_ms), "itl"),
     FleetColumn("budget", "bud", "budget", 4, 7, lambda line, _: _share(line.figures.budget_used)),
     FleetColumn("preempt", "pre", "preempt/m", 4, 10, _preemptions, "preemptions"),
     FleetColumn("gap", "gap", "gap", 4, 4, _lost),

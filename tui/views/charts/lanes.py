@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from stepscope.tui.views import format as fmt
+from stepscope.tui.views import totals_text
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.lane_rows import LaneRow
 from stepscope.tui.views.lines import Line, Run, clean, framed
@@ -35,7 +36,8 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
         for row in frame.lanes
     ]
     if not body:
-        body = [((" " * gutter, "text"), (_empty(frame), "muted"))]
+        said = totals_text.lines(frame) or [_empty(frame)]
+        body = [((" " * gutter, "text"), (text, "muted")) for text in said]
     title: Line = (("requests × steps", "title"), (_extent(frame), "muted"))
     return framed(body, width, height, title, _legend(frame))
 
@@ -72,7 +74,7 @@ def _extent(frame: Frame) -> str:
 
 def _legend(frame: Frame) -> Line:
     state = frame.state
-    waiting = f"{state.num_running} run {state.num_waiting} wait"
+    waiting = f"{state.num_running} run {state.num_waiting} wait" if state.is_load_known else ""
     reasons = ""
     if state.waiting_reasons:
         reasons = " (" + ", ".join(f"{n} {why}" for why, n in state.waiting_reasons.items()) + ")"

@@ -89,6 +89,11 @@ class Frame:
         return self.summary is None or self.summary.num_rows is not None
 
     @property
+    def is_summed_up(self) -> bool:
+        """Each record is of a second, not of a step, and latencies are estimates."""
+        return self.state.is_summed_up
+
+    @property
     def is_idle(self) -> bool:
         """The engine has nothing to do now; false where nobody knows what it does."""
         return self.view.live and self.status == "live" and self.state.state == "idle"

@@ -114,7 +114,7 @@ def _figures(frame: Frame, width: int) -> list[Line]:
         ]
         for name in names:
             report = reports.get(name)
-            is_told = kind == "step" or frame.tells_requests
+            is_told = kind == "step" or frame.tells_requests or frame.is_summed_up
             line += _block(None if report is None else _series(report, kind), bound, is_told)
         lines.append(tuple(line))
     return lines

@@ -4,7 +4,7 @@ from stepscope.engine.protocol.wire import BatchRow, Phase, RowFlag, StepRecord
 from stepscope.recordings.state.series.columns import StepSummary
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
-from stepscope.tui.views import late_text
+from stepscope.tui.views import late_text, totals_text
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import (
     Cell,
@@ -58,6 +58,10 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     title: Line = ((f"step {step}", "title"), *_when(frame), (" (follows cursor)", "muted"))
     if record is None or summary is None:
         return framed(_missing(frame), width, height, title)
+    if frame.is_summed_up:
+        said: list[Line] = [((f" {text}", "muted"),) for text in totals_text.lines(frame)]
+        title = ((f"record {step}", "title"), *_when(frame))
+        return framed([*totals_text.figures(frame, record), (), *said], width, height, title)
     head_height = min(_HEAD_HEIGHT, max(6, height // 2))
     if width < NARROW:
         head = framed(_costs(frame, record, summary, width - 2), width, head_height, title)

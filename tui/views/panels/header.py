@@ -124,7 +124,8 @@ def _step(frame: Frame) -> Line:
     if flying is not None:
         text = f"  STEP {flying.step:,} IN FLIGHT {seconds_of(flying):,.1f} s"
         return ((text, "caution"), (f": {work_text(flying)}", "text"))
-    number: Line = (("  step ", "muted"), (fmt.count(frame.step), "strong"))
+    unit = "  record " if frame.is_summed_up else "  step "
+    number: Line = ((unit, "muted"), (fmt.count(frame.step), "strong"))
     last = frame.state.in_flight
     if last is None or not frame.is_silent:
         return number
@@ -157,7 +158,18 @@ def _rate(frame: Frame, connection: SourceState) -> str:
     silent = connection.status in ("stale", "down", "starting") or frame.state.state == "paused"
     if frame.view.live and silent:
         return "—"
+    if frame.is_summed_up:
+        return _steps_in_record(frame)
     return f"{frame.rates.steps_per_s or 0:.1f}"
+
+
+def _steps_in_record(frame: Frame) -> str:
+    """What the engine itself counted over the seconds of the record at the cursor."""
+    summary, totals = frame.summary, frame.state.totals
+    if summary is None or totals is None or totals.num_steps is None:
+        return "—"
+    seconds = (summary.tokens_ns - summary.schedule_start_ns) / 1e9
+    return f"{totals.num_steps / seconds:.1f}" if seconds > 0 else "—"
 
 
 def _minutes(seconds: float) -> str:

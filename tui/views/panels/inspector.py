@@ -18,6 +18,7 @@ from stepscope.engine.protocol.wire import (
 )
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
+from stepscope.tui.views import totals_text
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.lines import Field, Line, Run, clean, framed, whole
 
@@ -27,7 +28,8 @@ _MAX_TEXT = 48
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     """The panel, `width` x `height` with its frame."""
     step = "—" if frame.cursor is None else fmt.count(frame.cursor)
-    title: Line = ((f"step {step}", "title"), (" (follows cursor)", "muted"))
+    unit = "record" if frame.is_summed_up else "step"
+    title: Line = ((f"{unit} {step}", "title"), (" (follows cursor)", "muted"))
     return framed(body(frame, height - 2, width - 2), width, height, title)
 
 
@@ -36,6 +38,8 @@ def body(frame: Frame, num_rows: int, width: int) -> list[Line]:
     record, summary = frame.record, frame.summary
     if record is None or summary is None:
         return [((" the record of this step was lost", "muted"),)] if frame.cursor else []
+    if frame.is_summed_up:
+        return totals_text.figures(frame, record)[:num_rows]
     head: list[Line] = [_spent(record), _decodes(record)]
     tail: list[Line] = [
         _cached(record),

@@ -76,19 +76,20 @@ def _groups(frame: Frame, bar_width: int) -> list[Line]:
     state, latency, rates, slo = frame.state, frame.latency, frame.rates, frame.history.slo
     preemptions = rates.num_preempted
     cut = _cut(frame, LATENCY_WINDOW_S)
+    about = "≈" if frame.is_summed_up else ""
     return [
         _budget(frame, bar_width),
         (
             ("RUN ", "muted"),
-            (f"{_now(frame, state.num_running)}/{fmt.short(_limit(frame))}", "strong"),
+            (f"{_now(frame, state.num_running)}{_limit_text(frame)}", "strong"),
             ("  WAIT ", "muted"),
             (_now(frame, state.num_waiting), "strong"),
             (_TREND[0 if frame.is_silent else frame.waiting_trend], "caution"),
         ),
         _cache(frame),
-        (*_named("TTFT p95 ", cut), *_bounded(latency.ttft.p95_ms, slo.ttft_ms)),
+        (*_named(f"TTFT p95 {about}", cut), *_bounded(latency.ttft.p95_ms, slo.ttft_ms)),
         # A stall is one late token among a hundred of its stream: p95 does not show it.
-        (*_named("ITL p99 ", cut), *_bounded(latency.itl.p99_ms, slo.itl_ms)),
+        (*_named(f"ITL p99 {about}", cut), *_bounded(latency.itl.p99_ms, slo.itl_ms)),
         (
             ("PREEMPT ", "muted"),
             (
@@ -102,8 +103,8 @@ def _groups(frame: Frame, bar_width: int) -> list[Line]:
             ("  in ", "muted"),
             (f"{fmt.short(rates.prefill_tokens_per_s)} tok/s", "text"),
         ),
-        (*_named("SLO ttft", cut), *_kept(latency.ttft, slo.ttft_ms)),
-        (*_named("SLO itl", cut), *_kept(latency.itl, slo.itl_ms)),
+        (*_named(f"SLO {about}ttft", cut), *_kept(latency.ttft, slo.ttft_ms)),
+        (*_named(f"SLO {about}itl", cut), *_kept(latency.itl, slo.itl_ms)),
     ]
 
 
@@ -130,7 +131,11 @@ def _in_a_minute(frame: Frame, number: int) -> str:
 
 def _now(frame: Frame, number: int) -> str:
     """What is true now; of an engine that is not heard of nobody knows."""
-    return "—" if frame.is_silent else str(number)
+    return "—" if frame.is_silent or not frame.state.is_load_known else str(number)
+
+
+def _limit_text(frame: Frame) -> str:
+    return "" if frame.is_summed_up else f"/{fmt.short(_limit(frame))}"
 
 
 def _kept(series: Series, bound: float) -> Line:
@@ -193,14 +198,13 @@ def _budget_of_last(frame: Frame, spent: int, budget: int, bar_width: int) -> Li
 
 
 def _cache(frame: Frame) -> Line:
-    kv = frame.state.kv
     hit = (
         *_named("hit ", _cut(frame, RATES_WINDOW_S)),
         (fmt.percent(frame.rates.prefix_hit_rate), "text"),
     )
-    if kv is None:
+    share = frame.state.kv_share
+    if share is None:
         return (("KV ", "muted"), ("— ", "text"), *hit)
-    share = kv.used / max(1, kv.used + kv.cached + kv.empty)
     return (
         ("KV ", "muted"),
         (f"{share:.0%} ", "strong"),

@@ -30,7 +30,8 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     body.append(_wall(frame, width - 2))
     body += _stall(frame, width - 3)
     window_s = frame.window_s
-    said: Run = (" ms (last 60 s)", "muted")
+    about = ", estimated from buckets" if frame.is_summed_up else ""
+    said: Run = (f" ms (last 60 s{about})", "muted")
     if window_s is not None:
         said = (f" ms (last {window_s:.0f} s: the rest is not in memory)", "caution")
     title: Line = (("latency", "title"), said)

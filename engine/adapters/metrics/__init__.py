@@ -1,0 +1,9 @@
+"""Engines that are known by their Prometheus metrics only: `stepscope top http://host:8000`.
+
+`address` says where metrics are, `fetch` gets them with bounds on time and size, `names` is the
+table of what each engine calls what, `reading` picks from a text what the table names, `interval`
+makes totals of two readings.
+
+May import: engine.protocol.
+A metric of a new release is an entry in `names`. What totals cannot say stays unknown.
+"""

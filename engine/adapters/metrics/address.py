@@ -1,0 +1,85 @@
+"""`MetricsAddress`: where the metrics of a server are, from a URL or a `file_sd` file."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from stepscope.engine.protocol.config import WrongValue
+
+# In TensorRT-LLM `/metrics` is JSON, and Prometheus reads the other.
+_PATHS = ("/metrics", "/prometheus/metrics")
+_SCHEMES = ("http", "https")
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsAddress:
+    """A server that exports metrics. `path` is empty if its usual places are to be tried."""
+
+    server: str  # scheme://HOST:PORT
+    path: str = ""
+
+    @property
+    def name(self) -> str:
+        """What to call it in a list."""
+        return self.server.partition("://")[2] + self.path
+
+    @property
+    def control(self) -> str:
+        """How a command line names it."""
+        return self.server + self.path
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Where its metrics may be, the likeliest first."""
+        return tuple(self.server + path for path in ((self.path,) if self.path else _PATHS))
+
+    @classmethod
+    def parse(cls, text: str) -> "MetricsAddress":
+        """From http://HOST:PORT, with a path where its metrics are not at a usual one.
+
+        Raises:
+            WrongValue: it is no such address.
+        """
+        try:
+            parts = urlsplit(text.strip())
+            is_good = parts.scheme in _SCHEMES and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_good = False
+        if not is_good or parts.username is not None or parts.query or parts.fragment:
+            raise WrongValue("bad_endpoint", f"{text!r} is not http://HOST:PORT or https://HOST")
+        return cls(f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/"))
+
+
+def is_metrics_url(text: str) -> bool:
+    """Whether an endpoint is named as the URL of a server."""
+    return text.strip().startswith(tuple(f"{scheme}://" for scheme in _SCHEMES))
+
+
+def in_file(path: Path) -> list[MetricsAddress]:
+    """The targets of a `file_sd` file: `[{"targets": ["HOST:PORT"], "labels": {...}}]`.
+
+    Of the labels `__scheme__` and `__metrics_path__` are followed.
+
+    Raises:
+        WrongValue: it cannot be read as one.
+    """
+    try:
+        groups = json.loads(path.read_text())
+        found = [
+            MetricsAddress.parse(
+                f"{labels.get('__scheme__', 'http')}://{target}{labels.get('__metrics_path__', '')}"
+            )
+            for group in groups
+            for labels in (group.get("labels", {}),)
+            for target in group["targets"]
+        ]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        why = error if isinstance(error, WrongValue | OSError) else "not of that form"
+        raise WrongValue(
+            "bad_endpoint",
+            f'{path} is no list of targets ([{{"targets": ["HOST:PORT"]}}]): {why}',
+        ) from error
+    if not found:
+        raise WrongValue("bad_endpoint", f"{path} names no target")
+    return list(dict.fromkeys(found))

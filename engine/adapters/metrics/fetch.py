@@ -1,0 +1,59 @@
+"""Gets a text over HTTP, with bounds on time and size, so that no server holds or floods us."""
+
+import http.client
+import time
+import urllib.error
+import urllib.request
+
+MAX_BYTES = 8 * 1024 * 1024
+TIMEOUT_S = 2.0
+_CHUNK = 64 * 1024
+
+
+class FetchError(Exception):
+    """Nothing usable came; the text says why."""
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A server that is asked for metrics does not choose who else is asked."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
+
+
+def fetch(url: str, timeout_s: float = TIMEOUT_S) -> str:
+    """The body of a response, as text.
+
+    Raises:
+        FetchError: no answer in time, an error as the answer, or more than `MAX_BYTES`.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    try:
+        with _opener.open(url, timeout=timeout_s) as response:
+            body = bytearray()
+            while chunk := response.read1(_CHUNK):
+                body += chunk
+                if len(body) > MAX_BYTES:
+                    raise FetchError(f"more than {MAX_BYTES >> 20} MiB at {url}")
+                if time.monotonic() > deadline_s:
+                    raise FetchError(f"{url} took longer than {timeout_s:g} s")
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise FetchError(f"HTTP {error.code} at {url}") from error
+    except TimeoutError as error:
+        raise FetchError(f"{url} took longer than {timeout_s:g} s") from error
+    except urllib.error.URLError as error:
+        is_late = isinstance(error.reason, TimeoutError)
+        why = f"took longer than {timeout_s:g} s" if is_late else "does not answer"
+        raise FetchError(f"{url} {why}{'' if is_late else f': {_plain(error.reason)}'}") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise FetchError(f"{url} broke off: {_plain(error)}") from error
+    return body.decode("utf-8", "replace")
+
+
+def _plain(error: object) -> str:
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return str(text)

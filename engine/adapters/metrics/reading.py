@@ -1,0 +1,165 @@
+"""`Reading`: what one text of metrics says, picked out by the table of names."""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from stepscope.engine.adapters.metrics.names import ENGINES, SHARED_RANKS, START_TIME, EngineNames
+
+_MAX_BUCKETS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Sums over the series of each name. None, or empty: the server does not export it."""
+
+    engine: str
+    model: str
+    start_s: float | None  # when the server started, Unix time
+    num_running: int | None
+    num_waiting: int | None
+    waiting_reasons: dict[str, int] | None
+    kv_used: float | None
+    counters: dict[str, float] = field(default_factory=dict)  # by the field of `EngineNames`
+    histograms: dict[str, dict[float, float]] = field(default_factory=dict)  # cumulative, by bound
+
+
+_COUNTERS = (
+    "prompt_tokens",
+    "output_tokens",
+    "queried_tokens",
+    "cached_tokens",
+    "preempted",
+    "finished",
+    "steps",
+)
+_HISTOGRAMS = ("ttft", "itl", "tpot")
+_NOT_FINISHED = ("abort", "error")
+
+
+def read(text: str) -> Reading | None:
+    """What a text of metrics says; None where it has no metric of an engine that we know."""
+    names = next((each for each in ENGINES if _has(text, each.prefix)), None)
+    if names is None:
+        return None
+    samples: dict[str, list[Sample]] = {}
+    for sample in _samples(text, _wanted(names)):
+        if math.isfinite(sample.value) and _is_first_rank(sample):
+            samples.setdefault(sample.name, []).append(sample)
+    model = next(
+        (
+            each.labels["model_name"]
+            for some in samples.values()
+            for each in some
+            if "model_name" in each.labels
+        ),
+        "",
+    )
+    kv_used = _values(samples, names.kv_used)
+    return Reading(
+        engine=names.engine,
+        model=model,
+        start_s=_sum(samples, (START_TIME,)),
+        num_running=_count(_sum(samples, names.running)),
+        num_waiting=_count(_sum(samples, names.waiting)),
+        waiting_reasons=_reasons(samples.get(names.waiting_by_reason)),
+        kv_used=None if not kv_used else min(1.0, max(0.0, sum(kv_used) / len(kv_used))),
+        counters=_counters(samples, names),
+        histograms={
+            kind: buckets
+            for kind in _HISTOGRAMS
+            if (buckets := _buckets(samples, getattr(names, kind)))
+        },
+    )
+
+
+def _has(text: str, prefix: str) -> bool:
+    return text.startswith(prefix) or f"\n{prefix}" in text
+
+
+@cache
+def _wanted(names: EngineNames) -> frozenset[str]:
+    fields = names._asdict()
+    plain = [name for key, value in fields.items() if isinstance(value, tuple) for name in value]
+    buckets = [f"{name}_bucket" for kind in _HISTOGRAMS for name in fields[kind]]
+    return frozenset([*plain, *buckets, names.waiting_by_reason, START_TIME])
+
+
+def _samples(text: str, wanted: frozenset[str]) -> Iterator[Sample]:
+    """Those of these names. A line that cannot be read is left out, and the others count."""
+    for line in text.splitlines():
+        if line.partition("{")[0].partition(" ")[0] not in wanted:
+            continue
+        try:
+            for family in text_string_to_metric_families(f"{line}\n"):
+                yield from family.samples
+        except ValueError:
+            continue
+
+
+def _is_first_rank(sample: Sample) -> bool:
+    return all(sample.labels.get(name, "0") == "0" for name in SHARED_RANKS)
+
+
+def _values(samples: dict[str, list[Sample]], names: Iterable[str]) -> list[float] | None:
+    for name in names:
+        if name in samples:
+            return [each.value for each in samples[name]]
+    return None
+
+
+def _sum(samples: dict[str, list[Sample]], names: Iterable[str]) -> float | None:
+    values = _values(samples, names)
+    return None if values is None else sum(values)
+
+
+def _count(value: float | None) -> int | None:
+    return None if value is None else max(0, min(round(value), 2**31))
+
+
+def _reasons(samples: list[Sample] | None) -> dict[str, int] | None:
+    if samples is None:
+        return None
+    found: dict[str, int] = {}
+    for each in samples:
+        reason = each.labels.get("reason", "")[:40]
+        found[reason] = found.get(reason, 0) + (_count(each.value) or 0)
+    return {reason: number for reason, number in found.items() if number}
+
+
+def _counters(samples: dict[str, list[Sample]], names: EngineNames) -> dict[str, float]:
+    found = {}
+    for key in _COUNTERS:
+        value = _sum(samples, getattr(names, key))
+        if value is not None:
+            found[key] = value
+    if "finished" in found:
+        found["finished"] -= sum(
+            each.value
+            for each in samples.get(next(n for n in names.finished if n in samples), ())
+            if each.labels.get("finished_reason") in _NOT_FINISHED
+        )
+    return found
+
+
+def _buckets(samples: dict[str, list[Sample]], names: Iterable[str]) -> dict[float, float]:
+    """Cumulative counts by upper bound in seconds, over all series."""
+    for name in names:
+        series = samples.get(f"{name}_bucket")
+        if not series:
+            continue
+        found: dict[float, float] = {}
+        for each in series:
+            try:
+                bound = float(each.labels["le"])
+            except (KeyError, ValueError):
+                continue
+            if not math.isnan(bound):
+                found[bound] = found.get(bound, 0.0) + each.value
+        if len(found) <= _MAX_BUCKETS:
+            return dict(sorted(found.items()))
+    return {}

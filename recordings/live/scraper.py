@@ -1,0 +1,181 @@
+"""`Scraper`: the live source of a server that is known by its metrics only.
+
+Once a second it makes a record of what the counters have gained. Such a record is no step:
+`EngineInfo.totals_every_s` says so, and what totals cannot say is None.
+"""
+
+import logging
+import threading
+import time
+import uuid
+
+from stepscope.engine.adapters.metrics.address import MetricsAddress
+from stepscope.engine.adapters.metrics.fetch import FetchError, fetch
+from stepscope.engine.adapters.metrics.interval import has_restarted, totals
+from stepscope.engine.adapters.metrics.reading import Reading, read
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import EngineInfo, EngineStatus, Snapshot, StepRecord, Telemetry
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.source import FrameTap, SourceStatus
+
+log = logging.getLogger("stepscope.recordings")
+
+EVERY_S = 1.0
+_JOIN_S = 3.0  # a server may hold an answer back; the thread is a daemon
+
+
+class Scraper:
+    """Fills `history` from a server's metrics; implements `Source`.
+
+    Args:
+        every_s: seconds between two looks; a server that hangs is asked again after its timeout.
+    """
+
+    is_live = True
+
+    def __init__(
+        self, address: MetricsAddress, history: History | None = None, every_s: float = EVERY_S
+    ) -> None:
+        self.address = address
+        self.name = address.name
+        self.history = history if history is not None else History()
+        self.tap = FrameTap()
+        self.num_bad = 0
+        self._every_s = every_s
+        self._status: SourceStatus = "connecting"
+        self._error: str | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="scraper", daemon=True)
+        self._last: Reading | None = None
+        self._last_ns = 0
+        self._step = -1
+        self._sequence = -1
+
+    @property
+    def status(self) -> SourceStatus:
+        return self._status
+
+    @property
+    def error(self) -> str | None:
+        return self._error
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            started_s = time.monotonic()
+            try:
+                reading = reading_of(self.address)
+                self._take(reading, time.monotonic_ns())
+            except FetchError as error:
+                self._note_down(str(error))
+            except Exception as error:
+                # Our bug, but no reason to lose the session on the screen.
+                log.exception("the metrics of %s could not be taken", self.address.control)
+                self._note_down(f"internal error, see the log: {error!r}")
+            else:
+                self._status, self._error = "live", None
+            self._stopping.wait(max(0.0, self._every_s - (time.monotonic() - started_s)))
+
+    def _note_down(self, why: str) -> None:
+        if self._status != "connecting":
+            self._status = "down"
+        self._error = why
+
+    def _take(self, now: Reading, now_ns: int) -> None:
+        before = self._last
+        if before is None or has_restarted(before, now):
+            self._begin(now, now_ns, is_first=before is None)
+        else:
+            gained = totals(before, now)
+            self._step += 1
+            self._publish(
+                StepRecord(
+                    step=self._step,
+                    schedule_start_ns=self._last_ns,
+                    tokens_ns=now_ns,
+                    num_prefill_tokens=gained.num_prompt_tokens or 0,
+                    num_decode_tokens=gained.num_output_tokens or 0,
+                    num_running=now.num_running or 0,
+                    num_waiting=now.num_waiting or 0,
+                    waiting_reasons=now.waiting_reasons,
+                    totals=gained,
+                )
+            )
+        self._last, self._last_ns = now, now_ns
+        self._publish(
+            EngineStatus(
+                time_ns=now_ns,
+                state="idle" if now.num_running == now.num_waiting == 0 else "running",
+                step=self._step,
+                num_running=now.num_running or 0,
+                num_waiting=now.num_waiting or 0,
+            )
+        )
+
+    def _begin(self, now: Reading, now_ns: int, *, is_first: bool) -> None:
+        """A server that is new to us: its counters so far say nothing of now."""
+        info = EngineInfo(
+            engine_id=uuid.uuid4().hex,
+            name=self.name,
+            software_version="",
+            model=now.model,
+            engine=now.engine,
+            http_endpoint=self.address.server.partition("://")[2],
+            monotonic_ns=now_ns,
+            wall_ns=time.time_ns(),
+            totals_every_s=self._every_s,
+        )
+        self._step = -1
+        if not is_first:
+            self._publish(info)
+            return
+        self._sequence += 1
+        snapshot = Snapshot(
+            sequence=self._sequence,
+            step=-1,
+            time_ns=now_ns,
+            info=info,
+            knobs={},
+            knobs_version=0,
+            state="running",
+            requests=[],
+            blocks=None,
+            kv=None,
+            num_running=now.num_running,
+            num_waiting=now.num_waiting,
+        )
+        self.history.reset(snapshot)
+        self.tap.send(wire.TOPICS[Snapshot], self._sequence, wire.encode(snapshot))
+
+    def _publish(self, message: Telemetry) -> None:
+        self._sequence += 1
+        payload = wire.encode(message)
+        self.history.append(self._sequence, message, payload)
+        self.tap.send(message.topic, self._sequence, payload)
+
+
+def reading_of(address: MetricsAddress, timeout_s: float = 2.0) -> Reading:
+    """What a server's metrics say now.
+
+    Raises:
+        FetchError: it does not answer in time, or exports nothing that we know.
+    """
+    error: FetchError | None = None
+    for url in address.urls:
+        try:
+            reading = read(fetch(url, timeout_s))
+        except FetchError as failed:
+            error = error or failed
+            continue
+        if reading is not None:
+            return reading
+        error = FetchError(f"{url} exports no metric of vLLM, SGLang, TensorRT-LLM or stepscope")
+    assert error is not None
+    raise error

@@ -1,0 +1,334 @@
+"""An engine that is known by its metrics only: what is read, what stays unknown."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from socket import create_server
+
+import pytest
+
+from stepscope.engine.adapters.metrics.address import MetricsAddress, in_file
+from stepscope.engine.adapters.metrics.fetch import MAX_BYTES, FetchError
+from stepscope.engine.adapters.metrics.interval import has_restarted, totals
+from stepscope.engine.adapters.metrics.reading import Reading, read
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.config import WrongValue
+from stepscope.engine.protocol.wire import LatencyEstimate
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.fleets.fleet import Fleet
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.source import Source
+from stepscope.recordings.live.recorder import Recorder
+from stepscope.recordings.live.scraper import Scraper, reading_of
+from stepscope.tui.session.live_source import addresses
+from stepscope.tui.views.frame.frame_builder import FrameBuilder
+from stepscope.tui.views.pages.page_views import PAGE_VIEWS
+from stepscope.tui.views.panels import key_figures
+from stepscope.tui.views.view import View
+from tests.support.metrics_server import metrics_server
+from tests.support.waiting import wait_for
+
+TEXTS = Path(__file__).with_name("metrics_texts")
+EVERY_S = 0.02
+
+
+class Engine:
+    """The metrics of a vLLM whose counters a test moves."""
+
+    def __init__(self) -> None:
+        self.started_s = 100.0
+        self.running, self.prompt, self.output, self.preempted = 3, 1000, 500, 0
+        self.gaps = [40, 60, 60]  # up to 25 ms, 50 ms, and all
+
+    def text(self) -> bytes:
+        labels = 'model_name="m",engine="0"'
+        lines = [
+            f"process_start_time_seconds {self.started_s}",
+            f"vllm:num_requests_running{{{labels}}} {self.running}.0",
+            f"vllm:num_requests_waiting{{{labels}}} 1.0",
+            f'vllm:num_requests_waiting_by_reason{{{labels},reason="capacity"}} 1.0',
+            f"vllm:kv_cache_usage_perc{{{labels}}} 0.5",
+            f"vllm:prompt_tokens_total{{{labels}}} {self.prompt}",
+            f"vllm:generation_tokens_total{{{labels}}} {self.output}",
+            f"vllm:num_preemptions_total{{{labels}}} {self.preempted}",
+        ]
+        for bound, count in zip(("0.025", "0.05", "+Inf"), self.gaps, strict=True):
+            name = "vllm:inter_token_latency_seconds_bucket"
+            lines.append(f'{name}{{{labels},le="{bound}"}} {count}')
+        return "\n".join(lines).encode()
+
+
+def text_of(name: str) -> str:
+    return (TEXTS / f"{name}.txt").read_text()
+
+
+def reading(text: str | bytes) -> Reading:
+    found = read(text.decode() if isinstance(text, bytes) else text)
+    assert found is not None
+    return found
+
+
+@contextmanager
+def scraped(url: str, every_s: float = EVERY_S) -> Iterator[Scraper]:
+    source = Scraper(MetricsAddress.parse(url), History(), every_s)
+    source.start()
+    try:
+        yield source
+    finally:
+        source.stop()
+
+
+def num_records(source: Source) -> int:
+    return source.history.num_steps
+
+
+def until(condition: Callable[[], bool]) -> None:
+    wait_for(condition, "what the server did is in the history")
+
+
+# What a text says
+
+
+def test_a_real_vllm_0_32_is_read() -> None:
+    found = reading(text_of("vllm-0.32"))
+    assert (found.engine, found.model) == ("vllm", "demo")
+    assert (found.num_running, found.num_waiting, found.kv_used) == (0, 0, 0.0)
+    assert found.counters == {
+        "prompt_tokens": 7200,
+        "output_tokens": 720,
+        "queried_tokens": 7200,
+        "cached_tokens": 5920,
+        "preempted": 0,
+        "finished": 6,
+        "steps": 120,
+    }
+    assert found.histograms["itl"][float("inf")] == 714
+    assert found.histograms["ttft"][float("inf")] == 6
+
+
+def test_names_of_older_vllm_are_read() -> None:
+    found = reading(
+        'vllm:gpu_cache_usage_perc{model_name="m"} 0.25\n'
+        'vllm:gpu_prefix_cache_hits_total{model_name="m"} 7\n'
+        'vllm:time_per_output_token_seconds_bucket{le="0.1",model_name="m"} 3\n'
+    )
+    assert found.kv_used == 0.25
+    assert found.counters == {"cached_tokens": 7}
+    assert found.histograms == {"itl": {0.1: 3}}
+    assert found.num_running is None
+
+
+def test_sglang_is_summed_over_data_parallel_ranks_and_not_over_tensor_parallel_ones() -> None:
+    found = reading(text_of("sglang-0.5.23"))
+    assert (found.engine, found.num_running, found.num_waiting) == ("sglang", 8, 2)
+    assert found.kv_used == pytest.approx(0.4)
+    assert found.counters["cached_tokens"] == 3500
+    assert found.counters["preempted"] == 4
+    assert "steps" not in found.counters
+
+
+def test_an_old_tensorrt_llm_leaves_load_tokens_and_itl_unknown() -> None:
+    found = reading(text_of("tensorrt-llm-1.0"))
+    assert (found.engine, found.num_running, found.num_waiting) == ("tensorrt-llm", None, None)
+    assert found.counters == {"finished": 12}
+    assert sorted(found.histograms) == ["tpot", "ttft"]
+    gained = totals(found, found)
+    assert gained.num_output_tokens is None
+    assert not gained.is_load_known
+
+
+def test_a_new_tensorrt_llm_is_read_at_its_own_path() -> None:
+    text = text_of("tensorrt-llm-1.3").encode()
+    with metrics_server(lambda: text, "/prometheus/metrics") as url:
+        found = reading_of(MetricsAddress.parse(url))
+    assert (found.num_running, found.num_waiting, found.kv_used) == (6, 1, 0.62)
+    assert found.counters["output_tokens"] == 800
+
+
+def test_bad_lines_and_numbers_are_left_out() -> None:
+    found = reading(
+        'vllm:num_requests_running{model_name="m"} NaN\n'
+        'vllm:num_requests_waiting{model_name="m" 3\n'
+        "vllm:kv_cache_usage_perc much\n"
+        'vllm:prompt_tokens_total{model_name="m"} 5\n'
+    )
+    assert (found.num_running, found.num_waiting, found.kv_used) == (None, None, None)
+    assert found.counters == {"prompt_tokens": 5}
+    assert read("node_cpu_seconds_total 5\n") is None
+
+
+# Between two of them
+
+
+def test_latencies_are_estimated_from_the_buckets_that_grew() -> None:
+    engine = Engine()
+    before = reading(engine.text())
+    engine.gaps = [44, 66, 67]  # 4 up to 25 ms, 2 up to 50 ms, 1 above
+    gained = totals(before, reading(engine.text()))
+    assert gained.itl == [
+        *(LatencyEstimate(ms, 1) for ms in (3.125, 9.375, 15.625, 21.875)),
+        *(LatencyEstimate(ms, 1) for ms in (31.25, 43.75)),
+        LatencyEstimate(50.0, 1),  # how far above the highest bound is unknown
+    ]
+    assert gained.ttft == []
+
+
+@pytest.mark.parametrize("change", ["counter", "bucket", "start"])
+def test_a_counter_that_went_back_is_a_restart(change: str) -> None:
+    engine = Engine()
+    before = reading(engine.text())
+    assert not has_restarted(before, reading(engine.text()))
+    if change == "counter":
+        engine.output = 20
+    elif change == "bucket":
+        engine.gaps = [0, 0, 0]
+    else:
+        engine.started_s = 200.0
+    assert has_restarted(before, reading(engine.text()))
+
+
+# A live server
+
+
+def test_what_the_counters_gained_is_shown_and_what_they_leave_out_is_unknown() -> None:
+    engine = Engine()
+    with metrics_server(engine.text) as url, scraped(url) as source:
+        until(lambda: num_records(source) > 0)
+        engine.prompt, engine.output, engine.gaps = 1800, 900, [240, 460, 460]
+        until(lambda: source.history.latency(None, 60, 1).itl.num_samples > 0)
+        state = source.history.state
+        assert (state.num_running, state.num_waiting, state.kv_share) == (3, 1, 0.5)
+        assert state.waiting_reasons == {"capacity": 1}
+        columns = [source.history.summary(step) for step in range(num_records(source))]
+        assert sum(each.num_output_tokens or 0 for each in columns if each is not None) == 400
+        assert sum(each.num_prefill_tokens for each in columns if each is not None) == 800
+        assert source.history.latency(None, 60, 1).itl.num_samples == 400
+        assert source.history.rates().steps_per_s is None
+        frame = FrameBuilder(source.history).build(View(), 80, 10, 8)
+        assert frame.lanes == []
+        figures = _drawn(key_figures.draw(frame, 200, 1, 0))
+        assert "RUN 3  WAIT 1" in figures
+        assert "KV 50%" in figures
+        assert "ITL p95 ≈" in figures
+        for page in ("live", "step", "kv", "latency", "knobs", "request"):
+            if page in PAGE_VIEWS:
+                assert _drawn(PAGE_VIEWS[page].draw(frame, 120, 35))
+        live = _drawn(PAGE_VIEWS["step"].draw(frame, 120, 35))
+        assert "metrics are totals" in live
+        assert "STEPSCOPE_ENDPOINT=vllm-0 vllm serve" in live
+
+
+def test_a_server_that_starts_anew_is_another_engine() -> None:
+    engine = Engine()
+    with metrics_server(engine.text) as url, scraped(url) as source:
+        until(lambda: num_records(source) > 1)
+        first = source.history.info
+        engine.started_s, engine.prompt, engine.output, engine.gaps = 200.0, 0, 0, [0, 0, 0]
+        until(lambda: source.history.info != first and num_records(source) > 1)
+        outputs = [source.history.summary(step) for step in range(num_records(source))]
+        assert all(each is not None and each.num_output_tokens == 0 for each in outputs)
+
+
+def test_a_server_that_dies_is_down_and_comes_back() -> None:
+    engine = Engine()
+    with scraped_over(engine.text) as (source, port):
+        until(lambda: source.status == "down")
+        assert "/metrics" in (source.error or "")
+        engine.output += 100
+        with metrics_server(engine.text, port=port):
+            until(lambda: source.status == "live")
+            last = source.history.last_step
+            summary = None if last is None else source.history.summary(last)
+            assert summary is not None
+
+
+@contextmanager
+def scraped_over(text: Callable[[], bytes]) -> Iterator[tuple[Scraper, int]]:
+    """A source whose server has just gone, and its port."""
+    with metrics_server(text) as url:
+        source = Scraper(MetricsAddress.parse(url), History(), EVERY_S)
+        source.start()
+        until(lambda: num_records(source) > 1)
+    try:
+        yield source, int(url.rpartition(":")[2])
+    finally:
+        source.stop()
+
+
+def test_a_server_that_hangs_is_given_up() -> None:
+    with create_server(("127.0.0.1", 0)) as server:
+        address = MetricsAddress.parse(f"http://127.0.0.1:{server.getsockname()[1]}/metrics")
+        with pytest.raises(FetchError, match=r"took longer than 0\.2 s"):
+            reading_of(address, timeout_s=0.2)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"\xff\xfe\x00garbage" * 100, "exports no metric of vLLM"),
+        (b"", "exports no metric of vLLM"),
+        (b"x" * (MAX_BYTES + 1), "more than 8 MiB"),
+    ],
+)
+def test_garbage_and_floods_are_one_line_of_error(body: bytes, expected: str) -> None:
+    with (
+        metrics_server(lambda: body) as url,
+        pytest.raises(FetchError, match=expected),
+    ):
+        reading_of(MetricsAddress.parse(f"{url}/metrics"))
+
+
+def test_what_was_read_is_an_ordinary_recording(tmp_path: Path) -> None:
+    engine = Engine()
+    with metrics_server(engine.text) as url, scraped(url) as source:
+        until(lambda: num_records(source) > 0)
+        recorder = Recorder(source, tmp_path / "m.mcap")
+        engine.output += 40
+        begin = num_records(source)
+        until(lambda: num_records(source) > begin + 3)
+        recorder.stop()
+    with Recording(tmp_path / "m.mcap") as recording:
+        messages = [wire.decode(frame.payload) for frame, _ in recording.frames()]
+    gained = [totals.num_output_tokens for m in messages if (totals := getattr(m, "totals", None))]
+    assert 40 in gained
+
+
+def test_servers_are_a_fleet() -> None:
+    engines = [Engine(), Engine()]
+    engines[1].running = 30
+    with metrics_server(engines[0].text) as one, metrics_server(engines[1].text) as two:
+        found = [MetricsAddress.parse(url) for url in (one, two)]
+        fleet = Fleet([Scraper(each, History(), EVERY_S) for each in found])
+        fleet.start()
+        try:
+            until(lambda: all(num_records(each) > 1 for each in fleet.sources))
+            lines = fleet.look().lines
+        finally:
+            fleet.stop()
+    assert [line.figures.num_running for line in lines] == [3, 30]
+    assert [line.figures.kv_used for line in lines] == [0.5, 0.5]
+
+
+# Addresses
+
+
+def test_addresses_are_urls_or_a_list_in_a_file(tmp_path: Path) -> None:
+    listed = tmp_path / "targets.json"
+    targets = {"targets": ["a:8000", "b:1"], "labels": {"__metrics_path__": "/m", "job": "x"}}
+    listed.write_text(json.dumps([targets, {"targets": ["c:2"]}]))
+    names = [each.control for each in in_file(listed)]
+    assert names == ["http://a:8000/m", "http://b:1/m", "http://c:2"]
+    assert addresses(str(listed)) == in_file(listed)
+    assert addresses("http://h:8000/")[0] == MetricsAddress("http://h:8000")
+    for bad in ("http://", "http://h:x", "http://u:p@h:1", "ftp://h"):
+        with pytest.raises(WrongValue):
+            MetricsAddress.parse(bad)
+    listed.write_text('{"targets": 5}')
+    with pytest.raises(WrongValue, match="no list of targets"):
+        in_file(listed)
+
+
+def _drawn(lines: object) -> str:
+    assert isinstance(lines, list)
+    return "\n".join("".join(text for text, *_ in line) for line in lines)

@@ -1,0 +1,54 @@
+"""What is said where an engine gives totals only: the figures, what they leave out, and how to see
+more."""
+
+from stepscope.engine.protocol.wire import StepRecord
+from stepscope.tui.views import format as fmt
+from stepscope.tui.views.frame.frame import Frame
+from stepscope.tui.views.lines import Line
+
+_MORE = {
+    "vllm": (
+        "to see every step: pip install stepscope in vLLM's environment, then",
+        "STEPSCOPE_ENDPOINT=vllm-0 vllm serve ..., then: stepscope top vllm-0",
+    ),
+    "stepscope": (
+        "to see every step: stepscope top NAME,",
+        "with the name or address of the engine behind this server",
+    ),
+}
+_NO_MORE = ("stepscope sees single steps of vLLM and of its own engine only",)
+
+
+def lines(frame: Frame) -> list[str]:
+    """What totals leave out; empty for an engine that says who is in each step."""
+    info = frame.state.info
+    if info is None or info.totals_every_s is None:
+        return []
+    return [
+        "metrics are totals: who ran, and in which step, is unknown",
+        "a column is what the counters gained in one second",
+        "latencies (≈) are estimates from the buckets of histograms",
+        *_MORE.get(info.engine or "", _NO_MORE),
+    ]
+
+
+def figures(frame: Frame, record: StepRecord) -> list[Line]:
+    """What one record of totals says."""
+    totals = record.totals
+    if totals is None:
+        return []
+    load = (record.num_running, record.num_waiting) if totals.is_load_known else (None, None)
+    seconds = (record.tokens_ns - record.schedule_start_ns) / 1e9
+    named: list[tuple[str, str]] = [
+        ("seconds summed up", f"{seconds:.2f}"),
+        ("forward steps", fmt.count(totals.num_steps)),
+        ("requests that run", fmt.count(load[0])),
+        ("requests that wait", fmt.count(load[1])),
+        ("KV cache used", fmt.percent(totals.kv_used)),
+        ("prompt tokens", fmt.count(totals.num_prompt_tokens)),
+        ("tokens found in the prefix cache", fmt.count(totals.num_cached_tokens)),
+        ("output tokens", fmt.count(totals.num_output_tokens)),
+        ("preemptions", fmt.count(totals.num_preempted)),
+        ("requests that ended", fmt.count(totals.num_finished)),
+    ]
+    return [((f" {name:<34}", "muted"), (f"{value:>9}", "text")) for name, value in named]
