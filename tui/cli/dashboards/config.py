@@ -10,7 +10,10 @@ from typing import Any
 import msgspec
 import tomlkit
 
+from stepscope.engine.protocol.config import EngineConfig, Knobs
+from stepscope.engine.scheduling.presets import defaults_like
 from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.key_names import written
 from stepscope.tui.settings.setting_values import base_and_meta, settled
@@ -28,17 +31,25 @@ _SECRET = frozenset({"api_key"})
 _COMMENT_COLUMN = 44
 
 
-def config(section: str | None, path_only: bool, flags: Mapping[str, Any]) -> None:
+def config(
+    section: str | None, path_only: bool, flags: Mapping[str, Any], like: str | None = None
+) -> None:
     """Print the settings.
 
     Args:
         section: one of them; None for all.
         path_only: print where the file is instead.
         flags: options of `[dashboard]` that were given.
+        like: print the defaults of this engine beside ours instead.
 
     Raises:
         WrongUsage: no such section, or the file or the environment is wrong.
     """
+    if like is not None:
+        if section is not None or path_only:
+            raise WrongUsage("--like compares the defaults of engines: leave the rest out")
+        say(*_beside_ours(like))
+        return
     path = config_path()
     if path_only and section is not None:
         raise WrongUsage(f"--path is the same for every section: leave {section} out")
@@ -56,6 +67,24 @@ def config(section: str | None, path_only: bool, flags: Mapping[str, Any]) -> No
     if section in (None, KEYS):
         lines += ["", f"[{KEYS}]", *_keys()]
     say(*lines)
+
+
+def _beside_ours(like: str) -> Iterator[str]:
+    other = defaults_like(like)
+    ours = {
+        field.name: field.default
+        for kind in (Knobs, EngineConfig)
+        for field in msgspec.structs.fields(kind)
+    }
+    values = {**other.knobs, "block_size": other.engine["block_size"]}
+    rows = [
+        (name, _toml(ours[name]), _toml(value), "" if value == ours[name] else "differs")
+        for name, value in values.items()
+    ]
+    yield from text_table(("setting", "stepscope", other.title, ""), rows, "<<<<")
+    if other.differs:
+        yield ""
+        yield f"not covered: {other.title.partition(' on ')[0]} {other.differs}"
 
 
 def _section(section: Section, flags: Mapping[str, Any]) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """`stepscope schedule`: dry-runs the scheduler over a written workload, without a model."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from stepscope.engine.scheduling.dry_run import (
     ScheduleWorkload,
     parse_workload,
 )
+from stepscope.engine.scheduling.presets import defaults_like
 from stepscope.tui.cli.shared.errors import say, writing_output
 from stepscope.tui.settings.cli_errors import CommandFailed
 from stepscope.tui.settings.setting_values import convert_flags
@@ -24,7 +25,11 @@ STDIN = "-"
 
 
 def schedule(
-    file: str, summary: bool, settings: dict[str, int | None], flags: dict[str, Any]
+    file: str,
+    summary: bool,
+    settings: dict[str, int | None],
+    flags: dict[str, Any],
+    like: str | None = None,
 ) -> None:
     """Print one JSON line a step, or a table of what they come to.
 
@@ -32,9 +37,11 @@ def schedule(
         file: path of a workload, or '-'.
         settings: of the workload, by name; None where the file's own holds.
         flags: knobs as they were typed.
+        like: the engine whose defaults replace the file's knobs.
     """
     given = {name: value for name, value in settings.items() if value is not None}
-    overrides = {**convert_flags(ScheduleWorkload, given), **convert_flags(Knobs, flags)}
+    preset: Mapping[str, Any] = {} if like is None else defaults_like(like).knobs
+    overrides = {**preset, **convert_flags(ScheduleWorkload, given), **convert_flags(Knobs, flags)}
     source = "standard input" if file == STDIN else file
     workload = parse_workload(_read(file), source, overrides)
     replay = ScheduleReplay(workload)

@@ -11,6 +11,7 @@ from typing import Any
 from stepscope.engine.http.settings import HttpSettings
 from stepscope.engine.protocol.config import EngineConfig, Knobs
 from stepscope.engine.protocol.wire import EngineInfo
+from stepscope.engine.scheduling.presets import defaults_like
 from stepscope.engine.transport.endpoints import Endpoint, runtime_dir
 from stepscope.engine.workload.capacity import in_words
 from stepscope.tui.cli.engines.engine import engine_packages, prepare_process
@@ -21,15 +22,19 @@ from stepscope.tui.settings.setting_values import resolve
 _GRACE_S = 5.0
 
 
-def serve(flags: Mapping[str, Any], exit_with_stdin: bool) -> None:
+def serve(flags: Mapping[str, Any], exit_with_stdin: bool, like: str | None = None) -> None:
     """Serve until a signal or `Shutdown`.
+
+    Args:
+        like: whose defaults to begin with, as in `defaults_like`; None: ours.
 
     Raises:
         CommandFailed: the packages an engine needs are not installed.
         ConfigError: it cannot start with this configuration.
     """
-    config = resolve(EngineConfig, "serve", flags)
-    knobs = resolve(Knobs, "knobs", flags)
+    preset = None if like is None else defaults_like(like)
+    config = resolve(EngineConfig, "serve", flags, None if preset is None else preset.engine)
+    knobs = resolve(Knobs, "knobs", flags, None if preset is None else preset.knobs)
     settings = resolve(HttpSettings, "http", flags)
     prepare_process()
     if exit_with_stdin:

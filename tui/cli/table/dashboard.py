@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from stepscope.tui.cli.shared.options import with_options
-from stepscope.tui.cli.table.shared import As, AsJson, RecordingFile, example, with_key
+from stepscope.tui.cli.table.shared import As, AsJson, Like, RecordingFile, example, with_key
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -99,7 +99,12 @@ def top(
 
 
 @commands.command(
-    epilog=example("stepscope config", "stepscope config dashboard", "stepscope config --path")
+    epilog=example(
+        "stepscope config",
+        "stepscope config dashboard",
+        "stepscope config --path",
+        "stepscope config --like vllm",
+    )
 )
 @with_options("dashboard")
 def config(
@@ -109,13 +114,14 @@ def config(
     path: Annotated[
         bool, typer.Option("--path", help="print only the path of the config file")
     ] = False,
+    like: Like = None,
     *,
     flags: dict[str, Any],
 ) -> None:
     """Show the settings, and where each of them comes from."""
     from stepscope.tui.cli.dashboards import config as command
 
-    command.config(section, path, flags)
+    command.config(section, path, flags, like)
 
 
 @commands.command(

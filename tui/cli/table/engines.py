@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from stepscope.tui.cli.shared.options import with_options
-from stepscope.tui.cli.table.shared import As, Endpoint, example, with_key
+from stepscope.tui.cli.table.shared import As, Endpoint, Like, example, with_key
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -15,11 +15,13 @@ commands = typer.Typer(rich_markup_mode=None)
     epilog=example(
         "stepscope serve --model demo --max-num-batched-tokens 512",
         "stepscope serve --http 127.0.0.1:8000",
+        "stepscope serve --like vllm",
     )
 )
 @with_options("serve", "knobs", "http")
 def serve(
     exit_with_stdin: Annotated[bool, typer.Option("--exit-with-stdin", hidden=True)] = False,
+    like: Like = None,
     *,
     flags: dict[str, Any],
 ) -> None:
@@ -31,7 +33,7 @@ def serve(
     """
     from stepscope.tui.cli.engines import serve as command
 
-    command.serve(flags, exit_with_stdin)
+    command.serve(flags, exit_with_stdin, like)
 
 
 @commands.command(epilog=example("stepscope http engine-0 --bind 127.0.0.1:8000"))
@@ -242,6 +244,7 @@ def schedule(
     block_size: Annotated[
         int | None, typer.Option(metavar="INT", help="tokens in a KV block")
     ] = None,
+    like: Like = None,
     *,
     flags: dict[str, Any],
 ) -> None:
@@ -253,7 +256,7 @@ def schedule(
     from stepscope.tui.cli.engines import schedule as command
 
     settings = {"num_blocks": num_blocks, "block_size": block_size}
-    command.schedule(file, summary, settings, flags)
+    command.schedule(file, summary, settings, flags, like)
 
 
 @commands.command(epilog=example("stepscope doctor"))

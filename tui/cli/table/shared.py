@@ -16,6 +16,17 @@ Endpoint = Annotated[
     ),
 ]
 
+Like = Annotated[
+    str | None,
+    typer.Option(
+        "--like",
+        metavar="ENGINE",
+        help="begin with another engine's defaults: vllm, sglang, mini-sglang or tensorrt-llm, "
+        "of a version (vllm@0.20) and a class of GPU (vllm/b200)",
+        show_default=False,
+    ),
+]
+
 As = Annotated[
     str | None,
     typer.Option(

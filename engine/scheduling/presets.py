@@ -1,0 +1,153 @@
+"""`Preset`: another engine's defaults as ours, by version and class of GPU.
+
+Sources, read in the code of the releases:
+- vLLM 0.14, 0.20, 0.32 `EngineArgs.get_batch_defaults` (its API server) and `SchedulerConfig`.
+- SGLang 0.5.23 `srt/arg_groups/memory_hook.py` (`chunked_prefill_size`),
+  `srt/managers/schedule_policy.py` (prefill and decode in batches of their own unless
+  `--enable-mixed-chunk`; blocks for the output are reserved), `srt/mem_cache/` (2,048 to 4,096
+  running requests, by the memory for the KV cache).
+- Mini-SGLang `scheduler/config.py` (`max_extend_tokens`), `engine/config.py` (`max_running_req`),
+  `scheduler/prefill.py` (reserves prompt and output).
+- TensorRT-LLM 1.x `TorchLlmArgs` and `SchedulerConfig` (GUARANTEED_NO_EVICT) of its documentation.
+"""
+
+from typing import NamedTuple
+
+from stepscope.engine.protocol.config import WrongValue
+from stepscope.engine.protocol.wire import KnobValue
+
+
+class GpuClass(NamedTuple):
+    """What an engine chooses by the memory of its GPU."""
+
+    gpus: tuple[str, ...]
+    max_num_batched_tokens: int
+    max_num_seqs: int
+
+
+class Preset(NamedTuple):
+    """The defaults of one engine since a version, in our terms."""
+
+    engine: str
+    since: str
+    gpu_classes: tuple[GpuClass, ...]  # the first one where no GPU is named
+    knobs: dict[str, KnobValue]
+    block_size: int
+    differs: str  # what our terms do not say
+
+    @property
+    def title(self) -> str:
+        return f"{self.engine} {self.since}+"
+
+
+class Defaults(NamedTuple):
+    """A preset for one class of GPU."""
+
+    title: str
+    knobs: dict[str, KnobValue]
+    engine: dict[str, KnobValue]  # settings of `EngineConfig`
+    differs: str
+
+
+_VLLM: dict[str, KnobValue] = {
+    "enable_chunked_prefill": True,
+    "long_prefill_token_threshold": 0,
+    "batching": "chunked",
+    "order": "arrival",
+    "policy": "fcfs",
+    "enable_prefix_caching": True,
+    "watermark": 0.0,
+}
+_VLLM_DIFFERS = "preempts the last one that runs; schedules asynchronously since 0.14"
+_SGLANG: dict[str, KnobValue] = _VLLM | {"batching": "separate", "reserve": "output"}
+_LARGE = GpuClass(("h100", "h200"), 8192, 1024)
+_SMALL = GpuClass(("a100", "l40", "l4", "a10", "t4"), 2048, 256)
+
+# The newest version of each engine first.
+PRESETS = (
+    Preset(
+        "vllm",
+        "0.32",
+        (_LARGE, _SMALL, GpuClass(("b200", "b300"), 16384, 1024)),
+        _VLLM | {"reserve": "prompt"},
+        16,
+        _VLLM_DIFFERS,
+    ),
+    Preset("vllm", "0.20", (_LARGE, _SMALL), _VLLM | {"reserve": "prompt"}, 16, _VLLM_DIFFERS),
+    Preset("vllm", "0.14", (_LARGE, _SMALL), _VLLM | {"reserve": "none"}, 16, _VLLM_DIFFERS),
+    Preset(
+        "sglang",
+        "0.5",
+        (
+            GpuClass(("h100", "h200", "a100", "h20"), 8192, 2048),
+            GpuClass(("l40", "a10", "l4"), 4096, 2048),
+            GpuClass(("t4",), 2048, 2048),
+            GpuClass(("b200", "mi300"), 16384, 2048),
+        ),
+        _SGLANG,
+        1,
+        "reserves 0.7 of the output at first, and retracts when that was too little; "
+        "runs 2,048 to 4,096 requests, by the memory for the KV cache",
+    ),
+    Preset("mini-sglang", "0.1", (GpuClass((), 8192, 256),), _SGLANG, 1, ""),
+    Preset(
+        "tensorrt-llm",
+        "1.0",
+        (GpuClass((), 8192, 2048),),
+        _VLLM | {"enable_chunked_prefill": False, "reserve": "output"},
+        32,
+        "a prompt above its max_num_tokens is refused",
+    ),
+)
+ENGINES = tuple(dict.fromkeys(preset.engine for preset in PRESETS))
+
+
+def defaults_like(text: str) -> Defaults:
+    """The defaults of ENGINE[@VERSION][/GPU], such as vllm, vllm@0.20 or sglang/b200.
+
+    Raises:
+        WrongValue: an engine, version or GPU that is not in the table; says what is.
+    """
+    name, _, gpu = text.strip().lower().partition("/")
+    name, _, version = name.partition("@")
+    of_engine = [preset for preset in PRESETS if preset.engine == name]
+    if not of_engine:
+        raise _unknown(f"no engine is called {name!r}", ENGINES)
+    wanted = _numbers(version)
+    fitting = [each for each in of_engine if not version or _numbers(each.since) <= wanted]
+    if not fitting:
+        raise _unknown(
+            f"nothing is known of {name} {version}", [f"{each.since}+" for each in of_engine]
+        )
+    preset = fitting[0]
+    known = [each for group in preset.gpu_classes for each in group.gpus]
+    if gpu and gpu not in known:
+        raise _unknown(f"{preset.title} has no class for a GPU called {gpu!r}", known)
+    chosen = next(each for each in preset.gpu_classes if not gpu or gpu in each.gpus)
+    sizes: dict[str, KnobValue] = {
+        "max_num_batched_tokens": chosen.max_num_batched_tokens,
+        "max_num_seqs": chosen.max_num_seqs,
+    }
+    on = f" on {gpu or ', '.join(chosen.gpus)}" if chosen.gpus else ""
+    return Defaults(
+        preset.title + on,
+        sizes | preset.knobs,
+        {
+            "block_size": preset.block_size,
+            "token_capacity": max(8192, chosen.max_num_batched_tokens),
+            "seq_capacity": max(256, chosen.max_num_seqs),
+        },
+        preset.differs,
+    )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in version.split(".")) if version else ()
+    except ValueError:
+        raise WrongValue("bad_preset", f"{version!r} is no version such as 0.32") from None
+
+
+def _unknown(what: str, known: "tuple[str, ...] | list[str]") -> WrongValue:
+    there = f"; there are: {', '.join(known)}" if known else ""
+    return WrongValue("bad_preset", f"--like: {what}{there}")

@@ -1,0 +1,75 @@
+"""`--like`: another engine's defaults, by version and class of GPU."""
+
+import pytest
+
+from stepscope.engine.protocol.config import EngineConfig, Knobs, Limits, WrongValue
+from stepscope.engine.scheduling.presets import PRESETS, Defaults, defaults_like
+from stepscope.tui.cli.dashboards.config import config
+from stepscope.tui.settings.setting_values import resolve
+
+
+def every_one() -> list[Defaults]:
+    return [
+        defaults_like(f"{preset.engine}@{preset.since}" + (f"/{gpu}" if gpu else ""))
+        for preset in PRESETS
+        for group in preset.gpu_classes
+        for gpu in group.gpus or ("",)
+    ]
+
+
+def test_every_preset_is_a_valid_configuration() -> None:
+    for each in every_one():
+        engine = EngineConfig(**each.engine)  # type: ignore[arg-type]
+        limits = Limits(
+            max_num_batched_tokens=engine.token_capacity,
+            max_num_seqs=engine.seq_capacity,
+            max_model_len=4096,
+        )
+        assert Knobs().changed(each.knobs, limits).as_dict() == {**Knobs().as_dict(), **each.knobs}
+
+
+@pytest.mark.parametrize(
+    ("text", "budget", "seqs", "reserve", "batching"),
+    [
+        ("vllm", 8192, 1024, "prompt", "chunked"),
+        ("vllm/a100", 2048, 256, "prompt", "chunked"),
+        ("vllm@0.33/b200", 16384, 1024, "prompt", "chunked"),
+        ("vllm@0.19", 8192, 1024, "none", "chunked"),
+        ("SGLang/t4", 2048, 2048, "output", "separate"),
+        ("mini-sglang", 8192, 256, "output", "separate"),
+        ("tensorrt-llm", 8192, 2048, "output", "chunked"),
+    ],
+)
+def test_defaults_follow_version_and_gpu(
+    text: str, budget: int, seqs: int, reserve: str, batching: str
+) -> None:
+    knobs = defaults_like(text).knobs
+    assert (knobs["max_num_batched_tokens"], knobs["max_num_seqs"]) == (budget, seqs)
+    assert (knobs["reserve"], knobs["batching"]) == (reserve, batching)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("orca", "there are: vllm, sglang, mini-sglang, tensorrt-llm"),
+        ("vllm@0.9", "nothing is known of vllm 0.9; there are: 0.32"),
+        ("vllm@new", "no version such as"),
+        ("vllm/tpu", "no class for a GPU called 'tpu'"),
+    ],
+)
+def test_what_is_not_in_the_table_is_one_line_of_error(text: str, said: str) -> None:
+    with pytest.raises(WrongValue, match=said):
+        defaults_like(text)
+
+
+def test_an_option_overrides_the_preset() -> None:
+    knobs = resolve(Knobs, "knobs", {"max_num_batched_tokens": "512"}, defaults_like("vllm").knobs)
+    assert (knobs.max_num_batched_tokens, knobs.order) == (512, "arrival")
+
+
+def test_config_prints_them_beside_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    config(None, False, {}, "vllm@0.20")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["setting", "stepscope", "vllm", "0.20+", "on", "h100,", "h200"]
+    order = next(line for line in lines if line.startswith("order"))
+    assert order.split() == ["order", '"decode_first"', '"arrival"', "differs"]
