@@ -20,10 +20,16 @@ def called(endpoint: Endpoint) -> str:
     return str(_key_file_fields(endpoint).get("name") or endpoint.name)
 
 
+def holder_pid(endpoint: Endpoint) -> int | None:
+    """The process of the engine at an address, if it is one of this user on this machine."""
+    pid = _key_file_fields(endpoint).get("pid")
+    return pid if isinstance(pid, int) else None
+
+
 def starting_pid(endpoint: Endpoint) -> int | None:
     """The process that holds an endpoint here and does not listen yet: its model is loading."""
-    pid = _key_file_fields(endpoint).get("pid")
-    if not isinstance(pid, int):
+    pid = holder_pid(endpoint)
+    if pid is None:
         return None
     if (path := endpoint.path) is not None:
         return None if path.exists() else pid

@@ -10,9 +10,10 @@ import time
 import uuid
 
 from stepscope.engine.adapters.metrics.address import MetricsAddress
-from stepscope.engine.adapters.metrics.fetch import FetchError, fetch
+from stepscope.engine.adapters.metrics.ask import reading_of
+from stepscope.engine.adapters.metrics.fetch import FetchError
 from stepscope.engine.adapters.metrics.interval import has_restarted, totals
-from stepscope.engine.adapters.metrics.reading import Reading, read
+from stepscope.engine.adapters.metrics.reading import Reading
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import EngineInfo, EngineStatus, Snapshot, StepRecord, Telemetry
 from stepscope.recordings.history.history import History
@@ -159,23 +160,3 @@ class Scraper:
         payload = wire.encode(message)
         self.history.append(self._sequence, message, payload)
         self.tap.send(message.topic, self._sequence, payload)
-
-
-def reading_of(address: MetricsAddress, timeout_s: float = 2.0) -> Reading:
-    """What a server's metrics say now.
-
-    Raises:
-        FetchError: it does not answer in time, or exports nothing that we know.
-    """
-    error: FetchError | None = None
-    for url in address.urls:
-        try:
-            reading = read(fetch(url, timeout_s))
-        except FetchError as failed:
-            error = error or failed
-            continue
-        if reading is not None:
-            return reading
-        error = FetchError(f"{url} exports no metric of vLLM, SGLang, TensorRT-LLM or stepscope")
-    assert error is not None
-    raise error

@@ -9,6 +9,7 @@ from socket import create_server
 import pytest
 
 from stepscope.engine.adapters.metrics.address import MetricsAddress, in_file
+from stepscope.engine.adapters.metrics.ask import reading_of
 from stepscope.engine.adapters.metrics.fetch import MAX_BYTES, FetchError
 from stepscope.engine.adapters.metrics.interval import has_restarted, totals
 from stepscope.engine.adapters.metrics.reading import Reading, read
@@ -20,7 +21,7 @@ from stepscope.recordings.fleets.fleet import Fleet
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
 from stepscope.recordings.live.recorder import Recorder
-from stepscope.recordings.live.scraper import Scraper, reading_of
+from stepscope.recordings.live.scraper import Scraper
 from stepscope.tui.session.live_source import addresses
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.pages.page_views import PAGE_VIEWS

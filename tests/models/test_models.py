@@ -198,7 +198,7 @@ def test_a_model_without_the_attention_interface_is_refused(tmp_path: Path) -> N
 def test_a_layer_that_hides_its_window_is_refused(tiny_checkpoint: Callable[..., Path]) -> None:
     # This family applies its window in the mask alone, which paged attention never sees.
     folder = tiny_checkpoint("phimoe", sliding_window=16)
-    assert "sliding window that its attention is not told of" in refusal(lambda: load(folder))
+    assert "has a sliding window, but its attention ignores it" in refusal(lambda: load(folder))
 
 
 def test_a_model_that_fails_on_its_first_step_is_refused_in_one_line(

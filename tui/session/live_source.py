@@ -1,16 +1,18 @@
 """Makes the source of a live engine, or of a server that exports metrics only."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from stepscope.engine.adapters.metrics.address import MetricsAddress, in_file, is_metrics_url
-from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.engine.transport.local_engines import called
+from stepscope.engine.transport.endpoints import Endpoint, find_local
+from stepscope.engine.transport.local_engines import called, holder_pid
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
 from stepscope.recordings.live.subscriber import Subscriber
 
 if TYPE_CHECKING:
+    from stepscope.engine.adapters.metrics.local_servers import LocalServer
     from stepscope.recordings.live.scraper import Scraper
 
 Address: TypeAlias = Endpoint | MetricsAddress
@@ -29,6 +31,15 @@ def addresses(text: str) -> list[Address]:
     if path.suffix == ".json" and path.is_file():
         return [*in_file(path)]
     return [Endpoint.parse(text)]
+
+
+def local_addresses(servers: "Iterable[LocalServer]") -> list[Address]:
+    """What runs on this machine: engines, and servers of which only the metrics can be seen."""
+    from stepscope.engine.adapters.metrics.local_servers import without_attached
+
+    engines = find_local()
+    pids = [pid for each in engines if (pid := holder_pid(each)) is not None]
+    return [*engines, *(each.address for each in without_attached(servers, pids))]
 
 
 def receive(address: Address, history: History, past_s: float = 0.0) -> LiveSource:

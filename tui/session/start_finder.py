@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from stepscope.engine.adapters.metrics.local_servers import LocalServers
 from stepscope.engine.protocol.config import ConfigError
-from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.file.overview import Overview, overview, recordings_in
 from stepscope.recordings.fleets.fleet import EngineLine, Fleet
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
-from stepscope.tui.session.live_source import receive
+from stepscope.tui.session.live_source import Address, local_addresses, receive
 from stepscope.tui.settings.recent import RecentFiles
 from stepscope.tui.views.pages.start_list import MAX_RECORDINGS, File
 
@@ -41,7 +41,8 @@ class Finder:
         self._folder = folder
         self._recent = recent
         self._clock = clock
-        self._sources: dict[Endpoint, Source] = {}
+        self._servers = LocalServers()
+        self._sources: dict[Address, Source] = {}
         self._fleet = Fleet([], clock)
         self._find_due_s = 0.0
         self._files: tuple[File, ...] = ()
@@ -54,7 +55,7 @@ class Finder:
         if now_s >= self._find_due_s:
             self._find_due_s = now_s + _FIND_S
             try:
-                found = find_local()
+                found = local_addresses(self._servers.found())
             except (ConfigError, OSError):
                 found = []  # the runtime folder is not ours: no engine of ours is in it
             self._follow(found)
@@ -72,9 +73,10 @@ class Finder:
 
     def stop(self) -> None:
         self._stopping.set()
+        self._servers.stop()
         self._fleet.stop()
 
-    def _follow(self, found: Iterable[Endpoint]) -> None:
+    def _follow(self, found: Iterable[Address]) -> None:
         endpoints = list(found)
         for endpoint in endpoints:
             if endpoint not in self._sources:

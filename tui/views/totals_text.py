@@ -28,8 +28,13 @@ def lines(frame: Frame) -> list[str]:
         "metrics are totals: who ran, and in which step, is unknown",
         "a column is what the counters gained in one second",
         "latencies (≈) are estimates from the buckets of histograms",
-        *_MORE.get(info.engine or "", _NO_MORE),
+        *more(info.engine),
     ]
+
+
+def more(engine: str | None) -> tuple[str, ...]:
+    """How to see more of an engine than its metrics."""
+    return _MORE.get(engine or "", _NO_MORE)
 
 
 def figures(frame: Frame, record: StepRecord) -> list[Line]:

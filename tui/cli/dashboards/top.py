@@ -22,11 +22,18 @@ from stepscope.tui.cli.shared.connect import (
 )
 from stepscope.tui.cli.shared.errors import expected
 from stepscope.tui.session.control.who import call_me
-from stepscope.tui.session.live_source import Address, LiveSource, addresses, receive
+from stepscope.tui.session.live_source import (
+    Address,
+    LiveSource,
+    addresses,
+    local_addresses,
+    receive,
+)
 from stepscope.tui.settings.cli_errors import CommandFailed
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings, FleetSettings
 
+_SERVERS_S = 1.0  # for servers on this machine to answer
 _WITH_WHOLE_PAST = 4  # engines side by side; of more there is less, for all of it is to be read
 
 
@@ -72,8 +79,20 @@ def engines_to_show(named: Sequence[str]) -> list[Address]:
     names = named_engines(named)
     if names:
         return list(dict.fromkeys(each for name in names for each in addresses(name)))
-    found: list[Address] = [*find_local()]
-    return found if len(found) > 1 else [choose(None, "stepscope top {}")]
+    found = _on_this_machine()
+    if len(found) > 1 or any(isinstance(each, MetricsAddress) for each in found):
+        return found
+    return [choose(None, "stepscope top {}")]
+
+
+def _on_this_machine() -> list[Address]:
+    from stepscope.engine.adapters.metrics.local_servers import LocalServers  # imports a parser
+
+    servers = LocalServers()
+    try:
+        return local_addresses(servers.wait(_SERVERS_S))
+    finally:
+        servers.stop()
 
 
 def check_any(endpoints: Sequence[Address]) -> None:

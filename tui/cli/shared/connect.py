@@ -122,8 +122,8 @@ def _who_runs() -> str:
 
 def check_metrics(address: MetricsAddress) -> None:
     """Raises CommandFailed where no metrics that can be read are at an address."""
+    from stepscope.engine.adapters.metrics.ask import reading_of  # imports a parser
     from stepscope.engine.adapters.metrics.fetch import FetchError
-    from stepscope.recordings.live.scraper import reading_of  # imports a parser
 
     try:
         reading_of(address)

@@ -104,6 +104,7 @@ def engines_section(
 
 
 def _engine(address: str, line: "EngineLine") -> Entry:
+    from stepscope.tui.views import totals_text
     from stepscope.tui.views.charts.fleet_columns import state_text
 
     figures = line.figures
@@ -112,12 +113,15 @@ def _engine(address: str, line: "EngineLine") -> Entry:
     running = "-" if figures.num_running is None else f"{fmt.short(figures.num_running)}{seats}"
     waiting = "-" if figures.num_waiting is None else fmt.short(figures.num_waiting)
     steps = "-" if figures.steps_per_s is None else f"{figures.steps_per_s:.1f}"
-    model = "-" if figures.info is None else model_text(figures.info)
+    model, about = "-" if figures.info is None else model_text(figures.info), address
+    if figures.info is not None and figures.info.totals_every_s is not None:
+        model = f"{model}, totals of {figures.info.engine}'s /metrics"
+        about = f"{address}; {' '.join(totals_text.more(figures.info.engine))}"
     return Entry(
         StartChoice("engines", (address,)),
         figures.name,
         ((state, style), (steps, "text"), (running, "text"), (waiting, "text"), (model, "muted")),
-        about=(figures.error or address) if figures.status == "starting" else address,
+        about=(figures.error or address) if figures.status == "starting" else about,
     )
 
 
@@ -185,7 +189,7 @@ def samples_section(samples: Sequence[tuple[str, str]], demo_about: str) -> Sect
 
 def elsewhere_section(key: str) -> Section:
     """An address to be typed, after this key."""
-    about = "tcp://HOST:PORT (separate several by spaces), or the path of a recording"
+    about = "tcp://HOST:PORT or http://HOST:PORT (several: spaces between), or a recording's path"
     entry = Entry(StartChoice("ask"), f"{key}  address or file", ((about, "muted"),), about=about)
     return Section("elsewhere", (("", 0, False),), (entry,))
 
@@ -218,6 +222,7 @@ def typed_choice(text: str) -> StartChoice:
 
 def what_is_wrong(text: str) -> str | None:
     """One line about a text that can be no choice; None for one that may."""
+    from stepscope.engine.adapters.metrics.address import MetricsAddress, is_metrics_url
     from stepscope.engine.protocol.config import ConfigError
     from stepscope.engine.transport.endpoints import (
         Endpoint,  # with sockets, which the list has no need of
@@ -227,7 +232,10 @@ def what_is_wrong(text: str) -> str | None:
         return None
     try:
         for name in text.split():
-            Endpoint.parse(name)
+            if is_metrics_url(name):
+                MetricsAddress.parse(name)
+            else:
+                Endpoint.parse(name)
     except ConfigError as error:
         return str(error)
     return None

@@ -1,0 +1,116 @@
+"""Finds the servers of this machine that export metrics: vLLM's, SGLang's and TensorRT-LLM's.
+
+Asked are the ports where these servers usually listen, and those on which this user's processes of
+these engines do, on loopback only. A port that is none of theirs is left alone for a while.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import psutil
+
+from stepscope.engine.adapters.metrics.address import MetricsAddress
+from stepscope.engine.adapters.metrics.ask import reading_of
+from stepscope.engine.adapters.metrics.fetch import FetchError
+
+USUAL_PORTS = (8000, 30000)  # vLLM's and TensorRT-LLM's, SGLang's
+_COMMANDS = (
+    "vllm serve",
+    "vllm.entrypoints",
+    "sglang.launch_server",
+    "sglang serve",
+    "trtllm-serve",
+)
+_LOOK_S = 3.0
+_ASK_S = 0.3  # a server on this machine answers in milliseconds
+_AGAIN_S = 15.0  # until a port that was none of theirs is asked again
+_LOOPBACK = ("127.0.0.1", "0.0.0.0", "::", "::1", "*")
+
+
+class LocalServer(NamedTuple):
+    """A server that answered. `pid` is None where the port alone gave it away."""
+
+    address: MetricsAddress
+    engine: str
+    pid: int | None
+
+
+class LocalServers:
+    """Looks on a thread of its own.
+
+    Args:
+        ports: gives the ports to ask, and the process that listens where it is known.
+    """
+
+    def __init__(self, ports: "Callable[[], Iterable[tuple[int, int | None]]] | None" = None):
+        self._ports = listening_ports if ports is None else ports
+        self._found: tuple[LocalServer, ...] = ()
+        self._not_before_s: dict[tuple[int, int | None], float] = {}
+        self._has_looked = threading.Event()
+        self._stopping = threading.Event()
+        threading.Thread(target=self._run, name="local servers", daemon=True).start()
+
+    def found(self) -> tuple[LocalServer, ...]:
+        """Those that answered at the last look."""
+        return self._found
+
+    def wait(self, timeout_s: float) -> tuple[LocalServer, ...]:
+        """The same, after the first look if that takes no longer."""
+        self._has_looked.wait(timeout_s)
+        return self._found
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._found = tuple(self._answering())
+            self._has_looked.set()
+            self._stopping.wait(_LOOK_S)
+
+    def _answering(self) -> Iterator[LocalServer]:
+        for port, pid in self._ports():
+            if time.monotonic() < self._not_before_s.get((port, pid), 0.0):
+                continue
+            address = MetricsAddress(f"http://127.0.0.1:{port}")
+            try:
+                engine = reading_of(address, _ASK_S).engine
+            except FetchError:
+                engine = ""
+            if engine and engine != "stepscope":  # ours is found by its own endpoint
+                yield LocalServer(address, engine, pid)
+            else:
+                self._not_before_s[port, pid] = time.monotonic() + _AGAIN_S
+
+
+def listening_ports() -> list[tuple[int, int | None]]:
+    """The usual ports, and those of this user's processes that look like one of the engines."""
+    found: dict[int, int | None] = dict.fromkeys(USUAL_PORTS)
+    own = psutil.Process().uids().real
+    for process in psutil.process_iter(["pid", "uids", "cmdline"]):
+        uids, command = process.info["uids"], " ".join(process.info["cmdline"] or ())
+        if uids is None or uids.real != own or not any(each in command for each in _COMMANDS):
+            continue
+        try:
+            sockets = process.net_connections(kind="tcp")
+        except psutil.Error:
+            continue  # gone since, or not ours to look at
+        for each in sockets:
+            if each.status == psutil.CONN_LISTEN and each.laddr.ip in _LOOPBACK:
+                found[each.laddr.port] = process.pid
+    return list(found.items())
+
+
+def without_attached(
+    servers: Iterable[LocalServer], engine_pids: Iterable[int]
+) -> list[LocalServer]:
+    """Those whose engine is no endpoint itself; an attached engine is a child of its server."""
+    attached = set(engine_pids)
+    for pid in tuple(attached):
+        try:
+            attached.update(each.pid for each in psutil.Process(pid).parents())
+        except psutil.Error:
+            continue
+    return [each for each in servers if each.pid is None or each.pid not in attached]
