@@ -34,7 +34,7 @@ PEER = PeerWork(num_requests=4, most_output=9)
 
 
 def job(parts: str, model: str | None, **more: Any) -> BenchJob:
-    return BenchJob(parts=parts, model=model, device="cpu", is_quick=True, seconds=100.0, **more)
+    return BenchJob(parts=parts, model=model, device="cpu", is_quick=True, seconds=600.0, **more)
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,8 @@ class SlowTelemetry:
 
 
 def row_of(app: Dashboard, name: str) -> str:
-    return next(line for line in screen_text(app).splitlines() if f" {name} " in line)
+    """The line of a knob; empty while the editor is not drawn yet."""
+    return next((line for line in screen_text(app).splitlines() if f" {name} " in line), "")
 
 
 async def test_the_knob_editor_shows_changes_by_others_and_keeps_its_input(
