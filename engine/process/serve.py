@@ -143,7 +143,7 @@ def open_engine(
         )
         inbox: Inbox = Inbox()
         workload = WorkloadDriver(
-            _workload_submit(inbox, intake, runner.clock),
+            workload_submit(inbox, intake, runner.clock),
             chars_per_token=runner.tokenizer.chars_per_token,
             max_model_len=limits.max_model_len,
             num_unfinished=lambda: len(scheduler.requests),
@@ -233,9 +233,10 @@ def _info(
     )
 
 
-def _workload_submit(
+def workload_submit(
     inbox: Inbox, intake: Intake, clock: Callable[[], int]
 ) -> Callable[[Submit], None]:
+    """What takes the requests of an engine's own workload."""
     silent = Silent()
 
     def submit(command: Submit) -> None:

@@ -32,6 +32,7 @@ class WorkloadDriver:
         chars_per_token: of the engine's tokenizer, on English prose.
         max_model_len: requests are cut to it.
         num_unfinished: requests of the engine that have not ended, for `max_concurrency`.
+        speed: seconds of the engine in one of the wall clock.
     """
 
     def __init__(
@@ -41,11 +42,13 @@ class WorkloadDriver:
         chars_per_token: float,
         max_model_len: int,
         num_unfinished: Callable[[], int] = lambda: 0,
+        speed: float = 1.0,
     ) -> None:
         self._submit = submit
         self._chars_per_token = chars_per_token
         self._max_model_len = max_model_len
         self._num_unfinished = num_unfinished
+        self._speed = speed
         self._run: _WorkloadRun | None = None
         self._writer: PromptWriter | None = None
 
@@ -76,7 +79,8 @@ class WorkloadDriver:
             self._writer = PromptWriter(Corpus.english(), self._chars_per_token)
         start_s = time.monotonic()
         for arrival in synthetic(run.spec, self._writer, self._max_model_len):
-            if run.stopped.wait(max(0.0, start_s + arrival.offset_s - time.monotonic())):
+            offset_s = arrival.offset_s / self._speed
+            if run.stopped.wait(max(0.0, start_s + offset_s - time.monotonic())):
                 return
             due_s = time.monotonic()
             while self._is_full(run.spec):

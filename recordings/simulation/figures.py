@@ -57,6 +57,10 @@ class Figures:
     def num_finished(self) -> int:
         return self.e2e.count
 
+    @property
+    def num_steps(self) -> int:
+        return self._num_steps
+
     def add_step(self, num_prefill_tokens: int, num_decode_tokens: int, num_steps: int) -> None:
         self._num_steps += num_steps
         self._num_prefill_tokens += num_prefill_tokens * num_steps

@@ -29,6 +29,7 @@ from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.simulation.figures import Figures, RunFigures
 from stepscope.recordings.state.series.latency import SLO
 
+_ONE_BEGINNING = 1 << 40  # ids that no chain has
 _DEFAULT_LEN = 131_072  # of an engine that does not say its own
 
 
@@ -45,7 +46,7 @@ class RecordedWork(NamedTuple):
     num_begun: int  # requests that were there before the recording, left out
     num_unfinished: int  # taken with the tokens that they had by the end
     num_hits: int
-    num_unknown_hits: int  # of these, whose origin is not known: simulated as misses
+    num_unknown_hits: int  # of these, whose origin is not known
 
 
 def recorded_work(
@@ -99,6 +100,7 @@ class _Reader:
         self._knobs = knobs
         self._arrived: dict[int, Arrived] = {}  # in order
         self._prefixes: dict[int, tuple[int, ...]] = {}
+        self._num_hit_blocks: dict[int, int] = {}
         self._num_outputs: dict[int, int] = {}  # of those that ended
         self._changes: list[KnobChange] = []
 
@@ -109,12 +111,12 @@ class _Reader:
             self._changes.append(KnobChange(message.time_ns, self._knobs))
         if not isinstance(message, StepRecord | EngineStatus):
             return
-        self._take_prefixes(message)
         for event in message.events:
             if isinstance(event, Arrived):
                 self._arrived[event.request_id] = event
             elif isinstance(event, Finished):
                 self._end(event, moment.state.requests.get(event.request_id))
+        self._take_prefixes(message)
         if isinstance(message, StepRecord):
             self._take_step(message, moment)
 
@@ -129,7 +131,7 @@ class _Reader:
                 num_output_tokens=max(1, self._num_output(request_id, views.get(request_id))),
                 name=arrived.client_id,
                 priority=arrived.priority,
-                prefix=self._prefixes.get(request_id, ()),
+                prefix=self._prefix(request_id),
                 prefix_tokens=self._block_size,
             )
             for request_id, arrived in self._arrived.items()
@@ -137,6 +139,13 @@ class _Reader:
         work.sort(key=lambda each: each.arrival_ns)
         changes = [each._replace(time_ns=each.time_ns - begin_ns) for each in self._changes]
         return work, changes
+
+    def _prefix(self, request_id: int) -> tuple[int, ...]:
+        """Where no hit can be traced to its origin, all of them are taken as of one beginning."""
+        if self.num_hits and self.num_hits == self.book.num_unknown:
+            num_blocks = self._num_hit_blocks.get(request_id, 0)
+            return tuple(range(_ONE_BEGINNING, _ONE_BEGINNING + num_blocks))
+        return self._prefixes.get(request_id, ())
 
     def _num_output(self, request_id: int, view: RequestView | None) -> int:
         if request_id in self._num_outputs:
@@ -150,6 +159,8 @@ class _Reader:
             if isinstance(event, Admitted):
                 admitted.append(event)
                 self.num_hits += event.num_cached_tokens > 0
+                num_blocks = event.num_cached_tokens // self._block_size
+                self._num_hit_blocks.setdefault(event.request_id, num_blocks)
             elif isinstance(event, Preempted):
                 self.book.leave(event.request_id)
         batch = (message.batch or []) if isinstance(message, StepRecord) else []

@@ -27,6 +27,8 @@ COMMANDS = (
     "replay",
     "set",
     "schedule",
+    "simulate",
+    "what-if",
     "snapshot",
     "audit",
     "doctor",

@@ -80,7 +80,8 @@ def _values(base: type, meta: msgspec.Meta) -> str:
 
 def commands_reference() -> str:
     """Every command with its help, example and options; what several share comes at the end."""
-    all_commands = dict(_commands(typer.main.get_command(app), "stepscope"))
+    found = _commands(typer.main.get_command(app), "stepscope")
+    all_commands = {name: command for name, command in found if not command.hidden}
     lines: list[str] = []
     for name, command in sorted(all_commands.items()):
         lines += [f"### `{name}`", "", *_described(command), *_example(command)]

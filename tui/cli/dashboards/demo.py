@@ -3,12 +3,12 @@
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.commands import SetWorkload
@@ -50,11 +50,36 @@ WORKLOAD = WorkloadSpec(
     output_tokens=640,
     max_concurrency=KNOBS.max_num_seqs,
 )
+# About a third of what an H100 carries of an 8B model, by its data sheet.
+SIMULATED_WORKLOAD = WorkloadSpec(
+    rate=10.0, document_share=0.15, chat_tokens=400, document_tokens=3072, output_tokens=220
+)
 # A chunk of the budget above beside the decodes keeps to these on two cores, a larger one does not.
 SERVICE_LEVELS = DEMO_DEFAULTS
 HEADLESS_SECONDS = 20.0
+MAX_SPEED = 1000.0
 _JOIN_S = 10.0
 _TICK_S = 0.2
+
+
+class SimulatedGpu(NamedTuple):
+    """A GPU that the demo has in place of this machine's."""
+
+    gpu: str
+    speed: float  # virtual seconds in one of the wall clock
+
+
+def simulated_gpu(gpu: str | None, speed: float) -> SimulatedGpu | None:
+    """What `--simulate` and `--speed` mean.
+
+    Raises:
+        WrongUsage: a speed that no clock has, or one without a simulation.
+    """
+    if gpu is None and speed != 1.0:
+        raise WrongUsage("--speed goes with --simulate")
+    if not 0 < speed <= MAX_SPEED:
+        raise WrongUsage(f"--speed: expected a number above 0 and up to {MAX_SPEED:g}, got {speed}")
+    return None if gpu is None else SimulatedGpu(gpu, speed)
 
 
 def demo(
@@ -66,6 +91,7 @@ def demo(
     flags: Mapping[str, Any],
     with_tokens: bool = False,
     rate: str | None = None,
+    simulated: SimulatedGpu | None = None,
 ) -> None:
     """Engine, workload and dashboard, or without a screen a summary after `seconds`.
 
@@ -74,7 +100,7 @@ def demo(
         Interrupted: without a screen, and a signal came before `seconds` had passed.
     """
     asked = asked_rate(rate)
-    settings = resolve(DashboardSettings, "dashboard", flags, SERVICE_LEVELS)
+    settings = resolve(DashboardSettings, "dashboard", flags, None if simulated else SERVICE_LEVELS)
     if seconds is not None and not 0 < seconds < float("inf"):
         raise WrongUsage(f"--seconds: expected a number above 0, got {seconds}")
     if not headless:
@@ -93,13 +119,14 @@ def demo(
     with _ending_on_signals(), Progress() as progress, ExitStack() as until_the_engine_ended:
         progress("starting the engine", None)
         with EngineProcess(
-            _options(model, with_tokens), lambda line: progress(line, None)
+            *_engine(model, with_tokens, simulated, lambda line: progress(line, None))
         ) as engine:
-            offered = offer(WORKLOAD, engine.wait_until_ready(), asked)
+            usual = WORKLOAD if simulated is None else SIMULATED_WORKLOAD
+            offered = offer(usual, engine.wait_until_ready(), asked)
             history = new_history(settings)
             source = Subscriber(engine.endpoint, history)
             recorder = Recorder(source, record, lambda: levels_of(history.slo)) if record else None
-            pace = Pace(WORKLOAD, offered, source.history, partial(_set_workload, engine))
+            pace = Pace(usual, offered, source.history, partial(_set_workload, engine))
             if headless:
                 until_the_engine_ended.enter_context(stop)
             source.start()
@@ -153,9 +180,27 @@ def _check_writable(option: str, path: Path) -> None:
         raise WrongUsage(f"{option}: {path} cannot be written")
 
 
+def _engine(
+    model: str,
+    with_tokens: bool,
+    simulated: SimulatedGpu | None,
+    on_progress: Callable[[str], None],
+) -> tuple[Mapping[str, KnobValue], Callable[[str], None], str]:
+    """What `EngineProcess` takes: options, who hears of progress, and the command."""
+    if simulated is None:
+        return _options(model, with_tokens), on_progress, "serve"
+    if with_tokens:
+        raise WrongUsage("--with-tokens: a simulated engine has no text; leave it out")
+    options: dict[str, KnobValue] = {"gpu": simulated.gpu, "speed": simulated.speed}
+    if model != EngineConfig().model:
+        options["model"] = model
+    return options, on_progress, "simulated-engine"
+
+
 def _options(model: str, with_tokens: bool) -> dict[str, KnobValue]:
     """Everything that the demo relies on, so that no config file can break it."""
-    options: dict[str, KnobValue] = {"model": model, **KNOBS.as_dict()}
+    # No HTTP server, whatever the config file says of `serve`.
+    options: dict[str, KnobValue] = {"model": model, "http": "", **KNOBS.as_dict()}
     options["with_tokens"] = with_tokens
     if model == EngineConfig().model:
         options["kv_memory"] = KV_MEMORY

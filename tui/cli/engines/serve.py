@@ -38,7 +38,7 @@ def serve(flags: Mapping[str, Any], exit_with_stdin: bool, like: str | None = No
     settings = resolve(HttpSettings, "http", flags)
     prepare_process()
     if exit_with_stdin:
-        threading.Thread(target=_end_with_stdin, name="parent-watch", daemon=True).start()
+        threading.Thread(target=end_with_stdin, name="parent-watch", daemon=True).start()
     # Before the model is loaded: an address that cannot be had is to be known at once.
     http = HttpProcess(settings) if settings.bind else None
     progress = Progress()
@@ -75,7 +75,7 @@ def serve(flags: Mapping[str, Any], exit_with_stdin: bool, like: str | None = No
             http.stop()
 
 
-def _end_with_stdin() -> None:
+def end_with_stdin() -> None:
     """Stop when standard input ends: it is a pipe that the parent holds open while it lives."""
     while os.read(sys.stdin.fileno(), 4096):
         continue

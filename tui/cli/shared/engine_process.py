@@ -30,24 +30,28 @@ class EngineProcess:
     """A context manager: the engine runs inside of it.
 
     Args:
-        options: of `stepscope serve`, by field name.
+        options: of the command, by field name.
         on_progress: gets each line the engine prints while it loads.
+        command: that runs the engine.
     """
 
     def __init__(
-        self, options: Mapping[str, KnobValue], on_progress: Callable[[str], None]
+        self,
+        options: Mapping[str, KnobValue],
+        on_progress: Callable[[str], None],
+        command: str = "serve",
     ) -> None:
         self.endpoint = Endpoint.parse(f"demo-{os.getpid()}")
         self._options = options
+        self._command = command
         self._on_progress = on_progress
         self._last_lines: deque[str] = deque(maxlen=20)
         self._process: subprocess.Popen[str] | None = None
         self._is_loading = True
 
     def __enter__(self) -> "EngineProcess":
-        command = [sys.executable, "-m", "stepscope.tui.cli", "serve", "--exit-with-stdin"]
-        # No HTTP server, whatever the config file says of `serve`.
-        fixed: dict[str, KnobValue] = {"endpoint": self.endpoint.control, "http": ""}
+        command = [sys.executable, "-m", "stepscope.tui.cli", self._command, "--exit-with-stdin"]
+        fixed: dict[str, KnobValue] = {"endpoint": self.endpoint.control}
         for name, value in {**fixed, **self._options}.items():
             command += _as_flags(name, value)
         self._process = subprocess.Popen(

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from stepscope.recordings.simulation.figures import RANKS, RunFigures, flat
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.settings.service_levels import said
+from stepscope.tui.settings.cli_errors import WrongUsage
+from stepscope.tui.settings.service_levels import parse_levels, said
 
 _NAME_WIDTH = 10
 
@@ -17,6 +18,18 @@ class Interval(NamedTuple):
     median: float | None
     low: float | None
     high: float | None
+
+
+def levels_of_options(slos: Sequence[str]) -> list[SLO]:
+    """What each `--slo` means.
+
+    Raises:
+        WrongUsage: one is no pair of service levels.
+    """
+    try:
+        return [parse_levels(each, SLO()) for each in slos]
+    except ValueError as error:
+        raise WrongUsage(f"--slo: {error}") from error
 
 
 def intervals(runs: Sequence[RunFigures]) -> dict[str, Interval]:

@@ -24,11 +24,10 @@ from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.output_path import output_path
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals
-from stepscope.tui.cli.simulation.report import intervals, table
+from stepscope.tui.cli.simulation.report import intervals, levels_of_options, table
 from stepscope.tui.cli.simulation.source import SimulatedSource, open_source
 from stepscope.tui.cli.simulation.step_times import ChosenStepTimes, choose_step_times
 from stepscope.tui.settings.cli_errors import Interrupted, WrongUsage
-from stepscope.tui.settings.service_levels import parse_levels
 from stepscope.tui.settings.setting_values import convert_flags, resolve
 from stepscope.tui.views.format import file_size
 
@@ -80,7 +79,7 @@ def simulate(
     path = None if output is None else output_path(output)
     if path is not None and options.num_replicas > 1:
         raise WrongUsage("--output: a recording is of one engine; leave out --replicas")
-    levels = [_level(each) for each in slos] or [SLO()]
+    levels = levels_of_options(slos) or [SLO()]
     spec = resolve(WorkloadSpec, "load", flags)
     chosen = choose_step_times(engine.gpu, engine.model, engine.step_time, engine.tensor_parallel)
     num_slots = (engine.num_blocks or 0) * (engine.block_size or 16) or chosen.num_kv_tokens
@@ -213,13 +212,6 @@ class _Watch:
             share = None if not self._num_requests else number / self._num_requests
             self._progress(self._what, share, f"{number:,} requests")
         return bool(self._stop)
-
-
-def _level(text: str) -> SLO:
-    try:
-        return parse_levels(text, SLO())
-    except ValueError as error:
-        raise WrongUsage(f"--slo: {error}") from error
 
 
 def _document(

@@ -15,6 +15,7 @@ commands = typer.Typer(rich_markup_mode=None)
     epilog=example(
         "stepscope demo",
         "stepscope demo --rate 0.5",
+        "stepscope demo --simulate h100 --model llama-3.1-8b --speed 10",
         "stepscope demo --headless --record out.mcap --screenshot out.svg",
     )
 )
@@ -51,13 +52,26 @@ def demo(
     with_tokens: Annotated[
         bool, typer.Option("--with-tokens", help="show and record prompts and outputs too")
     ] = False,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            "--simulate",
+            metavar="GPU",
+            help="simulate a GPU (h100, a100, ...) with --model on it, llama-3.1-8b if not given",
+        ),
+    ] = None,
+    speed: Annotated[
+        float,
+        typer.Option(metavar="NUMBER", help="with --simulate: 10 is ten times as fast"),
+    ] = 1.0,
     *,
     flags: dict[str, Any],
 ) -> None:
-    """Start a real engine and watch it at work."""
+    """Start a real engine and watch it at work, or simulate one."""
     from stepscope.tui.cli.dashboards import demo as command
 
-    command.demo(model, headless, seconds, record, screenshot, flags, with_tokens, rate)
+    simulated = command.simulated_gpu(gpu, speed)
+    command.demo(model, headless, seconds, record, screenshot, flags, with_tokens, rate, simulated)
 
 
 @commands.command(

@@ -5,15 +5,15 @@ from typing import Annotated, Any, Literal
 import typer
 
 from stepscope.tui.cli.shared.options import with_options
-from stepscope.tui.cli.table.shared import AsJson, example
+from stepscope.tui.cli.table.shared import AsJson, RecordingFile, example
 
 commands = typer.Typer(rich_markup_mode=None)
 
 
 @commands.command(
     epilog=example(
-        "stepscope simulate mix --rate 8 --num-requests 500 --gpu h100 --model llama-3.1-8b",
-        "stepscope simulate trace.csv --gpu h100 --max-num-batched-tokens 512 --runs 5",
+        "stepscope simulate mix --rate 8 --num-requests 500 --gpu h100",
+        "stepscope simulate trace.csv --gpu h100 --model qwen3-8b --runs 5",
         "stepscope simulate session.mcap --step-time session.mcap -o again.mcap",
     )
 )
@@ -102,7 +102,7 @@ def simulate(
     *,
     flags: dict[str, Any],
 ) -> None:
-    """Run a workload on a GPU that you do not have: real scheduler, modelled times.
+    """Run a workload on a GPU that is not here.
 
     The scheduler and the KV cache are the engine's own; only time is a model. A recording that is
     written opens everywhere (replay, compare, explain, plot) and is marked as simulated.
@@ -114,3 +114,60 @@ def simulate(
     )
     options = command.RunOptions(runs, replicas, routing, time_scale, limit)
     command.simulate(source, engine, options, output, slo or (), as_json, flags)
+
+
+@commands.command(
+    "what-if",
+    epilog=example(
+        "stepscope what-if session.mcap max_num_batched_tokens=1024",
+        "stepscope what-if session.mcap max_num_seqs=8 batching=static,order=arrival",
+        "stepscope what-if session.mcap --sweep max_num_batched_tokens=64..8192",
+    ),
+)
+def what_if(
+    file: RecordingFile,
+    variants: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KNOB=VALUE,...",
+            help="each argument is a variant; commas join knobs that change together",
+            show_default=False,
+        ),
+    ] = None,
+    sweep: Annotated[
+        str | None,
+        typer.Option(metavar="KNOB=FIRST..LAST", help="variants over a range, evenly in ratio"),
+    ] = None,
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LEVELS",
+            help="service levels to count goodput by ('ttft=500 itl=50'; default: those of the "
+            "recording)",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a recorded session would have been with other knobs.
+
+    The arrivals, lengths and prefix hits are those of the recording, and step times are fitted on
+    it. Beside each forecast stand what was recorded and the same knobs simulated.
+    """
+    from stepscope.tui.cli.simulation import what_if as command
+
+    command.run(file, variants or (), sweep, slo or (), as_json)
+
+
+@commands.command("simulated-engine", hidden=True)
+def simulated_engine(
+    endpoint: Annotated[str, typer.Option()],
+    gpu: Annotated[str, typer.Option()],
+    model: Annotated[str | None, typer.Option()] = None,
+    speed: Annotated[float, typer.Option()] = 1.0,
+    exit_with_stdin: Annotated[bool, typer.Option("--exit-with-stdin")] = False,
+) -> None:
+    """The engine of 'stepscope demo --simulate'."""
+    from stepscope.tui.cli.simulation import simulated_engine as command
+
+    command.run(endpoint, gpu, model, speed, exit_with_stdin)

@@ -1,0 +1,93 @@
+"""`serve_simulated`: a simulated engine behind the sockets of a real one, until it is stopped."""
+
+import os
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from stepscope.engine.control.intake import Intake
+from stepscope.engine.control.server import ControlServer
+from stepscope.engine.loop import dispatch
+from stepscope.engine.loop.control_tally import ControlTally
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.inbox import Inbox
+from stepscope.engine.process.serve import stop_signals, workload_submit
+from stepscope.engine.protocol.config import EngineConfig
+from stepscope.engine.protocol.wire import EngineInfo
+from stepscope.engine.scheduling.kv_memory import replay_memory_bytes
+from stepscope.engine.simulation.simulated import START_NS, VOCAB_SIZE
+from stepscope.engine.simulation.virtual.drawn import DrawnStepTimes
+from stepscope.engine.simulation.virtual.made_up_text import CHARS_PER_TOKEN, MadeUpCodec
+from stepscope.engine.simulation.virtual.paced import PacedRunner
+from stepscope.engine.simulation.virtual.setup import SimulatedSetup
+from stepscope.engine.telemetry.publisher import Publisher
+from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
+from stepscope.engine.transport.gate import gate_of, local_key
+from stepscope.engine.workload.driver import WorkloadDriver
+
+_DEFAULTS = EngineConfig()
+
+
+def serve_simulated(
+    setup: SimulatedSetup,
+    endpoint: Endpoint,
+    speed: float,
+    seed: int,
+    ready: Callable[[EngineInfo], None],
+) -> None:
+    """Serve until Shutdown, SIGINT, SIGTERM or SIGHUP.
+
+    Args:
+        speed: virtual seconds in one of the wall clock.
+        ready: called once, when the engine answers.
+
+    Raises:
+        ConfigError: the address cannot be had, or the knobs do not go together.
+    """
+    runner = PacedRunner(DrawnStepTimes(setup.model, seed), seed, speed)
+    scheduler, max_model_len = setup.scheduler(), setup.limits.max_model_len
+    intake = Intake(MadeUpCodec(), VOCAB_SIZE, max_model_len)
+    inbox = Inbox()
+    with gate_of("", endpoint) as gate, EndpointLock(endpoint, local_key(gate), endpoint.name):
+        replay_bytes = replay_memory_bytes(_DEFAULTS.replay_memory)
+        publisher = Publisher(endpoint.telemetry, _DEFAULTS.replay_steps, replay_bytes, gate)
+        workload = WorkloadDriver(
+            workload_submit(inbox, intake, runner.clock),
+            chars_per_token=CHARS_PER_TOKEN,
+            max_model_len=max_model_len,
+            num_unfinished=lambda: len(scheduler.requests),
+            speed=speed,
+        )
+        info = _info(setup, endpoint, seed)
+        core = EngineCore(
+            info, runner, scheduler, setup.limits, publisher, dispatch,
+            inbox=inbox, workload=workload, control_tally=ControlTally(gate),
+        )  # fmt: skip
+        control = ControlServer(
+            endpoint.control, core, intake, None, publisher.replay, gate, endpoint.telemetry
+        )
+        control.start()
+        try:
+            with stop_signals(core):
+                ready(info)
+                core.run()
+        finally:
+            workload.close()
+            control.close()
+            publisher.close()
+
+
+def _info(setup: SimulatedSetup, endpoint: Endpoint, seed: int) -> EngineInfo:
+    return msgspec.structs.replace(
+        setup.info(seed),
+        engine_id=f"simulated-{os.getpid()}-{time.time_ns():x}",
+        pid=os.getpid(),
+        monotonic_ns=START_NS,
+        wall_ns=time.time_ns(),
+        chars_per_token=float(CHARS_PER_TOKEN),
+        telemetry_endpoint=endpoint.telemetry,
+        control_endpoint=endpoint.control,
+        bundles=True,
+        keeps_snapshots=True,
+    )

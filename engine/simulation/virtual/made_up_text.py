@@ -1,0 +1,25 @@
+"""`MadeUpCodec`: prompts as token ids for an engine that has no tokenizer and reads no text."""
+
+import zlib
+from collections.abc import Mapping, Sequence
+
+from stepscope.engine.simulation.simulated import VOCAB_SIZE
+from stepscope.engine.text.tokenizer import TextStream
+
+CHARS_PER_TOKEN = 4
+
+
+class MadeUpCodec:
+    """A `TextCodec`: a token for every four characters, so that equal beginnings stay equal."""
+
+    def encode(self, text: str, most: int | None = None) -> list[int]:
+        pieces = (text[i : i + CHARS_PER_TOKEN] for i in range(0, len(text), CHARS_PER_TOKEN))
+        return [zlib.crc32(piece.encode()) % VOCAB_SIZE for piece in pieces]
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], most: int | None = None
+    ) -> list[int]:
+        return self.encode("\n".join(turn["content"] for turn in messages), most)
+
+    def text_stream(self) -> TextStream:
+        return TextStream(lambda token_ids: "".join(f" {each}" for each in token_ids))

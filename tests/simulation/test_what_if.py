@@ -1,0 +1,102 @@
+"""What a forecast from a recording rests on, and what it says when it cannot be made."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stepscope.recordings import samples
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.simulation.recorded import recorded_work
+from stepscope.tui.cli.__main__ import main
+
+Run = Callable[..., str]
+WORK = ("mix", "--rate", "8", "--num-requests", "150", "--document-share", "0.2", "--gpu", "h100")
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs `stepscope ARGUMENTS`; gives what it printed, or the line of error."""
+    monkeypatch.setenv("STEPSCOPE_CONFIG", "none")
+
+    def stepscope(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["stepscope", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return said.err.splitlines()[-1] if ended.value.code else said.out
+
+    return stepscope
+
+
+def test_a_forecast_meets_what_the_same_engine_does_with_the_other_budget(
+    run: Run, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "session.mcap")
+    recorded = json.loads(run("simulate", *WORK, "-o", path, "--json"))["runs"][0]
+    other = ("--max-num-batched-tokens", "512")
+    truth = json.loads(run("simulate", *WORK, *other, "--json"))["runs"][0]
+    found = json.loads(run("what-if", path, "max_num_batched_tokens=512", "--json"))
+    assert found["num_requests"] == 150
+    # The recording's own figures are those of the run that it is of.
+    for name in ("ttft", "itl", "e2e"):
+        for rank in ("p50", "p95", "p99"):
+            key = f"{name}_{rank}_ms"
+            assert found["recorded"][key] == pytest.approx(recorded[f"{name}_ms"][rank], rel=1e-6)
+    forecast = found["variants"][0]["figures"]
+    for name in ("itl", "e2e"):
+        for rank in ("p50", "p95"):
+            real = truth[f"{name}_ms"][rank]
+            assert forecast[f"{name}_{rank}_ms"]["value"] == pytest.approx(real, rel=0.15)
+
+
+def test_requests_of_a_recording_share_what_its_prefix_cache_found(
+    run: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "session.mcap"
+    run("simulate", *WORK, "-o", str(path))
+    with Recording(path) as recording:
+        work = recorded_work(recording)
+    assert work.num_hits > 50
+    assert work.num_unknown_hits < work.num_hits / 10
+    found = json.loads(run("simulate", str(path), "--step-time", str(path), "--json"))["runs"][0]
+    assert found["hit_share"] == pytest.approx(work.figures.hit_share, rel=0.1)
+
+
+def test_a_table_has_a_column_for_each_variant_and_the_sweep(run: Run) -> None:
+    knobs = ("batching=static,max_num_seqs=8",)
+    printed = run("what-if", "vllm", *knobs, "--sweep", "max_num_batched_tokens=256..1024")
+    heading = next(line for line in printed.splitlines() if "recorded" in line)
+    for each in (*knobs, "max_num_batched_tokens=256", "max_num_batched_tokens=1024"):
+        assert f" {each}" in heading
+    assert "unlike any in the recording" in printed
+    assert "taken as one beginning" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("vllm",), "give knobs, such as max_num_batched_tokens=1024, or --sweep"),
+        (("vllm", "budget=3"), "the knobs are max_num_batched_tokens, "),
+        (("vllm", "max_num_seqs=none"), "expected a whole number"),
+        (("vllm", "--sweep", "max_num_seqs=8"), "expected KNOB=FIRST..LAST"),
+        (("chunked", "max_num_seqs=8"), "record longer, under load"),
+        (("nothing.mcap", "max_num_seqs=8"), "there is no recording nothing.mcap"),
+    ],
+)
+def test_what_cannot_be_forecast_is_one_line_that_says_what_would_help(
+    run: Run, arguments: tuple[str, ...], expected: str
+) -> None:
+    line = run("what-if", *arguments)
+    assert line.startswith("stepscope: error: ")
+    assert expected in line
+
+
+def test_a_recording_without_the_size_of_its_cache_cannot_be_simulated(tmp_path: Path) -> None:
+    with Recording(samples.shipped()["vllm"]) as recording:
+        work = recorded_work(recording)
+        assert work.num_blocks == recording.info.num_blocks
+    assert work.num_begun == 2
+    assert work.num_unfinished == 15
