@@ -272,7 +272,11 @@ def main() -> int:
     result = {"runs": judge_runs(tasks, options.jobs)}
     if options.others is not None:
         fit = fit_runs(runs)
-        others = read_runs(options.others, folder / "workloads.json")
+        others = [
+            run
+            for run in read_runs(options.others, folder / "workloads.json")
+            if WHOLE in run.measured
+        ]
         tasks = [Task(run, fit, options.share, options.seed) for run in others]
         result["others"] = judge_runs(tasks, options.jobs)
     for file in sorted(folder.glob("llmservingsim_*_requests.jsonl")):
