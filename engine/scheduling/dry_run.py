@@ -23,6 +23,7 @@ from stepscope.engine.protocol.config import ConfigError, Knobs, Limits, knob_sp
 from stepscope.engine.protocol.field_errors import in_words
 from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Preempted
+from stepscope.engine.scheduling.batching import SpendBudget
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
@@ -30,9 +31,6 @@ from stepscope.engine.scheduling.step import ScheduledRow
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**62)]
-
-# What the workloads recorded from vLLM leave unsaid.
-DEFAULT_ORDER = "arrival"
 
 
 class WorkloadRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -130,7 +128,7 @@ def _converted(document: dict[str, Any]) -> ScheduleWorkload:
                 "bad_workload", f"{spec.name} is one of {choices}, not {knobs[spec.name]!r}"
             )
     rest = {name: value for name, value in document.items() if name in names}
-    rest["knobs"] = msgspec.convert({"order": DEFAULT_ORDER, **knobs}, Knobs)
+    rest["knobs"] = msgspec.convert(knobs, Knobs)
     return msgspec.convert(rest, ScheduleWorkload, str_keys=True)
 
 
@@ -183,8 +181,8 @@ def _longest(workload: ScheduleWorkload) -> int:
 class ScheduleReplay:
     """Schedules a workload step by step; `scheduler` and `rows` are there to look at meanwhile."""
 
-    def __init__(self, workload: ScheduleWorkload) -> None:
-        self.scheduler = _scheduler(workload)
+    def __init__(self, workload: ScheduleWorkload, own_mode: SpendBudget | None = None) -> None:
+        self.scheduler = _scheduler(workload, own_mode)
         self.rows: list[ScheduledRow] = []  # of the step that was yielded last
         self._workload = workload
 
@@ -230,7 +228,7 @@ class ScheduleReplay:
         )
 
 
-def _scheduler(workload: ScheduleWorkload) -> Scheduler:
+def _scheduler(workload: ScheduleWorkload, own_mode: SpendBudget | None) -> Scheduler:
     num_blocks = workload.num_usable_blocks
     knobs = workload.knobs
     # vLLM takes its share of all blocks, the one that is never used included: half a block more
@@ -243,7 +241,7 @@ def _scheduler(workload: ScheduleWorkload) -> Scheduler:
         max_num_seqs=knobs.max_num_seqs,
         max_model_len=_longest(workload),
     )
-    return Scheduler(KVCacheManager(num_blocks, workload.block_size), knobs, limits)
+    return Scheduler(KVCacheManager(num_blocks, workload.block_size), knobs, limits, own_mode)
 
 
 def _request(number: int, wanted: WorkloadRequest) -> Request:

@@ -24,7 +24,7 @@ from stepscope.engine.protocol.wire import (
     Preempted,
     RequestEvent,
 )
-from stepscope.engine.scheduling.batching import BATCHING_MODES
+from stepscope.engine.scheduling.batching import BATCHING_MODES, SpendBudget
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request, RequestStatus
 from stepscope.engine.scheduling.step import ScheduledRow
@@ -35,12 +35,21 @@ from stepscope.engine.scheduling.waiting_queue import WaitingQueue
 class Scheduler:
     """Decides over every step of one KV cache, in the batching mode that the knobs name.
 
+    Args:
+        own_mode: a batching mode in place of the one that the knobs name.
+
     Raises:
         ConfigError: the cache does not hold one request of `limits.max_model_len` tokens, so that
             a request alone could preempt itself for ever.
     """
 
-    def __init__(self, kv: KVCacheManager, knobs: Knobs, limits: Limits) -> None:
+    def __init__(
+        self,
+        kv: KVCacheManager,
+        knobs: Knobs,
+        limits: Limits,
+        own_mode: SpendBudget | None = None,
+    ) -> None:
         if kv.num_blocks * kv.block_size < limits.max_model_len:
             raise ConfigError(
                 "kv_too_small",
@@ -50,6 +59,7 @@ class Scheduler:
             )
         self.kv = kv
         self.limits = limits
+        self.own_mode = own_mode
         self.waiting = WaitingQueue(knobs.policy)
         self.running: list[Request] = []  # in order of admission
         self.requests: dict[int, Request] = {}  # all unfinished ones
@@ -205,7 +215,8 @@ class Scheduler:
             num_slots=self._num_slots,
             ending=self._ending,
         )
-        BATCHING_MODES[self._knobs.batching](plan)
+        spend = self.own_mode or BATCHING_MODES[self._knobs.batching]
+        spend(plan)
         plan.register_filled()
         self.admitted_now, self.resumed_now = plan.admitted, plan.resumed
         self.num_prefill_tokens = plan.num_prefill_tokens

@@ -68,7 +68,7 @@ def workload(**changes: object) -> dict[str, object]:
 
 
 def test_it_prints_one_line_a_step_in_the_recorded_format(run: Run) -> None:
-    text = run(PREEMPTION).stdout
+    text = run(PREEMPTION, "--order", "arrival").stdout
     recorded = (RECORDED / "02-preemption.steps.jsonl").read_text()
     assert list(json.loads(text.splitlines()[0])) == list(json.loads(recorded.splitlines()[0]))
     assert text == recorded
@@ -208,3 +208,59 @@ def test_it_needs_no_torch(tmp_path: Path) -> None:
     environment = {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_all_modes_of_a_workload_are_one_table(run: Run) -> None:
+    table = run(PREEMPTION, "--summary", "--modes", "all").stdout.splitlines()
+    assert table[0].startswith("mode        TTFT p50 steps")
+    assert [line.split()[0] for line in table[1:]] == [
+        "naive", "static", "continuous", "separate", "chunked",
+    ]  # fmt: skip
+    found = json.loads(run(PREEMPTION, "--summary", "--modes", "naive,chunked", "--json").stdout)
+    assert found["naive"]["num_preemptions"] == 0 < found["chunked"]["num_preemptions"]
+
+
+def test_times_are_in_ms_with_the_step_times_of_a_gpu(run: Run) -> None:
+    lines = run(PREEMPTION, "--summary", "--gpu", "h100").stdout.splitlines()
+    steps = json.loads(run(PREEMPTION, "--summary", "--json", "--gpu", "h100").stdout)[""]
+    assert lines[-1].startswith("ITL ms       p50 ")
+    assert steps["ttft_p50_ms"] > steps["ttft_p50_steps"] * 3  # no step takes less than 3 ms
+
+
+def test_a_recording_is_compared_in_all_modes_at_its_own_speed(run: Run) -> None:
+    from stepscope.recordings import samples
+
+    path = str(samples.shipped()["chunked"])
+    found = json.loads(run(path, "--summary", "--modes", "naive,chunked", "--json").stdout)
+    assert found["naive"]["ttft_p50_ms"] > found["chunked"]["ttft_p50_ms"]
+
+
+def test_a_mode_may_come_from_a_file(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "my_mode.py"
+    path.write_text("def one_by_one(plan):\n    plan.advance(plan.running)\n    plan.admit(1)\n")
+    own = run(PREEMPTION, "--mode-file", f"{path}:one_by_one").lines()
+    assert max(len(line.running) for line in own) == 1
+    summary = ("--summary", "--modes", "chunked", "--mode-file", f"{path}:one_by_one", "--json")
+    assert list(json.loads(run(PREEMPTION, *summary).stdout)) == ["chunked", "one_by_one"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--modes", "all"), "--modes goes with --summary"),
+        (("--summary", "--modes", "fast"), "expected all, or some of naive, static"),
+        (("--json",), "--json goes with --summary"),
+        (("--mode-file", "mode.py"), "expected FILE.py:FUNCTION"),
+        (("--mode-file", "nothing.py:mode"), "there is no file nothing.py"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(
+    run: Run, arguments: tuple[str, ...], expected: str
+) -> None:
+    assert expected in run(PREEMPTION, *arguments).error()
+
+
+def test_a_mode_file_that_fails_is_one_line(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text("import nothing_at_all\n")
+    assert "ModuleNotFoundError" in run(PREEMPTION, "--mode-file", f"{path}:mode").error()

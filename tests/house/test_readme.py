@@ -11,7 +11,8 @@ import typer
 from stepscope.engine.protocol.config import Knobs
 from stepscope.recordings import samples
 from stepscope.tui.cli.command_line import app
-from stepscope.tui.cli.engines import schedule
+from stepscope.tui.cli.simulation import schedule
+from stepscope.tui.cli.simulation.simulate import EngineOptions
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -76,5 +77,6 @@ def test_the_workload_of_the_knobs_page_shows_what_is_said_of_it(
     file.write_text(block)
     for batching, steps in zip(("static", "chunked"), said.groups(), strict=True):
         capsys.readouterr()
-        schedule.schedule(str(file), True, {}, {"batching": batching})
+        options = schedule.ScheduleOptions(summary=True)
+        schedule.schedule(str(file), options, EngineOptions(), {"batching": batching})
         assert f"max {steps} steps" in capsys.readouterr().out.split("TTFT")[1].splitlines()[0]

@@ -30,7 +30,8 @@ def comparable(line: ScheduleLine) -> dict[str, object]:
 
 
 def schedule(workload: dict[str, object]) -> list[ScheduleLine]:
-    return list(ScheduleReplay(parse_workload(json.dumps(workload).encode(), "here")).lines())
+    data = json.dumps({"order": "arrival", **workload}).encode()  # as in vLLM
+    return list(ScheduleReplay(parse_workload(data, "here")).lines())
 
 
 def test_the_recorded_schedules_are_there() -> None:
@@ -41,7 +42,8 @@ def test_the_recorded_schedules_are_there() -> None:
 def test_every_step_is_the_one_vllm_schedules(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["stepscope", "schedule", str(RECORDED / f"{name}.json")])
+    path = str(RECORDED / f"{name}.json")
+    monkeypatch.setattr(sys, "argv", ["stepscope", "schedule", path, "--order", "arrival"])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 0

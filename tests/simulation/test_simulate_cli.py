@@ -103,7 +103,7 @@ def test_a_recording_is_run_again_with_its_own_knobs_and_step_times(run: Run) ->
         (("nothing.csv", "--gpu", "h100"), "there is no recording nothing.csv"),
         ((*MIX, "--gpu", "h100", "--slo", "fast"), "write ttft=500 itl=50"),
         ((*MIX, "--gpu", "h100", "--replicas", "2", "-o", "x.mcap"), "a recording is of one"),
-        ((*MIX, "--gpu", "h100", "--like", "tgi"), "expected one of stepscope, vllm"),
+        ((*MIX, "--gpu", "h100", "--like", "tgi"), "no engine is called 'tgi'; there are: vllm"),
         ((*MIX, "--gpu", "rtx4090", "--model", "llama-3.1-70b"), "take more GPUs"),
         ((*MIX, "--gpu", "h100", "--no-enable-chunked-prefill"), "set both together"),
     ],

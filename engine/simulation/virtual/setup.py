@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from stepscope.engine.protocol.config import Knobs, Limits, knob_specs
 from stepscope.engine.protocol.wire import EngineInfo
+from stepscope.engine.scheduling.batching import SpendBudget
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.simulation.simulated import START_NS, WALL_START_NS
@@ -25,6 +26,7 @@ class SimulatedSetup(Struct, frozen=True, kw_only=True):
     num_blocks: int
     block_size: int
     work: str = ""  # what it is given to do: part of who it is
+    own_mode: SpendBudget | None = None  # in place of the batching mode that the knobs name
 
     def scheduler(self) -> Scheduler:
         """A new one, with an empty KV cache.
@@ -34,7 +36,7 @@ class SimulatedSetup(Struct, frozen=True, kw_only=True):
         """
         self.knobs.check(self.limits)
         kv = KVCacheManager(self.num_blocks, self.block_size)
-        return Scheduler(kv, self.knobs, self.limits)
+        return Scheduler(kv, self.knobs, self.limits, self.own_mode)
 
     def info(self, seed: int) -> EngineInfo:
         """What the engine says of itself; its clocks are virtual."""

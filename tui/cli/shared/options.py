@@ -36,7 +36,7 @@ _NOTES = {
     "compare": "The service levels in the recordings apply, A's if both have them, unless an "
     "option sets others.",
     "schedule": "Options override the workload file, but budget changes in mid-run still happen. "
-    "What neither sets is as in 'stepscope serve', except the order: arrival, as in vLLM.",
+    "What neither sets is as in 'stepscope serve'.",
 }
 
 # Where a field goes by another name on the command line.

@@ -10,6 +10,7 @@ import msgspec
 
 from stepscope.engine.protocol.config import Knobs, Limits
 from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.engine.scheduling.presets import defaults_like
 from stepscope.engine.simulation.virtual.cluster import Routing, run_cluster
 from stepscope.engine.simulation.virtual.drawn import DrawnStepTimes
 from stepscope.engine.simulation.virtual.replica import Replica
@@ -33,10 +34,6 @@ from stepscope.tui.views.format import file_size
 
 DEFAULT_LEN = 131_072
 _TICK_S = 0.1
-_LIKE: dict[str, dict[str, Any]] = {
-    "stepscope": {},
-    "vllm": {"order": "arrival", "reserve": "none"},
-}
 
 
 class EngineOptions(NamedTuple):
@@ -94,7 +91,7 @@ def simulate(
         for seed in seeds:
             watch = _Watch(progress, f"simulating, seed {seed}", work.num_requests, stop)
             model = DrawnStepTimes(setup.model, seed)
-            run = run_once(setup, model, work.requests(seed), levels, options, watch, work)
+            run = run_once(setup, model, work.requests(seed), levels, options, watch)
             if stop:
                 break
             runs.append(run)
@@ -128,12 +125,11 @@ def make_setup(
         WrongUsage: nothing says how large the KV cache is.
         ConfigError: the knobs do not go together.
     """
-    if engine.like is not None and engine.like not in _LIKE:
-        raise WrongUsage(f"--like: expected one of {', '.join(_LIKE)}, got {engine.like!r}")
     recorded = work.recorded
-    like = _LIKE[engine.like or "stepscope"]
-    knobs = msgspec.structs.replace(Knobs() if recorded is None else recorded.knobs, **like)
-    knobs = msgspec.structs.replace(knobs, **knob_flags)
+    preset = None if engine.like is None else defaults_like(engine.like)
+    like = {} if preset is None else preset.knobs
+    knobs = Knobs() if recorded is None else recorded.knobs
+    knobs = msgspec.structs.replace(knobs, **{**like, **knob_flags})
     block_size = engine.block_size or (recorded.block_size if recorded else 16)
     num_blocks = engine.num_blocks
     if num_blocks is None and recorded is not None and engine.gpu is None:
@@ -167,8 +163,7 @@ def run_once(
     requests: Iterable[SimulatedRequest],
     levels: Sequence[SLO],
     options: RunOptions,
-    on_request: Callable[[int], bool],
-    work: SimulatedSource,
+    on_request: Callable[[int], bool] = lambda number: False,
 ) -> RunFigures:
     """One run without a list of its steps."""
     figures = Figures(levels)

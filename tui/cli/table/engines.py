@@ -223,42 +223,6 @@ def audit(
     command.audit(target, as_json)
 
 
-@commands.command(
-    epilog=example(
-        "stepscope schedule workload.json --batching static --summary",
-        "stepscope schedule workload.json --max-num-batched-tokens 256 | head",
-    )
-)
-@with_options("knobs")
-def schedule(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="a workload (JSON), or - for standard input")
-    ],
-    summary: Annotated[
-        bool, typer.Option("--summary", help="print a summary instead of the steps")
-    ] = False,
-    num_blocks: Annotated[
-        int | None,
-        typer.Option(metavar="INT", help="number of KV blocks; one of them is never used"),
-    ] = None,
-    block_size: Annotated[
-        int | None, typer.Option(metavar="INT", help="tokens in a KV block")
-    ] = None,
-    like: Like = None,
-    *,
-    flags: dict[str, Any],
-) -> None:
-    """Dry-run the scheduler, without a model: one JSON line a step.
-
-    A workload is an object with num_blocks, requests (arrival_step, prompt_len, output_len each)
-    and any knob by its name.
-    """
-    from stepscope.tui.cli.engines import schedule as command
-
-    settings = {"num_blocks": num_blocks, "block_size": block_size}
-    command.schedule(file, summary, settings, flags, like)
-
-
 @commands.command(epilog=example("stepscope doctor"))
 def doctor() -> None:
     """Show what is installed, what will be used and what is missing.

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from stepscope.tui.cli.shared.options import with_options
-from stepscope.tui.cli.table.shared import AsJson, RecordingFile, example
+from stepscope.tui.cli.table.shared import AsJson, Like, RecordingFile, example
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -50,10 +50,7 @@ def simulate(
     tensor_parallel: Annotated[
         int, typer.Option(metavar="INT", min=1, help="GPUs that share the model")
     ] = 1,
-    like: Annotated[
-        str | None,
-        typer.Option(metavar="stepscope|vllm", help="whose order and reserve, unless given"),
-    ] = None,
+    like: Like = None,
     num_blocks: Annotated[
         int | None,
         typer.Option(
@@ -157,6 +154,76 @@ def what_if(
     from stepscope.tui.cli.simulation import what_if as command
 
     command.run(file, variants or (), sweep, slo or (), as_json)
+
+
+@commands.command(
+    epilog=example(
+        "stepscope schedule workload.json --batching static --summary",
+        "stepscope schedule workload.json --max-num-batched-tokens 256 | head",
+        "stepscope schedule trace.csv --summary --modes all --gpu h100",
+        "stepscope schedule session.mcap --summary --mode-file my.py:shortest_first",
+    )
+)
+@with_options("knobs")
+def schedule(
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE", help="a workload (JSON), a trace, a recording, or - for standard input"
+        ),
+    ],
+    summary: Annotated[
+        bool, typer.Option("--summary", help="print a summary instead of the steps")
+    ] = False,
+    modes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="all|MODE,...", help="with --summary: a table of these batching modes"
+        ),
+    ] = None,
+    mode_file: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.py:FUNCTION",
+            help="a batching mode of your own: a function of a StepPlan, as in "
+            "engine/scheduling/batching.py",
+        ),
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(metavar="NAME", help="times in ms on this GPU (h100, a100, ...)")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME|PATH", help="... of this model")
+    ] = None,
+    step_time: Annotated[
+        str | None, typer.Option(metavar="FILE", help="times in ms, as in 'stepscope simulate'")
+    ] = None,
+    num_blocks: Annotated[
+        int | None,
+        typer.Option(metavar="INT", help="number of KV blocks; one of them is never used"),
+    ] = None,
+    block_size: Annotated[
+        int | None, typer.Option(metavar="INT", help="tokens in a KV block")
+    ] = None,
+    like: Like = None,
+    as_json: Annotated[bool, typer.Option("--json", help="with --summary: print JSON")] = False,
+    *,
+    flags: dict[str, Any],
+) -> None:
+    """Dry-run the scheduler, without a model: one JSON line a step.
+
+    A workload is an object with num_blocks, requests (arrival_step, prompt_len, output_len each)
+    and any knob by its name. A trace or a recording has times instead of steps: give --summary, and
+    step times (those of a recording are its own).
+    """
+    from stepscope.tui.cli.simulation import schedule as command
+    from stepscope.tui.cli.simulation.simulate import EngineOptions
+
+    engine = EngineOptions(
+        gpu, model, step_time, like=like, num_blocks=num_blocks, block_size=block_size
+    )
+    options = command.ScheduleOptions(summary, modes, mode_file, as_json)
+    command.schedule(file, options, engine, flags)
 
 
 @commands.command("simulated-engine", hidden=True)

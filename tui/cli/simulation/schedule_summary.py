@@ -1,73 +1,17 @@
-"""`stepscope schedule`: dry-runs the scheduler over a written workload, without a model."""
+"""What the steps of a dry run come to: latencies in steps, and in ms where a model times them."""
 
-import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict, dataclass, field
 
-import msgspec
-
-from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import Phase
-from stepscope.engine.scheduling.dry_run import (
-    ScheduleLine,
-    ScheduleReplay,
-    ScheduleWorkload,
-    parse_workload,
-)
-from stepscope.engine.scheduling.presets import defaults_like
-from stepscope.tui.cli.shared.errors import say, writing_output
-from stepscope.tui.settings.cli_errors import CommandFailed
-from stepscope.tui.settings.setting_values import convert_flags
+from stepscope.engine.scheduling.dry_run import ScheduleReplay, ScheduleWorkload
+from stepscope.engine.scheduling.step import ScheduledStep
+from stepscope.engine.simulation.step_time import StepTimeModel, shape_of
 
-STDIN = "-"
-
-
-def schedule(
-    file: str,
-    summary: bool,
-    settings: dict[str, int | None],
-    flags: dict[str, Any],
-    like: str | None = None,
-) -> None:
-    """Print one JSON line a step, or a table of what they come to.
-
-    Args:
-        file: path of a workload, or '-'.
-        settings: of the workload, by name; None where the file's own holds.
-        flags: knobs as they were typed.
-        like: the engine whose defaults replace the file's knobs.
-    """
-    given = {name: value for name, value in settings.items() if value is not None}
-    preset: Mapping[str, Any] = {} if like is None else defaults_like(like).knobs
-    overrides = {**preset, **convert_flags(ScheduleWorkload, given), **convert_flags(Knobs, flags)}
-    source = "standard input" if file == STDIN else file
-    workload = parse_workload(_read(file), source, overrides)
-    replay = ScheduleReplay(workload)
-    if summary:
-        say(*_table(_summarized(replay, workload)))
-    else:
-        _print_lines(replay.lines())
-
-
-def _read(file: str) -> bytes:
-    if file != STDIN:
-        return Path(file).read_bytes()
-    if sys.stdin is None:
-        raise CommandFailed("standard input is closed: give a file")
-    return sys.stdin.buffer.read()
-
-
-def _print_lines(lines: Iterable[ScheduleLine]) -> None:
-    encoder = msgspec.json.Encoder()
-    with writing_output():
-        for line in lines:
-            sys.stdout.buffer.write(encoder.encode(line) + b"\n")
+_LATENCIES = ("ttft_steps", "itl_steps", "ttft_ms", "itl_ms")
 
 
 @dataclass
-class _Summary:
+class Summary:
     """Sums over a run; latencies are counted in steps that had work."""
 
     num_requests: int
@@ -81,15 +25,43 @@ class _Summary:
     num_hit_tokens: int = 0
     ttft_steps: list[int] = field(default_factory=list)
     itl_steps: list[int] = field(default_factory=list)
+    ttft_ms: list[float] = field(default_factory=list)  # empty without a model of step times
+    itl_ms: list[float] = field(default_factory=list)
+
+    def figures(self) -> dict[str, float | None]:
+        """By name, each one number; latencies as percentiles."""
+        found = {name: value for name, value in asdict(self).items() if name not in _LATENCIES}
+        for name in _LATENCIES:
+            samples = sorted(getattr(self, name))
+            kind, _, unit = name.partition("_")
+            for rank in (50, 99):
+                value = samples[_place(len(samples), rank)] if samples else None
+                if value is not None or unit == "steps":
+                    found[f"{kind}_p{rank}_{unit}"] = value
+        return found
 
 
-def _summarized(replay: ScheduleReplay, workload: ScheduleWorkload) -> _Summary:
-    summary = _Summary(num_requests=len(workload.requests))
+def summarized(
+    replay: ScheduleReplay, workload: ScheduleWorkload, model: StepTimeModel | None = None
+) -> Summary:
+    """Run it to its end.
+
+    Args:
+        model: of step times; steps without work take none.
+    """
+    summary = Summary(num_requests=len(workload.requests))
     scheduler = replay.scheduler
     last_token: dict[int, int] = {}  # request -> step
+    now_ms = 0.0
+    began_ms: list[float] = []  # each step
+    ended_ms: dict[int, float] = {}  # request -> its last token
     for line in replay.lines():
+        began_ms.append(now_ms)
         if not replay.rows and not line.preempted:
             continue
+        if model is not None:
+            step = ScheduledStep(line.step, replay.rows, scheduler.num_padded_tokens)
+            now_ms += model.step_time(shape_of(step)).cycle_s * 1e3
         summary.num_steps += 1
         summary.num_budgeted_tokens += scheduler.knobs.max_num_batched_tokens
         summary.num_prefill_tokens += scheduler.num_prefill_tokens
@@ -106,14 +78,19 @@ def _summarized(replay: ScheduleReplay, workload: ScheduleWorkload) -> _Summary:
                 continue
             if number in last_token:
                 summary.itl_steps.append(line.step - last_token[number])
+                if model is not None:
+                    summary.itl_ms.append(now_ms - ended_ms[number])
             else:
                 arrival = workload.requests[number].arrival_step
                 summary.ttft_steps.append(line.step - arrival + 1)
+                if model is not None:
+                    summary.ttft_ms.append(now_ms - began_ms[arrival])
             last_token[number] = line.step
+            ended_ms[number] = now_ms
     return summary
 
 
-def _table(summary: _Summary) -> list[str]:
+def table(summary: Summary) -> list[str]:
     num_tokens = summary.num_prefill_tokens + summary.num_decode_tokens
     use = num_tokens / summary.num_budgeted_tokens if summary.num_budgeted_tokens else 0.0
     rows = [
@@ -134,6 +111,9 @@ def _table(summary: _Summary) -> list[str]:
         ("TTFT", _percentiles(summary.ttft_steps)),
         ("ITL", _percentiles(summary.itl_steps)),
     ]
+    if summary.ttft_ms:
+        rows.append(("TTFT ms", _milliseconds(summary.ttft_ms)))
+        rows.append(("ITL ms", _milliseconds(summary.itl_ms)))
     return [f"{name:<12} {text}" for name, text in rows]
 
 
@@ -142,5 +122,18 @@ def _percentiles(steps: list[int]) -> str:
     if not steps:
         return "no sample"
     ordered = sorted(steps)
-    p50, p99 = (ordered[-(-len(ordered) * share // 100) - 1] for share in (50, 99))
+    p50, p99 = (ordered[_place(len(ordered), rank)] for rank in (50, 99))
     return f"p50 {p50:,}  p99 {p99:,}  max {ordered[-1]:,} steps"
+
+
+def _milliseconds(samples: list[float]) -> str:
+    if not samples:
+        return "no sample"
+    ordered = sorted(samples)
+    p50, p99 = (ordered[_place(len(ordered), rank)] for rank in (50, 99))
+    return f"p50 {p50:,.1f}  p99 {p99:,.1f}  max {ordered[-1]:,.1f} ms"
+
+
+def _place(count: int, rank: int) -> int:
+    """Of the nearest rank in `count` ordered samples."""
+    return -(-count * rank // 100) - 1
