@@ -32,7 +32,7 @@ class Incident(Struct, frozen=True, kw_only=True):
         seconds: until the last rule no longer held.
         is_over: false: it still went on when the file was written.
         num_late: requests with a late token; None: unknown.
-        explanation: of the longest wait, or of the step in flight.
+        explanation: of the step in flight, the longest ITL and the longest TTFT.
     """
 
     engine: str

@@ -43,7 +43,9 @@ def explained(history: History, first: int | None) -> Found:
     flying = history.state.in_flight
     if flying is not None:
         parts.append(f"{in_flight_text(flying)}, not ended")
-    if late:
-        worst = max(late, key=lambda each: each.gap_ns)
-        parts.append(f"{worst.text}: {worst.explanation}")
-    return Found(counts.affected(late).num_late, "; ".join(parts))
+    for kind in ("ITL", "TTFT"):
+        waits = [each for each in late if each.kind == kind]
+        if waits:
+            worst = max(waits, key=lambda each: each.gap_ns)
+            parts.append(f"longest {kind}: {worst.text} ({worst.explanation})")
+    return Found(counts.affected(late).num_late, ". ".join(parts))
