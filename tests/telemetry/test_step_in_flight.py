@@ -194,6 +194,50 @@ def test_all_who_follow_see_it_and_a_recording_holds_it(
     assert b"in_flight" in topics
 
 
+class Deferred:
+    """A launched step that ends once its gate is open."""
+
+    is_whole = True
+
+    def __init__(
+        self, step: ScheduledStep, gate: threading.Event, clock: Callable[[], int]
+    ) -> None:
+        self._step, self._gate, self._clock = step, gate, clock
+
+    def collect(self) -> StepResult:
+        self._gate.wait()
+        now_ns = self._clock()
+        return StepResult([7 if row.samples else None for row in self._step.rows], now_ns, now_ns)
+
+
+@pytest.mark.parametrize("live_engine", [{"overlap": True}], indirect=True)
+def test_with_overlap_it_is_the_step_that_is_waited_for_or_launched(
+    live_engine: LiveEngine,
+) -> None:
+    launches, collects = threading.Event(), threading.Event()
+
+    def launch(step: ScheduledStep) -> Deferred:
+        if step.step == 2:
+            launches.wait()
+        return Deferred(step, collects, core.clock)
+
+    def is_at(number: int) -> bool:
+        step = core.step_under_way
+        return step is not None and step.step == number
+
+    core = live_engine.core
+    core.runner.launch = launch  # type: ignore[method-assign]
+    with asking(live_engine.endpoint):
+        wait_for(lambda: is_at(0) and core.next_step == 2, "step 0 is waited for, 1 is launched")
+        running = core.step_under_way
+        assert running is not None
+        assert [row.num_tokens for row in running.rows] == [300]
+        collects.set()
+        wait_for(lambda: is_at(2), "step 2 is launched")
+        launches.set()
+        wait_for(lambda: core.last_step >= 3 and core.step_under_way is None, "all have ended")
+
+
 def test_two_threads_publish_without_a_compiler_too() -> None:
     sender = InlineSender(None, 10_000, 1_000_000, is_gated=False)
     publisher = Publisher(None, 10)
