@@ -11,6 +11,8 @@ of every step; it ends with 1 and names the first differing step where they disa
 """
 
 import argparse
+import dataclasses
+import inspect
 import json
 import os
 import random
@@ -27,6 +29,7 @@ from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig,
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
@@ -48,10 +51,18 @@ MODEL = {
 MAX_STEPS = 6000
 
 
-def make_scheduler(workload: dict[str, Any], model: Path) -> Scheduler:
+def make_scheduler(
+    workload: dict[str, Any], model: Path, is_asynchronous: bool = False
+) -> Scheduler:
+    """Settings that this version of vLLM lacks are left out."""
     block_size = workload.get("block_size", 16)
     max_model_len = workload.get("max_model_len", 4096)
     budgets = [workload.get("max_num_batched_tokens", 2048), *workload.get("budget", {}).values()]
+    newer = {
+        "watermark": workload.get("watermark", 0.0),
+        "scheduler_reserve_full_isl": workload.get("reserve", "prompt") == "prompt",
+    }
+    known = {field.name for field in dataclasses.fields(SchedulerConfig)}
     config = VllmConfig(
         model_config=ModelConfig(
             model=str(model), skip_tokenizer_init=True, dtype="float32", max_model_len=max_model_len
@@ -64,9 +75,8 @@ def make_scheduler(workload: dict[str, Any], model: Path) -> Scheduler:
             enable_chunked_prefill=workload.get("enable_chunked_prefill", True),
             is_encoder_decoder=False,
             policy=workload.get("policy", "fcfs"),
-            watermark=workload.get("watermark", 0.0),
-            scheduler_reserve_full_isl=workload.get("reserve", "prompt") == "prompt",
-            async_scheduling=False,
+            async_scheduling=is_asynchronous,
+            **{name: value for name, value in newer.items() if name in known},
         ),
         cache_config=CacheConfig(
             block_size=block_size,
@@ -78,7 +88,7 @@ def make_scheduler(workload: dict[str, Any], model: Path) -> Scheduler:
     layer = FullAttentionSpec(
         block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
     )
-    return Scheduler(
+    return (AsyncScheduler if is_asynchronous else Scheduler)(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
             num_blocks=workload["num_blocks"],
@@ -118,6 +128,7 @@ def make_request(
     number: int, wanted: dict[str, Any], workload: dict[str, Any], hasher: Any
 ) -> Request:
     first = number * workload.get("max_model_len", 4096)
+    has_eos = "eos_token_id" in inspect.signature(Request).parameters  # until 0.14
     return Request(
         request_id=str(number),
         prompt_token_ids=wanted.get("tokens") or list(range(first, first + wanted["prompt_len"])),
@@ -126,6 +137,7 @@ def make_request(
         arrival_time=float(number),
         priority=wanted.get("priority", 0),
         block_hasher=hasher,
+        **({"eos_token_id": None} if has_eos else {}),
     )
 
 
@@ -137,17 +149,7 @@ def one_step(scheduler: Scheduler, step: int) -> dict[str, Any]:
     new = {int(data.req_id) for data in output.scheduled_new_reqs}
     new |= {int(request_id) for request_id in output.scheduled_cached_reqs.resumed_req_ids}
     ids = list(output.num_scheduled_tokens)
-    requests = [scheduler.requests[request_id] for request_id in ids]
-    sampled = [[0] if r.num_computed_tokens >= r.num_tokens else [] for r in requests]
-    result = ModelRunnerOutput(
-        req_ids=ids,
-        req_id_to_index={request_id: index for index, request_id in enumerate(ids)},
-        sampled_token_ids=sampled,
-        logprobs=None,
-        prompt_logprobs_dict={},
-        pooler_output=[],
-    )
-    scheduler.update_from_output(output, result)
+    scheduler.update_from_output(output, result_of(scheduler, output))
     return {
         "step": step,
         "sched": dict(output.num_scheduled_tokens),
@@ -159,6 +161,20 @@ def one_step(scheduler: Scheduler, step: int) -> dict[str, Any]:
         "free_blocks": num_free_blocks,
         "finished": [int(each) for each in ids if each not in scheduler.requests],
     }
+
+
+def result_of(scheduler: Scheduler, output: Any) -> ModelRunnerOutput:
+    """One token for every request whose prompt is complete. To be called right after `schedule`."""
+    ids = list(output.num_scheduled_tokens)
+    requests = [scheduler.requests[request_id] for request_id in ids]
+    return ModelRunnerOutput(
+        req_ids=ids,
+        req_id_to_index={request_id: index for index, request_id in enumerate(ids)},
+        sampled_token_ids=[[0] if r.num_computed_tokens >= r.num_tokens else [] for r in requests],
+        logprobs=None,
+        prompt_logprobs_dict={},
+        pooler_output=[],
+    )
 
 
 def made_up(seed: int) -> dict[str, Any]:

@@ -1,0 +1,185 @@
+"""vLLM's scheduler as it was recorded: the same calls return the same, and leave the same behind.
+
+`schedules/` has the recordings, which `tests/conformance/record_attached.py` makes. A method that
+is called out of turn fails.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+SCHEDULES = Path(__file__).parent / "schedules"
+SECRET_TOKEN = 0x5EC2E7  # every token of every prompt
+_QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting", "deferred_waiting")
+
+
+class FullAttentionSpec:
+    """The adapter knows vLLM's class by this name."""
+
+
+class PlayedRequest:
+    """vLLM's `Request`, as far as it was recorded."""
+
+    def __init__(self, line: dict[str, Any]) -> None:
+        self.request_id: str = line["id"]
+        self.num_prompt_tokens: int = line["prompt"]
+        self.prompt_token_ids = [SECRET_TOKEN] * self.num_prompt_tokens
+        self.max_tokens: int = line["max_tokens"]
+        self.priority: int = line["priority"]
+        self.arrival_time = time.time()
+        self.become([0, self.num_prompt_tokens, 0, "WAITING"])
+
+    def become(self, state: list[Any]) -> None:
+        self.num_computed_tokens, self.num_tokens, self.num_output_tokens, name = state
+        self.status = SimpleNamespace(name=name)
+
+
+class PlayedScheduler:
+    """Its methods take the recorded lines one after the other.
+
+    Attributes:
+        head: what the scheduler was built with.
+        num_free: blocks, as vLLM counts them.
+        outputs: of `schedule()`, in order.
+    """
+
+    def __init__(self, version: str, case: str) -> None:
+        text = (SCHEDULES / f"{version}-{case}.jsonl").read_text("utf-8")
+        self.head, *lines = map(json.loads, text.splitlines())
+        self._lines: Iterator[dict[str, Any]] = iter(lines)
+        self.calls = lines
+        self.outputs: list[SimpleNamespace] = []
+        self.num_free = 0
+        self.requests: dict[str, PlayedRequest] = {}
+        self._all: dict[str, PlayedRequest] = {}
+        self.running: list[PlayedRequest] = []
+        self.finished_req_ids: set[str] = set()
+        for name in self.head["queues"]:
+            setattr(self, name, [])
+        self._configure()
+
+    def _configure(self) -> None:
+        head = self.head
+        for name, value in head["optional"].items():
+            setattr(self, name, value)
+        budget, self.block_size = head["max_num_batched_tokens"], head["block_size"]
+        self.max_num_scheduled_tokens = budget
+        self.max_num_running_reqs = head["max_num_seqs"]
+        self.max_model_len = head["max_model_len"]
+        self.scheduler_config = SimpleNamespace(
+            max_num_batched_tokens=budget,
+            long_prefill_token_threshold=0,
+            enable_chunked_prefill=True,
+            policy="fcfs",
+            async_scheduling=head["is_asynchronous"],
+        )
+        self.cache_config = SimpleNamespace(enable_prefix_caching=True)
+        self.vllm_config = SimpleNamespace(
+            model_config=SimpleNamespace(model="played", served_model_name="played"),
+            parallel_config=SimpleNamespace(data_parallel_size=1, data_parallel_rank=0),
+        )
+        self.kv_cache_config = SimpleNamespace(
+            kv_cache_groups=[SimpleNamespace(kv_cache_spec=FullAttentionSpec())]
+        )
+        self.pool = SimpleNamespace(
+            blocks=[SimpleNamespace(block_hash=None) for _ in range(head["num_blocks"])],
+            num_gpu_blocks=head["num_blocks"],
+            get_num_free_blocks=lambda: self.num_free,
+        )
+        self.kv_cache_manager = SimpleNamespace(block_pool=self.pool)
+        if head["watermark_blocks"] is not None:
+            self.kv_cache_manager.watermark_blocks = head["watermark_blocks"]
+
+    # vLLM's methods
+
+    def add_request(self, request: PlayedRequest) -> None:
+        self.requests[request.request_id] = self._all[request.request_id] = request
+        self._become("add")
+
+    def schedule(self, throttle_prefills: bool = False) -> SimpleNamespace:
+        line = self._become("schedule")
+        again = line.get("again", [])
+        output = SimpleNamespace(
+            num_scheduled_tokens=line.get("tokens", {}),
+            total_num_scheduled_tokens=sum(line.get("tokens", {}).values()),
+            scheduled_new_reqs=[
+                SimpleNamespace(
+                    req_id=name,
+                    block_ids=blocks,
+                    num_computed_tokens=num_computed,
+                    prompt_token_ids=self._all[name].prompt_token_ids,
+                )
+                for name, blocks, num_computed in line.get("new", [])
+            ],
+            scheduled_cached_reqs=SimpleNamespace(
+                req_ids=[name for name, _, _ in again],
+                resumed_req_ids=set(line.get("resumed", [])),
+                new_block_ids=[blocks for _, blocks, _ in again],
+                num_computed_tokens=[num_computed for _, _, num_computed in again],
+            ),
+            preempted_req_ids=set(line.get("preempted", [])),
+        )
+        self.outputs.append(output)
+        return output
+
+    def update_from_output(self, output: SimpleNamespace, result: object) -> str:
+        self._become("update")
+        return "vLLM's own outputs"
+
+    def finish_requests(self, request_ids: list[str], status: object) -> None:
+        self._become("finish")
+
+    def reset_prefix_cache(self) -> bool:
+        for block in self.pool.blocks:
+            block.block_hash = None
+        return True
+
+    def shutdown(self) -> None:
+        """Nothing of vLLM's own is left to close."""
+
+    def _become(self, call: str) -> dict[str, Any]:
+        line = next(self._lines)
+        assert line["call"] == call, f"the recording has {line['call']} where {call} was called"
+        for name, state in line.get("requests", {}).items():
+            self._all[name].become(state)
+            if state[-1].startswith("FINISHED"):
+                self.requests.pop(name, None)
+        self.num_free = line.get("free", self.num_free)
+        if "ended" in line:
+            self.finished_req_ids = set(line["ended"])
+        if "running" in line:
+            self.running = [self._all[name] for name in line["running"]]
+        for name in _QUEUES:
+            if name in line:
+                setattr(self, name, range(line[name]))
+        for block in line.get("hashed", []):
+            self.pool.blocks[block].block_hash = b"of its content"
+        for block in line.get("unhashed", []):
+            self.pool.blocks[block].block_hash = None
+        return line
+
+    # The test's side
+
+    def play(self) -> Iterator[str]:
+        """Make the calls that were recorded, and give the name of each when it is done."""
+        num_updated = 0
+        for line in self.calls:
+            match line["call"]:
+                case "add":
+                    self.add_request(PlayedRequest(line))
+                case "schedule":
+                    self.schedule()
+                case "update":
+                    assert self.update_from_output(self.outputs[num_updated], object()) == (
+                        "vLLM's own outputs"
+                    )
+                    num_updated += 1
+                case "finish":
+                    self.finish_requests(line["ids"], "FINISHED_ABORTED")
+                case "budget":
+                    self.max_num_scheduled_tokens = line["budget"]
+                    next(self._lines)
+            yield line["call"]

@@ -1,0 +1,199 @@
+"""What is published of a real vLLM's schedules, as recorded from several of its releases."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import (
+    Aborted,
+    Admitted,
+    Arrived,
+    Finished,
+    FirstToken,
+    Preempted,
+    RequestEvent,
+    StepRecord,
+    Telemetry,
+)
+from stepscope.recordings.check.verify import verify
+from tests.adapters.conftest import Attach, published
+from tests.adapters.played_vllm import SCHEDULES, SECRET_TOKEN, PlayedScheduler
+from tests.support.seek_sessions import record
+
+VERSIONS = sorted({path.name.split("-")[0] for path in SCHEDULES.glob("*.jsonl")})
+CASES = ("chunked", "preemption", "prefix", "abort", "asynchronous")
+
+
+class Played:
+    """One recorded schedule, played to its end with stepscope attached."""
+
+    def __init__(self, attach: Attach, version: str, case: str) -> None:
+        self.scheduler = PlayedScheduler(version, case)
+        self.attachment = attach(self.scheduler)
+        self.num_used: list[int] = []  # blocks in use after each update, as vLLM counts them
+        self.budgets: list[int] = []  # in force at each `schedule()` that ran something
+        for call in self.scheduler.play():
+            assert self.attachment.is_attached
+            if call == "update":
+                num_blocks = self.scheduler.head["num_blocks"] - 1
+                self.num_used.append(num_blocks - self.scheduler.num_free)
+            if call == "schedule" and self.scheduler.outputs[-1].num_scheduled_tokens:
+                self.budgets.append(self.scheduler.max_num_scheduled_tokens)
+        self.attachment.close()
+        self.messages = published(self.attachment)
+        self.steps = [m for _, m in self.messages if isinstance(m, StepRecord)]
+
+    def events(self, kind: type[Any]) -> list[Any]:
+        return [each for _, m in self.messages for each in _events(m) if isinstance(each, kind)]
+
+    @property
+    def scheduled(self) -> list[dict[str, int]]:
+        """Tokens of each request in each step that ran something."""
+        return [
+            output.num_scheduled_tokens
+            for output in self.scheduler.outputs
+            if output.num_scheduled_tokens
+        ]
+
+
+def _events(message: Telemetry) -> list[RequestEvent]:
+    return getattr(message, "events", [])
+
+
+@pytest.fixture(params=VERSIONS)
+def version(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=CASES)
+def played(attach: Attach, version: str, request: pytest.FixtureRequest) -> Played:
+    return Played(attach, version, request.param)
+
+
+def test_every_scheduled_token_is_in_a_row_or_counted_as_wasted(played: Played) -> None:
+    assert len(played.steps) == len(played.scheduled)
+    assert [step.step for step in played.steps] == list(range(len(played.steps)))
+    names = {each.request_id: each.client_id for each in played.events(Arrived)}
+    for step, tokens, budget in zip(played.steps, played.scheduled, played.budgets, strict=True):
+        rows = {names[row.request_id]: row.num_tokens for row in step.batch or ()}
+        assert sum(rows.values()) == step.num_prefill_tokens + step.num_decode_tokens
+        assert sum(rows.values()) + (step.num_wasted_tokens or 0) == sum(tokens.values())
+        assert rows.items() <= tokens.items()
+        assert sum(rows.values()) <= budget == step.token_budget
+
+
+def test_every_request_ends_as_it_ended_in_vllm(played: Played) -> None:
+    names = {each.request_id: each.client_id for each in played.events(Arrived)}
+    assert len(names) == len(set(names.values()))
+    last = {}
+    for line in played.scheduler.calls:
+        last.update(line.get("requests", {}))
+    finished = {names[each.request_id]: each for each in played.events(Finished)}
+    aborted = {names[each.request_id] for each in played.events(Aborted)}
+    assert aborted == {name for name, state in last.items() if state[3] == "FINISHED_ABORTED"}
+    assert finished.keys() == last.keys() - aborted
+    assert all(each.num_output_tokens == last[name][2] for name, each in finished.items())
+    assert all(each.reason == "length" for each in finished.values())
+    assert len(played.events(Finished)) + len(played.events(Aborted)) == len(names)
+
+
+def test_tokens_of_a_request_are_its_prompt_and_output_less_its_prefix_hit(played: Played) -> None:
+    arrived = {each.request_id: each.num_prompt_tokens for each in played.events(Arrived)}
+    hits = {each.request_id: each.num_cached_tokens for each in played.events(Admitted)}
+    preempted = {each.request_id for each in played.events(Preempted)}
+    computed: Counter[int] = Counter()
+    for step in played.steps:
+        for row in step.batch or ():
+            computed[row.request_id] += row.num_tokens
+    whole = [each for each in played.events(Finished) if each.request_id not in preempted]
+    assert whole
+    for each in whole:
+        name = each.request_id
+        assert computed[name] == arrived[name] + each.num_output_tokens - 1 - hits[name]
+    firsts = Counter(each.request_id for each in played.events(FirstToken))
+    assert all(count == 1 for count in firsts.values())
+    assert firsts.keys() >= {each.request_id for each in played.events(Finished)}
+
+
+def test_verify_finds_nothing_wrong_with_the_recording(played: Played, tmp_path: Path) -> None:
+    report = verify(record(tmp_path / "played.mcap", played.messages), lambda share: None)
+    assert {check.name: check.problems for check in report.checks if check.problems} == {}
+    assert report.blocks.num_checked == len(played.steps)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "asynchronous"])
+def test_used_blocks_are_those_of_vllm_after_every_step(
+    attach: Attach, version: str, case: str
+) -> None:
+    played = Played(attach, version, case)
+    used = [step.kv.used for step in played.steps if step.kv is not None]
+    ran = [bool(output.num_scheduled_tokens) for output in played.scheduler.outputs]
+    expected = [used for used, ran in zip(played.num_used, ran, strict=True) if ran]
+    assert used == expected
+    assert max(used) > 0
+
+
+def test_preemptions_are_those_of_vllm(attach: Attach, version: str) -> None:
+    played = Played(attach, version, "preemption")
+    expected = sum(len(output.preempted_req_ids) for output in played.scheduler.outputs)
+    assert len(played.events(Preempted)) == expected > 2
+    recomputed = [
+        row
+        for step in played.steps
+        for row in step.batch or ()
+        if row.phase == wire.Phase.RECOMPUTE
+    ]
+    assert {row.request_id for row in recomputed} == {
+        each.request_id for each in played.events(Preempted)
+    }
+
+
+def test_prefix_hits_are_those_of_vllm(attach: Attach, version: str) -> None:
+    played = Played(attach, version, "prefix")
+    names = {each.request_id: each.client_id for each in played.events(Arrived)}
+    hits = {
+        names[each.request_id]: each.num_cached_tokens
+        for each in played.events(Admitted)
+        if each.num_cached_tokens
+    }
+    expected = {
+        new.req_id: new.num_computed_tokens
+        for output in played.scheduler.outputs
+        for new in output.scheduled_new_reqs
+        if new.num_computed_tokens
+    }
+    assert hits == expected
+    assert len(hits) > 3
+    counts = [step.kv for step in played.steps if step.kv is not None]
+    assert sum(kv.hit_tokens for kv in counts) == sum(expected.values())
+    overwrites = any(line.get("unhashed") for line in played.scheduler.calls)
+    assert (sum(kv.evicted for kv in counts) > 0) == overwrites
+
+
+def test_rows_of_requests_that_were_aborted_in_flight_are_wasted(
+    attach: Attach, version: str
+) -> None:
+    played = Played(attach, version, "asynchronous")
+    aborted = {each.request_id for each in played.events(Aborted)}
+    assert aborted
+    assert sum(step.num_wasted_tokens or 0 for step in played.steps) > 0
+    assert any(step.hidden_ns is not None for step in played.steps)
+    ended_at: dict[int, int] = {}
+    for number, message in played.messages:
+        for event in _events(message):
+            if isinstance(event, Aborted | Finished):
+                ended_at[event.request_id] = number
+    for number, message in played.messages:
+        if isinstance(message, StepRecord):
+            assert all(ended_at[row.request_id] >= number for row in message.batch or ())
+
+
+def test_no_token_leaves_vllm(attach: Attach, version: str) -> None:
+    played = Played(attach, version, "chunked")
+    needle = msgspec.msgpack.encode(SECRET_TOKEN)[1:]
+    for _, message in played.messages:
+        assert needle not in wire.encode(message)

@@ -1,0 +1,253 @@
+"""Record what vLLM's own scheduler returns and holds, call by call, without running a model.
+
+`tests/adapters` plays the result through the adapter, on any machine. In vLLM's environment:
+
+    python tests/conformance/record_attached.py tests/adapters/schedules
+
+writes `VERSION-CASE.jsonl` there. The first line says what the scheduler was built with and which
+attributes it has. Every other line is one call: what went in, what came out, and what changed in
+the scheduler. No tokens are kept.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from record_vllm import MODEL, make_request, make_scheduler, result_of
+from vllm import __version__
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request, RequestStatus
+
+QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting", "deferred_waiting")
+OPTIONAL = ("max_num_active_reqs", "scheduler_reserve_full_isl")
+MAX_STEPS = 400
+
+
+class Tape:
+    """Calls the scheduler and keeps a line of each call."""
+
+    def __init__(self, scheduler: Scheduler, case: dict[str, Any]) -> None:
+        self._scheduler = scheduler
+        self._requests: dict[str, Request] = {}
+        self._before: dict[str, Any] = {}
+        self._hashed: set[int] = set()
+        manager = scheduler.kv_cache_manager
+        self.lines: list[dict[str, Any]] = [
+            {
+                "vllm": __version__,
+                "is_asynchronous": case["is_asynchronous"],
+                "block_size": scheduler.block_size,
+                "num_blocks": manager.block_pool.num_gpu_blocks,
+                "max_num_seqs": scheduler.max_num_running_reqs,
+                "max_model_len": scheduler.max_model_len,
+                "max_num_batched_tokens": scheduler.max_num_scheduled_tokens,
+                "queues": [name for name in QUEUES if hasattr(scheduler, name)],
+                "optional": {
+                    name: getattr(scheduler, name) for name in OPTIONAL if hasattr(scheduler, name)
+                },
+                "watermark_blocks": getattr(manager, "watermark_blocks", None),
+                "has_reset": hasattr(scheduler, "reset_prefix_cache"),
+            }
+        ]
+
+    def add(self, request: Request) -> None:
+        self._requests[request.request_id] = request
+        self._scheduler.add_request(request)
+        self._keep(
+            "add",
+            id=request.request_id,
+            prompt=request.num_prompt_tokens,
+            max_tokens=request.max_tokens,
+            priority=request.priority,
+        )
+
+    def schedule(self) -> Any:
+        output = self._scheduler.schedule()
+        again = output.scheduled_cached_reqs
+        self._keep(
+            "schedule",
+            tokens=output.num_scheduled_tokens,
+            new=[
+                [new.req_id, new.block_ids, new.num_computed_tokens]
+                for new in output.scheduled_new_reqs
+            ],
+            again=[
+                list(each)
+                for each in zip(
+                    again.req_ids, again.new_block_ids, again.num_computed_tokens, strict=True
+                )
+            ],
+            resumed=sorted(again.resumed_req_ids),
+            preempted=sorted(output.preempted_req_ids or ()),
+        )
+        return output
+
+    def update(self, output: Any, result: Any) -> None:
+        self._scheduler.update_from_output(output, result)
+        self._keep("update")
+
+    def finish(self, ids: list[str]) -> None:
+        self._scheduler.finish_requests(ids, RequestStatus.FINISHED_ABORTED)
+        self._keep("finish", ids=ids)
+
+    def set_budget(self, budget: int) -> None:
+        self._scheduler.max_num_scheduled_tokens = budget
+        self._keep("budget", budget=budget)
+
+    def _keep(self, call: str, **fields: Any) -> None:
+        state = dict(self._state())
+        changed = {key: value for key, value in state.items() if self._before.get(key) != value}
+        self._before.update(changed)
+        requests = {
+            key.partition(" ")[2]: changed.pop(key)
+            for key in list(changed)
+            if key.startswith("request ")
+        }
+        pool = self._scheduler.kv_cache_manager.block_pool
+        hashed = {i for i, block in enumerate(pool.blocks) if block.block_hash is not None}
+        fields = {key: value for key, value in fields.items() if value not in ([], {})}
+        line: dict[str, Any] = {"call": call, **fields, **changed}
+        if requests:
+            line["requests"] = requests
+        if hashed != self._hashed:
+            line["hashed"] = sorted(hashed - self._hashed)
+            line["unhashed"] = sorted(self._hashed - hashed)
+            self._hashed = hashed
+        self.lines.append(line)
+
+    def _state(self) -> Iterator[tuple[str, Any]]:
+        scheduler = self._scheduler
+        for request in self._requests.values():
+            yield (
+                f"request {request.request_id}",
+                [
+                    request.num_computed_tokens,
+                    request.num_tokens,
+                    request.num_output_tokens,
+                    request.status.name,
+                ],
+            )
+        yield "ended", sorted(scheduler.finished_req_ids)
+        yield "running", [request.request_id for request in scheduler.running]
+        for name in QUEUES:
+            if hasattr(scheduler, name):
+                yield name, len(getattr(scheduler, name))
+        yield "free", scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+
+
+def record(case: dict[str, Any], model: Path) -> list[dict[str, Any]]:
+    """Run one case to its end; asynchronously, a step is scheduled while another is in flight."""
+    scheduler = make_scheduler(case, model, case["is_asynchronous"])
+    tape = Tape(scheduler, case)
+    init_none_hash(sha256)
+    hasher = get_request_block_hasher(case["block_size"], sha256)
+    most_in_flight = 2 if case["is_asynchronous"] else 1
+    in_flight: deque[tuple[Any, Any]] = deque()
+    last = max(each["arrival_step"] for each in case["requests"])
+    for step in range(MAX_STEPS):
+        for number, wanted in enumerate(case["requests"]):
+            if wanted["arrival_step"] == step:
+                tape.add(make_request(number, wanted, case, hasher))
+        if step in case.get("budget_at", {}):
+            tape.set_budget(case["budget_at"][step])
+        if step in case.get("abort_at", {}):
+            tape.finish(case["abort_at"][step])
+        output = tape.schedule()
+        in_flight.append((output, result_of(scheduler, output)))
+        if len(in_flight) == most_in_flight:
+            tape.update(*in_flight.popleft())
+        if step > last and not scheduler.requests and not output.num_scheduled_tokens:
+            break
+    while in_flight:
+        tape.update(*in_flight.popleft())
+    assert not scheduler.requests, "the case did not end"
+    return tape.lines
+
+
+def requests(*wanted: tuple[int, int, int]) -> list[dict[str, int]]:
+    """Of (arrival step, prompt tokens, output tokens)."""
+    names = ("arrival_step", "prompt_len", "output_len")
+    return [dict(zip(names, each, strict=True)) for each in wanted]
+
+
+def shared_prompts() -> list[dict[str, Any]]:
+    """Three families of prompts that begin alike, in a pool that cannot keep them all."""
+    found = []
+    for number in range(12):
+        family = [1000 * (number % 3) + position for position in range(64)]
+        own = [5000 + 100 * number + position for position in range(5 + number)]
+        found.append({"arrival_step": 2 * number, "tokens": family + own, "output_len": 6})
+    for each in found:
+        each["prompt_len"] = len(each["tokens"])
+    return found
+
+
+def cases() -> dict[str, dict[str, Any]]:
+    base = {
+        "block_size": 16,
+        "max_model_len": 512,
+        "max_num_seqs": 16,
+        "num_blocks": 128,
+        "is_asynchronous": False,
+    }
+    pressed = requests(*((number // 3, 20 + 7 * number, 24) for number in range(9)))
+    aborts = requests(
+        (0, 100, 30), (0, 40, 30), (0, 200, 30), (1, 60, 30), (1, 30, 12), (2, 70, 30), (3, 50, 8)
+    )
+    return {
+        "chunked": base
+        | {
+            "max_num_batched_tokens": 64,
+            "requests": requests((0, 200, 6), (0, 10, 20), (2, 150, 5), (4, 30, 12), (9, 90, 1)),
+            "budget_at": {5: 24, 14: 64},
+        },
+        "preemption": base
+        | {"max_num_batched_tokens": 96, "num_blocks": 17, "requests": pressed, "reserve": "none"},
+        "prefix": base
+        | {"max_num_batched_tokens": 128, "num_blocks": 22, "requests": shared_prompts()},
+        "abort": base
+        | {
+            "max_num_batched_tokens": 64,
+            "max_num_seqs": 4,
+            "num_blocks": 24,
+            "requests": aborts,
+            # In a prompt, decoding, waiting, and once more: nothing is left to abort.
+            "abort_at": {1: ["2"], 6: ["1"], 7: ["6"], 9: ["1", "3"], 12: ["0", "5"]},
+        },
+        "asynchronous": base
+        | {
+            "is_asynchronous": True,
+            "max_num_batched_tokens": 96,
+            "num_blocks": 17,
+            "requests": pressed,
+            "reserve": "none",
+            "abort_at": {8: ["1"], 13: ["4", "8"]},
+        },
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Record the calls of vLLM's own scheduler.")
+    parser.add_argument("folder", type=Path)
+    folder: Path = parser.parse_args().folder
+    dumps: Callable[[object], str] = lambda line: json.dumps(line, separators=(",", ":"))  # noqa: E731
+    with tempfile.TemporaryDirectory() as temporary:
+        model = Path(temporary)
+        (model / "config.json").write_text(json.dumps(MODEL))
+        for name, case in cases().items():
+            lines = record(case, model)
+            path = folder / f"{__version__}-{name}.jsonl"
+            path.write_text("".join(dumps(line) + "\n" for line in lines))
+            print(f"{path}: {len(lines)} lines")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
