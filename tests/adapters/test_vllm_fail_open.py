@@ -1,0 +1,169 @@
+"""Whatever fails in stepscope, vLLM goes on with its own methods, values and results."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.engine.adapters.vllm import versions
+from stepscope.engine.adapters.vllm.attachment import Attachment
+from stepscope.engine.adapters.vllm.attachment import attach as attach_to_vllm
+from stepscope.engine.adapters.vllm.block_books import BlockBooks
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.protocol.config import ConfigError
+from tests.adapters.conftest import Attach
+from tests.adapters.played_vllm import PlayedScheduler
+from tests.support.waiting import wait_for
+
+LIVE = {
+    "max_num_batched_tokens": 20,
+    "max_num_seqs": 2,
+    "long_prefill_token_threshold": 8,
+    "reserve": "none",
+    "watermark": 0.25,
+}
+
+
+class InjectedError(Exception):
+    """Raised where stepscope has no reason to expect it."""
+
+
+def fail(*args: object, **kwargs: object) -> Any:
+    raise InjectedError
+
+
+def outside(scheduler: PlayedScheduler) -> dict[str, object]:
+    """What an attachment might change: attributes of its own, and values of settings."""
+    return {
+        "methods": sorted(name for name, value in vars(scheduler).items() if callable(value)),
+        "budget": scheduler.max_num_scheduled_tokens,
+        "config": dict(vars(scheduler.scheduler_config)),
+        "optional": {name: getattr(scheduler, name) for name in scheduler.head["optional"]},
+        "manager": {
+            name: value
+            for name, value in vars(scheduler.kv_cache_manager).items()
+            if name != "block_pool"
+        },
+    }
+
+
+PLACES: dict[str, Callable[[Attachment], tuple[object, str]]] = {
+    "commands": lambda attachment: (attachment.core.inbox, "get_nowait"),
+    "heartbeat": lambda attachment: (attachment.core.heartbeat, "publish"),
+    "schedule": lambda attachment: (attachment.watcher, "scheduled"),
+    "update": lambda attachment: (attachment.watcher, "updated"),
+    "add": lambda attachment: (attachment.watcher, "added"),
+    "finish": lambda attachment: (attachment.watcher, "note_ended"),
+    "drain": lambda attachment: (BlockBooks, "drain"),
+    "publish": lambda attachment: (attachment.core.sink, "publish"),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_error_anywhere_detaches_and_changes_nothing_for_vllm(
+    attach: Attach,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    place: str,
+) -> None:
+    expected = [output.__dict__ for output in played_alone("abort")]
+    scheduler = PlayedScheduler("0.32.0", "abort")
+    before = outside(scheduler)
+    attachment = attach(scheduler)
+    board = attachment._board
+    board.set(board.changed(LIVE))
+    assert outside(scheduler)["config"] != before["config"]
+    play = scheduler.play()
+    next(play)
+    next(play)
+    monkeypatch.setattr(*PLACES[place](attachment), fail)
+    attachment._next_tend_ns = 0  # commands and heartbeat are due
+    for _ in play:
+        """Every call of vLLM returns what was recorded."""
+    assert not attachment.is_attached
+    assert outside(scheduler) == before
+    assert [without_objects(each.__dict__) for each in scheduler.outputs] == [
+        without_objects(each) for each in expected
+    ]
+    wait_for(
+        lambda: "stepscope" not in [thread.name for thread in threading.enumerate()],
+        "sockets and threads are closed",
+    )
+    assert not [path for path in tmp_path.iterdir() if path.is_socket()]
+    warnings = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert "stepscope has detached itself, vLLM goes on: InjectedError" in warnings[0].message
+
+
+def played_alone(case: str) -> list[Any]:
+    """Outputs of the same schedule without us."""
+    scheduler = PlayedScheduler("0.32.0", case)
+    for _ in scheduler.play():
+        """To its end."""
+    return scheduler.outputs
+
+
+def without_objects(output: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: output[name]
+        for name in ("num_scheduled_tokens", "total_num_scheduled_tokens", "preempted_req_ids")
+    }
+
+
+def test_an_error_while_vllm_is_idle_detaches_too(
+    attach: Attach, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler = PlayedScheduler("0.32.0", "chunked")
+    before = outside(scheduler)
+    attachment = attach(scheduler)
+    monkeypatch.setattr(attachment.core.heartbeat, "publish", fail)
+    wait_for(lambda: not attachment.is_attached, "the pump has detached")
+    for _ in scheduler.play():
+        """Every call of vLLM returns what was recorded."""
+    assert outside(scheduler) == before
+    assert caplog.text.count("stepscope has detached itself") == 1
+
+
+@pytest.mark.parametrize("missing", versions.NEEDED)
+def test_a_scheduler_that_lacks_something_is_left_alone_and_the_message_names_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missing: str
+) -> None:
+    scheduler = PlayedScheduler("0.32.0", "chunked")
+    before = outside(scheduler)
+    if missing in vars(scheduler):
+        monkeypatch.delattr(scheduler, missing)
+    else:
+        monkeypatch.delattr(PlayedScheduler, missing)
+    with pytest.raises(versions.UnknownVllmError, match=f"has no .*{missing}"):
+        attach_to_vllm(scheduler, f"ipc://{tmp_path}/vllm")
+    monkeypatch.undo()
+    assert outside(scheduler) == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_endpoint_that_is_taken_changes_nothing(attach: Attach, tmp_path: Path) -> None:
+    attach(PlayedScheduler("0.32.0", "chunked"))
+    second = PlayedScheduler("0.32.0", "chunked")
+    before = outside(second)
+    with pytest.raises(ConfigError, match="already on"):
+        attach_to_vllm(second, f"ipc://{tmp_path}/vllm")
+    assert outside(second) == before
+
+
+def test_a_new_budget_holds_from_the_next_schedule_and_one_above_the_start_is_refused(
+    attach: Attach,
+) -> None:
+    scheduler = PlayedScheduler("0.32.0", "chunked")
+    attachment = attach(scheduler)
+    endpoint = attachment.core.info.control_endpoint
+    with ControlClient(endpoint) as client:
+        client.set_knobs({"max_num_batched_tokens": 32}, "a test")
+        assert scheduler.max_num_scheduled_tokens == 32
+        with pytest.raises(Exception, match="between 1 and 64"):
+            client.set_knobs({"max_num_batched_tokens": 65}, "a test")
+    assert scheduler.max_num_scheduled_tokens == 32
+    attachment.close()
+    assert scheduler.max_num_scheduled_tokens == 64
