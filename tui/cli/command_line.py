@@ -12,6 +12,7 @@ from stepscope.tui.cli.table import (
     dashboard,
     engines,
     keys,
+    lab,
     pictures,
     recordings,
     simulation,
@@ -32,6 +33,7 @@ for group in (dashboard, engines, simulation, recordings, pictures):
     app.add_typer(group.commands)
 app.add_typer(keys.commands)
 app.add_typer(bench.commands)
+app.add_typer(lab.commands)
 
 
 def _show_version(wanted: bool) -> None:

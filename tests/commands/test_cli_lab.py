@@ -1,0 +1,45 @@
+"""What `stepscope lab` lists and refuses, and how it judges what was recorded."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stepscope.recordings.samples import shipped
+from stepscope.tui.cli.lab.arm_run import ArmRun
+from stepscope.tui.cli.lab.experiment import all_experiments
+from stepscope.tui.cli.lab.report import draw, lines, markdown
+
+
+def test_the_list_names_every_experiment_with_its_source(stepscope: Callable[..., Any]) -> None:
+    done = stepscope("lab")
+    assert done.exit_code == 0, done.stderr
+    for each in all_experiments():
+        assert each.name in done.stdout
+        assert each.claim in done.stdout
+        assert each.source in done.stdout
+    names = [each.name for each in all_experiments()]
+    assert len(set(names)) == len(names)
+
+
+def test_an_unknown_experiment_is_one_line_with_the_known_ones(
+    stepscope: Callable[..., Any],
+) -> None:
+    for arguments in (("alchemy",), (), ("freeze", "--all")):
+        done = stepscope("lab", "run", *arguments)
+        assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+        assert "there are: tokens, freeze" in done.stderr
+
+
+def test_the_samples_reproduce_the_freeze(tmp_path: Path) -> None:
+    paths = shipped()
+    runs = [ArmRun(name, paths[name], {}, []) for name in ("freeze", "chunked")]
+    experiment = next(each for each in all_experiments() if each.name == "freeze")
+    finding = experiment.judge(runs)
+    assert finding.verdict == "reproduced"
+    assert finding.measured.startswith("longest ITL 837 ms whole")
+    printed = "\n".join(lines(experiment, finding, runs))
+    assert "verdict   reproduced" in printed
+    assert "freeze.mcap (freeze: 454 steps)" in printed
+    assert "| reproduced |" in markdown([(experiment, finding)], "this machine")
+    draw(experiment, finding, tmp_path / "freeze.svg")
+    assert "<svg" in (tmp_path / "freeze.svg").read_text()

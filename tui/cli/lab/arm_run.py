@@ -1,0 +1,114 @@
+"""`ArmRun`: one arm as it was recorded, and its figures. They come from the recording alone."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import BatchRow, Phase, StepRecord
+from stepscope.recordings.attribution.causes import CAUSES
+from stepscope.recordings.compare.comparison import Comparison, compare
+from stepscope.recordings.compare.side.feed import Stretch
+from stepscope.recordings.compare.side.recording_feed import RecordingFeed
+from stepscope.recordings.compare.side.requests import RequestRun
+from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.state.series.latency import SLO
+
+LEVELS = SLO(ttft_ms=1500.0, itl_ms=150.0)
+
+
+class Refused(NamedTuple):
+    """A request that the engine did not take, and why."""
+
+    name: str
+    message: str
+
+
+class ArmRun:
+    """What became of an arm.
+
+    Args:
+        outputs: token ids by the name of the request, as its client got them.
+        refused: requests the engine refused.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        outputs: Mapping[str, Sequence[int]],
+        refused: Sequence[Refused],
+    ) -> None:
+        self.name = name
+        self.path = path
+        self.outputs = outputs
+        self.refused = refused
+
+    @cached_property
+    def side(self) -> Side:
+        """The whole recording, as `stepscope compare` reads it."""
+        feed = RecordingFeed(Recording(self.path), self.name, LEVELS, Stretch())
+        while not feed.is_done:
+            feed.read(time.monotonic() + 1.0)
+        assert feed.side is not None
+        return feed.side
+
+    @cached_property
+    def steps(self) -> list[StepRecord]:
+        """Every step of the run."""
+        with Recording(self.path) as recording:
+            messages = [wire.decode(frame.payload) for frame, _ in recording.frames()]
+        return [each for each in messages if isinstance(each, StepRecord)]
+
+    def against(self, other: "ArmRun") -> Comparison:
+        """This run as A and another one as B."""
+        return compare(self.side, other.side)
+
+    def value(self, key: str) -> float:
+        """A figure of `stepscope compare`, by its key; NaN where there is none."""
+        value = compare(self.side, self.side).figure(key).a
+        return float("nan") if value is None else value
+
+    def requests(self, prefix: str) -> list[RequestRun]:
+        """Those whose name begins like this."""
+        runs = self.side.requests.values()
+        return [each for each in runs if each.client_id.startswith(prefix)]
+
+    def rows_of(self, name: str) -> Iterator[tuple[StepRecord, BatchRow]]:
+        """The steps of one request, and its row in each."""
+        [request] = self.requests(name)
+        for step in self.steps:
+            for row in step.batch or ():
+                if row.request_id == request.request_id:
+                    yield step, row
+
+    def num_prefill_steps(self, name: str) -> int:
+        """Steps that computed a part of this request's prompt."""
+        return sum(row.phase != Phase.DECODE for _, row in self.rows_of(name))
+
+    def tokens_per_s(self, wanted: Callable[[StepRecord], bool]) -> float:
+        """Tokens computed a second of step time, in the steps that are wanted."""
+        steps = [each for each in self.steps if wanted(each)]
+        num_tokens = sum(each.num_prefill_tokens + each.num_decode_tokens for each in steps)
+        return num_tokens / max(1e-9, sum(map(seconds, steps)))
+
+    def main_cause(self) -> str:
+        """What late waits of this run were made of most, as `stepscope explain` calls it."""
+        causes = self.against(self).causes
+        if not causes:
+            return "no token was late"
+        worst = max(causes, key=lambda each: (each.a_ns, -CAUSES.index(each.cause)))
+        return f"late tokens waited most for: {worst.cause} ({worst.a_ns / 1e9:.1f} s)"
+
+
+def seconds(step: StepRecord) -> float:
+    return (step.tokens_ns - step.schedule_start_ns) / 1e9
+
+
+def milliseconds(values_ns: Sequence[int | None], share: float) -> float:
+    """A percentile (nearest rank) of times in ns, in ms; NaN of none."""
+    known = sorted(each for each in values_ns if each is not None)
+    return known[min(len(known) - 1, int(share * len(known)))] / 1e6 if known else float("nan")

@@ -1,0 +1,164 @@
+"""`LabBench`: runs arms on one engine, each with a recording of its own."""
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.protocol.commands import (
+    Abort,
+    Error,
+    Output,
+    ResetPrefixCache,
+    Submit,
+    Submitted,
+)
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import KnobValue
+from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.recordings.file.service_levels import levels_of
+from stepscope.recordings.live.recorder import Recorder
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.tui.cli.lab.arm_run import LEVELS, ArmRun, Refused
+from stepscope.tui.cli.lab.experiment import Arm, Work
+from stepscope.tui.settings.cli_errors import CommandFailed
+
+BASE = Knobs(max_num_batched_tokens=256, max_num_seqs=16).as_dict()
+_WHO = "stepscope lab"
+_LARGEST_TOKEN_ID = 250  # every vocabulary has these
+_MOST_S = 120.0  # of an arm
+_START_S = 20.0
+
+
+class LabBench:
+    """A context manager: puts the knobs back at its end.
+
+    Args:
+        endpoint: of an engine that has nothing else to do.
+        folder: where recordings go.
+    """
+
+    def __init__(self, endpoint: Endpoint, folder: Path) -> None:
+        self._endpoint = endpoint
+        self._folder = folder
+        self._client = ControlClient(endpoint, timeout_s=20.0)
+        self._before: dict[str, KnobValue] = {}
+        self._done: dict[int, ArmRun] = {}  # arms that several experiments share
+
+    def __enter__(self) -> "LabBench":
+        snapshot = self._client.snapshot()
+        if snapshot.requests:
+            raise CommandFailed("the engine has requests of others: the lab needs it for itself")
+        self._before = snapshot.knobs
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self._client.set_knobs(self._before, _WHO)
+        finally:
+            self._client.close()
+
+    def run(self, name: str, arm: Arm, progress: Callable[[float], None]) -> ArmRun:
+        """Run an arm, or give what an equal one has recorded already.
+
+        Raises:
+            CommandFailed: it did not end in time, or could not be recorded.
+            CommandRefused: the engine does not take the knobs.
+        """
+        if id(arm) not in self._done:
+            self._done[id(arm)] = self._record(f"{name}-{arm.name}", arm, progress)
+        return self._done[id(arm)]
+
+    def _record(self, name: str, arm: Arm, progress: Callable[[float], None]) -> ArmRun:
+        self._client.set_knobs(BASE | dict(arm.knobs), _WHO)
+        if not arm.is_warm:
+            self._client.ask(ResetPrefixCache(who=_WHO))
+        path = self._folder / f"{name.replace(' ', '-')}.mcap"
+        path.unlink(missing_ok=True)
+        source = Subscriber(self._endpoint)
+        recorder = Recorder(source, path, lambda: levels_of(LEVELS))
+        source.start()
+        try:
+            _wait(lambda: source.history.info is not None, "the engine publishes nothing")
+            outputs, refused = self._drive(arm, progress)
+            step = self._client.snapshot().step
+            _wait(lambda: (source.history.last_step or 0) >= step, "steps were not received")
+        finally:
+            recorder.stop()
+            source.stop()
+        if recorder.error is not None:
+            raise CommandFailed(recorder.error)
+        return ArmRun(arm.name, path, outputs, refused)
+
+    def _drive(
+        self, arm: Arm, progress: Callable[[float], None]
+    ) -> tuple[Mapping[str, list[int]], list[Refused]]:
+        """Send the work in its time, and collect what comes back."""
+        waiting = sorted(arm.work, key=lambda each: each.at_s)
+        changes = sorted(arm.changes, key=lambda each: each.at_s)
+        sent: dict[int, Work] = {}
+        outputs: dict[str, list[int]] = {each.name: [] for each in arm.work}
+        refused: list[Refused] = []
+        most = sum(each.max_tokens for each in arm.work)
+        num_open, num_tokens, begin_s = len(waiting), 0, time.monotonic()
+        running: set[int] = set()
+        try:
+            while num_open:
+                now_s = time.monotonic() - begin_s
+                if now_s > _MOST_S:
+                    raise CommandFailed(f"arm {arm.name!r} did not end within {_MOST_S:.0f} s")
+                while waiting and now_s >= waiting[0].at_s:
+                    work = waiting.pop(0)
+                    sent[self._client.send(_submit(work))] = work
+                while changes and now_s >= changes[0].at_s:
+                    self._client.set_knobs(changes.pop(0).knobs, _WHO)
+                received = self._client.receive(0.005)
+                if received is None or received[0] not in sent:
+                    continue
+                work, reply = sent[received[0]], received[1]
+                if isinstance(reply, Error):
+                    refused.append(Refused(work.name, reply.message))
+                    num_open -= 1
+                elif isinstance(reply, Submitted):
+                    running.add(reply.request_id)
+                elif isinstance(reply, Output):
+                    outputs[work.name] += reply.token_ids
+                    num_tokens += len(reply.token_ids)
+                    progress(num_tokens / most)
+                    if reply.finish_reason is not None:
+                        running.discard(reply.request_id)
+                        num_open -= 1
+        finally:
+            for request_id in running:
+                self._client.send(Abort(request_id=request_id))
+        return outputs, refused
+
+
+def _submit(work: Work) -> Submit:
+    shared, own = random.Random(0), random.Random(work.seed)
+    token_ids = [shared.randint(1, _LARGEST_TOKEN_ID) for _ in range(work.num_shared)]
+    rest = work.num_prompt_tokens - work.num_shared
+    token_ids += [own.randint(1, _LARGEST_TOKEN_ID) for _ in range(rest)]
+    return Submit(
+        client_id=work.name,
+        prompt_token_ids=token_ids,
+        sampling=SamplingParams(max_tokens=work.max_tokens, ignore_eos=True, temperature=0.0),
+        priority=work.priority,
+        with_text=False,
+    )
+
+
+def _wait(condition: Callable[[], bool], failure: str) -> None:
+    deadline_s = time.monotonic() + _START_S
+    while not condition():
+        if time.monotonic() > deadline_s:
+            raise CommandFailed(failure)
+        time.sleep(0.01)

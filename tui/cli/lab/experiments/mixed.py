@@ -1,0 +1,48 @@
+"""Decodes that ride along cost prefill little throughput."""
+
+from collections.abc import Sequence
+
+from stepscope.tui.cli.lab.arm_run import ArmRun
+from stepscope.tui.cli.lab.experiment import Arm, Experiment, Finding, Work
+
+_PROMPTS = tuple(Work(f"prompt-{n}", 0.5, 1024, 1, seed=50 + n) for n in range(6))
+_CHATS = tuple(Work(f"chat-{n}", 0.0, 32, 120, seed=1 + n) for n in range(8))
+_KNOBS = {"max_num_batched_tokens": 256}
+
+
+def _judge(runs: Sequence[ArmRun]) -> Finding:
+    alone = runs[0].tokens_per_s(lambda step: step.num_prefill_tokens > 0)
+    mixed = runs[1].tokens_per_s(
+        lambda step: step.num_prefill_tokens > 0 and step.num_decode_tokens > 0
+    )
+    change = mixed / alone - 1 if alone else float("nan")
+    holds = change >= -0.05
+    return Finding(
+        "reproduced" if holds else "not here",
+        f"{alone:,.0f} tokens/s in steps of prefill alone, {mixed:,.0f} in mixed steps "
+        f"({change:+.1%})",
+        ""
+        if holds
+        else "a decode reads its whole context from memory, and on this processor "
+        "that time is not hidden behind the products of the chunk",
+        ("arm", "tokens/s", "mixed steps"),
+        tuple(
+            (run.name, f"{rate:,.0f}", f"{run.value('mixed_steps'):.0%}")
+            for run, rate in zip(runs, (alone, mixed), strict=True)
+        ),
+        "tokens a second of step time",
+        ((runs[0].name, alone), (runs[1].name, mixed)),
+    )
+
+
+EXPERIMENT = Experiment(
+    4,
+    "mixed",
+    "the throughput of mixed steps is within 5 % of prefill alone",
+    "Sarathi-Serve (Agrawal et al., OSDI 2024)",
+    (
+        Arm("prefill alone", _KNOBS, _PROMPTS),
+        Arm("with 8 decodes", _KNOBS, (*_CHATS, *_PROMPTS)),
+    ),
+    _judge,
+)

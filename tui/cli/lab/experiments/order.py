@@ -1,0 +1,58 @@
+"""Whose turn it is: order, policy and the number of seats."""
+
+from collections.abc import Sequence
+
+from stepscope.tui.cli.lab.arm_run import ArmRun, milliseconds
+from stepscope.tui.cli.lab.experiment import Arm, Experiment, Finding, Work
+
+_CHATS = tuple(Work(f"chat-{n}", 0.02 * n, 96, 60, seed=1 + n) for n in range(10))
+_DOCUMENTS = tuple(Work(f"document-{n}", 0.2, 1024, 8, seed=99 + n) for n in range(2))
+_URGENT = tuple(Work(f"urgent-{n}", 0.6, 32, 8, seed=70 + n, priority=-1) for n in range(2))
+_WORK = (*_CHATS, *_DOCUMENTS, *_URGENT)
+_KNOBS = {"max_num_batched_tokens": 128, "max_num_seqs": 16}
+
+
+def _ttft_ms(run: ArmRun, prefix: str) -> float:
+    return milliseconds([each.ttft_ns for each in run.requests(prefix)], 0.5)
+
+
+def _judge(runs: Sequence[ArmRun]) -> Finding:
+    fcfs, priority = runs[2], runs[3]
+    urgent = _ttft_ms(fcfs, "urgent"), _ttft_ms(priority, "urgent")
+    seats = runs[0].value("out_tokens_per_s"), fcfs.value("out_tokens_per_s")
+    holds = urgent[1] < urgent[0] and seats[1] < seats[0]
+    return Finding(
+        "reproduced" if holds else "not here",
+        f"with 4 seats urgent requests wait {urgent[0]:,.0f} ms by arrival and {urgent[1]:,.0f} ms "
+        f"by priority; 4 seats in place of 16 take output from {seats[0]:,.0f} to "
+        f"{seats[1]:,.0f} tokens/s",
+        "" if holds else f"{priority.main_cause()}",
+        ("arm", "ITL p99 ms", "TTFT of urgent ms", "TTFT of all ms", "output tokens/s"),
+        tuple(
+            (
+                run.name,
+                f"{run.value('itl_p99_ms'):,.0f}",
+                f"{_ttft_ms(run, 'urgent'):,.0f}",
+                f"{_ttft_ms(run, ''):,.0f}",
+                f"{run.value('out_tokens_per_s'):,.0f}",
+            )
+            for run in runs
+        ),
+        "time to first token of urgent requests, ms",
+        tuple((run.name, _ttft_ms(run, "urgent")) for run in runs),
+    )
+
+
+EXPERIMENT = Experiment(
+    11,
+    "order",
+    "priority brings urgent requests forward, and fewer seats cost throughput",
+    "vLLM's scheduler (policy, max_num_seqs); Sarathi-Serve (Agrawal et al., OSDI 2024)",
+    (
+        Arm("decodes first", _KNOBS, _WORK),
+        Arm("by arrival", _KNOBS | {"order": "arrival"}, _WORK),
+        Arm("4 seats, fcfs", _KNOBS | {"max_num_seqs": 4}, _WORK),
+        Arm("4 seats, priority", _KNOBS | {"max_num_seqs": 4, "policy": "priority"}, _WORK),
+    ),
+    _judge,
+)

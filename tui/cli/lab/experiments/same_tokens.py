@@ -1,0 +1,73 @@
+"""Tokens are the same however a prompt is cut."""
+
+from collections.abc import Sequence
+
+from stepscope.tui.cli.lab.arm_run import ArmRun
+from stepscope.tui.cli.lab.experiment import Arm, Change, Experiment, Finding, Work
+
+_NAME = "one"
+_WORK = (Work(_NAME, 0.0, 300, 32, seed=1),)
+# Eleven long prompts fill the cache, so that the newest request is preempted when they grow.
+_CROWD = tuple(Work(f"crowd-{n}", 0.0, 2800, 400, seed=100 + n) for n in range(11))
+_LAST = (Work(_NAME, 0.5, 300, 32, seed=1),)
+
+_ARMS = (
+    Arm("whole", {"max_num_batched_tokens": 8192}, _WORK),
+    Arm("prefix hit", {}, _WORK, is_warm=True),
+    Arm("chunk 1", {"max_num_batched_tokens": 1}, _WORK),
+    Arm("chunk 7", {"max_num_batched_tokens": 7}, _WORK),
+    Arm("chunk 64", {"max_num_batched_tokens": 64}, _WORK),
+    Arm(
+        "budget changed",
+        {"max_num_batched_tokens": 1},
+        _WORK,
+        changes=(Change(0.3, {"max_num_batched_tokens": 64}),),
+    ),
+    Arm("preempted", {"max_num_batched_tokens": 2048, "reserve": "none"}, (*_CROWD, *_LAST)),
+)
+
+
+def _judge(runs: Sequence[ArmRun]) -> Finding:
+    whole = runs[0].outputs[_NAME]
+    rows = []
+    num_same = 0
+    for run in runs:
+        mine = run.outputs[_NAME]
+        num = next(
+            (n for n, (a, b) in enumerate(zip(mine, whole, strict=False)) if a != b), len(mine)
+        )
+        is_same = list(mine) == list(whole)
+        num_same += is_same
+        [request] = run.requests(_NAME)
+        rows.append(
+            (
+                run.name,
+                f"{run.num_prefill_steps(_NAME)}",
+                f"{request.num_cached_tokens or 0}",
+                f"{request.num_preemptions}",
+                f"{num} of {len(whole)}",
+            )
+        )
+    missed = "" if runs[-1].requests(_NAME)[0].num_preemptions else "; nothing was preempted here"
+    return Finding(
+        "reproduced" if num_same == len(runs) else "not here",
+        f"{num_same} of {len(runs)} arms gave the same {len(whole)} greedy tokens{missed}",
+        ""
+        if num_same == len(runs)
+        else "sums in another order round differently, and a near "
+        "tie between two tokens then falls the other way",
+        ("arm", "prefill steps", "cached", "preempted", "equal tokens"),
+        tuple(rows),
+        "equal tokens",
+        tuple((row[0], float(row[4].split()[0])) for row in rows),
+    )
+
+
+EXPERIMENT = Experiment(
+    1,
+    "tokens",
+    "tokens are the same however a prompt is cut into chunks (fp32, greedy)",
+    "Sarathi-Serve (Agrawal et al., OSDI 2024)",
+    _ARMS,
+    _judge,
+)

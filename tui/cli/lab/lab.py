@@ -1,0 +1,114 @@
+"""`stepscope lab`: lists the experiments, and runs them."""
+
+import os
+import platform
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.protocol.wire import EngineInfo, KnobValue
+from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.tui.cli.lab.bench import LabBench
+from stepscope.tui.cli.lab.experiment import Experiment, Finding, all_experiments
+from stepscope.tui.cli.lab.report import draw, lines, markdown
+from stepscope.tui.cli.shared.engine_process import EngineProcess
+from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.settings.cli_errors import WrongUsage
+
+# Room for the largest prompts whole, and for as many streams as the arms ask for.
+_OPTIONS: Mapping[str, KnobValue] = {
+    "max_num_batched_tokens": 8192,
+    "max_num_seqs": 16,
+    "kv_memory": "96MB",
+}
+
+
+def show() -> None:
+    """The list of experiments."""
+    for each in all_experiments():
+        say(f"{each.name:<12} {each.claim}", f"{'':12} {each.source}; {len(each.arms)} arms", "")
+    say("stepscope lab run NAME runs one, stepscope lab run --all runs all of them")
+
+
+def run(name: str | None, runs_all: bool, model: str, engine: str | None, folder: str) -> None:
+    """Run one experiment or all, and print what each found.
+
+    Raises:
+        WrongUsage: no such experiment.
+        CommandFailed: the engine cannot start, or an arm did not end.
+    """
+    chosen = _chosen(name, runs_all)
+    with ExitStack() as stack, Progress() as progress:
+        kept = folder or stack.enter_context(tempfile.TemporaryDirectory(prefix="stepscope-lab-"))
+        target = Path(kept)
+        target.mkdir(parents=True, exist_ok=True)
+        endpoint, info = stack.enter_context(_engine(model, engine, progress))
+        bench = stack.enter_context(LabBench(endpoint, target))
+        found = []
+        for place, experiment in enumerate(chosen):
+            finding = _try(experiment, bench, progress, (place, len(chosen)))
+            found.append((experiment, finding))
+            if folder and finding.chart:
+                draw(experiment, finding, target / f"{experiment.name}.svg")
+        progress.close()
+        if folder:
+            (target / "report.md").write_text(markdown(found, _machine(info)), "utf-8")
+            say(f"{target}: report.md, a picture of each claim, and the recordings")
+
+
+def _chosen(name: str | None, runs_all: bool) -> list[Experiment]:
+    known = all_experiments()
+    if runs_all and name is None:
+        return known
+    chosen = [each for each in known if each.name == name]
+    if runs_all or not chosen:
+        names = ", ".join(each.name for each in known)
+        raise WrongUsage(f"expected the name of one experiment, or --all; there are: {names}")
+    return chosen
+
+
+def _try(
+    experiment: Experiment, bench: LabBench, progress: Progress, place: tuple[int, int]
+) -> Finding:
+    runs = []
+    for number, arm in enumerate(experiment.arms):
+        what = f"{experiment.name}: {arm.name}"
+
+        def on_share(share: float, number: int = number, what: str = what) -> None:
+            part = (number + share) / len(experiment.arms)
+            progress(what, (place[0] + part) / place[1])
+
+        on_share(0.0)
+        runs.append(bench.run(experiment.name, arm, on_share))
+    finding = experiment.judge(runs)
+    progress.close()
+    say(*lines(experiment, finding, runs), "")
+    return finding
+
+
+@contextmanager
+def _engine(
+    model: str, engine: str | None, progress: Progress
+) -> Iterator[tuple[Endpoint, EngineInfo]]:
+    """An engine that runs already, or one of our own that ends with us."""
+    if engine is not None:
+        endpoint = Endpoint.parse(engine)
+        with ControlClient(endpoint) as client:
+            info = client.info()
+        yield endpoint, info
+        return
+    progress("starting the engine", None)
+    with EngineProcess({**_OPTIONS, "model": model}, lambda line: progress(line, None)) as process:
+        yield process.endpoint, process.wait_until_ready()
+
+
+def _machine(info: EngineInfo) -> str:
+    day = datetime.now(UTC).date()
+    what: Sequence[str | None] = (info.model, info.dtype, info.device, info.attention_backend)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    known = ", ".join(each for each in what if each)
+    return f"Measured on {day}: {known}; {platform.machine()}, {cores} cores."
