@@ -4,7 +4,6 @@ It owns nothing of the engine: what it measures is what a client sees, on the cl
 thread and one socket; a `ControlClient` belongs to it for as long as it runs.
 """
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -30,6 +29,23 @@ _ABORT_WAIT_S = 3.0
 
 
 @dataclass(slots=True)
+class SentRequest:
+    """A request that has finished, in seconds of the client."""
+
+    ttft_s: float
+    worst_itl_s: float  # 0 without a second message
+    e2e_s: float  # from sending it to its last token
+    num_output_tokens: int
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time of a token after the first; None without one."""
+        if self.num_output_tokens < 2:
+            return None
+        return (self.e2e_s - self.ttft_s) / (self.num_output_tokens - 1)
+
+
+@dataclass(slots=True)
 class LoadReport:
     """What has been sent and what has come back so far. Times in seconds, of the client."""
 
@@ -39,7 +55,10 @@ class LoadReport:
     num_aborted: int = 0
     errors: Counter[str] = field(default_factory=Counter)  # message: how often
     num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0  # of finished prompts, from the prefix cache
+    num_finished_prompt_tokens: int = 0
     num_output_tokens: int = 0
+    finished: list[SentRequest] = field(default_factory=list)
     ttft_s: list[float] = field(default_factory=list)  # of every request with a first token
     itl_s: list[float] = field(default_factory=list)  # gaps between two messages of a request
     duration_s: float = 0.0
@@ -60,7 +79,9 @@ class _Open:
 
     sent_s: float
     request_id: int | None = None  # known once the engine has taken it
+    first_token_s: float | None = None
     last_token_s: float | None = None
+    worst_itl_s: float = 0.0
 
 
 class LoadGenerator:
@@ -190,9 +211,12 @@ class LoadGenerator:
         elif isinstance(reply, Output):
             if reply.token_ids:
                 if request.last_token_s is None:
+                    request.first_token_s = self._heard_s
                     report.ttft_s.append(self._heard_s - request.sent_s)
                 else:
-                    report.itl_s.append(self._heard_s - request.last_token_s)
+                    itl_s = self._heard_s - request.last_token_s
+                    request.worst_itl_s = max(request.worst_itl_s, itl_s)
+                    report.itl_s.append(itl_s)
                 request.last_token_s = self._heard_s
                 report.num_output_tokens += len(reply.token_ids)
             if reply.finish_reason is not None:
@@ -200,7 +224,23 @@ class LoadGenerator:
                     report.num_aborted += 1
                 else:
                     report.num_finished += 1
+                    self._note_finished(request, reply)
                 del self._open[command_id]
+
+    def _note_finished(self, request: _Open, last: Output) -> None:
+        report = self.report
+        report.num_cached_tokens += last.num_cached_tokens
+        report.num_finished_prompt_tokens += last.num_prompt_tokens
+        if request.first_token_s is None or request.last_token_s is None:
+            return
+        report.finished.append(
+            SentRequest(
+                request.first_token_s - request.sent_s,
+                request.worst_itl_s,
+                request.last_token_s - request.sent_s,
+                last.num_output_tokens,
+            )
+        )
 
     def _check_alive(self, now_s: float, engine_id: str) -> None:
         """A paused engine is silent for as long as it likes, a dead one must not be waited for.
@@ -233,10 +273,3 @@ class LoadGenerator:
                 f"the engine at {client.endpoint.control} was started anew; "
                 f"{len(self._open)} requests are lost"
             )
-
-
-def percentile(samples: list[float], share: float) -> float | None:
-    """The sample that `share` (0..1) of the samples do not exceed, None without samples."""
-    if not samples:
-        return None
-    return sorted(samples)[max(0, math.ceil(share * len(samples)) - 1)]

@@ -25,7 +25,7 @@ from stepscope.recordings.history.lives import Life, LifeKeeper
 from stepscope.recordings.history.rates import Rates
 from stepscope.recordings.history.step_cache import StepCache
 from stepscope.recordings.history.timeline import Timeline
-from stepscope.recordings.history.windows import Stalls, Windows
+from stepscope.recordings.history.windows import Goodput, Stalls, Windows
 from stepscope.recordings.state.series.columns import Span, StepSummary
 from stepscope.recordings.state.series.events import Gap, SessionEvent
 from stepscope.recordings.state.series.lanes import Lane, LaneName
@@ -220,6 +220,10 @@ class HistoryView:
     def rates(self, end_ns: int | None = None, window_s: float | None = 10.0) -> Rates:
         """Throughput, hit rate and where the time went, over a window like that of `latency`."""
         return self.windows.rates(end_ns, window_s)
+
+    def goodput(self, end_ns: int | None = None, window_s: float | None = 60.0) -> Goodput:
+        """Requests that kept all their levels, over a window like that of `latency`."""
+        return self.windows.goodput(end_ns, window_s)
 
     def figures(
         self, end_ns: int | None = None, window_s: float | None = 60.0

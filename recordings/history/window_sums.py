@@ -17,10 +17,6 @@ def step_sums(columns: StepColumns, start_ns: int, end_ns: int) -> Sums:
     first = bisect_right(columns.tokens_ns, start_ns)
     last = bisect_right(columns.tokens_ns, end_ns)
     has_steps = first < last
-    seconds = 0.0
-    if has_steps:  # of the oldest step in memory all is counted, and nothing before it
-        since_ns = start_ns if first else columns.column("schedule_start_ns")[0]
-        seconds = (end_ns - since_ns) / 1e9
 
     def total(name: str) -> int | None:
         return columns.total(name, first, last) if has_steps else None
@@ -35,7 +31,7 @@ def step_sums(columns: StepColumns, start_ns: int, end_ns: int) -> Sums:
     has_kv = has_steps and None not in kv
     num_blocks = sum(each or 0 for each in kv) if has_kv else None
     return Sums(
-        seconds=seconds,
+        seconds=seconds_of(columns, start_ns, end_ns),
         num_steps=last - first,
         latencies=dict.fromkeys(KINDS, Spread()),
         kept=Kept(0, 0),
@@ -60,6 +56,16 @@ def step_sums(columns: StepColumns, start_ns: int, end_ns: int) -> Sums:
         num_mixed=columns.num_mixed(first, last) if has_steps else 0,
         busy_ns=None if begin_ns is None or tokens_ns is None else tokens_ns - begin_ns,
     )
+
+
+def seconds_of(columns: StepColumns, start_ns: int, end_ns: int) -> float:
+    """How much of a window is in memory; 0 without a step in it."""
+    first = bisect_right(columns.tokens_ns, start_ns)
+    if first >= bisect_right(columns.tokens_ns, end_ns):
+        return 0.0
+    # Of the oldest step in memory all is counted, and nothing before it.
+    since_ns = start_ns if first else columns.column("schedule_start_ns")[0]
+    return (end_ns - since_ns) / 1e9
 
 
 def with_latencies(sums: Sums, latencies: Latencies) -> Sums:

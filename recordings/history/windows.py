@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from stepscope.recordings.attribution.late_seconds import LateSeconds
 from stepscope.recordings.attribution.longest import Breach, Longest
-from stepscope.recordings.figures.sums import figures_of
+from stepscope.recordings.figures.sums import figures_of, per
 from stepscope.recordings.history.rates import Rates, rates_of, rates_of_totals
 from stepscope.recordings.history.timeline import Timeline
-from stepscope.recordings.history.window_sums import step_sums, with_latencies
+from stepscope.recordings.history.window_sums import seconds_of, step_sums, with_latencies
 from stepscope.recordings.state.series.events import SessionEvent, breach_event
 from stepscope.recordings.state.series.latency import LatencyKind, LatencyReport
 from stepscope.recordings.state.series.latency_samples import Samples
@@ -27,6 +27,18 @@ class LateCounts(NamedTuple):
     num_tokens: int
     num_steps: int
     num_breaches: int
+
+
+class Goodput(NamedTuple):
+    """Of the requests that finished, and were seen from arrival to end, who kept all levels."""
+
+    num_judged: int
+    num_kept: int
+    per_s: float | None  # kept ones; None without a step
+
+    @property
+    def share(self) -> float | None:
+        return per(self.num_kept, self.num_judged)
 
 
 class Stalls(NamedTuple):
@@ -69,6 +81,16 @@ class Windows:
             end_ns, start_ns = self._window(end_ns, window_s)
             rates = rates_of(self._timeline.columns, start_ns, end_ns)
             return rates_of_totals(rates, self._timeline.state)
+
+    def goodput(self, end_ns: int | None, window_s: float | None) -> Goodput:
+        """See `History.goodput`."""
+        with self._lock:
+            end_ns, start_ns = self._window(end_ns, window_s)
+            slo, columns = self._timeline.slo, self._timeline.columns
+            finished = self._timeline.latencies.finished.cut(start_ns, end_ns)
+            seconds = seconds_of(columns, start_ns, end_ns)
+        kept = finished.kept(slo.ttft_ms, slo.itl_ms)
+        return Goodput(*kept, per(kept.num_kept, seconds))
 
     def figures(self, end_ns: int | None, window_s: float | None) -> dict[str, float | None]:
         """See `History.figures`."""

@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from stepscope.engine.protocol.config import Knobs
+from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name
 from stepscope.tui.cli.command_line import app
 from stepscope.tui.settings.actions import key_table
 from stepscope.tui.settings.settings import SECTIONS, Section
@@ -46,13 +47,41 @@ class Option(NamedTuple):
 
 def pages() -> dict[str, str]:
     """The generated part of each page, by the name of the page."""
-    return {"keys": key_table(), "commands": commands_reference(), "knobs": knob_table()}
+    return {
+        "keys": key_table(),
+        "commands": commands_reference(),
+        "knobs": knob_table(),
+        "figures": figure_table(),
+    }
 
 
 def written_anew(page: str, generated: str) -> str:
     """The text of a page with another generated part."""
     before, rest = page.split(BEGIN)
     return before + BEGIN + generated + END + rest.split(END)[1]
+
+
+# Figures
+
+
+def figure_table() -> str:
+    """A line for each kind of latency, with its percentiles, and for each other figure."""
+    names = ", ".join(f"`_{name}`" for name in RANKS.values())
+    lines = [
+        f"Latencies have {names}; all are in ms and nearest-rank: one that really occurred.",
+        "",
+        "| name | unit | better | meaning |",
+        "|---|---|---|---|",
+    ]
+    for kind in KINDS:
+        spec = FIGURES[latency_name(kind, 50)]
+        lines.append(f"| `{kind}_p50` ... `{kind}_max` | ms | {spec.better} | {spec.meaning} |")
+    of_latency = {latency_name(kind, rank) for kind in KINDS for rank in RANKS}
+    for name, spec in FIGURES.items():
+        if name not in of_latency:
+            unit = "share, 0 to 1" if spec.unit == "share" else spec.unit or "count"
+            lines.append(f"| `{name}` | {unit} | {spec.better or ''} | {spec.meaning} |")
+    return "\n".join(lines)
 
 
 # Knobs

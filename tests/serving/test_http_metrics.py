@@ -1,8 +1,12 @@
 """`/metrics` says what the step records say, under the names that boards made for vLLM use."""
 
 import asyncio
+import json
+import re
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -113,6 +117,13 @@ def test_counts_and_latencies_are_those_of_the_records(
             if row.flags & RowFlag.LAST_CHUNK:
                 tokens.setdefault(row.request_id, []).append(step.tokens_ns)
     assert metrics.generation_tokens == sum(map(len, tokens.values()))
+    kept = [
+        times[0] - arrivals[key].time_ns <= 500e6
+        and max((after - before for before, after in pairwise(times)), default=0) <= 50e6
+        for key, times in tokens.items()
+        if key in arrivals and any(isinstance(e, Finished) and e.request_id == key for e in events)
+    ]
+    assert metrics.num_kept_levels == sum(kept) < len(kept)
     known = {key: times for key, times in tokens.items() if key in arrivals}
     assert len(known) > 20
     first = metrics.first_token_seconds
@@ -263,3 +274,20 @@ def test_of_an_engine_that_publishes_nothing_nothing_is_said_to_be_zero(
     assert {"vllm:cache_config_info", "stepscope_engine_up"} <= names
     unknown = ("vllm:prefix", "vllm:num", "vllm:prompt", "vllm:time", "stepscope_steps", "_kv_")
     assert not [name for name in names if any(part in name for part in unknown)]
+
+
+def test_the_board_and_the_rules_use_metrics_that_there_are(
+    session: list[tuple[int, Telemetry]],
+) -> None:
+    text = Exposition(reduced(session), "").write(0).decode()
+    monitoring = Path(__file__).parents[2] / "docs" / "monitoring"
+    json.loads((monitoring / "grafana.json").read_text())
+    for file in ("grafana.json", "rules.yml"):
+        names = set(re.findall(r"(?:vllm:|stepscope_)[a-z_0-9]+", (monitoring / file).read_text()))
+        assert len(names) > 5
+        missing = [
+            name
+            for name in names
+            if f"# TYPE {name.removesuffix('_bucket').removesuffix('_count')} " not in text
+        ]
+        assert missing == [], file

@@ -24,7 +24,7 @@ app = typer.Typer(
     help="See and steer every forward step of an LLM inference engine, in a terminal.",
     epilog="Alone, in a terminal, it opens a start screen.\n\n"
     "\b\nExample:\n  stepscope demo\n\n"
-    "Exit codes: 0 done, 1 it failed, 2 wrong usage, 130 interrupted.",
+    "Exit codes: 0 done, 1 it failed, 2 wrong usage, 3 too little data (check), 130 interrupted.",
     add_completion=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

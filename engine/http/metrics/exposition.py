@@ -71,6 +71,12 @@ _COUNTERS: list[tuple[str, str, _Value]] = [
         lambda m: m.prefix_queries,
     ),
     ("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", lambda m: m.prefix_hits),
+    (
+        "stepscope_requests_within_levels",
+        "Requests that finished with their first token within the TTFT level and each next one "
+        "within the ITL level.",
+        lambda m: m.num_kept_levels,
+    ),
     ("vllm:num_preemptions", "Preemptions.", lambda m: m.num_preemptions),
     ("vllm:prompt_tokens", "Prompt tokens of requests past prefill.", lambda m: m.prompt_tokens),
     (
@@ -194,6 +200,7 @@ class Exposition(Collector):
         if info is None or publishes(info):
             yield from self._told(labels)
         yield from self._config()
+        yield self._levels()
         yield from self._own()
 
     def _told(self, labels: list[str]) -> Iterator[Metric]:
@@ -262,6 +269,16 @@ class Exposition(Collector):
         )
         family.add_metric(list(values.values()), 1)
         yield family
+
+    def _levels(self) -> Metric:
+        family = GaugeMetricFamily(
+            "stepscope_service_level_seconds",
+            "What is promised: the levels that stepscope_requests_within_levels_total counts by.",
+            labels=("kind",),
+        )
+        family.add_metric(["ttft"], self._metrics.ttft_s)
+        family.add_metric(["itl"], self._metrics.itl_s)
+        return family
 
     def _own(self) -> Iterator[Metric]:
         yield GaugeMetricFamily(

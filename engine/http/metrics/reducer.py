@@ -53,12 +53,18 @@ class _Life:
     last_token_ns: int | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    has_kept_levels: bool = True
 
 
 class EngineMetrics:
-    """Totals since this process began; they go on when one engine follows another."""
+    """Totals since this process began; they go on when one engine follows another.
 
-    def __init__(self) -> None:
+    Args:
+        ttft_s, itl_s: service levels of goodput.
+    """
+
+    def __init__(self, ttft_s: float = 0.5, itl_s: float = 0.05) -> None:
+        self.ttft_s, self.itl_s = ttft_s, itl_s
         self.info: EngineInfo | None = None
         self.knobs: dict[str, KnobValue] = {}
         # As they are now
@@ -81,6 +87,7 @@ class EngineMetrics:
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.num_evicted_blocks = 0
+        self.num_kept_levels = 0
         self.finished = {"stop": 0, "length": 0, "abort": 0}
         self.num_lost_messages = 0
         self.num_healed_messages = 0
@@ -118,6 +125,7 @@ class EngineMetrics:
                 last_token_ns=view.last_token_ns,
                 num_cached_tokens=view.num_cached_tokens,
                 num_preemptions=view.num_preemptions,
+                has_kept_levels=view.first_token_ns is None,  # what was before is not known
             )
             for view in snapshot.requests
         }
@@ -191,9 +199,14 @@ class EngineMetrics:
             life.first_token_ns = tokens_ns
             self.prompt_tokens += life.num_prompt_tokens
             self.cached_prompt_tokens += life.num_cached_tokens
-            self.first_token_seconds.observe((tokens_ns - life.arrival_ns) / 1e9)
+            ttft_s = (tokens_ns - life.arrival_ns) / 1e9
+            life.has_kept_levels = ttft_s <= self.ttft_s
+            self.first_token_seconds.observe(ttft_s)
         elif life.last_token_ns is not None:
-            self.inter_token_seconds.observe((tokens_ns - life.last_token_ns) / 1e9)
+            itl_s = (tokens_ns - life.last_token_ns) / 1e9
+            if itl_s > self.itl_s:
+                life.has_kept_levels = False
+            self.inter_token_seconds.observe(itl_s)
         life.last_token_ns = tokens_ns
 
     def _apply_arrivals(self, events: list[RequestEvent]) -> None:
@@ -232,6 +245,7 @@ class EngineMetrics:
         self.e2e_seconds.observe((time_ns - life.arrival_ns) / 1e9)
         if life.first_token_ns is None or life.last_token_ns is None:
             return
+        self.num_kept_levels += life.has_kept_levels
         decode_s = (life.last_token_ns - life.first_token_ns) / 1e9
         self.decode_seconds.observe(decode_s)
         num_gaps = num_output_tokens - 1

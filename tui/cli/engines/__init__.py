@@ -3,6 +3,7 @@
 May import: engine.client, engine.http, engine.http.server, engine.process, engine.protocol,
   engine.scheduling, engine.telemetry, engine.transport, engine.workload, recordings.alerts,
   recordings.figures, recordings.file, recordings.history, recordings.live, recordings.state,
-  tui.cli.shared, tui.session.control, tui.settings, tui.views.
+  recordings.state.series, tui.cli.recordings, tui.cli.shared, tui.session.control,
+  tui.settings, tui.views.
 One module a command.
 """

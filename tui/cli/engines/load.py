@@ -1,6 +1,7 @@
 """`stepscope load`: sends a workload to an engine and says what a client saw."""
 
 import signal
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,17 +19,24 @@ from stepscope.engine.workload.arrivals import (
     synthetic,
 )
 from stepscope.engine.workload.corpus import Corpus
-from stepscope.engine.workload.load import PATIENCE_S, LoadGenerator, LoadReport, percentile
+from stepscope.engine.workload.load import PATIENCE_S, LoadGenerator, LoadReport
 from stepscope.engine.workload.traces import TraceRow, read_trace
+from stepscope.recordings.figures.bounds import value_text
+from stepscope.recordings.figures.sums import Figures
+from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name
+from stepscope.recordings.state.series.latency import SLO, LatencyKind
+from stepscope.tui.cli.engines.load_figures import load_figures
 from stepscope.tui.cli.shared.connect import choose, connect
-from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.errors import say, write_json
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.session.control.who import call_me, who
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import resolve
+from stepscope.tui.settings.settings import DashboardSettings
 
 _CHARS_PER_TOKEN = 4.0  # of an engine that does not say
+_KINDS: tuple[LatencyKind, ...] = ("ttft", "itl", "tpot", "e2e")
 _WITH_TRACE = {"seed", "max_concurrency"}  # the options of a mix that a trace has a use for
 
 
@@ -48,9 +56,13 @@ def load(
     flags: Mapping[str, Any],
     reset_prefix_cache: bool = False,
     name: str | None = None,
+    as_json: bool = False,
 ) -> None:
     """Raises CommandFailed when requests went wrong, Interrupted when the run was cut short."""
     call_me(name)
+    announce = _on_stderr if as_json else say
+    settings = resolve(DashboardSettings, "dashboard", {})
+    slo = SLO(settings.slo_ttft_ms, settings.slo_itl_ms)
     spec = resolve(WorkloadSpec, "load", flags)
     _check_usage(trace, time_scale, limits, flags)
     seconds = limits.seconds
@@ -59,9 +71,10 @@ def load(
         info = client.info()
         if reset_prefix_cache:
             done = client.ask(ResetPrefixCache(who=who()))
-            say(f"the prefix cache is reset: {done.detail if isinstance(done, Ack) else done}")
+            detail = done.detail if isinstance(done, Ack) else done
+            announce(f"the prefix cache is reset: {detail}")
         arrivals, num_arrivals = _arrivals(spec, rows, info, time_scale or 1.0)
-        _announce(spec, rows, info)
+        announce(_announcement(spec, rows, info))
         interrupted = StopSignals(signal.SIGINT)
         with Progress() as progress:
 
@@ -84,7 +97,11 @@ def load(
                 num_given_up = generator.report.num_open
                 if interrupted:
                     generator.abort()
-    say(*_summary(generator.report, info))
+    figures = load_figures(generator.report, slo)
+    if as_json:
+        write_json(_document(generator.report, info, slo, figures))
+    else:
+        say(*_summary(generator.report, info, figures))
     if failure is not None:
         raise failure
     if interrupted and (num_arrivals is not None or seconds is not None):
@@ -137,15 +154,18 @@ def _arrivals(
     return from_trace(rows, writer, info.max_model_len, time_scale, spec.seed), len(rows)
 
 
-def _announce(spec: WorkloadSpec, rows: list[TraceRow] | None, info: EngineInfo) -> None:
+def _on_stderr(line: str) -> None:
+    print(f"stepscope: {line}", file=sys.stderr)
+
+
+def _announcement(spec: WorkloadSpec, rows: list[TraceRow] | None, info: EngineInfo) -> str:
     if rows is None:
-        say(f"to {info.name}: {describe(spec)}; Ctrl-C ends it")
-        return
+        return f"to {info.name}: {describe(spec)}; Ctrl-C ends it"
     num_cut = sum(
         fit(row.num_prompt_tokens, row.num_output_tokens, info.max_model_len)[2] for row in rows
     )
     cut = f"; {num_cut} are cut to max_model_len={info.max_model_len}" if num_cut else ""
-    say(f"to {info.name}: {len(rows)} requests of a trace{cut}")
+    return f"to {info.name}: {len(rows)} requests of a trace{cut}"
 
 
 def _share(report: LoadReport, num_arrivals: int | None, seconds: float | None) -> float | None:
@@ -167,7 +187,22 @@ def _so_far(report: LoadReport, num_arrivals: int | None, patience_s: float) -> 
     return f"{counts}{refused}{silent}"
 
 
-def _summary(report: LoadReport, info: EngineInfo) -> Iterator[str]:
+def _document(
+    report: LoadReport, info: EngineInfo, slo: SLO, figures: Figures
+) -> dict[str, object]:
+    return {
+        "name": info.name,
+        "slo": slo._asdict(),
+        "figures": dict(figures),
+        "sent": report.num_sent,
+        "aborted": report.num_aborted,
+        "cut": report.num_cut,
+        "unanswered": report.num_open,
+        "refused": dict(report.errors),
+    }
+
+
+def _summary(report: LoadReport, info: EngineInfo, figures: Figures) -> Iterator[str]:
     counts = [f"{report.num_sent:,} sent", f"{report.num_finished:,} finished"]
     if report.num_aborted:
         counts.append(f"{report.num_aborted} aborted")
@@ -180,17 +215,25 @@ def _summary(report: LoadReport, info: EngineInfo) -> Iterator[str]:
         yield (
             f"cut       {report.num_cut} of {report.num_sent} to max_model_len={info.max_model_len}"
         )
-    per_s = 1 / report.duration_s if report.duration_s else 0.0
     yield (
-        f"tokens    in {report.num_prompt_tokens:,} ({report.num_prompt_tokens * per_s:,.1f}/s)"
-        f"  out {report.num_output_tokens:,} ({report.num_output_tokens * per_s:,.1f}/s)"
+        f"tokens    in {report.num_prompt_tokens:,} ({_text(figures, 'in_tokens_per_s')})"
+        f"  out {report.num_output_tokens:,} ({_text(figures, 'out_tokens_per_s')})"
     )
-    yield f"TTFT      {_percentiles(report.ttft_s)}"
-    yield f"ITL       {_percentiles(report.itl_s)}"
+    yield f"cached    {_text(figures, 'prefix_hit_rate')} of the prompts came from the prefix cache"
+    yield (
+        f"goodput   {_text(figures, 'goodput')}: {_text(figures, 'goodput_per_s')} of "
+        f"{_text(figures, 'finished_per_s')} kept all their levels"
+    )
+    for kind in _KINDS:
+        values = [figures[latency_name(kind, rank)] for rank in RANKS]
+        if values[0] is None:
+            yield f"{KINDS[kind]:<9} no samples"
+            continue
+        shown = "  ".join(
+            f"{name} {value:,.1f}" for name, value in zip(RANKS.values(), values, strict=True)
+        )
+        yield f"{KINDS[kind]:<9} {shown}  ms (as the client saw it)"
 
 
-def _percentiles(samples_s: list[float]) -> str:
-    p50, p99 = percentile(samples_s, 0.5), percentile(samples_s, 0.99)
-    if p50 is None or p99 is None:
-        return "no samples"
-    return f"p50 {p50 * 1000:,.1f} ms  p99 {p99 * 1000:,.1f} ms  (as the client saw it)"
+def _text(figures: Figures, name: str) -> str:
+    return value_text(FIGURES[name], figures[name])

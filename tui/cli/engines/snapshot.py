@@ -1,24 +1,37 @@
 """`stepscope snapshot`: what an engine is doing right now, once."""
 
-import sys
-
 import msgspec
 
+from stepscope.engine.protocol.silence import publishes
 from stepscope.engine.protocol.wire import Snapshot
+from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.state.knob_text import typed_text
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.connect import choose, connect
-from stepscope.tui.cli.shared.errors import say, writing_output
+from stepscope.tui.cli.shared.errors import say, write_json
+from stepscope.tui.settings.setting_values import resolve
+from stepscope.tui.settings.settings import DashboardSettings
 
 
 def snapshot(endpoint: str | None, as_json: bool) -> None:
-    with connect(choose(endpoint, "stepscope snapshot {}")) as client:
+    chosen = choose(endpoint, "stepscope snapshot {}")
+    with connect(chosen) as client:
         taken = client.snapshot()
     if as_json:
-        document = msgspec.json.format(msgspec.json.encode(taken), indent=2) + b"\n"
-        with writing_output():
-            sys.stdout.buffer.write(document)
+        write_json({**msgspec.to_builtins(taken), "figures": _last_minute(chosen, taken)})
         return
     say(*(f"{name:<10} {text}" for name, text in _summary(taken)))
+
+
+def _last_minute(endpoint: Endpoint, taken: Snapshot) -> dict[str, float | None] | None:
+    """None of an engine that publishes no steps."""
+    if not publishes(taken.info):
+        return None
+    from stepscope.tui.cli.recordings.measured import LIVE_S, last_seconds  # only --json needs it
+
+    settings = resolve(DashboardSettings, "dashboard", {})
+    slo = SLO(settings.slo_ttft_ms, settings.slo_itl_ms)
+    return last_seconds(endpoint, LIVE_S, slo).figures(None, LIVE_S)
 
 
 def _summary(taken: Snapshot) -> list[tuple[str, str]]:

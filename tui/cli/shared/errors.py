@@ -45,6 +45,15 @@ def say(*lines: str) -> None:
             print(line)
 
 
+def write_json(document: object) -> None:
+    """One JSON document to standard output; CommandFailed when that cannot be written."""
+    import msgspec  # some commands need none
+
+    encoded = msgspec.json.format(msgspec.json.encode(document), indent=2)
+    with writing_output():
+        sys.stdout.buffer.write(encoded + b"\n")
+
+
 def report(error: BaseException) -> int:
     """Say on stderr, in one line, what went wrong; returns the exit code.
 

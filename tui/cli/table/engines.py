@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from stepscope.tui.cli.shared.options import with_options
-from stepscope.tui.cli.table.shared import As, Endpoint, Like, example, with_key
+from stepscope.tui.cli.table.shared import As, AsJson, Endpoint, Like, example, with_key
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -97,6 +97,7 @@ def load(
         ),
     ] = False,
     name: As = None,
+    as_json: AsJson = False,
     *,
     flags: dict[str, Any],
 ) -> None:
@@ -104,7 +105,7 @@ def load(
     from stepscope.tui.cli.engines import load as command
 
     limits = command.LoadLimits(limit, seconds, patience)
-    command.load(endpoint, trace, time_scale, limits, flags, reset_prefix_cache, name)
+    command.load(endpoint, trace, time_scale, limits, flags, reset_prefix_cache, name, as_json)
 
 
 @commands.command(
@@ -147,7 +148,10 @@ def set_(
 def snapshot(
     endpoint: Endpoint = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="the whole snapshot as one JSON document")
+        bool,
+        typer.Option(
+            "--json", help="the whole snapshot and the figures of the last minute, as JSON"
+        ),
     ] = False,
 ) -> None:
     """Show what an engine is doing right now, once."""

@@ -16,6 +16,109 @@ from stepscope.tui.cli.table.shared import (
 
 commands = typer.Typer(rich_markup_mode=None)
 
+_Target = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="FILE|ENDPOINT",
+        help="a recording, a sample or an engine (default: the only local engine)",
+        show_default=False,
+    ),
+]
+_Seconds = Annotated[
+    float | None,
+    typer.Option(
+        metavar="NUMBER",
+        help="only the last seconds (default: the whole recording, or a minute of an engine)",
+        show_default=False,
+    ),
+]
+_SloItl = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="a longer gap between two tokens is late (default: the recording's, else [dashboard] "
+        "in the config file)",
+        show_default=False,
+    ),
+]
+_SloTtft = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="a later first token is late", show_default=False),
+]
+
+
+@commands.command(
+    epilog=example(
+        "stepscope stats freeze",
+        "stepscope stats engine-0 --seconds 10 --json | jq .figures.itl_p99",
+    )
+)
+@with_key
+def stats(
+    target: _Target = None,
+    *,
+    seconds: _Seconds = None,
+    slo_itl: _SloItl = None,
+    slo_ttft: _SloTtft = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print all figures of a recording or an engine: latencies, goodput, throughput, KV cache."""
+    from stepscope.tui.cli.recordings import stats as command
+
+    command.stats(target, seconds, slo_itl, slo_ttft, as_json)
+
+
+@commands.command(
+    epilog=example(
+        "stepscope check run.mcap --max itl_p99=50ms --max preemptions=0 --min goodput=95%",
+        "stepscope check run.mcap --baseline main.mcap --max-regression 10% --junit check.xml",
+    )
+)
+@with_key
+def check(
+    target: _Target = None,
+    *,
+    seconds: _Seconds = None,
+    most: Annotated[
+        list[str] | None,
+        typer.Option("--max", metavar="FIGURE=VALUE", help="fail above it; may be repeated"),
+    ] = None,
+    least: Annotated[
+        list[str] | None,
+        typer.Option("--min", metavar="FIGURE=VALUE", help="fail below it; may be repeated"),
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="fail where a figure is worse than in this recording, and 'stepscope compare' "
+            "says that it is hardly chance",
+        ),
+    ] = None,
+    max_regression: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PERCENT",
+            help="with --baseline: how much worse is still accepted (default: 10%)",
+            show_default=False,
+        ),
+    ] = None,
+    slo_itl: _SloItl = None,
+    slo_ttft: _SloTtft = None,
+    as_json: AsJson = False,
+    junit: Annotated[
+        str | None, typer.Option(metavar="FILE", help="also write a JUnit report")
+    ] = None,
+) -> int:
+    """Check that a session keeps its bounds, for CI: docs/figures.md lists the figures.
+
+    Ends with 0 if all bounds hold, 1 if one does not, and 3 if there is too little data to say.
+    """
+    from stepscope.tui.cli.recordings import check as command
+
+    asked = command.Asked(most or [], least or [], baseline, max_regression)
+    return command.check(target, seconds, asked, slo_itl, slo_ttft, as_json, junit)
+
 
 @commands.command(
     epilog=example(

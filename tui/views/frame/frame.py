@@ -12,7 +12,7 @@ from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.rates import Rates
 from stepscope.recordings.history.source import SourceStatus
-from stepscope.recordings.history.windows import Stalls
+from stepscope.recordings.history.windows import Goodput, Stalls
 from stepscope.recordings.state.series.columns import StepSummary
 from stepscope.recordings.state.series.events import AuditedStep, SessionEvent
 from stepscope.recordings.state.series.latency import LatencyReport
@@ -46,6 +46,7 @@ class Frame:
     num_lanes: int  # that could be shown
     latency: LatencyReport
     rates: Rates
+    goodput: Goodput  # of the last minute
     stall: Late | None
     worst: Stalls  # the longest in memory, wherever the cursor is
     waiting_trend: int  # +1 more wait than a moment ago, -1 fewer

@@ -8,7 +8,7 @@ from stepscope.engine.protocol.wire import KnobsChanged
 from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.rates import Rates
-from stepscope.recordings.history.windows import Stalls
+from stepscope.recordings.history.windows import Goodput, Stalls
 from stepscope.recordings.state.series.events import AuditedStep, SessionEvent
 from stepscope.recordings.state.series.latency import LatencyReport
 from stepscope.recordings.state.session import SessionState
@@ -38,6 +38,7 @@ class _Figures(NamedTuple):
 
     latency: LatencyReport
     rates: Rates
+    goodput: Goodput
     stall: Late | None
     worst: Stalls
     waiting_trend: int
@@ -141,6 +142,7 @@ class FrameBuilder:
             num_lanes=total,
             latency=figures.latency,
             rates=figures.rates,
+            goodput=figures.goodput,
             stall=figures.stall,
             worst=figures.worst,
             waiting_trend=figures.waiting_trend,
@@ -179,6 +181,7 @@ class FrameBuilder:
             self._figures = _Figures(
                 minute or history.latency(end_ns, window_s),
                 self._rates(end_ns),
+                history.goodput(end_ns, window_s),
                 history.last_stall(cursor),
                 history.stalls(),
                 self._waiting_trend(cursor, state),

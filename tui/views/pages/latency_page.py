@@ -54,6 +54,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     title: Line = (
         ("latency", "title"),
         (f"  ms; service levels: TTFT <{slo.ttft_ms:g}  ITL <{slo.itl_ms:g}", "muted"),
+        *_goodput(frame),
     )
     hint: Line = (("the operator's pauses are not counted", "muted"),)
     if (window_s := frame.window_s) is not None:
@@ -84,6 +85,15 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     if chosen is not None and pieces_height:
         lines += wait_pieces.draw(chosen, width, pieces_height)
     return lines
+
+
+def _goodput(frame: Frame) -> Line:
+    """Of the last minute; nothing where no request finished in it."""
+    goodput = frame.goodput
+    if not goodput.num_judged or goodput.per_s is None:
+        return ()
+    kept = f"{goodput.num_kept} of {goodput.num_judged} requests kept both"
+    return ((f"  goodput {goodput.per_s:.1f} req/s", "text"), (f", {kept}", "muted"))
 
 
 # Percentiles

@@ -24,6 +24,7 @@ _ACTIONS = (
     "screen_latency",
     "screen_latency",
     "screen_latency",
+    "screen_latency",
 )
 
 
@@ -105,7 +106,18 @@ def _groups(frame: Frame, bar_width: int) -> list[Line]:
         ),
         (*_named(f"SLO {about}ttft", cut), *_kept(latency.ttft, slo.ttft_ms)),
         (*_named(f"SLO {about}itl", cut), *_kept(latency.itl, slo.itl_ms)),
+        _goodput(frame, cut),
     ]
+
+
+def _goodput(frame: Frame, cut: str) -> Line:
+    """Requests a second that kept all their levels, and which share of the finished ones."""
+    goodput = frame.goodput
+    share, rate = goodput.share, goodput.per_s
+    if share is None or rate is None:
+        return (*_named("GOODPUT ", cut), ("—", "muted"))
+    style = "good" if share >= _GOOD_SHARE else "breach"
+    return (*_named("GOODPUT ", cut), (f"{share:.0%} ", style), (f"{rate:.1f} req/s", "text"))
 
 
 def _cut(frame: Frame, window_s: float) -> str:

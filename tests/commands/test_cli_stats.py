@@ -1,0 +1,156 @@
+"""`stats` and `check`: the same figures in every command, and an exit code for a pipeline."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
+from stepscope.recordings.figures.table import FIGURES
+from tests.support.seek_sessions import record
+
+_MIX = ["--num-requests", "20", "--rate", "1000", "--document-share", "0"]
+
+
+def session(path: Path, seed: int = 3, floor_ms: float = 12.0, num_steps: int = 500) -> Path:
+    messages = simulate(
+        seed=seed,
+        num_steps=num_steps,
+        knobs=Knobs(max_num_batched_tokens=1024, max_num_seqs=16),
+        workload=SimulatedWorkload(rate=6.0, document_tokens=2000),
+        cost=CostModel(floor_ms=floor_ms, token_us=floor_ms * 5, context_ns=floor_ms / 3),
+    )
+    return record(path, messages)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return session(tmp_path_factory.mktemp("stats") / "session.mcap")
+
+
+def test_stats_gives_every_figure_of_the_table_and_the_levels(
+    file: Path, stepscope: Callable[..., Any]
+) -> None:
+    done = stepscope("stats", str(file), "--slo-itl", "40ms", "--json")
+    found = json.loads(done.stdout)
+    assert set(found["figures"]) == set(FIGURES)
+    assert found["slo"] == {"ttft_ms": 500.0, "itl_ms": 40.0}
+    assert found["figures"]["steps"] == 500
+    text = stepscope("stats", str(file)).stdout
+    assert "500 steps" in text
+    assert "p50" in text
+    assert all(name in text for name in ("goodput", "prefix_hit_rate", "preemptions"))
+
+
+def test_stats_of_the_last_seconds_of_a_recording(
+    file: Path, stepscope: Callable[..., Any]
+) -> None:
+    figures = json.loads(stepscope("stats", str(file), "--seconds", "2", "--json").stdout)[
+        "figures"
+    ]
+    assert 1.8 < figures["seconds"] < 2.3
+    assert 0 < figures["steps"] < 500
+
+
+def test_every_command_gives_a_live_engine_the_same_names(
+    live_engine: Any, stepscope: Callable[..., Any]
+) -> None:
+    endpoint = live_engine.endpoint.control
+    done = stepscope("load", endpoint, *_MIX, "--output-tokens", "8", "--json")
+    loaded = json.loads(done.stdout)
+    assert loaded["sent"] == 20
+    figures = loaded["figures"]
+    assert set(figures) <= set(FIGURES)
+    assert figures["finished"] == 20
+    assert figures["ttft_p50"] <= figures["ttft_p90"] <= figures["ttft_max"]
+    of_engine = json.loads(stepscope("stats", endpoint, "--json").stdout)["figures"]
+    in_snapshot = json.loads(stepscope("snapshot", endpoint, "--json").stdout)["figures"]
+    assert set(of_engine) == set(in_snapshot) == set(FIGURES)
+    assert of_engine["finished"] == in_snapshot["finished"] == 20
+    assert of_engine["itl_p99"] == in_snapshot["itl_p99"] > 0
+
+
+def test_load_says_how_much_came_from_the_prefix_cache(
+    live_engine: Any, stepscope: Callable[..., Any]
+) -> None:
+    same = [live_engine.endpoint.control, *_MIX, "--output-tokens", "8", "--seed", "1", "--json"]
+    first, again = (json.loads(stepscope("load", *same).stdout)["figures"] for _ in range(2))
+    assert again["prefix_hit_rate"] > first["prefix_hit_rate"]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "exit_code"),
+    [
+        (["--max", "itl_p99=10s", "--min", "finished=1"], 0),
+        (["--max", "itl_p99=1ms"], 1),
+        (["--min", "goodput=100%", "--max", "itl_p99=10s"], 1),
+    ],
+)
+def test_check_ends_with_1_where_a_bound_does_not_hold(
+    file: Path, stepscope: Callable[..., Any], bounds: list[str], exit_code: int
+) -> None:
+    done = stepscope("check", str(file), *bounds)
+    assert done.exit_code == exit_code, done.stderr
+    assert ("failed" in done.stdout) == (exit_code == 1)
+
+
+def test_check_ends_with_3_where_there_is_too_little_data(
+    tmp_path: Path, live_engine: Any, stepscope: Callable[..., Any]
+) -> None:
+    short = session(tmp_path / "short.mcap", num_steps=5)
+    done = stepscope("check", str(short), "--max", "tpot_p99=1s")
+    assert (done.exit_code, "no sample" in done.stdout) == (3, True)
+    idle = stepscope("check", live_engine.endpoint.control, "--max", "itl_p99=1s")
+    assert idle.exit_code == 3
+    assert "no step to measure" in idle.stderr
+
+
+def test_check_writes_json_and_a_junit_report(
+    file: Path, tmp_path: Path, stepscope: Callable[..., Any]
+) -> None:
+    report = tmp_path / "report.xml"
+    bounds = ["--max", "itl_p99=1ms", "--max", "itl_p50=10s"]
+    done = stepscope("check", str(file), *bounds, "--json", "--junit", str(report))
+    found = json.loads(done.stdout)
+    assert found["exit_code"] == done.exit_code == 1
+    assert [each["outcome"] for each in found["checks"]] == ["failed", "ok"]
+    suite = ElementTree.parse(report).getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "1", "0")
+    assert [case.find("failure") is not None for case in suite] == [True, False]
+
+
+def test_check_holds_a_slower_engine_against_its_baseline(
+    tmp_path: Path, file: Path, stepscope: Callable[..., Any]
+) -> None:
+    same = stepscope("check", str(file), "--baseline", str(file))
+    assert same.exit_code == 0, same.stdout
+    slower = session(tmp_path / "slower.mcap", floor_ms=16.0)
+    done = stepscope("check", str(slower), "--baseline", str(file), "--max-regression", "10%")
+    assert done.exit_code == 1, done.stdout
+    assert "hardly chance" in done.stdout
+    accepted = stepscope("check", str(slower), "--baseline", str(file), "--max-regression", "900%")
+    assert accepted.exit_code == 0, accepted.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ([], "nothing to check"),
+        (["--max", "itl_p98=1ms"], "no figure is called itl_p98"),
+        (["--max", "itl_p99 > 1ms"], "write itl_p99=VALUE"),
+        (["--max", "itl_p99=1ms", "--max-regression", "5%"], "only with --baseline"),
+        (["--baseline", "x.mcap", "--max-regression", "much"], "expected a share like 10%"),
+        (["--max", "itl_p99=1ms", "--seconds", "-1"], "expected a number above 0"),
+    ],
+)
+def test_what_check_cannot_read_is_wrong_usage(
+    file: Path, stepscope: Callable[..., Any], arguments: list[str], problem: str
+) -> None:
+    done = stepscope("check", str(file), *arguments)
+    assert done.exit_code == 2
+    assert problem in done.stderr
+    assert done.stdout == ""

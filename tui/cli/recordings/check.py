@@ -1,0 +1,232 @@
+"""`stepscope check`: whether a session keeps its bounds, for a pipeline that gates a release.
+
+Against a baseline, a figure fails if `compare` says that it became worse (so that noise fails
+nothing) and it is worse by more than is allowed.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, TypeAlias
+from xml.etree import ElementTree
+
+from stepscope.recordings.compare.comparison import Comparison, compare
+from stepscope.recordings.compare.figures import Figure
+from stepscope.recordings.figures.bounds import Bound, BoundError, parse_bound, value_text
+from stepscope.recordings.figures.sums import Figures
+from stepscope.recordings.figures.table import FIGURES
+from stepscope.recordings.file.service_levels import levels_of
+from stepscope.tui.cli.recordings.measured import MeasuredSession, NothingMeasured, measure
+from stepscope.tui.cli.shared.errors import say, write_json
+from stepscope.tui.cli.shared.levels import level_flags
+from stepscope.tui.cli.shared.output_path import output_path
+from stepscope.tui.cli.shared.text_table import text_table
+from stepscope.tui.settings.cli_errors import DONE, FAILED, CommandFailed, WrongUsage
+
+TOO_LITTLE_DATA = 3
+DEFAULT_REGRESSION = "10%"
+
+Outcome: TypeAlias = Literal["ok", "failed", "unknown"]
+
+
+class Check(NamedTuple):
+    """One bound, or one figure held against the baseline.
+
+    Attributes:
+        outcome: unknown if the session has no value for it.
+        is_bound: it was asked for by name; else a figure of the baseline.
+    """
+
+    name: str
+    asked: str
+    measured: str
+    outcome: Outcome
+    detail: str = ""
+    is_bound: bool = True
+
+
+class Asked(NamedTuple):
+    """What a session is checked for."""
+
+    most: Sequence[str] = ()
+    least: Sequence[str] = ()
+    baseline: str | None = None
+    max_regression: str | None = None
+
+
+class _TooLittleData(CommandFailed):
+    exit_code = TOO_LITTLE_DATA
+
+
+def check(
+    target: str | None,
+    seconds: float | None,
+    asked: Asked,
+    slo_itl: str | None,
+    slo_ttft: str | None,
+    as_json: bool,
+    junit: str | None,
+) -> int:
+    """The exit code: 0 all bounds hold, 1 one does not, 3 too little data to say of one.
+
+    Raises:
+        WrongUsage: a bound cannot be read, or there is none.
+    """
+    most = [_bound("--max", text) for text in asked.most]
+    least = [_bound("--min", text) for text in asked.least]
+    if not most and not least and asked.baseline is None:
+        raise WrongUsage("nothing to check: give --max or --min FIGURE=VALUE, or --baseline FILE")
+    if asked.max_regression is not None and asked.baseline is None:
+        raise WrongUsage("--max-regression: only with --baseline FILE")
+    allowed = _share(asked.max_regression or DEFAULT_REGRESSION)
+    report = None if junit is None else output_path(junit)
+    flags = level_flags(slo_itl, slo_ttft)
+    try:
+        found = measure(target, seconds, flags)
+        checks = bound_checks(found.figures, most, least)
+        if asked.baseline is not None:
+            same_levels = {**levels_of(found.slo)}
+            old = measure(asked.baseline, None, same_levels)
+            checks += regression_checks(compare(old.side, found.side), allowed)
+    except NothingMeasured as error:
+        raise _TooLittleData(str(error)) from error
+    code = exit_code(checks)
+    if report is not None:
+        report.write_bytes(junit_xml(found.name, checks))
+    if as_json:
+        write_json(_document(found, checks, code))
+    else:
+        say(*_lines(found, checks))
+    return code
+
+
+def exit_code(checks: Sequence[Check]) -> int:
+    """A bound that fails goes before one of which nothing is known."""
+    outcomes = {each.outcome for each in checks}
+    if "failed" in outcomes:
+        return FAILED
+    return TOO_LITTLE_DATA if "unknown" in outcomes or not checks else DONE
+
+
+def bound_checks(figures: Figures, most: Sequence[Bound], least: Sequence[Bound]) -> list[Check]:
+    """One for each bound; at the bound is within it."""
+    found = []
+    for bounds, sign in ((most, "<="), (least, ">=")):
+        for bound in bounds:
+            value = figures[bound.figure.name]
+            outcome: Outcome = "unknown"
+            if value is not None:
+                is_kept = value <= bound.value if sign == "<=" else value >= bound.value
+                outcome = "ok" if is_kept else "failed"
+            asked = f"{sign} {value_text(bound.figure, bound.value)}"
+            measured = value_text(bound.figure, value)
+            detail = "" if value is not None else "the session has no sample of it"
+            found.append(Check(bound.figure.name, asked, measured, outcome, detail))
+    return found
+
+
+def regression_checks(found: Comparison, allowed: float) -> list[Check]:
+    """One for each figure that has a better and a worse; nothing where work was too different.
+
+    Args:
+        found: of the baseline (A) and the session (B).
+        allowed: by how much a figure may be worse, as a share of it.
+    """
+    if found.different_work is not None:
+        why = f"the baseline was given other work: {found.different_work}"
+        return [Check("baseline", "the same work", "other work", "unknown", why)]
+    checks = [
+        _regression(figure, allowed)
+        for figure in found.figures
+        if figure.better is not None and figure.a is not None and figure.b is not None
+    ]
+    if not checks:
+        return [Check("baseline", "figures of both", "none", "unknown", "too few samples")]
+    return checks
+
+
+def _regression(figure: Figure, allowed: float) -> Check:
+    by = regression(figure)
+    is_worse = figure.verdict == "a" and by > allowed
+    spec = FIGURES.get(figure.key)
+    texts = [
+        f"{value:,.4g}" if spec is None else value_text(spec, value)
+        for value in (figure.a, figure.b)
+    ]
+    detail = "" if figure.verdict != "a" else f"worse by {by:.1%}, which is hardly chance"
+    if figure.verdict == "unclear" and by > allowed:
+        detail = f"worse by {by:.1%}, which may be chance"
+    outcome: Outcome = "failed" if is_worse else "ok"
+    asked = f"within {allowed:.0%} of {texts[0]}"
+    return Check(figure.key, asked, texts[1], outcome, detail, is_bound=False)
+
+
+def regression(figure: Figure) -> float:
+    """By how much B is worse than A, as a share of A; 0 or less if it is not."""
+    a, b = figure.a or 0.0, figure.b or 0.0
+    if figure.unit == "share" and figure.better == "higher":
+        return a - b  # in points: 99 % and 98 % are one apart
+    change = b - a if figure.better == "lower" else a - b
+    if not change:
+        return 0.0
+    return change / a if a else float("inf")
+
+
+def junit_xml(name: str, checks: Sequence[Check]) -> bytes:
+    """A JUnit report: a test case a check; one of which nothing is known is an error."""
+    attributes = {
+        "name": f"stepscope check {name}",
+        "tests": str(len(checks)),
+        "failures": str(sum(each.outcome == "failed" for each in checks)),
+        "errors": str(sum(each.outcome == "unknown" for each in checks)),
+    }
+    suite = ElementTree.Element("testsuite", attributes)
+    for each in checks:
+        case = ElementTree.SubElement(
+            suite, "testcase", classname="stepscope", name=f"{each.name} {each.asked}"
+        )
+        if each.outcome != "ok":
+            kind = "failure" if each.outcome == "failed" else "error"
+            message = " ".join(part for part in (f"is {each.measured}", each.detail) if part)
+            ElementTree.SubElement(case, kind, message=message)
+    report: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
+    return report
+
+
+def _lines(found: MeasuredSession, checks: Sequence[Check]) -> list[str]:
+    told = [each for each in checks if each.is_bound or each.outcome != "ok" or each.detail]
+    rows = [[each.outcome, each.name, each.measured, each.asked, each.detail] for each in told]
+    num_alike = len(checks) - len(told)
+    seconds, steps = found.figures["seconds"] or 0.0, found.figures["steps"] or 0
+    return [
+        f"{found.name}: {steps:,.0f} steps in {seconds:,.1f} s",
+        *text_table(["", "figure", "is", "asked", ""], rows, "<<>><"),
+        *([f"{num_alike} other figures are no worse than in the baseline"] if num_alike else []),
+    ]
+
+
+def _document(found: MeasuredSession, checks: Sequence[Check], code: int) -> dict[str, object]:
+    return {
+        **found.document(),
+        "checks": [each._asdict() for each in checks],
+        "exit_code": code,
+    }
+
+
+def _bound(option: str, text: str) -> Bound:
+    try:
+        bound = parse_bound(text)
+    except BoundError as error:
+        raise WrongUsage(f"{option} {error}") from error
+    if bound.relation != "=":
+        raise WrongUsage(f"{option} {text!r}: write {bound.figure.name}=VALUE")
+    return bound
+
+
+def _share(text: str) -> float:
+    number = text.removesuffix("%")
+    try:
+        value = float(number) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise WrongUsage(f"--max-regression: expected a share like 10%, got {text!r}")
+    return value

@@ -1,0 +1,161 @@
+"""The figures of a recording or of a running engine: what `stats` and `check` have in common."""
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from stepscope.engine.protocol.silence import publishes
+from stepscope.engine.transport.endpoints import Endpoint, find_local
+from stepscope.recordings.compare.side.feed import Feed, Stretch
+from stepscope.recordings.compare.side.history_feed import HistoryFeed
+from stepscope.recordings.compare.side.recording_feed import RecordingFeed
+from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.figures.sums import figures_of
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.service_levels import levels_in
+from stepscope.recordings.history.history import History
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.cli.shared.connect import choose, connect
+from stepscope.tui.cli.shared.levels import judged_as
+from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.recording_path import find_recording
+from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
+from stepscope.tui.settings.setting_values import resolve
+from stepscope.tui.settings.settings import DashboardSettings
+
+LIVE_S = 60.0  # of an engine, where nothing else is asked for
+_SUFFIXES = (".mcap", ".part")
+_PROMPT_S = 1.0  # an answer that comes sooner needs no progress
+_JOIN_S = 30.0  # that the past of an engine may take to come
+
+
+class NothingMeasured(CommandFailed):
+    """There is no step in what was to be measured."""
+
+
+class MeasuredSession(NamedTuple):
+    """A session in figures.
+
+    Attributes:
+        figures: each of the table; None is unknown.
+        side: what they were made of.
+    """
+
+    name: str
+    slo: SLO
+    figures: Mapping[str, float | None]
+    side: Side
+
+    def document(self) -> dict[str, Any]:
+        return {"name": self.name, "slo": self.slo._asdict(), "figures": dict(self.figures)}
+
+
+def measure(target: str | None, seconds: float | None, flags: Mapping[str, Any]) -> MeasuredSession:
+    """The figures of a recording, or of the last seconds of one or of an engine.
+
+    Args:
+        target: a recording or sample, else an engine; None: the only local engine.
+        seconds: None: the whole recording, or the last minute of an engine.
+        flags: service levels that were given as options.
+
+    Raises:
+        CommandFailed: there is no such recording or engine.
+        NothingMeasured: it holds no step.
+        EngineUnreachable: nothing listens at an address.
+    """
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise WrongUsage(f"--seconds: expected a number above 0, got {seconds:g}")
+    settings = resolve(DashboardSettings, "dashboard", flags)
+    if target is not None and is_recording(target):
+        with Recording(find_recording(target)) as recording:
+            settings = judged_as(settings, flags, levels_in(recording.metadata))
+            first = None
+            if seconds is not None:
+                start = recording.find_time(recording.end_ns - round(seconds * 1e9))
+                before = recording.step_before(start)
+                first = None if before is None else before + 1
+        slo = SLO(settings.slo_ttft_ms, settings.slo_itl_ms)
+        feed = RecordingFeed(Recording(find_recording(target)), target, slo, Stretch(first))
+        side = read_side(feed)
+        return MeasuredSession(target, slo, figures_of(side.sums()), side)
+    slo = SLO(settings.slo_ttft_ms, settings.slo_itl_ms)
+    return _of_engine(choose(target, "stepscope stats {}"), seconds or LIVE_S, slo)
+
+
+def is_recording(target: str) -> bool:
+    """Whether a target is a file or a sample, which go before engines of the same name."""
+    if target.startswith(("ipc://", "tcp://")):
+        return False
+    if target.endswith(_SUFFIXES):
+        return True
+    try:
+        return not find_recording(target).is_dir()
+    except CommandFailed:
+        if any(each.name == target for each in find_local()):
+            return False
+        raise
+
+
+def read_side(feed: Feed) -> Side:
+    """All of it.
+
+    Raises:
+        NothingMeasured: there is no step in it.
+    """
+    try:
+        with Progress() as progress:
+            while not feed.is_done and feed.share != 1.0:
+                if not feed.read(time.monotonic() + 0.2) and feed.share is None:
+                    break  # of one that goes on, all that there is by now
+                progress(f"reading {feed.name}", feed.share)
+        if feed.note:
+            print(f"stepscope: note: {feed.note}", file=sys.stderr)
+        if feed.side is None or not feed.side.totals.num_steps:
+            raise NothingMeasured(f"{feed.name}: there is no step to measure")
+        feed.side.settle()
+        return feed.side
+    finally:
+        feed.close()
+
+
+def last_seconds(endpoint: Endpoint, seconds: float, slo: SLO) -> History:
+    """The last seconds of an engine, as far as it keeps them.
+
+    Raises:
+        CommandFailed: it publishes nothing, or does not answer in time.
+        EngineUnreachable: nothing listens there.
+    """
+    with connect(endpoint) as client:
+        if not publishes(client.info()):
+            raise CommandFailed(
+                f"{endpoint.name} publishes nothing (--no-telemetry): it has no figures"
+            )
+    source = Subscriber(endpoint, History(slo), past_s=seconds)
+    source.start()
+    try:
+        with Progress() as progress:
+            start_s = time.monotonic()
+            while source.status != "live":
+                waited_s = time.monotonic() - start_s
+                if waited_s > _JOIN_S:
+                    raise CommandFailed(
+                        f"{endpoint.name} did not send its last {seconds:g} s: "
+                        f"{source.error or 'no answer'}"
+                    )
+                if waited_s > _PROMPT_S:
+                    progress(f"asking {endpoint.name} for its last {seconds:g} s", None)
+                time.sleep(0.02)
+    finally:
+        source.stop()
+    return source.history
+
+
+def _of_engine(endpoint: Endpoint, seconds: float, slo: SLO) -> MeasuredSession:
+    history = last_seconds(endpoint, seconds, slo)
+    figures = history.figures(None, seconds)
+    since_ns = history.state.time_ns - round(seconds * 1e9)
+    first = history.step_at(since_ns)
+    feed = HistoryFeed(history, endpoint.name, slo, Stretch(None if first is None else first + 1))
+    return MeasuredSession(endpoint.name, slo, figures, read_side(feed))

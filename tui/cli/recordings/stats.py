@@ -1,0 +1,47 @@
+"""`stepscope stats`: all figures of a recording or an engine, as a table or as JSON."""
+
+from stepscope.recordings.figures.bounds import value_text
+from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name
+from stepscope.recordings.file.service_levels import levels_of, levels_text
+from stepscope.tui.cli.recordings.measured import MeasuredSession, measure
+from stepscope.tui.cli.shared.errors import say, write_json
+from stepscope.tui.cli.shared.levels import level_flags
+from stepscope.tui.cli.shared.text_table import text_table
+from stepscope.tui.views import format as fmt
+
+
+def stats(
+    target: str | None,
+    seconds: float | None,
+    slo_itl: str | None,
+    slo_ttft: str | None,
+    as_json: bool,
+) -> None:
+    """Raises what `measure` does."""
+    found = measure(target, seconds, level_flags(slo_itl, slo_ttft))
+    if as_json:
+        write_json(found.document())
+        return
+    say(*_lines(found))
+
+
+def _lines(found: MeasuredSession) -> list[str]:
+    seconds, steps = found.figures["seconds"] or 0.0, found.figures["steps"] or 0
+    rows = [
+        [label, *(fmt.milliseconds(found.figures[latency_name(kind, rank)]) for rank in RANKS)]
+        for kind, label in KINDS.items()
+    ]
+    latencies = {latency_name(kind, rank) for kind in KINDS for rank in RANKS}
+    others = [
+        [spec.name, value_text(spec, found.figures[name]), spec.meaning]
+        for name, spec in FIGURES.items()
+        if name not in latencies and name not in ("steps", "seconds")
+    ]
+    return [
+        f"{found.name}: {steps:,.0f} steps in {seconds:,.1f} s; levels "
+        f"{levels_text(levels_of(found.slo))}",
+        "",
+        *text_table(["ms", *RANKS.values()], rows, "<" + ">" * len(RANKS)),
+        "",
+        *text_table(["", "", ""], others, "<><")[1:],
+    ]
