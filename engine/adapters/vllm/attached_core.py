@@ -173,11 +173,11 @@ class AttachedCore:
 
     @property
     def last_step(self) -> int:
-        return self._watcher.told_step
+        return self._watcher.published_step
 
     @property
     def has_unpublished(self) -> bool:
-        return self._watcher.has_untold
+        return self._watcher.has_unpublished
 
     @property
     def knobs_version(self) -> int:

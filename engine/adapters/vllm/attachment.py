@@ -203,7 +203,7 @@ class Attachment:
     # Between steps: the lock is held
 
     def _tend(self) -> None:
-        """Apply commands; tell who we are and how vLLM stands, if it is time."""
+        """Apply commands; publish who we are and how vLLM stands, if it is due."""
         core = self.core
         for _ in range(MAX_COMMANDS):
             try:
@@ -267,8 +267,8 @@ class Attachment:
                 except Exception as error:  # noqa: BLE001
                     self._fail(error)
                     break
-                self._next_tend_ns = 0  # the next step tells that vLLM runs again
+                self._next_tend_ns = 0  # the next step publishes that vLLM runs again
         try:
             self._to_close.close()
-        except Exception as error:  # noqa: BLE001 - there is nobody left to tell
+        except Exception as error:  # noqa: BLE001 - nothing is left to detach
             log.debug("closing stepscope: %s", error)

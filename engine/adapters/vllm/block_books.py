@@ -1,4 +1,4 @@
-"""`BlockBooks`: the state of vLLM's KV blocks, in the order in which it is told.
+"""`BlockBooks`: the state of vLLM's KV blocks, in the order in which it is published.
 
 Ids are one lower than vLLM's, whose block 0 belongs to nobody.
 """
@@ -26,8 +26,8 @@ class BlockBooks:
         self._holders: dict[int, dict[int, None]] = {}  # of blocks with several
         self._changed: dict[int, None] = {}
         # As of the last drain; see `BlockPool`.
-        self._told_bytes = bytearray(array("q", [EMPTY << REF_BITS]) * self.num_blocks)
-        self._told = memoryview(self._told_bytes).cast("q")
+        self._published_bytes = bytearray(array("q", [EMPTY << REF_BITS]) * self.num_blocks)
+        self._published = memoryview(self._published_bytes).cast("q")
         self._num_used = self._num_cached = 0
         self.num_evicted = self.num_queried = self.num_hit = 0
 
@@ -39,7 +39,7 @@ class BlockBooks:
             if count:
                 holders = self._holders.setdefault(block, {owners[block]: None})
                 holders[owner] = None
-            elif i >= num_hit and self._told[block] >> REF_BITS == CACHED:
+            elif i >= num_hit and self._published[block] >> REF_BITS == CACHED:
                 self.num_evicted += 1
             ref_counts[block] = count + 1
             owners[block] = owner
@@ -68,7 +68,7 @@ class BlockBooks:
         """The state of each block that changed since the last drain."""
         if not self._changed:
             return []
-        told, ref_counts, owners = self._told, self._ref_counts, self._owners
+        published, ref_counts, owners = self._published, self._ref_counts, self._owners
         blocks = self._pool.blocks
         moves = []
         for block in self._changed:
@@ -77,10 +77,10 @@ class BlockBooks:
                 owner = owners[block]
             else:
                 owner = EMPTY if blocks[block + 1].block_hash is None else CACHED
-            before = told[block] >> REF_BITS
+            before = published[block] >> REF_BITS
             self._num_used += (owner >= 0) - (before >= 0)
             self._num_cached += (owner == CACHED) - (before == CACHED)
-            told[block] = owner << REF_BITS | refs
+            published[block] = owner << REF_BITS | refs
             moves.append(BlockMove(block, owner, refs))
         self._changed.clear()
         return moves
@@ -101,7 +101,7 @@ class BlockBooks:
 
     def runs(self) -> list[BlockRun]:
         """All blocks in order of their ids, as of the last drain."""
-        return runs_of(self._told_bytes)
+        return runs_of(self._published_bytes)
 
     def check_cached(self) -> None:
         """vLLM has forgotten what is cached: look at every free block again."""

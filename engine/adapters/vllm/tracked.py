@@ -1,22 +1,22 @@
-"""`TrackedRequest`: one request of vLLM, and what was told of it."""
+"""`TrackedRequest`: one request of vLLM, and what was published of it."""
 
 from stepscope.engine.adapters.vllm.shapes import VllmRequest
 from stepscope.engine.protocol.wire import RequestStatus, RequestView
 
 
 class TrackedRequest:
-    """Two views of one request: as vLLM has scheduled it, and as observers were told.
+    """Two views of one request: as vLLM has scheduled it, and as observers know it.
 
     They differ while steps are in flight. The compiled row encoder reads the slots `request_id`
     and `block_table`.
 
     Attributes:
-        request_id: ours; vLLM's is told as the client's id.
+        request_id: ours; vLLM's goes out as the client's id.
         vllm: vLLM's own object.
         block_table: blocks it holds as scheduled, in order.
         is_prefilling: as scheduled, part of its prompt is still to come.
         recompute_until: tokens before this position are computed a second time.
-        told_blocks, status, num_preemptions, num_cached: as told.
+        published_blocks, status, num_preemptions, num_cached: as published.
         ended: vLLM has freed it.
     """
 
@@ -30,10 +30,10 @@ class TrackedRequest:
         "last_ns",
         "num_cached",
         "num_preemptions",
+        "published_blocks",
         "recompute_until",
         "request_id",
         "status",
-        "told_blocks",
         "vllm",
         "was_preempted",
     )
@@ -43,7 +43,7 @@ class TrackedRequest:
         self.vllm = vllm
         self.arrival_ns = arrival_ns
         self.block_table: list[int] = []
-        self.told_blocks: list[int] = []
+        self.published_blocks: list[int] = []
         self.status: RequestStatus = "waiting"
         self.is_prefilling = True
         self.was_preempted = False
@@ -59,7 +59,7 @@ class TrackedRequest:
         """As a late joiner gets to know it.
 
         Args:
-            num_in_flight: tokens of steps that were not told yet.
+            num_in_flight: tokens of steps that are not published yet.
         """
         vllm = self.vllm
         return RequestView(
@@ -73,7 +73,7 @@ class TrackedRequest:
             num_computed_tokens=max(0, vllm.num_computed_tokens - num_in_flight),
             num_output_tokens=vllm.num_output_tokens,
             num_cached_tokens=self.num_cached,
-            num_blocks=len(self.told_blocks),
+            num_blocks=len(self.published_blocks),
             num_preemptions=self.num_preemptions,
             first_token_ns=self.first_ns,
             last_token_ns=self.last_ns,

@@ -1,5 +1,6 @@
 """`UnfinishedStep`: what `schedule()` decided, until `update_from_output` ends the step."""
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -50,3 +51,48 @@ class UnfinishedStep:
     num_running: int = 0
     num_waiting: int = 0
     waiting_reasons: dict[str, int] = field(default_factory=dict)
+
+    def note_preempted(self, table: Mapping[str, TrackedRequest], names: Collection[str]) -> None:
+        """These requests have lost their blocks."""
+        found = [table[name] for name in names if name in table]
+        for tracked in sorted(found, key=lambda each: each.request_id):
+            tracked.block_table = []
+            tracked.is_prefilling = True
+            self.preempted.append(tracked)
+
+    def note_blocks(self, table: Mapping[str, TrackedRequest], block_size: int) -> None:
+        """What requests got, and who was admitted."""
+        out = self.out
+        for new in out.scheduled_new_reqs:
+            self._admit(table[new.req_id], new.block_ids, new.num_computed_tokens, block_size)
+        again = out.scheduled_cached_reqs
+        for i, block_ids in enumerate(again.new_block_ids):
+            if block_ids is None:
+                continue
+            name = again.req_ids[i]
+            tracked = table[name]
+            if name in again.resumed_req_ids:
+                tracked.was_preempted = True
+                tracked.recompute_until = tracked.vllm.num_tokens
+                self._admit(tracked, block_ids, again.num_computed_tokens[i], block_size)
+            else:
+                blocks = _own_ids(block_ids)
+                tracked.block_table.extend(blocks)
+                self.taken.append(Taken(tracked, blocks, 0))
+
+    def _admit(
+        self,
+        tracked: TrackedRequest,
+        block_ids: Collection[Collection[int]],
+        num_cached: int,
+        block_size: int,
+    ) -> None:
+        blocks = _own_ids(block_ids)
+        tracked.block_table = blocks.copy()
+        self.taken.append(Taken(tracked, blocks, num_cached // block_size))
+        self.admitted.append((tracked, num_cached))
+
+
+def _own_ids(block_ids: Collection[Collection[int]]) -> list[int]:
+    """Our ids of the blocks of all KV groups, without vLLM's null block."""
+    return [block - 1 for group in block_ids for block in group if block]

@@ -50,7 +50,12 @@ def check(scheduler: Any) -> None:
 
 def num_waiting(scheduler: VllmScheduler) -> int:
     """Requests that wait, in whichever queues this version has."""
-    return sum(len(getattr(scheduler, name, ())) for name in _QUEUES)
+    num_waiting = 0
+    for name in _QUEUES:
+        queue = getattr(scheduler, name, None)
+        if queue:
+            num_waiting += len(queue)
+    return num_waiting
 
 
 def num_deferred(scheduler: VllmScheduler) -> int:
@@ -70,7 +75,7 @@ def token_budget(scheduler: VllmScheduler) -> int:
 
 
 def knows_blocks(scheduler: VllmScheduler) -> bool:
-    """Whether every block that a request gets or gives back is told.
+    """Whether every block that a request gets or gives back is in an output.
 
     Sliding windows, hybrid models and KV connectors free blocks that no output names.
     """

@@ -1,0 +1,83 @@
+"""`Settlement`: applies what steps did to requests and blocks, in the order they are published.
+
+While two steps are in flight, vLLM is ahead of what observers know. A step is settled when it ends.
+"""
+
+from stepscope.engine.adapters.vllm.block_books import BlockBooks
+from stepscope.engine.adapters.vllm.tracked import TrackedRequest
+from stepscope.engine.adapters.vllm.unfinished_step import UnfinishedStep
+from stepscope.engine.protocol.wire import (
+    Admitted,
+    BlockMove,
+    KVCounts,
+    Preempted,
+    RequestEvent,
+)
+
+
+class Settlement:
+    """Belongs to whoever holds the attachment's lock.
+
+    Args:
+        books: None where vLLM frees blocks that no output names.
+        caches_prefixes: prompts are looked up in the prefix cache.
+    """
+
+    def __init__(self, books: BlockBooks | None, caches_prefixes: bool) -> None:
+        self._books = books
+        self._caches = caches_prefixes
+        self._to_release: list[TrackedRequest] = []
+
+    def settle(self, step: UnfinishedStep, ended_now: set[TrackedRequest]) -> list[RequestEvent]:
+        """Apply a step that is about to be published; what happened in it to requests."""
+        events: list[RequestEvent] = []
+        if not (step.preempted or step.taken or step.admitted):
+            return events
+        books = self._books
+        for tracked in step.preempted:
+            if tracked.ended and tracked not in ended_now:
+                continue
+            tracked.num_preemptions += 1
+            tracked.status = "preempted"
+            events.append(
+                Preempted(tracked.request_id, len(tracked.published_blocks), "out of KV blocks")
+            )
+            if books is not None:
+                books.release(tracked.request_id, tracked.published_blocks)
+            tracked.published_blocks = []
+        for tracked, blocks, num_hit in step.taken:
+            if tracked.ended and tracked not in ended_now:
+                if books is not None:
+                    books.look_again(blocks)
+                continue
+            if books is not None:
+                books.take(tracked.request_id, blocks, num_hit)
+            tracked.published_blocks.extend(blocks)
+        for tracked, num_cached in step.admitted:
+            if tracked.ended and tracked not in ended_now:
+                continue
+            tracked.status = "running"
+            if not tracked.num_preemptions:
+                tracked.num_cached = num_cached
+                if books is not None and self._caches:
+                    books.num_queried += tracked.vllm.num_prompt_tokens
+                    books.num_hit += num_cached
+            events.append(Admitted(tracked.request_id, num_cached))
+        return events
+
+    def release(self, tracked: TrackedRequest) -> None:
+        """A request has ended: its blocks come back with the next `drain`."""
+        self._to_release.append(tracked)
+
+    def drain(self) -> tuple[KVCounts | None, list[BlockMove]]:
+        """Blocks as they are published next, and what changed since the last call."""
+        books = self._books
+        for tracked in self._to_release:
+            if books is not None:
+                books.release(tracked.request_id, tracked.published_blocks)
+            tracked.published_blocks = []
+        self._to_release.clear()
+        if books is None:
+            return None, []
+        moves = books.drain()
+        return books.counts(), moves
