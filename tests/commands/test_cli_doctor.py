@@ -123,3 +123,25 @@ def test_it_says_whether_telemetry_has_its_compiled_encoder(
     lines = capsys.readouterr().out.splitlines()
     (line,) = (line for line in lines if line.split()[1] == "telemetry")
     assert line.split()[0] == word
+
+
+@pytest.mark.parametrize(
+    ("release", "said"),
+    [
+        ("0.32.0", "live: max_num_batched_tokens, long_prefill_token_threshold, reserve, max_num"),
+        ("0.14.1", "live: max_num_batched_tokens, long_prefill_token_threshold\n"),
+        ("0.10.2", "too old to attach to: it takes 0.12 or later"),
+    ],
+)
+def test_it_says_what_can_be_changed_of_the_vllm_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    release: str,
+    said: str,
+) -> None:
+    def version_of(package: str) -> str:
+        return release if package == "vllm" else version(package)
+
+    monkeypatch.setattr(doctor_command, "version", version_of)
+    doctor_command.doctor()
+    assert said in capsys.readouterr().out

@@ -34,6 +34,16 @@ SEATS = "max_num_active_reqs"
 RESERVE = "scheduler_reserve_full_isl"
 WATERMARK = "watermark_blocks"
 
+FIRST_RELEASE = (0, 12)
+LIVE_SINCE = {
+    "max_num_batched_tokens": FIRST_RELEASE,
+    "long_prefill_token_threshold": FIRST_RELEASE,
+    "reserve": (0, 20),
+    "max_num_seqs": (0, 31),
+    "watermark": (0, 31),
+}
+"""Knobs that can be changed while vLLM runs, by the release from which they can be."""
+
 
 class UnknownVllmError(RuntimeError):
     """This vLLM lacks what the adapter needs. The message says what."""
@@ -46,6 +56,13 @@ def check(scheduler: Any) -> None:
     missing += [f"block_pool.{name}" for name in _NEEDED_OF_POOL if not hasattr(pool, name)]
     if missing:
         raise UnknownVllmError(f"this vLLM's scheduler has no {', '.join(missing)}")
+
+
+def live_knobs(release: str) -> list[str]:
+    """What can be changed of this release (`0.32.0`); nothing of one that is too old to attach."""
+    parts = release.split(".")
+    number = (int(parts[0]), int(parts[1]))
+    return [name for name, since in LIVE_SINCE.items() if number >= since]
 
 
 def num_waiting(scheduler: VllmScheduler) -> int:

