@@ -211,7 +211,7 @@ def test_what_the_counters_gained_is_shown_and_what_they_leave_out_is_unknown() 
         figures = _drawn(key_figures.draw(frame, 200, 1, 0))
         assert "RUN 3  WAIT 1" in figures
         assert "KV 50%" in figures
-        assert "ITL p95 ≈" in figures
+        assert "ITL p99 ≈" in figures
         for page in ("live", "step", "kv", "latency", "knobs", "request"):
             if page in PAGE_VIEWS:
                 assert _drawn(PAGE_VIEWS[page].draw(frame, 120, 35))
