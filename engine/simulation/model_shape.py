@@ -64,14 +64,18 @@ class ModelShape(Struct, frozen=True, kw_only=True):
 def model_shape(model: str) -> ModelShape:
     """By a name of `KNOWN_MODELS`, `random:NAME`, or the path of a config.json or its folder.
 
-    Of a name as on Hugging Face its beginning counts: `meta-llama/Llama-3.1-8B-Instruct`.
+    Of a name as on Hugging Face its beginning counts: `meta-llama/Llama-3.1-8B-Instruct`. A name
+    with `fp8` in it has weights of one byte.
 
     Raises:
         ConfigError: there is no such model, or its config lacks what is needed.
     """
     known = _known(model)
     if known is not None:
-        return shape_of_config(known, KNOWN_MODELS[known])
+        config = KNOWN_MODELS[known]
+        if "fp8" in model.lower() and "quantization_config" not in config:
+            config = {**config, "quantization_config": {"quant_method": "fp8"}}
+        return shape_of_config(model.removeprefix(_RANDOM).rpartition("/")[2].lower(), config)
     path = Path(model).expanduser()
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
@@ -88,17 +92,16 @@ def model_shape(model: str) -> ModelShape:
 
 
 def _known(model: str) -> str | None:
+    """The longest known name that the model's begins with."""
     name = model.removeprefix(_RANDOM).lower()
-    if name in KNOWN_MODELS:
-        return name
+    if name.removesuffix("-fp8") in KNOWN_MODELS:
+        return name if name in KNOWN_MODELS else name.removesuffix("-fp8")
     if name.count("/") != 1:
         return None
     name = name.partition("/")[2].removeprefix("meta-")
     begins = [known for known in KNOWN_MODELS if f"{name}-".startswith(f"{known}-")]
     found = max(begins, key=len, default=None)
-    if found is not None and "fp8" in name:
-        return f"{found}-fp8" if f"{found}-fp8" in KNOWN_MODELS else None
-    return found
+    return f"{found}-fp8" if "fp8" in name and f"{found}-fp8" in KNOWN_MODELS else found
 
 
 def shape_of_config(name: str, config: Mapping[str, Any]) -> ModelShape:

@@ -159,7 +159,7 @@ def judge_runs(tasks: Sequence[Task], jobs: int) -> dict[str, float]:
         for task, simulated in zip(tasks, pool.map(simulate, tasks), strict=True):
             all_errors.append(errors(task.run, simulated))
             cells = "".join(f"{100 * all_errors[-1][metric]:+10.1f}" for metric in METRICS)
-            print(f"{task.run.name:38}{cells}", flush=True)
+            print(f"{task.run.name[:37]:38}{cells}", flush=True)
     medians = {}
     print("\nmedian of the absolute error in %, 90 % interval over runs, aim")
     for metric in METRICS:

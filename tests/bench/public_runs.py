@@ -67,7 +67,7 @@ def _run(row: dict[str, str], specs: dict[str, Any]) -> PublicRun:
     workload = specs.get(f"{row['workload']}-lite") or specs[row["workload"]]
     shape = model_shape(row["model"])
     return PublicRun(
-        name=f"{row['run']} {shape.name} {row['workload']}",
+        name=f"{row['run']} {row['workload']} {shape.name}",
         gpu=gpu_named(row["hardware"]),
         shape=shape,
         tensor_parallel=int(row["tensor_parallel"]),

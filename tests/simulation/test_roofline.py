@@ -109,6 +109,26 @@ def test_a_config_json_is_read_from_its_file_or_its_folder(tmp_path: Path) -> No
         assert shape.num_layers == 32
 
 
+@pytest.mark.parametrize(
+    ("name", "like", "mlp_bytes"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b", 2),
+        ("meta-llama/Meta-Llama-3.1-8B", "llama-3.1-8b", 2),
+        ("neuralmagic/Meta-Llama-3.1-8B-Instruct-FP8", "llama-3.1-8b", 1),
+        ("llama-3.1-8b-fp8", "llama-3.1-8b", 1),
+        ("RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic", "llama-4-scout-fp8", 1),
+        ("mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b", 2),
+    ],
+)
+def test_names_as_on_hugging_face_are_known_by_their_beginning(
+    name: str, like: str, mlp_bytes: int
+) -> None:
+    found, known = model_shape(name), model_shape(like)
+    assert found.num_layers == known.num_layers
+    assert found.attention_bytes == (2 if "scout" in like else mlp_bytes)
+    assert found.mlp_bytes == mlp_bytes
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_random_models_have_the_shape_that_the_engine_makes(name: str) -> None:
     assert model_shape(f"random:{name}") == shape_of_config(name, SHAPES[name])
