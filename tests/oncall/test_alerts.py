@@ -1,6 +1,7 @@
 """Rules: how they are written, when they fire, and where one hears of it."""
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ from stepscope.recordings.figures.bounds import BoundError
 from stepscope.recordings.state.requests import RequestTable
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
+from stepscope.tui.app.app import Dashboard
+from stepscope.tui.app.picture import text
 from stepscope.tui.cli.engines import watch
 from stepscope.tui.session.alerts import AlertDesk
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.settings import load_alerts, load_settings
 from tests.conftest import LiveEngine
-from tests.support.waiting import wait_for
+from tests.support.waiting import until, wait_for
 from tests.telemetry.test_step_in_flight import asking, following, hanging
 
 # How a rule is written
@@ -198,3 +201,19 @@ def test_once_says_unknown_where_nothing_can_be_measured() -> None:
     judge = Judge([parse_rule("itl_p99 > 50ms")])
     out = watch._Output("engine-0", as_json=True)
     assert watch._verdict(judge, out) == watch.TOO_LITTLE
+
+
+async def test_a_rule_that_fires_rings_the_bell_and_stands_in_the_notice_line(
+    live_engine: LiveEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bells: list[float] = []
+    monkeypatch.setattr(Dashboard, "bell", lambda app: bells.append(time.monotonic()))
+    with following(live_engine.endpoint) as source:
+        wait_for(lambda: source.status == "live", "it joins")
+        with asking(live_engine.endpoint):
+            wait_for(lambda: source.history.last_step == 3, "steps come")
+        app = Dashboard(source, source.history, any_terminal=True, rules=[parse_rule("steps >= 4")])
+        async with app.run_test(size=(120, 40)):
+            await until(lambda: "ALERT steps >= 4: 4" in text(app), lambda: text(app))
+            await until(lambda: "steps >= 4: 4 (alert)" in text(app), lambda: text(app))
+        assert len(bells) == 1

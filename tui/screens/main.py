@@ -177,8 +177,7 @@ class MainScreen(Screen[None]):
     def _look_at_alerts(self) -> None:
         for change in self.session.alerts.news():
             if change.is_firing:
-                self.notices.say(f"ALERT {change.text}", "breach")
-                self.app.bell()
+                self.app.bell()  # the notice line shows it as long as it fires
             else:
                 self.notices.say_later(change.text, "good")
 
