@@ -74,7 +74,7 @@ LEGEND = (
     ("·", "idle", "waiting, or unused budget (its dots end at the budget line)"),
     ("╌", "idle", "running, but left out of this step; in the budget chart: padding"),
     ("─", "idle", "on the time axis: its step still runs; the token comes at the end"),
-    ("▒", "caution", "in the budget chart: a step in flight, which has not ended (its decodes: ╍)"),
+    ("▒", "caution", "in the budget chart: a step in flight (its decodes: ╍)"),
     ("✗", "preempted", "preempted: its blocks are freed and computed again later"),
     ("●", "finished", "finished"),
     ("○", "aborted", "aborted or rejected"),
