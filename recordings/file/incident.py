@@ -48,7 +48,9 @@ class Incident(Struct, frozen=True, kw_only=True):
         """One line: what, how long, how many streams."""
         what = "; ".join(f"{each.rule}: {each.shown}" for each in self.rules)
         ended = "" if self.is_over else " and on"
-        streams = "" if self.num_late is None else f", {self.num_late:,} streams late"
+        streams = ""
+        if self.num_late is not None:
+            streams = f", {self.num_late:,} stream{'' if self.num_late == 1 else 's'} late"
         return f"{what}, {self.seconds:.0f} s{ended}{streams}"
 
     def as_metadata(self) -> dict[str, str]:

@@ -12,10 +12,19 @@ from pathlib import Path
 import pytest
 
 from stepscope.engine.client.client import ControlClient
+from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.sampling_params import SamplingParams
-from stepscope.engine.protocol.wire import EngineStatus, Phase, StepCosts, StepInFlight
+from stepscope.engine.protocol.wire import (
+    EngineStatus,
+    Phase,
+    StepCosts,
+    StepInFlight,
+    StepRecord,
+    Telemetry,
+)
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
+from stepscope.engine.simulation.simulated import simulate
 from stepscope.engine.telemetry import step_watcher
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.telemetry.sender import InlineSender
@@ -23,8 +32,11 @@ from stepscope.engine.telemetry.step_watcher import RunningRow, StepUnderWay, St
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.writing.writer import RecordingWriter
+from stepscope.recordings.history.history import History
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.in_flight import in_flight_text, work_text
 from stepscope.recordings.state.session import SessionState
 from tests.conftest import LiveEngine
@@ -290,3 +302,35 @@ def test_an_engine_killed_or_stopped_in_mid_step_is_told_apart_from_one_that_han
         flying = source.history.state.in_flight
         assert flying is not None
         assert flying.step == 0
+
+
+# A replay
+
+
+def test_a_replay_gives_the_same_session_with_steps_in_flight_between_the_others(
+    tmp_path: Path,
+) -> None:
+    messages: list[tuple[int, Telemetry]] = []
+    for _, each in simulate(seed=5, num_steps=600):
+        if isinstance(each, StepRecord) and each.step % 97 == 96:
+            start_ns = each.schedule_start_ns
+            flying = StepUnderWay(each.step, start_ns, [RunningRow(1, 1, 9, 1)], 512)
+            messages.append((len(messages), flying.message(start_ns + 1)))
+        messages.append((len(messages), each))
+    writer, live = RecordingWriter(tmp_path / "flying.mcap"), History()
+    writer.start()
+    for sequence, each in messages:
+        writer.on_frame(type(each).topic, sequence, wire.encode(each))
+        live.append(sequence, each)
+    writer.close()
+    assert verify(writer.path, lambda share: None).is_good
+    with Recording(writer.path) as recording:
+        replay = ReplaySource(recording, playing=False)
+        replay.start()
+        replay.seek(599)
+        wait_for(lambda: replay.history.last_step == 599, "it is sought")
+        assert replay.history.state == live.state
+        replay.stop()
+    kinds = frozenset({"engine"})
+    told = [event.text for event in live.events(None, 99, kinds) if "in flight" in event.text]
+    assert len(told) == 6
