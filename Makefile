@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 PACKAGES := engine kernels recordings tui
 ARGS ?=
 
-.PHONY: demo test lint types test-clients rooms schema fuzz snapshots pictures docs bench bench-tui bench-wire bench-sim chaos clean
+.PHONY: demo test lint types test-clients rooms schema fuzz snapshots pictures docs bench bench-tui bench-wire bench-sim chaos lab clean
 
 demo: $(INSTALLED)
 	$(BIN)/stepscope demo $(ARGS)
@@ -86,6 +86,10 @@ bench-sim: $(INSTALLED)
 chaos: $(INSTALLED)
 	$(BIN)/python tests/chaos/run_chaos.py $(ARGS)
 	$(BIN)/python tests/bench/bench_flood.py
+
+# The claims of the literature, tried on this machine: recordings, pictures and report.md in lab/.
+lab: $(INSTALLED)
+	$(BIN)/stepscope lab run --all -o lab $(ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-clients .types build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

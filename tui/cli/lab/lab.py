@@ -19,11 +19,11 @@ from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.settings.cli_errors import WrongUsage
 
-# Room for the largest prompts whole, and for as many streams as the arms ask for.
+# Room for the largest prompts whole; a cache that a few long requests fill.
 _OPTIONS: Mapping[str, KnobValue] = {
     "max_num_batched_tokens": 8192,
     "max_num_seqs": 16,
-    "kv_memory": "96MB",
+    "kv_memory": "64MB",
 }
 
 

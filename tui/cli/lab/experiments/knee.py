@@ -13,7 +13,7 @@ _CLOSE = 0.85  # of the best rate: from here on a larger step computes hardly mo
 
 def _judge(runs: Sequence[ArmRun]) -> Finding:
     ttft = [milliseconds([r.ttft_ns for r in run.requests("document")], 0.5) for run in runs]
-    tpot = [run.value("itl_p99_ms") for run in runs]
+    tpot = [run.value("tpot_p99_ms") for run in runs]
     rates = [run.tokens_per_s(lambda step: step.num_prefill_tokens > 0) for run in runs]
     knee = next(n for n, rate in enumerate(rates) if rate >= _CLOSE * max(rates))
     falls, rises = ttft[0] > ttft[-1], tpot[-1] > tpot[0]
@@ -21,14 +21,14 @@ def _judge(runs: Sequence[ArmRun]) -> Finding:
     return Finding(
         "reproduced" if holds else "not here",
         f"from a budget of {_BUDGETS[0]} to {_BUDGETS[-1]} TTFT goes from {ttft[0]:,.0f} to "
-        f"{ttft[-1]:,.0f} ms, p99 ITL from {tpot[0]:,.0f} to {tpot[-1]:,.0f} ms; steps are bound "
+        f"{ttft[-1]:,.0f} ms, p99 TPOT from {tpot[0]:,.0f} to {tpot[-1]:,.0f} ms; steps are bound "
         f"by compute from about {_BUDGETS[knee]} tokens on",
         ""
         if holds
         else "here small chunks cost the document no more time than large ones"
         if rises
         else f"larger chunks cost the streams no more: {runs[-1].main_cause()}",
-        ("budget", "TTFT of documents ms", "ITL p99 ms", "tokens/s of these steps"),
+        ("budget", "TTFT of documents ms", "TPOT p99 ms", "tokens/s of these steps"),
         tuple(
             (run.name, f"{a:,.0f}", f"{b:,.1f}", f"{c:,.0f}")
             for run, a, b, c in zip(runs, ttft, tpot, rates, strict=True)

@@ -35,9 +35,8 @@ def _judge(runs: Sequence[ArmRun]) -> Finding:
         f"{waits[first]:,.0f} and {waits[last]:,.0f} ms",
         ""
         if holds
-        else f"fewer tokens a second than the mode before: {', '.join(behind)}. Few "
-        "tokens a step already fill this processor, so a larger batch saves less time than on a "
-        "GPU",
+        else f"fewer tokens a second than the mode before: {', '.join(behind) or 'none'}; "
+        f"{runs[last].main_cause()}",
         ("mode", "TTFT p50 ms", "ITL p99 ms", "ITL max ms", "output tokens/s", "padded tokens"),
         tuple(
             (

@@ -16,12 +16,13 @@ def _judge(runs: Sequence[ArmRun]) -> Finding:
     info = run.side.info
     if info is None or info.block_size is None or info.max_model_len is None:
         return Finding("cannot be tried here", "", "the engine does not publish its block size")
-    used = paged = reserved = 0
+    used = paged = reserved = num_rows = 0
     for step in run.steps:
         for row in step.batch or ():
             used += row.start + row.num_tokens
             paged += row.num_blocks * info.block_size
             reserved += info.max_model_len
+            num_rows += 1
     waste_paged, waste_reserved = 1 - used / paged, 1 - used / reserved
     holds = waste_paged < 0.04 and waste_reserved >= 0.6
     return Finding(
@@ -29,10 +30,7 @@ def _judge(runs: Sequence[ArmRun]) -> Finding:
         f"{waste_paged:.1%} of the tokens in blocks of {info.block_size} are empty, "
         f"{waste_reserved:.0%} where each request reserves {info.max_model_len:,} "
         "(counted of the same steps)",
-        ""
-        if holds
-        else "requests are short here: on average half a block of each is empty, and blocks of "
-        "a whole prompt are taken before its chunks are computed",
+        "" if holds else f"a request has {used / max(1, num_rows):,.0f} tokens on average",
         ("way", "wasted"),
         (("paged blocks", f"{waste_paged:.1%}"), ("reserved rows", f"{waste_reserved:.1%}")),
         "share of reserved tokens that is empty",

@@ -7,9 +7,9 @@ from stepscope.tui.cli.lab.experiment import Arm, Change, Experiment, Finding, W
 
 _NAME = "one"
 _WORK = (Work(_NAME, 0.0, 300, 32, seed=1),)
-# Eleven long prompts fill the cache, so that the newest request is preempted when they grow.
-_CROWD = tuple(Work(f"crowd-{n}", 0.0, 2800, 400, seed=100 + n) for n in range(11))
-_LAST = (Work(_NAME, 0.5, 300, 32, seed=1),)
+# Six long prompts fill the cache, so that the newest request is preempted when they grow.
+_CROWD = tuple(Work(f"crowd-{n}", 0.0, 1700, 300, seed=100 + n) for n in range(6))
+_LAST = (Work(_NAME, 0.5, 300, 200, seed=1),)
 
 _ARMS = (
     Arm("whole", {"max_num_batched_tokens": 8192}, _WORK),
@@ -28,15 +28,15 @@ _ARMS = (
 
 
 def _judge(runs: Sequence[ArmRun]) -> Finding:
-    whole = runs[0].outputs[_NAME]
+    whole = list(runs[0].outputs[_NAME])
     rows = []
     num_same = 0
     for run in runs:
-        mine = run.outputs[_NAME]
+        mine = list(run.outputs[_NAME])[: len(whole)]
         num = next(
             (n for n, (a, b) in enumerate(zip(mine, whole, strict=False)) if a != b), len(mine)
         )
-        is_same = list(mine) == list(whole)
+        is_same = mine == whole
         num_same += is_same
         [request] = run.requests(_NAME)
         rows.append(
