@@ -1,7 +1,7 @@
 """A session from a running engine: subscribing, gap recovery, earlier steps, recording.
 
-May import: engine.adapters.metrics, engine.client, engine.protocol, engine.transport,
-  recordings, recordings.file, recordings.file.writing, recordings.history,
+May import: engine.adapters.metrics, engine.adapters.sglang, engine.client, engine.protocol,
+  engine.transport, recordings, recordings.file, recordings.file.writing, recordings.history,
   recordings.history.ring.
 What talks to an engine goes here.
 """

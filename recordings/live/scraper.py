@@ -14,10 +14,10 @@ from stepscope.engine.adapters.metrics.ask import reading_of
 from stepscope.engine.adapters.metrics.fetch import FetchError
 from stepscope.engine.adapters.metrics.interval import has_restarted, totals
 from stepscope.engine.adapters.metrics.reading import Reading
-from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.wire import EngineInfo, EngineStatus, Snapshot, StepRecord, Telemetry
+from stepscope.engine.protocol.wire import EngineInfo, EngineStatus, StepRecord
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import FrameTap, SourceStatus
+from stepscope.recordings.live.numbered import Numbered
 
 log = logging.getLogger("stepscope.recordings")
 
@@ -50,7 +50,7 @@ class Scraper:
         self._last: Reading | None = None
         self._last_ns = 0
         self._step = -1
-        self._sequence = -1
+        self._messages = Numbered(self.history, self.tap)
 
     @property
     def status(self) -> SourceStatus:
@@ -92,11 +92,11 @@ class Scraper:
     def _take(self, now: Reading, now_ns: int) -> None:
         before = self._last
         if before is None or has_restarted(before, now):
-            self._begin(now, now_ns, is_first=before is None)
+            self._begin(now, now_ns)
         else:
             gained = totals(before, now)
             self._step += 1
-            self._publish(
+            self._messages.publish(
                 StepRecord(
                     step=self._step,
                     schedule_start_ns=self._last_ns,
@@ -110,7 +110,7 @@ class Scraper:
                 )
             )
         self._last, self._last_ns = now, now_ns
-        self._publish(
+        self._messages.publish(
             EngineStatus(
                 time_ns=now_ns,
                 state="idle" if now.num_running == now.num_waiting == 0 else "running",
@@ -120,7 +120,7 @@ class Scraper:
             )
         )
 
-    def _begin(self, now: Reading, now_ns: int, *, is_first: bool) -> None:
+    def _begin(self, now: Reading, now_ns: int) -> None:
         """A server that is new to us: its counters so far say nothing of now."""
         info = EngineInfo(
             engine_id=uuid.uuid4().hex,
@@ -134,29 +134,4 @@ class Scraper:
             totals_every_s=self._every_s,
         )
         self._step = -1
-        if not is_first:
-            self._publish(info)
-            return
-        self._sequence += 1
-        snapshot = Snapshot(
-            sequence=self._sequence,
-            step=-1,
-            time_ns=now_ns,
-            info=info,
-            knobs={},
-            knobs_version=0,
-            state="running",
-            requests=[],
-            blocks=None,
-            kv=None,
-            num_running=now.num_running,
-            num_waiting=now.num_waiting,
-        )
-        self.history.reset(snapshot)
-        self.tap.send(wire.TOPICS[Snapshot], self._sequence, wire.encode(snapshot))
-
-    def _publish(self, message: Telemetry) -> None:
-        self._sequence += 1
-        payload = wire.encode(message)
-        self.history.append(self._sequence, message, payload)
-        self.tap.send(message.topic, self._sequence, payload)
+        self._messages.begin(info)

@@ -161,7 +161,7 @@ def test_engines_named_win_over_the_environment_and_that_over_the_file(
     assert shown() == ["y", "z"]
     assert shown("a", "b", "a") == ["a", "b"]
     with pytest.raises(ConfigError, match="tcp://HOST:PORT"):
-        shown("a", "http://b")
+        shown("a", "udp://b")
     config.write_text("[fleet]\nengines = 3\n")
     with pytest.raises(WrongUsage, match=r"\[fleet\] engines = 3: expected a list"):
         shown()

@@ -5,18 +5,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from stepscope.engine.adapters.metrics.address import MetricsAddress, in_file, is_metrics_url
+from stepscope.engine.adapters.sglang.forward_passes import PREFIX, ForwardPassAddress
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.engine.transport.local_engines import called, holder_pid
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
+from stepscope.recordings.live.forward_passes import ForwardPassSource
 from stepscope.recordings.live.subscriber import Subscriber
 
 if TYPE_CHECKING:
     from stepscope.engine.adapters.metrics.local_servers import LocalServer
     from stepscope.recordings.live.scraper import Scraper
 
-Address: TypeAlias = Endpoint | MetricsAddress
-LiveSource: TypeAlias = "Subscriber | Scraper"
+Address: TypeAlias = Endpoint | MetricsAddress | ForwardPassAddress
+LiveSource: TypeAlias = "Subscriber | Scraper | ForwardPassSource"
 
 
 def addresses(text: str) -> list[Address]:
@@ -27,6 +29,8 @@ def addresses(text: str) -> list[Address]:
     """
     if is_metrics_url(text):
         return [MetricsAddress.parse(text)]
+    if text.startswith(PREFIX):
+        return [ForwardPassAddress.parse(text)]
     path = Path(text)
     if path.suffix == ".json" and path.is_file():
         return [*in_file(path)]
@@ -48,6 +52,8 @@ def receive(address: Address, history: History, past_s: float = 0.0) -> LiveSour
         from stepscope.recordings.live.scraper import Scraper  # imports a parser
 
         return Scraper(address, history)
+    if isinstance(address, ForwardPassAddress):
+        return ForwardPassSource(address, history)
     source = Subscriber(address, history, past_s=past_s)
     source.name = called(address)
     return source

@@ -9,7 +9,7 @@ from typing import Any
 from stepscope.engine.adapters.metrics.address import MetricsAddress
 from stepscope.engine.client.errors import EngineStarting
 from stepscope.engine.protocol.config import ConfigError
-from stepscope.engine.transport.endpoints import find_local
+from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.fleets.fleet import FLEET_STEPS, Fleet, shared_bytes
 from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
 from stepscope.tui.cli.shared.connect import (
@@ -59,7 +59,7 @@ def top(
     chosen = engines_to_show(endpoints)
     check_any(chosen)
     need_terminal("'stepscope record' and 'stepscope snapshot' work without one")
-    if len(chosen) == 1 and not isinstance(chosen[0], MetricsAddress):
+    if len(chosen) == 1 and isinstance(chosen[0], Endpoint):
         connect(chosen[0]).close()  # several show in their rows that they are still starting
     show_engines(chosen, settings, is_open=not named_engines(endpoints), past_s=past_s)
 
@@ -134,7 +134,7 @@ def _ask(address: Address) -> None:
     """Raises EngineUnreachable or CommandFailed where nothing answers."""
     if isinstance(address, MetricsAddress):
         check_metrics(address)
-    else:
+    elif isinstance(address, Endpoint):
         hello(address).close()
 
 

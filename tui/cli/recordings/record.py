@@ -5,6 +5,7 @@ import sys
 import time
 
 from stepscope.engine.adapters.metrics.address import MetricsAddress, is_metrics_url
+from stepscope.engine.adapters.sglang.forward_passes import PREFIX, ForwardPassAddress
 from stepscope.engine.protocol.silence import publishes
 from stepscope.recordings.file.writing.rotation import (
     MIN_ROTATE_BYTES,
@@ -100,9 +101,10 @@ def record(
 
 def _source(endpoint: str | None, past_s: float) -> LiveSource:
     if endpoint is not None and is_metrics_url(endpoint):
-        address = MetricsAddress.parse(endpoint)
-        check_metrics(address)
-        return receive(address, Journal())
+        check_metrics(MetricsAddress.parse(endpoint))
+        return receive(MetricsAddress.parse(endpoint), Journal())
+    if endpoint is not None and endpoint.startswith(PREFIX):
+        return receive(ForwardPassAddress.parse(endpoint), Journal())
     chosen = choose(endpoint, "stepscope record {} -o FILE")
     with connect(chosen) as client:
         if not publishes(client.info()):

@@ -1,0 +1,123 @@
+"""SGLang's own stream of forward passes: totals of a step, and nothing that it does not say.
+
+The messages are made as `srt/observability/forward_pass_metrics.py` of SGLang 0.5.23 makes them.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from stepscope.engine.adapters.sglang.forward_passes import ForwardPassAddress, decode
+from stepscope.engine.protocol.config import WrongValue
+from stepscope.recordings.live.forward_passes import ForwardPassSource
+from stepscope.tui.session.live_source import addresses
+from tests.support.waiting import wait_for
+
+
+def frames(counter: int, prefill: int = 0, decodes: int = 0, waiting: int = 0) -> list[bytes]:
+    """One message; all zeros is what an idle SGLang sends."""
+    message: dict[str, Any] = {
+        "version": 1,
+        "worker_id": "worker",
+        "dp_rank": 0,
+        "counter_id": counter,
+        "wall_time": 0.02 if prefill or decodes else 0.0,
+        "scheduled_requests": {
+            "num_prefill_requests": int(prefill > 0),
+            "sum_prefill_tokens": prefill,
+            "var_prefill_length": 0.0,
+            "sum_prefill_kv_tokens": 0,
+            "num_decode_requests": decodes,
+            "sum_decode_kv_tokens": 50 * decodes,
+            "var_decode_kv_tokens": 1.5,
+        },
+        "queued_requests": {
+            "num_prefill_requests": waiting,
+            "sum_prefill_tokens": 0,
+            "var_prefill_length": 0.0,
+            "num_decode_requests": 0,
+            "sum_decode_kv_tokens": 0,
+            "var_decode_kv_tokens": 0.0,
+        },
+    }
+    return [b"", counter.to_bytes(8, "big"), msgspec.msgpack.encode(message)]
+
+
+@pytest.fixture
+def stream(tmp_path: Path) -> Iterator[tuple[Callable[[list[bytes]], None], ForwardPassSource]]:
+    """What sends a message to a source that is connected."""
+    where = f"ipc://{tmp_path}/fpm.0"
+    with zmq.Context() as context, context.socket(zmq.XPUB) as socket:
+        socket.linger = 0
+        socket.bind(where)
+        source = ForwardPassSource(ForwardPassAddress(where))
+        source.start()
+        assert socket.poll(30_000)
+        socket.recv()  # it has subscribed
+        try:
+            yield socket.send_multipart, source
+        finally:
+            source.stop()
+
+
+def arrived(source: ForwardPassSource, number: int) -> None:
+    wait_for(lambda: source.history.num_steps == number, f"{number} steps")
+
+
+def test_a_pass_is_a_step_with_totals_only(
+    stream: tuple[Callable[[list[bytes]], None], ForwardPassSource],
+) -> None:
+    send, source = stream
+    send(frames(0, prefill=700, waiting=3))
+    send(frames(1, decodes=12))
+    arrived(source, 2)
+    first, second = source.history.record(0), source.history.record(1)
+    assert first is not None
+    assert second is not None
+    assert (first.num_prefill_tokens, first.num_decode_tokens, first.num_waiting) == (700, 0, 3)
+    assert (second.num_prefill_tokens, second.num_decode_tokens) == (0, 12)
+    assert first.device_ns == 20_000_000
+    assert (first.batch, first.kv, first.token_budget, first.launch_ns) == (None,) * 4
+    assert source.history.info is not None
+    assert source.history.info.engine == "sglang"
+    assert not source.history.state.is_load_known
+    assert source.status == "live"
+
+
+def test_lost_messages_are_a_gap_and_a_new_count_is_a_new_engine(
+    stream: tuple[Callable[[list[bytes]], None], ForwardPassSource],
+) -> None:
+    send, source = stream
+    send(frames(5, decodes=1))
+    send(frames(9, decodes=1))
+    arrived(source, 2)
+    assert source.history.num_lost == 3
+    before = source.history.info
+    send(frames(0, decodes=4))
+    wait_for(lambda: source.history.info != before and source.history.num_steps == 1, "anew")
+
+
+def test_an_idle_engine_and_garbage_make_no_step(
+    stream: tuple[Callable[[list[bytes]], None], ForwardPassSource],
+) -> None:
+    send, source = stream
+    send([b"", b"short", b"x"])
+    send(frames(0))
+    wait_for(lambda: source.status == "live", "a sign of life")
+    assert source.num_bad == 1
+    assert source.history.num_steps == 0
+
+
+def test_another_version_is_refused() -> None:
+    with pytest.raises(msgspec.ValidationError, match="version 2, not 1"):
+        decode(msgspec.msgpack.encode({"version": 2}))
+
+
+def test_its_address_is_named_with_a_prefix() -> None:
+    assert addresses("sglang+ipc:///tmp/fpm.0") == [ForwardPassAddress("ipc:///tmp/fpm.0")]
+    with pytest.raises(WrongValue):
+        addresses("sglang+udp://x")
