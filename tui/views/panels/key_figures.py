@@ -85,7 +85,7 @@ def _groups(frame: Frame, bar_width: int) -> list[Line]:
             (f"{_now(frame, state.num_running)}{_limit_text(frame)}", "strong"),
             ("  WAIT ", "muted"),
             (_now(frame, state.num_waiting), "strong"),
-            (_TREND[0 if frame.is_silent else frame.waiting_trend], "caution"),
+            (_TREND[_trend(frame)], "caution"),
         ),
         _cache(frame),
         (*_named(f"TTFT p95 {about}", cut), *_bounded(latency.ttft.p95_ms, slo.ttft_ms)),
@@ -144,6 +144,11 @@ def _in_a_minute(frame: Frame, number: int) -> str:
 def _now(frame: Frame, number: int) -> str:
     """What is true now; of an engine that is not heard of nobody knows."""
     return "—" if frame.is_silent or not frame.state.is_load_known else str(number)
+
+
+def _trend(frame: Frame) -> int:
+    is_known = not frame.is_silent and frame.state.is_load_known
+    return frame.waiting_trend if is_known else 0
 
 
 def _limit_text(frame: Frame) -> str:
