@@ -1,11 +1,12 @@
 """`Sums`: what the steps of a session, or of a window of it, come to; `figures_of`: its figures."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from stepscope.recordings.figures.table import KINDS, RANKS, latency_name
 from stepscope.recordings.state.series.finished import Kept
 from stepscope.recordings.state.series.latency import LatencyKind
+from stepscope.recordings.state.series.limits import LIMITS
 
 Figures = Mapping[str, float | None]  # by name, each in its unit of the table; None is unknown
 
@@ -51,6 +52,7 @@ class Sums(NamedTuple):
     num_budget_tokens: int | None  # of all steps
     num_spent_tokens: int  # padding included, in steps that have a budget
     num_mixed: int
+    num_limited: Sequence[int]  # steps by place in `LIMITS`; less than all where it is not known
     busy_ns: int | None
 
 
@@ -84,10 +86,20 @@ def figures_of(sums: Sums) -> dict[str, float | None]:
         "kv_peak": sums.kv_peak,
         "budget_used": per(sums.num_spent_tokens, sums.num_budget_tokens),
         "mixed_steps": per(sums.num_mixed, steps),
+        **_limits(sums),
         "busy": per(sums.busy_ns, seconds * 1e9),
         "steps_per_s": per(steps, seconds),
         "steps": steps,
         "seconds": seconds,
+    }
+
+
+def _limits(sums: Sums) -> dict[str, float | None]:
+    """Shares of the steps of which it is known."""
+    known = sum(sums.num_limited)
+    return {
+        f"limit_{limit}": per(number, known)
+        for limit, number in zip(LIMITS, sums.num_limited, strict=True)
     }
 
 

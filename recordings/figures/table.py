@@ -87,6 +87,17 @@ _REST = [
     FigureSpec("mixed_steps", "mixed steps", "share", None,
                "steps that held prefill and decode"),
     FigureSpec("busy", "time in steps", "share", None, "time in which a step was under way"),
+    *(
+        FigureSpec(f"limit_{limit}", f"limit: {limit}", "share", None, meaning)
+        for limit, meaning in {
+            "budget": "steps that the token budget limited (`max_num_batched_tokens`)",
+            "seats": "steps that the seats limited (`max_num_seqs`)",
+            "kv": "steps that the number of KV blocks limited",
+            "mode": "steps that the batching mode limited",
+            "threshold": "steps that `long_prefill_token_threshold` limited",
+            "work": "steps that nothing limited: all who were there got all they could use",
+        }.items()
+    ),
     FigureSpec("steps_per_s", "steps/s", "/s", None, "steps a second"),
     FigureSpec("steps", "steps", "", None, "steps"),
     FigureSpec("seconds", "seconds", "s", None,

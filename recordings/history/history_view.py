@@ -30,6 +30,7 @@ from stepscope.recordings.state.series.columns import Span, StepSummary
 from stepscope.recordings.state.series.events import Gap, SessionEvent
 from stepscope.recordings.state.series.lanes import Lane, LaneName
 from stepscope.recordings.state.series.latency import SLO, TREND_BUCKETS, LatencyReport
+from stepscope.recordings.state.series.limits import Limit
 from stepscope.recordings.state.session import SessionState
 
 
@@ -224,6 +225,12 @@ class HistoryView:
     def goodput(self, end_ns: int | None = None, window_s: float | None = 60.0) -> Goodput:
         """Requests that kept all their levels, over a window like that of `latency`."""
         return self.windows.goodput(end_ns, window_s)
+
+    def limits(
+        self, end_ns: int | None = None, window_s: float | None = 60.0
+    ) -> dict[Limit, float]:
+        """Which share of the steps each thing limited, over a window like that of `latency`."""
+        return self.windows.limits(end_ns, window_s)
 
     def figures(
         self, end_ns: int | None = None, window_s: float | None = 60.0

@@ -54,6 +54,7 @@ def step_sums(columns: StepColumns, start_ns: int, end_ns: int) -> Sums:
         num_budget_tokens=total("token_budget"),
         num_spent_tokens=prefill + known("num_decode_tokens") + known("num_padded_tokens"),
         num_mixed=columns.num_mixed(first, last) if has_steps else 0,
+        num_limited=columns.limits(first, last),
         busy_ns=None if begin_ns is None or tokens_ns is None else tokens_ns - begin_ns,
     )
 

@@ -16,6 +16,7 @@ from stepscope.recordings.history.window_sums import seconds_of, step_sums, with
 from stepscope.recordings.state.series.events import SessionEvent, breach_event
 from stepscope.recordings.state.series.latency import LatencyKind, LatencyReport
 from stepscope.recordings.state.series.latency_samples import Samples
+from stepscope.recordings.state.series.limits import LIMITS, Limit
 
 _MAX_AT_HAND = 2048
 _MAX_AT_ONCE = 4096  # steps that are looked at while the source waits
@@ -91,6 +92,16 @@ class Windows:
             seconds = seconds_of(columns, start_ns, end_ns)
         kept = finished.kept(slo.ttft_ms, slo.itl_ms)
         return Goodput(*kept, per(kept.num_kept, seconds))
+
+    def limits(self, end_ns: int | None, window_s: float | None) -> dict[Limit, float]:
+        """See `History.limits`."""
+        with self._lock:
+            end_ns, start_ns = self._window(end_ns, window_s)
+            columns = self._timeline.columns
+            first = bisect_right(columns.tokens_ns, start_ns)
+            counts = columns.limits(first, bisect_right(columns.tokens_ns, end_ns))
+        known = sum(counts)
+        return {limit: n / known for limit, n in zip(LIMITS, counts, strict=True) if n}
 
     def figures(self, end_ns: int | None, window_s: float | None) -> dict[str, float | None]:
         """See `History.figures`."""

@@ -1,5 +1,6 @@
 """`Outcome`: latency samples and counts of one step, passed from the reducer to the series."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -34,13 +35,15 @@ class Outcome:
     longer_request_ids: list[int] = field(default_factory=list)
     ttft_ns: list[tuple[int, int]] = field(default_factory=list)  # (request id, time)
     tpot_ns: list[tuple[int, int]] = field(default_factory=list)
-    e2e_ns: list[tuple[int, int]] = field(default_factory=list)  # from arrival to the last token
-    late_gaps: list[tuple[int, int]] = field(default_factory=list)  # above the table's `late_ns`
-    finished: list[FinishedRequest] = field(default_factory=list)  # by `RequestWatch`
+    # Most steps have none of these, so that they share one empty tuple.
+    e2e_ns: Sequence[tuple[int, int]] = ()  # from arrival to the last token
+    late_gaps: Sequence[tuple[int, int]] = ()  # above the table's `late_ns`
+    finished: Sequence[FinishedRequest] = ()  # by `RequestWatch`
     num_output_tokens: int = 0
     num_decode_rows: int = 0
     num_cached_tokens: int = 0
     num_recomputed_tokens: int = 0
+    num_cut_rows: int = 0  # prompts that are not complete after the step
     num_attended: int = 0  # by prefill: each chunk times its tokens and those before it
     num_arrived: int = 0
     num_finished: int = 0

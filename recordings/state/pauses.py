@@ -142,9 +142,11 @@ def leave_out_pauses(outcome: Outcome, pauses: Pauses, state: SessionState, now_
             (request_id, ns - pauses.within(now_ns - ns, now_ns))
             for request_id, ns in outcome.ttft_ns
         ]
-    outcome.e2e_ns = [
-        (request_id, ns - pauses.within(now_ns - ns, now_ns)) for request_id, ns in outcome.e2e_ns
-    ]
+    if outcome.e2e_ns:
+        outcome.e2e_ns = [
+            (request_id, ns - pauses.within(now_ns - ns, now_ns))
+            for request_id, ns in outcome.e2e_ns
+        ]
     for index, (request_id, tpot_ns) in enumerate(outcome.tpot_ns):
         view = state.requests[request_id]
         first_ns, last_ns = view.first_token_ns, view.last_token_ns

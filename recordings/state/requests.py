@@ -67,7 +67,7 @@ class RequestTable:
         alike_ns: int | None = None
         first_id = num_alike = 0
         late_before_ns = None if self.late_ns is None else now_ns - self.late_ns
-        is_late = False
+        is_late, late = False, []
         for row in batch:
             view = views.get(row.request_id)
             if view is None or view.status != "running":
@@ -84,6 +84,7 @@ class RequestTable:
                 if view.is_partial and end > view.num_prompt_tokens:
                     view.num_prompt_tokens = end
                 if not row.flags & _LAST_CHUNK:
+                    outcome.num_cut_rows += 1
                     continue
             # Count from position and prompt, which corrects it after lost steps.
             number = end + 1 - view.num_prompt_tokens
@@ -103,7 +104,7 @@ class RequestTable:
                     alike_ns, num_alike, first_id = last_ns, 1, row.request_id
                     is_late = late_before_ns is not None and last_ns < late_before_ns
                 if is_late:
-                    outcome.late_gaps.append((row.request_id, now_ns - last_ns))
+                    late.append((row.request_id, now_ns - last_ns))
                 if longest is not None:
                     gap_ns = max(0, now_ns - last_ns)
                     if gap_ns > longest.get(row.request_id, -1):
@@ -113,6 +114,8 @@ class RequestTable:
             view.last_token_ns = now_ns
         if alike_ns is not None:
             outcome.add_gaps(max(0, now_ns - alike_ns), num_alike, first_id)
+        if late:
+            outcome.late_gaps = [*outcome.late_gaps, *late]
         outcome.num_decode_rows += num_decode_rows
         outcome.num_output_tokens += num_output_tokens
 
@@ -176,7 +179,8 @@ class RequestTable:
             view.finish_reason = event.reason
             view.num_output_tokens = event.num_output_tokens
             if not view.is_partial:
-                outcome.e2e_ns.append((view.request_id, max(0, time_ns - view.arrival_ns)))
+                e2e_ns = max(0, time_ns - view.arrival_ns)
+                outcome.e2e_ns = [*outcome.e2e_ns, (view.request_id, e2e_ns)]
             if (
                 view.first_token_ns is not None
                 and view.last_token_ns is not None

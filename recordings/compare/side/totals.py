@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stepscope.engine.protocol.wire import FirstToken, KVCounts, StepRecord
-from stepscope.recordings.figures.sums import Spread, Sums
+from stepscope.recordings.figures.sums import Spread, Sums, per
 from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.series.finished import Kept
 from stepscope.recordings.state.series.latency import LatencyKind
+from stepscope.recordings.state.series.limits import LIMITS, UNKNOWN, limit_of
 
 NUM_SLICES = 20  # of a run, for the spread of its rates
 _FIRST_WIDTH_NS = 50_000_000
@@ -47,6 +48,35 @@ class CountOverTime:
 
 
 @dataclass(slots=True)
+class LimitedSteps:
+    """Steps that one thing limited, and what they left unused."""
+
+    num_steps: int = 0
+    num_spent_tokens: int = 0
+    num_budget_tokens: int = 0
+    num_kv_used: int = 0
+    num_kv_blocks: int = 0
+
+    def add(self, record: StepRecord) -> None:
+        self.num_steps += 1
+        if record.token_budget:
+            padded = record.num_padded_tokens or 0
+            self.num_spent_tokens += record.num_prefill_tokens + record.num_decode_tokens + padded
+            self.num_budget_tokens += record.token_budget
+        if (kv := record.kv) is not None:
+            self.num_kv_used += kv.used
+            self.num_kv_blocks += kv.used + kv.cached + kv.empty
+
+    @property
+    def budget_used(self) -> float | None:
+        return per(self.num_spent_tokens, self.num_budget_tokens)
+
+    @property
+    def kv_used(self) -> float | None:
+        return per(self.num_kv_used, self.num_kv_blocks)
+
+
+@dataclass(slots=True)
 class Totals:
     """Sums over steps. Those that an engine does not tell have a count of steps that did."""
 
@@ -71,6 +101,7 @@ class Totals:
     num_budget_tokens: int = 0  # of all steps that have a budget
     num_spent_tokens: int = 0  # in them, padding included
     busy_ns: int = 0
+    limited: list[LimitedSteps] = field(default_factory=lambda: [LimitedSteps() for _ in LIMITS])
     num_waiting_sum: int = 0
     tokens_in: CountOverTime = field(default_factory=CountOverTime)
     tokens_out: CountOverTime = field(default_factory=CountOverTime)
@@ -83,6 +114,9 @@ class Totals:
     def add(self, record: StepRecord, outcome: Outcome, end_ns: int) -> None:
         """A step that ended so long after the run began."""
         self.num_steps += 1
+        num_rows = None if record.batch is None else len(record.batch)
+        if (limit := limit_of(record, outcome, num_rows)) != UNKNOWN:
+            self.limited[limit].add(record)
         prefill, decode = record.num_prefill_tokens, record.num_decode_tokens
         num_out = outcome.num_output_tokens
         if record.batch is None:
@@ -147,5 +181,6 @@ class Totals:
             num_budget_tokens=self.num_budget_tokens,
             num_spent_tokens=self.num_spent_tokens,
             num_mixed=self.num_mixed,
+            num_limited=[each.num_steps for each in self.limited],
             busy_ns=self.busy_ns,
         )

@@ -269,9 +269,8 @@ def _add_going(
     gap_ns = max(0, gap_ns)
     if late_ns is not None and gap_ns > late_ns:
         told = {at for at, _ in spelled}
-        outcome.late_gaps += [
-            (each.row.request_id, gap_ns) for at, each in enumerate(batch) if at not in told
-        ]
+        late = [(each.row.request_id, gap_ns) for at, each in enumerate(batch) if at not in told]
+        outcome.late_gaps = [*outcome.late_gaps, *late]
     gaps = outcome.gaps_ns
     first = 0
     for at, _ in spelled:

@@ -12,6 +12,7 @@ from stepscope.engine.protocol.wire import StepRecord, Totals
 from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.series.block_sums import BlockSums
 from stepscope.recordings.state.series.latency_samples import bounded
+from stepscope.recordings.state.series.limits import LIMITS, limit_of
 from stepscope.recordings.state.series.taken_step import NAMES, TakenStep, summary_columns
 
 _UNKNOWN = -1
@@ -54,6 +55,7 @@ class StepSummary(NamedTuple):
     max_itl_request_id: int | None
     max_ttft_ns: int | None  # longest wait for a first token that came in this step, likewise
     max_ttft_request_id: int | None
+    limit: int | None  # place in `LIMITS`
     has_knob_change: bool = False  # the first step with new values
     after_gap: bool = False  # steps or messages before it were lost
     has_mark: bool = False
@@ -168,6 +170,7 @@ class StepColumns:
             _known(outcome.max_gap_request_id),
             _UNKNOWN if ttft is None else ttft[1],
             _UNKNOWN if ttft is None else ttft[0],
+            limit_of(record, outcome, num_rows),
         )
         try:
             row = array("q", values)
@@ -247,6 +250,11 @@ class StepColumns:
             return sum([p > 0 and d > 0 for p, d in pairs])
 
         return self._sums.total("mixed", first, last, measure) or 0
+
+    def limits(self, first: int, last: int) -> list[int]:
+        """How many of the steps in a range of places each of `LIMITS` limited."""
+        values = self.column("limit")[first:last]
+        return [values.count(code) for code in range(len(LIMITS))]
 
     def span(self, first_step: int, last_step: int) -> Span | None:
         """The steps `first_step` to `last_step`; None when there is none of them."""

@@ -130,7 +130,8 @@ class RequestWatch:
             ttft_ns = self._ttft_ns.pop(request_id, None)
             worst_ns = self._worst_ns.pop(request_id, 0)
             if ttft_ns is not None:
-                outcome.finished.append(FinishedRequest(ttft_ns, worst_ns, self._floor_ns))
+                finished = FinishedRequest(ttft_ns, worst_ns, self._floor_ns)
+                outcome.finished = [*outcome.finished, finished]
         if len(self._ttft_ns) + len(self._worst_ns) > 2 * len(state.requests) + _SPARE:
             for known in (self._ttft_ns, self._worst_ns):
                 for request_id in [each for each in known if each not in state.requests]:

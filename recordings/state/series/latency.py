@@ -126,6 +126,8 @@ class Latencies:
         self._add_ended(tokens_ns, outcome)
 
     def _add_ended(self, tokens_ns: int, outcome: Outcome) -> None:
+        if not outcome.e2e_ns:
+            return
         for _, e2e_ns in outcome.e2e_ns:
             self.e2e.add(tokens_ns, e2e_ns)
         for finished in outcome.finished:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from stepscope.engine.protocol.wire import StepRecord
 from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.series.latency_samples import bounded
+from stepscope.recordings.state.series.limits import limit_of
 
 _UNKNOWN = -1
 
@@ -58,7 +59,7 @@ _OF_KV = {
 }
 _WORST = ("max_itl_ns", "max_itl_request_id", "max_ttft_ns", "max_ttft_request_id")
 # Of a `StepSummary`, in the order in which `told_of` gives them.
-NAMES = ("sequence", "num_rows", *_OF_RECORD, *_OF_OUTCOME, *_OF_KV, *_WORST)
+NAMES = ("sequence", "num_rows", *_OF_RECORD, *_OF_OUTCOME, *_OF_KV, *_WORST, "limit")
 
 _of_record = attrgetter(*_OF_RECORD)
 _of_outcome = attrgetter(*_OF_OUTCOME)
@@ -76,6 +77,7 @@ def summary_columns(steps: Sequence[TakenStep]) -> "list[array[int]]":
             *_of_outcome(outcome),
             *(_NO_KV if record.kv is None else _of_kv(record.kv)),
             *_worst(outcome),
+            limit_of(record, outcome, num_rows),
         )
         for sequence, record, outcome, num_rows in steps
     ]

@@ -1,5 +1,6 @@
 """`stepscope stats`: all figures of a recording or an engine, as a table or as JSON."""
 
+from stepscope.recordings.compare.side.advice import advice
 from stepscope.recordings.figures.bounds import value_text
 from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name
 from stepscope.recordings.file.service_levels import levels_of, levels_text
@@ -20,7 +21,8 @@ def stats(
     """Raises what `measure` does."""
     found = measure(target, seconds, level_flags(slo_itl, slo_ttft))
     if as_json:
-        write_json(found.document())
+        said = [each._asdict() for each in advice(found.side)]
+        write_json({**found.document(), "advice": said})
         return
     say(*_lines(found))
 
@@ -44,4 +46,10 @@ def _lines(found: MeasuredSession) -> list[str]:
         *text_table(["ms", *RANKS.values()], rows, "<" + ">" * len(RANKS)),
         "",
         *text_table(["", "", ""], others, "<><")[1:],
+        *_advice_lines(found),
     ]
+
+
+def _advice_lines(found: MeasuredSession) -> list[str]:
+    said = advice(found.side)
+    return ["", *(f"advice: {each.text} ({each.evidence})" for each in said)] if said else []

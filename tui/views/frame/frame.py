@@ -16,6 +16,7 @@ from stepscope.recordings.history.windows import Goodput, Stalls
 from stepscope.recordings.state.series.columns import StepSummary
 from stepscope.recordings.state.series.events import AuditedStep, SessionEvent
 from stepscope.recordings.state.series.latency import LatencyReport
+from stepscope.recordings.state.series.limits import Limit
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.settings.actions import BY_ID
 from stepscope.tui.views.frame.chart_columns import ChartColumn
@@ -47,6 +48,7 @@ class Frame:
     latency: LatencyReport
     rates: Rates
     goodput: Goodput  # of the last minute
+    limits: dict[Limit, float]  # share of its steps that each thing limited
     stall: Late | None
     worst: Stalls  # the longest in memory, wherever the cursor is
     waiting_trend: int  # +1 more wait than a moment ago, -1 fewer

@@ -11,6 +11,7 @@ from stepscope.recordings.history.rates import Rates
 from stepscope.recordings.history.windows import Goodput, Stalls
 from stepscope.recordings.state.series.events import AuditedStep, SessionEvent
 from stepscope.recordings.state.series.latency import LatencyReport
+from stepscope.recordings.state.series.limits import Limit
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.views.frame.chart_columns import ChartColumn, ChartColumns
 from stepscope.tui.views.frame.frame import LATENCY_WINDOW_S, NOTABLE, RATES_WINDOW_S, Frame
@@ -39,6 +40,7 @@ class _Figures(NamedTuple):
     latency: LatencyReport
     rates: Rates
     goodput: Goodput
+    limits: dict[Limit, float]
     stall: Late | None
     worst: Stalls
     waiting_trend: int
@@ -143,6 +145,7 @@ class FrameBuilder:
             latency=figures.latency,
             rates=figures.rates,
             goodput=figures.goodput,
+            limits=figures.limits,
             stall=figures.stall,
             worst=figures.worst,
             waiting_trend=figures.waiting_trend,
@@ -182,6 +185,7 @@ class FrameBuilder:
                 minute or history.latency(end_ns, window_s),
                 self._rates(end_ns),
                 history.goodput(end_ns, window_s),
+                history.limits(end_ns, window_s),
                 history.last_stall(cursor),
                 history.stalls(),
                 self._waiting_trend(cursor, state),

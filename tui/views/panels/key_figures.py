@@ -25,6 +25,7 @@ _ACTIONS = (
     "screen_latency",
     "screen_latency",
     "screen_latency",
+    "screen_live",
 )
 
 
@@ -107,6 +108,7 @@ def _groups(frame: Frame, bar_width: int) -> list[Line]:
         (*_named(f"SLO {about}ttft", cut), *_kept(latency.ttft, slo.ttft_ms)),
         (*_named(f"SLO {about}itl", cut), *_kept(latency.itl, slo.itl_ms)),
         _goodput(frame, cut),
+        _limited(frame, cut),
     ]
 
 
@@ -118,6 +120,16 @@ def _goodput(frame: Frame, cut: str) -> Line:
         return (*_named("GOODPUT ", cut), ("—", "muted"))
     style = "good" if share >= _GOOD_SHARE else "breach"
     return (*_named("GOODPUT ", cut), (f"{share:.0%} ", style), (f"{rate:.1f} req/s", "text"))
+
+
+def _limited(frame: Frame, cut: str) -> Line:
+    """What limited most steps."""
+    limits = frame.limits
+    if not limits:
+        return (*_named("LIMIT ", cut), ("—", "muted"))
+    limit = max(limits, key=lambda each: limits[each])
+    style = "text" if limit == "work" else "caution"
+    return (*_named("LIMIT ", cut), (f"{limit} {limits[limit]:.0%}", style))
 
 
 def _cut(frame: Frame, window_s: float) -> str:

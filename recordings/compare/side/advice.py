@@ -1,0 +1,132 @@
+"""What to change, as far as the records carry it: a table of rules, each with its evidence.
+
+A rule speaks of what limited many steps while something else stood idle. It never guesses what the
+change would bring; `stepscope compare` says that afterwards.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from stepscope.engine.protocol.wire import KnobValue
+from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.compare.side.totals import LimitedSteps
+from stepscope.recordings.figures.sums import figures_of
+from stepscope.recordings.state.series.limits import LIMITS, Limit
+
+MIN_STEPS = 100  # fewer say nothing
+MIN_SHARE = 0.3  # of the steps that one thing must have limited
+_HALF = 0.5
+_FULL_KV = 0.8
+
+
+class Advice(NamedTuple):
+    """What to do, and what in the records says so."""
+
+    limit: Limit
+    evidence: str
+    text: str
+
+
+class _Seen(NamedTuple):
+    """What a rule looks at."""
+
+    share: float  # of the steps that the limit in question limited
+    steps: LimitedSteps  # those
+    figures: Mapping[str, float | None]
+    knobs: Mapping[str, KnobValue]
+    itl_ms: float  # the service level
+
+
+def advice(side: Side) -> list[Advice]:
+    """What the records of a side advise, the most frequent limit first."""
+    limited = side.totals.limited
+    known = sum(each.num_steps for each in limited)
+    if known < MIN_STEPS:
+        return []
+    figures = figures_of(side.sums())
+    knobs = {name: values[-1] for name, values in side.knob_values.items() if len(values) == 1}
+    found: list[tuple[float, Advice]] = []
+    for limit, steps in zip(LIMITS, limited, strict=True):
+        share = steps.num_steps / known
+        if share < MIN_SHARE or limit not in _RULES:
+            continue
+        said = _RULES[limit](_Seen(share, steps, figures, knobs, side.slo.itl_ms))
+        if said is not None:
+            found.append((share, Advice(limit, *said)))
+    return [each for _, each in sorted(found, key=lambda each: -each[0])]
+
+
+def _seats(seen: _Seen) -> tuple[str, str] | None:
+    budget_used, kv_used = seen.steps.budget_used, seen.steps.kv_used
+    if budget_used is None or budget_used > _HALF or kv_used is None or kv_used > _FULL_KV:
+        return None
+    return (
+        f"seats limited {seen.share:.0%} of the steps, while {1 - budget_used:.0%} of their token "
+        f"budget and {1 - kv_used:.0%} of the KV blocks were free",
+        "raise max_num_seqs",
+    )
+
+
+def _budget(seen: _Seen) -> tuple[str, str] | None:
+    itl, ttft = seen.figures["itl_p99"], seen.figures["ttft_within_slo"]
+    if itl is None or ttft is None:
+        return None
+    if itl > seen.itl_ms:
+        return None  # a larger budget makes gaps longer
+    if ttft >= 0.95 or itl > seen.itl_ms * _HALF:
+        return None
+    return (
+        f"the token budget limited {seen.share:.0%} of the steps, {1 - ttft:.0%} of the first "
+        f"tokens were late, and p99 ITL was {itl:.3g} of {seen.itl_ms:g} ms",
+        "raise max_num_batched_tokens",
+    )
+
+
+def _kv(seen: _Seen) -> tuple[str, str] | None:
+    kv_used, preemptions = seen.steps.kv_used, seen.figures["preemptions"]
+    if kv_used is None:
+        return None
+    evidence = f"KV blocks limited {seen.share:.0%} of the steps, with {kv_used:.0%} of them in use"
+    recomputed = seen.figures["recomputed_share"] or 0.0
+    if preemptions and recomputed >= 0.05 and seen.knobs.get("reserve") in ("none", "prompt"):
+        return (
+            f"{evidence}, and {recomputed:.0%} of the prefill was computed again after "
+            f"{preemptions:,.0f} preemptions",
+            "set reserve=output, or give the KV cache more memory (--kv-memory)",
+        )
+    if kv_used < _FULL_KV:
+        reserve = seen.knobs.get("reserve")
+        if reserve != "output":
+            return None
+        return evidence + ", the rest reserved for output to come", "set reserve=prompt"
+    return evidence, "give the KV cache more memory (--kv-memory)"
+
+
+def _mode(seen: _Seen) -> tuple[str, str] | None:
+    mode = seen.knobs.get("batching")
+    if mode is None or mode == "chunked":
+        return None
+    return f"batching={mode} limited {seen.share:.0%} of the steps", "set batching=chunked"
+
+
+def _threshold(seen: _Seen) -> tuple[str, str] | None:
+    threshold, budget_used = seen.knobs.get("long_prefill_token_threshold"), seen.steps.budget_used
+    if not threshold or budget_used is None or budget_used > _HALF:
+        return None
+    itl = seen.figures["itl_p99"]
+    if itl is None or itl > seen.itl_ms:
+        return None  # longer chunks make gaps longer
+    return (
+        f"long_prefill_token_threshold={threshold} limited {seen.share:.0%} of the steps, while "
+        f"{1 - budget_used:.0%} of their token budget was free",
+        "raise long_prefill_token_threshold",
+    )
+
+
+_RULES: Mapping[Limit, Callable[[_Seen], tuple[str, str] | None]] = {
+    "seats": _seats,
+    "budget": _budget,
+    "kv": _kv,
+    "mode": _mode,
+    "threshold": _threshold,
+}

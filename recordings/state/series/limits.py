@@ -1,0 +1,52 @@
+"""What limited a step: which bound kept the engine from computing more in it.
+
+The scheduler publishes why requests wait. Where none waits, the step itself shows whether those who
+run got all they could use.
+"""
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias, get_args
+
+from stepscope.engine.protocol.wire import StepRecord
+from stepscope.recordings.state.outcome import Outcome
+
+# The token budget; max_num_seqs; KV blocks; a batching mode that lets no one in, or leaves out
+# those who run; long_prefill_token_threshold; nothing: all who were there got all they could use.
+Limit: TypeAlias = Literal["budget", "seats", "kv", "mode", "threshold", "work"]
+
+LIMITS: tuple[Limit, ...] = get_args(Limit)
+UNKNOWN = -1
+_BUDGET, _SEATS, _KV, _MODE, _THRESHOLD, _WORK = range(len(LIMITS))
+_OF_REASON: Mapping[str, int] = {
+    "budget": _BUDGET,
+    "seats": _SEATS,
+    "kv_blocks": _KV,
+    "preemption": _KV,
+    "batch": _MODE,
+}
+
+
+def limit_of(record: StepRecord, outcome: Outcome, num_rows: int | None) -> int:
+    """Place in `LIMITS` of what limited a step; `UNKNOWN` where the records do not say.
+
+    Args:
+        num_rows: of its batch; None if the engine does not publish it.
+    """
+    reasons = record.waiting_reasons
+    if reasons:
+        for reason in reasons:
+            if (limit := _OF_REASON.get(reason)) is not None:
+                return limit
+    budget, seats = record.token_budget, record.max_num_seqs
+    if reasons is None and record.num_waiting and seats and record.num_running >= seats:
+        return _SEATS
+    if budget is None:
+        return UNKNOWN
+    padded = record.num_padded_tokens or 0
+    if record.num_prefill_tokens + record.num_decode_tokens + padded >= budget:
+        return _BUDGET
+    if num_rows is None or (reasons is None and record.num_waiting):
+        return UNKNOWN
+    if padded or record.num_running > num_rows:
+        return _MODE
+    return _THRESHOLD if outcome.num_cut_rows else _WORK

@@ -1,0 +1,169 @@
+"""What limited each step, and the advice that follows: it must fire here, and must not there."""
+
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import KnobValue, Phase, RowFlag, StepRecord, Telemetry
+from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
+from stepscope.recordings.compare.side.advice import advice
+from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.figures.sums import figures_of
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.series.limits import LIMITS
+from stepscope.recordings.state.session import SessionState
+
+Messages = list[tuple[int, Telemetry]]
+
+
+class Session(NamedTuple):
+    messages: Messages
+    knobs: dict[str, KnobValue]
+
+
+CHATS = SimulatedWorkload(rate=20.0, document_share=0.0, output_tokens=100)
+DOCUMENTS = SimulatedWorkload(rate=6.0, document_share=0.8, document_tokens=3000, output_tokens=20)
+QUIET = SimulatedWorkload(rate=2.0, document_share=0.0, output_tokens=40)
+FAST = CostModel(floor_ms=8.0, token_us=5.0)
+
+
+def run(
+    workload: SimulatedWorkload, cost: CostModel | None = None, num_blocks: int = 4096, **knobs: Any
+) -> Session:
+    messages = simulate(
+        seed=2,
+        num_steps=400,
+        knobs=Knobs(**knobs),
+        workload=workload,
+        cost=cost or CostModel(),
+        num_blocks=num_blocks,
+        max_model_len=min(8192, (num_blocks - 1) * 16),
+    )
+    return Session(messages, Knobs(**knobs).as_dict())
+
+
+def side_of(session: Session, slo: SLO | None = None) -> Side:
+    side = Side("run", slo or SLO(), SessionState(knobs=session.knobs))
+    for _, message in session.messages:
+        side.take(message)
+    return side
+
+
+SEATS = run(CHATS, max_num_seqs=8, max_num_batched_tokens=2048)
+SEATS_BUDGET_FULL = run(
+    msgspec.structs.replace(DOCUMENTS, output_tokens=3), max_num_seqs=1, max_num_batched_tokens=256
+)
+BUDGET = run(DOCUMENTS, FAST, max_num_batched_tokens=256)
+KV = run(CHATS, num_blocks=128, reserve="prompt")
+MODE = run(CHATS, batching="static", max_num_seqs=32)
+THRESHOLD = run(DOCUMENTS, FAST, max_num_batched_tokens=4096, long_prefill_token_threshold=64)
+WORK = run(QUIET)
+
+
+def limit_shares(session: Session) -> dict[str, float]:
+    figures = figures_of(side_of(session).sums())
+    return {limit: figures[f"limit_{limit}"] or 0.0 for limit in LIMITS}
+
+
+@pytest.mark.parametrize(
+    ("session", "limit"),
+    [
+        (SEATS, "seats"),
+        (BUDGET, "budget"),
+        (KV, "kv"),
+        (MODE, "mode"),
+        (THRESHOLD, "threshold"),
+        (WORK, "work"),
+    ],
+    ids=LIMITS[1:2] + LIMITS[:1] + LIMITS[2:],
+)
+def test_the_limit_of_most_steps_is_what_the_session_was_made_for(
+    session: Session, limit: str
+) -> None:
+    shares = limit_shares(session)
+    assert sum(shares.values()) == pytest.approx(1)
+    assert max(shares, key=lambda each: shares[each]) == limit
+    assert shares[limit] > 0.3
+
+
+def test_memory_and_a_comparison_count_the_same_limits() -> None:
+    history = History()
+    for sequence, message in THRESHOLD.messages:
+        history.append(sequence, message)
+    figures = history.figures(None, None)
+    assert {limit: figures[f"limit_{limit}"] for limit in LIMITS} == limit_shares(THRESHOLD)
+
+
+def test_an_unfinished_prompt_in_a_step_with_budget_left_was_cut_by_the_threshold() -> None:
+    history = History()
+    for sequence, message in THRESHOLD.messages:
+        history.append(sequence, message)
+    for _, message in THRESHOLD.messages:
+        if not isinstance(message, StepRecord) or message.waiting_reasons:
+            continue
+        summary = history.summary(message.step)
+        assert summary is not None
+        assert summary.limit is not None
+        is_cut = any(
+            row.phase != Phase.DECODE and not row.flags & RowFlag.LAST_CHUNK
+            for row in message.batch or ()
+        )
+        has_budget = summary.num_spent_tokens < (summary.token_budget or 0)
+        assert (LIMITS[summary.limit] == "threshold") == (is_cut and has_budget)
+
+
+@pytest.mark.parametrize(
+    ("session", "slo", "limit", "text"),
+    [
+        (SEATS, SLO(), "seats", "raise max_num_seqs"),
+        (BUDGET, SLO(ttft_ms=100, itl_ms=60), "budget", "raise max_num_batched_tokens"),
+        (KV, SLO(), "kv", "KV cache"),
+        (MODE, SLO(), "mode", "batching=chunked"),
+        (THRESHOLD, SLO(), "threshold", "raise long_prefill_token_threshold"),
+    ],
+    ids=["seats", "budget", "kv", "mode", "threshold"],
+)
+def test_advice_says_what_to_change_and_names_its_evidence(
+    session: Session, slo: SLO, limit: str, text: str
+) -> None:
+    said = {each.limit: each for each in advice(side_of(session, slo))}
+    assert text in said[limit].text  # type: ignore[index]
+    share = limit_shares(session)[limit]
+    assert f"limited {share:.0%} of the steps" in said[limit].evidence  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("session", "slo", "limit"),
+    [
+        (SEATS_BUDGET_FULL, SLO(), "seats"),  # more seats would share the same full budget
+        (BUDGET, SLO(ttft_ms=60_000, itl_ms=60), "budget"),  # no first token is late
+        (BUDGET, SLO(ttft_ms=100, itl_ms=5), "budget"),  # gaps are too long already
+        (THRESHOLD, SLO(itl_ms=5), "threshold"),
+        (WORK, SLO(), "work"),
+    ],
+    ids=["budget is full", "no late first token", "late gaps", "late gaps in chunks", "nothing"],
+)
+def test_no_advice_that_the_records_do_not_carry(session: Session, slo: SLO, limit: str) -> None:
+    assert limit not in {each.limit for each in advice(side_of(session, slo))}
+
+
+def test_a_short_session_gives_no_advice() -> None:
+    short = [
+        each for each in SEATS.messages if not isinstance(each[1], StepRecord) or each[1].step < 50
+    ]
+    assert advice(side_of(SEATS._replace(messages=short))) == []
+
+
+def test_an_engine_that_does_not_say_why_requests_wait_has_unknown_limits() -> None:
+    bare = [
+        (n, StepRecord(**{
+            **{name: getattr(m, name) for name in StepRecord.__struct_fields__},
+            "waiting_reasons": None, "token_budget": None, "max_num_seqs": None,
+        })) if isinstance(m, StepRecord) else (n, m)
+        for n, m in KV.messages
+    ]  # fmt: skip
+    figures = figures_of(side_of(KV._replace(messages=bare)).sums())
+    assert all(figures[f"limit_{limit}"] is None for limit in LIMITS)
