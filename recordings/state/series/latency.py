@@ -126,8 +126,6 @@ class Latencies:
         self._add_ended(tokens_ns, outcome)
 
     def _add_ended(self, tokens_ns: int, outcome: Outcome) -> None:
-        if not outcome.e2e_ns:
-            return
         for _, e2e_ns in outcome.e2e_ns:
             self.e2e.add(tokens_ns, e2e_ns)
         for finished in outcome.finished:
@@ -164,7 +162,8 @@ class Latencies:
                 self.ttft.add(now_ns, ttft_ns)
             for _, tpot_ns in each.outcome.tpot_ns:
                 self.tpot.add(now_ns, tpot_ns)
-            self._add_ended(now_ns, each.outcome)
+            if each.outcome.e2e_ns:
+                self._add_ended(now_ns, each.outcome)
 
     def of(self, kind: LatencyKind) -> Samples:
         samples: Samples = getattr(self, kind)
