@@ -17,6 +17,7 @@ from stepscope.engine.adapters.sglang.forward_passes import (
     record_of,
 )
 from stepscope.engine.protocol.wire import EngineInfo, EngineStatus, sequence_of
+from stepscope.engine.transport.sockets import client_socket
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import FrameTap, SourceStatus
 from stepscope.recordings.live.numbered import Numbered
@@ -68,8 +69,7 @@ class ForwardPassSource:
             self._thread.join()
 
     def _run(self) -> None:
-        with zmq.Context() as context, context.socket(zmq.SUB) as socket:
-            socket.linger = 0
+        with client_socket(zmq.SUB, None) as socket:
             socket.rcvhwm = _QUEUE
             socket.setsockopt(zmq.MAXMSGSIZE, _MAX_BYTES)
             socket.connect(self.address.socket)

@@ -1,5 +1,6 @@
 """Commands that are typed while the engine they are meant for still loads its model."""
 
+import contextlib
 import json
 import os
 import signal
@@ -116,10 +117,17 @@ def test_an_engine_that_dies_while_it_starts_ends_the_wait_with_an_error(tmp_pat
     assert stderr.startswith(f"stepscope: error: {said}")
 
 
+def _free_port() -> int:
+    """A port that is free, as is the next one: an endpoint takes both."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as free, contextlib.suppress(OSError):
+            port = int(free.getsockname()[1])
+            with socket.create_server(("127.0.0.1", port + 1)):
+                return port
+
+
 def test_an_engine_on_tcp_is_waited_for_too(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    address, go = f"tcp://127.0.0.1:{port}", tmp_path / "go"
+    address, go = f"tcp://127.0.0.1:{_free_port()}", tmp_path / "go"
     with _starting_engine(address, go), _command("snapshot", address) as process:
         assert "still starting" in _first_line(process)
         go.touch()

@@ -246,7 +246,7 @@ def test_flipped_bit_in_the_only_chunk_is_reported_as_damage(
     content[4135] ^= 1
     path.write_bytes(content)
     for read in (Recording, lambda path: verify(path, nothing)):
-        with pytest.raises(RecordingError, match=r"its only chunk \(byte 308, .* is damaged"):
+        with pytest.raises(RecordingError, match=r"its only chunk \(byte 393, .* is damaged"):
             read(path)
 
 

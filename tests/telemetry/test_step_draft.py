@@ -39,7 +39,9 @@ def draft() -> StepDraft:
 
 def test_a_draft_has_the_fields_of_a_record_in_the_same_order() -> None:
     ours, theirs = msgspec.structs.fields(StepDraft), msgspec.structs.fields(StepRecord)
-    assert [field.name for field in ours] == [field.name for field in theirs]
+    # `totals` are of engines that do not say who is in a step; a draft always does.
+    expected = [field.name for field in theirs if field.name != "totals"]
+    assert [field.name for field in ours] == expected
     assert StepDraft.topic == StepRecord.topic
 
 

@@ -19,6 +19,8 @@ LATE = (
     "stepscope.recordings.history.memory_file",
     "stepscope.recordings.file.reader",
     "stepscope.recordings.live.recorder",
+    "stepscope.recordings.live.scraper",
+    "stepscope.engine.adapters.metrics.local_servers",
     "stepscope.recordings.compare.side.recording_feed",
     "stepscope.recordings.replay.replay",
     "stepscope.tui.settings.config_file",

@@ -29,7 +29,7 @@ from stepscope.tui.settings.settings import config_path, load_settings
 
 _DASHBOARD = (
     *("msgspec", "pyzmq", "mcap", "zstandard", "textual", "tomlkit", "typer", "platformdirs"),
-    "psutil",
+    *("prometheus-client", "psutil"),
 )
 _CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
 
@@ -61,7 +61,7 @@ EXTRAS = (
     Extra(
         "http",
         "the OpenAI API of an engine (part of the extra 'engine')",
-        ("httptools", "prometheus-client", "starlette", "uvicorn", "uvloop"),
+        ("httptools", "starlette", "uvicorn", "uvloop"),
     ),
     Extra("gpu", "our kernels on an NVIDIA GPU", ("triton",)),
     Extra("flash-attn", "faster prefill on an NVIDIA GPU", ("flash-attn",)),

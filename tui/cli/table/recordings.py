@@ -62,7 +62,7 @@ def stats(
     slo_ttft: _SloTtft = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print all figures of a recording or an engine: latencies, goodput, throughput, KV cache."""
+    """Print all figures of a recording or an engine."""
     from stepscope.tui.cli.recordings import stats as command
 
     command.stats(target, seconds, slo_itl, slo_ttft, as_json)
@@ -110,7 +110,9 @@ def check(
         str | None, typer.Option(metavar="FILE", help="also write a JUnit report")
     ] = None,
 ) -> int:
-    """Check that a session keeps its bounds, for CI: docs/figures.md lists the figures.
+    """Check that a session keeps its bounds, for CI.
+
+    docs/figures.md lists the figures.
 
     Ends with 0 if all bounds hold, 1 if one does not, and 3 if there is too little data to say.
     """

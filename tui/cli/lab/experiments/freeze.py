@@ -12,24 +12,24 @@ _WHOLE = {"enable_chunked_prefill": False, "max_num_batched_tokens": 8192}
 
 def _judge(runs: Sequence[ArmRun]) -> Finding:
     whole, chunked = runs
-    spikes = [run.value("itl_max_ms") / run.value("itl_p50_ms") for run in runs]
+    spikes = [run.value("itl_max") / run.value("itl_p50") for run in runs]
     holds = spikes[0] >= 10 and spikes[1] <= spikes[0] / 3
     return Finding(
         "reproduced" if holds else "not here",
-        f"longest ITL {whole.value('itl_max_ms'):,.0f} ms whole ({spikes[0]:.0f} times the "
-        f"median), {chunked.value('itl_max_ms'):,.0f} ms in chunks ({spikes[1]:.0f} times)",
+        f"longest ITL {whole.value('itl_max'):,.0f} ms whole ({spikes[0]:.0f} times the "
+        f"median), {chunked.value('itl_max'):,.0f} ms in chunks ({spikes[1]:.0f} times)",
         "" if holds else chunked.main_cause(),
         ("arm", "ITL p50 ms", "ITL p99 ms", "ITL max ms", "TTFT of the document ms"),
         tuple(
             (
                 run.name,
-                *(f"{run.value(f'itl_{key}_ms'):,.1f}" for key in ("p50", "p99", "max")),
+                *(f"{run.value(f'itl_{key}'):,.1f}" for key in ("p50", "p99", "max")),
                 f"{(run.requests('document')[0].ttft_ns or 0) / 1e6:,.0f}",
             )
             for run in runs
         ),
         "longest inter-token latency, ms",
-        tuple((run.name, run.value("itl_max_ms")) for run in runs),
+        tuple((run.name, run.value("itl_max")) for run in runs),
     )
 
 

@@ -13,7 +13,7 @@ _CLOSE = 0.85  # of the best rate: from here on a larger step computes hardly mo
 
 def _judge(runs: Sequence[ArmRun]) -> Finding:
     ttft = [milliseconds([r.ttft_ns for r in run.requests("document")], 0.5) for run in runs]
-    tpot = [run.value("tpot_p99_ms") for run in runs]
+    tpot = [run.value("tpot_p99") for run in runs]
     rates = [run.tokens_per_s(lambda step: step.num_prefill_tokens > 0) for run in runs]
     knee = next(n for n, rate in enumerate(rates) if rate >= _CLOSE * max(rates))
     falls, rises = ttft[0] > ttft[-1], tpot[-1] > tpot[0]

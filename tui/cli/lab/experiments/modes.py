@@ -17,7 +17,7 @@ def _ttft_ms(run: ArmRun) -> float:
 
 def _judge(runs: Sequence[ArmRun]) -> Finding:
     rates = [run.value("out_tokens_per_s") for run in runs]
-    waits = [run.value("itl_max_ms") for run in runs]
+    waits = [run.value("itl_max") for run in runs]
     names = [run.name for run in runs]
     first, last = names.index("naive"), names.index("chunked")
     behind = [

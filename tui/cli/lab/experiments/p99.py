@@ -12,7 +12,7 @@ _WORK = (*_CHATS, *_DOCUMENTS)
 
 def _judge(runs: Sequence[ArmRun]) -> Finding:
     found = runs[0].against(runs[1])
-    itl, out = found.figure("itl_p99_ms"), found.figure("out_tokens_per_s")
+    itl, out = found.figure("itl_p99"), found.figure("out_tokens_per_s")
     falls = (itl.a or 0) / (itl.b or 1)
     change = (out.b or 0) / (out.a or 1) - 1
     holds = falls >= 2 and change >= -0.05
@@ -27,7 +27,7 @@ def _judge(runs: Sequence[ArmRun]) -> Finding:
             for run in runs
         ),
         "p99 of the inter-token latency, ms",
-        tuple((run.name, run.value("itl_p99_ms")) for run in runs),
+        tuple((run.name, run.value("itl_p99")) for run in runs),
     )
 
 
