@@ -42,7 +42,7 @@ def _judge(runs: Sequence[ArmRun]) -> Finding:
             (
                 run.name,
                 f"{_ttft_ms(run):,.0f}",
-                f"{run.value('itl_p99_ms'):,.0f}",
+                f"{run.value('itl_p99'):,.0f}",
                 f"{wait:,.0f}",
                 f"{rate:,.0f}",
                 f"{run.side.totals.num_padded_tokens:,}",

@@ -31,7 +31,7 @@ def _judge(runs: Sequence[ArmRun]) -> Finding:
         tuple(
             (
                 run.name,
-                f"{run.value('itl_p99_ms'):,.0f}",
+                f"{run.value('itl_p99'):,.0f}",
                 f"{_ttft_ms(run, 'urgent'):,.0f}",
                 f"{_ttft_ms(run, ''):,.0f}",
                 f"{run.value('out_tokens_per_s'):,.0f}",

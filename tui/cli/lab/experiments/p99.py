@@ -23,7 +23,7 @@ def _judge(runs: Sequence[ArmRun]) -> Finding:
         "" if holds else runs[1].main_cause(),
         ("arm", "ITL p99 ms", "output tokens/s"),
         tuple(
-            (run.name, f"{run.value('itl_p99_ms'):,.1f}", f"{run.value('out_tokens_per_s'):,.0f}")
+            (run.name, f"{run.value('itl_p99'):,.1f}", f"{run.value('out_tokens_per_s'):,.0f}")
             for run in runs
         ),
         "p99 of the inter-token latency, ms",
