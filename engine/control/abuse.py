@@ -1,7 +1,7 @@
-"""`Abuse`: clients that are too much, told to the audit trail. Belongs to the control thread.
+"""`Abuse`: writes clients over a limit to the audit trail. Belongs to the control thread.
 
-Too many commands are refused by the `RateLimiter`, too many bytes cut off by the `Backlog`; here
-both are told of.
+The `RateLimiter` refuses too many commands, and the `Backlog` cuts off a client with too many
+bytes. `Abuse` makes an audit entry of both.
 """
 
 import logging
@@ -17,7 +17,7 @@ log = logging.getLogger("stepscope.engine")
 
 
 class Abuse:
-    """What is done about it has been done when it is told.
+    """Reports what the limiter and the backlog have already done.
 
     Args:
         connections: say who the clients are.
@@ -27,10 +27,10 @@ class Abuse:
         self._limiter = limiter
         self._backlog = backlog
         self._connections = connections
-        self._flooders: dict[bytes, tuple[Asker, str]] = {}  # not told yet, by their accounts
+        self._flooders: dict[bytes, tuple[Asker, str]] = {}  # not reported yet, by account
 
     def note(self, account: bytes, identity: bytes) -> None:
-        """The limiter refused a command of a client, who may be gone when that is told."""
+        """The limiter refused a command of a client; the client may be gone at the report."""
         if account not in self._flooders:
             self._flooders[account] = self._connections.described(identity)
 
@@ -41,7 +41,7 @@ class Abuse:
         return min((each_s for each_s in waits_s if each_s is not None), default=None)
 
     def denials(self) -> Iterator[Denial]:
-        """What has not been told yet. To be called after each message and after `wait_s`."""
+        """The refusals not yet reported. Call it after each message and after `wait_s`."""
         for account, count in self._limiter.floods():
             asker, known = self._flooders.pop(account)
             log.warning("refused %d commands of %s: too many in a short time", count, asker.name)

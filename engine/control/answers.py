@@ -1,7 +1,7 @@
-"""`AnswerBook`: what was answered to each change, so that asking again does not do it again.
+"""`AnswerBook`: keeps the answer to each change, so that a repeated command is applied once.
 
-Who sends a command again, because its connection was lost before an answer came, gets the answer of
-the first time, or waits for it together with whoever asked first. Belongs to the control thread.
+A client that lost its connection before the answer came sends the command again. It gets the first
+answer, or waits for it together with the first sender. Belongs to the control thread.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from stepscope.engine.protocol.commands import AnyReply
 
 MAX_ANSWERS = 16_384  # at the rate of one client that gives changes without end: minutes
-MAX_WAITING = 64  # who ask the same again before it is answered
+MAX_WAITING = 64  # senders of one repeated command that has no answer yet
 
 _C = TypeVar("_C")
 
@@ -22,7 +22,7 @@ class OnceReused(Exception):  # noqa: N818 - reads as what happened
 
 
 def digest_of(payload: bytes) -> bytes:
-    """What stands for a command: it may be megabytes, and thousands are kept."""
+    """A short digest of a command: a command may be megabytes, and the book keeps thousands."""
     return hashlib.blake2b(payload, digest_size=16).digest()
 
 
@@ -34,16 +34,16 @@ class _Entry(Generic[_C]):
 
 
 class AnswerBook(Generic[_C]):
-    """Entries by who asks and what they call the command; the oldest are forgotten.
+    """Entries by client and by its name for the command; the oldest are dropped.
 
-    `_C` is what an answer goes to.
+    `_C` is the type of the receiver of an answer.
     """
 
     def __init__(self) -> None:
         self._entries: OrderedDict[tuple[bytes, bytes], _Entry[_C]] = OrderedDict()
 
     def is_new(self, key: tuple[bytes, bytes], payload: bytes, client: _C) -> bool:
-        """Whether the command is to be done. Else `client` gets its answer by `take_ready`.
+        """Whether the command is to be applied. Else `take_ready` returns the answer to `client`.
 
         Raises:
             OnceReused: it was another command the first time.
@@ -62,7 +62,7 @@ class AnswerBook(Generic[_C]):
         return False
 
     def take_ready(self, key: tuple[bytes, bytes]) -> list[tuple[_C, AnyReply]]:
-        """Those who asked again and can be answered now."""
+        """The repeated commands that have an answer now."""
         entry = self._entries.get(key)
         if entry is None or entry.reply is None:
             return []

@@ -23,10 +23,10 @@ BulkQuestion: TypeAlias = ReplayFrom | GetSnapshot | GetKeptSnapshot | GetAudit
 
 
 class BulkQuestions:
-    """Asks whoever knows the answer; `BulkReplies` hands it on.
+    """Gets each answer from the engine or the ring; `BulkReplies` sends it.
 
     Args:
-        engine: whose snapshots and audit are asked for.
+        engine: gives snapshots and the audit.
         replay: gives messages of the ring (`Publisher.replay`).
         replies: makes the answers on a thread of its own.
     """
@@ -39,7 +39,7 @@ class BulkQuestions:
         self._replies = replies
 
     def take(self, command: BulkQuestion, client: RemoteClient) -> None:
-        """Raises ConfigError when too much of what this client asked is not answered yet."""
+        """Raises ConfigError when this client has too many questions without an answer."""
         account = client.account
         if not self._replies.reserve(account):
             raise ConfigError("rate_limited", "too much of what you asked waits to be answered")

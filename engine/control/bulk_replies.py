@@ -1,11 +1,10 @@
 """`BulkReplies`: answers of many bytes, made and handed on by a thread of their own.
 
-What the ring holds, snapshots and pages of the audit can be asked for by everybody who may look.
-However many ask, and however often: the thread takes no more than `SHARE` of the processor's time,
-in slices that are short enough to keep nobody from the interpreter, and hands on no more than
-`TOTAL_RATE` bytes a second, after `TOTAL_BURST` at once. Whoever waits for the fewest answers comes
-first, and of those whoever was given least: a client that asks one question at a time does not wait
-behind those that ask without end.
+Every viewer may ask for messages of the ring, snapshots and pages of the audit. However many ask,
+the thread takes at most `SHARE` of the processor's time, in slices short enough that other threads
+get the interpreter in time. It sends at most `TOTAL_RATE` bytes a second, after a burst of
+`TOTAL_BURST`. The client with the fewest open questions comes first, and among equals the one that
+received least: a client that asks one question at a time does not wait behind a flood.
 """
 
 import logging
@@ -29,11 +28,11 @@ log = logging.getLogger("stepscope.engine")
 SHARE = 0.02  # of one core's time
 CLIENT_RATE, CLIENT_BURST = 4e6, 16e6  # bytes a second, bytes at once
 TOTAL_RATE, TOTAL_BURST = 4e6, 16e6  # of all clients together
-MIN_BYTES = 65_536  # what the smallest answer counts as
-MAX_PENDING = 64  # questions of one client that wait for their answers
+MIN_BYTES = 65_536  # an answer counts as at least so many
+MAX_PENDING = 64  # questions of one client without an answer
 MAX_CLIENTS = 10_000
 MAX_REPLAY_FRAMES = 2_000  # of one answer; the asker comes again for more
-SLICE = 64  # messages that are read in one go
+SLICE = 64  # messages read at a time
 
 # Made step by step: an answer comes last, what comes before it is a good moment to rest.
 Parts: TypeAlias = Iterator[AnyReply | msgspec.Raw | None]
@@ -46,7 +45,7 @@ class _Job(NamedTuple):
 
 @dataclass(slots=True)
 class _Share:
-    """What one client may have, and what it waits for."""
+    """The byte allowance of one client, and its open questions."""
 
     level: float
     filled_s: float
@@ -62,12 +61,12 @@ def replayed(replay: Callable[[int, int], Replayed], sequence: int, limit: int) 
     """An answer to `ReplayFrom`.
 
     Args:
-        replay: gives messages of the ring, as many as are asked for.
+        replay: returns messages of the ring, from a sequence number, up to a limit.
     """
     frames: list[ReplayedFrame] = []
-    num_bytes, held = 0, replay(0, 0)
-    sequence = max(sequence, held.oldest_sequence)
-    end = min(held.next_sequence, sequence + min(limit, MAX_REPLAY_FRAMES))
+    num_bytes, ring = 0, replay(0, 0)
+    sequence = max(sequence, ring.oldest_sequence)
+    end = min(ring.next_sequence, sequence + min(limit, MAX_REPLAY_FRAMES))
     while sequence < end:
         some = replay(sequence, min(SLICE, end - sequence)).frames
         sequence = some[-1].sequence + 1 if some else sequence + SLICE  # given up meanwhile
@@ -79,16 +78,16 @@ def replayed(replay: Callable[[int, int], Replayed], sequence: int, limit: int) 
             frames.append(frame)
         yield None
     oldest = replay(0, 0).oldest_sequence
-    yield Replayed(frames=frames, oldest_sequence=oldest, next_sequence=held.next_sequence)
+    yield Replayed(frames=frames, oldest_sequence=oldest, next_sequence=ring.next_sequence)
 
 
 def at_once(reply: AnyReply | msgspec.Raw) -> Parts:
-    """An answer that is there, and only has to be encoded."""
+    """An answer that is ready and only has to be encoded."""
     yield reply
 
 
 class BulkReplies:
-    """Any thread asks.
+    """Encodes and paces answers. Any thread may call it.
 
     Args:
         post: takes each answer, encoded.
@@ -118,7 +117,7 @@ class BulkReplies:
         self._thread.join()
 
     def reserve(self, account: bytes) -> bool:
-        """A client asks; False when too much of what it asked is not answered yet."""
+        """Count a question of a client; False when it has too many without an answer."""
         with self._changed:
             share = self._share(account)
             if share.num_pending >= MAX_PENDING:
@@ -139,7 +138,7 @@ class BulkReplies:
             share.num_pending = max(0, share.num_pending - 1)
 
     def forget(self, identity: bytes) -> None:
-        """A connection is gone: nobody waits for its answers any more."""
+        """A connection is gone: drop the answers it waits for."""
         with self._changed:
             for share in self._shares.values():
                 kept = deque(job for job in share.jobs if job.client.identity != identity)
@@ -185,7 +184,7 @@ class BulkReplies:
         return None
 
     def _made(self, parts: Parts) -> msgspec.Raw:
-        # Time of this thread alone: to wait for the interpreter costs nobody anything.
+        # CPU time of this thread alone: waiting for the interpreter costs nothing.
         began_s = time.thread_time()
         for part in parts:
             raw = None if part is None else self._encoded(part)

@@ -1,7 +1,7 @@
 """`Changes`: commands that change the engine, from the control socket. Belongs to its thread.
 
-Each is done once, also when it is sent again. What changes nothing is answered here; the rest goes
-to the engine's thread, and its answer comes back to `answered`.
+A command that is sent again is still applied once. A change without effect is answered here; every
+other change goes to the engine's thread, whose answer comes back to `answered`.
 """
 
 from collections.abc import Callable
@@ -16,12 +16,12 @@ from stepscope.engine.transport.connections import Connections
 
 
 class Changes:
-    """Takes changes of those who may make them.
+    """Takes changes from clients that may make them.
 
     Args:
         inbox: where changes wait for the engine's thread.
         settled: answers a change that changes nothing; see `ServedEngine`.
-        connections: say who asks.
+        connections: name the client of a command.
         post: queues a reply, from any thread.
         send: sends a reply at once.
     """
@@ -75,7 +75,7 @@ class Changes:
         self._keep(once, reply)
 
     def answered(self, once: tuple[bytes, bytes], reply: AnyReply) -> None:
-        """The engine's thread has answered a change, and that was sent."""
+        """The engine's thread has answered a change, and the answer was sent."""
         self._num_on_their_way -= 1
         self._keep(once, reply)
 

@@ -16,7 +16,7 @@ from stepscope.engine.text.tokenizer import TextStream
 
 
 def num_chars(command: Submit) -> int:
-    """How much text there is to tokenise."""
+    """Characters of text to tokenise."""
     texts = [command.prompt or "", *(turn.content for turn in command.messages or ())]
     return sum(map(len, texts))
 
@@ -44,7 +44,7 @@ class Intake:
         codec: tokenizer of the model, None when prompts must come as token ids.
         vocab_size: token ids are below it.
         max_model_len: most tokens of a request, prompt and output.
-        with_tokens: observers are to be told of prompts.
+        with_tokens: prompts are published to observers.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Intake:
         return StopText(self._codec.text_stream(), sampling.stop, sampling.include_stop)
 
     def prompt_text(self, token_ids: Sequence[int]) -> str | None:
-        """The text of a prompt for observers; None where they are not told, or it has none."""
+        """The prompt's text for observers; None if it is not published or there is none."""
         if not self._with_tokens or self._codec is None:
             return None
         stream = self._codec.text_stream()

@@ -1,7 +1,7 @@
 """`LongPrompts`: prompts that take long to tokenise, and the two threads that do it.
 
-One thread is for the longest, so that whatever they take, a prompt that is only long does not wait
-for them. Among those that wait for the same thread a shorter one goes first, up to a point.
+One thread takes only the longest prompts, so that a prompt that is merely long does not wait for
+them. In each queue a shorter prompt goes first, but none waits without end (`MAX_OVERTAKEN_S`).
 """
 
 import heapq
@@ -20,8 +20,8 @@ from stepscope.engine.protocol.config import ConfigError
 LONGEST_TEXTS = 256 * 1024  # characters and more: some 0.2 s each
 MAX_QUEUED_BYTES = 64 * 1024 * 1024  # of all prompts that wait or are being tokenised
 MAX_CLIENT_BYTES = MAX_QUEUED_BYTES // 2  # of one client
-# A prompt goes before one that is longer by a character and came so much earlier: a hundred times
-# what the character takes. None is overtaken by what comes more than so much later.
+# Each character by which a prompt is shorter lets it overtake one that came so much earlier: a
+# hundred times what tokenising a character takes. `MAX_OVERTAKEN_S` later, no prompt overtakes it.
 OVERTAKES_S = 100e-6
 MAX_OVERTAKEN_S = 30.0
 
@@ -45,7 +45,7 @@ class LongPrompts:
 
     Args:
         prepare: tokenises one, on a thread of these, and gives what hands the result on. That is
-            called only if somebody still waits, and must not wait itself.
+            called only while a client still waits, and must not block.
     """
 
     def __init__(self, prepare: Callable[[Submit, RemoteClient], Callable[[], None]]) -> None:
@@ -68,7 +68,7 @@ class LongPrompts:
             self._change.notify_all()
 
     def take(self, command: Submit, client: RemoteClient, num_chars: int) -> None:
-        """Raises ConfigError when too much waits already."""
+        """Raises ConfigError when too many bytes wait already."""
         num_bytes = text_bytes(command)
         prompt = LongPrompt(command, client, num_bytes)
         due_s = time.monotonic() + min(MAX_OVERTAKEN_S, num_chars * OVERTAKES_S)
@@ -84,7 +84,7 @@ class LongPrompts:
             self._change.notify_all()
 
     def withdraw(self, identity: bytes, command_id: bytes) -> RemoteClient | None:
-        """Nobody waits for it any more. Gives its client, or None when there is no such prompt."""
+        """Drop a prompt that was cancelled. Returns its client; None: no such prompt."""
         with self._change:
             prompt = self._held.get((identity, command_id))
             if prompt is None or not prompt.is_wanted:
@@ -93,7 +93,7 @@ class LongPrompts:
             return prompt.client
 
     def forget(self, identity: bytes) -> None:
-        """A client is gone, and nobody waits for its prompts."""
+        """A client is gone: drop its prompts."""
         with self._change:
             if self._num_bytes[identity]:
                 self._drop({id(p) for p in self._held.values() if p.client.identity == identity})

@@ -1,4 +1,4 @@
-"""`Outbox`: replies on their way to the one thread that owns the socket, and what wakes it."""
+"""`Outbox`: replies for the one thread that owns the socket, and the descriptor that wakes it."""
 
 import os
 from collections import deque
@@ -11,7 +11,7 @@ class Outbox:
     """Filled from any thread, emptied by one.
 
     Attributes:
-        descriptor: readable when there is something new; for a poller.
+        descriptor: readable when a new reply waits; for a poller.
     """
 
     def __init__(self) -> None:
@@ -42,6 +42,6 @@ class Outbox:
             yield self._waiting.popleft()
 
     def close(self) -> None:
-        self._is_woken = True  # who posts later finds another file on our descriptor
+        self._is_woken = True  # a later post must not write to another file with our number
         os.close(self.descriptor)
         os.close(self._write)

@@ -1,4 +1,4 @@
-"""`RemoteClient`: whom the core answers when a command came over the control socket."""
+"""`RemoteClient`: the core's receiver of answers to a command from the control socket."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -14,7 +14,7 @@ class RemoteClient:
 
     Args:
         post: queues a reply, from any thread.
-        identity, command_id: where it came from, and what its sender calls it.
+        identity, command_id: the connection it came from, and the sender's name for it.
         text: completes the outputs of a `Submit`.
         once: of a change, its place in the book of answers.
         bundles: whether its outputs may come together with those of others.

@@ -1,7 +1,7 @@
-"""`Replies`: what the control thread sends, to each client in the order it came about.
+"""`Replies`: what the control thread sends, in order for each client.
 
-Most of what an engine sends are outputs of one token, and a message takes many times as long as
-what is in it. So outputs that are ready together go to who wants that as one message.
+Most replies are outputs of one token, and sending a message takes many times as long as encoding
+such an output. So outputs that are ready together go in one message to a client that accepts it.
 """
 
 from collections.abc import Callable
@@ -28,8 +28,8 @@ class Replies:
 
     Args:
         socket: of the control thread.
-        connections: knows who may still be answered.
-        forget: told of clients that cannot be sent anything, and why.
+        connections: know which clients may still be answered.
+        forget: called with a client that cannot be reached, and why.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Replies:
         self._bundles: dict[bytes, list[tuple[int, Output]]] = {}  # by identity, none empty
 
     def send(self, identity: bytes, command_id: bytes, message: AnyReply | msgspec.Raw) -> None:
-        """Send at once, after what is bundled for the same client. Raw is a reply as it is sent."""
+        """Send at once, after the client's bundle. `Raw` is an encoded reply."""
         if (bundled := self._bundles.pop(identity, None)) is not None:
             self._send_bundle(identity, bundled)
         self._send(identity, command_id, message)

@@ -1,4 +1,4 @@
-"""`Roles`: what a viewer's key does not open. Belongs to the control thread."""
+"""`Roles`: refuses changes that come with a viewer's key. Belongs to the control thread."""
 
 from stepscope.engine.loop.control_tally import ControlTally
 from stepscope.engine.loop.inbox import Denial, Inbox
@@ -8,12 +8,12 @@ from stepscope.engine.transport.connections import Connections
 
 
 class Roles:
-    """Holds commands against the role of the key they came with.
+    """Checks commands against the role of the key they came with.
 
     Args:
-        connections: say whose key that is.
-        inbox: what is denied goes there, for the audit trail.
-        tally: counts what is denied.
+        connections: know the role of each key.
+        inbox: receives denied commands for the audit trail.
+        tally: counts denied commands.
     """
 
     def __init__(self, connections: Connections, inbox: Inbox, tally: ControlTally) -> None:
@@ -22,7 +22,7 @@ class Roles:
         self._tally = tally
 
     def check(self, identity: bytes, command: Submit | Change, who: str) -> None:
-        """Raises ConfigError when whoever asks may only look."""
+        """Raises ConfigError when the client's key is a viewer's."""
         holder = self._connections.holder(identity)
         if holder is None or holder.role == "operator":
             return

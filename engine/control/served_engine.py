@@ -37,7 +37,7 @@ class ServedEngine(Protocol):
         ...
 
     def settled(self, command: Change, asker: Asker, is_alone: bool) -> Settled | None:
-        """The answer to a change that changes nothing; None: its turn between two steps tells.
+        """The answer to a change without effect; None: the engine's thread must answer.
 
         Args:
             is_alone: no other change is on its way.

@@ -1,7 +1,7 @@
 """`ControlServer`: the control socket and the thread that serves it.
 
-It decodes, prepares and answers. What changes the engine goes into its inbox and is applied between
-two steps. What is certain to be refused never gets that far, and answers of many bytes have a
+It decodes, prepares and answers. A change goes into the engine's inbox and is applied between two
+steps. A command that the engine must refuse is refused here, and answers of many bytes have a
 thread of their own (`BulkReplies`). The engine's replies come back through an outbox, because a
 ZeroMQ socket belongs to one thread.
 """
@@ -66,8 +66,8 @@ class ControlServer:
         intake: checks and tokenises prompts.
         tokenizer: turns output tokens into text, None when the engine has none.
         replay: answers `ReplayFrom` (`Publisher.replay`).
-        gate: who may come in; None: everybody who can reach the address, as an operator.
-        telemetry: address of the publisher, whose connections are watched from here too.
+        gate: decides which clients may connect; None: every client is an operator.
+        telemetry: address of the publisher; this thread watches its connections too.
 
     Raises:
         ConfigError: the address cannot be had.
@@ -96,9 +96,9 @@ class ControlServer:
         self._socket.setsockopt(zmq.LINGER, 500)
         self._socket.setsockopt(zmq.SNDHWM, CLIENT_QUEUE)
         self._socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE)
-        # A client that has vanished is an error then, which can be acted on.
+        # Sending to a client that is gone then raises an error that we can handle.
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        # libzmq hangs up on who sends more; what is only somewhat too big is answered.
+        # libzmq hangs up on a client that sends more; a slightly larger command is answered.
         self._socket.setsockopt(zmq.MAXMSGSIZE, 2 * commands.MAX_COMMAND_BYTES)
         self._connections = Connections(self._socket, gate)
         self._roles = Roles(self._connections, engine.inbox, self._tally)
@@ -135,7 +135,7 @@ class ControlServer:
         try:
             while True:
                 pause_s = self._limiter.pause_s()
-                # With no flags it is left out: what is not read waits with those who sent it.
+                # With no flags it is left out: unread commands wait with their senders.
                 poller.register(self._socket, 0 if pause_s else zmq.POLLIN)
                 waits_s = (pause_s or None, self._abuse.wait_s)
                 wait_s = [each_s for each_s in waits_s if each_s is not None]

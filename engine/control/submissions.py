@@ -27,7 +27,7 @@ class Submissions:
         inbox: of the core.
         intake: knows the model's tokenizer and limits.
         clock: the engine's.
-        charge_text: told of whom so many characters are tokenised on the control thread.
+        charge_text: called with the client and the characters tokenised on the control thread.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Submissions:
         self._long.close()
 
     def take(self, command: Submit, client: RemoteClient) -> None:
-        """Raises ConfigError when the prompt cannot be taken, or not now."""
+        """Raises ConfigError when the prompt is invalid, or too much waits now."""
         size = num_chars(command) + _TURN_CHARS * len(command.messages or ())
         if size <= LONG_TEXT:
             self._charge_text(client.account, size)
