@@ -1,4 +1,4 @@
-"""Gets a text over HTTP, with bounds on time and size, so that no server holds or floods us."""
+"""Gets a text over HTTP, with bounds on time and size, so that no server blocks or floods us."""
 
 import http.client
 import time
@@ -15,7 +15,7 @@ class FetchError(Exception):
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A server that is asked for metrics does not choose who else is asked."""
+    """Refuses redirects: a server may not send our request to another address."""
 
     def redirect_request(self, *_: object) -> None:
         return None

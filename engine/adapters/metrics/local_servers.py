@@ -1,7 +1,7 @@
 """Finds the servers of this machine that export metrics: vLLM's, SGLang's and TensorRT-LLM's.
 
-Asked are the ports where these servers usually listen, and those on which this user's processes of
-these engines do, on loopback only. A port that is none of theirs is left alone for a while.
+It asks the default ports of these servers, and the ports on which this user's processes of these
+engines listen, on loopback only. After another answer a port is left alone for a while.
 """
 
 import threading
@@ -25,12 +25,12 @@ _COMMANDS = (
 )
 _LOOK_S = 3.0
 _ASK_S = 0.3  # a server on this machine answers in milliseconds
-_AGAIN_S = 15.0  # until a port that was none of theirs is asked again
+_AGAIN_S = 15.0  # until a port with another answer is tried again
 _LOOPBACK = ("127.0.0.1", "0.0.0.0", "::", "::1", "*")
 
 
 class LocalServer(NamedTuple):
-    """A server that answered. `pid` is None where the port alone gave it away."""
+    """A server that answered. `pid` is None if it was found by its port alone."""
 
     address: MetricsAddress
     engine: str

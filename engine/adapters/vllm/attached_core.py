@@ -45,7 +45,7 @@ UNSUPPORTED = "unsupported"
 
 
 class AttachedCore:
-    """Belongs to whoever holds the attachment's lock; `inbox` takes from any thread.
+    """Used only under the attachment's lock; any thread may put into `inbox`.
 
     Args:
         info: published as it stands.
@@ -65,7 +65,7 @@ class AttachedCore:
         self.limits = board.limits
         self.scheduler = SchedulerFace(scheduler, watcher, board)
         self.inbox = Inbox()
-        self.max_waiting = 0  # nobody submits here
+        self.max_waiting = 0  # vLLM's own server takes the requests
         self.control_tally = ControlTally()
         self.has_step_in_flight = False  # steps are published in order, whatever is in flight
         self.pauses = PauseTrail(())
@@ -123,7 +123,7 @@ class AttachedCore:
         )
 
     def settled(self, command: Change, asker: Asker, is_alone: bool) -> None:
-        """Every change is answered between two steps: vLLM's thread owns what it is held to."""
+        """None: vLLM's thread owns the knobs, so it answers each change between two steps."""
         return
 
     def clock(self) -> int:
@@ -139,7 +139,7 @@ class AttachedCore:
         self.publish(self.info)
 
     def publish_status(self, state: EngineState, now_ns: int) -> None:
-        """How vLLM stands, and what happened since the last message."""
+        """Publish vLLM's state and the events since the last message."""
         self.pauses = self.pauses.after_status(now_ns, is_paused=state == "paused")
         self.publish(
             EngineStatus(

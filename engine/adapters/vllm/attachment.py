@@ -203,7 +203,7 @@ class Attachment:
     # Between steps: the lock is held
 
     def _tend(self) -> None:
-        """Apply commands; publish who we are and how vLLM stands, if it is due."""
+        """Apply commands; publish the engine's info and vLLM's state, if they are due."""
         core = self.core
         for _ in range(MAX_COMMANDS):
             try:

@@ -1,6 +1,6 @@
 """`BlockBooks`: the state of vLLM's KV blocks, in the order in which it is published.
 
-Ids are one lower than vLLM's, whose block 0 belongs to nobody.
+Ids are one lower than vLLM's, whose block 0 belongs to no request.
 """
 
 from array import array
@@ -12,7 +12,7 @@ from stepscope.engine.scheduling.block_pool import REF_BITS, runs_of
 
 
 class BlockBooks:
-    """Belongs to whoever holds the attachment's lock.
+    """Used only under the attachment's lock.
 
     Attributes:
         num_evicted, num_queried, num_hit: since the last `counts`; tokens, but for the first.
@@ -21,7 +21,7 @@ class BlockBooks:
     def __init__(self, pool: VllmBlockPool) -> None:
         self._pool = pool
         self.num_blocks = pool.num_gpu_blocks - 1
-        self._owners = [EMPTY] * self.num_blocks  # the latest holder; meaningful while held
+        self._owners = [EMPTY] * self.num_blocks  # the latest; valid while in use
         self._ref_counts = [0] * self.num_blocks
         self._holders: dict[int, dict[int, None]] = {}  # of blocks with several
         self._changed: dict[int, None] = {}

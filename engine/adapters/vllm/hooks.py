@@ -21,7 +21,7 @@ class Hooks:
         self._ours[name] = (ours, before)
 
     def restore(self) -> None:
-        """The methods of before. What somebody else has wrapped meanwhile stays."""
+        """Put the original methods back. A method that other code wrapped meanwhile stays."""
         for name, (ours, before) in self._ours.items():
             if vars(self._target).get(name) is not ours:
                 continue

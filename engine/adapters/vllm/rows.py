@@ -65,7 +65,7 @@ def drop_ended(step: UnfinishedStep, ended_now: set[TrackedRequest]) -> int:
 
 
 def running_row(row: Row) -> RunningRow:
-    """The row for those who watch the step while it runs."""
+    """The row for observers that watch the step while it runs."""
     request, _, start, fields = row
     if fields is None:
         return RunningRow(request.request_id, _DECODE, start, 1)

@@ -16,7 +16,7 @@ from stepscope.engine.protocol.wire import (
 
 
 class Settlement:
-    """Belongs to whoever holds the attachment's lock.
+    """Used only under the attachment's lock.
 
     Args:
         books: None where vLLM frees blocks that no output names.

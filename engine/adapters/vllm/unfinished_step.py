@@ -61,7 +61,7 @@ class UnfinishedStep:
             self.preempted.append(tracked)
 
     def note_blocks(self, table: Mapping[str, TrackedRequest], block_size: int) -> None:
-        """What requests got, and who was admitted."""
+        """Note the blocks that requests got, and the admitted requests."""
         out = self.out
         for new in out.scheduled_new_reqs:
             self._admit(table[new.req_id], new.block_ids, new.num_computed_tokens, block_size)

@@ -38,7 +38,7 @@ from stepscope.engine.telemetry.step_watcher import StepUnderWay
 
 
 class Watcher:
-    """Belongs to whoever holds the attachment's lock.
+    """Used only under the attachment's lock.
 
     Attributes:
         next_step: number of the next step that vLLM schedules.
