@@ -46,7 +46,7 @@ _NEWCOMERS_S = 2.0  # between two looks for engines that have appeared
 
 
 class Dashboard(App[None], inherit_bindings=False):
-    """The dashboard: a main screen for each engine that was opened; one of them is shown.
+    """The dashboard: it has a main screen for each engine that was opened, and shows one.
 
     Args:
         any_terminal: do not ask what the terminal can show; for pictures.

@@ -39,7 +39,7 @@ def noticed_hang_up(gone: Callable[[], None]) -> Iterator[None]:
 def _watch(terminals: list[int], ended: int, gone: Callable[[], None]) -> None:
     poll = select.poll()
     for number in (*terminals, ended):
-        poll.register(number, 0)  # hang-ups and errors are told without being asked for
+        poll.register(number, 0)  # poll reports hang-ups and errors without a flag
     while True:
         for number, what in poll.poll():
             if number == ended:

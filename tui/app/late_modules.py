@@ -49,5 +49,5 @@ def load() -> None:
     for name in LATE:
         try:
             importlib.import_module(name)
-        except ImportError:  # who needs it will be told
+        except ImportError:  # the command that needs it will report it
             log.exception("%s cannot be loaded", name)

@@ -21,7 +21,7 @@ _GRACE_S = 5.0  # a screen that is not left by then waits for a terminal that is
 
 @contextmanager
 def left_on_signals(app: App[Any], close: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM, and a terminal that goes away, leave the screen; a second signal is patience.
+    """SIGTERM, and a terminal that goes away, leave the screen; a second signal changes nothing.
 
     Args:
         app: it is run inside.

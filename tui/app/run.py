@@ -73,8 +73,8 @@ def run_dashboard(
         fleet: several engines, `source` among them, started and stopped by the caller; they are
             shown side by side to begin with.
         compared: two runs to be compared, and how they are aligned; they are shown to begin with.
-        rules: which a live engine is watched by; one that fires is a line, the bell and a mark.
-        news: asked in every frame what there is to tell the operator; None is nothing.
+        rules: watched on a live engine; one that fires shows a line, rings the bell, sets a mark.
+        news: called in every frame; returns a notice for the operator, or None.
 
     Raises:
         SystemExit: the application itself broke, and has printed how, or a signal ended it. A

@@ -1,4 +1,4 @@
-"""`SideScreens`: the sides of a comparison as sessions one can go into, made when one does."""
+"""`SideScreens`: opens a side of a comparison as a session of its own, made when it is opened."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -76,7 +76,7 @@ def run() -> int:
     try:
         result = app(prog_name="stepscope", standalone_mode=False)
     except BrokenPipeError:
-        # Whoever read our output has seen enough ('| head').
+        # The program that read our output closed the pipe ('| head').
         sys.stdout = None
         return DONE
     except Exception as error:  # noqa: BLE001 - the one place where errors meet a person

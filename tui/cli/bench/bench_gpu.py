@@ -24,7 +24,7 @@ from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongU
 
 # Of (h): the two that a reader compares.
 RECORDED = {"continuous": "arrivals-continuous.mcap", "chunked": "arrivals-chunked.mcap"}
-# '{endpoint}' and '{file}' are filled in by whoever starts it.
+# The process that starts it fills in '{endpoint}' and '{file}'.
 RECORDER = [
     *(sys.executable, "-m", "stepscope.tui.cli"),
     *("record", "{endpoint}", "--output", "{file}"),

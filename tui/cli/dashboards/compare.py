@@ -45,7 +45,7 @@ def compare(
     output: str | None = None,
     size: str = "120x40",
 ) -> None:
-    """On a terminal the screen, elsewhere (or if asked for) a table or JSON; or a picture.
+    """Open the screen on a terminal; elsewhere, or with an option, print a table or JSON.
 
     Raises:
         RecordingError: a file is not a recording.
@@ -97,9 +97,9 @@ def compare(
 def _compared_as(
     settings: DashboardSettings, flags: Mapping[str, Any], files: Sequence[str]
 ) -> DashboardSettings:
-    """The settings with the levels that recordings are compared by: of the first that carries any.
+    """The settings with the service levels of the first recording that carries any.
 
-    Says on stderr whose they are, where another one carries others and nothing overrules them.
+    If another recording carries other levels, a line on stderr names the one that counts.
 
     Raises:
         CommandFailed, RecordingError: a file is not a recording.

@@ -1,4 +1,4 @@
-"""A comparison as lines of text: who is better in what, all figures, and both runs side by side."""
+"""A comparison as lines of text: the better run in each figure, then both runs side by side."""
 
 from collections.abc import Sequence
 
@@ -33,14 +33,14 @@ def _summary(found: Comparison) -> list[str]:
         lines.append(f"{' ' if found.different_work is None else '!'}  {why}")
     lines.append("")
     settings = [words.setting_text(each) for each in found.settings]
-    told: Sequence[tuple[str, list[str]]] = (
+    sections: Sequence[tuple[str, list[str]]] = (
         words.outcome(found, "b"),
         words.outcome(found, "a"),
         ("requests", words.paired(found)),
         ("not sure", words.unclear(found)),
         ("set", settings or [words.SAME_SETTINGS]),
     )
-    for heading, phrases in told:
+    for heading, phrases in sections:
         for number, phrase in enumerate(phrases):
             lines.append(f"{heading if not number else '':<9} {phrase}".rstrip())
     for kind in ("ITL", "TTFT"):

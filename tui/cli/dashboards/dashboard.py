@@ -1,4 +1,4 @@
-"""What each way into the dashboard needs: a terminal, a history, and its settings."""
+"""What every command that opens the dashboard needs: a terminal, a history and settings."""
 
 import os
 from collections.abc import Callable
@@ -54,7 +54,7 @@ def run_live(
     Args:
         news: as in `run_dashboard`.
     """
-    # Textual is imported here so that an endpoint that is wrong is told of at once.
+    # Textual is imported here so that the error for a wrong endpoint comes at once.
     from stepscope.tui.app.run import run_dashboard
 
     run_dashboard(

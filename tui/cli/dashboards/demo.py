@@ -39,7 +39,7 @@ from stepscope.tui.views.format import file_size
 # Chosen on two CPU cores with the demo model: several chats stream all the time, and every few
 # seconds a document is prefilled in chunks beside them. The cache is small enough to fill up.
 # A machine that carries less gets fewer requests (`demo_rate`), and one that becomes busy later has
-# no more of them under way than there are seats: who does not fit comes later.
+# no more of them under way than there are seats: the others come later.
 KNOBS = Knobs(max_num_batched_tokens=128, max_num_seqs=12)
 KV_MEMORY = "64MB"
 WORKLOAD = WorkloadSpec(
@@ -186,7 +186,7 @@ def _engine(
     simulated: SimulatedGpu | None,
     on_progress: Callable[[str], None],
 ) -> tuple[Mapping[str, KnobValue], Callable[[str], None], str]:
-    """What `EngineProcess` takes: options, who hears of progress, and the command."""
+    """The arguments of `EngineProcess`: options, the callback for progress, the command."""
     if simulated is None:
         return _options(model, with_tokens), on_progress, "serve"
     if with_tokens:

@@ -1,7 +1,7 @@
 """`Pace`: keeps the load of `stepscope demo` to what the machine carries, while it runs.
 
-A machine is as fast as its neighbours let it be, and that changes: an installation ends, a build
-begins. As soon as somebody has changed a knob or the workload, the load is theirs and stays.
+Other programs slow a machine down, and that changes while the demo runs: a build begins or ends.
+After an operator changes a knob or the workload, `Pace` no longer changes the load.
 """
 
 import threading
@@ -14,13 +14,13 @@ from stepscope.engine.workload.arrivals import describe
 from stepscope.recordings.history.history import History
 from stepscope.tui.cli.dashboards.demo_rate import DemoLoad, next_offer
 
-TICK_S = 1.0  # how soon it is seen that somebody has changed something
+TICK_S = 1.0  # between two looks for a change by an operator
 # The machine is another one when the steps of so many windows in a row say so: what a neighbour
 # does for a few seconds is no reason to change the load, what goes on for half a minute is one.
 WINDOW_S = 7.0
 NUM_WINDOWS = 3
-# So long nothing is judged after a change: first because batches have to fill up and caches to
-# warm up, then twice as long each time, for a machine that comes and goes is not followed about.
+# After a change nothing is judged for so long, because batches fill up and caches warm up. The time
+# doubles with each change, so that the load does not follow a machine whose speed goes up and down.
 FIRST_REST_S = 8.0
 LONGEST_REST_S = 64.0
 
@@ -48,9 +48,9 @@ class Pace:
         self._history = history
         self._set_workload = set_workload
         self._clock = clock
-        self._unsure: DemoLoad | None = None  # asked for, without an answer
-        self._ours = {describe(offered.workload)}  # all that was asked for
-        self._is_seen = False  # telemetry tells of it a moment after it was taken
+        self._unsure: DemoLoad | None = None  # sent, without an answer
+        self._ours = {describe(offered.workload)}  # every workload we sent
+        self._is_seen = False  # telemetry shows a workload a moment after it was set
         self._found: list[DemoLoad] = []  # by the last windows, all of them more or all less
         self._window_end_s = 0.0
         self._rest_s = FIRST_REST_S
@@ -89,7 +89,7 @@ class Pace:
         return None
 
     def look(self) -> bool:
-        """Change the workload if needed; False once somebody else controls it.
+        """Change the workload if needed; False once another client controls it.
 
         Raises:
             EngineUnreachable: the engine did not answer, and may have taken it all the same.
@@ -160,7 +160,7 @@ class Pace:
                 if not self.look():
                     return
             except (EngineUnreachable, CommandRefused):
-                continue  # it is ending, or somebody else was quicker
+                continue  # it is ending, or another client changed it first
 
 
 def _is_more(offered: DemoLoad, now: DemoLoad) -> bool:

@@ -43,7 +43,7 @@ def asked_rate(text: str | None) -> float | None:
 
 
 def offer(usual: WorkloadSpec, info: EngineInfo, asked: float | None) -> DemoLoad:
-    """The usual workload, at the rate that was asked for, else at no more than is carried.
+    """The demo's workload at the requested rate, or at most at the rate that the engine carries.
 
     That is `LOAD` of what the engine completes, by the costs of its steps.
     """
@@ -64,8 +64,8 @@ def offer(usual: WorkloadSpec, info: EngineInfo, asked: float | None) -> DemoLoa
 def slowness(rates: Rates, costs: StepCosts) -> float | None:
     """How many times longer steps take than the engine's first ones; None: too few to know.
 
-    Each step is held to what it had to do, so prompts that come before their outputs, and batches
-    that are small because the load is, make no machine slow.
+    Each step is compared with the time its work should take. So a burst of prompts, or a small
+    batch under a light load, does not count as a slow machine.
     """
     if rates.steps_per_s is None or rates.idle_share is None:
         return None

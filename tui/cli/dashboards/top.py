@@ -96,7 +96,7 @@ def _on_this_machine() -> list[Address]:
 
 
 def check_any(endpoints: Sequence[Address]) -> None:
-    """That there is, or will be, anything to see; of several engines some may be down.
+    """Check that an engine answers or is starting; of several engines some may be down.
 
     Raises:
         EngineUnreachable: the only one does not answer, and is not starting.
@@ -113,7 +113,7 @@ def check_any(endpoints: Sequence[Address]) -> None:
             _ask(endpoint)
         except EngineStarting:
             answers.put(None)  # which its row says, until it has started
-        except Exception as error:  # noqa: BLE001 - whatever it is: somebody waits for the answer
+        except Exception as error:  # noqa: BLE001 - any error: the caller waits for an answer
             known = expected(error)
             answers.put(f"{endpoint.name}: {repr(error) if known is None else known[1]}")
         else:
