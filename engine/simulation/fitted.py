@@ -1,8 +1,8 @@
 """`FittedModel`: step times learned from steps that ran.
 
 A cycle is a floor, plus so much for each prefill token, each decode, each query-key pair of
-prefills and each key token that decodes see. No coefficient is negative. What was asked about is
-marked as extrapolated where it lies far outside of what was seen.
+prefills and each key token that decodes see. No coefficient is negative. A prediction is marked as
+extrapolated if its step lies far outside of the measured ones.
 """
 
 import math

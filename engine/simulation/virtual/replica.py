@@ -3,9 +3,9 @@
 It keeps no list of steps and none of requests that have ended, so that a run of any length takes
 the same memory. What it brings goes to a `FigureSink`.
 
-Stretches in which all that run decode and nobody can join take a short way: the clock goes step by
-step, the scheduler's books once for all of them. `tests/simulation/test_replica.py` holds the
-result to the scheduler asked for every step.
+While every running request decodes and none can join, a stretch of steps takes a short way: the
+clock goes step by step, and the scheduler's state is updated once for all of them.
+`tests/simulation/test_replica.py` compares the result with scheduling every step.
 """
 
 from typing import Protocol
@@ -82,7 +82,7 @@ class Replica:
         self._names = BlockNames(scheduler.kv.block_size)
         self._next_id = 0
         self._next_step = 0
-        self._all_decode = False  # in the next step, if nobody joins
+        self._all_decode = False  # in the next step, if no request joins
 
     @property
     def num_unfinished(self) -> int:
@@ -197,7 +197,7 @@ class Replica:
             request.last_token_ns = self.now_ns
 
     def _num_certain_steps(self) -> int:
-        """How many steps nobody can join or leave, or be without a block or a share in."""
+        """Steps in which no request joins or leaves, and each has its blocks and its share."""
         scheduler = self.scheduler
         running, knobs = scheduler.running, scheduler.step_knobs
         num_rows = len(running)

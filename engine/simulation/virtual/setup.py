@@ -25,7 +25,7 @@ class SimulatedSetup(Struct, frozen=True, kw_only=True):
     limits: Limits
     num_blocks: int
     block_size: int
-    work: str = ""  # what it is given to do: part of who it is
+    work: str = ""  # the work it gets; part of its engine id
     own_mode: SpendBudget | None = None  # in place of the batching mode that the knobs name
 
     def scheduler(self) -> Scheduler:
@@ -60,8 +60,8 @@ class SimulatedSetup(Struct, frozen=True, kw_only=True):
 
     def _engine_id(self, seed: int) -> str:
         """Equal runs have equal ones, and no others."""
-        told = [
+        parts = [
             self.simulated, self.model_name, self.knobs, self.limits, self.num_blocks,
             self.block_size, self.work, seed,
         ]  # fmt: skip
-        return f"simulated-{hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:12]}"
+        return f"simulated-{hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:12]}"
