@@ -93,7 +93,7 @@ def _section(section: Section, flags: Mapping[str, Any]) -> Iterator[str]:
     for name, (value, origin) in settled(kind, section, flags).items():
         about = origin or "default"
         if value is None:
-            yield _line(f"# {name}", about if origin else _told_default(fields[name]) or about)
+            yield _line(f"# {name}", about if origin else _described_default(fields[name]) or about)
         elif name in _SECRET:
             yield _line(f"# {name}", f"{about}, {'not shown' if value else 'not set'}")
         else:
@@ -122,7 +122,7 @@ def _toml(value: Any) -> str:
     return str(tomlkit.item(plain).as_string())
 
 
-def _told_default(field: msgspec.structs.FieldInfo) -> str:
+def _described_default(field: msgspec.structs.FieldInfo) -> str:
     """What the description says that happens by default."""
     _, meta = base_and_meta(field)
     found = re.search(r"\((default: [^)]*)\)", meta.description or "")

@@ -138,7 +138,7 @@ def demo(
                     cut_short = _wait(engine, source, seconds, progress, pace, stop)
                 else:
                     progress.close()
-                    say(*_told(pace.offers))
+                    say(*_load_lines(pace.offers))
                     news = _News(engine, pace)
                     run_live(source, settings, recorder, keeps_levels=False, news=news)
             finally:
@@ -152,7 +152,7 @@ def demo(
     if stop and source.history.num_steps == 0:
         raise Interrupted("interrupted before the engine ran a step")
     if headless:
-        say(*_told(pace.offers))
+        say(*_load_lines(pace.offers))
         _finish(source, settings, screenshot, recorder)
     if cut_short is not None:
         raise Interrupted(cut_short)
@@ -227,7 +227,7 @@ def _ending_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _told(offers: Sequence[DemoLoad]) -> Iterator[str]:
+def _load_lines(offers: Sequence[DemoLoad]) -> Iterator[str]:
     first, *later = offers
     yield f"workload   {first}"
     for each in later:

@@ -56,7 +56,7 @@ class Pace:
         self._rest_s = FIRST_REST_S
         self._knobs_version = 0
         self._is_theirs = False
-        self._num_told = 0
+        self._num_reported = 0
         self._has_told_theirs = False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="demo-pace", daemon=True)
@@ -80,8 +80,8 @@ class Pace:
 
     def news(self) -> str | None:
         """The notice since the last call, if any; call it from one thread only."""
-        if self._num_told < len(self.offers):
-            self._num_told = len(self.offers)
+        if self._num_reported < len(self.offers):
+            self._num_reported = len(self.offers)
             return f"the demo's workload: {self.offers[-1]}"
         if self._is_theirs and not self._has_told_theirs:
             self._has_told_theirs = True

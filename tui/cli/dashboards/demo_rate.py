@@ -42,7 +42,7 @@ def asked_rate(text: str | None) -> float | None:
     return rate
 
 
-def offer(usual: WorkloadSpec, info: EngineInfo, asked: float | None) -> DemoLoad:
+def offer(usual: WorkloadSpec, info: EngineInfo, requested: float | None) -> DemoLoad:
     """The demo's workload at the requested rate, or at most at the rate that the engine carries.
 
     That is `LOAD` of what the engine completes, by the costs of its steps.
@@ -50,14 +50,16 @@ def offer(usual: WorkloadSpec, info: EngineInfo, asked: float | None) -> DemoLoa
     costs = info.step_costs
     if costs is None:
         return (
-            DemoLoad(usual) if asked is None else DemoLoad(replace(usual, rate=asked), "as asked")
+            DemoLoad(usual)
+            if requested is None
+            else DemoLoad(replace(usual, rate=requested), "as asked")
         )
     measured = capacity.in_words(costs)
     whole = capacity.requests_per_s(usual, costs, info.max_model_len)
     carried = _rounded(LOAD * whole)
-    if asked is not None:
-        more = f"; {SHARE} is about {carried:g}" if asked > whole else ""
-        return DemoLoad(replace(usual, rate=asked), f"as asked{more}", measured)
+    if requested is not None:
+        more = f"; {SHARE} is about {carried:g}" if requested > whole else ""
+        return DemoLoad(replace(usual, rate=requested), f"as asked{more}", measured)
     return _at_most(usual, carried, measured)
 
 

@@ -74,13 +74,13 @@ def _of_file(target: str) -> tuple[EngineInfo, list[Audited], str]:
         info = recording.info
         for number in range(recording.num_chunks):
             for frame in recording.chunk_frames(number):
-                # Of keyframes only the first, which the engine made, tells what came before it.
+                # Only the first keyframe, which the engine made, holds what came before it.
                 if frame.topic not in kinds or (frame.topic == kinds[1] and number):
                     continue
                 try:
                     message = wire.decode(frame.payload)
                 except msgspec.DecodeError:
-                    continue  # 'stepscope verify' tells of it
+                    continue  # 'stepscope verify' reports it
                 if isinstance(message, Audited):
                     found[message.number] = message
                 elif isinstance(message, Snapshot):

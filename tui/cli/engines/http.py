@@ -82,7 +82,7 @@ def require_packages() -> None:
 
 
 def announcement(address: str, settings: HttpSettings) -> list[str]:
-    """Lines that tell a person where the API is and how to try it."""
+    """Lines for a person: where the API is and how to try it."""
     key = ' -H "Authorization: Bearer $STEPSCOPE_HTTP_API_KEY"' if settings.api_key else ""
     return [
         f"OpenAI API on http://{address}/v1",

@@ -116,7 +116,7 @@ class HttpProcess:
         }
         return subprocess.Popen(
             [sys.executable, "-m", "stepscope.tui.cli", *arguments],
-            stdin=subprocess.PIPE,  # tells it when we are gone
+            stdin=subprocess.PIPE,  # closes when we are gone
             stdout=subprocess.DEVNULL,
             pass_fds=[descriptor],
             start_new_session=True,  # Ctrl-C is for us to act on

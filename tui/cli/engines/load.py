@@ -41,7 +41,7 @@ _WITH_TRACE = {"seed", "max_concurrency"}  # the options of a mix that a trace h
 
 
 class LoadLimits(NamedTuple):
-    """How much is sent, and how long an engine is waited for that answers nothing."""
+    """How much is sent, and how long to wait for an engine that does not answer."""
 
     num_rows: int | None = None  # of the trace
     seconds: float | None = None

@@ -68,8 +68,8 @@ def _summary(taken: Snapshot) -> list[tuple[str, str]]:
             "commands of viewers": control.denied,
             "connections without a key": control.keyless,
         }
-        told = (f"{count:,} {what}" for what, count in counts.items() if count)
-        lines.append(("refused", ", ".join(told)))
+        refusals = (f"{count:,} {what}" for what, count in counts.items() if count)
+        lines.append(("refused", ", ".join(refusals)))
     if taken.num_dropped:
         lines.append(("dropped", f"{taken.num_dropped:,} telemetry messages so far"))
     return lines

@@ -28,11 +28,11 @@ Outcome: TypeAlias = Literal["ok", "failed", "unknown"]
 
 
 class Check(NamedTuple):
-    """One bound, or one figure held against the baseline.
+    """One bound, or one figure compared with the baseline.
 
     Attributes:
         outcome: unknown if the session has no value for it.
-        is_bound: it was asked for by name; else a figure of the baseline.
+        is_bound: an option names it; else it is a figure of the baseline.
     """
 
     name: str
@@ -99,7 +99,7 @@ def check(
 
 
 def exit_code(checks: Sequence[Check]) -> int:
-    """A bound that fails goes before one of which nothing is known."""
+    """A failed bound counts before an unknown one."""
     outcomes = {each.outcome for each in checks}
     if "failed" in outcomes:
         return FAILED
@@ -192,9 +192,9 @@ def junit_xml(name: str, checks: Sequence[Check]) -> bytes:
 
 
 def _lines(found: MeasuredSession, checks: Sequence[Check]) -> list[str]:
-    told = [each for each in checks if each.is_bound or each.outcome != "ok" or each.detail]
-    rows = [[each.outcome, each.name, each.measured, each.asked, each.detail] for each in told]
-    num_alike = len(checks) - len(told)
+    listed = [each for each in checks if each.is_bound or each.outcome != "ok" or each.detail]
+    rows = [[each.outcome, each.name, each.measured, each.asked, each.detail] for each in listed]
+    num_alike = len(checks) - len(listed)
     seconds, steps = found.figures["seconds"] or 0.0, found.figures["steps"] or 0
     return [
         f"{found.name}: {steps:,.0f} steps in {seconds:,.1f} s",

@@ -90,7 +90,7 @@ def _measured(what: str, option: str, bound: Bound, is_own: bool) -> str:
 
 
 def _longest_gap(found: Explanation) -> list[str]:
-    """The step that held up its streams for the longest."""
+    """The step that stalled its streams for the longest."""
     gaps = [each for each in found.late if each.token_idx > 0 and not each.is_excused]
     if not gaps:
         return []
@@ -153,7 +153,7 @@ def _table(found: Explanation, limit: int) -> list[str]:
     """One row for all requests that waited together, the longest wait first.
 
     First tokens and gaps have half of the rows each: where prompts queue, the first ones would hide
-    the step that held up all streams.
+    the step that stalled all streams.
     """
     late = found.late
     if not found.num_steps:

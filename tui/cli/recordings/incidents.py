@@ -64,7 +64,7 @@ def keep_incidents(
         raise CommandFailed(str(error)) from error
     source = Subscriber(chosen, History(slo_of(levels), _MAX_STEPS, _MAX_BYTES), past_s=before_s)
     keeper = IncidentKeeper(source, rules, folder, before_s, after_s)
-    told = _Told(options.on_incident)
+    reporter = _Reporter(options.on_incident)
     start_s = time.monotonic()
     stop = StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     with stop:
@@ -72,19 +72,19 @@ def keep_incidents(
         try:
             with Progress() as progress:
                 while not stop.wait(_TICK_S):
-                    told.take(keeper.look())
+                    reporter.take(keeper.look())
                     state = "an incident goes on" if keeper.is_open else "no incident now"
-                    progress(f"watching {source.name}", None, f"{state}, {told.text}")
+                    progress(f"watching {source.name}", None, f"{state}, {reporter.text}")
                     if seconds is not None and time.monotonic() - start_s >= seconds:
                         break
-                told.take(keeper.close())
+                reporter.take(keeper.close())
         finally:
             source.stop()
-            told.close()
+            reporter.close()
     left_out = f", {keeper.num_left_out} more not written" if keeper.num_left_out else ""
-    say(f"{told.text} in {folder.path}{left_out}")
-    if told.error is not None:
-        raise CommandFailed(told.error)
+    say(f"{reporter.text} in {folder.path}{left_out}")
+    if reporter.error is not None:
+        raise CommandFailed(reporter.error)
 
 
 def _rules(when: Sequence[str]) -> tuple[Rule, ...]:
@@ -115,8 +115,8 @@ def _keep_bytes(text: str | None) -> int | None:
     return num_bytes
 
 
-class _Told:
-    """Says what was kept, and starts the operator's command.
+class _Reporter:
+    """Reports the incidents kept, and starts the operator's command for each.
 
     Attributes:
         error: of the last incident; None: it was written.

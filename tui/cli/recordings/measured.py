@@ -25,7 +25,7 @@ from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings
 
-LIVE_S = 60.0  # of an engine, where nothing else is asked for
+LIVE_S = 60.0  # of an engine, by default
 _SUFFIXES = (".mcap", ".part")
 _PROMPT_S = 1.0  # an answer that comes sooner needs no progress
 _JOIN_S = 30.0  # that the past of an engine may take to come

@@ -153,7 +153,7 @@ def _watch(
         if is_series:
             written += f", file {recorder.num_files}"
         what = "recording"
-        if now_s - last_heard_s > _GONE_S:  # nobody is to believe for a week that it records
+        if now_s - last_heard_s > _GONE_S:  # else it would seem to record for days
             what = "waiting for"
             written += f"; {source.error}"
         progress(f"{what} {source.name}", share, f"{elapsed_s:.0f} s, {written}")

@@ -13,7 +13,7 @@ from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 
 PAST_S = 60.0  # of what was before it came, that a dashboard begins with
-_HELLO_S = 2.0  # an engine that lives says who it is at once, whatever it is computing
+_HELLO_S = 2.0  # a live engine answers a hello at once, also within a step
 _LOOK_S = 0.2  # how often one that is starting is looked for
 _ANSWER_S = 60.0  # other answers come between two steps, and a step may be long
 
@@ -48,7 +48,7 @@ def choose(endpoint: str | None, usage: str) -> Endpoint:
 
 
 def called_text(endpoint: Endpoint) -> str:
-    """What a command takes for an engine, and what that calls itself where it is something else."""
+    """The address of an engine as a command takes it, with the engine's name if that differs."""
     address = endpoint.name if endpoint.is_ipc else endpoint.control
     name = called(endpoint)
     return address if name == endpoint.name else f"{address} (called {name})"
@@ -58,9 +58,9 @@ def connect(endpoint: Endpoint) -> ControlClient:
     """Connect to an engine that answers; wait for one that is still starting.
 
     Raises:
-        EngineUnreachable: nobody answers within two seconds, nor is about to; says who else would,
-            on this machine.
-        EngineGone: ... and it was about to a moment ago.
+        EngineUnreachable: no engine answers within two seconds, and none is starting; the message
+            names the engines of this machine.
+        EngineGone: the engine that was starting has ended.
     """
     starting: EngineStarting | None = None
     is_over = False
@@ -80,7 +80,7 @@ def connect(endpoint: Endpoint) -> ControlClient:
                         f"{starting.name} (pid {starting.pid}) ended while it was starting: its "
                         f"terminal or log says why; {_who_runs()}"
                     ) from error
-                is_over = True  # it may have begun to listen just after we had asked
+                is_over = True  # it may have begun to listen just after our try
 
 
 def hello(endpoint: Endpoint) -> ControlClient:

@@ -23,7 +23,7 @@ class StopSignals:
 
     def wait(self, seconds: float) -> bool:
         """Let the time pass; whether a signal has come by its end."""
-        # No lock and no event: a handler that interrupts whoever holds it would wait for itself.
+        # No lock and no event: a handler that interrupts its holder would wait for itself.
         if self.received is None:
             time.sleep(seconds)
         return self.received is not None
