@@ -38,7 +38,7 @@ MIN_FPS, MAX_FPS = 1.0, 60.0
 
 _T = TypeVar("_T")
 
-# What may be done on a screen too small for a picture: of anything else nobody would see a thing.
+# The actions on a screen too small for a picture: the effect of any other would be invisible.
 _UNSEEN = frozenset({"help", "redraw", "suspend", "quit"})
 
 
@@ -61,7 +61,7 @@ class MainScreen(Screen[None]):
         self.fps = fps or (SSH_FPS if os.environ.get("SSH_CONNECTION") else DEFAULT_FPS)
         self.view = View()
         self.notices = Notices(session.clock)
-        self.news: Callable[[], str | None] = lambda: None  # of whoever runs the dashboard
+        self.news: Callable[[], str | None] = lambda: None  # of the command that runs the dashboard
         self.failures = Failures(self.notices)
         self.frame: Frame | None = None
         self.navigator = Navigator(
@@ -236,7 +236,7 @@ class MainScreen(Screen[None]):
             frame = self.new_frame()
             if canvas.fit(frame):
                 frame = self.new_frame()
-            # The header and the panels that are drawn less often tell the same figures.
+            # The header and the panels that are drawn less often show the same figures.
             everything |= shown is None or frame.latency is not shown.latency
         self._drawn.note_views(everything)
         load = self.meter.load() if self.view.own_load else None

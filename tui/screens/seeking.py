@@ -35,7 +35,7 @@ class Seeking:
         """Whether the replay seeks; if so, the screen is drawn when it has found its step."""
         if self._since_s is None and self._replay is not None and self._seeks():
             self._replay.on_found = self._found
-            if self._seeks():  # still: it may have found it before it was asked to tell
+            if self._seeks():  # it may have found the step before we set the callback
                 self._since_s = self._clock()
         return self._since_s is not None and self._seeks()
 

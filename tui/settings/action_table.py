@@ -64,8 +64,8 @@ class Action:
 
     def told(self, page: Place, *, is_replay: bool) -> str:
         """What it does on a screen."""
-        told = dict(self.elsewhere)
-        return told.get(page) or (told.get("replay") if is_replay else None) or self.help
+        texts = dict(self.elsewhere)
+        return texts.get(page) or (texts.get("replay") if is_replay else None) or self.help
 
     @property
     def key(self) -> str:

@@ -12,14 +12,14 @@ def named(actions: Sequence[Action]) -> tuple[Action, ...]:
     """The actions with the keys that their help speaks of."""
     keys = {action.id: action.key for action in actions}
 
-    def told(text: str, action: Action) -> str:
+    def filled(text: str, action: Action) -> str:
         return (spelled(text) if action.ascii_only else text).format_map(keys)
 
     return tuple(
         replace(
             action,
-            help=told(action.help, action),
-            elsewhere=tuple((where, told(text, action)) for where, text in action.elsewhere),
+            help=filled(action.help, action),
+            elsewhere=tuple((where, filled(text, action)) for where, text in action.elsewhere),
         )
         for action in actions
     )
@@ -36,7 +36,7 @@ def with_keys(keys: Mapping[str, tuple[str, ...]], ascii_only: bool = False) -> 
     )
 
 
-ACTIONS = named(TABLE)  # with the keys that nobody has changed
+ACTIONS = named(TABLE)  # with the default keys
 BY_ID = {action.id: action for action in ACTIONS}
 
 # Shown once in the footer for the pair.
@@ -140,5 +140,5 @@ def key_table(actions: Iterable[Action] = ACTIONS) -> str:
 
 def _all_help(action: Action) -> str:
     """What an action does anywhere."""
-    told = (f"*{WHERE[where]}*: {text}" for where, text in action.elsewhere)
-    return "; ".join((action.help, *told))
+    others = (f"*{WHERE[where]}*: {text}" for where, text in action.elsewhere)
+    return "; ".join((action.help, *others))

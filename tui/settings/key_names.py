@@ -1,7 +1,7 @@
 """Names of keys: as people write them in the config file, as Textual has them, as they are shown.
 
 A key is a character (`p`, `P`, `[`), a name (`space`, `left`, `f5`), or either with `ctrl+`,
-`alt+` or `shift+` before it (`^l` is `ctrl+l`). What a terminal cannot tell apart is refused.
+`alt+` or `shift+` before it (`^l` is `ctrl+l`). Keys that a terminal sends alike are refused.
 """
 
 import unicodedata
@@ -135,7 +135,7 @@ def written(key: str) -> str:
 
 
 def shown(key: str, ascii_only: bool = False) -> str:
-    """A key (Textual's name) in as few cells as tell it: `⇧←`, `^l`, `PgUp`, `[`.
+    """A key (Textual's name) in its shortest form: `⇧←`, `^l`, `PgUp`, `[`.
 
     In ASCII the arrows are words: `<` is another key.
     """

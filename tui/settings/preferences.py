@@ -36,10 +36,10 @@ class Preferences:
         self._current = dict(began or {})
         self._written = dict(self._current)  # as a reader of the file would have it
         self._lock = threading.Lock()
-        self._writing = threading.Lock()  # is held for as long as the disk takes
+        self._writing = threading.Lock()  # locked for as long as the disk takes
         self._timer: threading.Timer | None = None
         self._news: News | None = None
-        self._unkept: dict[str, str] = {}  # of those that are not told yet
+        self._unkept: dict[str, str] = {}  # of those not reported yet
 
     def has(self, name: str) -> bool:
         """Whether it is for the next time; what is not is of this session alone."""

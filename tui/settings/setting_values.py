@@ -20,7 +20,7 @@ from stepscope.tui.settings.settings import (
     load_settings,
 )
 
-# Durations, which may have a unit on the command line; the other name is not told of any more.
+# Durations, which may have a unit on the command line; help no longer shows the other name.
 DURATIONS: Mapping[str, str] = {"slo_ttft_ms": "--slo-ttft", "slo_itl_ms": "--slo-itl"}
 
 _S = TypeVar("_S", bound=Struct)

@@ -137,7 +137,7 @@ class Canvas:
         """A frame; the views that need not move ten times a second only with `everything`.
 
         Args:
-            pending: what the engine has been asked for and has not answered yet.
+            pending: the commands that the engine has not answered yet.
             following: the picture moves by itself.
         """
         width = self.size.width

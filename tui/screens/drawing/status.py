@@ -31,8 +31,8 @@ def standing(
         lines.append((f"asking: {operator.pending} …", "muted"))
     errors = [failure, session.background_error]
     if view.page == "fleet":
-        told = session.switches.errors.items()
-        errors += [f"{session.desk.name_of(source)}: {error}" for source, error in told]
+        failed = session.switches.errors.items()
+        errors += [f"{session.desk.name_of(source)}: {error}" for source, error in failed]
     else:
         errors += [_source_error(session), None if switch is None else switch.error]
         previous = session.history.previous

@@ -167,10 +167,10 @@ class Opening:
             state = session.history.state
             if state.info is None:
                 return EngineNow(None, False)
-            # One that has just come tells its knobs before it tells how they are set.
-            is_told = bool(state.knobs) or not state.info.knobs
+            # A new engine publishes the specs of its knobs before their values.
+            has_knobs = bool(state.knobs) or not state.info.knobs
             return EngineNow(
-                state.info.engine_id, session.source.status not in NO_ENGINE and is_told
+                state.info.engine_id, session.source.status not in NO_ENGINE and has_knobs
             )
 
         return EngineWatch(now)

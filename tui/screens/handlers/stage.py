@@ -1,4 +1,4 @@
-"""What handlers ask of the screen that they act on: `Stage`, and `Looks` for what it looks like."""
+"""What handlers need of their screen: `Stage`, and `Looks` for its appearance."""
 
 from collections.abc import Callable
 from typing import Protocol, TypeVar

@@ -13,7 +13,7 @@ from stepscope.recordings.file.file_name import default_name
 def svg(app: App[Any]) -> str:
     """What an application shows now, as an SVG document with selectable text."""
     document = app.export_screenshot(title=app.title, simplify=True)
-    # Many programs that are no browsers draw runs of blanks as one without being told.
+    # Without this attribute many programs that are no browsers draw a run of blanks as one.
     return document.replace("<text ", '<text xml:space="preserve" ')
 
 

@@ -1,7 +1,7 @@
 """The knob editor: all knobs of the engine with their bounds; Enter changes one.
 
-The values follow the engine. If somebody else changes a knob while a value is typed, a second Enter
-is needed to apply it; the same holds if another engine answers.
+The values follow the engine. If another client changes a knob while a value is typed, only a second
+Enter applies it; the same holds if another engine answers.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from stepscope.tui.views.lines import Line, clean, framed
 from stepscope.tui.views.panels.knob_panel import bounds_text
 from stepscope.tui.views.theme import Skin
 
-_LOOK_S = 0.2  # how often it is seen whether somebody else has changed one
+_LOOK_S = 0.2  # between two looks for changes by others
 
 
 class KnobEditor(Overlay[KnobChange]):
@@ -30,7 +30,7 @@ class KnobEditor(Overlay[KnobChange]):
         look: gives the current knobs.
         watch: whose knobs they are.
         name: the knob to begin with.
-        overtaken: a change refused because somebody was quicker; it counts as still typed.
+        overtaken: a change refused because another came first; it counts as still typed.
     """
 
     def __init__(
@@ -102,13 +102,13 @@ class KnobEditor(Overlay[KnobChange]):
         editing = idx == self._at and self._draft is not None
         value = self._shown(spec) if editing else value_text(self._now.values.get(spec.name))
         mark = "+cursor" if idx == self._at else ""
-        told = _told(spec.name, self._now.since(self._opened_version))
-        about = clean(told or bounds_text(spec), max(0, width - 49))
+        by_others = _change_text(spec.name, self._now.since(self._opened_version))
+        about = clean(by_others or bounds_text(spec), max(0, width - 49))
         return (
             ("▶ " if idx == self._at else "  ", f"text{mark}"),
             (f"{clean(spec.name, 30):<30} ", f"text{mark}"),
             (f"{value:>14} ", "badge_paused" if editing else f"strong{mark}"),
-            (f" {about:<{max(0, width - 49)}}", f"{'caution' if told else 'muted'}{mark}"),
+            (f" {about:<{max(0, width - 49)}}", f"{'caution' if by_others else 'muted'}{mark}"),
         )
 
     def _shown(self, spec: KnobSpec) -> str:
@@ -150,8 +150,8 @@ class KnobEditor(Overlay[KnobChange]):
         changes = self._now.since(self._begun_version)
         name = self._specs[self._at].name
         names = [name, *(each for change in changes for each in change.new)]
-        which = next((each for each in names if _told(each, changes)), None)
-        what = "the knobs" if which is None else f"{which} {_told(which, changes)}"
+        which = next((each for each in names if _change_text(each, changes)), None)
+        what = "the knobs" if which is None else f"{which} {_change_text(which, changes)}"
         return f" changed meanwhile: {what}"
 
     def pressed(self, key: str, character: str | None) -> None:
@@ -218,8 +218,8 @@ class KnobEditor(Overlay[KnobChange]):
         return None
 
 
-def _told(name: str, changes: Sequence[KnobsChanged]) -> str:
-    """How these changes changed a knob, and who made the last; empty without one."""
+def _change_text(name: str, changes: Sequence[KnobsChanged]) -> str:
+    """What these changes did to a knob, and the author of the last; empty without one."""
     mine = [change for change in changes if name in change.new]
     if not mine:
         return ""

@@ -24,7 +24,7 @@ class Prompt(Overlay[str]):
     text can be corrected.
 
     Args:
-        question: what is asked, with an example.
+        question: the question, with an example.
         text: to begin with. It is selected: typing replaces it, an arrow key keeps it.
         check: one line about what is wrong with a text, None when it is fine.
         submit: gets a text that passed `check`; `refuse` may still reject it later.
@@ -69,7 +69,7 @@ class Prompt(Overlay[str]):
             wrong = "  …"
         question = f" {clean(self._question, max(1, width - _MIN_ROOM))} "
         if len(question) + len(self._text) + 1 + len(wrong) > width and wrong:
-            question = " "  # what is wrong is worth more than what was asked
+            question = " "  # the error matters more than the question
         room = max(1, width - len(question) - 2)
         typed = self._text[-room:]
         line: Line = (

@@ -14,7 +14,7 @@ from stepscope.tui.views.theme import Skin
 
 _STEPS = {"left": -0.05, "right": 0.05, "shift+left": -0.25, "shift+right": 0.25}
 _BAR_WIDTH = 24
-_LOOK_S = 0.5  # how often it is seen whether somebody else has changed it
+_LOOK_S = 0.5  # between two looks for changes by others
 _HINTS = (
     "  ←/→ 5 %  ⇧←/→ 25 %  digits  Enter applies  Esc drops",
     "  ←/→ 5 %  digits  Enter applies  Esc drops",
@@ -28,7 +28,7 @@ _LEAST_NAME = 8  # characters of one that are worth their room
 
 
 class ByNow(NamedTuple):
-    """The engine's value, and who set it, if known."""
+    """The engine's value, and the author of it, if known."""
 
     value: KnobValue | None
     who: str = ""

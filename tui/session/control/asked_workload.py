@@ -25,11 +25,11 @@ class AskedWorkload:
 
     def __init__(self) -> None:
         self._asked: tuple[WorkloadSpec | None, _PublishedWorkload] | None = (
-            None  # and what was told then
+            None  # and what was published then
         )
 
     def ask(self, spec: WorkloadSpec | None, state: SessionState) -> None:
-        self._asked = spec, _told(state)
+        self._asked = spec, _published(state)
 
     def forget(self) -> None:
         """The workload was refused, or its outcome is unknown."""
@@ -37,7 +37,7 @@ class AskedWorkload:
 
     def look(self, state: SessionState) -> None:
         """Compare with the newest telemetry; call it as often as you like."""
-        if self._asked is not None and self._asked[1] != _told(state):
+        if self._asked is not None and self._asked[1] != _published(state):
             self._asked = None
 
     def now(self, state: SessionState) -> WorkloadSpec | None:
@@ -58,6 +58,6 @@ class AskedWorkload:
         )
 
 
-def _told(state: SessionState) -> _PublishedWorkload:
+def _published(state: SessionState) -> _PublishedWorkload:
     engine_id = None if state.info is None else state.info.engine_id
     return _PublishedWorkload(engine_id, state.workload, state.workload_spec)

@@ -61,7 +61,7 @@ class EngineLink:
 
     @property
     def pending(self) -> str:
-        """What has been asked and not been answered yet."""
+        """The commands without an answer yet."""
         return ", ".join(self._asked)
 
     def answers(self) -> list[Answer]:

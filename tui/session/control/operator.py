@@ -78,7 +78,7 @@ class Operator:
         return next((spec for spec in info.knobs if spec.name == name), None) if info else None
 
     def set_knob(self, change: KnobChange, action: str) -> None:
-        """Ask for a change; refused when somebody changed a knob since its version.
+        """Request a change; refused when a knob changed after the version it is based on.
 
         Args:
             action: of the table, that has asked for it.
@@ -95,7 +95,7 @@ class Operator:
         )
 
     def take_overtaken(self, name: str | None = None) -> KnobChange | None:
-        """The last change that was refused because somebody was quicker, once.
+        """The last change that was refused because another came first; returned once.
 
         Args:
             name: of a knob, whose change alone is meant.
@@ -202,7 +202,7 @@ class Operator:
             else:
                 if isinstance(answer.reply, Ack):
                     self._remember(answer.command, answer.reply.version)
-                self._notices.say(_told(answer, self._has_requests), "good")
+                self._notices.say(_outcome_text(answer, self._has_requests), "good")
         self._take_late_ones()
         self.workload.look(self._history.state)
         if self._num_undos_put_off and self._is_settled():
@@ -210,7 +210,7 @@ class Operator:
             self._undo()
 
     def _keep_overtaken(self, answer: Answer) -> None:
-        """Keep a change that was refused because somebody was quicker, so that it can be sent "
+        """Keep a change that was refused because another came first, so that it can be sent "
         "again."""
         command, info = answer.command, self._history.state.info
         if not isinstance(command, SetKnobs):
@@ -248,7 +248,7 @@ class Operator:
             if state.info is None or state.info.engine_id != each.engine_id:
                 self._unanswered.remove(each)  # no other engine takes it
                 continue
-            entry = next((e for e in state.audit if self._tells_of(e, each.command)), None)
+            entry = next((e for e in state.audit if self._is_entry_of(e, each.command)), None)
             if entry is None:
                 continue
             self._unanswered.remove(each)
@@ -259,8 +259,8 @@ class Operator:
                 step = entry.effective_step or 0
                 self._notices.say(_done(each, step, self._has_requests), "good")
 
-    def _tells_of(self, entry: Audited, command: Change) -> bool:
-        """Whether an entry is about a change that was asked for here."""
+    def _is_entry_of(self, entry: Audited, command: Change) -> bool:
+        """Whether an entry is about a change that this operator sent."""
         if (entry.who, entry.command) != (self.who, type(command).__name__):
             return False
         if entry.number <= (command.seen or 0):
@@ -292,20 +292,20 @@ def _change_text(change: KnobsChanged) -> str:
     return f"{change.who}: {what} at step {change.effective_step:,}"
 
 
-def _told(answer: Answer, has_requests: bool) -> str:
+def _outcome_text(answer: Answer, has_requests: bool) -> str:
     reply = answer.reply
     if isinstance(reply, Ack):
         done = _done(answer, reply.effective_step, has_requests)
         # The sentence about a step says all of it.
-        is_told = isinstance(answer.command, StepOnce) or not reply.detail
-        return done if is_told else f"{done} ({reply.detail})"
+        is_complete = isinstance(answer.command, StepOnce) or not reply.detail
+        return done if is_complete else f"{done} ({reply.detail})"
     return f"{answer.what}: {type(reply).__name__}"
 
 
-def _done(asked: Answer | _Unanswered, step: int, has_requests: bool) -> str:
-    if isinstance(asked.command, SetKnobs):
-        return f"{asked.what} applied at step {step:,}"
-    if isinstance(asked.command, StepOnce):
+def _done(sent: Answer | _Unanswered, step: int, has_requests: bool) -> str:
+    if isinstance(sent.command, SetKnobs):
+        return f"{sent.what} applied at step {step:,}"
+    if isinstance(sent.command, StepOnce):
         when = "" if has_requests else " once a request comes"
         return f"the engine runs step {step:,}{when}, then pauses"
-    return f"{asked.what}: done before step {step:,}"
+    return f"{sent.what}: done before step {step:,}"

@@ -13,7 +13,7 @@ from stepscope.tui.settings.settings import MAX_NAME, ClientSettings, environmen
 def who() -> str:
     """The account, its terminal and the machine, as anna/pts3@gpu-7; a name of one's own before it.
 
-    Operators who share an account are told apart by their terminals.
+    The terminal distinguishes operators of one account.
     """
     try:
         account = getpass.getuser()

@@ -18,10 +18,10 @@ NO_VALUE = "none"  # of a field that need not have one
 EXAMPLE = "rate=2 document_share=0.1 output_tokens=64"
 
 
-def told_workload(told: dict[str, KnobValue] | None) -> WorkloadSpec | None:
+def told_workload(published: dict[str, KnobValue] | None) -> WorkloadSpec | None:
     """The workload in the telemetry; None: none, or one of a later version."""
     try:
-        return None if told is None else msgspec.convert(told, WorkloadSpec)
+        return None if published is None else msgspec.convert(published, WorkloadSpec)
     except msgspec.ValidationError:
         return None
 

@@ -152,7 +152,7 @@ class ExportDesk:
     """One desk serves all screens of a dashboard. Belongs to the UI thread.
 
     Attributes:
-        last: what was asked for last.
+        last: the last order.
     """
 
     last: ExportOrder | None = None

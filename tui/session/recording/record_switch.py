@@ -104,6 +104,6 @@ class RecordSwitch:
         if self._ending is not None:
             self._ending.join()
         steps = fmt.plural(recorder.num_steps, "step")
-        told = f"{steps}, {fmt.duration(recorder.elapsed_s)}, {fmt.size(recorder.num_bytes)}"
+        extent = f"{steps}, {fmt.duration(recorder.elapsed_s)}, {fmt.size(recorder.num_bytes)}"
         why = "" if recorder.error is None else f": {recorder.error}"
-        return f"recording  {recorder.path} ({told}){why}"
+        return f"recording  {recorder.path} ({extent}){why}"

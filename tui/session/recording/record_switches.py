@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class RecordSwitches:
-    """A recording switch for each live source that was asked for. Belongs to the UI thread.
+    """A recording switch for each live source, made on first use. Belongs to the UI thread.
 
     Args:
         folder: where the files go, by default that in which the dashboard was started.
@@ -58,5 +58,5 @@ class RecordSwitches:
 
     def last(self) -> list[str]:
         """After `stop`: what became of the last recording of each that had one."""
-        told = [switch.last() for switch in self._switches.values()]
-        return [line for line in told if line is not None]
+        summaries = [switch.last() for switch in self._switches.values()]
+        return [line for line in summaries if line is not None]

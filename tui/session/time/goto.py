@@ -31,7 +31,7 @@ class FileTimes(Protocol):
 
 
 class Wanted(NamedTuple):
-    """A step to go to; `note` says in words where it is not what was asked for."""
+    """A step to go to; `note` says in words how it differs from the place that was typed."""
 
     step: int
     note: str | None = None

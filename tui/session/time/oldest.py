@@ -1,7 +1,7 @@
 """`Oldest`: what the key for the oldest step does in a live session.
 
-Pressed once it goes to the oldest step in memory; there, it asks the engine for what it still keeps
-of before, and goes on to the step that is the oldest then.
+The first press goes to the oldest step in memory. A press there fetches older steps from the
+engine, as far as it keeps them, and then goes to the oldest of those.
 """
 
 from collections.abc import Callable
@@ -110,7 +110,7 @@ class Oldest:
         backfill.ask()
 
     def _backfill(self, history: History) -> Backfill | None:
-        """None if no engine can be asked for older steps."""
+        """None if no engine can send older steps."""
         source = self._source
         if not isinstance(source, Subscriber) or history is not source.history:
             return None

@@ -49,11 +49,11 @@ class WorstStalls:
         place = 0
         shown = self._shown
         if shown is not None and self._at() == shown.step:
-            told = [(each.step, each.kind) for each in stalls.longest]
-            if (shown.step, shown.kind) in told:
-                place = (told.index((shown.step, shown.kind)) + 1) % len(told)
+            ranked = [(each.step, each.kind) for each in stalls.longest]
+            if (shown.step, shown.kind) in ranked:
+                place = (ranked.index((shown.step, shown.kind)) + 1) % len(ranked)
         self._shown = stalls.longest[place]
-        text, *shorter = self._told(stalls, place, of_file)
+        text, *shorter = self._stall_notice(stalls, place, of_file)
         self._navigator.go(self._shown.step)
         self._notices.say_of_place(text, shorter=shorter)
 
@@ -73,7 +73,7 @@ class WorstStalls:
 
     # Words
 
-    def _told(self, stalls: Stalls, place: int, of_file: bool) -> list[str]:
+    def _stall_notice(self, stalls: Stalls, place: int, of_file: bool) -> list[str]:
         """The notice about the stall, from long to short."""
         stall, number = stalls.longest[place], stalls.number
         is_itl = stall.kind == "ITL"
@@ -92,7 +92,7 @@ class WorstStalls:
         who = f"r{stall.request_id}"
         if is_itl:
             streams = fmt.plural(stall.num_tokens, "stream")
-            # A file was searched for all levels: only those who waited the longest were counted.
+            # A file was searched for all levels: only the longest waits were counted.
             who = f"{streams} waited so long" if of_file else f"held up {streams}"
         return [
             f"{which}{where}: {moment}, {who}{hint}",
