@@ -11,7 +11,7 @@ from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
 
 _SHOWN_NS = 50_000
-_LARGE = 0.1  # a piece of this share of a wait is named before others are told in full
+_LARGE = 0.1  # a piece of this share of a wait is named before others get their long form
 _BRACKETS = re.compile(r" \([^)]*\)")
 _STEP = re.compile(r"^step [\d,]+ (?!→)")
 _TOKENS = re.compile(r",? [\d,]+ tok( again)?(?= →)")
@@ -27,12 +27,12 @@ def of_wait(late: Late, room: int) -> str:
     parts = sorted(late.pieces, key=lambda piece: -piece.ns)
     parts = [piece for piece in parts if piece.ns >= _SHOWN_NS] or parts[:1]
     num_large = max(1, sum(piece.ns >= _LARGE * late.gap_ns for piece in parts))
-    told = [[_ms(p.ns) + " " + form for form in _forms(p)] for p in parts]
+    texts = [[_ms(p.ns) + " " + form for form in _forms(p)] for p in parts]
     for number in range(num_large, 0, -1):
-        for level in range(max(map(len, told[:number]))):
-            large = [forms[min(level, len(forms) - 1)] for forms in told[:number]]
+        for level in range(max(map(len, texts[:number]))):
+            large = [forms[min(level, len(forms) - 1)] for forms in texts[:number]]
             if len("; ".join(large)) <= room:
-                return _filled(large, told[number:], [piece.ns for piece in parts], room)
+                return _filled(large, texts[number:], [piece.ns for piece in parts], room)
     return fmt.first_fitting(_forms(parts[0]), room)
 
 

@@ -2,7 +2,7 @@
 
 Most lines are written once and never seen again, for they move by a column with each step. So a
 strip makes what is written straight from the runs; the segments that Textual's own ways of looking
-at a strip need are only made when somebody looks.
+at a strip need are only made when Textual reads them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -111,7 +111,7 @@ class LineStrip(Strip):
 
 
 class _Forgetful:
-    """In the place of a cache, where nothing would be asked for twice."""
+    """Takes the place of a cache whose entries would never be read twice."""
 
     def get(self, key: object, default: Any = None) -> Any:
         return default

@@ -34,7 +34,7 @@ def spot(kind: str, value: object) -> Run:
 
 
 class Lines(Widget):
-    """Shows lines that somebody else computed, cut or filled to its size."""
+    """Shows lines from its caller, cut or filled to its size."""
 
     DEFAULT_CSS = "Lines { position: absolute; width: 1; height: 1; }"
     ALLOW_SELECT = False
@@ -90,7 +90,7 @@ class Lines(Widget):
         self._changed.update(range(height))
 
     def take_changed(self, region: Region) -> list[tuple[int, Strip]]:
-        """Rows of the screen that have changed, for who writes them there.
+        """Rows of the screen that have changed; the caller writes them.
 
         Args:
             region: where the widget is shown.

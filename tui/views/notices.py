@@ -1,4 +1,4 @@
-"""`Notices`: the one line that tells the operator what was done and what is wrong."""
+"""`Notices`: the one line that shows the operator what was done and what is wrong."""
 
 import re
 import textwrap
@@ -40,7 +40,7 @@ class Notices:
         self._is_of_place = False
 
     def say_later(self, text: str, tone: Tone = "text") -> None:
-        """Once what is said now has been there to be read: nobody has asked for it."""
+        """Queue a notice behind the current one, which the operator has time to read first."""
         self._later.append((text, tone))
 
     def say_after_place(self, text: str, tone: Tone = "text") -> None:
@@ -117,7 +117,7 @@ class Notices:
 
 
 def _with_short_paths(text: str, width: int) -> str:
-    """Paths lose folders from their front, where the text is too long: their ends tell most."""
+    """Cut folders from the front of paths if the text is too long: the end matters most."""
     for path in _PATH.findall(text):
         excess = len(text) - width
         if excess <= 0:

@@ -1,6 +1,6 @@
 """How states look: one table of glyphs, one of styles. Widgets name a style, never a colour.
 
-Every state has a glyph of its own, so that the characters alone tell what happens; colour comes
+Every state has a glyph of its own, so that the characters alone show what happens; colour comes
 second and can be absent. The colours keep prefill, decode, cached and preempted apart for
 protanopia and deuteranopia; red is for preemption and breaches only.
 """
@@ -257,7 +257,7 @@ class Skin:
         raised = Style(bgcolor=_BY_MODE[self.mode].raised)
         if style.bgcolor == raised.bgcolor:
             return style + Style(underline=True)
-        # What is told by its background is told by its foreground there.
+        # There, the foreground shows what elsewhere the background shows.
         return style + raised if is_plain else style + Style(color=style.bgcolor) + raised
 
     @property

@@ -20,7 +20,7 @@ _NO_MORE = ("stepscope sees single steps of vLLM and of its own engine only",)
 
 
 def lines(frame: Frame) -> list[str]:
-    """What totals leave out; empty for an engine that says who is in each step."""
+    """What totals leave out; empty for an engine that publishes the requests of each step."""
     info = frame.state.info
     if info is None or info.totals_every_s is None:
         return []

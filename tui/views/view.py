@@ -1,4 +1,4 @@
-"""`View`: where the operator looks. Changed by keys, read by whoever draws; it draws nothing."""
+"""`View`: where the operator looks. Keys change it, the views read it; it draws nothing."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -22,7 +22,7 @@ class View:
     right edge, which stays where it is while the operator scrubs inside the screen. `first_lane`
     is None while the lanes choose by themselves what is worth showing. `page` is the screen that is
     shown, `trail` where Escape leads back to, `row` the line of it that is selected: the newest
-    where nobody has chosen an `entry`.
+    while no `entry` is chosen.
     """
 
     cursor: int | None = None

@@ -1,4 +1,4 @@
-"""The figures of a comparison: a matrix of latencies, then everything else, and who is better."""
+"""The figures of a comparison: a matrix of latencies, then all others, with the better side."""
 
 from collections.abc import Sequence
 
@@ -84,8 +84,8 @@ def _block(figure: Figure | None) -> Line:
     is_said = figure.verdict in ("a", "b")
     shown = words.change(figure)
     width = 13
-    is_told = figure.verdict in ("a", "b", "differs") or words.is_large(figure)
-    has_factor = figure.rank is not None and is_told
+    is_clear = figure.verdict in ("a", "b", "differs") or words.is_large(figure)
+    has_factor = figure.rank is not None and is_clear
     factor = words.times(figure) if has_factor else ""
     return (
         (f"{shown:>{width}} ", "strong" if is_said else "text"),
@@ -117,7 +117,7 @@ def others(found: Comparison, width: int, height: int) -> list[Line]:
 
 
 def _by_need(figures: Sequence[Figure]) -> list[Figure]:
-    """Those that say who is better first, those that are nothing on both sides last."""
+    """Figures with a better side come first, figures that are zero on both sides last."""
     rank = {"a": 0, "b": 0, "unclear": 1, "differs": 1, "alike": 2, "unknown": 4}
     return sorted(figures, key=lambda f: rank[f.verdict] + (1 if not f.a and not f.b else 0))
 

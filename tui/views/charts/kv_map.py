@@ -120,7 +120,7 @@ def _most(states: bytes) -> int:
 
 
 _of_many = lru_cache(maxsize=8192)(_most)
-# A table is asked in a third of the time; there are not many groups of a few.
+# A look-up in a table takes a third of the time; there are few different small groups.
 _of_few = {
     bytes(states): _most(bytes(states))
     for size in range(_FEW + 1)

@@ -25,7 +25,7 @@ class ChartColumn(NamedTuple):
     has_preemption: bool
     has_knob_change: bool
     has_mark: bool
-    has_breach: bool  # somebody waited for a token longer than the ITL bound
+    has_breach: bool  # a request waited for a token longer than the ITL bound
     is_lost: bool  # none of its steps was received
     is_pending: bool = False  # on the time axis: its last step had no tokens yet
     num_padded_tokens: int = 0
@@ -48,7 +48,7 @@ class ChartColumns:
         None stands for before the history, and on the time axis for time without a step.
 
         Args:
-            newest: the last step to show of a picture that tells of one moment.
+            newest: the last step to show, in a picture of one moment.
         """
         history = self._history
         first_step = history.first_step
@@ -108,7 +108,7 @@ class ChartColumns:
         if known is not None:
             return known
         merged = self._merge_now(first, last)
-        # The newest step may still get a flag, and a lost one may be healed.
+        # The newest step may still get a flag, and a lost one may be recovered.
         if last < last_step and not merged.is_lost:
             if len(self._merged) >= _MAX_MERGED:
                 self._merged.clear()

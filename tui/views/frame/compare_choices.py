@@ -146,4 +146,4 @@ class LandmarkSearch:
             with Recording(self.path) as recording:
                 self.found = list(landmarks(recording))
         except (RecordingError, OSError):
-            self.found = []  # whoever shows it says what is wrong with it
+            self.found = []  # the caller reports the error when it opens the file

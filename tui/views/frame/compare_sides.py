@@ -9,7 +9,7 @@ from stepscope.tui.views.cause_names import CAUSE_NAMES
 from stepscope.tui.views.frame.compare_text import percent
 
 SIDES: tuple[Literal["a", "b"], ...] = ("a", "b")
-_CAUSES = ((3, 2), (2, 2), (2, 1), (1, 1), (1, 0), (0, 1), (0, 0))  # told of late ITL, TTFT
+_CAUSES = ((3, 2), (2, 2), (2, 1), (1, 1), (1, 0), (0, 1), (0, 0))  # causes shown of late ITL, TTFT
 
 
 def sizes(found: Comparison, width: int) -> str:

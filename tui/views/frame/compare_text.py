@@ -87,7 +87,7 @@ def _number(value: float) -> str:
 
 
 def verdict(figure: Figure) -> str:
-    """Who is better, in words."""
+    """The better side, in words."""
     if figure.verdict == "differs" and figure.a is not None and figure.b is not None:
         more, less = ("higher", "lower") if figure.kind is not None else ("more", "less")
         return f"{more if figure.b > figure.a else less} in B"
@@ -119,18 +119,18 @@ def change(figure: Figure) -> str:
 
 
 def load(found: Comparison) -> str | None:
-    """How what both were asked for differs, and what can be judged nevertheless; None: the same.
+    """How the requested work of both runs differs, and what still can be judged; None: it is equal.
 
-    Its figures are what was asked for; those of the table with the same units what was served.
+    Its figures are of requested work; figures of the table with the same units are of served work.
     """
-    told = found.load.difference
-    if told is None:
+    difference = found.load.difference
+    if difference is None:
         return None
     if found.load.is_chance:
-        return f"asked for other work, maybe by chance; only larger differences count: {told}"
+        return f"asked for other work, maybe by chance; only larger differences count: {difference}"
     if any(figure.kind is not None for figure in (*found.better("a"), *found.better("b"))):
-        return f"asked for other work; like waits judge, and who was better with more: {told}"
-    return f"asked for other work; like waits judge: {told}"
+        return f"asked for other work; like waits judge, and who was better with more: {difference}"
+    return f"asked for other work; like waits judge: {difference}"
 
 
 def outcome(found: Comparison, side: Literal["a", "b"]) -> tuple[str, list[str]]:
@@ -243,7 +243,7 @@ def unclear(found: Comparison) -> list[str]:
 
     So many waits count for themselves only where both runs had the same requests.
     """
-    judges = found.different_work is None  # else more of the same would not tell, either
+    judges = found.different_work is None  # else more of the same would not decide it, either
     phrases = []
     for kind, label in KINDS.items():
         figures = [f for f in found.figures if f.kind == kind and f.verdict == "unclear"]
@@ -258,10 +258,10 @@ def unclear(found: Comparison) -> list[str]:
     ranks_of: dict[str, list[str]] = {}
     for figure in found.figures:
         if figure.kind is None and figure.verdict == "unclear":
-            told = ranks_of.setdefault(figure.like or figure.label, [])
+            rank_names = ranks_of.setdefault(figure.like or figure.label, [])
             if figure.rank is not None:
-                told.append(RANKS[figure.rank])
-    others = [f"{label} {', '.join(told)}".rstrip() for label, told in ranks_of.items()]
+                rank_names.append(RANKS[figure.rank])
+    others = [f"{label} {', '.join(rank_names)}".rstrip() for label, rank_names in ranks_of.items()]
     return phrases + others
 
 
@@ -290,8 +290,8 @@ def reach(found: Comparison) -> list[str]:
     """Of parts of one session, where they end for another change; in a phrase, or none."""
     known = reaches(*found.names)
     parts = [] if known is None else zip("AB", known[1:], strict=True)
-    told = ", ".join(f"{letter} {text}" for letter, text in parts if text)
-    return [told] if told else []
+    joined = ", ".join(f"{letter} {text}" for letter, text in parts if text)
+    return [joined] if joined else []
 
 
 def setting_text(setting: SettingDifference) -> str:

@@ -22,7 +22,7 @@ ColumnKey: TypeAlias = Literal[
 ]  # fmt: skip
 _Rank: TypeAlias = Callable[[EngineLine], float | str | None]
 
-# Worst first: down, silent, held by somebody, at work.
+# Worst first: down, silent, stopped or paused by an operator, at work.
 _STATUSES = ("down", "stale", "starting", "connecting", "live", "playing", "paused", "ended")
 _STATES = ("stopped", "draining", "paused", "running", "idle", None)
 

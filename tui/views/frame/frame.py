@@ -55,7 +55,7 @@ class Frame:
     events: list[SessionEvent] = field(default_factory=list)
     landmarks: list[SessionEvent] = field(default_factory=list)  # for the scrub bar
     changes_in_file: Sequence[KnobsChanged] = ()  # of knobs, in all of a replayed file
-    told_in_file: Sequence[AuditedStep] = ()  # what else somebody did, or was refused, in all of it
+    told_in_file: Sequence[AuditedStep] = ()  # all other audited commands of the file
     extent: tuple[int, int] | None = None  # all steps one can go to; of a replay, in the file
     is_replay: bool = False
     status: SourceStatus = "live"  # of the source when the picture was made
@@ -88,7 +88,7 @@ class Frame:
 
     @property
     def tells_requests(self) -> bool:
-        """The engine says who was in the step; false makes no figure of requests a zero."""
+        """The engine publishes the requests of a step; if not, their figures are unknown."""
         return self.summary is None or self.summary.num_rows is not None
 
     @property
@@ -98,12 +98,12 @@ class Frame:
 
     @property
     def is_idle(self) -> bool:
-        """The engine has nothing to do now; false where nobody knows what it does."""
+        """The engine has nothing to do now; false where its state is unknown."""
         return self.view.live and self.status == "live" and self.state.state == "idle"
 
     @property
     def is_silent(self) -> bool:
-        """Nobody knows what the engine does now."""
+        """The engine's state now is unknown."""
         return self.view.live and self.status in ("stale", "down", "starting")
 
     @property
@@ -119,7 +119,7 @@ class Frame:
 
     @property
     def in_flight(self) -> StepInFlight | None:
-        """A step that takes long, as far as anybody hears of the engine."""
+        """The step that runs now, if it takes long and the engine still publishes."""
         return self.state.in_flight if self.view.live and not self.is_silent else None
 
     @property

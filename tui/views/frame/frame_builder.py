@@ -1,4 +1,4 @@
-"""`FrameBuilder`: makes each `Frame`, and keeps what is dear between two of them."""
+"""`FrameBuilder`: makes each `Frame`, and caches what is expensive to compute."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -54,14 +54,14 @@ class _Taken(NamedTuple):
 
 
 class FrameBuilder:
-    """Makes frames; keeps what is dear between them. Belongs to the UI thread.
+    """Makes frames; caches what is expensive to compute. Belongs to the UI thread.
 
     Args:
         recorded: first and last step of the file that is replayed.
         clock: seconds, for pacing only.
         keys: first key of each action, as people write it, where it is not the usual one.
         in_file: what is known of all of the file that is replayed.
-        stands: whether the newest step only changes because somebody goes to another.
+        stands: the newest step changes only when the operator goes to another one.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class FrameBuilder:
         self._built_of = view.cursor if view.cursor is not None else (history.version,)
         first_step, last_step, newest_state = history.newest
         if view.cursor is not None and first_step is not None and last_step is not None:
-            # Old steps are forgotten while somebody looks at them.
+            # Old steps are dropped even while the operator looks at them.
             view.cursor = max(first_step, min(last_step, view.cursor))
         cursor = last_step if view.cursor is None else view.cursor
         state = newest_state if view.cursor is None else history.state_at(view.cursor)
@@ -165,10 +165,10 @@ class FrameBuilder:
     def _paced(
         self, view: View, cursor: int | None, state: SessionState, minute: LatencyReport | None
     ) -> _Figures:
-        """Taken anew once a second, and less often where a minute of samples is dear to sum up.
+        """Compute the figures once a second; less often if a minute has very many samples.
 
         Args:
-            minute: the report of the last minute, where somebody has made it already.
+            minute: the report of the last minute, if it was made already.
         """
         history = self._history
         info = history.info

@@ -57,7 +57,7 @@ def lane_rows(
     chosen = _with_followed(chosen, request_ids, view)
     merge = _merger(columns, first)
     lanes = zip(history.lane_names(chosen), history.lane_cells(chosen, first, last), strict=True)
-    # A lane tells the end of a request that the state has forgotten, up to the cursor.
+    # A lane shows the end of a request that the state has dropped, up to the cursor.
     past = sum(column is None or column.first <= state.step for column in columns)
     rows = [
         _lane_row(name, state.requests.get(name.request_id), merge(cells), past)
@@ -181,7 +181,7 @@ def _choose(request_ids: list[int], view: View, state: SessionState, num_lanes: 
 def _grouped(
     request_ids: list[int], requests: Mapping[int, RequestView]
 ) -> tuple[list[int], list[int], list[int]]:
-    """Who runs or has ended, below it the queue, and below it who has yet to arrive."""
+    """Requests that run or have ended, below them the queue, then those yet to arrive."""
     newest = next((each for each in reversed(request_ids) if each in requests), None)
     known = len(request_ids) if newest is None else bisect_right(request_ids, newest)
     running: list[int] = []

@@ -71,7 +71,7 @@ def change(frame: Frame, entry: KnobsChanged, width: int) -> list[Cell]:
 
 
 def audited(frame: Frame, entry: Audited) -> list[Cell]:
-    """Whatever else somebody did, or was refused."""
+    """The row of any other command, or of a refused one."""
     style = "breach" if entry.code else "text"
     return [
         ("refused" if entry.code else f"{entry.effective_step or 0:,}", style),
@@ -86,14 +86,14 @@ def coming(frame: Frame, step: int, entry: Entry, width: int) -> list[Cell]:
     ahead = "ahead: "
     if isinstance(entry, KnobsChanged):
         who = entry.who
-        told = changes_text(entry.old, entry.new, width - _BEFORE_CHANGE - len(ahead))
+        what = changes_text(entry.old, entry.new, width - _BEFORE_CHANGE - len(ahead))
     else:
-        who, told = who_text(entry), change_text(entry)
+        who, what = who_text(entry), change_text(entry)
     return [
         (f"{step:,}", "muted"),
         (fmt.clock(frame.history.wall_ns(entry.time_ns)), "muted"),
         (_who(who), "muted"),
-        (ahead + told, "muted"),
+        (ahead + what, "muted"),
     ]
 
 

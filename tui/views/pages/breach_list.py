@@ -27,10 +27,10 @@ def heading(frame: Frame, room: int) -> Line:
     tokens = "1 token" if late.num_tokens == 1 else f"{late.num_tokens:,} tokens"
     steps = "1 step" if late.num_steps == 1 else f"{late.num_steps:,} steps"
     # Tokens, as `explain` counts them: several are late in a step; a line is one step and kind.
-    told = f"{tokens} late in {steps}" if late.num_breaches else "0 tokens late"
+    in_full = f"{tokens} late in {steps}" if late.num_breaches else "0 tokens late"
     of_what = _of_what(frame)
     in_short = f"{late.num_tokens:,} late"
-    forms = [f"{told}{of_what}", f"{in_short} in {steps}{of_what}", f"{in_short}{of_what}"]
+    forms = [f"{in_full}{of_what}", f"{in_short} in {steps}{of_what}", f"{in_short}{of_what}"]
     forms.append(forms[-1].replace("the cursor", "here"))
     if late.num_breaches > MAX_BREACHES:
         which = "longest" if frame.view.longest_first else "last"

@@ -150,9 +150,9 @@ def _verdict(
     body = [*sentences, *figures, *others]
     idle = [letter for letter, work in zip("AB", found.works, strict=True) if not work.num_steps]
     notes = [f"{letter} has no step yet" for letter in idle] + page.notes
-    told = "; ".join(notes)
-    if told:
-        title = (*title, (f"  ! {clean(told, max(10, inner - 75))}", "caution"))
+    notes_text = "; ".join(notes)
+    if notes_text:
+        title = (*title, (f"  ! {clean(notes_text, max(10, inner - 75))}", "caution"))
     return framed(body, width, len(body) + 2, title, key)
 
 

@@ -10,7 +10,7 @@ from stepscope.tui.views.frame.fleet_desk import FleetPage
 from stepscope.tui.views.lines import Line, Run, clean, length_of
 
 _NUM_DIFFERENCES = 6
-_LEAST_ALIKE = 3  # engines that are told together
+_LEAST_ALIKE = 3  # engines that share a note
 _NAMED = 6  # of those, beside the worst
 
 
@@ -41,7 +41,7 @@ def notes(page: FleetPage, width: int) -> list[Line]:
 
 
 def _alike(imbalances: Sequence[Imbalance]) -> list[list[Imbalance]]:
-    """Three or more that stand out in the same figures are told together, at the worst of them."""
+    """Three or more engines that stand out in the same figures share a note, at the worst."""
     kinds: dict[tuple[Figure, ...], list[Imbalance]] = {}
     for each in imbalances:
         kinds.setdefault(each.figures, []).append(each)

@@ -143,7 +143,7 @@ def _as_many(begin: Line, parts: Sequence[Line], width: int) -> Line:
 
 
 def _totals(page: FleetPage) -> list[Line]:
-    """Sums over the engines that tell; unknown when none does."""
+    """Sums over the engines that publish a figure; unknown when none does."""
     engines = page.engines
     running = _sum(engines, lambda e: e.num_running)
     seats = _sum(engines, lambda e: e.num_seats)

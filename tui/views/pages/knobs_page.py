@@ -1,4 +1,4 @@
-"""Knobs: what they are, what they may be, who changed them, and what the latencies did after it."""
+"""Knobs: values, bounds, the author of the last change, and the latencies after each change."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -154,7 +154,7 @@ def _knob(
 
 
 def _last(frame: Frame, name: str, past: Sequence[KnobsChanged], room: int) -> str:
-    """Who changed it last; blank where nobody is known to have."""
+    """The author of the last change; blank if none is known."""
     for change in past:
         if name in change.new:
             when = fmt.clock(frame.history.wall_ns(change.time_ns))
@@ -171,7 +171,7 @@ def _about(spec: KnobSpec | None) -> str:
     return f"{spec.name}: {spec.help} (default {value_text(spec.default)}; {bounds_text(spec)})"
 
 
-# The audit trail: changes of knobs with what came of them, and whatever else somebody did
+# The audit trail: changes of knobs with their effect, and all other commands
 
 
 class _Ahead(NamedTuple):
@@ -196,7 +196,7 @@ def _is_longer(frame: Frame) -> bool:
 
 
 def _step(frame: Frame, entry: Entry) -> int | None:
-    """Where it is shown; for what was refused, the step it was asked in."""
+    """The step it is shown at; for a refused command, the step when it came."""
     if entry.effective_step is not None:
         return entry.effective_step
     return frame.history.step_at(entry.time_ns)
@@ -218,8 +218,8 @@ def _refused(frame: Frame) -> str:
         "of viewers": control.denied,
         "without a key": control.keyless,
     }
-    told = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
-    return f"  refused: {told}"
+    refusals = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    return f"  refused: {refusals}"
 
 
 def _known(frame: Frame) -> list[KnobsChanged]:
@@ -241,7 +241,7 @@ def _ahead(frame: Frame, known: Sequence[KnobsChanged]) -> list[_Ahead]:
     cursor = frame.cursor
     if cursor is None or not frame.is_replay:
         return []
-    told = [each for each in frame.told_in_file if each.entry not in frame.state.audit]
+    other = [each for each in frame.told_in_file if each.entry not in frame.state.audit]
     both = [_Ahead(change.effective_step, change) for change in known]
-    both += [_Ahead(*each) for each in told]
+    both += [_Ahead(*each) for each in other]
     return sorted([each for each in both if each.step > cursor], key=lambda each: -each.step)

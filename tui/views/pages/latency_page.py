@@ -124,8 +124,8 @@ def _figures(frame: Frame, width: int) -> list[Line]:
         ]
         for name in names:
             report = reports.get(name)
-            is_told = kind == "step" or frame.tells_requests or frame.is_summed_up
-            line += _block(None if report is None else _series(report, kind), bound, is_told)
+            is_known = kind == "step" or frame.tells_requests or frame.is_summed_up
+            line += _block(None if report is None else _series(report, kind), bound, is_known)
         lines.append(tuple(line))
     return lines
 
@@ -144,10 +144,10 @@ def _series(report: LatencyReport, kind: LatencyKind) -> Series:
     return series
 
 
-def _block(series: Series | None, bound: float | None, is_told: bool) -> Line:
+def _block(series: Series | None, bound: float | None, is_known: bool) -> Line:
     if series is None:
         return (("│", "frame"), (" " * (_BLOCK - 1), "text"))
-    number = fmt.short(series.num_samples) if series.num_samples or is_told else "—"
+    number = fmt.short(series.num_samples) if series.num_samples or is_known else "—"
     line: list[Run] = [("│", "frame"), (f"{number:>14}", "muted")]
     for value in (series.p50_ms, series.p95_ms, series.p99_ms, series.max_ms):
         late = value is not None and bound is not None and value > bound

@@ -90,11 +90,11 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     facts = _facts(frame, view, waits, width - 2)
     body = [*facts, *life_line.draw(frame, view, waits.life, width - 2, 4 if height >= 24 else 1)]
     lines = framed(body, width, len(body) + 2, title)
-    told = None if waits.life is None else waits.life.told
-    text_height = transcript.height_for(told, height)
-    if told is not None and text_height:
+    texts = None if waits.life is None else waits.life.told
+    text_height = transcript.height_for(texts, height)
+    if texts is not None and text_height:
         cursor = math.inf if frame.cursor is None else frame.cursor
-        lines += transcript.draw(told, cursor, width, text_height)
+        lines += transcript.draw(texts, cursor, width, text_height)
     strip_height = 0
     if height >= 20:
         # Few late tokens leave more room for the picture of all of them.

@@ -61,7 +61,7 @@ class File(NamedTuple):
     path: Path
     num_bytes: int
     written_s: float  # Unix time of the last change of it, not of when it was opened
-    overview: "Overview | None"  # None while nobody has looked into it
+    overview: "Overview | None"  # None until the file was opened
 
 
 def engines_section(
@@ -72,7 +72,7 @@ def engines_section(
     Args:
         lines: address and figures of each.
         configured: the engines of the config file.
-        is_looking: nobody has looked yet.
+        is_looking: the first look is not done yet.
     """
     entries = [_engine(address, line) for address, line in lines]
     if len(lines) > 1:

@@ -10,7 +10,7 @@ from stepscope.tui.views.lines import Field, Line, Run, clean, length_of, whole
 
 
 def draw(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -> list[Line]:
-    """As many lines as there is something to tell."""
+    """A line for each thing that changed."""
     history = frame.history
     before_step = history.neighbour(record.step, -1)
     before = history.summary(before_step) if before_step < record.step else None

@@ -1,4 +1,4 @@
-"""What a request was asked and has answered, as far as the engine tells (`--with-tokens`)."""
+"""The prompt and the output of a request, if the engine publishes them (`--with-tokens`)."""
 
 from stepscope.recordings.state.transcripts import KnownText
 from stepscope.tui.views.lines import Line, clean, framed
@@ -7,21 +7,21 @@ MIN_HEIGHT = 4
 _PROMPT_SHARE = 3  # one line in so many is the prompt's, where the output needs the rest
 
 
-def height_for(told: KnownText | None, height: int) -> int:
+def height_for(known: KnownText | None, height: int) -> int:
     """Lines of the panel on a page of so many; 0: there is nothing to show, or no room."""
-    if told is None or height < 18:
+    if known is None or height < 18:
         return 0
     return min(12, max(MIN_HEIGHT, height // 5))
 
 
-def draw(told: KnownText, last_step: float, width: int, height: int) -> list[Line]:
+def draw(known: KnownText, last_step: float, width: int, height: int) -> list[Line]:
     """The end of the prompt, and the end of the output up to a step."""
     room = height - 2
-    prompt = _prompt(told)
-    output = told.output_text(last_step)
+    prompt = _prompt(known)
+    output = known.output_text(last_step)
     if not output:
-        ids = [each for said in told.said if said.step <= last_step for each in said.token_ids]
-        output = _numbers(ids) if any(said.text is None for said in told.said) else ""
+        ids = [each for said in known.said if said.step <= last_step for each in said.token_ids]
+        output = _numbers(ids) if any(said.text is None for said in known.said) else ""
     output_lines = _wrapped(output, width - 4) if output else []
     num_prompt = max(1, room // _PROMPT_SHARE, room - len(output_lines))
     prompt_lines = _wrapped(prompt, width - 4)
@@ -37,12 +37,12 @@ def draw(told: KnownText, last_step: float, width: int, height: int) -> list[Lin
     return framed(body, width, height, title)
 
 
-def _prompt(told: KnownText) -> str:
-    if told.prompt_text is not None:
-        return told.prompt_text
-    if told.prompt_token_ids is None:
+def _prompt(known: KnownText) -> str:
+    if known.prompt_text is not None:
+        return known.prompt_text
+    if known.prompt_token_ids is None:
         return "(it arrived before what is in memory)"
-    return _numbers(told.prompt_token_ids)
+    return _numbers(known.prompt_token_ids)
 
 
 def _numbers(token_ids: "tuple[int, ...] | list[int]") -> str:

@@ -122,7 +122,7 @@ def _idle(record: StepRecord) -> list[Line]:
 
 
 def waiting_lines(record: StepRecord, width: int) -> list[Line]:
-    """Who waits, and what for; of many reasons those of who is first."""
+    """The waiting requests and their reasons; of many reasons those of the first in the queue."""
     if not record.num_waiting:
         return [((" none waiting", "muted"),)]
     reasons = (record.waiting_reasons or {}).items()
@@ -174,10 +174,10 @@ def times_line(record: StepRecord, width: int) -> Line:
 
 
 def prepared_lines(record: StepRecord, overlap: bool | None) -> list[Line]:
-    """Whether the host prepared it while the device was busy, what that cost, and what held it.
+    """Whether the host prepared it while the device was busy, the cost, and what prevented it.
 
     Args:
-        overlap: whether the engine does so; None: it does not tell.
+        overlap: whether the engine does so; None: unknown.
     """
     runs: list[Run] = [(" prepared ", "muted")]
     before = f"step {record.step - 1:,}"

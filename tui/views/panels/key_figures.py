@@ -47,10 +47,10 @@ def action_at(frame: Frame, width: int, x: int, y: int) -> str | None:
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     """As many groups as fit into `height` lines, the first ones first."""
-    groups = _told(frame, _BAR_WIDTH)
+    groups = _drawn_groups(frame, _BAR_WIDTH)
     total = sum(length_of(group) for group in groups[:_MAIN]) + _MAIN * len(_SEPARATOR[0])
     if total > width * height:
-        groups = _told(frame, max(3, _BAR_WIDTH - (total - width * height)))
+        groups = _drawn_groups(frame, max(3, _BAR_WIDTH - (total - width * height)))
     lines: list[Line] = []
     line: Line = ((" ", "text"),)
     for group in groups:
@@ -65,7 +65,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     return lines
 
 
-def _told(frame: Frame, bar_width: int) -> list[Line]:
+def _drawn_groups(frame: Frame, bar_width: int) -> list[Line]:
     """The groups; grey where they are of an engine that is not heard of any more."""
     groups = _groups(frame, bar_width)
     if not frame.is_silent:
@@ -154,7 +154,7 @@ def _in_a_minute(frame: Frame, number: int) -> str:
 
 
 def _now(frame: Frame, number: int) -> str:
-    """What is true now; of an engine that is not heard of nobody knows."""
+    """The engine's state now; unknown for an engine that is silent."""
     return "—" if frame.is_silent or not frame.state.is_load_known else str(number)
 
 
@@ -187,7 +187,7 @@ def _limit(frame: Frame) -> int | None:
 
 
 def _knob(frame: Frame, name: str) -> int | None:
-    """What holds for the next step; None where nobody tells."""
+    """The knob's value for the next step; None if unknown."""
     value = frame.state.knobs.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
@@ -214,7 +214,7 @@ def _budget(frame: Frame, bar_width: int) -> Line:
 def _budget_of_last(frame: Frame, spent: int, budget: int, bar_width: int) -> Line:
     """No step runs: an idle engine spends nothing; else the last step, which is said."""
     now, words = (0, ("idle",)) if frame.is_idle else (spent, ("last step", "last"))
-    if frame.is_idle:  # nobody has spent anything of a budget that was set since
+    if frame.is_idle:  # no step has used the budget that was set since
         budget = _knob(frame, "max_num_batched_tokens") or budget
     style = "strong" if frame.is_idle else "muted"
     word = next((word for word in words if len(word) <= bar_width), "")

@@ -8,7 +8,7 @@ from stepscope.recordings.state.series.latency import LatencyKind, LatencyReport
 
 EFFECT_S = 10.0  # before and after a change, or to the next one
 
-# One token of several hundred is beyond a p99: only the longest wait tells of a freeze.
+# One token of several hundred is beyond a p99: only the longest wait shows a freeze.
 FIGURES: tuple[tuple[LatencyKind, str], ...] = (
     ("itl", "p50"),
     ("itl", "p99"),

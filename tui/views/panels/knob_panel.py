@@ -1,4 +1,4 @@
-"""The knobs as they are at the cursor, and who changed one last."""
+"""The knobs at the cursor, and the author of the last change."""
 
 from stepscope.engine.protocol.wire import KnobSpec
 from stepscope.recordings.state.audit_text import shorter_who
@@ -31,7 +31,7 @@ def draw(frame: Frame, width: int, height: int, pending: str, editable: bool) ->
     """The panel, `width` x `height` with its frame.
 
     Args:
-        pending: what has been asked for and not been answered yet.
+        pending: the commands without an answer yet.
         editable: whether `K` would open the editor.
     """
     state = frame.state

@@ -60,8 +60,8 @@ def one_line(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
         room = width - length_of(line) - 2 - length_of(worst)
         if room >= len(whole_stall) or line is shortest:
             stall = "" if frame.stall is None else late_text.of_stall(frame.stall, room)
-            told: Line = ((stall, "text"), *worst) if stall else worst[1:]
-            return [(*line, ("│ ", "frame"), *told) if told else line]
+            runs: Line = ((stall, "text"), *worst) if stall else worst[1:]
+            return [(*line, ("│ ", "frame"), *runs) if runs else line]
     raise AssertionError("the shortest is one of them")
 
 
@@ -156,7 +156,7 @@ def _stall(frame: Frame, width: int) -> list[Line]:
 
 
 def _worst(frame: Frame, width: int) -> list[Line]:
-    """The longest stall in memory where it is not the one that is told already."""
+    """The longest stall in memory, if the panel does not already show it."""
     stall, number = other_worst(frame), frame.worst.number
     if stall is None:
         return []
@@ -178,8 +178,8 @@ def _worst(frame: Frame, width: int) -> list[Line]:
     fits = (form for form in forms if len(how_long) + sum(map(len, form)) <= width + 1)
     before, after, hint = next(fits, forms[-1])
     where = spot("step", stall.step)
-    told: Line = ((before, "muted"), (how_long, "breach"), (after, "text"), (hint, "muted"))
-    return [(where, *told)]
+    runs: Line = ((before, "muted"), (how_long, "breach"), (after, "text"), (hint, "muted"))
+    return [(where, *runs)]
 
 
 def other_worst(frame: Frame) -> Breach | None:
