@@ -1,4 +1,4 @@
-"""What holds for the whole process while the dashboard runs: its threads, its garbage collector."""
+"""Settings of the process while the dashboard runs: errors of threads, garbage collection."""
 
 import gc
 import logging

@@ -1,4 +1,4 @@
-"""What is made of the one table of actions: bindings, footer, help, palette, documentation."""
+"""Makes bindings, footer, help, palette and documentation from the one table of actions."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Where the dashboard writes what went wrong: a terminal that is drawn on has no place for it."""
+"""The file where the dashboard writes errors: they cannot go to the terminal it draws on."""
 
 import logging
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`Preferences`: what the operator changes in the dashboard and finds again the next time."""
+"""`Preferences`: keeps what the operator changes in the dashboard for the next session."""
 
 import logging
 import threading
@@ -42,7 +42,7 @@ class Preferences:
         self._unkept: dict[str, str] = {}  # of those not reported yet
 
     def has(self, name: str) -> bool:
-        """Whether it is for the next time; what is not is of this session alone."""
+        """Whether this setting is kept for the next session."""
         return name in self._current
 
     def set(self, name: str, value: Value) -> None:

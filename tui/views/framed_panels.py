@@ -1,4 +1,4 @@
-"""What the screens beyond the main one are made of: columns, tables, bars, one row chosen.
+"""The parts of all screens but the main one: columns, tables, bars, one selected row.
 
 Pure functions of lines and figures; nothing here knows what is drawn.
 """

@@ -1,5 +1,5 @@
-"""What is said where an engine gives totals only: the figures, what they leave out, and how to see
-more."""
+"""The text for an engine that publishes totals only: its figures, what they leave out, and how to
+see more."""
 
 from stepscope.engine.protocol.wire import StepRecord
 from stepscope.tui.views import format as fmt

@@ -1,4 +1,4 @@
-"""How many requests a second `stepscope demo` gives its engine: what the machine carries."""
+"""The request rate of `stepscope demo`: requests a second that the machine can serve."""
 
 import math
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What commands share that run an engine in their own process."""
+"""Shared by the commands that run an engine in their own process."""
 
 import logging
 import signal

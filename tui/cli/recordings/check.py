@@ -43,7 +43,7 @@ class Check(NamedTuple):
     is_bound: bool = True
 
 
-class Asked(NamedTuple):
+class CheckOptions(NamedTuple):
     """What a session is checked for."""
 
     most: Sequence[str] = ()
@@ -59,7 +59,7 @@ class _TooLittleData(CommandFailed):
 def check(
     target: str | None,
     seconds: float | None,
-    asked: Asked,
+    wanted: CheckOptions,
     slo_itl: str | None,
     slo_ttft: str | None,
     as_json: bool,
@@ -70,21 +70,21 @@ def check(
     Raises:
         WrongUsage: a bound cannot be read, or there is none.
     """
-    most = [_bound("--max", text) for text in asked.most]
-    least = [_bound("--min", text) for text in asked.least]
-    if not most and not least and asked.baseline is None:
+    most = [_bound("--max", text) for text in wanted.most]
+    least = [_bound("--min", text) for text in wanted.least]
+    if not most and not least and wanted.baseline is None:
         raise WrongUsage("nothing to check: give --max or --min FIGURE=VALUE, or --baseline FILE")
-    if asked.max_regression is not None and asked.baseline is None:
+    if wanted.max_regression is not None and wanted.baseline is None:
         raise WrongUsage("--max-regression: only with --baseline FILE")
-    allowed = _share(asked.max_regression or DEFAULT_REGRESSION)
+    allowed = _share(wanted.max_regression or DEFAULT_REGRESSION)
     report = None if junit is None else output_path(junit)
     flags = level_flags(slo_itl, slo_ttft)
     try:
         found = measure(target, seconds, flags)
         checks = bound_checks(found.figures, most, least)
-        if asked.baseline is not None:
+        if wanted.baseline is not None:
             same_levels = {**levels_of(found.slo)}
-            old = measure(asked.baseline, None, same_levels)
+            old = measure(wanted.baseline, None, same_levels)
             checks += regression_checks(compare(old.side, found.side), allowed)
     except NothingMeasured as error:
         raise _TooLittleData(str(error)) from error

@@ -1,4 +1,4 @@
-"""`stepscope verify`: is a recording what it should be, from its bytes to its engine's books?"""
+"""`stepscope verify`: checks a recording, from its bytes to the engine's KV accounting."""
 
 from typing import Any
 

@@ -118,8 +118,8 @@ def check(
     """
     from stepscope.tui.cli.recordings import check as command
 
-    asked = command.Asked(most or [], least or [], baseline, max_regression)
-    return command.check(target, seconds, asked, slo_itl, slo_ttft, as_json, junit)
+    wanted = command.CheckOptions(most or [], least or [], baseline, max_regression)
+    return command.check(target, seconds, wanted, slo_itl, slo_ttft, as_json, junit)
 
 
 @commands.command(

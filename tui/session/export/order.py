@@ -1,4 +1,4 @@
-"""`ExportOrder`: what of a recording is to be exported, as what, and under which name."""
+"""`ExportOrder`: which part of a recording to export, in which format, to which file."""
 
 from importlib.util import find_spec
 from itertools import count

@@ -58,7 +58,7 @@ class WorstStalls:
         self._notices.say_of_place(text, shorter=shorter)
 
     def _known(self, of_file: bool) -> Stalls:
-        """All that one can go to: in memory, or in the file as far as that was searched."""
+        """All known stalls: in memory, or in the searched part of the file."""
         history, replay = self._history(), self._replay
         if replay is not None and of_file:
             return replay.file_latency.stalls(history.slo, _MOST)
@@ -122,7 +122,7 @@ class WorstStalls:
         return [f"no token{where} came later than {levels} ({self._key('service_levels')})"]
 
     def _where(self, of_file: bool) -> str:
-        """What was searched, where that is not all there is."""
+        """The part that was searched, if it is not all."""
         if self._replay is None or self._is_all:
             return ""
         if not of_file:
@@ -132,7 +132,7 @@ class WorstStalls:
 
     @property
     def _is_searching(self) -> bool:
-        """What is late in the file will be known, and is not yet."""
+        """The search for late tokens in the file is not done yet."""
         replay = self._replay
         return replay is not None and not self._is_all and not replay.file_latency.is_done
 

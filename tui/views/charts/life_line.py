@@ -80,7 +80,7 @@ def _exact(pieces: Sequence[Piece]) -> dict[Cause, int]:
 
 
 def _pieces(frame: Frame, view: RequestView, life: Life | None) -> list[Piece]:
-    """Up to the cursor; what it waits for since is not known before its token comes."""
+    """The pieces up to the cursor; the cause of an open wait is unknown until its token comes."""
     if life is None:
         return []
     now_ns = frame.state.time_ns

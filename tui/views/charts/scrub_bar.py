@@ -1,4 +1,4 @@
-"""The scrub bar: steps from left to right, with what one may want to go back to.
+"""The scrub bar: steps from left to right, with marks, changes and late tokens to go back to.
 
 Those in memory, or all of a replayed file.
 """

@@ -1,4 +1,4 @@
-"""What each side of a comparison did, and what its late waits were made of, in words."""
+"""Describes each side of a comparison in words: its work, and the causes of its late waits."""
 
 from typing import Literal
 
@@ -39,7 +39,7 @@ def work_text(work: SideWork) -> str:
 
 
 def late(found: Comparison, side: Literal["a", "b"], width: int) -> str:
-    """As many causes as there is room for; how many were late, and how long, in any case."""
+    """The number and length of late waits, then as many causes as fit."""
     text = ""
     for num_itl, num_ttft in _CAUSES:
         itl = causes_of(found, "ITL", side, num_itl)
@@ -75,7 +75,7 @@ def causes_of(found: Comparison, kind: str, side: Literal["a", "b"], limit: int 
 
 
 def cause_text(share: ComparedCause, side: Literal["a", "b"], total_ns: int) -> str:
-    """What part of the late waits of a side had this cause."""
+    """The share of a side's late waits that had this cause."""
     spent_ns = share.a_ns if side == "a" else share.b_ns
     return f"{CAUSE_NAMES[share.cause]} {percent(spent_ns / total_ns)}"
 

@@ -73,7 +73,7 @@ def factor_text(factor: float) -> str:
 
 
 def between(figure: Figure) -> str:
-    """What B / A surely lies between; nothing where that is not known."""
+    """The interval of B / A; empty if unknown."""
     if figure.interval is None:
         return ""
     low, high = figure.interval
@@ -97,7 +97,7 @@ def verdict(figure: Figure) -> str:
 
 
 def is_large(figure: Figure) -> bool:
-    """Whether what is not sure differs so much that more of the same might well show it."""
+    """Whether an unclear difference is so large that longer runs might confirm it."""
     if figure.verdict != "unclear":
         return False
     factor = figure.factor or 0.0
@@ -170,7 +170,7 @@ def _same_requests(found: Comparison, side: Literal["a", "b"]) -> list[str]:
 
 
 def _perhaps(found: Comparison, side: Literal["a", "b"]) -> list[str]:
-    """What a side may well be better in, and that is not sure."""
+    """The figures in which a side may be better, though it is not certain."""
     return _phrases(
         [
             figure
@@ -287,7 +287,7 @@ def values_text(values: Iterable[KnobValue]) -> str:
 
 
 def reach(found: Comparison) -> list[str]:
-    """Of parts of one session, where they end for another change; in a phrase, or none."""
+    """A phrase on where the parts of one session end at another change; empty without one."""
     known = reaches(*found.names)
     parts = [] if known is None else zip("AB", known[1:], strict=True)
     joined = ", ".join(f"{letter} {text}" for letter, text in parts if text)

@@ -1,4 +1,4 @@
-"""Which requests get a lane, in which order, and what each column of it says."""
+"""Chooses the requests that get a lane, orders them, and fills the columns of each lane."""
 
 import re
 from bisect import bisect_right
@@ -71,7 +71,7 @@ _MAX_CULPRITS = 4
 
 
 def _culprits(history: History, request_ids: list[int], columns: list[ChartColumn]) -> list[int]:
-    """Whose prompts were computed in the last steps on the screen that kept others waiting."""
+    """The requests whose prefill made others wait in the last steps on the screen."""
     found: list[int] = []
     for column in reversed(columns):
         if column.has_breach and column.num_prefill_tokens:
@@ -85,14 +85,14 @@ def _culprits(history: History, request_ids: list[int], columns: list[ChartColum
 
 
 def _with_culprits(chosen: list[int], culprits: list[int]) -> list[int]:
-    """These are among the lanes: those that would not be take the place of the first others."""
+    """Give these requests a lane; one without a lane replaces the first other request."""
     missing = [each for each in culprits if each not in chosen]
     free = [each for each in chosen if each not in culprits][: len(missing)]
     return [*sorted(missing[: len(free)]), *(each for each in chosen if each not in free)]
 
 
 def _with_followed(chosen: list[int], request_ids: list[int], view: View) -> list[int]:
-    """The request that is followed is among them, in the first row if it would not be."""
+    """Give the followed request a lane, in the first row if it has none."""
     followed = view.followed
     if followed is None or followed in chosen or followed not in request_ids:
         return chosen
@@ -100,7 +100,7 @@ def _with_followed(chosen: list[int], request_ids: list[int], view: View) -> lis
 
 
 def _merger(columns: list[ChartColumn | None], first: int) -> Callable[[bytes], bytes]:
-    """Makes one cell a column out of one a step: the largest, which is the one to show.
+    """Merges the cells of all steps of a column: the largest cell is the one to show.
 
     Args:
         first: the step of the first cell.

@@ -82,7 +82,7 @@ def audited(frame: Frame, entry: Audited) -> list[Cell]:
 
 
 def coming(frame: Frame, step: int, entry: Entry, width: int) -> list[Cell]:
-    """What lies ahead: what it did to the latencies is not known before it is played."""
+    """A row for a command after the cursor of a replay; its effect is unknown until then."""
     ahead = "ahead: "
     if isinstance(entry, KnobsChanged):
         who = entry.who

@@ -1,4 +1,4 @@
-"""Which late tokens the latency screen lists, in which order, and what stands above them."""
+"""The late tokens that the latency screen lists, their order, and the heading above them."""
 
 from stepscope.recordings.attribution.longest import Breach
 from stepscope.tui.views.frame.frame import Frame
@@ -40,7 +40,7 @@ def heading(frame: Frame, room: int) -> Line:
 
 
 def _of_what(frame: Frame) -> str:
-    """What was counted, where that is not all there is."""
+    """The part that was counted, if it is not all."""
     end = None if frame.extent is None else frame.extent[1]
     is_at_end = frame.cursor is None or end is None or frame.cursor >= end
     in_memory = "" if frame.is_whole else " in memory"

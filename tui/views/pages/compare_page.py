@@ -1,4 +1,4 @@
-"""Two runs side by side: which is better, in what, where it comes from, and step against step."""
+"""Two runs side by side: the better one, in which figures, why, and both runs step by step."""
 
 import textwrap
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The words of the fleet screen: what is wrong, what stands out, what is other settings."""
+"""The notes of the fleet screen: errors, engines that stand out, settings that differ."""
 
 from collections.abc import Sequence
 

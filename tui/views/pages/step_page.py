@@ -251,7 +251,7 @@ def _timing(record: StepRecord, width: int) -> Line:
 
 
 def _parts_line(record: StepRecord, width: int) -> Line:
-    """What the parts of the bar above are and took, each behind its sign in the bar."""
+    """The name and duration of each part of the bar above, behind the part's glyph."""
     scheduled, launch = record.schedule_end_ns, record.launch_ns
     if scheduled is None or launch is None:
         return inspector.times_line(record, width)

@@ -1,4 +1,4 @@
-"""The header line: what is looked at, how it does, and whether it is being recorded."""
+"""The header line: the session shown, its state and rates, and whether it is being recorded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from stepscope.tui.views.lines import Line, Run, clean, length_of, spread
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
-    """What the header says that is not in the history."""
+    """The header's facts that are not in the history."""
 
     title: str
     endpoint: str
@@ -28,7 +28,7 @@ class SourceState:
 
 
 def badge(frame: Frame, connection: SourceState) -> Run:
-    """The state of the picture, a stale one is not called live; and that nothing moves in it."""
+    """The state of the picture: live, stale or paused. A stale picture is never called live."""
     status = connection.status
     if connection.is_previous:
         return "▐BEFORE THE RESTART▌", "badge_paused"
@@ -144,7 +144,7 @@ def _meanwhile(frame: Frame, connection: SourceState) -> str | None:
 
 
 def _pace(connection: SourceState) -> Line:
-    """Frames a second as they are wanted, and what the dashboard makes of it."""
+    """Requested frames a second, and the frames that the dashboard draws."""
     load = connection.load
     if load is None:
         return ((f"{connection.fps:g}fps ", "muted"),)
@@ -154,7 +154,7 @@ def _pace(connection: SourceState) -> Line:
 
 
 def _rate(frame: Frame, connection: SourceState) -> str:
-    """Steps a second at the cursor; what was true before the engine fell silent is not true now."""
+    """Steps a second at the cursor; unknown once the engine is silent."""
     silent = connection.status in ("stale", "down", "starting") or frame.state.state == "paused"
     if frame.view.live and silent:
         return "—"

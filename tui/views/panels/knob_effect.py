@@ -1,4 +1,4 @@
-"""What the latencies did after a change of knobs, or why nothing is known of that."""
+"""The latencies before and after a change of knobs, or the reason why they are unknown."""
 
 from typing import NamedTuple, TypeAlias
 
@@ -77,7 +77,7 @@ def effect_of(history: History, change: KnobsChanged, now_ns: int) -> KnobEffect
 
 
 def _missing(report: LatencyReport, when: str) -> str:
-    """What there was none of; ITL is the gap to a second token, TTFT that to a first one."""
+    """The kind of token that is missing: TTFT needs a first token, ITL a second one."""
     if not report.step.num_samples:
         return f"nothing ran {when}"
     tokens = {"first": report.ttft, "second": report.itl}
