@@ -154,7 +154,7 @@ def shown(key: str, ascii_only: bool = False) -> str:
 
 
 def spelled(text: str) -> str:
-    """A text that names arrow keys by their glyphs, with words for them: in ASCII `<` is a key."""
+    """Replace the glyphs of arrow keys in a text by words: in ASCII `<` is a key of its own."""
     for glyphs, words in (("⇧", "Shift+"), ("←/→", "Left/Right"), ("↑/↓", "Up/Down")):
         text = text.replace(glyphs, words)
     return text

@@ -46,7 +46,7 @@ def of_stall(late: Late, room: int) -> str:
 
 
 def _forms(piece: Piece) -> list[str]:
-    """In words, each time in fewer."""
+    """The piece in words, from the longest form to the shortest."""
     forms = [piece.text]
     if piece.cause == "held_up":
         forms.append(f"the machine or the engine was {piece.short}")

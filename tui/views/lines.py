@@ -158,7 +158,7 @@ class Lines(Widget):
 
 
 def _bands(rows: Sequence[int], width: int) -> list[Region]:
-    """Regions of full width that cover `rows`, which are in order; one for neighbours."""
+    """Full-width regions that cover the ordered `rows`; neighbouring rows share a region."""
     bands: list[Region] = []
     for y in rows:
         if bands and bands[-1].bottom == y:

@@ -38,7 +38,7 @@ class LocalServer(NamedTuple):
 
 
 class LocalServers:
-    """Looks on a thread of its own.
+    """Looks for servers on a thread of its own.
 
     Args:
         ports: gives the ports to ask, and the process that listens where it is known.

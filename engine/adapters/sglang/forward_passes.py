@@ -88,7 +88,7 @@ _decoder = msgspec.msgpack.Decoder(ForwardPass)
 
 
 def decode(payload: bytes) -> ForwardPass:
-    """Raises msgspec.DecodeError for what is no forward pass of a version that we know."""
+    """Raises msgspec.DecodeError if this is no forward pass of a known version."""
     found = _decoder.decode(payload)
     if found.version != VERSION:
         raise msgspec.ValidationError(

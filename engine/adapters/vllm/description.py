@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 def describe(
     scheduler: VllmScheduler, board: KnobBoard, endpoint: Endpoint, num_blocks: int | None
 ) -> EngineInfo:
-    """What this version does not say is None.
+    """The engine's info; a value that this version of vLLM does not give is None.
 
     Args:
         num_blocks: usable KV blocks.

@@ -90,7 +90,7 @@ class KnobBoard:
         self.knobs = knobs
 
     def restore(self) -> None:
-        """vLLM's own values again."""
+        """Put vLLM's own values back."""
         for (_, name), (target, value) in self._before.items():
             setattr(target, name, value)
         self._before.clear()

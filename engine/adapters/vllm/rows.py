@@ -1,4 +1,4 @@
-"""The rows of a step: made when it is scheduled, encoded, and sifted when it ends."""
+"""The rows of a step: made and encoded when it is scheduled, filtered when it ends."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, cast

@@ -15,7 +15,7 @@ from stepscope.tui.views.format import file_size
 
 
 def verify_file(file: str, as_json: bool) -> int:
-    """Print what was found; returns the exit code, 1 when anything is wrong.
+    """Print the findings and return the exit code: 1 if anything is wrong.
 
     A file that is still being written has no end yet; that is not an error.
 

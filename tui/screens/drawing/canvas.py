@@ -1,4 +1,4 @@
-"""`Canvas`: the widgets of the main screen, where they stand, and what each of them shows."""
+"""`Canvas`: the widgets of the main screen, their places, and the lines that each shows."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping

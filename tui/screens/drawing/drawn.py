@@ -6,7 +6,7 @@ _SLOW_S = 0.6  # between two drawings of what is read rather than watched
 
 
 class DrawnPicture:
-    """Of one screen.
+    """What one screen shows.
 
     Args:
         clock: seconds.

@@ -18,7 +18,7 @@ from stepscope.tui.views.view import View
 
 
 class CompareHandlers:
-    """Of one screen.
+    """The handlers of one compare screen.
 
     Args:
         show: goes to a screen.
@@ -64,7 +64,7 @@ class CompareHandlers:
         }
 
     def choose(self) -> None:
-        """What is there to compare with?"""
+        """List what this session can be compared with."""
         self._session.compare.choose(self._session.source)
         self._show("compare")
 
@@ -144,7 +144,7 @@ def _no_such_file(text: str) -> str | None:
 
 
 class _errors_said:  # noqa: N801 - reads as what it does
-    """What cannot be read is a line on the screen."""
+    """Show a recording that cannot be read as a line on the screen."""
 
     def __init__(self, notices: Notices) -> None:
         self._notices = notices

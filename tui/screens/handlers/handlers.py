@@ -38,7 +38,7 @@ def bindings(actions: Iterable[Action]) -> BindingsMap:
 
 
 class Handlers:
-    """Of one screen: groups of handlers, each with what it acts on.
+    """The handlers of one screen, in groups that each get what they act on.
 
     Args:
         forget: drops figures computed for other service levels.

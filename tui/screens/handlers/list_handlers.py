@@ -12,7 +12,7 @@ _ROWS = 10  # of a list at a time
 
 
 class ListHandlers:
-    """Of one screen."""
+    """The list actions of one screen."""
 
     def __init__(
         self,

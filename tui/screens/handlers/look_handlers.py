@@ -12,7 +12,7 @@ from stepscope.tui.views.view import View
 
 
 class LookHandlers:
-    """Of one screen.
+    """The actions of one screen that change its looks.
 
     Args:
         forget: drops figures computed for other service levels.

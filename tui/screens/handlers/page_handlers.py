@@ -16,7 +16,7 @@ from stepscope.tui.views.view import View
 
 
 class PageHandlers:
-    """Of one screen.
+    """The actions that open pages from one screen.
 
     Args:
         edit_knob: opens the editor at a knob.

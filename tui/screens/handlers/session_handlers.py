@@ -13,7 +13,7 @@ from stepscope.tui.views.view import View
 
 
 class SessionHandlers:
-    """Of one screen.
+    """The session and recording actions of one screen.
 
     Args:
         picture: what is on the screen now, as an SVG document.

@@ -1,4 +1,4 @@
-"""`EngineLink`: asks the engine from a thread of its own, so that the screen never waits."""
+"""`EngineLink`: sends commands from its own thread, so that the screen never waits."""
 
 import logging
 import queue

@@ -75,7 +75,7 @@ def file_origin(path: Path, session: Origin) -> Origin:
 
 
 class Split(NamedTuple):
-    """Where a session is divided; `found`: all marks and changes in it."""
+    """The step that divides a session; `found`: all marks and changes in the session."""
 
     mark: Landmark
     found: list[Landmark]

@@ -1,4 +1,4 @@
-"""What a comparison says, in words and figures; for the screen and for the command line."""
+"""The result of a comparison in words and figures, for the screen and the command line."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -52,7 +52,7 @@ def percent(share: float) -> str:
 
 
 def ratio(figure: Figure) -> str:
-    """B / A, a dash where that says nothing."""
+    """B / A; a dash if the ratio has no meaning."""
     found = figure.ratio
     if found is None:
         return "—"
@@ -239,9 +239,9 @@ def _times(figure: Figure) -> str:
 
 
 def unclear(found: Comparison) -> list[str]:
-    """What differs and may be chance, a phrase for each kind of latency.
+    """A phrase for each kind of latency whose difference may be chance.
 
-    So many waits count for themselves only where both runs had the same requests.
+    The number of waits is shown only if both runs had the same requests.
     """
     judges = found.different_work is None  # else more of the same would not decide it, either
     phrases = []

@@ -90,7 +90,7 @@ class FrameMeter:
                 self._drawn_s = 0.0
 
     def load(self) -> DrawingLoad | None:
-        """The last one, taken anew every two seconds; None before the first."""
+        """The load over the last two seconds; None before the first two are over."""
         now_s = self._clock()
         began_s, began_cpu_s, began_frames = self._began
         elapsed_s = now_s - began_s

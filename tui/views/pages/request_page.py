@@ -39,7 +39,7 @@ _COLUMNS = (
 
 
 class _Waits(NamedTuple):
-    """The waits up to the cursor, and which of them are listed."""
+    """The waits up to the cursor, and those of them that the page lists."""
 
     life: Life | None
     all: tuple[Late, ...]
