@@ -88,7 +88,7 @@ class AttachedCore:
             else:
                 self._refuse(item)
         else:
-            assert isinstance(item, Departure), "nobody submits here, so nobody's requests end"
+            assert isinstance(item, Departure), "only vLLM takes requests"
 
     def _refuse(self, call: Call) -> None:
         command = call.command

@@ -99,7 +99,8 @@ def _compared_as(
 ) -> DashboardSettings:
     """The settings with the service levels of the first recording that carries any.
 
-    If another recording carries other levels, a line on stderr names the one that counts.
+    If the other recording carries other levels and no option overrides both, a line on stderr names
+    the recording that counts.
 
     Raises:
         CommandFailed, RecordingError: a file is not a recording.
