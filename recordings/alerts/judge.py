@@ -10,7 +10,7 @@ CALM_S = 10.0  # a rule that fires ends when it has not held for so long, or for
 RuleState: TypeAlias = Literal["unknown", "ok", "pending", "firing"]
 
 
-class Change(NamedTuple):
+class RuleChange(NamedTuple):
     """A rule has begun to fire, or has ended.
 
     Attributes:
@@ -61,7 +61,7 @@ class RuleWatch:
         """What the rule says was true when it was measured last."""
         return self._held_since_s is not None
 
-    def take(self, values: Mapping[str, float | None], now_s: float) -> Change | None:
+    def take(self, values: Mapping[str, float | None], now_s: float) -> RuleChange | None:
         """The next measurement; one that misses the figure changes nothing."""
         rule = self.rule
         if rule.figure not in values:
@@ -77,10 +77,10 @@ class RuleWatch:
             self.worst = self._worse(value)
         elif now_s - self._held_since_s >= rule.for_s:
             self.fired_s, self.worst = now_s, value
-            return Change(rule, True, value)
+            return RuleChange(rule, True, value)
         return None
 
-    def _calm(self, now_s: float) -> Change | None:
+    def _calm(self, now_s: float) -> RuleChange | None:
         self._held_since_s = None
         if self.fired_s is None:
             return None
@@ -88,7 +88,7 @@ class RuleWatch:
             self._calm_since_s = now_s
         if now_s - self._calm_since_s < max(CALM_S, self.rule.for_s):
             return None
-        change = Change(self.rule, False, self.worst, self._calm_since_s - self.fired_s)
+        change = RuleChange(self.rule, False, self.worst, self._calm_since_s - self.fired_s)
         self.fired_s = self.worst = self._calm_since_s = None
         return change
 
@@ -105,7 +105,7 @@ class Judge:
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.watches = [RuleWatch(rule) for rule in rules]
 
-    def take(self, values: Mapping[str, float | None], now_s: float) -> list[Change]:
+    def take(self, values: Mapping[str, float | None], now_s: float) -> list[RuleChange]:
         """The next measurement: which rules have begun or ended with it."""
         changes = [watch.take(values, now_s) for watch in self.watches]
         return [change for change in changes if change is not None]

@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-from stepscope.recordings.figures.bounds import Bound, BoundError, parse_bound, value_text
+from stepscope.recordings.figures.bounds import BoundError, FigureBound, parse_bound, value_text
 from stepscope.recordings.figures.table import FIGURES, FigureSpec
 
 # What is true of this moment, beside the figures of a window.
@@ -34,7 +34,7 @@ class Rule(NamedTuple):
     """
 
     text: str
-    bound: Bound
+    bound: FigureBound
     for_s: float = 0.0
 
     @property

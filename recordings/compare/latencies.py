@@ -21,7 +21,7 @@ from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.compare.side.sliced import Stretches
 from stepscope.recordings.compare.side.slices import as_one
 from stepscope.recordings.compare.statistics.contrast import Contrast
-from stepscope.recordings.figures.sums import Spread
+from stepscope.recordings.figures.sums import LatencySpread
 from stepscope.recordings.figures.table import KINDS, RANKS, latency_name
 from stepscope.recordings.state.series.latency import LatencyKind
 
@@ -29,8 +29,8 @@ from stepscope.recordings.state.series.latency import LatencyKind
 class _Sampled(NamedTuple):
     """One kind of latency of both sides."""
 
-    a: Spread
-    b: Spread
+    a: LatencySpread
+    b: LatencySpread
     contrast: Contrast
     queued: tuple[bool, bool]  # whether such waits were waits in a queue
 

@@ -1,4 +1,4 @@
-"""`Bound`: a figure and the value it is held against, as people write it: `itl_p99 > 50ms`."""
+"""`FigureBound`: a figure and its bound, as people write them: `itl_p99 > 50ms`."""
 
 import re
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ class BoundError(Exception):
         self.place = place
 
 
-class Bound(NamedTuple):
+class FigureBound(NamedTuple):
     """A figure and a value.
 
     Attributes:
@@ -64,7 +64,7 @@ class Bound(NamedTuple):
 
 def parse_bound(
     text: str, *, is_whole: bool = True, figures: Mapping[str, FigureSpec] = FIGURES
-) -> Bound:
+) -> FigureBound:
     """Read `itl_p99 > 50ms`, `itl_p99=50ms`, `goodput < 95%`, `ttft_p95 >= 1.5s`, `preemptions=0`.
 
     A latency without a unit is in milliseconds; a share is 0.95 or 95%.
@@ -95,7 +95,7 @@ def parse_bound(
     rest = _skip(text, end)
     if is_whole and rest < len(text):
         raise BoundError(text, rest, f"nothing may follow the value, got {text[rest:]!r}")
-    return Bound(figure, relation, value, end)
+    return FigureBound(figure, relation, value, end)
 
 
 def parse_value(text: str, place: int, figure: FigureSpec) -> tuple[float, int]:

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from stepscope.recordings.figures.table import KINDS, RANKS, latency_name
-from stepscope.recordings.state.series.finished import Kept
+from stepscope.recordings.state.series.finished import KeptLevels
 from stepscope.recordings.state.series.latency import LatencyKind
 from stepscope.recordings.state.series.limits import LIMITS
 
 Figures = Mapping[str, float | None]  # by name, each in its unit of the table; None is unknown
 
 
-class Spread(NamedTuple):
+class LatencySpread(NamedTuple):
     """Samples of one kind of latency.
 
     Attributes:
@@ -33,8 +33,8 @@ class Sums(NamedTuple):
 
     seconds: float
     num_steps: int
-    latencies: Mapping[LatencyKind, Spread]
-    kept: Kept
+    latencies: Mapping[LatencyKind, LatencySpread]
+    kept: KeptLevels
     num_finished: int | None
     num_arrived: int | None
     num_in_tokens: int | None

@@ -2,10 +2,10 @@
 
 from bisect import bisect_right
 
-from stepscope.recordings.figures.sums import Spread, Sums
+from stepscope.recordings.figures.sums import LatencySpread, Sums
 from stepscope.recordings.figures.table import KINDS, RANKS
 from stepscope.recordings.state.series.columns import StepColumns
-from stepscope.recordings.state.series.finished import Kept
+from stepscope.recordings.state.series.finished import KeptLevels
 from stepscope.recordings.state.series.latency import Latencies
 from stepscope.recordings.state.series.latency_samples import Samples
 
@@ -33,8 +33,8 @@ def step_sums(columns: StepColumns, start_ns: int, end_ns: int) -> Sums:
     return Sums(
         seconds=seconds_of(columns, start_ns, end_ns),
         num_steps=last - first,
-        latencies=dict.fromkeys(KINDS, Spread()),
-        kept=Kept(0, 0),
+        latencies=dict.fromkeys(KINDS, LatencySpread()),
+        kept=KeptLevels(0, 0),
         num_finished=total("num_finished"),
         num_arrived=total("num_arrived"),
         num_in_tokens=None
@@ -78,14 +78,14 @@ def with_latencies(sums: Sums, latencies: Latencies) -> Sums:
     return sums._replace(latencies=spreads, kept=kept)
 
 
-def _spread(samples: Samples, level_ms: float | None) -> Spread:
+def _spread(samples: Samples, level_ms: float | None) -> LatencySpread:
     ranked = samples.ranked()
     if ranked is None:
-        return Spread()
+        return LatencySpread()
     at_ns = dict(zip(_RANKS, ranked.percentiles(_RANKS), strict=True))
     at_ns[100] = ranked.largest
     within = None if level_ms is None else ranked.num_up_to(level_ms * 1e6) / ranked.count
-    return Spread(ranked.count, at_ns, within)
+    return LatencySpread(ranked.count, at_ns, within)
 
 
 def _kv_peak(columns: StepColumns, first: int, last: int) -> float | None:

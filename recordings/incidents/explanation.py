@@ -12,14 +12,14 @@ from stepscope.recordings.state.in_flight import in_flight_text
 _TURN = 1_000
 
 
-class Found(NamedTuple):
+class LateSummary(NamedTuple):
     """What the records say."""
 
     num_late: int
     text: str
 
 
-def explained(history: History, first: int | None) -> Found:
+def explained(history: History, first: int | None) -> LateSummary:
     """Explain the late tokens from a step on (None: from the oldest in memory)."""
     follower = history.follow(first)
     state, num_messages = follower.state, follower.num_ahead
@@ -48,4 +48,4 @@ def explained(history: History, first: int | None) -> Found:
         if waits:
             worst = max(waits, key=lambda each: each.gap_ns)
             parts.append(f"longest {kind}: {worst.text} ({worst.explanation})")
-    return Found(counts.affected(late).num_late, ". ".join(parts))
+    return LateSummary(counts.affected(late).num_late, ". ".join(parts))

@@ -39,7 +39,7 @@ DEFAULT_RULES = (
 )
 
 
-class Kept(NamedTuple):
+class KeptIncident(NamedTuple):
     """An incident and its file; or, with `error`, why it has none."""
 
     incident: Incident
@@ -94,7 +94,7 @@ class IncidentKeeper:
         """An incident goes on."""
         return self._open is not None
 
-    def look(self) -> Kept | None:
+    def look(self) -> KeptIncident | None:
         """Measure once more; the incident that has ended with it, if one has."""
         now_s = self._clock()
         self.judge.take(self._meter.measure(), now_s)
@@ -107,7 +107,7 @@ class IncidentKeeper:
             return None
         return self._end(self._open, now_s, is_over=not bad)
 
-    def close(self) -> Kept | None:
+    def close(self) -> KeptIncident | None:
         """Write the incident that goes on, if there is one."""
         return None if self._open is None else self._end(self._open, self._clock(), is_over=False)
 
@@ -129,7 +129,7 @@ class IncidentKeeper:
         is_calm = now_s - incident.last_bad_s >= self._after_s
         return is_calm or now_s - incident.began_s >= MAX_S
 
-    def _end(self, ended: _Open, now_s: float, *, is_over: bool) -> Kept | None:
+    def _end(self, ended: _Open, now_s: float, *, is_over: bool) -> KeptIncident | None:
         self._open = None
         self._spent = {each.rule.text for each in self.judge.firing if each.holds}
         while self._written_s and now_s - self._written_s[0] > 3_600:
@@ -163,7 +163,7 @@ class IncidentKeeper:
         has_changed = info is not None and info.engine_id != ended.engine_id
         return previous if has_changed and previous is not None else history
 
-    def _write(self, history: History, first: int | None, incident: Incident) -> Kept:
+    def _write(self, history: History, first: int | None, incident: Incident) -> KeptIncident:
         path = self._folder.new_path(incident)
         try:
             write_memory(
@@ -175,11 +175,11 @@ class IncidentKeeper:
                 change=stripped,
             )
         except OSError as error:
-            return Kept(incident, None, f"cannot write {path}: {error.strerror or error}")
+            return KeptIncident(incident, None, f"cannot write {path}: {error.strerror or error}")
         except RecordingError as error:
-            return Kept(incident, None, str(error))
+            return KeptIncident(incident, None, str(error))
         self._folder.delete_old()
-        return Kept(incident, path)
+        return KeptIncident(incident, path)
 
     @staticmethod
     def _fired(watch: RuleWatch, worst: float | None) -> FiredRule:

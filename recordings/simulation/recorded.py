@@ -20,7 +20,7 @@ from stepscope.engine.protocol.wire import (
     RequestView,
     StepRecord,
 )
-from stepscope.engine.simulation.virtual.cluster import KnobChange
+from stepscope.engine.simulation.virtual.cluster import TimedKnobs
 from stepscope.engine.simulation.virtual.requests import SimulatedRequest
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.export.moments import Moment, Progress, StepRange, moments
@@ -38,7 +38,7 @@ class RecordedWork(NamedTuple):
 
     requests: list[SimulatedRequest]
     knobs: Knobs  # in force at the beginning
-    changes: list[KnobChange]
+    changes: list[TimedKnobs]
     limits: Limits
     num_blocks: int
     block_size: int
@@ -102,13 +102,13 @@ class _Reader:
         self._prefixes: dict[int, tuple[int, ...]] = {}
         self._num_hit_blocks: dict[int, int] = {}
         self._num_outputs: dict[int, int] = {}  # of those that ended
-        self._changes: list[KnobChange] = []
+        self._changes: list[TimedKnobs] = []
 
     def take(self, moment: Moment) -> None:
         message = moment.message
         if isinstance(message, KnobsChanged):
             self._knobs = _known_knobs({**self._knobs.as_dict(), **message.new})
-            self._changes.append(KnobChange(message.time_ns, self._knobs))
+            self._changes.append(TimedKnobs(message.time_ns, self._knobs))
         if not isinstance(message, StepRecord | EngineStatus):
             return
         for event in message.events:
@@ -120,7 +120,7 @@ class _Reader:
         if isinstance(message, StepRecord):
             self._take_step(message, moment)
 
-    def finished_with(self, last: Moment | None) -> tuple[list[SimulatedRequest], list[KnobChange]]:
+    def finished_with(self, last: Moment | None) -> tuple[list[SimulatedRequest], list[TimedKnobs]]:
         """The work, with what has not finished by the last moment."""
         views = {} if last is None else last.state.requests
         begin_ns = min((each.time_ns for each in self._arrived.values()), default=0)

@@ -16,7 +16,7 @@ import msgspec
 
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.simulation.fitted import FittedModel, SeenStep
-from stepscope.engine.simulation.virtual.cluster import KnobChange, run_cluster
+from stepscope.engine.simulation.virtual.cluster import TimedKnobs, run_cluster
 from stepscope.engine.simulation.virtual.drawn import DrawnStepTimes
 from stepscope.engine.simulation.virtual.replica import Replica
 from stepscope.engine.simulation.virtual.setup import SimulatedSetup
@@ -57,7 +57,7 @@ class Drift(NamedTuple):
         return math.exp(mean + source.gauss(0.0, self.spread))
 
 
-class Case(NamedTuple):
+class Forecast(NamedTuple):
     """One set of knobs, and what it comes to, by figure."""
 
     text: str
@@ -69,8 +69,8 @@ class WhatIf(NamedTuple):
     """The recording, the same simulated, and each variant."""
 
     recorded: dict[str, float | None]
-    again: Case
-    variants: list[Case]
+    again: Forecast
+    variants: list[Forecast]
     drift: float  # spread between windows
 
 
@@ -119,7 +119,7 @@ def what_if(
             runs.append(flat(figures.result()))
             num_steps += figures.num_steps
             num_extrapolated += model.num_extrapolated
-        cases.append(Case(text, _predicted(runs), num_extrapolated / max(1, num_steps)))
+        cases.append(Forecast(text, _predicted(runs), num_extrapolated / max(1, num_steps)))
     recorded = flat(work.figures)
     again, *rest = cases
     widened = [
@@ -140,7 +140,7 @@ def _run(
     model = DrawnStepTimes(setup.model, seed, scale)
     figures = Figures(levels)
     later = [
-        KnobChange(each.time_ns, each.knobs.changed(changes, setup.limits)) for each in work.changes
+        TimedKnobs(each.time_ns, each.knobs.changed(changes, setup.limits)) for each in work.changes
     ]
     run_cluster([Replica(given.scheduler(), model, figures)], work.requests, changes=later)
     return figures, model

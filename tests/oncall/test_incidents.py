@@ -19,7 +19,7 @@ from stepscope.recordings.file.overview import overview
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.incidents import folder as incident_folder
 from stepscope.recordings.incidents.folder import IncidentFolder
-from stepscope.recordings.incidents.keeper import DEFAULT_RULES, MAX_S, IncidentKeeper, Kept
+from stepscope.recordings.incidents.keeper import DEFAULT_RULES, MAX_S, IncidentKeeper, KeptIncident
 from tests.conftest import LiveEngine
 from tests.support.waiting import wait_for
 from tests.telemetry.test_step_in_flight import asking, engine_process, following
@@ -42,7 +42,7 @@ class Watched:
         self.now_s = 0.0
         self.source = source
         self.meter = Measured()
-        self.kept: list[Kept] = []
+        self.kept: list[KeptIncident] = []
         rules = [parse_rule("itl_p99 > 50ms"), parse_rule("queue_age > 5s")]
         self.keeper = IncidentKeeper(
             source, rules, IncidentFolder(path, keep_bytes), 3.0, 10.0, lambda: self.now_s
@@ -179,7 +179,7 @@ def test_an_engine_that_is_killed_in_mid_step_leaves_an_incident(tmp_path: Path)
             with asking(endpoint):
                 wait_for(lambda: keeper.look() is None and keeper.is_open, "it hangs")
         process.kill()
-        kept: list[Kept] = []
+        kept: list[KeptIncident] = []
         wait_for(lambda: bool(kept.extend(filter(None, [keeper.look()])) or kept), "it is written")
         incident = kept[0].incident
         assert "in flight" in incident.explanation

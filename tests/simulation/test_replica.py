@@ -14,7 +14,7 @@ from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.simulation.simulated import START_NS
 from stepscope.engine.simulation.step_time import CostModel, StepShape, StepTime
-from stepscope.engine.simulation.virtual.cluster import KnobChange, run_cluster
+from stepscope.engine.simulation.virtual.cluster import TimedKnobs, run_cluster
 from stepscope.engine.simulation.virtual.drawn import DrawnStepTimes
 from stepscope.engine.simulation.virtual.replica import Replica
 from stepscope.engine.simulation.virtual.requests import BlockNames, SimulatedRequest, of_mix
@@ -130,7 +130,7 @@ def test_the_short_way_past_decodes_is_the_schedulers(case: tuple[SimulatedSetup
 def test_a_session_that_publishes_has_the_same_steps_and_times(num_blocks: int) -> None:
     made, work = setup(num_blocks), requests(8.0)
     knobs = msgspec.structs.replace(made.knobs, max_num_batched_tokens=64, max_num_seqs=5)
-    changes = [KnobChange(2_000_000_000, knobs)]
+    changes = [TimedKnobs(2_000_000_000, knobs)]
     messages = Messages()
     session = SimulatedSession(made, SEED, messages)
     run_cluster([session], work, changes=changes)

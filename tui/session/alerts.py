@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from stepscope.recordings.alerts.judge import Change, Judge
+from stepscope.recordings.alerts.judge import Judge, RuleChange
 from stepscope.recordings.alerts.meter import Meter
 from stepscope.recordings.alerts.rule import Rule
 from stepscope.recordings.history.source import Source, add_mark
@@ -26,7 +26,7 @@ class AlertDesk:
         self._meter = Meter(source, clock)
         self._next_s = 0.0
 
-    def news(self) -> list[Change]:
+    def news(self) -> list[RuleChange]:
         """Which rules have begun to fire or ended since the last call."""
         now_s = self._clock()
         if not self._judge.watches or now_s < self._next_s:

@@ -9,7 +9,7 @@ from stepscope.engine.simulation.virtual.requests import SimulatedRequest
 Routing: TypeAlias = Literal["round-robin", "least-loaded"]
 
 
-class KnobChange(NamedTuple):
+class TimedKnobs(NamedTuple):
     """Knobs that hold from a moment on, on every engine."""
 
     time_ns: int
@@ -36,7 +36,7 @@ def run_cluster(
     requests: Iterable[SimulatedRequest],
     *,
     routing: Routing = "round-robin",
-    changes: Sequence[KnobChange] = (),
+    changes: Sequence[TimedKnobs] = (),
     on_request: Callable[[int], bool] = lambda number: False,
 ) -> bool:
     """Give each request to an engine when it arrives, and run all of them to their end.
@@ -68,7 +68,7 @@ def run_cluster(
     return False
 
 
-def _change(engines: Sequence[Engine], change: KnobChange) -> None:
+def _change(engines: Sequence[Engine], change: TimedKnobs) -> None:
     for engine in engines:
         engine.run_until(change.time_ns)
         engine.set_knobs(change.knobs, change.time_ns)

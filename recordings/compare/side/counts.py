@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 
-from stepscope.recordings.figures.sums import Spread
+from stepscope.recordings.figures.sums import LatencySpread
 from stepscope.recordings.figures.table import RANKS
 
 MAX_DISTINCT = 1 << 16
@@ -71,10 +71,10 @@ class WaitCounts:
             self._counts = folded
 
 
-def spread_of(counts: WaitCounts) -> Spread:
+def spread_of(counts: WaitCounts) -> LatencySpread:
     """Percentiles of counts, sorted once."""
     ranks = [rank for rank in RANKS if rank < 100]
     at_ns = dict(zip(ranks, counts.percentiles(ranks), strict=False))
     if counts.max_ns is not None:
         at_ns[100] = counts.max_ns
-    return Spread(counts.num_samples, at_ns, counts.within_slo)
+    return LatencySpread(counts.num_samples, at_ns, counts.within_slo)

@@ -25,11 +25,11 @@ from stepscope.recordings.compare.side.past import Past
 from stepscope.recordings.compare.side.points import KNOB, LATE, LOST, MARKED, PREEMPTED, StepPoints
 from stepscope.recordings.compare.side.requests import MAX_REQUESTS, RequestRun
 from stepscope.recordings.compare.side.sliced import SlicedWaits
-from stepscope.recordings.compare.side.totals import Totals
+from stepscope.recordings.compare.side.totals import RunTotals
 from stepscope.recordings.figures.sums import Sums
 from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.pauses import leave_out_pauses
-from stepscope.recordings.state.series.finished import Kept, RequestWatch
+from stepscope.recordings.state.series.finished import KeptLevels, RequestWatch
 from stepscope.recordings.state.series.latency import SLO, LatencyKind
 from stepscope.recordings.state.session import SessionState
 
@@ -64,7 +64,7 @@ class Side:
         self.version = 0
         self.origin_ns: int | None = None
         self.points = StepPoints()
-        self.totals = Totals()
+        self.totals = RunTotals()
         self.waits: dict[LatencyKind, WaitCounts] = {
             "ttft": WaitCounts(slo.ttft_ms * 1e6),
             "itl": WaitCounts(slo.itl_ms * 1e6),
@@ -72,7 +72,7 @@ class Side:
             "e2e": WaitCounts(),
             "step": WaitCounts(),
         }
-        self.kept = Kept(0, 0)
+        self.kept = KeptLevels(0, 0)
         self.sliced = SlicedWaits()
         self.requests: dict[int, RequestRun] = {}
         self.had_cache = state.kv is None or state.kv.cached + state.kv.used > 0
@@ -193,7 +193,7 @@ class Side:
         self._watch.take(outcome, self._pauses, self._state, now_ns)
         slo, finished = self.slo, outcome.finished
         num_kept = sum(each.keeps(slo.ttft_ms * 1e6, slo.itl_ms * 1e6) for each in finished)
-        self.kept = Kept(self.kept.num_judged + len(finished), self.kept.num_kept + num_kept)
+        self.kept = KeptLevels(self.kept.num_judged + len(finished), self.kept.num_kept + num_kept)
         self.totals.kept.add(end_ns, num_kept)
         self.totals.late.add(end_ns, len(finished) - num_kept)
 

@@ -1,13 +1,13 @@
-"""`Totals`: what all steps of a run come to, and how it is spread over time. Bounded memory."""
+"""`RunTotals`: what all steps of a run come to, and how it is spread over time. Bounded memory."""
 
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stepscope.engine.protocol.wire import FirstToken, KVCounts, StepRecord
-from stepscope.recordings.figures.sums import Spread, Sums, per
+from stepscope.recordings.figures.sums import LatencySpread, Sums, per
 from stepscope.recordings.state.outcome import Outcome
-from stepscope.recordings.state.series.finished import Kept
+from stepscope.recordings.state.series.finished import KeptLevels
 from stepscope.recordings.state.series.latency import LatencyKind
 from stepscope.recordings.state.series.limits import LIMITS, UNKNOWN, limit_of
 
@@ -77,7 +77,7 @@ class LimitedSteps:
 
 
 @dataclass(slots=True)
-class Totals:
+class RunTotals:
     """Sums over steps. Those that an engine does not tell have a count of steps that did."""
 
     num_steps: int = 0
@@ -156,7 +156,9 @@ class Totals:
         self.queried.add(end_ns, kv.queried_tokens)
         self.hits.add(end_ns, kv.hit_tokens)
 
-    def sums(self, seconds: float, latencies: Mapping[LatencyKind, Spread], kept: Kept) -> Sums:
+    def sums(
+        self, seconds: float, latencies: Mapping[LatencyKind, LatencySpread], kept: KeptLevels
+    ) -> Sums:
         """What figures are made of."""
         has_rows, has_kv = not self.num_steps_without_rows, self.num_kv_steps > 0
         return Sums(

@@ -15,7 +15,7 @@ from stepscope.recordings.state.session import SessionState
 _SPARE = 1024  # requests that may have ended otherwise, before they are looked for
 
 
-class Kept(NamedTuple):
+class KeptLevels(NamedTuple):
     """Of the requests that finished in a window."""
 
     num_judged: int
@@ -38,7 +38,7 @@ class FinishedRequests:
         self._worst_ns.append(request.worst_itl_ns)
         self._floor_ns.append(request.floor_ns)
 
-    def kept(self, ttft_ms: float, itl_ms: float) -> Kept:
+    def kept(self, ttft_ms: float, itl_ms: float) -> KeptLevels:
         """How many kept these levels.
 
         A level below the one that they were watched with leaves requests out: how long their
@@ -52,7 +52,7 @@ class FinishedRequests:
             elif floor <= itl_ns:
                 num_judged += 1
                 num_kept += 1
-        return Kept(num_judged, num_kept)
+        return KeptLevels(num_judged, num_kept)
 
     def cut(self, start_ns: int, end_ns: int) -> "FinishedRequests":
         """A copy of those in (start_ns, end_ns]."""

@@ -5,7 +5,7 @@ import signal
 import time
 from collections.abc import Sequence
 
-from stepscope.recordings.alerts.judge import Change, Judge, RuleWatch
+from stepscope.recordings.alerts.judge import Judge, RuleChange, RuleWatch
 from stepscope.recordings.alerts.meter import WINDOW_S, Meter
 from stepscope.recordings.alerts.rule import Rule, parse_rule
 from stepscope.recordings.figures.bounds import BoundError, value_text
@@ -107,7 +107,7 @@ class _Output:
         self._name = name
         self._as_json = as_json
 
-    def changes(self, changes: Sequence[Change]) -> None:
+    def changes(self, changes: Sequence[RuleChange]) -> None:
         for change in changes:
             state = "firing" if change.is_firing else "ok"
             self._line(change.rule, state, change.value, change.text)

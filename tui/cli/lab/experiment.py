@@ -23,7 +23,7 @@ class Work(NamedTuple):
     priority: int = 0
 
 
-class Change(NamedTuple):
+class ArmChange(NamedTuple):
     """A change of knobs while an arm runs."""
 
     at_s: float
@@ -41,11 +41,11 @@ class Arm(NamedTuple):
     name: str
     knobs: Mapping[str, KnobValue]
     work: tuple[Work, ...]
-    changes: tuple[Change, ...] = ()
+    changes: tuple[ArmChange, ...] = ()
     is_warm: bool = False
 
 
-class Finding(NamedTuple):
+class LabFinding(NamedTuple):
     """What was measured.
 
     Attributes:
@@ -74,7 +74,7 @@ class Experiment(NamedTuple):
     claim: str
     source: str
     arms: tuple[Arm, ...]
-    judge: Callable[[Sequence[ArmRun]], Finding]
+    judge: Callable[[Sequence[ArmRun]], LabFinding]
 
 
 def all_experiments() -> list[Experiment]:

@@ -12,7 +12,7 @@ from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.wire import EngineInfo, KnobValue
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.tui.cli.lab.bench import LabBench
-from stepscope.tui.cli.lab.experiment import Experiment, Finding, all_experiments
+from stepscope.tui.cli.lab.experiment import Experiment, LabFinding, all_experiments
 from stepscope.tui.cli.lab.report import draw, lines, markdown
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.errors import say
@@ -73,7 +73,7 @@ def _chosen(name: str | None, runs_all: bool) -> list[Experiment]:
 
 def _try(
     experiment: Experiment, bench: LabBench, progress: Progress, place: tuple[int, int]
-) -> Finding:
+) -> LabFinding:
     runs = []
     for number, arm in enumerate(experiment.arms):
         what = f"{experiment.name}: {arm.name}"

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from stepscope.recordings.export.output import missing
 from stepscope.tui.cli.lab.arm_run import ArmRun
-from stepscope.tui.cli.lab.experiment import Experiment, Finding
+from stepscope.tui.cli.lab.experiment import Experiment, LabFinding
 from stepscope.tui.cli.shared.text_table import text_table
 
 
-def lines(experiment: Experiment, finding: Finding, runs: Sequence[ArmRun]) -> Iterator[str]:
+def lines(experiment: Experiment, finding: LabFinding, runs: Sequence[ArmRun]) -> Iterator[str]:
     """For a terminal."""
     yield f"{experiment.name}: {experiment.claim}"
     yield f"  source    {experiment.source}"
@@ -23,7 +23,7 @@ def lines(experiment: Experiment, finding: Finding, runs: Sequence[ArmRun]) -> I
         yield from (f"  {line}" for line in text_table(finding.columns, finding.rows, sides))
 
 
-def markdown(found: Sequence[tuple[Experiment, Finding]], machine: str) -> str:
+def markdown(found: Sequence[tuple[Experiment, LabFinding]], machine: str) -> str:
     """A table of claims, and below it what was measured of each."""
     text = [f"{machine}\n", "| claim | source | measured | verdict |", "|---|---|---|---|"]
     for experiment, finding in found:
@@ -40,7 +40,7 @@ def markdown(found: Sequence[tuple[Experiment, Finding]], machine: str) -> str:
     return "\n".join(text) + "\n"
 
 
-def draw(experiment: Experiment, finding: Finding, path: Path) -> None:
+def draw(experiment: Experiment, finding: LabFinding, path: Path) -> None:
     """A bar an arm, as SVG. Raises MissingPackage without matplotlib."""
     try:
         from matplotlib.figure import Figure

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 from stepscope.recordings.compare.comparison import Comparison, compare
 from stepscope.recordings.compare.figures import Figure
-from stepscope.recordings.figures.bounds import Bound, BoundError, parse_bound, value_text
+from stepscope.recordings.figures.bounds import BoundError, FigureBound, parse_bound, value_text
 from stepscope.recordings.figures.sums import Figures
 from stepscope.recordings.figures.table import FIGURES
 from stepscope.recordings.file.service_levels import levels_of
@@ -27,7 +27,7 @@ DEFAULT_REGRESSION = "10%"
 Outcome: TypeAlias = Literal["ok", "failed", "unknown"]
 
 
-class Check(NamedTuple):
+class CheckRow(NamedTuple):
     """One bound, or one figure compared with the baseline.
 
     Attributes:
@@ -98,7 +98,7 @@ def check(
     return code
 
 
-def exit_code(checks: Sequence[Check]) -> int:
+def exit_code(checks: Sequence[CheckRow]) -> int:
     """A failed bound counts before an unknown one."""
     outcomes = {each.outcome for each in checks}
     if "failed" in outcomes:
@@ -106,7 +106,9 @@ def exit_code(checks: Sequence[Check]) -> int:
     return TOO_LITTLE_DATA if "unknown" in outcomes or not checks else DONE
 
 
-def bound_checks(figures: Figures, most: Sequence[Bound], least: Sequence[Bound]) -> list[Check]:
+def bound_checks(
+    figures: Figures, most: Sequence[FigureBound], least: Sequence[FigureBound]
+) -> list[CheckRow]:
     """One for each bound; at the bound is within it."""
     found = []
     for bounds, sign in ((most, "<="), (least, ">=")):
@@ -119,11 +121,11 @@ def bound_checks(figures: Figures, most: Sequence[Bound], least: Sequence[Bound]
             asked = f"{sign} {value_text(bound.figure, bound.value)}"
             measured = value_text(bound.figure, value)
             detail = "" if value is not None else "the session has no sample of it"
-            found.append(Check(bound.figure.name, asked, measured, outcome, detail))
+            found.append(CheckRow(bound.figure.name, asked, measured, outcome, detail))
     return found
 
 
-def regression_checks(found: Comparison, allowed: float) -> list[Check]:
+def regression_checks(found: Comparison, allowed: float) -> list[CheckRow]:
     """One for each figure that has a better and a worse; nothing where work was too different.
 
     Args:
@@ -132,18 +134,18 @@ def regression_checks(found: Comparison, allowed: float) -> list[Check]:
     """
     if found.different_work is not None:
         why = f"the baseline was given other work: {found.different_work}"
-        return [Check("baseline", "the same work", "other work", "unknown", why)]
+        return [CheckRow("baseline", "the same work", "other work", "unknown", why)]
     checks = [
         _regression(figure, allowed)
         for figure in found.figures
         if figure.better is not None and figure.a is not None and figure.b is not None
     ]
     if not checks:
-        return [Check("baseline", "figures of both", "none", "unknown", "too few samples")]
+        return [CheckRow("baseline", "figures of both", "none", "unknown", "too few samples")]
     return checks
 
 
-def _regression(figure: Figure, allowed: float) -> Check:
+def _regression(figure: Figure, allowed: float) -> CheckRow:
     by = regression(figure)
     is_worse = figure.verdict == "a" and by > allowed
     spec = FIGURES.get(figure.key)
@@ -156,7 +158,7 @@ def _regression(figure: Figure, allowed: float) -> Check:
         detail = f"worse by {by:.1%}, which may be chance"
     outcome: Outcome = "failed" if is_worse else "ok"
     asked = f"within {allowed:.0%} of {texts[0]}"
-    return Check(figure.key, asked, texts[1], outcome, detail, is_bound=False)
+    return CheckRow(figure.key, asked, texts[1], outcome, detail, is_bound=False)
 
 
 def regression(figure: Figure) -> float:
@@ -170,7 +172,7 @@ def regression(figure: Figure) -> float:
     return change / a if a else float("inf")
 
 
-def junit_xml(name: str, checks: Sequence[Check]) -> bytes:
+def junit_xml(name: str, checks: Sequence[CheckRow]) -> bytes:
     """A JUnit report: a test case a check; one of which nothing is known is an error."""
     attributes = {
         "name": f"stepscope check {name}",
@@ -191,7 +193,7 @@ def junit_xml(name: str, checks: Sequence[Check]) -> bytes:
     return report
 
 
-def _lines(found: MeasuredSession, checks: Sequence[Check]) -> list[str]:
+def _lines(found: MeasuredSession, checks: Sequence[CheckRow]) -> list[str]:
     listed = [each for each in checks if each.is_bound or each.outcome != "ok" or each.detail]
     rows = [[each.outcome, each.name, each.measured, each.asked, each.detail] for each in listed]
     num_alike = len(checks) - len(listed)
@@ -203,7 +205,7 @@ def _lines(found: MeasuredSession, checks: Sequence[Check]) -> list[str]:
     ]
 
 
-def _document(found: MeasuredSession, checks: Sequence[Check], code: int) -> dict[str, object]:
+def _document(found: MeasuredSession, checks: Sequence[CheckRow], code: int) -> dict[str, object]:
     return {
         **found.document(),
         "checks": [each._asdict() for each in checks],
@@ -211,7 +213,7 @@ def _document(found: MeasuredSession, checks: Sequence[Check], code: int) -> dic
     }
 
 
-def _bound(option: str, text: str) -> Bound:
+def _bound(option: str, text: str) -> FigureBound:
     try:
         bound = parse_bound(text)
     except BoundError as error:

@@ -19,7 +19,7 @@ from stepscope.recordings.file.service_levels import Levels, slo_of
 from stepscope.recordings.file.writing.rotation import SeriesLimits
 from stepscope.recordings.history.history import History
 from stepscope.recordings.incidents.folder import IncidentFolder
-from stepscope.recordings.incidents.keeper import DEFAULT_RULES, IncidentKeeper, Kept
+from stepscope.recordings.incidents.keeper import DEFAULT_RULES, IncidentKeeper, KeptIncident
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.progress import Progress
@@ -132,7 +132,7 @@ class _Reporter:
     def text(self) -> str:
         return f"{plural(self._num_kept, 'incident')} kept"
 
-    def take(self, kept: Kept | None) -> None:
+    def take(self, kept: KeptIncident | None) -> None:
         if kept is None:
             return
         self.error = kept.error

@@ -17,8 +17,8 @@ from stepscope.recordings.simulation.fitting import seen_steps
 from stepscope.recordings.simulation.recorded import RecordedWork, recorded_work
 from stepscope.recordings.simulation.what_if import (
     NUM_RUNS,
-    Case,
     Drift,
+    Forecast,
     Predicted,
     WhatIf,
     drift_of,
@@ -195,7 +195,7 @@ def _number(value: float | None) -> str:
 
 
 def _document(found: WhatIf, work: RecordedWork, model: FittedModel, levels: Sequence[SLO]) -> str:
-    def case(each: Case) -> dict[str, Any]:
+    def case(each: Forecast) -> dict[str, Any]:
         figures = {name: predicted._asdict() for name, predicted in each.figures.items()}
         return {**each._asdict(), "figures": figures}
 

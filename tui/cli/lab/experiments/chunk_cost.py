@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 from stepscope.tui.cli.lab.arm_run import ArmRun, seconds
-from stepscope.tui.cli.lab.experiment import Arm, Experiment, Finding, Work
+from stepscope.tui.cli.lab.experiment import Arm, Experiment, LabFinding, Work
 
 _WORK = (Work("document", 0.0, 2048, 1, seed=7),)
 _CHUNKS = (64, 128, 256, 512, 1024)
 
 
-def _judge(runs: Sequence[ArmRun]) -> Finding:
+def _judge(runs: Sequence[ArmRun]) -> LabFinding:
     rows, times, computed, reread = [], [], set(), []
     for run in runs:
         mine = list(run.rows_of("document"))
@@ -18,7 +18,7 @@ def _judge(runs: Sequence[ArmRun]) -> Finding:
         reread.append(sum(row.start for _, row in mine))  # K/V of earlier chunks, in tokens
         rows.append((run.name, f"{len(mine)}", f"{times[-1]:.2f}", f"{reread[-1]:,}"))
     holds = len(computed) == 1 and reread == sorted(reread, reverse=True) and reread[-1] == 0
-    return Finding(
+    return LabFinding(
         "reproduced" if holds else "not here",
         f"{', '.join(f'{each:,}' for each in sorted(computed))} tokens are computed in every arm "
         f"(the same products); {reread[0]:,} cached tokens are read again a layer at chunks of "

@@ -3,18 +3,18 @@
 from collections.abc import Sequence
 
 from stepscope.tui.cli.lab.arm_run import ArmRun
-from stepscope.tui.cli.lab.experiment import Arm, Experiment, Finding, Work
+from stepscope.tui.cli.lab.experiment import Arm, Experiment, LabFinding, Work
 
 _CHATS = tuple(Work(f"chat-{n}", 0.02 * n, 96, 150, seed=1 + n) for n in range(12))
 _DOCUMENT = (Work("document", 0.6, 4096, 8, seed=99),)
 _WHOLE = {"enable_chunked_prefill": False, "max_num_batched_tokens": 8192}
 
 
-def _judge(runs: Sequence[ArmRun]) -> Finding:
+def _judge(runs: Sequence[ArmRun]) -> LabFinding:
     whole, chunked = runs
     spikes = [run.value("itl_max") / run.value("itl_p50") for run in runs]
     holds = spikes[0] >= 10 and spikes[1] <= spikes[0] / 3
-    return Finding(
+    return LabFinding(
         "reproduced" if holds else "not here",
         f"longest ITL {whole.value('itl_max'):,.0f} ms whole ({spikes[0]:.0f} times the "
         f"median), {chunked.value('itl_max'):,.0f} ms in chunks ({spikes[1]:.0f} times)",

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from stepscope.tui.cli.lab.arm_run import ArmRun, milliseconds
-from stepscope.tui.cli.lab.experiment import Arm, Experiment, Finding, Work
+from stepscope.tui.cli.lab.experiment import Arm, Experiment, LabFinding, Work
 
 _BUDGETS = (32, 64, 128, 256, 512, 1024)
 _CHATS = tuple(Work(f"chat-{n}", 0.0, 32, 100, seed=1 + n) for n in range(6))
@@ -11,14 +11,14 @@ _DOCUMENTS = tuple(Work(f"document-{n}", 0.3, 1024, 4, seed=99 + n) for n in ran
 _CLOSE = 0.85  # of the best rate: from here on a larger step computes hardly more a second
 
 
-def _judge(runs: Sequence[ArmRun]) -> Finding:
+def _judge(runs: Sequence[ArmRun]) -> LabFinding:
     ttft = [milliseconds([r.ttft_ns for r in run.requests("document")], 0.5) for run in runs]
     tpot = [run.value("tpot_p99") for run in runs]
     rates = [run.tokens_per_s(lambda step: step.num_prefill_tokens > 0) for run in runs]
     knee = next(n for n, rate in enumerate(rates) if rate >= _CLOSE * max(rates))
     falls, rises = ttft[0] > ttft[-1], tpot[-1] > tpot[0]
     holds = falls and rises
-    return Finding(
+    return LabFinding(
         "reproduced" if holds else "not here",
         f"from a budget of {_BUDGETS[0]} to {_BUDGETS[-1]} TTFT goes from {ttft[0]:,.0f} to "
         f"{ttft[-1]:,.0f} ms, p99 TPOT from {tpot[0]:,.0f} to {tpot[-1]:,.0f} ms; steps are bound "

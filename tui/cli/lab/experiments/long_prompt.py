@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from stepscope.tui.cli.lab.arm_run import ArmRun
-from stepscope.tui.cli.lab.experiment import Experiment, Finding
+from stepscope.tui.cli.lab.experiment import Experiment, LabFinding
 
 
-def _judge(runs: Sequence[ArmRun]) -> Finding:
-    return Finding(
+def _judge(runs: Sequence[ArmRun]) -> LabFinding:
+    return LabFinding(
         "cannot be tried here",
         "nothing",
         "a recording has no figure of a step's peak memory, and the demo model takes 8K tokens; "

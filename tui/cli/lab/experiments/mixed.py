@@ -3,21 +3,21 @@
 from collections.abc import Sequence
 
 from stepscope.tui.cli.lab.arm_run import ArmRun
-from stepscope.tui.cli.lab.experiment import Arm, Experiment, Finding, Work
+from stepscope.tui.cli.lab.experiment import Arm, Experiment, LabFinding, Work
 
 _PROMPTS = tuple(Work(f"prompt-{n}", 0.5, 1024, 1, seed=50 + n) for n in range(6))
 _CHATS = tuple(Work(f"chat-{n}", 0.0, 32, 120, seed=1 + n) for n in range(8))
 _KNOBS = {"max_num_batched_tokens": 256}
 
 
-def _judge(runs: Sequence[ArmRun]) -> Finding:
+def _judge(runs: Sequence[ArmRun]) -> LabFinding:
     alone = runs[0].tokens_per_s(lambda step: step.num_prefill_tokens > 0)
     mixed = runs[1].tokens_per_s(
         lambda step: step.num_prefill_tokens > 0 and step.num_decode_tokens > 0
     )
     change = mixed / alone - 1 if alone else float("nan")
     holds = change >= -0.05
-    return Finding(
+    return LabFinding(
         "reproduced" if holds else "not here",
         f"{alone:,.0f} tokens/s in steps of prefill alone, {mixed:,.0f} in mixed steps "
         f"({change:+.1%})",

@@ -5,7 +5,7 @@ from typing import get_args
 
 from stepscope.engine.protocol.config import Batching
 from stepscope.tui.cli.lab.arm_run import ArmRun, milliseconds
-from stepscope.tui.cli.lab.experiment import Arm, Experiment, Finding, Work
+from stepscope.tui.cli.lab.experiment import Arm, Experiment, LabFinding, Work
 
 _CHATS = tuple(Work(f"chat-{n}", 0.1 * n, 64 + 16 * n, 40 + 8 * n, seed=1 + n) for n in range(8))
 _DOCUMENTS = tuple(Work(f"document-{n}", 0.5 + 0.5 * n, 1024, 8, seed=99 + n) for n in range(2))
@@ -15,7 +15,7 @@ def _ttft_ms(run: ArmRun) -> float:
     return milliseconds([each.ttft_ns for each in run.requests("")], 0.5)
 
 
-def _judge(runs: Sequence[ArmRun]) -> Finding:
+def _judge(runs: Sequence[ArmRun]) -> LabFinding:
     rates = [run.value("out_tokens_per_s") for run in runs]
     waits = [run.value("itl_max") for run in runs]
     names = [run.name for run in runs]
@@ -29,7 +29,7 @@ def _judge(runs: Sequence[ArmRun]) -> Finding:
         if b < 0.95 * a
     ]  # fmt: skip
     holds = rates[last] > rates[first] and not behind
-    return Finding(
+    return LabFinding(
         "reproduced" if holds else "not here",
         f"output {rates[first]:,.0f} tokens/s naive, {rates[last]:,.0f} chunked; longest ITL "
         f"{waits[first]:,.0f} and {waits[last]:,.0f} ms",

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from stepscope.tui.cli.lab.arm_run import ArmRun, milliseconds
-from stepscope.tui.cli.lab.experiment import Arm, Experiment, Finding, Work
+from stepscope.tui.cli.lab.experiment import Arm, Experiment, LabFinding, Work
 
 _CHATS = tuple(Work(f"chat-{n}", 0.02 * n, 96, 60, seed=1 + n) for n in range(10))
 _DOCUMENTS = tuple(Work(f"document-{n}", 0.2, 1024, 8, seed=99 + n) for n in range(2))
@@ -16,12 +16,12 @@ def _ttft_ms(run: ArmRun, prefix: str) -> float:
     return milliseconds([each.ttft_ns for each in run.requests(prefix)], 0.5)
 
 
-def _judge(runs: Sequence[ArmRun]) -> Finding:
+def _judge(runs: Sequence[ArmRun]) -> LabFinding:
     fcfs, priority = runs[2], runs[3]
     urgent = _ttft_ms(fcfs, "urgent"), _ttft_ms(priority, "urgent")
     seats = runs[0].value("out_tokens_per_s"), fcfs.value("out_tokens_per_s")
     holds = urgent[1] < urgent[0] and seats[1] < seats[0]
-    return Finding(
+    return LabFinding(
         "reproduced" if holds else "not here",
         f"with 4 seats urgent requests wait {urgent[0]:,.0f} ms by arrival and {urgent[1]:,.0f} ms "
         f"by priority; 4 seats in place of 16 take output from {seats[0]:,.0f} to "

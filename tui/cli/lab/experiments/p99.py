@@ -3,20 +3,20 @@
 from collections.abc import Sequence
 
 from stepscope.tui.cli.lab.arm_run import ArmRun
-from stepscope.tui.cli.lab.experiment import Arm, Experiment, Finding, Work
+from stepscope.tui.cli.lab.experiment import Arm, Experiment, LabFinding, Work
 
 _CHATS = tuple(Work(f"chat-{n}", 0.02 * n, 96, 200, seed=1 + n) for n in range(12))
 _DOCUMENTS = tuple(Work(f"document-{n}", 0.4 + 1.1 * n, 4096, 8, seed=99 + n) for n in range(3))
 _WORK = (*_CHATS, *_DOCUMENTS)
 
 
-def _judge(runs: Sequence[ArmRun]) -> Finding:
+def _judge(runs: Sequence[ArmRun]) -> LabFinding:
     found = runs[0].against(runs[1])
     itl, out = found.figure("itl_p99"), found.figure("out_tokens_per_s")
     falls = (itl.a or 0) / (itl.b or 1)
     change = (out.b or 0) / (out.a or 1) - 1
     holds = falls >= 2 and change >= -0.05
-    return Finding(
+    return LabFinding(
         "reproduced" if holds else "not here",
         f"ITL p99 {itl.a:,.0f} to {itl.b:,.0f} ms ({falls:.1f} times less), output "
         f"{out.a:,.0f} to {out.b:,.0f} tokens/s ({change:+.1%})",

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from stepscope.tui.cli.lab.arm_run import ArmRun
-from stepscope.tui.cli.lab.experiment import Arm, Experiment, Finding, Work
+from stepscope.tui.cli.lab.experiment import Arm, Experiment, LabFinding, Work
 
 _LENGTHS = (120, 900, 300, 1800, 450, 700, 220, 1300)
 _WORK = tuple(
@@ -11,11 +11,11 @@ _WORK = tuple(
 )
 
 
-def _judge(runs: Sequence[ArmRun]) -> Finding:
+def _judge(runs: Sequence[ArmRun]) -> LabFinding:
     [run] = runs
     info = run.side.info
     if info is None or info.block_size is None or info.max_model_len is None:
-        return Finding("cannot be tried here", "", "the engine does not publish its block size")
+        return LabFinding("cannot be tried here", "", "the engine does not publish its block size")
     used = paged = reserved = num_rows = 0
     for step in run.steps:
         for row in step.batch or ():
@@ -25,7 +25,7 @@ def _judge(runs: Sequence[ArmRun]) -> Finding:
             num_rows += 1
     waste_paged, waste_reserved = 1 - used / paged, 1 - used / reserved
     holds = waste_paged < 0.04 and waste_reserved >= 0.6
-    return Finding(
+    return LabFinding(
         "reproduced" if holds else "not here",
         f"{waste_paged:.1%} of the tokens in blocks of {info.block_size} are empty, "
         f"{waste_reserved:.0%} where each request reserves {info.max_model_len:,} "

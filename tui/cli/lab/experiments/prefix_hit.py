@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 
 from stepscope.tui.cli.lab.arm_run import ArmRun
-from stepscope.tui.cli.lab.experiment import Arm, Experiment, Finding, Work
+from stepscope.tui.cli.lab.experiment import Arm, Experiment, LabFinding, Work
 
 _KNOBS = {"max_num_batched_tokens": 256}
 
 
-def _judge(runs: Sequence[ArmRun]) -> Finding:
+def _judge(runs: Sequence[ArmRun]) -> LabFinding:
     num_steps = [run.num_prefill_steps("prompt") for run in runs]
     [cold], [warm] = (run.requests("prompt") for run in runs)
     holds = num_steps == [4, 2]
-    return Finding(
+    return LabFinding(
         "reproduced" if holds else "not here",
         f"{num_steps[0]} chunks cold, {num_steps[1]} with {warm.num_cached_tokens or 0} of "
         f"{warm.num_prompt_tokens:,} tokens cached",

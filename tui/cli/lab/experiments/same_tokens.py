@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from stepscope.tui.cli.lab.arm_run import ArmRun
-from stepscope.tui.cli.lab.experiment import Arm, Change, Experiment, Finding, Work
+from stepscope.tui.cli.lab.experiment import Arm, ArmChange, Experiment, LabFinding, Work
 
 _NAME = "one"
 _WORK = (Work(_NAME, 0.0, 300, 32, seed=1),)
@@ -21,13 +21,13 @@ _ARMS = (
         "budget changed",
         {"max_num_batched_tokens": 1},
         _WORK,
-        changes=(Change(0.3, {"max_num_batched_tokens": 64}),),
+        changes=(ArmChange(0.3, {"max_num_batched_tokens": 64}),),
     ),
     Arm("preempted", {"max_num_batched_tokens": 2048, "reserve": "none"}, (*_CROWD, *_LAST)),
 )
 
 
-def _judge(runs: Sequence[ArmRun]) -> Finding:
+def _judge(runs: Sequence[ArmRun]) -> LabFinding:
     whole = list(runs[0].outputs[_NAME])
     rows = []
     num_same = 0
@@ -49,7 +49,7 @@ def _judge(runs: Sequence[ArmRun]) -> Finding:
             )
         )
     missed = "" if runs[-1].requests(_NAME)[0].num_preemptions else "; nothing was preempted here"
-    return Finding(
+    return LabFinding(
         "reproduced" if num_same == len(runs) else "not here",
         f"{num_same} of {len(runs)} arms gave the same {len(whole)} greedy tokens{missed}",
         ""
