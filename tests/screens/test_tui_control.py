@@ -404,6 +404,8 @@ async def test_a_change_answered_late_is_reported_and_can_be_undone(
     async with app.run_test(size=(120, 40)):
         await press(app, "B", *"512", "enter")
         await until(lambda: "→512 applied at step" in main_text(app), "no first answer")
+        # Until then the next change is based on the version before, and refused at once.
+        await until(lambda: len(history.knob_changes) == 1, "the change is not in the telemetry")
         gone_on = threading.Event()
         take = live_engine.core._take
 
