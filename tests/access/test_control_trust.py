@@ -111,7 +111,8 @@ def test_a_command_that_is_sent_again_is_done_once_and_answered_each_time(
     client: ControlClient, raw: Callable[[], Raw]
 ) -> None:
     client.ask(Pause())
-    client.send(Submit(prompt_token_ids=[1] * 9, sampling=SamplingParams(max_tokens=9)))
+    sampling = SamplingParams(max_tokens=9)
+    client.ask(Submit(prompt_token_ids=[1] * 9, sampling=sampling, stream=False))
     first, second = raw(), raw()
     once = StepOnce(n=1, who="me", once="a name of its own")
     first.send(1, once)
@@ -133,7 +134,8 @@ def test_the_same_frames_again_are_answered_as_the_first_time(
     client: ControlClient, raw: Callable[[], Raw]
 ) -> None:
     client.ask(Pause())
-    client.send(Submit(prompt_token_ids=[1] * 9, sampling=SamplingParams(max_tokens=9)))
+    sampling = SamplingParams(max_tokens=9)
+    client.ask(Submit(prompt_token_ids=[1] * 9, sampling=sampling, stream=False))
     sender = raw()
     for _ in range(5):
         sender.send(1, StepOnce(n=1))
@@ -282,7 +284,8 @@ def test_every_change_is_in_the_audit_from_what_to_what_and_in_the_recording(
     subscriber.start()
     wait_for(lambda: subscriber.status == "live", "telemetry")
     client.ask(Pause(who="anna"))
-    client.send(Submit(prompt_token_ids=[1] * 40, sampling=SamplingParams(max_tokens=900)))
+    sampling = SamplingParams(max_tokens=900)
+    client.ask(Submit(prompt_token_ids=[1] * 40, sampling=sampling, stream=False))
     step = client.ask(StepOnce(n=2, who="anna"))
     assert isinstance(step, Ack)
     wait_for(lambda: client.snapshot().state == "paused", "two steps")
@@ -413,7 +416,8 @@ def test_aborted_requests_are_published_soon_though_nothing_follows(
     subscriber = Subscriber(live_engine.endpoint)
     subscriber.start()
     wait_for(lambda: subscriber.status == "live", "telemetry")
-    client.send(Submit(prompt_token_ids=[1] * 40, sampling=SamplingParams(max_tokens=900)))
+    sampling = SamplingParams(max_tokens=900)
+    client.ask(Submit(prompt_token_ids=[1] * 40, sampling=sampling, stream=False))
     client.ask(Abort(request_id=0, who="anna"))
     wait_for(lambda: len(subscriber.history.state.audit) == 1, "telemetry of it")
     subscriber.stop()

@@ -144,12 +144,13 @@ async def test_what_was_typed_is_kept_when_the_engine_knew_of_a_change_first(
         telemetry.is_let_go = True
         await until(lambda: source.history.state.knobs_version == 1, "what anna did")
         await press(app, "K")
-        assert "16_" in row_of(app, "max_num_seqs")
+        await until(lambda: "16_" in row_of(app, "max_num_seqs"), "what was typed")
         assert "changed meanwhile: max_num_seqs 64→8 by anna" in screen_text(app)
         assert "Enter twice applies it anyway" in screen_text(app)
         await press(app, "enter", "enter")
         await until(lambda: source.history.state.knobs["max_num_seqs"] == 16, "the change")
         await press(app, "K")
+        await until(lambda: row_of(app, "max_num_seqs") != "", "the editor")
         assert "_" not in row_of(app, "max_num_seqs").replace("max_num_seqs", "")
     app.close()
 
@@ -163,13 +164,14 @@ async def test_a_value_that_is_offered_again_is_dropped_by_escape_for_good(
     async with app.run_test(size=(120, 40)):
         await press(app, "K", "down", "down", "enter", "right")
         anna.set_knobs({"max_num_seqs": 8}, who="anna")
-        assert "◀ off ▶" in row_of(app, "enable_chunked_prefill")
+        await until(lambda: "◀ off ▶" in row_of(app, "enable_chunked_prefill"), "the choice")
         await press(app, "enter")
         await until(lambda: "max_num_seqs 64→8" in main_text(app), "the refusal")
         await press(app, "K")
         # A choice, too, and before telemetry tells of anna.
-        assert "◀ off ▶" in row_of(app, "enable_chunked_prefill")
+        await until(lambda: "◀ off ▶" in row_of(app, "enable_chunked_prefill"), "the choice again")
         await press(app, "escape", "K")
+        await until(lambda: row_of(app, "enable_chunked_prefill") != "", "the editor")
         assert "◀" not in screen_text(app)
         telemetry.is_let_go = True
         await until(lambda: source.history.state.knobs_version == 1, "what anna did")
