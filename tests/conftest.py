@@ -57,6 +57,10 @@ from tests.support.pty_process import PtyProcess
 settings.register_profile("stepscope", deadline=None)
 settings.load_profile("stepscope")
 
+# Several tests run at a time, and idle threads of torch spin: with one each, a test of the decoder
+# takes half of the processor time. A test of threads sets their number itself.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 class Done(NamedTuple):
     """A command that has ended."""
