@@ -424,6 +424,7 @@ def _write_checkpoint(folder: Path, family: str, changes: dict[str, object]) -> 
         for weight in model.parameters():
             # Larger than usual, so that attention is sharp and no two logits are nearly equal.
             weight.add_(torch.randn_like(weight) * 0.15)
+            weight.copy_(weight.bfloat16())  # as most checkpoints are
     model.save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
 

@@ -9,6 +9,7 @@ Q, K and V, and the MLP's gate and up. transformers' modules are the oracle
 (`tests/models/test_exactness.py`), and they serve every model that this one does not fit.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,7 +90,7 @@ class Decoder:
 
     @property
     def is_thread_invariant(self) -> bool:
-        return self._head.layout == "packed"
+        return all(each.layout == "packed" for each in self._products)
 
     @property
     def is_capturable(self) -> bool:
@@ -111,8 +112,20 @@ class Decoder:
     @property
     def weight_bytes(self) -> int:
         """Tied embeddings are there twice where products have a layout of their own."""
-        twice = 0 if self._head.layout == "plain" else self._num_tied
-        return (self.num_parameters + twice) * self.kv_dtype.itemsize
+        config, products = self._config, list(self._products)
+        if config.tied and self._head.layout == "plain":
+            products.remove(self._head)
+        # Embeddings, norms and biases; the rest is multiplied by.
+        shapes = config.weight_shapes()
+        others = [shape for name, shape in shapes.items() if len(shape) == 1 or "embed" in name]
+        num_others = sum(torch.Size(shape).numel() for shape in others)
+        return num_others * self.kv_dtype.itemsize + sum(each.num_bytes for each in products)
+
+    @property
+    def _products(self) -> Iterator[Linear | GatedLinear]:
+        for layer in self._layers:
+            yield from (layer.qkv, layer.out, layer.gate_up, layer.down)
+        yield self._head
 
     @property
     def _num_tied(self) -> int:

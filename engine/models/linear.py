@@ -1,9 +1,10 @@
 """`Linear` and `GatedLinear`: the one seam through which the lean decoder multiplies by weights.
 
 On a CPU weights are packed once, into the layout that is multiplied from fastest: our own for bf16
-(`kernels/cpu/linear.py`), else that of oneDNN, which takes 0.5 to 0.8 of the time of `F.linear`
-with 1 to 16 rows and the same from 256 rows on (one core with AVX-512). oneDNN's operators that
-pack are private ones of torch, so `F.linear` stays as a fallback; `layout` says which is used.
+and for fp32 whose values are those of bf16 (`kernels/cpu/linear.py`), else that of oneDNN, which
+takes 0.5 to 0.8 of the time of `F.linear` with 1 to 16 rows and the same from 256 rows on (one core
+with AVX-512). oneDNN's operators that pack are private ones of torch, so `F.linear` stays as a
+fallback; `layout` says which is used.
 """
 
 from collections.abc import Callable
@@ -24,6 +25,7 @@ PACKED_FOR_ROWS = 16
 
 class _Product(NamedTuple):
     layout: str
+    num_bytes: int  # of its weights
     multiply: Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -40,7 +42,7 @@ class Linear:
         bias: torch.Tensor | None = None,
         memory: HugePages | None = None,
     ) -> None:
-        self.layout, self._multiply = _product(weight, bias, memory)
+        self.layout, self.num_bytes, self._multiply = _product(weight, bias, memory)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._multiply(x)
@@ -57,9 +59,10 @@ class GatedLinear:
     ) -> None:
         self._multiply: Callable[[torch.Tensor], torch.Tensor]
         if is_usable(weight):
-            self._multiply = PackedLinear.gated(weight, bias, memory)
+            linear = PackedLinear.gated(weight, bias, memory)
+            self.layout, self.num_bytes, self._multiply = "packed", linear.num_bytes, linear
         else:
-            product = _product(weight, bias, memory).multiply
+            self.layout, self.num_bytes, product = _product(weight, bias, memory)
             self._multiply = lambda x: silu_mul(product(x))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -68,12 +71,15 @@ class GatedLinear:
 
 def _product(weight: torch.Tensor, bias: torch.Tensor | None, memory: HugePages | None) -> _Product:
     if is_usable(weight):
-        return _Product("packed", PackedLinear(weight, bias, memory))
+        linear = PackedLinear(weight, bias, memory)
+        return _Product("packed", linear.num_bytes, linear)
+    num_bytes = weight.numel() * weight.itemsize
     if _onednn_packs(weight):
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
-        linear = torch.ops.mkldnn._linear_pointwise.default
-        return _Product("oneDNN-packed", lambda x: linear(x, packed, bias, "none", [], ""))
-    return _Product("plain", partial(F.linear, weight=weight, bias=bias))
+        onednn = torch.ops.mkldnn._linear_pointwise.default
+        multiply = partial(onednn, W=packed, B=bias, attr="none", scalars=[], algorithm="")
+        return _Product("oneDNN-packed", num_bytes, multiply)
+    return _Product("plain", num_bytes, partial(F.linear, weight=weight, bias=bias))
 
 
 def _onednn_packs(weight: torch.Tensor) -> bool:

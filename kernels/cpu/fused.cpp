@@ -239,7 +239,7 @@ EXPORT int stepscope_argmax(const Argmax* a) {
 }
 
 // To be counted up, with INTERFACE of kernels/cpu/library.py, when a structure changes.
-EXPORT int stepscope_interface(void) { return 3; }
+EXPORT int stepscope_interface(void) { return 4; }
 
 // Which of the libraries that were built this CPU can run: 0 the portable one, 1 also x86-64-v3,
 // 2 also x86-64-v4 with bf16 products.

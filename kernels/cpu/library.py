@@ -17,7 +17,7 @@ import torch  # noqa: F401  (first, for its OpenMP runtime)
 
 # In the order of `stepscope_cpu_level`. The names are those of the built files, `_<level>`.
 LEVELS = ("baseline", "avx2", "avx512_bf16")
-INTERFACE = 3  # of `stepscope_interface`: that of the structures below
+INTERFACE = 4  # of `stepscope_interface`: that of the structures below
 # For debugging, and for tests of what another CPU runs: the highest level to use, or `none`.
 LEVEL_VARIABLE = "STEPSCOPE_CPU_LEVEL"
 # Without the options pip would take what it has built before.
@@ -32,7 +32,7 @@ ADD_RMS_NORM = Struct("8qd")
 NORM_ROPE_STORE = Struct("17qd")
 SILU_MUL = Struct("6q")
 ARGMAX = Struct("6q")
-LINEAR = Struct("10q")
+LINEAR = Struct("11q")
 
 Function = Callable[[bytes], int]
 
@@ -46,7 +46,8 @@ class CpuLibrary(NamedTuple):
     norm_rope_store: Function
     silu_mul: Function
     argmax: Function
-    linear: Function  # of the level avx512_bf16 only
+    linear: Function  # of bf16: of the level avx512_bf16 only
+    linear_width: Callable[[], int]  # outputs of a panel of its weights
 
 
 class LibraryMissingError(RuntimeError):
@@ -117,6 +118,6 @@ def _functions(level: str, library: ctypes.CDLL) -> CpuLibrary:
     functions = {}
     for name in CpuLibrary._fields[1:]:
         function = getattr(library, f"stepscope_{name}")
-        function.argtypes = [ctypes.c_char_p]
+        function.argtypes = [] if name == "linear_width" else [ctypes.c_char_p]
         functions[name] = function
     return CpuLibrary(level, **functions)

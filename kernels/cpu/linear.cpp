@@ -1,65 +1,95 @@
-// Products by weights that are packed for the instructions that multiply pairs of bf16:
-// kernels/cpu/linear.py says what is computed. Only in the library for CPUs that have them.
+// Products by weights in bf16, packed: kernels/cpu/linear.py says what is computed, for which inputs.
 //
-// A panel holds the weights of WIDTH outputs, pair after pair of inputs, so that one pair of a row
-// of x meets the pairs of all outputs of the panel in two vectors. A tile is ROWS rows by one
-// panel; its sums stay in registers, and a panel stays in the cache for all rows of a block.
+// A panel holds the weights of WIDTH outputs, input after input, so that what a step takes of a row
+// of x meets the weights of all outputs of the panel in two vectors. A tile is some rows by one
+// panel (few rows by several); its sums stay in registers, and a panel stays in the cache for all
+// rows of a block.
 #include "parallel.h"
 #include "vec.h"
 
 namespace stepscope {
 namespace {
 
-#if defined(__AVX512BF16__)
-
 constexpr int64_t WIDTH = 2 * VL;
-constexpr int ROWS = 12;  // of a tile: 24 sums, 2 vectors of weights and one of x in 32 registers
-// Bytes before their use that weights are asked for. With one row memory is all that is waited for;
-// with more, asking so early for the first cache would push out what is needed before.
-constexpr int64_t AHEAD = 16384;
-constexpr int64_t SHORTLY_AHEAD = 2048;
+// Of a tile: two sums a row, two vectors of weights and one of x, in 32 registers or in 16.
+constexpr int ROWS = VECTOR_BYTES == 64 ? 12 : 6;
 constexpr int64_t BLOCK_BYTES = 1 << 18;  // of x, to stay in a core's second cache beside a panel
 // What is multiplied by one row in the time that a second thread takes to begin, about.
 constexpr int64_t WEIGHTS_FOR_THREADS = 1 << 16;
 constexpr int ITEMS_PER_THREAD = 4;  // so that a thread that is held up gets less of them
 
-typedef __m512bh pairs;
-
-INLINE pairs load_pairs(const char* p) { return (pairs)_mm512_loadu_si512(p); }
-
-INLINE pairs same_pair(const bf16* p) {
-    int32_t bits;
-    memcpy(&bits, p, sizeof bits);
-    return (pairs)_mm512_set1_epi32(bits);
-}
-
-INLINE vf add_products(vf sums, pairs a, pairs b) {
-    return (vf)_mm512_dpbf16_ps((__m512)sums, a, b);
-}
-
-template <bool IS_FIRST_CACHE>
-INLINE void prefetch(const char* weights) {
-    if constexpr (IS_FIRST_CACHE) {
-        __builtin_prefetch(weights + AHEAD);
-    } else {
-        __builtin_prefetch(weights + AHEAD, 0, 2);  // to the second cache
-        __builtin_prefetch(weights + SHORTLY_AHEAD);
+// x and y in fp32. A weight of the first vector is the lower half of 32 bits, that of the second
+// the upper half: as fp32 each is one instruction away.
+struct Widened {
+    typedef float value;
+    static constexpr int64_t INPUTS = 1;  // that a step takes of a row
+    static constexpr int64_t STEP_BYTES = VECTOR_BYTES;  // of a panel
+    struct Weights {
+        vf first, second;
+    };
+    static INLINE Weights load_weights(const char* p) {
+        const vu both = *(const vu_mem*)p;
+        return {(vf)(both << 16), (vf)(both & 0xffff0000u)};
     }
-}
+    // Memory and products overlap only where the second cache is asked this early: 16 rows at 83
+    // instead of 62 GFLOP/s on one core with AVX2.
+    template <int NUM_ROWS>
+    static INLINE void prefetch(const char* weights) { __builtin_prefetch(weights + 8192, 0, 2); }
+    static INLINE vf input(const float* p) { return splat(*p); }
+    static INLINE vf add(vf sums, vf weights, vf inputs) { return sums + weights * inputs; }
+};
 
+#if defined(__AVX512BF16__)
+// x and y in bf16: pairs of products, added in fp32.
+struct Pairs {
+    typedef bf16 value;
+    static constexpr int64_t INPUTS = 2;
+    static constexpr int64_t STEP_BYTES = 2 * VECTOR_BYTES;
+    struct Weights {
+        __m512bh first, second;
+    };
+    static INLINE Weights load_weights(const char* p) {
+        return {(__m512bh)_mm512_loadu_si512(p), (__m512bh)_mm512_loadu_si512(p + VECTOR_BYTES)};
+    }
+    // With one row memory is all that is waited for; with more, asking so early for the first cache
+    // would push out what is needed before.
+    template <int NUM_ROWS>
+    static INLINE void prefetch(const char* weights) {
+        for (int64_t line = 0; line < STEP_BYTES; line += 64) {
+            if constexpr (NUM_ROWS == 1) {
+                __builtin_prefetch(weights + line + 16384);
+            } else {
+                __builtin_prefetch(weights + line + 16384, 0, 2);
+                __builtin_prefetch(weights + line + 2048);
+            }
+        }
+    }
+    static INLINE __m512bh input(const bf16* p) {
+        int32_t bits;
+        memcpy(&bits, p, sizeof bits);
+        return (__m512bh)_mm512_set1_epi32(bits);
+    }
+    static INLINE vf add(vf sums, __m512bh weights, __m512bh inputs) {
+        return (vf)_mm512_dpbf16_ps((__m512)sums, weights, inputs);
+    }
+};
+#endif
+
+template <class T>
 struct Output {
-    bf16* y;
+    T* y;
     const float* bias;  // of all panels, or null
     int64_t num_columns;
     bool is_gated;
 };
 
-INLINE void finish(const Output& out, int64_t row, int64_t panel, vf first, vf second) {
+template <class T>
+INLINE void finish(const Output<T>& out, int64_t row, int64_t panel, vf first, vf second) {
     if (out.bias != nullptr) {
         first += load(out.bias + panel * WIDTH);
         second += load(out.bias + panel * WIDTH + VL);
     }
-    bf16* to = out.y + row * out.num_columns;
+    T* to = out.y + row * out.num_columns;
     if (out.is_gated) {
         const int64_t at = panel * VL;
         store(to + at, first / (1.0f + exp(-first)) * second, out.num_columns - at);
@@ -70,36 +100,64 @@ INLINE void finish(const Output& out, int64_t row, int64_t panel, vf first, vf s
     if (left > VL) store(to + panel * WIDTH + VL, second, left - VL);
 }
 
-// `N` rows of x from `row` on, by one panel. Every sum is of pair after pair, the first one first,
-// whatever N is: so a row's result does not depend on the rows beside it.
-template <int N>
-void tile(const bf16* x, int64_t row, const char* weights, int64_t panel, int64_t size,
-          const Output& out) {
-    vf first[N] = {}, second[N] = {};
-    const bf16* from = x + row * size;
-    for (int64_t pair = 0; pair < size / 2; pair++, weights += 128) {
-        prefetch<N == 1>(weights);
-        prefetch<N == 1>(weights + 64);
-        const pairs w0 = load_pairs(weights), w1 = load_pairs(weights + 64);
+// `N` rows of x from `row` on, by `P` panels. Every sum is of input after input, the first one
+// first, whatever N and P are: so a row's result does not depend on the rows beside it. One row by
+// one panel would have two sums, each waiting for its last addition: hence several panels.
+template <class Product, int N, int P>
+void tile(const typename Product::value* x, int64_t row, const char* weights, int64_t panel,
+                 int64_t size, const Output<typename Product::value>& out) {
+    vf first[N * P] = {}, second[N * P] = {};
+    const auto* from = x + row * size;
+    const int64_t panel_bytes = WIDTH * size * 2;
+    for (int64_t at = 0; at < size; at += Product::INPUTS, weights += Product::STEP_BYTES) {
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++) {
+            const char* of_panel = weights + p * panel_bytes;
+            Product::template prefetch<N>(of_panel);
+            const auto w = Product::load_weights(of_panel);
 #pragma GCC unroll 12
-        for (int n = 0; n < N; n++) {
-            const pairs v = same_pair(from + n * size + 2 * pair);
-            first[n] = add_products(first[n], w0, v);
-            second[n] = add_products(second[n], w1, v);
+            for (int n = 0; n < N; n++) {
+                const auto v = Product::input(from + n * size + at);
+                first[n * P + p] = Product::add(first[n * P + p], w.first, v);
+                second[n * P + p] = Product::add(second[n * P + p], w.second, v);
+            }
         }
     }
-    for (int n = 0; n < N; n++) finish(out, row + n, panel, first[n], second[n]);
+    for (int n = 0; n < N; n++) {
+        for (int p = 0; p < P; p++) {
+            finish(out, row + n, panel + p, first[n * P + p], second[n * P + p]);
+        }
+    }
 }
 
-typedef void (*Tile)(const bf16*, int64_t, const char*, int64_t, int64_t, const Output&);
-constexpr Tile TILES[ROWS + 1] = {nullptr, tile<1>, tile<2>, tile<3>,  tile<4>,  tile<5>, tile<6>,
-                                  tile<7>, tile<8>, tile<9>, tile<10>, tile<11>, tile<12>};
+template <class Product>
+using Tile = void (*)(const typename Product::value*, int64_t, const char*, int64_t, int64_t,
+                      const Output<typename Product::value>&);
 
-void linear(const bf16* x, const char* packed, const Output& out, int64_t num_rows, int64_t size,
+// By number of rows: tiles of one panel, and of several for the few rows that leave sums free.
+constexpr int MOST_PANELS[] = {1, 4, 2};
+
+template <class Product, int... N>
+constexpr Tile<Product> one_panel(int rows, std::integer_sequence<int, N...>) {
+    constexpr Tile<Product> tiles[] = {tile<Product, N + 1, 1>...};
+    return tiles[rows - 1];
+}
+
+template <class Product>
+constexpr Tile<Product> several_panels(int rows) {
+    constexpr Tile<Product> tiles[] = {tile<Product, 1, MOST_PANELS[1]>,
+                                       tile<Product, 2, MOST_PANELS[2]>};
+    return tiles[rows - 1];
+}
+
+template <class Product>
+void linear(const typename Product::value* x, const char* packed,
+            const Output<typename Product::value>& out, int64_t num_rows, int64_t size,
             int64_t num_panels, int num_threads) {
     const int64_t work = num_rows * num_panels * WIDTH * size;
     if (work < WEIGHTS_FOR_THREADS) num_threads = 1;
-    const int64_t block = max(BLOCK_BYTES / (2 * size) / ROWS, 1) * ROWS;
+    const int64_t row_bytes = sizeof(*x) * size;
+    const int64_t block = max(BLOCK_BYTES / row_bytes / ROWS, 1) * ROWS;
     const int64_t num_blocks = (num_rows + block - 1) / block;
     // An item is some panels for one block of rows.
     const int64_t wanted = num_threads == 1 ? 1 : num_threads * ITEMS_PER_THREAD;
@@ -108,20 +166,27 @@ void linear(const bf16* x, const char* packed, const Output& out, int64_t num_ro
         const int64_t begin = item / groups * block, end = min(begin + block, num_rows);
         const int64_t group = item % groups;
         const int64_t last = num_panels * (group + 1) / groups;
-        for (int64_t panel = num_panels * group / groups; panel < last; panel++) {
+        const int most = end - begin <= 2 ? MOST_PANELS[end - begin] : 1;
+        int64_t panel = num_panels * group / groups;
+        while (panel < last) {
             const char* weights = packed + panel * WIDTH * size * 2;
+            if (most > 1 && panel + most <= last) {
+                several_panels<Product>(end - begin)(x, begin, weights, panel, size, out);
+                panel += most;
+                continue;
+            }
             for (int64_t row = begin; row < end;) {
                 // Two tiles of 8 instead of one of 12 and one of 4.
                 const int64_t left = end - row;
                 const int64_t n = left > ROWS && left < 2 * ROWS ? (left + 1) / 2 : min(left, ROWS);
-                TILES[n](x, row, weights, panel, size, out);
+                one_panel<Product>(n, std::make_integer_sequence<int, ROWS>())(x, row, weights,
+                                                                              panel, size, out);
                 row += n;
             }
+            panel++;
         }
     });
 }
-
-#endif
 
 }  // namespace
 }  // namespace stepscope
@@ -129,22 +194,35 @@ void linear(const bf16* x, const char* packed, const Output& out, int64_t num_ro
 // Filled in by kernels/cpu/linear.py, field by field in this order.
 struct Linear {
     const void* x;       // [num_rows, size]
-    const void* packed;  // [num_panels, size / 2, 32, 2]
-    const float* bias;   // [num_panels * 32] in the order of the panels, or null
+    const void* packed;  // [num_panels, size, WIDTH / 2, 2]; is_bf16: [num_panels, size / 2, WIDTH, 2]
+    const float* bias;   // [num_panels * WIDTH] in the order of the panels, or null
     void* out;           // [num_rows, num_columns]
     int64_t num_rows, num_columns, size, num_panels, is_gated, num_threads;
+    int64_t is_bf16;  // x and out; else they are fp32
 };
+
+template <class Product>
+static void run(const Linear* a) {
+    typedef typename Product::value value;
+    const stepscope::Output<value> out = {(value*)a->out, a->bias, a->num_columns,
+                                          a->is_gated != 0};
+    stepscope::linear<Product>((const value*)a->x, (const char*)a->packed, out, a->num_rows,
+                               a->size, a->num_panels, (int)a->num_threads);
+}
+
+// Outputs of a panel.
+EXPORT int stepscope_linear_width(void) { return (int)stepscope::WIDTH; }
 
 // 0, or -1 when this library has no such instructions.
 EXPORT int stepscope_linear(const Linear* a) {
+    if (!a->is_bf16) {
+        run<stepscope::Widened>(a);
+        return 0;
+    }
 #if defined(__AVX512BF16__)
-    using stepscope::bf16;
-    const stepscope::Output out = {(bf16*)a->out, a->bias, a->num_columns, a->is_gated != 0};
-    stepscope::linear((const bf16*)a->x, (const char*)a->packed, out, a->num_rows, a->size,
-                      a->num_panels, (int)a->num_threads);
+    run<stepscope::Pairs>(a);
     return 0;
 #else
-    (void)a;
     return -1;
 #endif
 }

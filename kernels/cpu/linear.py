@@ -1,9 +1,14 @@
-"""Linear layers in bf16 on CPUs with AVX-512 BF16: our own packed product, in C++.
+"""Linear layers by weights in bf16 on CPUs: our own packed product, in C++.
 
-For the few rows of a decode step oneDNN spends as long on getting started as on multiplying: on one
-core this one takes half of its time with 1 to 8 rows, 0.6 to 0.7 with 16, 0.9 with 64 and the same
-with 256 (`tests/bench/bench_linear.py`). Weights are packed once, in torch; the product is
-`kernels/cpu/linear.cpp`. Sums are kept in fp32 and rounded once.
+Two kinds. In bf16, on CPUs that multiply pairs of it (AVX-512 BF16): for the few rows of a decode
+step oneDNN spends as long on getting started as on multiplying; on one core this one takes half of
+its time with 1 to 8 rows, 0.6 to 0.7 with 16, 0.9 with 64 and the same with 256. In fp32, on every
+CPU: weights that are values of bf16, as those of most checkpoints are, stay bf16 in memory and are
+widened in registers, so that a step reads half of the bytes. On one core with AVX2 that takes 0.4
+of oneDNN's time with 1 to 4 rows, 0.65 with 16, 0.9 with 64 and the same with 256. Both figures are
+of `tests/bench/bench_linear.py`.
+
+Weights are packed once, in torch; the product is `kernels/cpu/linear.cpp`. Sums are kept in fp32.
 """
 
 import torch
@@ -11,37 +16,45 @@ import torch
 from stepscope.kernels.cpu.huge_pages import HugePages
 from stepscope.kernels.cpu.library import LINEAR, default_library
 
-WIDTH = 32  # outputs of a panel
-LEVEL = "avx512_bf16"
+LEVEL = "avx512_bf16"  # that multiplies pairs of bf16
 
 
 def is_usable(weight: torch.Tensor) -> bool:
     """Whether `weight` [out_features, in_features] can be multiplied by here, and should be.
 
-    With matrix instructions (AMX) a CPU's own library is several times faster on many rows.
+    With matrix instructions (AMX) a CPU's own library is several times faster on many rows of bf16.
     """
     library = default_library()
+    if library is None or not weight.is_cpu:
+        return False
+    if weight.dtype is torch.float32:
+        return _is_bf16(weight)
     return (
-        library is not None
+        weight.dtype is torch.bfloat16
         and library.level == LEVEL
-        and weight.is_cpu
-        and weight.dtype is torch.bfloat16
         and weight.shape[1] % 2 == 0
         and not getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
     )
 
 
+def _is_bf16(weight: torch.Tensor) -> bool:
+    """Whether bf16 holds every value of `weight`, in fp32: the lower half of each is zero."""
+    return not bool((weight.contiguous().view(torch.int16)[:, ::2] != 0).any())
+
+
 class PackedLinear:
     """`x @ weight.T + bias`, `[N, in_features]` to `[N, out_features]`; needs `is_usable`.
 
-    The packed weights go to `memory`, where there is one.
+    x and the result are of the weight's dtype. The packed weights go to `memory`, where there is
+    one; `num_bytes` are theirs, without what fills the last panel.
     """
 
     def __init__(
         self, weight: torch.Tensor, bias: torch.Tensor | None, memory: HugePages | None = None
     ) -> None:
         self.out_features, self._size = weight.shape
-        rows = torch.arange(_round_up(self.out_features, WIDTH))
+        self.num_bytes = 2 * weight.numel()
+        rows = torch.arange(_round_up(self.out_features, _width()))
         self._init(weight, bias, memory, rows, is_gated=False)
 
     @classmethod
@@ -55,11 +68,13 @@ class PackedLinear:
         """
         linear = cls.__new__(cls)
         linear.out_features, linear._size = weight.shape[0] // 2, weight.shape[1]
-        half = _round_up(linear.out_features, WIDTH // 2)
+        linear.num_bytes = 2 * weight.numel()
+        lanes = _width() // 2
+        half = _round_up(linear.out_features, lanes)
         gate = torch.arange(half)
         # A panel that is not full gets zeros; what is missing of the gate is not the first of up.
         gate[linear.out_features :] = weight.shape[0]
-        panels = [gate.view(-1, WIDTH // 2), (gate + linear.out_features).view(-1, WIDTH // 2)]
+        panels = [gate.view(-1, lanes), (gate + linear.out_features).view(-1, lanes)]
         linear._init(weight, bias, memory, torch.stack(panels, dim=1).flatten(), is_gated=True)
         return linear
 
@@ -75,9 +90,14 @@ class PackedLinear:
         zeros = weight.new_zeros(1, self._size)
         rows = rows.clamp(max=len(weight))
         padded = torch.cat([weight, zeros])[rows]
-        pairs = padded.view(-1, WIDTH, self._size // 2, 2).transpose(1, 2)
-        # [panels, pairs, WIDTH, 2]
-        self._packed = pairs.contiguous() if memory is None else memory.copy(pairs)
+        self._dtype = weight.dtype
+        if self._dtype is torch.bfloat16:
+            pairs = padded.view(-1, _width(), self._size // 2, 2)
+            ordered = pairs.transpose(1, 2)  # [panels, pairs, width, 2]
+        else:
+            halves = padded.bfloat16().view(-1, 2, _width() // 2, self._size)
+            ordered = halves.permute(0, 3, 2, 1)  # [panels, inputs, width / 2, 2]
+        self._packed = ordered.contiguous() if memory is None else memory.copy(ordered)
         self._bias = None if bias is None else torch.cat([bias.float(), torch.zeros(1)])[rows]
         self._is_gated = int(is_gated)
         library = default_library()
@@ -89,8 +109,8 @@ class PackedLinear:
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if not (x.dtype is torch.bfloat16 and x.is_contiguous()):
-            x = x.to(torch.bfloat16).contiguous()
+        if not (x.dtype is self._dtype and x.is_contiguous()):
+            x = x.to(self._dtype).contiguous()
         output = x.new_empty(len(x), self.out_features)
         packed, bias = self._addresses
         self._linear(
@@ -105,9 +125,17 @@ class PackedLinear:
                 len(self._packed),
                 self._is_gated,
                 torch.get_num_threads(),
+                int(self._dtype is torch.bfloat16),
             )
         )
         return output
+
+
+def _width() -> int:
+    """Outputs of a panel: those of two vectors."""
+    library = default_library()
+    assert library is not None
+    return library.linear_width()
 
 
 def _round_up(count: int, to: int) -> int:

@@ -1,6 +1,8 @@
-"""Linear layers in bf16: our packed product beside oneDNN's packed one and F.linear, in turns.
+"""Linear layers: our packed product beside oneDNN's packed one and F.linear, in turns.
 
-    python tests/bench/bench_linear.py [--threads 1] [--rows 1 2 4 8 16 64 256 1024]
+    python tests/bench/bench_linear.py [--dtype float32] [--threads 1] [--rows 1 2 4 8 16 64 256]
+
+In bf16, or in fp32 by weights that are values of bf16: ours keeps those in bf16.
 
 Weights are taken from 64 MB of copies, so that they come from memory as in a model. The least time
 of each is shown: the machine may be shared. The shapes are those of layers of 4.5 to 160 M models.
@@ -26,6 +28,7 @@ Layer = Callable[[Any], object]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="float32")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 64, 256, 1024])
     options = parser.parse_args()
@@ -34,14 +37,15 @@ def main() -> None:
     from stepscope.kernels.cpu.linear import PackedLinear, is_usable
 
     torch.set_num_threads(options.threads)
-    if not is_usable(torch.zeros(2, 2).bfloat16()):
-        print("this CPU or this build has no products of bf16 pairs: nothing to compare")
+    dtype = getattr(torch, options.dtype)
+    if not is_usable(torch.zeros(2, 2, dtype=dtype)):
+        print(f"this CPU or this build has no product of ours in {dtype}: nothing to compare")
         return
-    print(f"{options.threads} threads; us, and GB/s of weights or GFLOP/s of ours")
+    print(f"{dtype}, {options.threads} threads; us, and GB/s of weights or GFLOP/s of ours")
     print(f"{'in x out':>12} {'rows':>5} {'ours':>8} {'oneDNN':>8} {'F.linear':>8}", end="")
     print(f" {'oneDNN/ours':>12} {'GB/s':>6} {'GFLOP/s':>8}")
     for size, num_outputs in SHAPES:
-        weight = torch.randn(num_outputs, size).bfloat16()
+        weight = torch.randn(num_outputs, size).bfloat16().to(dtype)
         copies = min(40, max(1, COPIES_BYTES // (2 * weight.numel())))
         onednn = torch.ops.mkldnn._linear_pointwise.default
         packed = [torch.ops.mkldnn._reorder_linear_weight(weight, 16) for _ in range(copies)]
@@ -53,7 +57,7 @@ def main() -> None:
         for num_rows in options.rows:
             if num_rows * num_outputs > 1 << 24:
                 continue
-            x = torch.randn(num_rows, size).bfloat16()
+            x = torch.randn(num_rows, size).to(dtype)
             with torch.inference_mode():
                 times = least(layers, x)
             mine = times[0]

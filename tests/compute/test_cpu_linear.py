@@ -1,7 +1,4 @@
-"""The packed product in bf16 is the product in fp64, rounded once, for every shape.
-
-Where the CPU lacks the instructions there is nothing to test but that it says so.
-"""
+"""The packed product is the product in fp64, rounded once, for every shape, dtype and level."""
 
 from collections.abc import Iterator
 
@@ -13,10 +10,14 @@ from hypothesis import strategies as st
 
 from stepscope.kernels.cpu import linear as cpu_linear
 from stepscope.kernels.cpu.huge_pages import PAGE_BYTES, HugePages
+from stepscope.kernels.cpu.library import LEVELS
 from stepscope.kernels.cpu.linear import LEVEL, PackedLinear, is_usable
-from tests.support.cpu_levels import USABLE, needs_level
+from tests.support.cpu_levels import USABLE, highest_level, needs_level
 
-needs_instructions = needs_level(LEVEL)
+KINDS = [pytest.param((torch.bfloat16, LEVEL), marks=needs_level(LEVEL), id="bf16")] + [
+    pytest.param((torch.float32, level), marks=needs_level(level), id=f"fp32-{level}")
+    for level in LEVELS
+]
 
 
 @pytest.fixture(autouse=True)
@@ -26,15 +27,24 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def random_bf16(generator: torch.Generator, *shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=generator).bfloat16()
+@pytest.fixture(scope="module", params=KINDS)
+def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
+    """In which x is given, with the kernels of one level."""
+    dtype, level = request.param
+    with highest_level(level):
+        yield dtype
+
+
+def random_values(generator: torch.Generator, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    """Values of bf16, as the weights of checkpoints are."""
+    return torch.randn(*shape, generator=generator).bfloat16().to(dtype)
 
 
 def assert_rounded_once(got: torch.Tensor, exact: torch.Tensor, size: int) -> None:
     """Half a unit in the last place of bf16 (2^-9), and what `size` sums in fp32 may be off."""
-    assert got.dtype is torch.bfloat16
     assert got.shape == exact.shape
-    bound = exact.abs() * 2.0**-8 + 1e-6 * size + 1e-38
+    last_place = 2.0**-8 if got.dtype is torch.bfloat16 else 0.0
+    bound = exact.abs() * last_place + 1e-6 * size + 1e-38
     assert ((got.double() - exact).abs() <= bound).all()
 
 
@@ -45,51 +55,55 @@ shapes = st.tuples(
 )
 
 
-@needs_instructions
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     shape=shapes, seed=st.integers(0, 1000), has_bias=st.booleans(), num_threads=st.integers(1, 2)
 )
 def test_products_of_all_shapes_are_exact_up_to_one_rounding(
-    shape: tuple[int, int, int], seed: int, has_bias: bool, num_threads: int
+    dtype: torch.dtype,
+    shape: tuple[int, int, int],
+    seed: int,
+    has_bias: bool,
+    num_threads: int,
 ) -> None:
     num_rows, num_outputs, size = shape
     torch.set_num_threads(num_threads)
     generator = torch.Generator().manual_seed(seed)
-    x, weight = random_bf16(generator, num_rows, size), random_bf16(generator, num_outputs, size)
-    bias = random_bf16(generator, num_outputs) if has_bias else None
+    x = torch.randn(num_rows, size, generator=generator).to(dtype)
+    weight = random_values(generator, dtype, num_outputs, size)
+    bias = random_values(generator, dtype, num_outputs) if has_bias else None
     exact = x.double() @ weight.double().T + (0 if bias is None else bias.double())
     assert_rounded_once(PackedLinear(weight, bias)(x), exact, size)
 
 
-@needs_instructions
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(shape=shapes, seed=st.integers(0, 1000), has_bias=st.booleans())
 def test_a_gated_product_is_silu_of_one_half_times_the_other(
-    shape: tuple[int, int, int], seed: int, has_bias: bool
+    dtype: torch.dtype, shape: tuple[int, int, int], seed: int, has_bias: bool
 ) -> None:
     num_rows, num_outputs, size = shape
     generator = torch.Generator().manual_seed(seed)
-    x = random_bf16(generator, num_rows, size)
-    weight = random_bf16(generator, 2 * num_outputs, size)
-    bias = random_bf16(generator, 2 * num_outputs) if has_bias else None
+    x = torch.randn(num_rows, size, generator=generator).to(dtype)
+    weight = random_values(generator, dtype, 2 * num_outputs, size)
+    bias = random_values(generator, dtype, 2 * num_outputs) if has_bias else None
     both = x.double() @ weight.double().T + (0 if bias is None else bias.double())
     gate, up = both.chunk(2, dim=-1)
     got = PackedLinear.gated(weight, bias)(x)
     assert got.shape == (num_rows, num_outputs)
     exact = F.silu(gate) * up
-    bound = exact.abs() * 2.0**-8 + 1e-5 * size * (1 + up.abs())
+    last_place = 2.0**-8 if dtype is torch.bfloat16 else 1e-5
+    bound = exact.abs() * last_place + 1e-5 * size * (1 + up.abs())
     assert ((got.double() - exact).abs() <= bound).all()
 
 
-@needs_instructions
-@pytest.mark.parametrize("num_rows", [1, 13, 200, 700])
+@pytest.mark.parametrize("num_rows", [1, 2, 13, 200, 700])
 def test_a_row_is_the_same_bits_in_any_company_and_with_any_number_of_threads(
-    num_rows: int,
+    dtype: torch.dtype, num_rows: int
 ) -> None:
     # Large enough for both threads and, at 700 rows, for several blocks of rows.
     generator = torch.Generator().manual_seed(1)
-    x, weight = random_bf16(generator, 700, 1024), random_bf16(generator, 500, 1024)
+    x = random_values(generator, dtype, 700, 1024)
+    weight = random_values(generator, dtype, 500, 1024)
     linear = PackedLinear(weight, None)
     torch.set_num_threads(1)
     every = linear(x)
@@ -98,26 +112,24 @@ def test_a_row_is_the_same_bits_in_any_company_and_with_any_number_of_threads(
     assert torch.equal(some, every[:num_rows])
 
 
-@needs_instructions
-def test_infinities_and_nan_go_through() -> None:
-    weight = torch.eye(32).bfloat16()
-    x = torch.ones(2, 32).bfloat16()
+def test_infinities_and_nan_go_through(dtype: torch.dtype) -> None:
+    weight = torch.eye(32).to(dtype)
+    x = torch.ones(2, 32).to(dtype)
     x[0, 3] = float("nan")
     x[1] = float("inf")
     got = PackedLinear(weight, None)(x)
     assert got[0].isnan().all()
     assert got[1].isnan().all()  # infinity times the zeros of the identity
-    assert PackedLinear(torch.ones(32, 32).bfloat16(), None)(x)[1].isinf().all()
+    assert PackedLinear(torch.ones(32, 32).to(dtype), None)(x)[1].isinf().all()
 
 
-def test_it_is_used_for_what_it_is_made_for_and_for_nothing_else(
+def test_bf16_is_multiplied_by_pairs_only_where_the_cpu_has_those_and_no_matrix_instructions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     weight = torch.zeros(8, 8).bfloat16()
     assert is_usable(weight) == (
         LEVEL in USABLE and not getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
     )
-    assert not is_usable(weight.float())
     assert not is_usable(torch.zeros(8, 7).bfloat16())
     assert not is_usable(torch.zeros(8, 8, dtype=torch.bfloat16, device="meta"))
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True, raising=False)
@@ -127,11 +139,21 @@ def test_it_is_used_for_what_it_is_made_for_and_for_nothing_else(
     assert not is_usable(weight)
 
 
-@needs_instructions
-def test_weights_in_huge_pages_are_multiplied_by_like_any() -> None:
+@needs_level("baseline")
+def test_fp32_weights_are_packed_only_where_bf16_holds_every_one_of_them() -> None:
+    weight = torch.randn(8, 7, generator=torch.Generator().manual_seed(2)).bfloat16().float()
+    assert is_usable(weight)
+    assert PackedLinear(weight, None).num_bytes == 2 * 8 * 7
+    weight[7, 6] = 1 + 2.0**-8
+    assert not is_usable(weight)
+    assert not is_usable(weight.half())
+    assert not is_usable(torch.zeros(8, 8, device="meta"))
+
+
+def test_weights_in_huge_pages_are_multiplied_by_like_any(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(3)
-    x = random_bf16(generator, 5, 256)
-    weights = [random_bf16(generator, 1024, 256) for _ in range(5)]
+    x = random_values(generator, dtype, 5, 256)
+    weights = [random_values(generator, dtype, 1024, 256) for _ in range(5)]
     expected = [PackedLinear(weight, None)(x) for weight in weights]
     memory = HugePages(2 * PAGE_BYTES)  # room for all but the last
     for weight, product in zip(weights, expected, strict=True):
