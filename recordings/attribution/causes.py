@@ -30,7 +30,7 @@ _TOGETHER: dict[Cause, Cause] = {"recompute": "preempted"}
 
 _SHOWN_NS = 50_000
 
-_QUEUE_REASONS = {
+QUEUE_REASONS = {
     "seats": "for a seat (max_num_seqs)",
     "budget": "for token budget",
     "kv_blocks": "for KV blocks",
@@ -74,7 +74,7 @@ class Piece(NamedTuple):
             whose = f"{self.num_tokens:,} prefill tokens of {request_name(self.request_id)}"
             if self.num_other_tokens:
                 whose += f" (and {self.num_other_tokens:,} of others)"
-        reason = _QUEUE_REASONS.get(self.detail, f"for {self.detail}")
+        reason = QUEUE_REASONS.get(self.detail, f"for {self.detail}")
         if self.cause == "queued":
             return f"waited in the queue {reason}, {steps}"
         if self.cause == "prompt":
@@ -133,7 +133,7 @@ class Piece(NamedTuple):
         if self.is_forgotten:
             return "not in memory"
         return {
-            "queued": f"queued {_QUEUE_REASONS.get(self.detail, self.detail)}",
+            "queued": f"queued {QUEUE_REASONS.get(self.detail, self.detail)}",
             "prompt": f"own prompt {self.num_tokens} tok",
             "budget": "budget spent",
             "left_out": "left out",

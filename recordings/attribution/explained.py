@@ -3,12 +3,12 @@
 import math
 from typing import NamedTuple
 
-from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.wire import EngineInfo, Snapshot
+from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.recordings.attribution.affected import Affected, RequestCounts
 from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.attribution.causes import Cause, Late
 from stepscope.recordings.attribution.explain import Explainer
+from stepscope.recordings.attribution.messages import messages_in
 from stepscope.recordings.errors import NotInRecording
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.state.series.latency import percentiles
@@ -126,25 +126,7 @@ def _read(
     learns: Baseline | None = None,
 ) -> Explainer:
     explainer = Explainer(itl_bound_ns, ttft_bound_ns, request_id, baseline=baseline, learns=learns)
-    engine_id: str | None = None
-    last: int | None = None
-    for frame, _ in recording.frames():
-        if frame.topic == wire.TOPICS[wire.Mark]:
-            continue
-        message = wire.decode(frame.payload)
-        info = message.info if isinstance(message, Snapshot) else message
-        is_new = isinstance(info, EngineInfo) and info.engine_id != engine_id
-        if is_new:
-            assert isinstance(info, EngineInfo)
-            engine_id, last = info.engine_id, None
-        expected = None if last is None else last + 1
-        if isinstance(message, Snapshot):
-            is_lost = last is not None and frame.sequence > last
-        elif expected is not None and frame.sequence < expected:
-            continue  # read it a second time
-        else:
-            is_lost = expected is not None and frame.sequence > expected
-        last = frame.sequence
+    for message, is_lost in messages_in(recording):
         explainer.take(message, is_lost)
         if unserved is not None:
             unserved.take(message, is_lost)

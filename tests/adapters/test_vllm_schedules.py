@@ -19,7 +19,9 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
+from stepscope.recordings.attribution.ledger.ledger import Ledger
 from stepscope.recordings.check.verify import verify
+from stepscope.recordings.state.session import SessionState
 from tests.adapters.conftest import Attach, published
 from tests.adapters.played_vllm import SCHEDULES, SECRET_TOKEN, PlayedScheduler
 from tests.support.seek_sessions import record
@@ -195,3 +197,18 @@ def test_no_token_leaves_vllm(attach: Attach, version: str) -> None:
     needle = msgspec.msgpack.encode(SECRET_TOKEN)[1:]
     for _, message in played.messages:
         assert needle not in wire.encode(message)
+
+
+def test_the_ledger_knows_what_preemptions_in_vllm_cost(attach: Attach, version: str) -> None:
+    played = Played(attach, version, "preemption")
+    ledger = Ledger(SessionState())
+    for _, message in played.messages:
+        ledger.take(message)
+    assert len(ledger.preemptions) == len(played.events(Preempted)) > 0
+    for each in ledger.preemptions:
+        assert each.status == "back"
+        assert each.num_lost == each.num_recomputed + each.num_from_cache
+        assert each.beneficiary is not None
+        assert each.waited_ns is not None
+    assert ledger.waiting() == []
+    assert ledger.num_admitted == len(played.events(Admitted))

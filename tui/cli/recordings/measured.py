@@ -152,10 +152,16 @@ def last_seconds(endpoint: Endpoint, seconds: float, slo: SLO) -> History:
     return source.history
 
 
+def first_of(history: History, seconds: float) -> int | None:
+    """The first step of the last seconds; None: all in memory are."""
+    since_ns = history.state.time_ns - round(seconds * 1e9)
+    step = history.step_at(since_ns)
+    summary = None if step is None else history.summary(step)
+    return None if summary is None or summary.tokens_ns > since_ns else summary.step + 1
+
+
 def _of_engine(endpoint: Endpoint, seconds: float, slo: SLO) -> MeasuredSession:
     history = last_seconds(endpoint, seconds, slo)
     figures = history.figures(None, seconds)
-    since_ns = history.state.time_ns - round(seconds * 1e9)
-    first = history.step_at(since_ns)
-    feed = HistoryFeed(history, endpoint.name, slo, Stretch(None if first is None else first + 1))
+    feed = HistoryFeed(history, endpoint.name, slo, Stretch(first_of(history, seconds)))
     return MeasuredSession(endpoint.name, slo, figures, read_side(feed))

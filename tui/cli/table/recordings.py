@@ -311,6 +311,31 @@ def explain(
 
 @commands.command(
     epilog=example(
+        "stepscope ledger session.mcap",
+        "stepscope ledger engine-0 --seconds 10 --json | jq .recompute_tax",
+    )
+)
+@with_key
+def ledger(
+    target: _Target = None,
+    *,
+    seconds: _Seconds = None,
+    limit: Annotated[
+        int, typer.Option(metavar="INT", help="number of rows of each table, 0 for all")
+    ] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Say who waits for admission and what for, who was preempted for whom, and what it cost.
+
+    From the records alone, so also of an attached engine and of an old recording.
+    """
+    from stepscope.tui.cli.recordings import ledger as command
+
+    command.ledger(target, seconds, limit, as_json)
+
+
+@commands.command(
+    epilog=example(
         "stepscope export session.mcap --to perfetto -o session.pftrace",
         "stepscope export session.mcap --to csv --table requests --from 100 --until 200 -o r.csv",
     )

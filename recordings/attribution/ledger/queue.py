@@ -1,0 +1,56 @@
+"""`QueueWait`: one stay in the queue, what for, and who stood behind it."""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from stepscope.engine.protocol.wire import KnobValue, RequestView
+
+
+class QueueWait(NamedTuple):
+    """A wait for admission. None is unknown.
+
+    Attributes:
+        since_ns: it arrived, or was preempted.
+        end_ns: it was admitted or had ended; None: it still waits.
+        step: that admitted it; None: none did.
+        reasons: what blocked the queue -> for how many ns; "" where that is not published,
+            "step": it came while a step was under way.
+        num_behind: requests that waited behind it at its end, or now.
+    """
+
+    request_id: int
+    client_id: str
+    num_prompt_tokens: int
+    was_preempted: bool
+    since_ns: int | None
+    end_ns: int | None
+    step: int | None
+    reasons: Mapping[str, int]
+    num_behind: int
+
+    def waited_ns(self, now_ns: int) -> int | None:
+        """How long it waited, so far if it still does."""
+        end_ns = now_ns if self.end_ns is None else self.end_ns
+        return None if self.since_ns is None else max(0, end_ns - self.since_ns)
+
+
+def in_order(
+    views: Iterable[RequestView],
+    preempted_ns: Mapping[int, int | None],
+    knobs: Mapping[str, KnobValue],
+) -> list[RequestView]:
+    """Waiting requests in the order in which they will be served.
+
+    First come first served puts the latest preempted request before all others.
+
+    Args:
+        preempted_ns: request -> when it was preempted.
+    """
+    if knobs.get("policy") == "priority":
+        return sorted(views, key=lambda view: (view.priority, view.arrival_ns, view.request_id))
+
+    def place(view: RequestView) -> tuple[bool, int, int, int]:
+        out_ns = preempted_ns.get(view.request_id) or 0
+        return view.status != "preempted", -out_ns, view.arrival_ns, view.request_id
+
+    return sorted(views, key=place)

@@ -1,0 +1,221 @@
+"""The ledger: who waited for what, who was preempted for whom, and what it cost, by the records."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.wire import EngineStatus, StepRecord, Telemetry
+from stepscope.engine.scheduling.request import Request, RequestStatus
+from stepscope.engine.scheduling.step_plan import StepPlan
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
+from stepscope.recordings.attribution.ledger.ledger import Ledger
+from stepscope.recordings.state.session import SessionState
+from tests.attribution.test_explain import MS, Script
+from tests.support.seek_sessions import record
+
+CROWD = SimulatedWorkload(rate=14.0, document_share=0.1, document_tokens=1500, output_tokens=90)
+
+
+def ledger_of(messages: list[tuple[int, Telemetry]], lost: frozenset[int] = frozenset()) -> Ledger:
+    """As a reader gets it that misses the messages with some sequence numbers."""
+    ledger = Ledger(SessionState())
+    after_gap = False
+    for sequence, message in messages:
+        if sequence in lost:
+            after_gap = True
+            continue
+        ledger.take(message, after_gap)
+        after_gap = False
+    return ledger
+
+
+def preempted_once() -> Script:
+    """r0 (prompt 2,000) and r1 (2,096) fill all 256 blocks; r0's next token takes r1's."""
+    script = Script(256, reserve="none", enable_prefix_caching=False, max_num_batched_tokens=8192)
+    script.submit(2000, 3)
+    script.submit(2096, 2)
+    script.run()
+    script.submit(16, 2)  # r2 stands behind r1
+    script.run(2)
+    return script
+
+
+def step_ns(num_tokens: int) -> int:
+    return 8 * MS + 200_000 + num_tokens * 40_000  # 0.2 ms are the launch
+
+
+def test_who_waits_since_when_for_what_and_who_is_behind() -> None:
+    script = preempted_once()
+    ledger = ledger_of(script.messages)
+    records = [m for _, m in script.messages if isinstance(m, StepRecord)]
+    first, second = ledger.waiting()
+    assert (first.request_id, first.was_preempted, first.num_behind) == (1, True, 1)
+    assert (second.request_id, second.was_preempted, second.num_behind) == (2, False, 0)
+    assert first.since_ns == records[1].schedule_start_ns
+    assert first.waited_ns(ledger.now_ns) == 2 * step_ns(1)
+    assert first.reasons == {"preemption": step_ns(1), "kv_blocks": step_ns(1)}
+
+
+def test_a_preemption_names_victim_beneficiary_and_cost() -> None:
+    script = preempted_once()
+    script.run(3)
+    ledger = ledger_of(script.messages)
+    (preemption,) = ledger.preemptions
+    assert (preemption.request_id, preemption.beneficiary, preemption.step) == (1, 0, 1)
+    assert (preemption.num_lost, preemption.num_blocks) == (2096, 131)
+    assert (preemption.num_recomputed, preemption.num_from_cache) == (2096, 0)
+    assert (preemption.num_steps, preemption.status) == (1, "back")
+    assert preemption.waited_ns == 2 * step_ns(1)
+    # The step that brought r1 back also computed its newest token, and the prompt of r2.
+    num_tokens = 2096 + 1 + 16
+    assert preemption.recompute_ns == pytest.approx(step_ns(num_tokens) * 2096 / num_tokens)
+    assert [(wait.request_id, wait.step, wait.num_behind) for wait in ledger.admitted()][:2] == [
+        (1, 3, 1),
+        (2, 3, 0),
+    ]
+
+
+def test_the_recompute_tax_is_a_share_of_all_tokens_and_of_the_time_in_steps() -> None:
+    script = preempted_once()
+    script.run(2)
+    tax = ledger_of(script.messages).tax()
+    steps = [2000 + 2096, 1, 1, 2096 + 1 + 16, 1]
+    assert (tax.num_preemptions, tax.num_lost, tax.num_recomputed) == (1, 2096, 2096)
+    assert tax.num_tokens == sum(steps)
+    assert tax.step_ns == sum(map(step_ns, steps))
+    assert tax.token_share == pytest.approx(2096 / sum(steps))
+    assert tax.time_share == pytest.approx(step_ns(2113) * 2096 / 2113 / sum(map(step_ns, steps)))
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("has_cache", [True, False])
+def test_beneficiaries_are_those_for_whom_the_scheduler_preempted(
+    monkeypatch: pytest.MonkeyPatch, policy: Any, has_cache: bool
+) -> None:
+    truth: list[tuple[int, int]] = []  # victim, beneficiary
+    grow, preempt = StepPlan._grow, StepPlan._preempt
+    wanting: list[int] = []
+
+    def watched_grow(plan: StepPlan, request: Request, num_tokens: int) -> bool:
+        wanting[:] = [request.request_id]
+        return grow(plan, request, num_tokens)
+
+    def watched_preempt(plan: StepPlan, request: Request) -> None:
+        assert request.status is RequestStatus.RUNNING
+        truth.append((request.request_id, wanting[0]))
+        preempt(plan, request)
+
+    monkeypatch.setattr(StepPlan, "_grow", watched_grow)
+    monkeypatch.setattr(StepPlan, "_preempt", watched_preempt)
+    messages = simulate(
+        seed=5,
+        num_steps=700,
+        num_blocks=200,
+        max_model_len=2048,
+        knobs=Knobs(
+            max_num_batched_tokens=512,
+            reserve="none",
+            policy=policy,
+            enable_prefix_caching=has_cache,
+        ),
+        workload=CROWD,
+    )
+    ledger = ledger_of(messages)
+    assert len(truth) > 10
+    assert [(each.request_id, each.beneficiary) for each in ledger.preemptions] == truth
+    for each in ledger.preemptions:
+        if each.status == "back":
+            assert each.num_lost == each.num_recomputed + each.num_from_cache
+
+
+def test_what_an_engine_does_not_publish_stays_unknown() -> None:
+    messages = preempted_once().messages
+    bare = [
+        (number, msgspec.structs.replace(m, waiting_reasons=None, kv=None, moves=[]))
+        if isinstance(m, StepRecord)
+        else (number, msgspec.structs.replace(m, kv=None) if isinstance(m, EngineStatus) else m)
+        for number, m in messages
+    ]
+    ledger = ledger_of(bare)
+    assert ledger.preemptions[0].beneficiary is None
+    assert set(ledger.waiting()[0].reasons) == {""}
+    without_rows = [
+        (number, msgspec.structs.replace(m, batch=None, events=[]))
+        if isinstance(m, StepRecord)
+        else (number, m)
+        for number, m in messages
+    ]
+    ledger = ledger_of(without_rows)
+    assert not ledger.publishes_requests
+    assert ledger.tax().token_share is None
+
+
+def test_a_recording_that_begins_after_a_preemption_counts_what_is_computed_again() -> None:
+    script = preempted_once()
+    state = SessionState()
+    for _, message in script.messages:
+        state.apply(message)
+    num_before = len(script.messages)
+    script.run(2)
+    ledger = Ledger(state)
+    for _, message in script.messages[num_before:]:
+        ledger.take(message)
+    (preemption,) = ledger.preemptions
+    assert (preemption.step, preemption.num_lost, preemption.beneficiary) == (None, None, None)
+    assert preemption.num_recomputed == 2097  # how many of them are new is unknown
+    assert ledger.tax().num_preemptions == 0
+
+
+def test_what_lost_messages_would_say_stays_unknown() -> None:
+    script = preempted_once()
+    ledger = ledger_of(script.messages)
+    script.run(300)
+    state = SessionState()
+    for _, message in script.messages:
+        state.apply(message)
+    state.requests.clear()  # long after r1 has ended
+    snapshot = state.snapshot(script.messages[-1][0])
+    assert snapshot is not None
+    ledger.take(snapshot, after_gap=True)
+    assert ledger.preemptions[0].status == "unknown"
+    assert ledger.waiting() == []
+
+
+def test_the_command_shows_a_recording(tmp_path: Path, stepscope: Callable[..., Any]) -> None:
+    script = preempted_once()
+    file = record(tmp_path / "waiting.mcap", script.messages)
+    text = stepscope("ledger", str(file)).stdout
+    assert "waiting by the end: 2" in text
+    assert "r1 (preempted)" in text
+    assert "KV blocks 8.2 ms" in text
+    script.run(3)
+    file = record(tmp_path / "back.mcap", script.messages)
+    found = json.loads(stepscope("ledger", str(file), "--json").stdout)
+    assert found["waiting"] == []
+    assert found["preemptions"][0]["beneficiary"] == 0
+    assert found["recompute_tax"]["recomputed_tokens"] == 2096
+    last = json.loads(stepscope("ledger", str(file), "--seconds", "0.02", "--json").stdout)
+    assert last["recompute_tax"]["step_ms"] < found["recompute_tax"]["step_ms"]
+
+
+def test_a_preemption_storm_of_a_live_engine_is_in_the_books(
+    live_engine: Any, stepscope: Callable[..., Any]
+) -> None:
+    endpoint = live_engine.endpoint.control
+    load = ["--num-requests", "40", "--rate", "1000", "--document-share", "0"]
+    stepscope("load", endpoint, *load, "--chat-tokens", "120", "--output-tokens", "150")
+    found = json.loads(stepscope("ledger", endpoint, "--json").stdout)
+    assert found["recompute_tax"]["preemptions"] > 10
+    figures = json.loads(stepscope("stats", endpoint, "--json").stdout)["figures"]
+    assert found["recompute_tax"]["preemptions"] == figures["preemptions"]
+    for each in found["preemptions"]:
+        assert each["status"] == "back"
+        assert each["lost_tokens"] == each["recomputed_tokens"] + each["from_cache_tokens"]
+        assert each["beneficiary"] is not None
+    assert found["waiting"] == []
+    assert found["num_admitted"] == 40 + found["recompute_tax"]["preemptions"]
