@@ -4,6 +4,9 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import KnobValue, RequestView
+from stepscope.recordings.attribution.causes import QUEUE_REASONS
+
+_REASONS = {"preemption": "a step that preempted", "paused": "engine paused", "": "unknown"}
 
 
 class QueueWait(NamedTuple):
@@ -54,3 +57,8 @@ def in_order(
         return view.status != "preempted", -out_ns, view.arrival_ns, view.request_id
 
     return sorted(views, key=place)
+
+
+def reason_text(reason: str) -> str:
+    """What a request waits for, in words."""
+    return _REASONS.get(reason) or QUEUE_REASONS.get(reason, reason).removeprefix("for ")

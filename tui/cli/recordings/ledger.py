@@ -5,10 +5,9 @@ import time
 from typing import Any
 
 from stepscope.engine.protocol.wire import EngineInfo
-from stepscope.recordings.attribution.causes import QUEUE_REASONS
 from stepscope.recordings.attribution.ledger.ledger import Ledger
 from stepscope.recordings.attribution.ledger.preemptions import Preemption
-from stepscope.recordings.attribution.ledger.queue import QueueWait
+from stepscope.recordings.attribution.ledger.queue import QueueWait, reason_text
 from stepscope.recordings.attribution.messages import messages_in
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.replay.seek import state_at
@@ -178,13 +177,8 @@ def _request(wait: QueueWait) -> str:
 def _reasons(wait: QueueWait) -> str:
     """What it waited for, the longest first."""
     spent = sorted(wait.reasons.items(), key=lambda item: -item[1])
-    parts = [f"{_reason_text(reason)} {_ms(ns)}" for reason, ns in spent if ns >= 50_000]
+    parts = [f"{reason_text(reason)} {_ms(ns)}" for reason, ns in spent if ns >= 50_000]
     return ", ".join(parts) or "—"
-
-
-def _reason_text(reason: str) -> str:
-    known = {"paused": "engine paused", "preemption": "a step that preempted", "": "unknown"}
-    return known.get(reason) or QUEUE_REASONS.get(reason, reason).removeprefix("for ")
 
 
 def _behind(queue: list[QueueWait]) -> str:

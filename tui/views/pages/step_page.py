@@ -1,8 +1,8 @@
 """The step inspector: every row of the step at the cursor, its cost, and what is new in it."""
 
-from stepscope.engine.protocol.wire import BatchRow, Phase, RowFlag, StepRecord
+from stepscope.engine.protocol.wire import BatchRow, Phase, Preempted, RowFlag, StepRecord
 from stepscope.recordings.state.series.columns import StepSummary
-from stepscope.recordings.state.session import request_name
+from stepscope.recordings.state.session import SessionState, request_name
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import late_text, totals_text
 from stepscope.tui.views.frame.frame import Frame
@@ -26,7 +26,7 @@ from stepscope.tui.views.lines import (
     whole,
 )
 from stepscope.tui.views.pages import step_changes
-from stepscope.tui.views.panels import inspector
+from stepscope.tui.views.panels import inspector, waiting_list
 from stepscope.tui.views.theme import CAUSE_GLYPHS
 
 NARROW = 100  # below it one column
@@ -70,7 +70,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         events = (
             *step_changes.draw(frame, record, summary, width - left - 2),
             *_longest(frame, record.step, width - left - 2),
-            *inspector.event_lines(record),
+            *inspector.event_lines(record, _before(frame, record)),
         )
         head = beside(
             framed(_costs(frame, record, summary, left - 2), left, head_height, title),
@@ -82,7 +82,8 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
             ),
         )
     rows = _rows(record)
-    body_height = height - head_height
+    queue_height = waiting_list.height(frame, height - head_height)
+    body_height = height - head_height - queue_height
     cells = [_cells(frame, row) for row in rows]
     selected = frame.view.row if rows else None
     body: list[Line] = (
@@ -97,7 +98,16 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         f"{key('step_back')}/{key('step_forward')} other steps",
         "muted",
     )
-    return [*head, *framed(body, width, body_height, (what,), (hint,))]
+    lines = [*head, *framed(body, width, body_height, (what,), (hint,))]
+    return lines + waiting_list.draw(frame, record, width, queue_height) if queue_height else lines
+
+
+def _before(frame: Frame, record: StepRecord) -> SessionState | None:
+    """The state right before a step that preempted; None where it is not needed or in memory."""
+    if not any(isinstance(event, Preempted) for event in record.events):
+        return None
+    before = frame.history.neighbour(record.step, -1)
+    return frame.history.state_at(before) if before == record.step - 1 else None
 
 
 def _when(frame: Frame) -> Line:

@@ -1,5 +1,7 @@
 """The step inspector: what the step under the cursor did, row by row."""
 
+from collections.abc import Mapping
+
 from stepscope.engine.protocol.wire import (
     CACHED,
     EMPTY,
@@ -16,7 +18,8 @@ from stepscope.engine.protocol.wire import (
     RowFlag,
     StepRecord,
 )
-from stepscope.recordings.state.session import request_name
+from stepscope.recordings.attribution.ledger.preemptions import beneficiaries
+from stepscope.recordings.state.session import SessionState, request_name
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import totals_text
 from stepscope.tui.views.frame.frame import Frame
@@ -198,9 +201,30 @@ def prepared_lines(record: StepRecord, overlap: bool | None) -> list[Line]:
     return [tuple(runs), ((f" held to {held}: device memory", "caution"),)]
 
 
-def event_lines(record: StepRecord) -> list[Line]:
-    """What happened to requests in a step."""
-    return [_event(event) for event in record.events]
+def event_lines(record: StepRecord, before: SessionState | None = None) -> list[Line]:
+    """What happened to requests in a step.
+
+    Args:
+        before: the state right before it, to say for whom a request was preempted.
+    """
+    takers = {} if before is None else beneficiaries(record, before)
+    return [
+        _preemption(event, before, takers)
+        if before is not None and isinstance(event, Preempted)
+        else _event(event)
+        for event in record.events
+    ]
+
+
+def _preemption(event: Preempted, before: SessionState, takers: Mapping[int, int | None]) -> Line:
+    taker = takers.get(event.request_id)
+    if taker is None:
+        return _event(event)
+    whom = "itself" if taker == event.request_id else request_name(taker)
+    view = before.requests.get(event.request_id)
+    lost = fmt.count(None if view is None else view.num_computed_tokens)
+    text = f"{request_name(event.request_id)} preempted for {whom}: {lost} tokens lost"
+    return ((" ", "text"), ("✗", "preempted"), (f" {clean(text, _MAX_TEXT)}", "text"))
 
 
 def _events(record: StepRecord, room: int) -> list[Line]:

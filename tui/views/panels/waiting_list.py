@@ -1,0 +1,73 @@
+"""The queue at the cursor: who waits, since when, for what, and how many stand behind."""
+
+from stepscope.engine.protocol.wire import RequestView, StepRecord
+from stepscope.recordings.attribution.ledger.queue import in_order, reason_text
+from stepscope.recordings.attribution.open_waits import blocking_reason
+from stepscope.recordings.state.session import request_name
+from stepscope.tui.views import format as fmt
+from stepscope.tui.views.frame.frame import Frame
+from stepscope.tui.views.framed_panels import Cell, Column, Rows, table
+from stepscope.tui.views.lines import Line, framed
+
+_NUM_PREEMPTIONS = 200  # that are looked up: the newest
+_COLUMNS = (
+    Column("request", 8),
+    Column("since", 8),
+    Column("waits", 8, True),
+    Column("prompt", 7, True),
+    Column("behind", 7, True),
+    Column("for", 0),
+)
+
+
+def height(frame: Frame, room: int) -> int:
+    """How many lines of `room` it takes; 0 where nobody waits or there is too little room."""
+    num_waiting = len(_waiting(frame))
+    return 0 if not num_waiting or room < 12 else min(num_waiting + 3, room // 3)
+
+
+def draw(frame: Frame, record: StepRecord, width: int, num_lines: int) -> list[Line]:
+    """The panel, the first of the queue on top."""
+    preempted_ns = _preempted_ns(frame)
+    queue = in_order(_waiting(frame), preempted_ns, frame.state.knobs)
+
+    def row(place: int) -> list[Cell]:
+        view = queue[place]
+        is_out = view.status == "preempted"
+        since_ns = preempted_ns.get(view.request_id) if is_out else view.arrival_ns
+        if view.is_partial and not is_out:
+            since_ns = None
+        wall_ns = None if since_ns is None else frame.history.wall_ns(since_ns)
+        waits_s = None if since_ns is None else (frame.state.time_ns - since_ns) / 1e9
+        return [
+            (request_name(view.request_id), "breach" if is_out else "strong"),
+            ("—" if wall_ns is None else fmt.clock(wall_ns), "muted"),
+            ("—" if waits_s is None else f"{max(0.0, waits_s):,.1f} s", "text"),
+            (f"{view.num_prompt_tokens:,}", "muted"),
+            (f"{len(queue) - 1 - place:,}", "text"),
+            (_reason(record, queue, place), "text" if not place else "muted"),
+        ]
+
+    # A row of this list is nothing to choose: the rows of the step are.
+    lines = table(_COLUMNS, Rows(len(queue), row), width - 2, num_lines - 2, None)
+    body = [tuple(run for run in line if run[0]) for line in lines]
+    title = (f"waiting ({len(queue)}), in the order of the queue", "title")
+    return framed(body, width, num_lines, (title,))
+
+
+def _waiting(frame: Frame) -> list[RequestView]:
+    views = frame.state.requests.values()
+    return [view for view in views if view.status in ("waiting", "preempted")]
+
+
+def _preempted_ns(frame: Frame) -> dict[int, int | None]:
+    """When requests were preempted last, as far as that is in memory."""
+    events = frame.history.events(frame.cursor, _NUM_PREEMPTIONS, frozenset({"preempt"}))
+    return {each.request_id: each.time_ns for each in events if each.request_id is not None}
+
+
+def _reason(record: StepRecord, queue: list[RequestView], place: int) -> str:
+    if place and record.waiting_reasons and "kv_blocks" in record.waiting_reasons:
+        return f"behind {request_name(queue[0].request_id)}"
+    text = reason_text(blocking_reason(record))
+    return f"{text}; was preempted" if queue[place].status == "preempted" else text
