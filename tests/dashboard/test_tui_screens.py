@@ -171,6 +171,23 @@ async def test_help_wraps_into_the_terminal(source: Any) -> None:
             assert "Errors are written to" in screen_text(app)
 
 
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+async def test_help_turns_to_the_glossary_and_back(source: Any, size: tuple[int, int]) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=size) as pilot:
+        await pilot.press("question_mark")
+        assert "g glossary," in screen_text(app)
+        await pilot.press("g")
+        assert "g help," in screen_text(app)
+        assert "time to first token" in screen_text(app)
+        await pilot.press(*["pagedown"] * 6)
+        assert "the selected line" in screen_text(app)
+        await pilot.press("g")
+        assert "This is the main screen" in screen_text(app)
+        await pilot.press("x")
+        assert app.screen is app.main
+
+
 # What they say
 
 

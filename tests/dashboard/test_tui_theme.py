@@ -10,12 +10,16 @@ import pytest
 from stepscope import tui
 from stepscope.recordings.state.series.lanes import Cell
 from stepscope.tui.app.app import Dashboard
+from stepscope.tui.views.glossary import GLYPHS, TERMS
 from stepscope.tui.views.theme import (
+    _ASCII,
     KV_GLYPHS,
+    KV_LEGEND,
     KV_STYLES,
     LANE_GLYPHS,
     LANE_STYLES,
     LEGEND,
+    LEVELS,
     Skin,
     colour_mode,
     styles,
@@ -55,6 +59,23 @@ def test_the_legend_explains_every_glyph_once(ascii_only: bool) -> None:
     shown = [skin.text(glyph, style) for glyph, style, _ in LEGEND]
     assert len(set(shown)) == len(shown)
     assert set(LANE_GLYPHS) - {" ", "▒"} <= {glyph for glyph, _, _ in LEGEND}
+
+
+def test_the_glossary_explains_every_glyph_but_lines_and_bars() -> None:
+    explained = {each.glyph for glyphs in GLYPHS.values() for each in glyphs}
+    in_meanings = "".join(each.meaning for glyphs in GLYPHS.values() for each in glyphs)
+    lines_bars_and_arrows = set(LEVELS) | set("─│┤├┬┴┼╭╮╰╯└▐▌→←↑↓⇧◀⟨⟩×≥≤")
+    drawn = {glyph for glyph in _ASCII if not glyph.isascii()}
+    assert drawn - lines_bars_and_arrows - explained <= set(in_meanings)
+    assert set(KV_GLYPHS) == {glyph for glyph, *_ in KV_LEGEND}
+
+
+def test_the_glossary_defines_the_words_of_the_screen_once() -> None:
+    words = [term.word for term in TERMS]
+    assert len(set(words)) == len(words)
+    assert {"TTFT", "ITL", "TPOT", "E2E", "goodput", "service level", "mixed step"} <= set(words)
+    assert {"chunk", "budget", "seats", "KV block", "prefix hit", "preemption"} <= set(words)
+    assert {"recompute", "held up", "stall", "overlap"} <= set(words)
 
 
 def test_all_ways_of_colouring_know_the_same_styles() -> None:

@@ -1,4 +1,4 @@
-"""The parts of docs/ that are made from tables of the program: keys, commands and knobs.
+"""The parts of docs/ that are made from tables of the program: keys, knobs, words and so on.
 
     python tests/house/generated_docs.py        (or: make docs)
 
@@ -21,6 +21,7 @@ from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_na
 from stepscope.tui.cli.command_line import app
 from stepscope.tui.settings.actions import key_table
 from stepscope.tui.settings.settings import SECTIONS, Section
+from stepscope.tui.views.glossary import GLYPHS, TERMS
 
 DOCS = Path(__file__).parents[2] / "docs"
 BEGIN, END = "<!-- generated: make docs -->\n", "\n<!-- /generated -->"
@@ -52,6 +53,7 @@ def pages() -> dict[str, str]:
         "commands": commands_reference(),
         "knobs": knob_table(),
         "figures": figure_table(),
+        "glossary": glossary_tables(),
     }
 
 
@@ -81,6 +83,20 @@ def figure_table() -> str:
         if name not in of_latency:
             unit = "share, 0 to 1" if spec.unit == "share" else spec.unit or "count"
             lines.append(f"| `{name}` | {unit} | {spec.better or ''} | {spec.meaning} |")
+    return "\n".join(lines)
+
+
+# Glossary
+
+
+def glossary_tables() -> str:
+    """The words on the screen, then the glyphs of each part of it."""
+    lines = ["## Words", "", "| word | meaning |", "|---|---|"]
+    lines += [f"| {word} | {meaning} |" for word, meaning in TERMS]
+    lines += ["", "## Glyphs"]
+    for title, glyphs in GLYPHS.items():
+        lines += ["", f"### {title}", "", "| glyph | meaning |", "|---|---|"]
+        lines += [f"| `{glyph}` | {meaning} |" for glyph, _, meaning in glyphs]
     return "\n".join(lines)
 
 

@@ -63,6 +63,7 @@ SCREENS: Mapping[str, tuple[str, ...]] = {
     "latency": ("session", "5"),
     "knobs": ("session", "6"),
     "help": ("session", "question_mark"),
+    "glossary": ("session", "question_mark", "g"),
     "budget": ("session", "B", "right"),
     "compare": ("compare",),
     "fleet": ("fleet", "down"),

@@ -17,3 +17,20 @@ CAUSE_NAMES: dict[Cause, str] = {
     "held_up": "machine or engine held up",
     "unknown": "unknown, no records of it",
 }
+
+# For legends and lines of few cells.
+SHORT_CAUSE_NAMES: dict[Cause, str] = {
+    "queued": "queued",
+    "prompt": "own prompt",
+    "prefill": "beside a prefill",
+    "budget": "budget spent",
+    "left_out": "left out",
+    "preempted": "preempted",
+    "recompute": "recomputed",
+    "paused": "paused",
+    "between": "between steps",
+    "idle": "engine idle",
+    "step": "decode",
+    "held_up": "held up",
+    "unknown": "unknown",
+}

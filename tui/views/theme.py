@@ -47,6 +47,12 @@ KV_EMPTY, KV_CACHED, KV_USED, KV_SHARED = range(4)
 KV_GLYPHS = "·░▓█"
 _KV_TO_ASCII = str.maketrans(KV_GLYPHS, ".:+#")  # beside prefill, `#` would be taken twice
 KV_STYLES = ("kv_empty", "kv_cached", "kv_used", "kv_shared")
+KV_LEGEND = (
+    ("█", "kv_shared", "shared by requests"),
+    ("▓", "kv_used", "used"),
+    ("░", "kv_cached", "cached and free"),
+    ("·", "kv_empty", "empty"),
+)
 
 # What a request's time went to, the one to show first last.
 CAUSE_GLYPHS: Mapping[Cause, tuple[str, str]] = {

@@ -1,7 +1,6 @@
 """What opens above the main screen to ask or to show: prompts, editors, help, the palette.
 
 May import: engine.protocol, recordings.export, recordings.state, tui.session.control,
-  tui.session.export, tui.settings, tui.views, tui.views.charts, tui.views.pages,
-  tui.views.panels.
+  tui.session.export, tui.settings, tui.views, tui.views.pages, tui.views.panels.
 A new overlay derives from `Overlay` and is opened by `handlers/opening.py`.
 """

@@ -1,4 +1,4 @@
-"""The help page: the keys that work here, and how to read the glyphs. Made from the tables."""
+"""The help page: the keys that work here, how to read the glyphs, and the glossary."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -10,12 +10,15 @@ from stepscope.tui.screens.overlays.overlay import Overlay
 from stepscope.tui.settings.action_table import GROUPS, Place
 from stepscope.tui.settings.actions import Abilities
 from stepscope.tui.settings.page_names import Page
-from stepscope.tui.views.charts.life_line import CAUSE_NAMES
+from stepscope.tui.views.cause_names import SHORT_CAUSE_NAMES
+from stepscope.tui.views.glossary import GLYPHS, TERMS
 from stepscope.tui.views.lines import Line, Run, clean, fitted, framed
 from stepscope.tui.views.pages.page_views import PAGE_VIEWS
-from stepscope.tui.views.theme import CAUSE_GLYPHS, LEGEND, Skin
+from stepscope.tui.views.theme import CAUSE_GLYPHS, KV_LEGEND, LEGEND, Skin
 
 _KEY_WIDTH = 8
+_WORD_WIDTH = 15
+_GLOSSARY_KEY = "g"
 _TWO_COLUMNS = 116  # from here on
 _MAX_WIDTH = 190
 _READING = (
@@ -34,11 +37,8 @@ _START_READING = (
     "error, the error stands below the list."
 )
 _KV_LEGEND: tuple[Run, ...] = (
-    ("█", "kv_shared"),
-    ("▓", "kv_used"),
-    ("░", "kv_cached"),
-    ("·", "kv_empty"),
-    ("    KV blocks: shared by requests, used, cached and free, empty", "text"),
+    *((glyph, style) for glyph, style, _ in KV_LEGEND),
+    ("    KV blocks: " + ", ".join(meaning for *_, meaning in KV_LEGEND), "text"),
 )
 _ON_BAR = "✗◆▼!?"  # the scrub bar, and figures
 _GLYPHS: Mapping[Page, str] = {"compare": "▓━·✗●◆▼!?", "fleet": "!"}  # others than these
@@ -74,6 +74,20 @@ def _blocks(
     return blocks
 
 
+def glossary_blocks(width: int = 0) -> list[list[Line]]:
+    """The words on the screen, then every glyph, each group with its heading."""
+    words: list[Line] = [_heading("Words")]
+    for word, meaning in TERMS:
+        words += _entry(word, "key", meaning, width, _WORD_WIDTH)
+    blocks = [words]
+    for title, glyphs in GLYPHS.items():
+        block = [_heading(title)]
+        for glyph, style, meaning in glyphs:
+            block += _entry(glyph, style, meaning, width)
+        blocks.append(block)
+    return blocks
+
+
 def _about(page: Place) -> tuple[str, str]:
     """What the screen is called, and how to read it."""
     if page == "start":
@@ -90,11 +104,11 @@ def _text(text: str, width: int) -> list[Line]:
     return [((f"  {line}", "text"),) for line in _wrapped(text, width - 4)]
 
 
-def _entry(key: str, style: str, text: str, width: int) -> list[Line]:
-    first, *more = _wrapped(text, width - _KEY_WIDTH - 4)
-    gap = " " * max(1, _KEY_WIDTH - len(key))
+def _entry(key: str, style: str, text: str, width: int, key_width: int = _KEY_WIDTH) -> list[Line]:
+    first, *more = _wrapped(text, width - key_width - 4)
+    gap = " " * max(1, key_width - len(key))
     line: Line = (("  ", "text"), (key, style), (gap, "text"), (first, "text"))
-    return [line, *(((" " * (_KEY_WIDTH + 2) + rest, "text"),) for rest in more)]
+    return [line, *(((" " * (key_width + 2) + rest, "text"),) for rest in more)]
 
 
 def _wrapped(text: str, width: int) -> list[str]:
@@ -105,7 +119,7 @@ def _glyphs(page: Page, width: int) -> list[Line]:
     lines: list[Line] = []
     if page == "request":
         for cause, (glyph, style) in CAUSE_GLYPHS.items():
-            lines += _entry(glyph, style, CAUSE_NAMES[cause], width)
+            lines += _entry(glyph, style, SHORT_CAUSE_NAMES[cause], width)
         return lines
     for glyph, style, meaning in LEGEND:
         if page == "live" or glyph in _GLYPHS.get(page, _ON_BAR):
@@ -114,7 +128,7 @@ def _glyphs(page: Page, width: int) -> list[Line]:
 
 
 class HelpPage(Overlay[None]):
-    """Scrolls; any other key closes it.
+    """Scrolls, and turns to the glossary and back; any other key closes it.
 
     Args:
         page: the screen it is about.
@@ -129,14 +143,20 @@ class HelpPage(Overlay[None]):
         self._page: Place = page
         self._log_file = log_file
         self._first = 0
+        self._is_glossary = False
+
+    def _blocks(self, width: int) -> list[list[Line]]:
+        if self._is_glossary:
+            return glossary_blocks(width)
+        return _blocks(self._abilities, self._page, width, self._log_file)
 
     def _content(self, width: int) -> list[Line]:
         if width < _TWO_COLUMNS:
-            return _joined(_blocks(self._abilities, self._page, width, self._log_file))
+            return _joined(self._blocks(width))
         half = width // 2
-        blocks = _blocks(self._abilities, self._page, half, self._log_file)
+        blocks = self._blocks(half)
         total = sum(len(block) + 1 for block in blocks)
-        left: list[list[Line]] = []
+        left = [blocks.pop(0)]
         while blocks and sum(len(block) + 1 for block in left) + len(blocks[0]) <= total // 2 + 4:
             left.append(blocks.pop(0))
         columns = _joined(left), _joined(blocks)
@@ -156,11 +176,13 @@ class HelpPage(Overlay[None]):
         self._first = max(0, min(self._first, len(content) - (height - 2)))
         more = len(content) - self._first - (height - 2)
         below = f" {more} more lines below;" if more > 0 else ""
-        hint = self.hint(f"{below} ↑/↓ PgUp/PgDn scroll, any other key closes")
+        name, other = ("glossary", "help") if self._is_glossary else ("help", "glossary")
+        turn = f"{_GLOSSARY_KEY} {other},"
+        hint = self.hint(f"{below} {turn} ↑/↓ PgUp/PgDn scroll, any other key closes")
         if len(hint) > width - 16:
-            hint = self.hint(f"{below} ↑/↓ scroll" if more > 0 else " ↑/↓ scroll")
+            hint = self.hint(f"{below} {turn} ↑/↓ scroll")
         legend: Line = ((hint, "muted"),)
-        return framed(content[self._first :], width, height, (("help", "title"),), legend)
+        return framed(content[self._first :], width, height, ((name, "title"),), legend)
 
     def clicked(self, x: int, y: int) -> None:
         self.dismiss(None)
@@ -170,6 +192,9 @@ class HelpPage(Overlay[None]):
         steps = {"down": 1, "j": 1, "up": -1, "k": -1, "pagedown": page, "pageup": -page}
         if key in steps:
             self._first += steps[key]
+        elif key == _GLOSSARY_KEY:
+            self._is_glossary = not self._is_glossary
+            self._first = 0
         else:
             self.dismiss(None)
 

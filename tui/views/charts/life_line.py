@@ -6,27 +6,13 @@ from stepscope.engine.protocol.wire import RequestView
 from stepscope.recordings.attribution.causes import Cause, Piece
 from stepscope.recordings.history.lives import Life
 from stepscope.tui.views import format as fmt
+from stepscope.tui.views.cause_names import SHORT_CAUSE_NAMES
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import pairs
 from stepscope.tui.views.lines import Line, Run
 from stepscope.tui.views.theme import CAUSE_GLYPHS
 
 GUTTER = 9  # cells before the line
-CAUSE_NAMES: dict[Cause, str] = {
-    "queued": "queued",
-    "prompt": "own prompt",
-    "prefill": "beside a prefill",
-    "budget": "budget spent",
-    "left_out": "left out",
-    "preempted": "preempted",
-    "recompute": "recomputed",
-    "paused": "paused",
-    "between": "between steps",
-    "idle": "engine idle",
-    "step": "decode",
-    "held_up": "held up",
-    "unknown": "unknown",
-}
 
 
 def draw(frame: Frame, view: RequestView, life: Life | None, width: int, height: int) -> list[Line]:
@@ -46,7 +32,7 @@ def draw(frame: Frame, view: RequestView, life: Life | None, width: int, height:
     total = max(1, sum(totals.values()))
     entries = [
         (
-            f"{CAUSE_GLYPHS[cause][0]} {CAUSE_NAMES[cause]}",
+            f"{CAUSE_GLYPHS[cause][0]} {SHORT_CAUSE_NAMES[cause]}",
             f"{ns / total:.0%} {with_unit(ns / 1e6)}",
             "text",
         )

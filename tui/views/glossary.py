@@ -1,0 +1,122 @@
+"""The words and glyphs on the screen and what they mean: one table for `?` and docs/glossary.md."""
+
+from typing import NamedTuple
+
+from stepscope.tui.views.cause_names import SHORT_CAUSE_NAMES
+from stepscope.tui.views.theme import CAUSE_GLYPHS, KV_LEGEND, LEGEND
+
+
+class Term(NamedTuple):
+    """A word of the screen, and its meaning in a sentence or two."""
+
+    word: str
+    meaning: str
+
+
+class GlyphMeaning(NamedTuple):
+    """A character of the screen, the style it is drawn in, and what it stands for."""
+
+    glyph: str
+    style: str
+    meaning: str
+
+
+TERMS = (
+    Term(
+        "TTFT",
+        "time to first token: from the arrival of a request to its first token. Queueing and "
+        "prefill are part of it.",
+    ),
+    Term("ITL", "inter-token latency: the time between two tokens of one request."),
+    Term(
+        "TPOT",
+        "time per output token: the mean ITL of one finished request, that is (E2E - TTFT) / "
+        "(output tokens - 1).",
+    ),
+    Term("E2E", "end-to-end latency: from the arrival of a request to its last token."),
+    Term(
+        "service level",
+        "the bounds an operator promises: a longest TTFT and a longest ITL. Key b sets them. A "
+        "latency above its bound is a breach (!).",
+    ),
+    Term(
+        "goodput",
+        "requests a second that finished and kept every service level, or their share of all that "
+        "finished. Throughput counts the others too.",
+    ),
+    Term(
+        "step",
+        "one forward pass of the model. It computes prefill tokens of some requests and one decode "
+        "token each of others.",
+    ),
+    Term("prefill", "computing the tokens of a prompt and storing their keys and values."),
+    Term("decode", "computing the next output token of a request; one token a step."),
+    Term("mixed step", "a step that prefills and decodes. Its decodes wait for its prefill."),
+    Term(
+        "chunk",
+        "the part of a prompt that one step prefills. Chunked prefill cuts a long prompt into "
+        "several, so that decodes need not wait for all of it.",
+    ),
+    Term(
+        "budget",
+        "max_num_batched_tokens: the most tokens that one step may compute. A lower budget means "
+        "shorter steps, hence lower ITL and higher TTFT.",
+    ),
+    Term("seats", "max_num_seqs: how many requests may run at a time. The others wait."),
+    Term(
+        "KV block",
+        "a fixed number of token slots (16 by default) in the memory of keys and values. A request "
+        "takes blocks as its context grows.",
+    ),
+    Term(
+        "prefix hit",
+        "prompt tokens whose KV blocks another request left in the cache. They are not computed "
+        "again. The hit rate is their share of all prompt tokens.",
+    ),
+    Term(
+        "preemption",
+        "the engine takes back the KV blocks of a running request, because others need them. The "
+        "request waits until there is room again.",
+    ),
+    Term(
+        "recompute",
+        "the prefill a preempted request repeats, over its prompt and the output it had, before "
+        "it decodes again.",
+    ),
+    Term(
+        "held up",
+        "a step that took several times as long as others with the same work: the machine or the "
+        "engine was busy with something else.",
+    ),
+    Term("stall", "a token that came later than the ITL of the service level allows."),
+    Term(
+        "overlap",
+        "the next step is launched before the tokens of the last one have reached the CPU, so that "
+        "the device does not idle between steps.",
+    ),
+    Term("lane", "the row of one request on the main screen; a column is a step or a time."),
+)
+
+# Glyphs of figures, lists and badges; those of charts come from the tables that draw them.
+_OTHERS = (
+    GlyphMeaning("▲", "caution", "rises, or is higher than in other engines or run A; in events: "
+                 "what an operator did, or what happened to the engine"),
+    GlyphMeaning("▼", "good", "falls, or is lower than in other engines or run A"),
+    GlyphMeaning("≈", "text", "an estimate: from the buckets of a histogram, or from a sample"),
+    GlyphMeaning("–", "muted", "a figure that the engine does not report (also —)"),
+    GlyphMeaning("…", "muted", "cut off here; more is there"),
+    GlyphMeaning("▶", "text", "the selected line"),
+    GlyphMeaning("◂", "muted", "text of the prompt"),
+    GlyphMeaning("▸", "muted", "text of the output"),
+    GlyphMeaning("▏", "muted", "a histogram bar shorter than a cell"),
+    GlyphMeaning("▔", "prefill", "run B of a comparison: its bars hang from the axis (also ▀)"),
+)  # fmt: skip
+
+GLYPHS: dict[str, tuple[GlyphMeaning, ...]] = {
+    "Charts and lanes": tuple(GlyphMeaning(*entry) for entry in LEGEND),
+    "KV map": tuple(GlyphMeaning(*entry) for entry in KV_LEGEND),
+    "Why a token was late": tuple(
+        GlyphMeaning(*glyph, SHORT_CAUSE_NAMES[cause]) for cause, glyph in CAUSE_GLYPHS.items()
+    ),
+    "Figures and lists": _OTHERS,
+}
