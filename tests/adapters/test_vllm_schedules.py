@@ -212,3 +212,18 @@ def test_the_ledger_knows_what_preemptions_in_vllm_cost(attach: Attach, version:
         assert each.waited_ns is not None
     assert ledger.waiting() == []
     assert ledger.num_admitted == len(played.events(Admitted))
+
+
+def test_evicted_blocks_are_cached_ones_that_vllm_gave_away(attach: Attach, version: str) -> None:
+    played = Played(attach, version, "prefix")
+    cached: set[int] = set()  # as before the call
+    num_evicted = 0
+    for line in played.scheduler.calls:
+        for _, (blocks,), num_hit_tokens in line.get("new", ()):
+            num_evicted += len(cached.intersection(blocks[num_hit_tokens // 16 :]))
+        for _, groups, _ in line.get("again", ()):
+            num_evicted += len(cached.intersection(groups[0] if groups else ()))
+        cached.difference_update(line.get("unhashed", ()))
+        cached.update(line.get("hashed", ()))
+    assert num_evicted > 0
+    assert sum(step.kv.evicted for step in played.steps if step.kv) == num_evicted

@@ -211,7 +211,7 @@ def cases() -> dict[str, dict[str, Any]]:
         "preemption": base
         | {"max_num_batched_tokens": 96, "num_blocks": 17, "requests": pressed, "reserve": "none"},
         "prefix": base
-        | {"max_num_batched_tokens": 128, "num_blocks": 22, "requests": shared_prompts()},
+        | {"max_num_batched_tokens": 128, "num_blocks": 14, "requests": shared_prompts()},
         "abort": base
         | {
             "max_num_batched_tokens": 64,
