@@ -20,6 +20,16 @@ class FullAttentionSpec:
     """The adapter knows vLLM's class by this name."""
 
 
+class Grammars:
+    """vLLM's `StructuredOutputManager`: what it clears first of all when it ends."""
+
+    def __init__(self) -> None:
+        self.num_cleared = 0
+
+    def clear_backend(self) -> None:
+        self.num_cleared += 1
+
+
 class PlayedRequest:
     """vLLM's `Request`, as far as it was recorded."""
 
@@ -84,6 +94,7 @@ class PlayedScheduler:
         self.kv_cache_config = SimpleNamespace(
             kv_cache_groups=[SimpleNamespace(kv_cache_spec=FullAttentionSpec())]
         )
+        self.structured_output_manager = Grammars()
         self.pool = SimpleNamespace(
             blocks=[SimpleNamespace(block_hash=None) for _ in range(head["num_blocks"])],
             num_gpu_blocks=head["num_blocks"],

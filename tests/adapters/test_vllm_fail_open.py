@@ -167,3 +167,15 @@ def test_a_new_budget_holds_from_the_next_schedule_and_one_above_the_start_is_re
     assert scheduler.max_num_scheduled_tokens == 32
     attachment.close()
     assert scheduler.max_num_scheduled_tokens == 64
+
+
+def test_sockets_are_gone_before_vllm_waits_for_its_workers(attach: Attach, tmp_path: Path) -> None:
+    scheduler = PlayedScheduler("0.32.0", "chunked")
+    before = outside(scheduler)
+    attach(scheduler)
+    assert [path for path in tmp_path.iterdir() if path.is_socket()]
+    scheduler.structured_output_manager.clear_backend()
+    assert scheduler.structured_output_manager.num_cleared == 1
+    assert not [path for path in tmp_path.iterdir() if path.is_socket()]
+    assert outside(scheduler) == before
+    assert not vars(scheduler.structured_output_manager).keys() - {"num_cleared"}

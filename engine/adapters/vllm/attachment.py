@@ -72,6 +72,7 @@ class Attachment:
         self._next_tend_ns = 0
         self.is_attached = True
         self._hooks = Hooks(scheduler)
+        self._end_hooks: Hooks | None = None
         self._board = KnobBoard(scheduler)
         self.watcher = Watcher(scheduler)
         endpoint = endpoint_of(scheduler, endpoint_text)
@@ -96,7 +97,7 @@ class Attachment:
             )
             control.start()
             stack.callback(control.close)
-            stack.callback(self._hooks.restore)
+            stack.callback(self._unhook)
             self._wrap()
             self._to_close = stack.pop_all()
         self._pump = threading.Thread(target=self._run, name="stepscope", daemon=True)
@@ -117,6 +118,12 @@ class Attachment:
             )
         if hasattr(self._scheduler, "shutdown"):
             hooks.wrap("shutdown", self._around_shutdown)
+        # vLLM clears it first of all when it ends. It then waits for its workers, and may be killed
+        # before it comes to its scheduler.
+        grammars = getattr(self._scheduler, "structured_output_manager", None)
+        if hasattr(grammars, "clear_backend"):
+            self._end_hooks = Hooks(grammars)
+            self._end_hooks.wrap("clear_backend", self._around_shutdown)
 
     def _around_schedule(self, schedule: Callable[..., SchedulerOutput]) -> Callable[..., Any]:
         scheduler, watcher, lock = self._scheduler, self.watcher, self._lock
@@ -232,8 +239,13 @@ class Attachment:
 
     def _restore(self) -> None:
         self.is_attached = False
-        self._hooks.restore()
+        self._unhook()
         self._board.restore()
+
+    def _unhook(self) -> None:
+        self._hooks.restore()
+        if self._end_hooks is not None:
+            self._end_hooks.restore()
 
     # The end
 
