@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 PACKAGES := engine kernels recordings tui
 ARGS ?=
 
-.PHONY: demo test lint types test-clients rooms schema fuzz snapshots pictures docs bench bench-tui bench-wire bench-sim chaos lab clean
+.PHONY: demo test lint types test-clients test-vllm rooms schema fuzz snapshots pictures docs bench bench-tui bench-wire bench-sim chaos lab clean
 
 demo: $(INSTALLED)
 	$(BIN)/stepscope demo $(ARGS)
@@ -19,6 +19,10 @@ test: $(INSTALLED)
 # guidellm and aiperf, each in an environment of its own, against a live server.
 test-clients: $(INSTALLED)
 	$(BIN)/python tests/clients/run_clients.py
+
+# Real vLLM servers of three releases under load; VLLM_ENVIRONMENTS: where they are installed.
+test-vllm: $(INSTALLED)
+	$(BIN)/python -m tests.attached.run_vllm $(ARGS)
 
 lint: $(INSTALLED) types
 	$(BIN)/ruff check .

