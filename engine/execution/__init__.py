@@ -2,6 +2,7 @@
 step.
 
 May import: kernels, kernels.dispatch, kernels.triton, engine.execution.machine,
-  engine.execution.sampling, engine.models, engine.protocol, engine.scheduling, engine.text.
+  engine.execution.sampling, engine.models, engine.models.cache, engine.protocol,
+  engine.scheduling, engine.text.
 What a step needs on the device goes here; choosing tokens is in `sampling`.
 """

@@ -17,6 +17,7 @@ from stepscope.engine.execution.machine.environment import keep_freed_memory, nu
 from stepscope.engine.execution.machine.thread_choice import ThreadChoice
 from stepscope.engine.execution.runner import ModelRunner
 from stepscope.engine.models import checkpoint, loader
+from stepscope.engine.models.cache import gguf_checkpoint
 from stepscope.engine.models.model import Model
 from stepscope.engine.models.support import longest_request
 from stepscope.engine.protocol.config import ConfigError, EngineConfig
@@ -106,5 +107,7 @@ def _thread_choice(config: EngineConfig, device: torch.device, model: Model) -> 
 
 
 def _name(model: str, folder: Path) -> str:
-    """What a model is called: as it was asked for, or by its folder."""
+    """What a model is called: as it was asked for, or by its folder or file."""
+    if model.endswith(gguf_checkpoint.SUFFIX):
+        return Path(model).stem
     return folder.resolve().name if Path(model).expanduser().is_dir() else model

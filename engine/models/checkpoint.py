@@ -1,6 +1,6 @@
 """Finds a checkpoint on this machine and reads it; every way it can be wrong gets its own line.
 
-Nothing here reaches for the network.
+Nothing here reaches for the network, but for `smollm2` the first time.
 """
 
 import json
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from stepscope.engine.models import demo, random_model, random_shapes
+from stepscope.engine.models.cache import gguf_checkpoint, smollm2
 from stepscope.engine.protocol.config import ConfigError
 from stepscope.engine.text.tokenizer import Tokenizer
 
@@ -29,18 +30,22 @@ def locate(model: str, progress: Progress) -> Path:
     """The folder of the checkpoint that `model` names, with its files checked.
 
     Args:
-        model: 'demo', 'random:NAME' (see `random_shapes`), a folder, or the name of a model in the
-            local Hugging Face cache.
+        model: 'demo', 'smollm2', 'random:NAME' (see `random_shapes`), a folder, a GGUF file, or
+            the name of a model in the local Hugging Face cache.
 
     Raises:
         ConfigError: there is no such checkpoint here, or it is not whole.
     """
     if model == "demo":
         folder = demo.ensure(progress, check)
+    elif model == smollm2.NAME:
+        folder = smollm2.checkpoint_of(progress, check)
     elif model.startswith(random_shapes.PREFIX):
         folder = random_model.ensure(model)
     elif Path(model).expanduser().is_dir():
         folder = Path(model).expanduser()
+    elif model.endswith(gguf_checkpoint.SUFFIX):
+        folder = gguf_checkpoint.checkpoint_of(Path(model).expanduser(), progress, check)
     else:
         folder = _cached(model)
     check(folder)
@@ -81,6 +86,8 @@ def weight_files(folder: Path) -> list[Path]:
     if not files:
         others = sorted(file.name for file in (*folder.glob("*.bin"), *folder.glob("*.gguf")))
         seen = f"; {others[0]} is of another format: convert it" if others else ""
+        if others and others[0].endswith(gguf_checkpoint.SUFFIX):
+            seen = f"; give the file: --model {folder / others[0]}"
         raise ConfigError("no_weights", f"{folder} has no weights (*.safetensors){seen}")
     return files
 

@@ -4,17 +4,12 @@ Qwen3 architecture, 20 M parameters, one token a byte. It has learned nothing; i
 scheduling, KV cache and kernels do real work on a laptop without a download.
 """
 
-import contextlib
-import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
-from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.models.cache import cached_folder
+from stepscope.engine.models.cache.cached_folder import Check
 
 # Part of the folder's name: another shape, seed or tokenizer is another version.
 VERSION = "demo-v1"
@@ -33,11 +28,8 @@ CHAT_TEMPLATE = (
 )
 
 
-def ensure(progress: Callable[[str, float], None], check: Callable[[Path], None]) -> Path:
+def ensure(progress: Callable[[str, float], None], check: Check) -> Path:
     """The folder of the demo checkpoint; written now if it is not there, or not whole.
-
-    Safe with several processes at once: each writes a folder of its own and moves it into place,
-    and the first one there wins.
 
     Args:
         check: raises ConfigError when a folder is not a whole checkpoint.
@@ -45,25 +37,12 @@ def ensure(progress: Callable[[str, float], None], check: Callable[[Path], None]
     Raises:
         ConfigError: the user's cache folder cannot be written.
     """
-    folder = Path(platformdirs.user_cache_dir("stepscope")) / VERSION
-    if _is_whole(folder, check):
-        return folder
-    progress("making the demo checkpoint, once", 0.0)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{VERSION}-", dir=folder.parent))
-        try:
-            write(scratch / VERSION)
-            _move_into_place(scratch, folder, check)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-    except OSError as error:
-        raise ConfigError(
-            "demo_cache",
-            f"the demo checkpoint cannot be written to {folder}: {error.strerror or error}; "
-            "make room there, or set XDG_CACHE_HOME to another folder",
-        ) from None
-    return folder
+
+    def make(folder: Path) -> None:
+        progress("making the demo checkpoint, once", 0.0)
+        write(folder)
+
+    return cached_folder.ensure(VERSION, "the demo checkpoint", make, check)
 
 
 def write(folder: Path) -> None:
@@ -153,28 +132,3 @@ def _byte_symbols() -> list[str]:
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(others)) for byte in range(NUM_BYTES)]
-
-
-def _is_whole(folder: Path, check: Callable[[Path], None]) -> bool:
-    if not folder.is_dir():
-        return False
-    try:
-        check(folder)
-    except ConfigError:
-        return False
-    return True
-
-
-def _move_into_place(scratch: Path, folder: Path, check: Callable[[Path], None]) -> None:
-    """Rename `scratch / VERSION` to `folder`, unless another process has put a whole one there."""
-    for attempt in range(3):
-        try:
-            (scratch / VERSION).rename(folder)
-            return
-        except OSError:
-            if _is_whole(folder, check):
-                return
-        # What is there is broken, for example half deleted: set it aside and try again.
-        with contextlib.suppress(OSError):
-            os.rename(folder, scratch / f"broken-{attempt}")
-    raise OSError(f"{folder} is in the way and cannot be replaced")

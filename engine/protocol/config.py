@@ -38,8 +38,9 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     model: Annotated[
         str,
         Meta(
-            description="'demo', a folder with a checkpoint, the name of a cached one, or "
-            "random:NAME, a well-known shape with random weights (random:qwen3-8b)"
+            description="'demo', 'smollm2' (it speaks; fetched once), a folder with a checkpoint, "
+            "a GGUF file, the name of a cached one, or random:NAME, a well-known shape with random "
+            "weights (random:qwen3-8b)"
         ),
     ] = "demo"
     name: Annotated[

@@ -1,0 +1,85 @@
+"""`ensure`: a folder of the user's cache that is written once, and is there whole or not at all."""
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import platformdirs
+
+from stepscope.engine.protocol.config import ConfigError
+
+ABANDONED_S = 86_400.0
+Check = Callable[[Path], None]
+
+
+def ensure(name: str, what: str, write: Callable[[Path], None], check: Check) -> Path:
+    """The folder `name` of the user's cache; written now if it is not there, or not whole.
+
+    Safe with several processes at once: each writes a folder of its own and moves it into place,
+    and the first one there wins.
+
+    Args:
+        what: what is in it, for the error.
+        write: gets a path that does not exist yet, and makes the folder there. It may also use the
+            folder around it, which is removed afterwards.
+        check: raises ConfigError when a folder is not a whole checkpoint.
+
+    Raises:
+        ConfigError: the user's cache folder cannot be written.
+    """
+    folder = Path(platformdirs.user_cache_dir("stepscope")) / name
+    if _is_whole(folder, check):
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(folder)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
+        try:
+            write(scratch / name)
+            _move_into_place(scratch, folder, check)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    except OSError as error:
+        raise ConfigError(
+            "cache",
+            f"{what} cannot be written to {folder}: {error.strerror or error}; "
+            "make room there, or set XDG_CACHE_HOME to another folder",
+        ) from None
+    return folder
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what processes have left that were killed while they wrote."""
+    for scratch in folder.parent.glob(f".{folder.name}-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - scratch.stat().st_mtime > ABANDONED_S:
+                shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _is_whole(folder: Path, check: Check) -> bool:
+    if not folder.is_dir():
+        return False
+    try:
+        check(folder)
+    except ConfigError:
+        return False
+    return True
+
+
+def _move_into_place(scratch: Path, folder: Path, check: Check) -> None:
+    """Rename the written folder to `folder`, unless another process has put a whole one there."""
+    for attempt in range(3):
+        try:
+            (scratch / folder.name).rename(folder)
+            return
+        except OSError:
+            if _is_whole(folder, check):
+                return
+        # What is there is broken, for example half deleted: set it aside and try again.
+        with contextlib.suppress(OSError):
+            os.rename(folder, scratch / f"broken-{attempt}")
+    raise OSError(f"{folder} is in the way and cannot be replaced")

@@ -1,0 +1,197 @@
+"""A GGUF file as a checkpoint: config, safetensors and tokenizer, converted once into the cache.
+
+Of the Llama architecture, with the tensor types that the `gguf` package can dequantise. Weights
+that were quantised become bf16, which keeps more digits than quantising left; all others keep
+their type.
+
+llama.cpp rotates neighbouring values of a head, transformers those half a head apart, so
+llama.cpp's conversion (`convert_hf_to_gguf.py`, `permute`) reorders the rows of Q and K. Here they
+go back to where they were.
+"""
+
+import hashlib
+import importlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from stepscope.engine.models.cache.cached_folder import Check, ensure
+from stepscope.engine.models.cache.gguf_tokenizer import write_tokenizer
+from stepscope.engine.protocol.config import ConfigError
+
+SUFFIX = ".gguf"
+VERSION = "v1"  # part of the folder's name: another conversion is another version
+
+_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
+
+
+def checkpoint_of(file: Path, progress: Callable[[str, float], None], check: Check) -> Path:
+    """The folder of the checkpoint made of `file`: made now, or the one of an earlier start.
+
+    Args:
+        check: raises ConfigError when a folder is not a whole checkpoint.
+
+    Raises:
+        ConfigError: there is no such file, it cannot be converted, or the cache not be written.
+    """
+    try:
+        stat = file.stat()
+    except OSError as error:
+        raise ConfigError("no_model", f"{file} cannot be read: {error.strerror}") from None
+    # Not by its content: reading gigabytes at each start takes longer than the start.
+    key = f"{file.resolve()} {stat.st_size} {stat.st_mtime_ns}"
+    name = f"gguf-{VERSION}-{file.stem}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+    return ensure(
+        name,
+        f"the checkpoint made of {file.name}",
+        lambda folder: write(file, folder, progress),
+        check,
+    )
+
+
+def write(file: Path, folder: Path, progress: Callable[[str, float], None]) -> None:
+    """Convert `file` into a checkpoint in the new folder `folder`.
+
+    Raises:
+        ConfigError: it is damaged, of another architecture, or has tensors that are not converted.
+        OSError: the folder cannot be written.
+    """
+    gguf = package()
+    try:
+        reader = gguf.GGUFReader(file)
+        fields = {name: field.contents() for name, field in reader.fields.items()}
+    except Exception as error:  # noqa: BLE001 - it reads a damaged file until something fails
+        _refuse(f"{file} is no GGUF file, or was cut short", error)
+    try:
+        config = _config(fields, reader.tensors)
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+        write_tokenizer(fields, folder)
+        _write_weights(gguf, reader.tensors, config, folder, progress)
+    except ConfigError as error:
+        raise ConfigError(error.code, f"{file} cannot be served: {error}") from None
+    except OSError:
+        raise
+    except KeyError as error:
+        raise ConfigError("bad_gguf", f"{file} lacks the field {error}: copy it again") from None
+    except Exception as error:  # noqa: BLE001 - the Rust libraries raise plain Exception
+        _refuse(f"{file} cannot be converted", error)
+
+
+def _refuse(what: str, error: Exception) -> NoReturn:
+    """Raise the ConfigError for what a library raised, on one line."""
+    detail = " ".join(str(error).split()) or type(error).__name__
+    raise ConfigError("bad_gguf", f"{what}: {detail}") from error
+
+
+def package() -> Any:
+    """The package `gguf`. Raises ConfigError where it is not installed."""
+    try:
+        return importlib.import_module("gguf")
+    except ImportError:
+        raise ConfigError(
+            "no_gguf", "a GGUF file needs the package gguf: pip install 'stepscope[gguf]'"
+        ) from None
+
+
+def _config(fields: Mapping[str, Any], tensors: Any) -> dict[str, Any]:
+    """`config.json`."""
+    architecture = fields["general.architecture"]
+    if architecture != "llama":
+        raise ConfigError(
+            "gguf_architecture", f"its architecture is {architecture!r}; only 'llama' is converted"
+        )
+    if fields.get("llama.rope.scaling.type", "none") != "none":
+        raise ConfigError("gguf_rope", "its positions are scaled, which is not converted")
+    shapes = {tensor.name: tensor.shape.tolist() for tensor in tensors}
+    hidden_size, num_heads = fields["llama.embedding_length"], fields["llama.attention.head_count"]
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": hidden_size,
+        "intermediate_size": fields["llama.feed_forward_length"],
+        "num_hidden_layers": fields["llama.block_count"],
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": fields.get("llama.attention.head_count_kv", num_heads),
+        "head_dim": fields.get("llama.attention.key_length", hidden_size // num_heads),
+        "max_position_embeddings": fields["llama.context_length"],
+        "rms_norm_eps": fields["llama.attention.layer_norm_rms_epsilon"],
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": fields.get("llama.rope.freq_base", 10_000.0),
+        },
+        "tie_word_embeddings": "output.weight" not in shapes,
+        "vocab_size": shapes["token_embd.weight"][1],  # GGUF names the innermost size first
+    }
+    for name in ("bos", "eos"):
+        config[f"{name}_token_id"] = fields.get(f"tokenizer.ggml.{name}_token_id")
+    return config
+
+
+def _write_weights(
+    gguf: Any,
+    tensors: Any,
+    config: Mapping[str, Any],
+    folder: Path,
+    progress: Callable[[str, float], None],
+) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    types = {
+        gguf.GGMLQuantizationType.F32: torch.float32,
+        gguf.GGMLQuantizationType.F16: torch.float16,
+    }
+    weights = {}
+    for i, tensor in enumerate(tensors):
+        progress("converting the GGUF file, once", i / len(tensors))
+        name, part = _name_of(tensor.name)
+        try:
+            values = gguf.dequantize(tensor.data, tensor.tensor_type)
+        except NotImplementedError:
+            raise ConfigError(
+                "gguf_type",
+                f"the gguf package cannot dequantise {tensor.tensor_type.name} ({tensor.name})",
+            ) from None
+        if part in heads:
+            values = _unpermuted(values, heads[part])
+        dtype = types.get(tensor.tensor_type, torch.bfloat16)
+        # A copy: what was read is a view of the file.
+        weights[name] = torch.tensor(values, dtype=dtype)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _name_of(tensor: str) -> tuple[str, str]:
+    """The name in a checkpoint of transformers, and the part of the layer that it is."""
+    if tensor in _NAMES:
+        return _NAMES[tensor], ""
+    found = _LAYER_TENSOR.fullmatch(tensor)
+    if found is None or found[2] not in _LAYER_NAMES:
+        raise ConfigError("gguf_tensor", f"its tensor {tensor} is none of a plain Llama model")
+    return f"model.layers.{found[1]}.{_LAYER_NAMES[found[2]]}.weight", found[2]
+
+
+def _unpermuted(rows: Any, num_heads: int) -> Any:
+    """Rows of Q or K [num_heads * head_dim, hidden_size]: pairs of a head become its two halves."""
+    pairs = rows.reshape(num_heads, -1, 2, rows.shape[1])
+    return pairs.swapaxes(1, 2).reshape(rows.shape)

