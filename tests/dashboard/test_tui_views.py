@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -23,6 +24,7 @@ from stepscope.recordings.state.in_flight import work_text
 from stepscope.recordings.state.series.events import EventLog, SessionEvent
 from stepscope.recordings.state.series.lanes import Cell
 from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.series.limits import LIMITS
 from stepscope.tui.session.time.goto import wanted
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.charts import budget_chart, kv_map, lanes, scrub_bar
@@ -40,7 +42,8 @@ from stepscope.tui.views.panels import (
     knob_panel,
     latency_panel,
 )
-from stepscope.tui.views.view import View
+from stepscope.tui.views.theme import LIMIT_LETTERS
+from stepscope.tui.views.view import ZOOMS, View
 
 GUTTER = 14
 COLUMNS = 80
@@ -61,11 +64,11 @@ def text(lines: list[Line]) -> list[str]:
     return ["".join(run for run, _ in line) for line in lines]
 
 
-def chart_rows(frame: Frame, height: int = 12) -> list[str]:
-    """The columns of the budget chart, without frame and labels, top to bottom."""
-    drawn = text(budget_chart.draw(frame, WIDTH, height, GUTTER))
+def chart_rows(frame: Frame) -> list[str]:
+    """The columns of the budget chart, without frame, labels and limits, top to bottom."""
+    drawn = text(budget_chart.draw(frame, WIDTH, 13, GUTTER))
     assert all(len(line) == WIDTH for line in drawn)
-    return [line[1 + GUTTER : -1] for line in drawn[1:-1]]
+    return [line[1 + GUTTER : -1] for line in (*drawn[1:-3], drawn[-2])]
 
 
 def paused(step: int) -> View:
@@ -102,6 +105,28 @@ def test_prefill_stands_under_the_budget_line_and_decodes_below(source: Any) -> 
         column = "".join(row[x] for row in prefill)
         assert bool(set(column) & set("▓▁▂▃▄▅▆▇")) == (summary.num_prefill_tokens > 0)
         assert (seats[x] != " ") == (summary.num_decode_tokens > 0)
+
+
+def test_a_strip_says_what_limited_each_step_and_its_label_names_it_at_the_cursor(
+    source: Any,
+) -> None:
+    history = source.history
+    last = history.last_step
+    strip = text(budget_chart.draw(frame_of(source), WIDTH, 13, GUTTER))[-3]
+    assert strip[1:].lstrip().startswith(f"limit {LIMITS[history.summary(last).limit]}")
+    steps = range(last - COLUMNS + 1, last + 1)
+    letters = "".join(LIMIT_LETTERS[LIMITS[history.summary(step).limit]] for step in steps)
+    assert strip[1 + GUTTER : -1] == letters
+    first, letter = last // 50 * 50 - 50, LIMIT_LETTERS  # the last but one column
+    counts = Counter(
+        letter[LIMITS[history.summary(step).limit]] for step in range(first, first + 50)
+    )
+    view = View(zoom_idx=ZOOMS.index(50))
+    zoomed = text(budget_chart.draw(frame_of(source, view), WIDTH, 13, GUTTER))[-3]
+    assert len(counts) > 1
+    assert zoomed[-3] == counts.most_common(1)[0][0]
+    low = text(budget_chart.draw(frame_of(source), WIDTH, 8, GUTTER))
+    assert not any("limit" in line for line in low)
 
 
 def test_a_full_step_reaches_the_budget_line_and_an_idle_one_shows_only_dots(source: Any) -> None:

@@ -41,7 +41,8 @@ def plan(width: int, height: int, page: Page = "live") -> dict[str, Region]:
         places["latency_line"] = Region(0, bottom - 1, width, 1)
         places["lanes"] = Region(0, top, width, bottom - 1 - top)
         return places
-    chart_height = max(7, min(14, height // 5))
+    has_limits = height >= 40  # a line of what limited the steps
+    chart_height = max(7, min(14, height // 5)) + has_limits
     if width >= WIDE_WIDTH:
         places |= _rail(width - RAIL_WIDTH, top, bottom)
         main_width = width - RAIL_WIDTH

@@ -14,6 +14,7 @@ from rich.style import Style
 
 from stepscope.recordings.attribution.causes import Cause
 from stepscope.recordings.state.series.lanes import Cell
+from stepscope.recordings.state.series.limits import Limit
 
 ThemeName: TypeAlias = Literal["dark", "light"]
 ColourMode: TypeAlias = Literal["dark", "light", "ansi", "none"]
@@ -71,6 +72,16 @@ CAUSE_GLYPHS: Mapping[Cause, tuple[str, str]] = {
     "preempted": ("✗", "preempted"),
 }
 
+# In the strip under the budget chart: what limited a step.
+LIMIT_LETTERS: Mapping[Limit, str] = {
+    "budget": "B",
+    "seats": "S",
+    "kv": "K",
+    "mode": "M",
+    "threshold": "T",
+    "work": "·",
+}
+
 LEGEND = (
     # glyph, style, what it means
     ("▓", "prefill", "prefill chunk (the next chunk alternates with ▒)"),
@@ -86,6 +97,7 @@ LEGEND = (
     ("○", "aborted", "aborted or rejected"),
     ("◆", "mark", "a knob change took effect here"),
     ("▼", "mark", "your mark"),
+    ("B", "muted", "limit: token budget; S seats, K KV blocks, M batching mode, T threshold"),
     ("!", "breach", "breaks the service level: a figure, or a token of this step"),
     ("?", "muted", "lost steps, or an unknown value"),
 )

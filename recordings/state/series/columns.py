@@ -12,7 +12,7 @@ from stepscope.engine.protocol.wire import StepRecord, Totals
 from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.series.block_sums import BlockSums
 from stepscope.recordings.state.series.latency_samples import bounded
-from stepscope.recordings.state.series.limits import LIMITS, limit_of
+from stepscope.recordings.state.series.limits import LIMITS, Limit, limit_of
 from stepscope.recordings.state.series.taken_step import NAMES, TakenStep, summary_columns
 
 _UNKNOWN = -1
@@ -91,6 +91,7 @@ class Span(NamedTuple):
     max_num_seqs: int | None
     has_preemption: bool
     max_itl_ns: int | None
+    limit: Limit | None  # the most frequent, "work" only where nothing limited any of them
     has_knob_change: bool = False
     has_mark: bool = False
 
@@ -104,6 +105,7 @@ _TOKEN_BUDGET = StepSummary._fields.index("token_budget")
 _MAX_NUM_SEQS = StepSummary._fields.index("max_num_seqs")
 _PREEMPTED = StepSummary._fields.index("num_preempted")
 _MAX_ITL_NS = StepSummary._fields.index("max_itl_ns")
+_LIMIT = StepSummary._fields.index("limit")
 
 
 class StepColumns:
@@ -277,11 +279,20 @@ class StepColumns:
             _last_known(columns[_MAX_NUM_SEQS], begin, end),
             worst(_PREEMPTED) > 0,
             _none_if_unknown(worst(_MAX_ITL_NS)),
+            _most_frequent(columns[_LIMIT][begin:end]),
         )
 
 
 def _none_if_unknown(value: int) -> int | None:
     return None if value == _UNKNOWN else value
+
+
+def _most_frequent(limits: "array[int]") -> Limit | None:
+    work = LIMITS.index("work")
+    found = sorted({each for each in limits if each not in (_UNKNOWN, work)})
+    if found:
+        return LIMITS[max(found, key=limits.count)]
+    return "work" if work in limits else None
 
 
 def _last_known(column: "array[int]", begin: int, end: int) -> int | None:

@@ -11,17 +11,20 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
+from stepscope.recordings.state.series.limits import LIMITS
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.chart_columns import ChartColumn
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.lines import Line, Run, framed
-from stepscope.tui.views.theme import LEVELS
+from stepscope.tui.views.theme import LEVELS, LIMIT_LETTERS
 
 _RUNS = re.compile(
     "(?P<prefill>[▓▁▂▃▄▅▆▇]+)|(?P<decode>━+)|(?P<idle>[·╌]+)|(?P<mark>[◆▼]+)"
     "|(?P<preempted>✗+)|(?P<muted>[0-9:.,?]+)|(?P<text> +)"
     "|(?P<caution>[▒╍]+)"
 )
+_LIMIT_RUNS = re.compile("(?P<muted>[A-Z]+)|(?P<idle>·+)|(?P<text> +)")
+_LIMITS_HEIGHT = 9  # of a panel with a strip of what limited the steps
 _STRETCH = 20  # columns from one time to the next
 _AXIS_RUNS = re.compile(
     "(?P<frame>[─┴]+)|(?P<mark>[◆▼]+)|(?P<preempted>✗+)|(?P<breach>!+)|(?P<muted>[^─┴◆▼✗!]+)"
@@ -30,7 +33,8 @@ _AXIS_RUNS = re.compile(
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     """The panel, `width` x `height` with its frame; the columns begin after `gutter` cells."""
-    num_rows = height - 4  # frame, decodes, axis
+    has_limits = height >= _LIMITS_HEIGHT and not frame.is_summed_up
+    num_rows = height - 4 - has_limits  # frame, decodes, axis
     columns = frame.columns
     scale = max((c.token_budget or 0 for c in columns if c is not None), default=0)
     top_label = f"budget {_fitting(scale, gutter - 9)}" if scale else ""
@@ -54,6 +58,10 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
         body.append((*_gutter(label, gutter), *_runs("".join(cells), frame, _RUNS)))
     decodes = "".join([_decode_cell(column) for column in columns])
     body.append((*_gutter(_decodes(frame, gutter - 2), gutter), *_runs(decodes, frame, _RUNS)))
+    if has_limits:
+        limits = "".join([_limit_cell(column) for column in columns])
+        runs = _runs(limits, frame, _LIMIT_RUNS)
+        body.append((*_gutter(_limit_at_cursor(frame, gutter - 2), gutter), *runs))
     unit = "record" if frame.is_summed_up else "step"
     label = unit if frame.view.axis == "step" else "time"
     body.append((*_gutter(label, gutter, "┤"), *_runs(_axis(frame), frame, _AXIS_RUNS)))
@@ -64,6 +72,22 @@ def _decode_cell(column: ChartColumn | None) -> str:
     if column is None or not column.num_decode_rows:
         return " "
     return "╍" if column.is_open else "━"
+
+
+def _limit_cell(column: ChartColumn | None) -> str:
+    if column is None or column.limit is None:
+        return " "
+    return LIMIT_LETTERS[column.limit]
+
+
+def _limit_at_cursor(frame: Frame, room: int) -> str:
+    """The verdict of the step at the cursor, so that the letters need no legend."""
+    summary = frame.summary
+    if summary is None or summary.limit is None:
+        return "limit"
+    limit = LIMITS[summary.limit]
+    name = "none" if limit == "work" else limit
+    return next((text for text in (f"limit {name}", name) if len(text) <= room), "limit")
 
 
 def _decodes(frame: Frame, room: int) -> str:

@@ -6,6 +6,7 @@ A column is one step, several, or a stretch of time; what does not change any mo
 from typing import NamedTuple
 
 from stepscope.recordings.history.history import History
+from stepscope.recordings.state.series.limits import Limit
 from stepscope.tui.views.view import View
 
 COLUMN_NS = 10_000_000  # of the time axis, at zoom 1
@@ -30,6 +31,7 @@ class ChartColumn(NamedTuple):
     is_pending: bool = False  # on the time axis: its last step had no tokens yet
     num_padded_tokens: int = 0
     is_open: bool = False  # a step in flight: it has no record yet
+    limit: Limit | None = None
 
 
 class ChartColumns:
@@ -135,6 +137,7 @@ class ChartColumns:
             (span.max_itl_ns or 0) > self._history.slo.itl_ms * 1e6,
             is_lost=False,
             num_padded_tokens=span.max_padded_tokens,
+            limit=span.limit,
         )
 
     def _forget_outdated(self) -> None:
