@@ -88,11 +88,11 @@ def main() -> None:
 
 
 def in_fp32(contenders: list[Contender]) -> list[Contender]:
-    """Each kind of contender once, in fp32; vLLM is left as it is."""
+    """Each kind of contender once, in fp32."""
     chosen: dict[tuple[str, str], Contender] = {}
     for each in contenders:
         how = str(each.settings.get("contender", each.settings.get("processes", "")))
-        settings = each.settings if each.name == "vLLM" else {**each.settings, "dtype": "float32"}
+        settings = {**each.settings, "dtype": "float32"}
         chosen.setdefault((each.script, how), each._replace(settings=settings))
     return list(chosen.values())
 
