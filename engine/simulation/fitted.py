@@ -1,8 +1,8 @@
 """`FittedModel`: step times learned from steps that ran.
 
 A cycle is a floor, plus so much for each prefill token, each decode, each query-key pair of
-prefills and each key token that decodes see. No coefficient is negative. A prediction is marked as
-extrapolated if its step lies far outside of the measured ones.
+prefills, each key token that decodes see and each request that prefills. No coefficient is
+negative. A prediction is marked as extrapolated if its step lies far outside of the measured ones.
 """
 
 import math
@@ -18,7 +18,7 @@ from stepscope.engine.simulation.least_squares import fit_relative
 from stepscope.engine.simulation.step_time import StepShape, StepTime
 
 MIN_STEPS = 60
-TERMS = ("step", "prefill token", "decode", "prefill pair", "context token")
+TERMS = ("step", "prefill token", "decode", "prefill pair", "context token", "prefill")
 _MIN_SHAPES = 8  # different ones: below, a fit is a guess
 _MAX_STEPS = 5_000  # evenly taken from more
 _NUM_FOLDS = 5
@@ -56,6 +56,10 @@ class FittedModel(Struct, frozen=True, kw_only=True):
     spread: float
     stopped_share: float  # of the time of all steps, what stopped steps took beyond the fit
     host_s: float
+
+    def __post_init__(self) -> None:
+        if not len(self.seconds) == len(self.ranges) == len(TERMS):
+            raise ValueError(f"expected a fit of {len(TERMS)} terms: fit the recording again")
 
     def step_time(self, shape: StepShape) -> StepTime:
         terms = terms_of(shape)
@@ -99,6 +103,7 @@ def terms_of(shape: StepShape) -> tuple[float, ...]:
         float(shape.num_decodes),
         float(shape.num_prefill_pairs),
         float(shape.num_context_tokens),
+        float(shape.num_prefills),
     )
 
 

@@ -3,17 +3,15 @@
 It lays out panels under each other and draws them with matplotlib, from a `PlotSeries` alone.
 """
 
-import io
-import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from stepscope.recordings.export.output import missing
 from stepscope.recordings.plot.events import draw_events
 from stepscope.recordings.plot.grid import PlotGrid
 from stepscope.recordings.plot.panels import PANELS, kv_cache
+from stepscope.recordings.plot.rendering import rendered
 from stepscope.recordings.plot.series import PlotSeries
-from stepscope.recordings.plot.style import COLOURS, DPI, FigureTheme, settings
+from stepscope.recordings.plot.style import COLOURS, DPI, FigureTheme
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,23 +47,8 @@ def figure(
     Raises:
         MissingPackage: matplotlib is not there.
     """
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise missing("matplotlib", "a figure") from error
-    look: Any = settings(COLOURS[theme])
-    with mpl.rc_context(look):
-        drawing = Figure(figsize=size, dpi=DPI)
-        _paint(drawing, PlotGrid(series, COLOURS[theme]), heading, details)
-        stream = io.BytesIO()
-        # Nothing of the machine and of today is in it.
-        dates: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-        with warnings.catch_warnings():
-            # A mark in a script that the font lacks is drawn as boxes: no news to who asked.
-            warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from", UserWarning)
-            drawing.savefig(stream, format=target, metadata=dates.get(target, {}))
-    return stream.getvalue()
+    grid = PlotGrid(series, COLOURS[theme])
+    return rendered(lambda drawing: _paint(drawing, grid, heading, details), target, size, theme)
 
 
 def _paint(drawing: "Figure", grid: PlotGrid, heading: str, details: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from stepscope.engine.simulation.fitted import FittedModel, SeenStep, fit
 from stepscope.engine.simulation.least_squares import fit_relative
 from stepscope.engine.simulation.step_time import StepShape
 
-SECONDS = (8e-3, 40e-6, 30e-6, 10e-9, 30e-9)  # of each of `TERMS`
+SECONDS = (8e-3, 40e-6, 30e-6, 10e-9, 30e-9, 2e-3)  # of each of `TERMS`
 
 
 def shape(num_decodes: int, context: int, num_tokens: int = 0, start: int = 0) -> StepShape:
@@ -30,6 +30,7 @@ def true_s(each: StepShape) -> float:
         + SECONDS[2] * each.num_decodes
         + SECONDS[3] * each.num_prefill_pairs
         + SECONDS[4] * each.num_context_tokens
+        + SECONDS[5] * each.num_prefills
     )
 
 

@@ -1,6 +1,7 @@
 """What a forecast from a recording rests on, and what it says when it cannot be made."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -65,14 +66,35 @@ def test_requests_of_a_recording_share_what_its_prefix_cache_found(
     assert found["hit_share"] == pytest.approx(work.figures.hit_share, rel=0.1)
 
 
-def test_a_table_has_a_column_for_each_variant_and_the_sweep(run: Run) -> None:
-    knobs = ("batching=static,max_num_seqs=8",)
-    printed = run("what-if", "vllm", *knobs, "--sweep", "max_num_batched_tokens=256..1024")
+def test_a_table_has_a_column_for_each_variant(run: Run) -> None:
+    knobs = ("batching=static,max_num_seqs=8", "max_num_batched_tokens=256")
+    printed = run("what-if", "vllm", *knobs)
     heading = next(line for line in printed.splitlines() if "recorded" in line)
-    for each in (*knobs, "max_num_batched_tokens=256", "max_num_batched_tokens=1024"):
+    for each in knobs:
         assert f" {each}" in heading
     assert "unlike any in the recording" in printed
     assert "taken as one beginning" in printed
+
+
+def test_a_sweep_is_a_row_for_each_value_and_a_figure(run: Run, tmp_path: Path) -> None:
+    picture = tmp_path / "frontier.svg"
+    sweep = ("--sweep", "max_num_batched_tokens=64..512")
+    lines = run("what-if", "chunked", *sweep, "-o", str(picture)).splitlines()
+    assert [line for line in lines if line.startswith("recorded ")]
+    assert [line for line in lines if line.startswith("simulated ")]
+    for budget in (64, 128, 256, 512):
+        assert [line for line in lines if line.startswith(f"max_num_batched_tokens={budget} ")]
+    assert any(" * " in line for line in lines)
+    drawn = picture.read_text()
+    assert drawn.startswith("<?xml")
+    assert re.search(r"<!-- .*512 -->", drawn)
+    assert "<!-- recorded -->" in drawn
+
+
+def test_a_short_recording_is_refused(run: Run, tmp_path: Path) -> None:
+    path = str(tmp_path / "short.mcap")
+    run("simulate", "mix", "--num-requests", "12", "--rate", "8", "--gpu", "h100", "-o", path)
+    assert "record longer, under load" in run("what-if", path, "max_num_seqs=8")
 
 
 @pytest.mark.parametrize(
@@ -82,7 +104,7 @@ def test_a_table_has_a_column_for_each_variant_and_the_sweep(run: Run) -> None:
         (("vllm", "budget=3"), "the knobs are max_num_batched_tokens, "),
         (("vllm", "max_num_seqs=none"), "expected a whole number"),
         (("vllm", "--sweep", "max_num_seqs=8"), "expected KNOB=FIRST..LAST"),
-        (("chunked", "max_num_seqs=8"), "record longer, under load"),
+        (("vllm", "max_num_seqs=8", "-o", "a.svg"), "a figure shows a sweep"),
         (("nothing.mcap", "max_num_seqs=8"), "there is no recording nothing.mcap"),
     ],
 )

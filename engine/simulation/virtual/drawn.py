@@ -13,21 +13,16 @@ class DrawnStepTimes:
 
     Attributes:
         num_extrapolated: steps so far that the model has seen nothing like.
-
-    Args:
-        scale: all times are multiplied by it.
     """
 
-    def __init__(self, model: StepTimeModel, seed: int, scale: float = 1.0) -> None:
+    def __init__(self, model: StepTimeModel, seed: int) -> None:
         self.num_extrapolated = 0
         self._model = model
-        self._scale = scale
         self._gauss = random.Random(seed).gauss
 
     def step_time(self, shape: StepShape) -> StepTime:
         device_s, host_s, spread, is_extrapolated = self._model.step_time(shape)
         self.num_extrapolated += is_extrapolated
-        scale = self._scale
         if spread:
             device_s *= math.exp(spread * self._gauss(0.0, 1.0) - spread * spread / 2)
-        return StepTime(device_s * scale, host_s * scale, 0.0, is_extrapolated)
+        return StepTime(device_s, host_s, 0.0, is_extrapolated)

@@ -3,6 +3,8 @@
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from stepscope.engine.adapters.metrics.address import MetricsAddress, is_metrics_url
 from stepscope.engine.adapters.sglang.forward_passes import PREFIX, ForwardPassAddress
@@ -24,6 +26,8 @@ from stepscope.tui.cli.shared.levels import chosen_levels, level_flags
 from stepscope.tui.cli.shared.output_path import output_path
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals
+from stepscope.tui.session.control.variation import KnobRange, KnobVariation
+from stepscope.tui.session.control.who import who
 from stepscope.tui.session.live_source import LiveSource, receive
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.recent import remember
@@ -43,12 +47,14 @@ def record(
     slo_ttft: str | None = None,
     past_s: float = 0.0,
     incidents: IncidentOptions | None = None,
+    vary: str | None = None,
 ) -> None:
     """Record until a signal, `seconds` have passed, or the engine ends.
 
     Begins with up to `past_s` seconds of what was before, as far as the engine keeps them. A series
     of files (`rotate`) does not end with its engine: it waits for the next one. With `incidents`
-    only what is around rules that fire is recorded.
+    only what is around rules that fire is recorded. With `vary` (KNOB=LOW..HIGH) a knob of the
+    engine moves for some seconds a minute.
 
     Raises:
         CommandFailed: the file cannot be written, or the engine vanished or started anew.
@@ -57,8 +63,8 @@ def record(
     if seconds is not None and not 0 < seconds < float("inf"):
         raise WrongUsage(f"--seconds: expected a number above 0, got {seconds}")
     if incidents is not None:
-        if file is not None or rotate is not None or past_s:
-            raise WrongUsage("--incidents: not with --output, --rotate or --past")
+        if file is not None or rotate is not None or past_s or vary is not None:
+            raise WrongUsage("--incidents: not with --output, --rotate, --past or --vary")
         chosen = choose(endpoint, "stepscope record {} --incidents DIR")
         connect(chosen).close()
         incidents_command.keep_incidents(
@@ -77,12 +83,15 @@ def record(
     source = _source(endpoint, past_s)
     target = output if limits is None else FileSeries(output, limits, kept)
     stop = StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    with stop:  # before there is a file that a signal could leave unfinished
+    # Signals wait from before there is a file that one could leave unfinished.
+    with stop, _varied(endpoint, vary) as variation:
         recorder = Recorder(source, target, lambda: levels)
         source.start()
         try:
             with Progress() as progress:
-                why = _watch(source, recorder, stop, seconds, limits is not None, progress)
+                why = _watch(
+                    source, recorder, stop, seconds, limits is not None, progress, variation
+                )
         finally:
             source.stop()
             recorder.stop()
@@ -113,6 +122,26 @@ def _source(endpoint: str | None, past_s: float) -> LiveSource:
     return Subscriber(chosen, Journal(), past_s=past_s)
 
 
+@contextmanager
+def _varied(endpoint: str | None, text: str | None) -> Iterator[KnobVariation | None]:
+    """Of the option --vary; the knob has its own value again afterwards."""
+    if text is None:
+        yield None
+        return
+    try:
+        knob = KnobRange.parse(text)
+    except ValueError as error:
+        raise WrongUsage(f"--vary: {error}") from error
+    with connect(choose(endpoint, "stepscope record {} --vary KNOB=LOW..HIGH")) as client:
+        variation = KnobVariation(client, knob, who())
+        try:
+            yield variation
+        finally:
+            variation.close()
+            if variation.ended is not None:
+                print(f"stepscope: note: {variation.ended}", file=sys.stderr)
+
+
 def _limits(option: str, text: str | None) -> SeriesLimits | None:
     if text is None:
         return None
@@ -134,6 +163,7 @@ def _watch(
     seconds: float | None,
     is_series: bool,
     progress: Progress,
+    variation: KnobVariation | None,
 ) -> CommandFailed | None:
     """Wait for the end of the recording; return why it ended too early, if it did."""
     start_s = last_live_s = last_heard_s = time.monotonic()
@@ -148,6 +178,8 @@ def _watch(
         if source.status == "live":
             last_heard_s = now_s
         elapsed_s = now_s - start_s
+        if variation is not None:
+            variation.tick(elapsed_s)
         share = None if seconds is None else min(1.0, elapsed_s / seconds)
         written = f"{recorder.num_steps:,} steps, {file_size(recorder.num_bytes)}"
         if is_series:

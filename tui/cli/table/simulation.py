@@ -118,7 +118,7 @@ def simulate(
     epilog=example(
         "stepscope what-if session.mcap max_num_batched_tokens=1024",
         "stepscope what-if session.mcap max_num_seqs=8 batching=static,order=arrival",
-        "stepscope what-if session.mcap --sweep max_num_batched_tokens=64..8192",
+        "stepscope what-if session.mcap --sweep max_num_batched_tokens=64..8192 -o frontier.svg",
     ),
 )
 def what_if(
@@ -144,6 +144,15 @@ def what_if(
             show_default=False,
         ),
     ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="with --sweep: also draw TTFT against ITL (.svg, .png or .pdf)",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what a recorded session would have been with other knobs.
@@ -153,7 +162,7 @@ def what_if(
     """
     from stepscope.tui.cli.simulation import what_if as command
 
-    command.run(file, variants or (), sweep, slo or (), as_json)
+    command.run(file, variants or (), sweep, slo or (), output, as_json)
 
 
 @commands.command(

@@ -1,0 +1,149 @@
+"""How far forecasts of `what-if` are from real runs of our engine, and how often they cover them.
+
+    python tests/bench/bench_what_if.py [DIR] [--rounds 4]
+
+The demo model runs on one core and gets the same seeded load five times a round, about 15 s each,
+from another core: once with a budget that is varied, and with a budget of 256, 1024, 256 and 1024
+tokens. Each round has another load. Rounds are added to those in DIR; `--rounds 0` only reports.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from what_if_report import forecasts, report
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.protocol.commands import ResetPrefixCache
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.engine.workload.arrivals import PromptWriter, synthetic
+from stepscope.engine.workload.corpus import Corpus
+from stepscope.engine.workload.load import LoadGenerator
+from stepscope.recordings.history.journal import Journal
+from stepscope.recordings.live.recorder import Recorder
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.tui.session.control.variation import KnobRange, KnobVariation
+
+BUDGETS = (256, 1024)
+BUDGET = "max_num_batched_tokens"
+WHO = "bench_what_if"
+SEND_S = 12.5
+VARY_PERIOD_S = 6.0  # a session of a quarter of a minute sees every budget twice
+RATES = (2.5, 3.0, 3.5, 4.0)
+_SETTLE_S = 0.4
+
+
+def spec_of(number: int) -> WorkloadSpec:
+    """The load of a round."""
+    return WorkloadSpec(
+        rate=RATES[number % len(RATES)],
+        document_share=0.15,
+        chat_tokens=80,
+        document_tokens=1024,
+        output_tokens=32,
+        seed=number,
+    )
+
+
+def record(folder: Path, num_rounds: int) -> None:
+    """Add rounds to what the folder has."""
+    folder.mkdir(parents=True, exist_ok=True)
+    first = len(list(folder.glob("*-varied.mcap")))
+    endpoint = Endpoint.parse(f"ipc://{folder}/engine.sock")
+    os.sched_setaffinity(0, {1})
+    with serving(endpoint), ControlClient(endpoint) as client:
+        warm_up(client)
+        for number in range(first, first + num_rounds):
+            varied_from = BUDGETS[number % 2]
+            record_run(client, folder / f"{number:03}-varied.mcap", number, varied_from, True)
+            for again in "ab":
+                for budget in BUDGETS:
+                    path = folder / f"{number:03}-{budget}-{again}.mcap"
+                    record_run(client, path, number, budget, False)
+
+
+@contextmanager
+def serving(endpoint: Endpoint) -> Iterator[None]:
+    """An engine on core 0, in a process of its own."""
+    command = ["taskset", "-c", "0", sys.executable, "-m", "stepscope.tui.cli", "serve"]
+    options = ["--endpoint", endpoint.control, "--threads", "1", "--model", "demo"]
+    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        if not any(" serves " in line for line in process.stdout):
+            raise SystemExit("the engine did not start")
+        try:
+            yield
+        finally:
+            process.terminate()
+
+
+def warm_up(client: ControlClient) -> None:
+    send(client, WorkloadSpec(rate=4, num_requests=16, seed=1_000, document_tokens=1024), None)
+
+
+def record_run(
+    client: ControlClient, path: Path, number: int, budget: int, is_varied: bool
+) -> None:
+    client.ask(ResetPrefixCache(who=WHO))
+    client.set_knobs({BUDGET: budget}, WHO)
+    source = Subscriber(client.endpoint, Journal())
+    recorder = Recorder(source, path)
+    source.start()
+    while source.status != "live":
+        time.sleep(0.05)
+    time.sleep(_SETTLE_S)
+    done = threading.Event()
+    varying = threading.Thread(target=vary, args=(client.endpoint, done))
+    if is_varied:
+        varying.start()
+    send(client, spec_of(number), SEND_S)
+    done.set()
+    if is_varied:
+        varying.join()
+    time.sleep(_SETTLE_S)
+    source.stop()
+    recorder.stop()
+    print(f"{path.name}: {recorder.num_steps} steps", flush=True)
+
+
+def vary(endpoint: Endpoint, done: threading.Event) -> None:
+    with ControlClient(endpoint) as client:
+        knob = KnobRange(BUDGET, *BUDGETS)
+        variation = KnobVariation(client, knob, WHO, period_s=VARY_PERIOD_S)
+        begin_s = time.monotonic()
+        while not done.wait(0.1):
+            variation.tick(time.monotonic() - begin_s)
+        variation.close()
+        assert variation.ended is None, variation.ended
+
+
+def send(client: ControlClient, spec: WorkloadSpec, seconds: float | None) -> None:
+    info = client.info()
+    writer = PromptWriter(Corpus.english(), info.chars_per_token or 4.0)
+    generator = LoadGenerator(client, synthetic(spec, writer, info.max_model_len), seconds=seconds)
+    generator.run()
+    assert not generator.report.num_errors, generator.report.errors
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--rounds", type=int, default=4)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = args.folder or Path(scratch)
+        if args.rounds:
+            record(folder, args.rounds)
+        print(*report(forecasts(folder, BUDGET, BUDGETS), BUDGETS), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

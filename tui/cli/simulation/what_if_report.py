@@ -1,0 +1,153 @@
+"""What a forecast says: as a table, as JSON, and as the frontier of a sweep."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from stepscope.recordings.plot.frontier import Between, FrontierPoint
+from stepscope.recordings.simulation.basis import WhatIfBasis
+from stepscope.recordings.simulation.intervals import Predicted
+from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast, WhatIf
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.cli.shared.text_table import text_table
+from stepscope.tui.settings.service_levels import said
+
+_SHOWN = (
+    ("TTFT p50 ms", "ttft_p50_ms"), ("TTFT p95 ms", "ttft_p95_ms"), ("TTFT p99 ms", "ttft_p99_ms"),
+    ("ITL p50 ms", "itl_p50_ms"), ("ITL p95 ms", "itl_p95_ms"), ("ITL p99 ms", "itl_p99_ms"),
+    ("E2E p50 ms", "e2e_p50_ms"), ("E2E p95 ms", "e2e_p95_ms"), ("E2E p99 ms", "e2e_p99_ms"),
+    ("goodput /s", "goodput_0_per_s"),
+)  # fmt: skip
+_MAX_COLUMNS = 4  # of cases; more of them are rows
+
+
+def report(found: WhatIf, basis: WhatIfBasis, levels: Sequence[SLO]) -> Iterator[str]:
+    """Lines for a person."""
+    yield basis.model.in_words()[0]
+    yield (
+        f"each case is the median of {NUM_RUNS} runs (in brackets where nine in ten sessions "
+        f"should lie); the machine drifted by {found.drift:.1%} between windows"
+    )
+    yield ""
+    cases = [found.again, *found.variants]
+    if len(cases) <= _MAX_COLUMNS:
+        yield from _by_figure(found, cases)
+    else:
+        yield from _by_case(found, cases)
+    yield ""
+    yield f"goodput: requests a second that keep {said(levels[0])} on average"
+    yield from _notes(found, basis)
+
+
+def _by_figure(found: WhatIf, cases: Sequence[Forecast]) -> Iterator[str]:
+    heading = ["", "recorded", "simulated", *(case.text for case in found.variants)]
+    rows = []
+    for label, name in _SHOWN:
+        row = [label, _number(found.recorded.get(name))]
+        rows.append(row + [_cell(case.figures.get(name)) for case in cases])
+    yield from text_table(heading, rows, "<" + ">" * (len(heading) - 1))
+
+
+def _by_case(found: WhatIf, cases: Sequence[Forecast]) -> Iterator[str]:
+    """A row for each case, where columns would be too many; without the p95."""
+    shown = [(label, name) for label, name in _SHOWN if "p95" not in label]
+    heading = ["", *(label for label, _ in shown)]
+    rows = [["recorded", *(_number(found.recorded.get(name)) for _, name in shown)]]
+    best = {id(case) for case in best_of(cases)}
+    for case in cases:
+        text = "simulated" if case is found.again else case.text
+        text += " *" if id(case) in best else ""
+        rows.append([text, *(_cell(case.figures.get(name)) for _, name in shown)])
+    yield from text_table(heading, rows, "<" + ">" * len(shown))
+    yield "* on the frontier: no other row has both a lower TTFT p99 and a lower ITL p99"
+
+
+def best_of(cases: Sequence[Forecast]) -> list[Forecast]:
+    """Those that no other case beats in the p99 of both TTFT and ITL."""
+    values = []
+    for case in cases:
+        ttft, itl = case.figures.get("ttft_p99_ms"), case.figures.get("itl_p99_ms")
+        if ttft is not None and itl is not None:
+            values.append((case, ttft.value, itl.value))
+    return [
+        case
+        for case, ttft, itl in values
+        if not any(
+            other_ttft <= ttft and other_itl <= itl and (other_ttft, other_itl) != (ttft, itl)
+            for _, other_ttft, other_itl in values
+        )
+    ]
+
+
+def frontier(found: WhatIf) -> tuple[list[FrontierPoint], list[tuple[float, float] | None]]:
+    """The variants as points of a figure, and what was recorded, each at p50 and p99."""
+    best = {id(case) for case in best_of(found.variants)}
+    points = [
+        FrontierPoint(
+            case.text.partition("=")[2], _pair(case, 50), _pair(case, 99), id(case) in best
+        )
+        for case in found.variants
+    ]
+    recorded: list[tuple[float, float] | None] = []
+    for rank in (50, 99):
+        itl, ttft = (found.recorded.get(f"{name}_p{rank}_ms") for name in ("itl", "ttft"))
+        recorded.append(None if itl is None or ttft is None else (itl, ttft))
+    return points, recorded
+
+
+def _pair(case: Forecast, rank: int) -> tuple[Between, Between] | None:
+    itl, ttft = (case.figures.get(f"{name}_p{rank}_ms") for name in ("itl", "ttft"))
+    return None if itl is None or ttft is None else (Between(*itl), Between(*ttft))
+
+
+def _notes(found: WhatIf, basis: WhatIfBasis) -> Iterator[str]:
+    work = basis.work
+    for case in found.variants:
+        if case.share_extrapolated > 0.01:
+            yield (
+                f"note: {case.share_extrapolated:.0%} of the steps with {case.text} are unlike any "
+                "in the recording; record once with such knobs for some seconds"
+            )
+    if work.num_begun:
+        yield f"note: {work.num_begun} requests that were there before the recording are left out"
+    if work.num_unfinished:
+        yield f"note: {work.num_unfinished} requests did not finish: with the tokens they had"
+    if work.num_unknown_hits:
+        is_all = work.num_unknown_hits == work.num_hits
+        yield (
+            f"note: of {work.num_hits} prefix hits {work.num_unknown_hits} are of unknown origin: "
+            + ("taken as one beginning" if is_all else "simulated as misses")
+        )
+
+
+def _cell(predicted: Predicted | None) -> str:
+    if predicted is None:
+        return "-"
+    return f"{_number(predicted.value)} ({_number(predicted.low)} to {_number(predicted.high)})"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.2f}" if value < 10 else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def document(found: WhatIf, basis: WhatIfBasis, levels: Sequence[SLO]) -> str:
+    """The same as JSON."""
+
+    def case(each: Forecast) -> dict[str, Any]:
+        figures = {name: predicted._asdict() for name, predicted in each.figures.items()}
+        return {**each._asdict(), "figures": figures}
+
+    document = {
+        "recorded": found.recorded,
+        "simulated": case(found.again),
+        "variants": [case(each) for each in found.variants],
+        "drift": found.drift,
+        "median_error": basis.model.median_error,
+        "levels": [each._asdict() for each in levels],
+        "num_requests": len(basis.work.requests),
+        "num_unknown_hits": basis.work.num_unknown_hits,
+    }
+    return msgspec.json.encode(document).decode()
