@@ -18,6 +18,7 @@ from stepscope.tui.session.control.operator import BUDGET, Operator
 from stepscope.tui.session.control.workload_text import EXAMPLE, OFF, parse_workload
 from stepscope.tui.session.export.order import ExportOrder
 from stepscope.tui.session.export_choices import folder_for, ranges_of, recording_of
+from stepscope.tui.session.knob_forecast import KnobForecast
 from stepscope.tui.session.session import Session
 from stepscope.tui.session.time.navigator import Navigator
 from stepscope.tui.settings.service_levels import parse_levels
@@ -223,7 +224,8 @@ class Opening:
             return self._knobs_now()
 
         overtaken = self._operator.take_overtaken(name)
-        editor = KnobEditor(self._stage.skin, look, self._engine_watch(), name, overtaken)
+        forecast = KnobForecast(self._session.history)
+        editor = KnobEditor(self._stage.skin, look, self._engine_watch(), name, overtaken, forecast)
         self._stage.open_overlay(editor, apply)
 
     def _knobs_now(self) -> KnobsNow:

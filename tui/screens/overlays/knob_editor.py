@@ -13,6 +13,7 @@ from stepscope.recordings.state.knob_text import value_text
 from stepscope.tui.screens.overlays.engine_watch import EngineWatch
 from stepscope.tui.screens.overlays.overlay import Overlay
 from stepscope.tui.session.control.knob_change import KnobChange, KnobsNow
+from stepscope.tui.session.knob_forecast import KnobForecast
 from stepscope.tui.views.lines import Line, clean, framed
 from stepscope.tui.views.panels.knob_panel import bounds_text
 from stepscope.tui.views.theme import Skin
@@ -31,6 +32,7 @@ class KnobEditor(Overlay[KnobChange]):
         watch: whose knobs they are.
         name: the knob to begin with.
         overtaken: a change refused because another came first; it counts as still typed.
+        forecast: says what a typed value would have done; None: nothing can say it.
     """
 
     def __init__(
@@ -40,10 +42,12 @@ class KnobEditor(Overlay[KnobChange]):
         watch: EngineWatch,
         name: str | None = None,
         overtaken: KnobChange | None = None,
+        forecast: KnobForecast | None = None,
     ) -> None:
         super().__init__(skin)
         self._look = look
         self._watch = watch
+        self._forecast = forecast
         self._now = look()
         self._specs = self._now.specs
         version = self._now.version if overtaken is None else overtaken.version
@@ -52,6 +56,7 @@ class KnobEditor(Overlay[KnobChange]):
         self._noted_version = version  # changes up to it were taken note of
         name = name if overtaken is None else overtaken.name
         self._at = self._place_of(name) or 0
+        self._drawn_state = self._shown_state()
         # Of the knob that is being edited.
         self._draft: str | None = None if overtaken is None else _typed(overtaken.value)
 
@@ -72,6 +77,9 @@ class KnobEditor(Overlay[KnobChange]):
         wrong = self._wrong() if trouble is None else f" {trouble}"
         about = f" {spec.help} (default {value_text(spec.default)})"
         style = "breach" if wrong else "caution" if overtaken else "muted"
+        forecast = None if self._forecast is None else self._forecast.text
+        if forecast is not None and not (wrong or overtaken):
+            about, style = f" {forecast}", "text"
         body.append(((clean(wrong or overtaken or about, width - 3), style),))
         keys = " ↑/↓ choose  Enter edit"
         if self._draft is not None:
@@ -80,6 +88,7 @@ class KnobEditor(Overlay[KnobChange]):
             keys = f"{applies if trouble is None else ''} Esc drops  " + (
                 "←/→ change" if spec.kind in ("bool", "choice") else "type a value"
             )
+            keys += "  w what if" if self._forecast is not None and self._draft else ""
         body.append(((self.hint(keys), "key"),))
         return framed(body, width, height, (("knobs of the engine", "title"),))
 
@@ -118,14 +127,30 @@ class KnobEditor(Overlay[KnobChange]):
         super().on_mount()
         self.set_interval(_LOOK_S, self._look_again)
 
+    def on_unmount(self) -> None:
+        self._drop_forecast()
+
+    def _drop_forecast(self) -> None:
+        """It was about another value."""
+        if self._forecast is not None:
+            self._forecast.drop()
+
+    def _ask_forecast(self, spec: KnobSpec, draft: str) -> None:
+        if self._forecast is not None and draft and self._wrong() is None:
+            self._forecast.ask(spec.name, parse_value(spec, draft))
+
     def _look_again(self) -> None:
-        before = self._now.version, self._watch.trouble(0)
         is_another = self._watch.look()
         self._now = self._look()
         if is_another and self._now.specs:
             self._take_engine()
-        if (self._now.version, self._watch.trouble(0)) != before:
+        if self._shown_state() != self._drawn_state:
+            self._drawn_state = self._shown_state()
             self.redraw()
+
+    def _shown_state(self) -> tuple[int, str | None, str | None]:
+        forecast = None if self._forecast is None else self._forecast.text
+        return self._now.version, self._watch.trouble(0), forecast
 
     def _take_engine(self) -> None:
         """Show the knobs of another engine; what is typed stays if it has such a knob."""
@@ -170,6 +195,11 @@ class KnobEditor(Overlay[KnobChange]):
             elif key == "q":
                 self.dismiss(None)
             return
+        if key == "w":
+            self._ask_forecast(spec, self._draft)
+            return
+        if key != "enter":
+            self._drop_forecast()
         if key == "enter" and not self._draft:
             self._draft = None
         elif key == "enter":

@@ -1,0 +1,127 @@
+"""`KnobForecast`: what another value of a knob would have made of the steps in memory."""
+
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import msgspec
+
+from stepscope.engine.protocol.wire import KnobValue
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.memory_file import write_memory
+from stepscope.recordings.state.knob_text import typed_text
+
+_SHOWN = (("TTFT p99", "ttft_p99_ms"), ("ITL p99", "itl_p99_ms"))
+_WAIT_S = 0.1  # between two looks whether it is still wanted
+
+
+class _Range(msgspec.Struct):
+    value: float
+    low: float
+    high: float
+
+
+class _Case(msgspec.Struct):
+    figures: dict[str, _Range]
+
+
+class _Answer(msgspec.Struct):
+    """What is needed of the document that `stepscope what-if --json` prints."""
+
+    recorded: dict[str, float | None]
+    variants: list[_Case]
+
+
+class _Dropped(Exception):  # noqa: N818 - no error
+    """Nobody waits for the answer any more."""
+
+
+class KnobForecast:
+    """One question at a time. Simulations run in a process of their own: the screen keeps its pace.
+
+    Belongs to the UI thread, apart from its own thread.
+    """
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._asked: _Question | None = None
+
+    def ask(self, name: str, value: KnobValue) -> None:
+        """In place of what was asked before."""
+        self.drop()
+        self._asked = _Question(self._history, f"{name}={typed_text(value)}")
+        self._asked.start()
+
+    def drop(self) -> None:
+        if self._asked is not None:
+            self._asked.is_dropped = True
+            self._asked = None
+
+    @property
+    def text(self) -> str | None:
+        """The answer in a line, or that it is awaited; None without a question."""
+        return None if self._asked is None else self._asked.text
+
+
+class _Question(threading.Thread):
+    """Written by this thread: `text`. By the one that asks: `is_dropped`."""
+
+    def __init__(self, history: History, change: str) -> None:
+        super().__init__(name="what-if", daemon=True)
+        self.is_dropped = False
+        self.text = f"what if {change}: simulating the steps in memory ..."
+        self._history = history
+        self._change = change
+
+    def run(self) -> None:
+        try:
+            with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
+                path = Path(folder) / "memory.mcap"
+                write_memory(self._history, path, self._look)
+                answer = self._simulated(path)
+            self.text = f"what if {self._change}: {answer}"
+        except _Dropped:
+            return
+        except (OSError, RecordingError, msgspec.DecodeError) as error:
+            self.text = f"what if {self._change}: {error}"
+
+    def _look(self, _: float = 0.0) -> None:
+        if self.is_dropped:
+            raise _Dropped
+
+    def _simulated(self, path: Path) -> str:
+        command = [sys.executable, "-m", "stepscope.tui.cli", "what-if", str(path), self._change]
+        process = subprocess.Popen(
+            [*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        with process:
+            try:
+                while True:
+                    try:
+                        out, wrong = process.communicate(timeout=_WAIT_S)
+                        break
+                    except subprocess.TimeoutExpired:
+                        self._look()
+            except BaseException:
+                process.kill()
+                raise
+        if process.returncode:
+            last = wrong.strip().rpartition("\n")[2]
+            return last.removeprefix("stepscope: error: ").removeprefix(f"{path}: ")
+        return _in_words(msgspec.json.decode(out, type=_Answer))
+
+
+def _in_words(answer: _Answer) -> str:
+    figures = answer.variants[0].figures
+    parts = []
+    for label, name in _SHOWN:
+        before, after = answer.recorded.get(name), figures.get(name)
+        if before is not None and after is not None:
+            parts.append(
+                f"{label} {before:,.0f} → {after.value:,.0f} ms "
+                f"({after.low:,.0f} to {after.high:,.0f})"
+            )
+    return "   ".join(parts) or "no request finished"
