@@ -15,6 +15,7 @@ from stepscope.recordings.history.memory_file import write_memory
 from stepscope.recordings.state.knob_text import typed_text
 
 _SHOWN = (("TTFT p99", "ttft_p99_ms"), ("ITL p99", "itl_p99_ms"))
+_MAX_STEPS = 10_000  # the newest ones: more would take minutes
 _WAIT_S = 0.1  # between two looks whether it is still wanted
 
 
@@ -80,7 +81,8 @@ class _Question(threading.Thread):
         try:
             with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
                 path = Path(folder) / "memory.mcap"
-                write_memory(self._history, path, self._look)
+                first = self._history.state.step - _MAX_STEPS
+                write_memory(self._history, path, self._look, first=first)
                 answer = self._simulated(path)
             self.text = f"what if {self._change}: {answer}"
         except _Dropped:
