@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from stepscope.engine.adapters.metrics.address import MetricsAddress, in_file, is_metrics_url
 from stepscope.engine.adapters.sglang.forward_passes import PREFIX, ForwardPassAddress
+from stepscope.engine.transport.data_parallel import ranks_of
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.engine.transport.local_engines import called, holder_pid
 from stepscope.recordings.history.history import History
@@ -24,6 +25,8 @@ LiveSource: TypeAlias = "Subscriber | Scraper | ForwardPassSource"
 def addresses(text: str) -> list[Address]:
     """From an endpoint, the URL of a server, or a JSON file that lists servers.
 
+    The name that data-parallel ranks have in common gives all of them.
+
     Raises:
         ConfigError: it is none of these.
     """
@@ -34,7 +37,7 @@ def addresses(text: str) -> list[Address]:
     path = Path(text)
     if path.suffix == ".json" and path.is_file():
         return [*in_file(path)]
-    return [Endpoint.parse(text)]
+    return [*ranks_of(text)]
 
 
 def local_addresses(servers: "Iterable[LocalServer]") -> list[Address]:

@@ -1,11 +1,15 @@
 """`stepscope set`: changes knobs of a running engine."""
 
+import contextlib
+
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused
+from stepscope.engine.client.group import set_on_all
 from stepscope.engine.protocol.commands import Ack
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import KnobSpec, KnobValue
-from stepscope.engine.transport.endpoints import find_local
+from stepscope.engine.transport.data_parallel import ranks_of
+from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.state.knob_text import typed_text
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.errors import say
@@ -29,7 +33,11 @@ def set_knobs(
     if named is not None and endpoint is not None:
         raise WrongUsage(f"one engine at a time: got {named!r} and --endpoint {endpoint!r}")
     texts = _texts(assignments)
-    with connect(choose(named or endpoint, "stepscope set {} KEY=VALUE")) as client:
+    target = named or endpoint
+    if target is not None and len(ranks := ranks_of(target)) > 1:
+        _set_group(ranks, texts, dry_run, expect_version)
+        return
+    with connect(choose(target, "stepscope set {} KEY=VALUE")) as client:
         specs = {spec.name: spec for spec in client.info().knobs}
         changes = {name: _value(specs.get(name), text) for name, text in texts.items()}
         old, ack = _apply(client, changes, dry_run, expect_version)
@@ -41,6 +49,26 @@ def set_knobs(
         say("nothing to change: the knobs already have these values")
     else:
         say(f"holds from step {ack.effective_step:,} (knobs version {ack.version})")
+
+
+def _set_group(
+    ranks: list[Endpoint], texts: dict[str, str], dry_run: bool, expect_version: int | None
+) -> None:
+    """Change all data-parallel ranks or none; print the step from which each has it."""
+    if dry_run or expect_version is not None:
+        raise WrongUsage(
+            "--dry-run and --expect-version are for one engine; name one rank: "
+            f"{', '.join(rank.name for rank in ranks)}"
+        )
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(connect(rank)) for rank in ranks]
+        specs = {spec.name: spec for spec in clients[0].info().knobs}
+        changes = {name: _value(specs.get(name), text) for name, text in texts.items()}
+        before, acks = set_on_all(clients, changes, who())
+    for rank, old, ack in zip(ranks, before, acks, strict=True):
+        for name, value in changes.items():
+            say(f"{rank.name}: {name}: {typed_text(old.knobs.get(name))} -> {typed_text(value)}")
+        say(f"{rank.name}: holds from step {ack.effective_step:,} (knobs version {ack.version})")
 
 
 def _apply(

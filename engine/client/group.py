@@ -1,0 +1,54 @@
+"""Changes the knobs of several engines that do one work: all of them, or none."""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.protocol.commands import Ack
+from stepscope.engine.protocol.wire import KnobValue, Snapshot
+
+
+def set_on_all(
+    clients: Sequence[ControlClient], changes: Mapping[str, KnobValue], who: str
+) -> tuple[list[Snapshot], list[Ack]]:
+    """The state just before the change, and the answers, both in the order of `clients`.
+
+    Every engine is asked first whether it would take the change. If one refuses it after all, or
+    is gone, those that have taken it get their old values back.
+
+    Raises:
+        CommandRefused: one engine does not take it; the message names the engine.
+        EngineUnreachable: one does not answer.
+    """
+    before = [client.snapshot() for client in clients]
+    states = list(zip(clients, before, strict=True))
+    for client, state in states:
+        _set(client, changes, who, state.knobs_version, dry_run=True)
+    acks: list[Ack] = []
+    try:
+        for client, state in states:
+            acks.append(_set(client, changes, who, state.knobs_version))
+    except (CommandRefused, EngineUnreachable):
+        for (client, state), ack in zip(states, acks, strict=False):  # those that have taken it
+            old = {name: state.knobs[name] for name in changes}
+            # Whoever has changed it since, or is gone, keeps what it has.
+            with contextlib.suppress(CommandRefused, EngineUnreachable):
+                _set(client, old, who, ack.version)
+        raise
+    return before, acks
+
+
+def _set(
+    client: ControlClient,
+    changes: Mapping[str, KnobValue],
+    who: str,
+    version: int | None,
+    dry_run: bool = False,
+) -> Ack:
+    """Raises what `set_on_all` does."""
+    try:
+        return client.set_knobs(changes, who, expected_version=version, dry_run=dry_run)
+    except CommandRefused as error:
+        text = f"{client.endpoint.name}: {error.message}; no engine of the group is changed"
+        raise CommandRefused(error.code, text) from None

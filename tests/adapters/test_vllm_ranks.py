@@ -1,0 +1,103 @@
+"""Data-parallel ranks of vLLM: one endpoint each, found and changed as one group."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stepscope.engine.adapters.vllm.attachment import Attachment
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import CommandRefused
+from stepscope.engine.client.group import set_on_all
+from stepscope.engine.protocol.wire import KnobValue
+from stepscope.engine.transport.data_parallel import ranks_of
+from stepscope.tui.cli.engines.set import set_knobs
+from stepscope.tui.session.live_source import addresses
+from tests.adapters.played_vllm import PlayedScheduler
+
+BUDGET = "max_num_batched_tokens"
+
+
+@pytest.fixture
+def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Attachment]]:
+    """Two ranks that run as `vllm-0` on this machine."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    attached = []
+    for rank in range(2):
+        scheduler = PlayedScheduler("0.32.0", "chunked")
+        scheduler.vllm_config.parallel_config.data_parallel_size = 2
+        scheduler.vllm_config.parallel_config.data_parallel_index = rank
+        attached.append(Attachment(scheduler, "vllm-0"))  # type: ignore[arg-type]
+    yield attached
+    for attachment in attached:
+        attachment.close()
+
+
+def budgets(ranks: list[Attachment]) -> list[KnobValue]:
+    return [rank._board.knobs.max_num_batched_tokens for rank in ranks]
+
+
+def test_the_name_of_a_group_stands_for_all_its_ranks(ranks: list[Attachment]) -> None:
+    assert [rank.name for rank in ranks_of("vllm-0")] == ["vllm-0.dp0", "vllm-0.dp1"]
+    assert [rank.name for rank in ranks_of("vllm-0.dp1")] == ["vllm-0.dp1"]
+    assert [rank.name for rank in ranks_of("another")] == ["another"]
+    assert addresses("vllm-0") == ranks_of("vllm-0")
+    assert [rank.core.info.data_parallel_rank for rank in ranks] == [0, 1]
+
+
+def test_a_first_rank_that_does_not_know_of_the_others_belongs_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    attached = []
+    for rank in range(2):  # each believes that it is the only one
+        scheduler = PlayedScheduler("0.32.0", "chunked")
+        scheduler.vllm_config.parallel_config.data_parallel_index = rank
+        attached.append(Attachment(scheduler, "vllm-0"))  # type: ignore[arg-type]
+    assert [rank.name for rank in ranks_of("vllm-0")] == ["vllm-0", "vllm-0.dp1"]
+    for attachment in attached:
+        attachment.close()
+    assert [rank.name for rank in ranks_of("vllm-0")] == ["vllm-0"]
+
+
+def test_a_change_of_a_group_reaches_every_rank_and_each_audits_its_step(
+    ranks: list[Attachment], capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_knobs(["vllm-0", f"{BUDGET}=32"], None, False, None)
+    assert budgets(ranks) == [32, 32]
+    said = capsys.readouterr().out
+    for rank in ranks:
+        (entry,) = rank.core.audit.last()
+        assert (entry.effective_step, entry.new) == (0, {BUDGET: 32})
+        assert f"{rank.core.info.name}: holds from step 0" in said
+
+
+def test_a_change_that_one_rank_refuses_changes_no_rank(ranks: list[Attachment]) -> None:
+    board = ranks[1]._board
+    board.specs = tuple(spec for spec in board.specs if spec.name != BUDGET)
+    clients = [ControlClient(rank) for rank in ranks_of("vllm-0")]
+    with pytest.raises(CommandRefused, match=r"vllm-0.dp1: .*no engine of the group is changed"):
+        set_on_all(clients, {BUDGET: 32}, "Ada")
+    assert budgets(ranks) == [64, 64]
+    for client in clients:
+        client.close()
+
+
+def test_a_rank_that_refuses_late_gives_the_others_their_old_values_back(
+    ranks: list[Attachment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients = [ControlClient(rank) for rank in ranks_of("vllm-0")]
+    set_on_last = clients[1].set_knobs
+
+    def refuse(*args: object, dry_run: bool = False, **settings: object) -> object:
+        if not dry_run:
+            raise CommandRefused("conflict", "someone else was faster")
+        return set_on_last(*args, dry_run=True, **settings)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(clients[1], "set_knobs", refuse)
+    with pytest.raises(CommandRefused, match="someone else was faster"):
+        set_on_all(clients, {BUDGET: 32}, "Ada")
+    assert budgets(ranks) == [64, 64]
+    assert [entry.new for entry in ranks[0].core.audit.last()] == [{BUDGET: 32}, {BUDGET: 64}]
+    for client in clients:
+        client.close()
