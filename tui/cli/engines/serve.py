@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepscope.engine.http.settings import HttpSettings
+from stepscope.engine.models.cache import smollm2
 from stepscope.engine.protocol.config import EngineConfig, Knobs
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.scheduling.presets import defaults_like
@@ -46,6 +47,8 @@ def serve(flags: Mapping[str, Any], exit_with_stdin: bool, like: str | None = No
     def ready(info: EngineInfo) -> None:
         progress.close()
         what = ", ".join(part for part in (info.dtype, info.device, info.attention_backend) if part)
+        if info.model == smollm2.NAME:
+            print(smollm2.NOTICE, flush=True)
         print(f"{info.name} serves {info.model} ({what}) on {info.control_endpoint}", flush=True)
         if info.step_costs is not None:
             print(in_words(info.step_costs), flush=True)

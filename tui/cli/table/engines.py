@@ -109,6 +109,38 @@ def load(
 
 
 @commands.command(
+    epilog=example(
+        "stepscope chat",
+        "stepscope chat engine-0 --temperature 0",
+        "stepscope chat --model FILE.gguf",
+    )
+)
+@with_key
+def chat(
+    endpoint: Endpoint = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="start an engine with this model, as in 'stepscope serve' (default: talk to the "
+            "one that runs, or start one with smollm2)",
+            show_default=False,
+        ),
+    ] = None,
+    temperature: Annotated[float, typer.Option(metavar="NUMBER", help="0 is greedy")] = 0.7,
+    max_tokens: Annotated[int, typer.Option(metavar="INT", help="tokens of an answer")] = 512,
+) -> None:
+    """Talk to a model, and see what its tokens waited for.
+
+    Each answer ends with its TTFT, its ITL and the causes of its slowest token. Ctrl-C stops an
+    answer, Ctrl-D leaves.
+    """
+    from stepscope.tui.cli.engines import chat as command
+
+    command.chat(endpoint, model, temperature, max_tokens)
+
+
+@commands.command(
     "set",
     epilog=example(
         "stepscope set max_num_batched_tokens=512 order=arrival",

@@ -1,0 +1,68 @@
+"""`stepscope chat`: each answer ends with its figures, and Ctrl-C stops only the answer."""
+
+import io
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+
+from tests.conftest import ByteCodec, Done, LiveEngine, Terminal
+
+FIGURES = r"\[TTFT [\d.,]+ ms  ITL [\d.,]+ ms  slowest token \d+ after [\d.,]+ ms: [\d.]+ ms \w"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, str]]]:
+    """The conversations that the engine got; its codec takes them."""
+    conversations: list[list[tuple[str, str]]] = []
+
+    def encode_chat(
+        codec: ByteCodec, messages: Sequence[Mapping[str, str]], most: int | None = None
+    ) -> list[int]:
+        conversations.append([(each["role"], each["content"]) for each in messages])
+        return list(b"a prompt")
+
+    monkeypatch.setattr(ByteCodec, "encode_chat", encode_chat)
+    return conversations
+
+
+def test_each_answer_ends_with_its_figures_and_the_next_turn_knows_it(
+    live_engine: LiveEngine,
+    asked: list[list[tuple[str, str]]],
+    stepscope: Callable[..., Done],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n\nagain\n"))
+    done = stepscope("chat", live_engine.endpoint.control, "--max-tokens", "5")
+    assert done.exit_code == 0
+    assert len(re.findall(FIGURES, done.stdout)) == 2
+    assert asked == [
+        [("user", "hello")],
+        [("user", "hello"), ("assistant", ""), ("user", "again")],
+    ]
+
+
+def test_a_model_without_a_chat_template_is_a_line_and_not_the_end(
+    live_engine: LiveEngine, stepscope: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
+    done = stepscope("chat", live_engine.endpoint.control)
+    assert done.exit_code == 0
+    assert "refused: messages: bytes have no chat template" in done.stdout
+
+
+def test_ctrl_c_stops_an_answer_and_ctrl_d_leaves_with_the_engine(
+    terminal: Callable[..., Terminal],
+) -> None:
+    screen = terminal(
+        *(sys.executable, "-m", "stepscope.tui.cli", "chat", "--model", "demo"),
+        *("--max-tokens", "8000"),
+    )
+    screen.wait_for("demo on .*Ctrl-D leaves", timeout_s=90)
+    screen.send("hello\n")
+    screen.wait_for("\n[^ \n>][^\n]{100}[^ \n]")  # a full line of the answer
+    screen.send("\x03")
+    screen.wait_for(FIGURES + r"[^>]*\n> *\n")
+    screen.send("\x04")
+    assert screen.wait_for_exit() == 0

@@ -1,0 +1,188 @@
+"""`stepscope chat`: a conversation in the terminal; each answer ends with what it waited for.
+
+An answer is a request like any other. The telemetry of the same engine says when its tokens came
+and why the slowest one was late.
+"""
+
+import re
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import median
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import CommandRefused
+from stepscope.engine.models.cache import smollm2
+from stepscope.engine.protocol.commands import Abort, ChatMessage, Error, Output, Submit, Submitted
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.transport.endpoints import Endpoint, find_local
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.lives import Life
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.tui.cli.shared.connect import choose, connect
+from stepscope.tui.cli.shared.engine_process import EngineProcess
+from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.signals import StopSignals
+from stepscope.tui.session.control.who import who
+from stepscope.tui.settings.cli_errors import CommandFailed
+from stepscope.tui.views import late_text
+
+MODEL = "smollm2"  # of an engine that is started for the chat
+_LOOK_S = 0.1
+_TELEMETRY_S = 3.0  # that the records of an answer may take to come
+_CONTROL = re.compile(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]")
+
+
+def chat(endpoint: str | None, model: str | None, temperature: float, max_tokens: int) -> None:
+    """Talk until the input ends.
+
+    Args:
+        endpoint: the engine; None: the only one here, or one that is started for this.
+        model: of an engine that is started; it is started even where one runs.
+
+    Raises:
+        CommandFailed: the engine is gone.
+        WrongUsage: several engines run here.
+    """
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature)
+    with _engine(endpoint, model) as chosen:
+        source = Subscriber(chosen, History())
+        source.start()
+        try:
+            with connect(chosen) as client:
+                name = client.info().model
+            if name == smollm2.NAME:
+                say(smollm2.NOTICE)
+            say(f"{name} on {chosen.name}: Ctrl-C stops an answer, Ctrl-D leaves")
+            _Conversation(chosen, source, sampling).run()
+        finally:
+            source.stop()
+
+
+@contextmanager
+def _engine(endpoint: str | None, model: str | None) -> Iterator[Endpoint]:
+    if model is None and (endpoint is not None or find_local()):
+        yield choose(endpoint, "stepscope chat {}")
+        return
+    with Progress() as progress:
+        progress("starting the engine", None)
+        options = {"model": model or MODEL, "http": ""}
+        with EngineProcess(options, lambda line: progress(line, None)) as engine:
+            engine.wait_until_ready()
+            progress.close()
+            yield engine.endpoint
+
+
+class _Conversation:
+    """The turns so far, and how the next one is asked for."""
+
+    def __init__(self, endpoint: Endpoint, source: Subscriber, sampling: SamplingParams) -> None:
+        self._endpoint = endpoint
+        self._source = source
+        self._sampling = sampling
+        self._messages: list[ChatMessage] = []
+
+    def run(self) -> None:
+        prompt = "> " if sys.stdin.isatty() else ""
+        while True:
+            try:
+                text = input(prompt).strip()
+            except KeyboardInterrupt:
+                say("")
+                continue
+            except EOFError:
+                if prompt:
+                    say("")
+                return
+            if text:
+                self._turn(text)
+
+    def _turn(self, text: str) -> None:
+        self._messages.append(ChatMessage(role="user", content=text))
+        stop = StopSignals(signal.SIGINT)
+        try:
+            with connect(self._endpoint) as client, stop:
+                request_id, answer = self._answer(client, stop)
+        except CommandRefused as error:
+            self._messages.pop()
+            say(f"refused: {error}")
+            return
+        self._messages.append(ChatMessage(role="assistant", content=answer))
+        say("", f"[{self._figures(request_id)}]", "")
+
+    def _answer(self, client: ControlClient, stop: StopSignals) -> tuple[int, str]:
+        """Print the answer as it comes; returns its request and its text."""
+        asked = client.send(
+            Submit(
+                client_id="chat",
+                messages=self._messages,
+                sampling=self._sampling,
+                fit_max_tokens=True,
+            )
+        )
+        request_id: int | None = None
+        text, has_stopped = "", False
+        while True:
+            received = client.receive(_LOOK_S)
+            if stop and request_id is not None and not has_stopped:
+                has_stopped = True
+                client.send(Abort(request_id=request_id, who=who()))
+            if received is None:
+                self._check()
+                continue
+            number, reply = received
+            if number != asked:
+                continue
+            if isinstance(reply, Error):
+                raise CommandRefused(reply.code, reply.message)
+            if isinstance(reply, Submitted):
+                request_id = reply.request_id
+            if isinstance(reply, Output):
+                piece = reply.text or ""
+                text += piece
+                # The model may write what would steer the terminal.
+                print(_CONTROL.sub("?", piece), end="", flush=True)
+                if reply.finish_reason is not None:
+                    return reply.request_id, text
+
+    def _check(self) -> None:
+        if self._source.status == "down":
+            raise CommandFailed(f"the engine is gone: {self._source.error}")
+
+    def _figures(self, request_id: int) -> str:
+        """TTFT, ITL and the slowest token of a request that has ended, from its records."""
+        history = self._source.history
+        deadline_s = time.monotonic() + _TELEMETRY_S
+        while True:
+            view = history.state.requests.get(request_id)
+            if view is not None and view.finish_reason is not None:
+                break
+            if time.monotonic() > deadline_s:
+                return "TTFT and ITL are unknown: its records did not come"
+            time.sleep(_LOOK_S)
+        life = history.life(view)
+        if life is None or not life.waits:
+            return "no token came"
+        columns = shutil.get_terminal_size().columns
+        return figures_line(life, room=columns - 2 if sys.stdout.isatty() else 200)
+
+
+def figures_line(life: Life, room: int) -> str:
+    """What an answer's tokens waited for, in at most `room` characters where that is possible."""
+    first, *later = life.waits
+    parts = [f"TTFT {_ms(first.gap_ns)}"] if first.token_idx == 0 else ["TTFT unknown"]
+    slowest = first
+    if later:
+        parts.append(f"ITL {_ms(median(late.gap_ns for late in later))}")
+        slowest = max(later, key=lambda late: late.gap_ns)
+        parts.append(f"slowest token {slowest.token_idx + 1} after {_ms(slowest.gap_ns)}")
+    text = "  ".join(parts) + ": "
+    return text + late_text.of_wait(slowest, room - len(text))
+
+
+def _ms(ns: float) -> str:
+    return f"{ns / 1e6:,.1f} ms"
