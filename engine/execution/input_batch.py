@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.engine.protocol.wire import Phase
+from stepscope.engine.scheduling.acceptance import has_drafts
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.step import ScheduledRow
 
@@ -26,12 +27,13 @@ class InputBatch(NamedTuple):
     context_lens: IntArray  # [R], tokens of the request after this step
     block_tables: IntArray  # [R, blocks of the longest]; past a request's end: any valid block
     decodes: IntArray  # [R], 1 for a decode, 0 for a chunk, be it of one token
-    sampling_rows: list[int]  # the rows that are followed by a new token
+    sampling_rows: list[int]  # the rows that are followed by a new token; by several with drafts
     logits_of: IntArray  # the last token of each of these
     # Tokens that a step in flight is still to give: places in `input_ids`, which has 0 there, and
     # whose tokens they are.
     fed_at: Sequence[int] = ()
     fed_by: Sequence[int] = ()  # request ids
+    depths: Sequence[int] = ()  # of `sampling_rows`: how many drafts come before; empty: none do
 
 
 class BlockTables:
@@ -102,6 +104,9 @@ def build(
     num_rows = len(rows)
     starts = np.fromiter((row.start for row in rows), np.int64, num_rows)
     counts = np.fromiter((row.num_tokens for row in rows), np.int64, num_rows)
+    decodes = np.fromiter((row.phase is Phase.DECODE for row in rows), np.int64, num_rows)
+    if (decodes & (counts > 1)).any():
+        return _build_with_drafts(rows, tables, block_size)
     query_starts = np.zeros(num_rows + 1, dtype=np.int64)
     np.cumsum(counts, out=query_starts[1:])
     num_tokens = int(query_starts[-1])
@@ -113,11 +118,13 @@ def build(
         token_ids = row.request.token_ids
         if row.num_tokens != 1:
             input_ids[at : at + row.num_tokens] = token_ids[row.start : row.start + row.num_tokens]
-        elif ahead and row.start == len(token_ids):
+        elif row.start < len(token_ids):
+            input_ids[at] = token_ids[row.start]
+        elif ahead:
             input_ids[at] = 0
             fed_at.append(at)
         else:
-            input_ids[at] = token_ids[row.start]
+            input_ids[at] = row.request.draft_token_ids[row.start - len(token_ids)]
         at += row.num_tokens
 
     block_tables = tables.gather([row.request for row in rows])
@@ -131,11 +138,37 @@ def build(
         query_starts=query_starts,
         context_lens=starts + counts,
         block_tables=block_tables,
-        decodes=np.fromiter((row.phase is Phase.DECODE for row in rows), np.int64, num_rows),
+        decodes=decodes,
         sampling_rows=sampling_rows,
         logits_of=query_starts[1:][sampling_rows] - 1,
         fed_at=fed_at,
         fed_by=_requests_at(rows, query_starts, fed_at) if fed_at else (),
+    )
+
+
+def _build_with_drafts(
+    rows: Sequence[ScheduledRow], tables: BlockTables, block_size: int
+) -> InputBatch:
+    """Each draft is laid out as a decode of its own, behind the token before it.
+
+    So the logits at its place are to the bit those of a decode without drafts, and a step without
+    chunks can be a recorded graph. It finds the keys of the drafts before it, for a layer stores
+    those of all rows before any row reads.
+    """
+    laid_out: list[ScheduledRow] = []
+    places: list[tuple[int, int]] = []  # of these, the row and its depth in it
+    for index, row in enumerate(rows):
+        if not has_drafts(row):
+            laid_out.append(row)
+            places.append((index, 0))
+            continue
+        for depth in range(row.num_tokens):
+            laid_out.append(row._replace(start=row.start + depth, num_tokens=1))
+            places.append((index, depth))
+    batch = build(laid_out, tables, block_size)
+    return batch._replace(
+        sampling_rows=[places[i][0] for i in batch.sampling_rows],
+        depths=[places[i][1] for i in batch.sampling_rows],
     )
 
 

@@ -205,7 +205,7 @@ class ModelRunner:
             samples = None
             if batch.sampling_rows:
                 requests = [step.rows[i].request for i in batch.sampling_rows]
-                samples = self._sampler.launch(logits, requests)
+                samples = self._sampler.launch(logits, requests, batch.depths)
         if self._threads is not None:  # on a CPU, where the step is over now
             self._threads.note(num_tokens, threads, self.clock() - launch_ns)
         return LaunchedStep(
@@ -216,6 +216,7 @@ class ModelRunner:
             launch_ns,
             self.clock,
             num_padded_tokens=0 if size is None else size - num_tokens,
+            has_drafts=bool(batch.depths),
         )
 
     def _inputs(self, batch: input_batch.InputBatch, fed: torch.Tensor | None) -> StepInputs:

@@ -1,13 +1,15 @@
 """A step for which a device has no memory is launched in halves instead of ending its requests.
 
 Exact: the rows of a step are independent but for KV blocks that an earlier row fills and a later
-one shares, and halves run in order; and a prompt may be cut into chunks anywhere. A token that has
-no room by itself ends its row; the engine's loop decides what becomes of the request.
+one shares, and halves run in order; and a prompt may be cut into chunks anywhere. Drafts are left
+out. A token that has no room by itself ends its row; the engine's loop decides what becomes of the
+request.
 """
 
 import logging
 from collections.abc import Callable
 
+from stepscope.engine.scheduling.acceptance import has_drafts
 from stepscope.engine.scheduling.step import InFlight, ScheduledRow, ScheduledStep, StepResult
 
 log = logging.getLogger("stepscope.engine")
@@ -100,11 +102,12 @@ def halves(step: ScheduledStep) -> tuple[ScheduledStep, ScheduledStep]:
 
     The first has one token less if their number is odd, and none at all of a step of one token.
     """
-    half = sum(row.num_tokens for row in step.rows) // 2
+    rows = [row._replace(num_tokens=1) if has_drafts(row) else row for row in step.rows]
+    half = sum(row.num_tokens for row in rows) // 2
     first: list[ScheduledRow] = []
     second: list[ScheduledRow] = []
     left = half
-    for row in step.rows:
+    for row in rows:
         count = min(left, row.num_tokens)
         left -= count
         if count == row.num_tokens:

@@ -7,6 +7,7 @@ import torch
 
 from stepscope.engine.execution.machine.devices import DeviceTimer
 from stepscope.engine.execution.sampling.samples import Sampled, SamplesInFlight
+from stepscope.engine.scheduling.acceptance import bursts_of
 from stepscope.engine.scheduling.step import ScheduledRow, StepResult
 from stepscope.kernels.paged_attention import to_device
 
@@ -16,7 +17,7 @@ class LaunchedStep:
 
     Args:
         rows: of the step.
-        sampling_rows: those that are followed by a token, by index.
+        sampling_rows: those that are followed by a token, by index; one with drafts several times.
         samples: their tokens; None where no row samples.
         timer: of the device, stopped behind the model.
         launch_ns: when that was begun, by `clock`.
@@ -33,6 +34,7 @@ class LaunchedStep:
         launch_ns: int,
         clock: Callable[[], int],
         num_padded_tokens: int,
+        has_drafts: bool = False,
     ) -> None:
         self._rows = rows
         self._sampling_rows = sampling_rows
@@ -41,6 +43,7 @@ class LaunchedStep:
         self._launch_ns = launch_ns
         self._clock = clock
         self._num_padded_tokens = num_padded_tokens
+        self._has_drafts = has_drafts
 
     def tokens_of(self, request_ids: Sequence[int]) -> torch.Tensor:
         """The tokens that it gives these requests, on the device: nothing waits for them here."""
@@ -57,6 +60,14 @@ class LaunchedStep:
         token_ids: list[int | None] = [None] * len(self._rows)
         for row, token_id in zip(self._sampling_rows, sampled.token_ids, strict=True):
             token_ids[row] = token_id
+        bursts = None
+        if self._has_drafts:
+            sampled_of: dict[int, list[int]] = {}
+            for row, token_id in zip(self._sampling_rows, sampled.token_ids, strict=True):
+                sampled_of.setdefault(row, []).append(token_id)
+            bursts = bursts_of(self._rows, sampled_of)
+            for row, burst in bursts.items():
+                token_ids[row] = burst[-1]
         return StepResult(
             token_ids,
             self._launch_ns,
@@ -64,4 +75,5 @@ class LaunchedStep:
             device_ns,
             num_padded_tokens=self._num_padded_tokens,
             logprobs={self._sampling_rows[i]: found for i, found in sampled.logprobs.items()},
+            bursts=bursts,
         )

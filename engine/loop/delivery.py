@@ -1,6 +1,7 @@
 """`Delivery`: new tokens to the clients of their requests. Runs on the engine's thread."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from stepscope.engine.loop.inbox import Client
 from stepscope.engine.protocol.commands import Output, Submit
@@ -8,6 +9,8 @@ from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledRow, StepResult
 from stepscope.engine.telemetry.token_publisher import TokenPublisher
+
+NO_BURSTS: Mapping[int, list[int]] = MappingProxyType({})
 
 
 class Delivery:
@@ -31,8 +34,17 @@ class Delivery:
         if self.token_publisher is not None:
             self.token_publisher.arrived(request, prompt_text)
 
-    def deliver(self, rows: Sequence[ScheduledRow], result: StepResult) -> None:
-        """The tokens of a step, after the scheduler has taken them in."""
+    def deliver(
+        self,
+        rows: Sequence[ScheduledRow],
+        result: StepResult,
+        bursts: Mapping[int, list[int]] = NO_BURSTS,
+    ) -> None:
+        """The tokens of a step, after the scheduler has taken them in.
+
+        Args:
+            bursts: all tokens of rows with drafts, by their index.
+        """
         now_ns = result.tokens_ns
         for index, (row, token_id) in enumerate(zip(rows, result.token_ids, strict=True)):
             if token_id is None:
@@ -49,7 +61,9 @@ class Delivery:
             else:
                 client, submit = self._clients[request.request_id]
             if submit.stream or reason is not None:
-                token_ids = [token_id] if submit.stream else request.output_token_ids
+                token_ids = request.output_token_ids
+                if submit.stream:
+                    token_ids = bursts.get(index, [token_id])
                 client.reply(_output(request, token_ids, reason))
 
     def abort(self, request_id: int, reason: str) -> bool:

@@ -54,6 +54,7 @@ class PendingStep:
         planned: what it did to the blocks; set where another step is scheduled ahead.
         events: what happened to requests until it was scheduled, its own scheduling included.
         num_wasted_tokens: of rows that were dropped.
+        num_draft_tokens: of the rows, as scheduled.
         tokens_before_ns: when the tokens of the step before it were known; set by `execute`.
     """
 
@@ -66,6 +67,7 @@ class PendingStep:
     planned: PlannedBlocks | None = None
     events: list[RequestEvent] = field(default_factory=list)
     num_wasted_tokens: int = 0
+    num_draft_tokens: int = 0
     tokens_before_ns: int = 0
     _kept: list[int] | None = None  # rows that are left, by their index when it was launched
 
@@ -96,11 +98,12 @@ class PendingStep:
         kept = self._kept
         if kept is None:
             return result
-        logprobs = result.logprobs or {}
+        logprobs, bursts = result.logprobs or {}, result.bursts or {}
         return replace(
             result,
             token_ids=[result.token_ids[i] for i in kept],
             logprobs={place: logprobs[i] for place, i in enumerate(kept) if i in logprobs},
+            bursts={place: bursts[i] for place, i in enumerate(kept) if i in bursts},
         )
 
     def requests(self) -> list[Request]:

@@ -12,9 +12,11 @@ thrown away. Its blocks are free at once, because their next owner writes to the
 
 import contextlib
 import logging
+from dataclasses import replace
 
 from stepscope.engine.loop.delivery import Delivery
 from stepscope.engine.loop.pending_step import FailedLaunch, PendingStep, Unlaunched
+from stepscope.engine.scheduling.acceptance import last_taken, take_bursts
 from stepscope.engine.scheduling.planned_blocks import PlannedBlocks
 from stepscope.engine.scheduling.request import RequestStatus
 from stepscope.engine.scheduling.scheduler import Scheduler
@@ -134,7 +136,10 @@ class Pipeline:
         self.next_step += 1
         if self.steps_allowed is not None:
             self.steps_allowed -= 1
-        return PendingStep(number, rows, handle, launched_ns, draft, step)
+        num_drafts = scheduler.num_draft_tokens
+        return PendingStep(
+            number, rows, handle, launched_ns, draft, step, num_draft_tokens=num_drafts
+        )
 
     def _may_run_ahead(self, step: PendingStep) -> bool:
         return (
@@ -199,15 +204,23 @@ class Pipeline:
         """Take in the tokens of a step and deliver them; the number of requests that finished."""
         self._note_memory(step, result)
         result = step.result_of(result)
-        finished = self._scheduler.update(step.rows, result.token_ids)
+        bursts: dict[int, list[int]] = {}
+        if step.num_draft_tokens:
+            finished, bursts = take_bursts(self._scheduler, step.rows, result)
+        else:
+            finished = self._scheduler.update(step.rows, result.token_ids)
         if finished and self._ahead is not None:
             self._ahead.drop_ended()
         draft, publisher = step.draft, self._delivery.token_publisher
+        if bursts:
+            result = replace(result, token_ids=last_taken(result.token_ids, bursts))
+            if draft is not None:
+                draft.check_drafts(step.rows, bursts, with_tokens=publisher is not None)
         if publisher is not None:  # it keeps what it was given, with or without a record
-            texts = publisher.texts(step.rows, result.token_ids)
+            texts = publisher.texts(step.rows, result.token_ids, bursts)
             if draft is not None:
                 draft.token_ids, draft.texts = result.token_ids, texts
-        self._delivery.deliver(step.rows, result)
+        self._delivery.deliver(step.rows, result, bursts)
         return len(finished)
 
     def _note_memory(self, step: PendingStep, result: StepResult) -> None:

@@ -18,6 +18,7 @@ Batching: TypeAlias = Literal["naive", "static", "continuous", "separate", "chun
 Order: TypeAlias = Literal["decode_first", "arrival"]
 Policy: TypeAlias = Literal["fcfs", "priority"]
 Reserve: TypeAlias = Literal["none", "prompt", "output"]
+Speculative: TypeAlias = Literal["off", "ngram"]
 
 
 class ConfigError(ValueError):
@@ -213,6 +214,22 @@ class Knobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     watermark: Annotated[
         float, Meta(ge=0.0, le=0.5, description="share of the KV blocks that admission leaves free")
     ] = 0.0
+    speculative: Annotated[
+        Speculative,
+        Meta(
+            description="guess tokens from the request's own text (prompt lookup) and check "
+            "them in the same forward pass"
+        ),
+    ] = "off"
+    num_speculative_tokens: Annotated[
+        int, Meta(ge=1, le=64, description="tokens guessed for one request in a step, at most")
+    ] = 5
+    prompt_lookup_min: Annotated[
+        int, Meta(ge=1, le=16, description="shortest repetition (tokens) that a guess follows")
+    ] = 5
+    prompt_lookup_max: Annotated[
+        int, Meta(ge=1, le=16, description="longest one, tried first; then shorter ones")
+    ] = 5
 
     def changed(self, changes: Mapping[str, KnobValue], limits: Limits) -> "Knobs":
         """These knobs with `changes` applied.
@@ -241,6 +258,18 @@ class Knobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 "enable_chunked_prefill=false prefills every prompt in one step, so "
                 f"max_num_batched_tokens must be at least max_model_len={limits.max_model_len}, "
                 f"not {self.max_num_batched_tokens}: set both together",
+            )
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ConfigError(
+                "out_of_bounds",
+                f"prompt_lookup_min={self.prompt_lookup_min} must be at most "
+                f"prompt_lookup_max={self.prompt_lookup_max}: set both together",
+            )
+        if self.speculative != "off" and self.batching == "static":
+            raise ConfigError(
+                "out_of_bounds",
+                f"speculative={self.speculative} does not go with batching=static, whose requests "
+                "all get one token a step: use batching=chunked, or speculative=off",
             )
 
     def as_dict(self) -> dict[str, KnobValue]:

@@ -34,6 +34,7 @@ from stepscope.engine.protocol.wire_rows import EMPTY as EMPTY
 from stepscope.engine.protocol.wire_rows import BatchRow as BatchRow
 from stepscope.engine.protocol.wire_rows import BlockMove as BlockMove
 from stepscope.engine.protocol.wire_rows import BlockRun as BlockRun
+from stepscope.engine.protocol.wire_rows import DraftRow as DraftRow
 from stepscope.engine.protocol.wire_rows import KVCounts as KVCounts
 from stepscope.engine.protocol.wire_rows import Phase as Phase
 from stepscope.engine.protocol.wire_rows import PrefillPart as PrefillPart
@@ -158,7 +159,7 @@ class StepRecord(Telemetry, frozen=True, kw_only=True):
     token_budget: int | None = None
     max_num_seqs: int | None = None
     num_prefill_tokens: int  # recomputed tokens included
-    num_decode_tokens: int
+    num_decode_tokens: int  # drafts included, accepted or not
     num_padded_tokens: int | None = None
     batch: list[BatchRow] | None = None
     kv: KVCounts | None = None
@@ -179,6 +180,7 @@ class StepRecord(Telemetry, frozen=True, kw_only=True):
     num_wasted_tokens: int | None = None
     token_limit: int | None = None  # what device memory holds steps to for now, below the knob
     totals: Totals | None = None  # of an engine that does not say who is in a step
+    drafts: list[DraftRow] | None = None  # None: nothing was guessed, or the engine does not say
 
 
 class StepInFlight(Telemetry, frozen=True, kw_only=True):

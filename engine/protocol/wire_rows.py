@@ -34,6 +34,19 @@ class BatchRow(Struct, array_like=True, frozen=True, gc=False):
     flags: int  # RowFlag
 
 
+class DraftRow(Struct, array_like=True, frozen=True, gc=False):
+    """A request whose next tokens were guessed, and checked in this step.
+
+    Its `BatchRow.num_tokens` is what it kept: as many tokens as it got, 1 + `num_accepted`.
+    """
+
+    request_id: int
+    num_drafted: int
+    num_accepted: int
+    # Only of an engine with `with_tokens`: those before the one in `StepRecord.token_ids`.
+    token_ids: list[int] | None = None
+
+
 class PrefillPart(Struct, array_like=True, frozen=True, gc=False):
     """Prompt tokens of one request in a step that has not ended."""
 

@@ -106,6 +106,10 @@ class KVCacheManager:
         self.num_held += count
         return True
 
+    def num_tokens_without_preemption(self, request: Request) -> int:
+        """Up to how many tokens `request` can `grow` with what is free now."""
+        return (len(request.block_table) + self._pool.num_free) * self.block_size
+
     def register(self, request: Request, num_tokens: int) -> None:
         """The first `num_tokens` are computed by the end of this step: full blocks can be hit."""
         if not self.enable_prefix_caching:

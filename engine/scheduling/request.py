@@ -39,6 +39,7 @@ class Request:
     end_token_ids: frozenset[int] = field(init=False)  # tokens that may end it
     is_plainly_greedy: bool = field(init=False)  # its tokens are the likeliest, nothing else asked
     has_penalties: bool = field(init=False)  # which token comes next depends on those before
+    draft_token_ids: list[int] = field(default_factory=list)  # guesses that its next row checks
     num_computed_tokens: int = 0  # tokens whose K/V is in the cache
     num_pending_tokens: int = 0  # 1: a step in flight gives it a token; not in `token_ids` yet
     block_table: list[int] = field(default_factory=list)  # block i holds tokens [i*bs, (i+1)*bs)
@@ -90,6 +91,7 @@ class Request:
         self.status = RequestStatus.PREEMPTED
         self.high_water = max(self.high_water, self.num_computed_tokens)
         self.num_computed_tokens = 0
+        self.draft_token_ids = []
         self.num_preemptions += 1
 
     def finish_reason_after(self, token_id: int) -> str | None:

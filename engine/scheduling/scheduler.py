@@ -26,6 +26,7 @@ from stepscope.engine.protocol.wire import (
 )
 from stepscope.engine.scheduling.batching import BATCHING_MODES, SpendBudget
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.ngram import NgramProposer
 from stepscope.engine.scheduling.request import Request, RequestStatus
 from stepscope.engine.scheduling.step import ScheduledRow
 from stepscope.engine.scheduling.step_plan import StepPlan
@@ -67,7 +68,8 @@ class Scheduler:
         self.resumed_now: dict[int, int] = {}  # ... those of them that had been preempted before
         self.unpublished_events: list[RequestEvent] = []  # what happened to requests, in order
         self.num_prefill_tokens = 0  # of the last step, recomputed ones included
-        self.num_decode_tokens = 0
+        self.num_decode_tokens = 0  # drafts included
+        self.num_draft_tokens = 0
         self.num_padded_tokens = 0  # ... and what a padding engine would compute besides
         self._next_in_turn: Request | None = None
         self._num_slots = 0
@@ -77,6 +79,7 @@ class Scheduler:
         self._filled_later: list[tuple[Request, int]] = []  # full with a token to come
         self._num_penalised = 0  # of `requests`
         self._token_limit: int | None = None
+        self._proposer: NgramProposer | None = None
         self.knobs = knobs
 
     @property
@@ -90,6 +93,7 @@ class Scheduler:
         self._set_step_knobs()
         self.waiting.reorder(knobs.policy)
         self.kv.enable_prefix_caching = knobs.enable_prefix_caching
+        self._proposer = NgramProposer.for_knobs(knobs, before=self._proposer)
         if knobs.batching != "static":
             self._num_slots = 0
 
@@ -165,11 +169,11 @@ class Scheduler:
         """Whether the next step can be scheduled before the tokens of `rows` are known.
 
         Not in a static batch, whose members wait for each other; not where which token comes next
-        depends on the one to come; and not where a request might have to be preempted: one may have
-        ended by then and leave its blocks.
+        depends on the one to come, as drafts do; nor where a request might have to be preempted:
+        one may have ended by then and leave its blocks.
         """
         knobs, kv = self._knobs, self.kv
-        if knobs.batching == "static":
+        if knobs.batching == "static" or self._proposer is not None:
             return False
         if self._num_penalised and any(row.samples and row.request.has_penalties for row in rows):
             return False
@@ -214,13 +218,17 @@ class Scheduler:
             next_in_turn=self._next_in_turn,
             num_slots=self._num_slots,
             ending=self._ending,
+            proposer=self._proposer,
         )
+        if self._proposer is not None:
+            self._proposer.begin_step()
         spend = self.own_mode or BATCHING_MODES[self._knobs.batching]
         spend(plan)
         plan.register_filled()
         self.admitted_now, self.resumed_now = plan.admitted, plan.resumed
         self.num_prefill_tokens = plan.num_prefill_tokens
         self.num_decode_tokens = plan.num_tokens - plan.num_prefill_tokens
+        self.num_draft_tokens = plan.num_draft_tokens
         self.num_padded_tokens, self._num_slots = plan.num_padded_tokens, plan.num_slots
         self._next_in_turn, self._wait_reason = plan.next_in_turn, plan.wait_reason
         self._filled_later += plan.filled_later

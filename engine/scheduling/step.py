@@ -9,7 +9,11 @@ from stepscope.engine.scheduling.request import Request
 
 
 class ScheduledRow(NamedTuple):
-    """`num_tokens` tokens of one request, from position `start` on."""
+    """`num_tokens` tokens of one request, from position `start` on.
+
+    A decode of several tokens is the request's newest one and the first of its `draft_token_ids`.
+    Each of them is followed by a new token.
+    """
 
     request: Request
     phase: Phase
@@ -58,7 +62,9 @@ class StepResult:
     """What a runner gives back.
 
     `token_ids` has one entry a row, None where the row does not sample; `logprobs` has one for
-    each row whose request asks for them, by the row's index. `num_padded_tokens` is padding that
+    each row whose request asks for them, by the row's index. Of a row with drafts, `bursts` has the
+    tokens that it gives, as `acceptance.accepted` found them, and `token_ids` the last of them.
+    `num_padded_tokens` is padding that
     the runner itself computed, for a fixed shape for example.
 
     Times are of the runner's clock: the host began to launch the model, and it knew the tokens. Of
@@ -78,6 +84,7 @@ class StepResult:
     logprobs: dict[int, PositionLogprobs] | None = None  # None: no request asks for them
     num_tokens_fit: int | None = None  # None: it did not have to be cut
     unfit_rows: tuple[int, ...] = ()
+    bursts: dict[int, list[int]] | None = None  # None: no row had drafts
 
 
 class Runner(Protocol):

@@ -15,6 +15,7 @@ from functools import partial
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import Admitted, Phase, Preempted, RequestEvent
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.ngram import NgramProposer
 from stepscope.engine.scheduling.request import Request, RequestStatus
 from stepscope.engine.scheduling.step import ScheduledRow
 from stepscope.engine.scheduling.waiting_queue import WaitingQueue, rank
@@ -34,6 +35,7 @@ class StepPlan:
         next_in_turn: the first request whose decode the last step had no budget for.
         num_slots: rows of the static batch under way, those included that have ended.
         ending: the token to come is their last one, whatever it is: they get no row.
+        proposer: guesses the next tokens of decodes; None: nothing is guessed.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class StepPlan:
         next_in_turn: Request | None,
         num_slots: int,
         ending: Collection[Request] = (),
+        proposer: NgramProposer | None = None,
     ) -> None:
         self.running = running
         self.waiting = waiting
@@ -66,6 +69,9 @@ class StepPlan:
         self._knobs = knobs
         self._max_chunk = 0 if alone else knobs.long_prefill_token_threshold
         self._ending = ending
+        self._proposer = proposer
+        self._num_spare_tokens = 0  # of the budget, for drafts
+        self.num_draft_tokens = 0  # of the rows
         self._filled: list[tuple[Request, int]] = []  # (request, tokens computed after the step)
         self.filled_later: list[tuple[Request, int]] = []  # ... whose last token is not known yet
 
@@ -86,6 +92,8 @@ class StepPlan:
         last_offset = block_size - 1
         budget = self.budget  # a local, and handed over where others need it: this loop is hot
         going_on = [r for r in requests if r not in self._ending] if self._ending else [*requests]
+        has_drafts = self._proposer is not None
+        self._num_spare_tokens = budget - len(going_on) if decodes_only else budget
         for request in going_on:
             if budget <= 0:
                 if decodes_only:
@@ -97,6 +105,13 @@ class StepPlan:
             num_tokens = len(request.token_ids) - start
             # None that is known is left where one is to come.
             if num_tokens <= 1 and start >= len(request.prompt_token_ids):
+                if has_drafts:
+                    self.budget = budget
+                    fits = self._advance_with_drafts(request, start)
+                    budget = self.budget
+                    if not fits:
+                        break
+                    continue
                 offset = start % block_size
                 if not offset:
                     self.budget = budget
@@ -118,6 +133,26 @@ class StepPlan:
                     break
         self.budget = budget
         return postponed
+
+    def _advance_with_drafts(self, request: Request, start: int) -> bool:
+        """Give a decode its token and drafts; False: there was no room, it preempted itself.
+
+        By `decode_first`, drafts get only what no decode needs: of the budget, and of the free
+        blocks. By `arrival` they are tokens like others, which may preempt (vLLM v1).
+        """
+        assert self._proposer is not None
+        drafts = self._proposer.propose(request, min(self.budget - 1, self._num_spare_tokens))
+        if self.order != "arrival":
+            drafts = drafts[: self._kv.num_tokens_without_preemption(request) - start - 1]
+        if not self._grow(request, start + 1 + len(drafts)):
+            return False
+        request.draft_token_ids = drafts
+        self._filled.append((request, start + 1))
+        self.rows.append(_new_row((request, Phase.DECODE, start, 1 + len(drafts), True)))
+        self.num_draft_tokens += len(drafts)
+        self._num_spare_tokens -= len(drafts)
+        self.budget -= 1 + len(drafts)
+        return True
 
     def advance_to(self, num_missing: int) -> None:
         """Give each running request all its tokens but the last `num_missing` of them."""
@@ -232,6 +267,7 @@ class StepPlan:
         for index, row in enumerate(self.rows):
             if row.request is request:
                 self.budget += row.num_tokens
+                self.num_draft_tokens -= len(request.draft_token_ids)
                 if row.phase is not Phase.DECODE:
                     self.num_prefill_tokens -= row.num_tokens
                 del self.rows[index]

@@ -17,9 +17,10 @@ from stepscope.engine.protocol.commands import AnyReply, SetKnobs, Submit
 from stepscope.engine.protocol.config import Knobs, Limits, knob_specs
 from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import EngineInfo, KnobValue, Telemetry
+from stepscope.engine.scheduling.acceptance import bursts_of, has_drafts
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
-from stepscope.engine.scheduling.step import ScheduledStep, StepResult
+from stepscope.engine.scheduling.step import ScheduledRow, ScheduledStep, StepResult
 from stepscope.engine.simulation.step_time import CostModel, StepTimeModel, shape_of
 
 START_NS = 1_000_000_000_000
@@ -52,16 +53,28 @@ class SimulatedRunner:
         self._now_ns = launch_ns
         begin_ns = max(launch_ns, self._device_free_ns)
         self._device_free_ns = begin_ns + round(time.device_s * 1e9)
-        # Like a seeded sampler: a function of the request and the position, not of the batch.
         token_ids = [
-            (row.request.request_id * 7919 + (row.start + row.num_tokens) * 104_729 + self._seed)
-            % VOCAB_SIZE
-            if row.samples
-            else None
+            self._token(row, row.start + row.num_tokens) if row.samples else None
             for row in step.rows
         ]
-        result = StepResult(token_ids, launch_ns=launch_ns, tokens_ns=self._device_free_ns)
+        bursts = bursts_of(step.rows, self._sampled_with_drafts(step.rows))
+        for index, burst in bursts.items():
+            token_ids[index] = burst[-1]
+        result = StepResult(
+            token_ids, launch_ns=launch_ns, tokens_ns=self._device_free_ns, bursts=bursts or None
+        )
         return SimulatedStep(self, result)
+
+    def _sampled_with_drafts(self, rows: list[ScheduledRow]) -> dict[int, list[int]]:
+        return {
+            index: [self._token(row, row.start + 1 + i) for i in range(row.num_tokens)]
+            for index, row in enumerate(rows)
+            if has_drafts(row)
+        }
+
+    def _token(self, row: ScheduledRow, position: int) -> int:
+        """Like a seeded sampler: a function of the request and the position, not of the batch."""
+        return (row.request.request_id * 7919 + position * 104_729 + self._seed) % VOCAB_SIZE
 
 
 class SimulatedStep:

@@ -6,7 +6,7 @@ the engine's thread is most of what telemetry costs. So it is done in C where th
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -32,6 +32,7 @@ _LAST_CHUNK = int(RowFlag.LAST_CHUNK)
 _FIRST_TOKEN = int(RowFlag.FIRST_TOKEN)
 _RESUMED = int(RowFlag.RESUMED)
 _DECODE = int(Phase.DECODE)
+_NUM_TOKENS = BatchRow.__struct_fields__.index("num_tokens")
 _ARRAY_16, _ARRAY_32 = 0xDC, 0xDD  # msgpack
 
 
@@ -57,6 +58,14 @@ def keep_rows(batch: msgspec.Raw, indices: Sequence[int]) -> msgspec.Raw:
     """The rows at these places."""
     rows = msgspec.msgpack.decode(batch)
     return msgspec.Raw(msgspec.msgpack.encode([rows[i] for i in indices]))
+
+
+def with_num_tokens(batch: msgspec.Raw, num_tokens: Mapping[int, int]) -> msgspec.Raw:
+    """With another number of tokens in the rows at these places."""
+    rows = msgspec.msgpack.decode(batch)
+    for index, number in num_tokens.items():
+        rows[index][_NUM_TOKENS] = number
+    return msgspec.Raw(msgspec.msgpack.encode(rows))
 
 
 def num_rows(batch: Sequence[BatchRow] | msgspec.Raw | None) -> int:

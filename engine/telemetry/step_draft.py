@@ -4,15 +4,24 @@ What the scheduler decided is written down at once, while it is in the processor
 of the step adds its times and what it freed.
 """
 
+from collections.abc import Mapping, Sequence
+
 import msgspec
 from msgspec import field
 
-from stepscope.engine.protocol.wire import BlockMove, KVCounts, RequestEvent, StepRecord, Telemetry
+from stepscope.engine.protocol.wire import (
+    BlockMove,
+    DraftRow,
+    KVCounts,
+    RequestEvent,
+    StepRecord,
+    Telemetry,
+)
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.planned_blocks import PlannedBlocks
 from stepscope.engine.scheduling.scheduler import Scheduler
-from stepscope.engine.scheduling.step import StepResult
-from stepscope.engine.telemetry.batch_rows import keep_rows
+from stepscope.engine.scheduling.step import ScheduledRow, StepResult
+from stepscope.engine.telemetry.batch_rows import keep_rows, with_num_tokens
 
 
 class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # type: ignore[misc] # its base has no fields
@@ -45,6 +54,7 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
     hidden_ns: int | None = None
     num_wasted_tokens: int | None = None
     token_limit: int | None = None
+    drafts: list[DraftRow] | None = None
 
     @classmethod
     def open(
@@ -84,6 +94,28 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
         self.num_prefill_tokens -= num_prefill_tokens
         self.num_decode_tokens -= num_decode_tokens
         self.batch = keep_rows(self.batch, kept)
+
+    def check_drafts(
+        self, rows: Sequence[ScheduledRow], bursts: Mapping[int, list[int]], *, with_tokens: bool
+    ) -> None:
+        """Say which drafts were accepted; the rows keep only their tokens.
+
+        Args:
+            rows: as they were scheduled.
+            bursts: the tokens that the rows with drafts gave, by their index.
+        """
+        self.batch = with_num_tokens(
+            self.batch, {index: len(burst) for index, burst in bursts.items()}
+        )
+        self.drafts = [
+            DraftRow(
+                rows[index].request.request_id,
+                rows[index].num_tokens - 1,
+                len(burst) - 1,
+                burst[:-1] if with_tokens else None,
+            )
+            for index, burst in bursts.items()
+        ]
 
     def end(self, result: StepResult, kv: KVCacheManager | None) -> None:
         """The tokens are known, and what ended with them has been freed.

@@ -4,7 +4,7 @@ Without one (the usual case) telemetry has no token id and no text. Text is that
 they come: where a client gets less, because a stop string cut it off, it is all here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from stepscope.engine.protocol.wire import Transcript
 from stepscope.engine.scheduling.request import Request
@@ -50,23 +50,29 @@ class TokenPublisher:
         self._published.pop(request_id, None)
 
     def texts(
-        self, rows: Sequence[ScheduledRow], token_ids: Sequence[int | None]
+        self,
+        rows: Sequence[ScheduledRow],
+        token_ids: Sequence[int | None],
+        bursts: Mapping[int, list[int]],
     ) -> list[str | None] | None:
         """The text that the token of each row makes certain, after the scheduler has taken it in.
+
+        Args:
+            bursts: all tokens of rows with drafts, by their index.
 
         None for a row without a token; None for all of them without a tokenizer.
         """
         texts = [
-            None if token_id is None else self._text(row.request, token_id)
-            for row, token_id in zip(rows, token_ids, strict=True)
+            None if token_id is None else self._text(row.request, bursts.get(index, [token_id]))
+            for index, (row, token_id) in enumerate(zip(rows, token_ids, strict=True))
         ]
         return None if self._text_stream is None else texts
 
-    def _text(self, request: Request, token_id: int) -> str:
+    def _text(self, request: Request, token_ids: list[int]) -> str:
         published = self._published[request.request_id]
         text = ""
         if published.stream is not None:
-            text = published.stream.push([token_id])
+            text = published.stream.push(token_ids)
             if request.finish_reason is not None:
                 text += published.stream.finish()
             published.pieces.append(text)

@@ -14,6 +14,7 @@ import msgspec
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import (
     Arrived,
+    DraftRow,
     EngineInfo,
     EngineStatus,
     RequestEvent,
@@ -59,7 +60,13 @@ def stripped(message: Telemetry) -> Telemetry:
     """The message as an engine without `--with-tokens` would send it."""
     replace = msgspec.structs.replace
     if isinstance(message, StepRecord):
-        return replace(message, token_ids=None, texts=None, events=_events(message.events))
+        return replace(
+            message,
+            token_ids=None,
+            texts=None,
+            drafts=_drafts(message.drafts),
+            events=_events(message.events),
+        )
     if isinstance(message, EngineStatus):
         return replace(message, events=_events(message.events))
     if isinstance(message, EngineInfo):
@@ -134,6 +141,12 @@ def _has_tokens(event: RequestEvent) -> bool:
     return isinstance(event, Arrived) and (
         event.prompt_token_ids is not None or event.prompt_text is not None
     )
+
+
+def _drafts(drafts: list[DraftRow] | None) -> list[DraftRow] | None:
+    if drafts is None:
+        return None
+    return [msgspec.structs.replace(draft, token_ids=None) for draft in drafts]
 
 
 def _events(events: list[RequestEvent]) -> list[RequestEvent]:

@@ -74,8 +74,10 @@ class RequestTable:
                 view = self._seat(row)
             view.num_computed_tokens = end = row.start + row.num_tokens
             view.num_blocks = row.num_blocks
+            num_tokens = 1  # that the request got
             if row.phase == _DECODE:
                 num_decode_rows += 1
+                num_tokens = row.num_tokens  # several with accepted drafts
             else:
                 outcome.num_attended += row.num_tokens * end
                 outcome.num_cached_tokens += row.num_cached_tokens
@@ -88,14 +90,14 @@ class RequestTable:
                     continue
             # Count from position and prompt, which corrects it after lost steps.
             number = end + 1 - view.num_prompt_tokens
-            num_output_tokens += 1
+            num_output_tokens += num_tokens
             last_ns = view.last_token_ns
             if last_ns is None:
                 if number == 1:
                     view.first_token_ns = now_ns
                     if not view.is_partial:
                         outcome.ttft_ns.append((row.request_id, now_ns - view.arrival_ns))
-            elif number == view.num_output_tokens + 1:
+            elif number == view.num_output_tokens + num_tokens:
                 if last_ns == alike_ns:
                     num_alike += 1
                 else:

@@ -77,8 +77,16 @@ class TranscriptReader:
                 if token_id is not None:
                     texts = record.texts
                     text = texts[place] if texts is not None and place < len(texts) else None
-                    self._said.append(Said(record.step, (token_id,), text))
+                    said = (*self._accepted(record), token_id)
+                    self._said.append(Said(record.step, said, text))
                 return
+
+    def _accepted(self, record: StepRecord) -> list[int]:
+        """Drafts that the request took before the last token of the step."""
+        for draft in record.drafts or ():
+            if draft.request_id == self._request_id:
+                return draft.token_ids or []
+        return []
 
     def _begin_from(self, known: Transcript, step: int) -> None:
         """Restart from a snapshot, which has the whole text, including missed parts."""

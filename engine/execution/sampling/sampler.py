@@ -62,11 +62,17 @@ class Sampler:
         """
         return self.launch(logits, requests).collect()
 
-    def launch(self, logits: torch.Tensor, requests: Sequence[Request]) -> SamplesInFlight:
-        """Begin to `sample`; on a GPU without waiting for the logits."""
+    def launch(
+        self, logits: torch.Tensor, requests: Sequence[Request], depths: Sequence[int] = ()
+    ) -> SamplesInFlight:
+        """Begin to `sample`; on a GPU without waiting for the logits.
+
+        Args:
+            depths: of each row, how many drafts of its request come before; empty: none do.
+        """
         vocab_size = logits.shape[-1]
         choices = [
-            self._choice(row, request, vocab_size)
+            self._choice(row, request, vocab_size, depths[row] if depths else 0)
             for row, request in enumerate(requests)
             if not request.is_plainly_greedy
         ]
@@ -76,9 +82,9 @@ class Sampler:
             return _OnHost(_sample_on_host(logits, requests, choices, asked), logits.device)
         return SamplesOnDevice(logits, requests, choices, asked)
 
-    def _choice(self, row: int, request: Request, vocab_size: int) -> TokenChoice:
+    def _choice(self, row: int, request: Request, vocab_size: int, depth: int) -> TokenChoice:
         sampling = request.sampling
-        num_output = request.num_output_tokens + request.num_pending_tokens
+        num_output = request.num_output_tokens + request.num_pending_tokens + depth
         random = None
         if sampling.temperature > 0:
             seed = sampling.seed

@@ -26,6 +26,7 @@ from stepscope.engine.protocol.wire import (
     KnobsChanged,
     KnobValue,
     KVCounts,
+    Phase,
     Preempted,
     Rejected,
     RequestEvent,
@@ -37,6 +38,7 @@ from stepscope.engine.protocol.wire import (
 
 _LAST_CHUNK = int(RowFlag.LAST_CHUNK)
 _FIRST_TOKEN = int(RowFlag.FIRST_TOKEN)
+_DECODE = int(Phase.DECODE)
 _DEFAULT_LENGTH = 1_048_576
 
 
@@ -185,7 +187,7 @@ class EngineMetrics:
     def _apply_row(self, row: BatchRow, scheduled_ns: int, tokens_ns: int) -> None:
         samples = row.flags & _LAST_CHUNK
         if samples:
-            self.generation_tokens += 1
+            self.generation_tokens += row.num_tokens if row.phase == _DECODE else 1
         life = self._lives.get(row.request_id)
         if life is None:
             return

@@ -1,0 +1,91 @@
+"""`NgramProposer`: guesses the next tokens of a request from its own text (prompt lookup).
+
+Where the newest tokens stand in the text once before, what followed them then is the guess. Text
+that copies (a document that is quoted, code that is edited) repeats itself; a chat seldom does.
+The method is prompt lookup decoding (Saxena, 2023), the rule vLLM's: the longest repetition of at
+most `prompt_lookup_max` tokens counts, and of several the earliest.
+"""
+
+from weakref import WeakKeyDictionary
+
+from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.scheduling.request import Request
+
+# Tokens that are indexed in one step, for all requests together: about 5 ms for each length.
+MAX_INDEXED_TOKENS = 32_768
+
+
+class _Ngrams:
+    """The n-grams of one request that are followed by a token."""
+
+    __slots__ = ("ends", "num_tokens")
+
+    def __init__(self) -> None:
+        self.ends: dict[tuple[int, ...], int] = {}  # n-gram -> where it first ends
+        self.num_tokens = 0  # n-grams that end here or earlier are in `ends`
+
+
+class NgramProposer:
+    """Keeps an index of each request's n-grams, so that a guess does not read the text again.
+
+    Args:
+        shortest, longest: repetition that is looked for, in tokens.
+        num_tokens: guessed at most.
+    """
+
+    def __init__(self, shortest: int, longest: int, num_tokens: int) -> None:
+        self.shortest = shortest
+        self.longest = longest
+        self.num_tokens = num_tokens
+        self._ngrams: WeakKeyDictionary[Request, _Ngrams] = WeakKeyDictionary()
+        self._num_left = MAX_INDEXED_TOKENS
+
+    @classmethod
+    def for_knobs(cls, knobs: Knobs, before: "NgramProposer | None") -> "NgramProposer | None":
+        """The proposer that `knobs` ask for: `before`, where its index is still of use."""
+        if knobs.speculative == "off":
+            return None
+        shortest, longest = knobs.prompt_lookup_min, knobs.prompt_lookup_max
+        if before is None or (before.shortest, before.longest) != (shortest, longest):
+            return cls(shortest, longest, knobs.num_speculative_tokens)
+        before.num_tokens = knobs.num_speculative_tokens
+        return before
+
+    def begin_step(self) -> None:
+        self._num_left = MAX_INDEXED_TOKENS
+
+    def propose(self, request: Request, most: int) -> list[int]:
+        """Guesses for the tokens after the newest one, at most `most`; they may be none.
+
+        The token after the last guess is within `max_tokens`, too. A request with penalties gets
+        none, because each token changes the odds of the next, nor does one that wants logprobs.
+        """
+        tokens = request.token_ids
+        most = min(most, self.num_tokens, request.max_num_tokens - len(tokens) - 1)
+        if most <= 0 or request.has_penalties or request.sampling.logprobs is not None:
+            return []
+        ngrams = self._ngrams.get(request)
+        if ngrams is None:
+            ngrams = self._ngrams[request] = _Ngrams()
+        if not self._catch_up(ngrams, tokens):
+            return []
+        for length in range(min(self.longest, len(tokens)), self.shortest - 1, -1):
+            end = ngrams.ends.get(tuple(tokens[-length:]))
+            if end is not None:
+                return tokens[end : end + most]
+        return []
+
+    def _catch_up(self, ngrams: _Ngrams, tokens: list[int]) -> bool:
+        """Index what is new, all but the n-grams at the end; False: there is more than allowed."""
+        first = ngrams.num_tokens
+        last = min(len(tokens) - 1, first + self._num_left)
+        self._num_left -= last - first
+        for length in range(self.shortest, self.longest + 1):
+            begin = max(0, first + 1 - length)
+            if begin + length > last:
+                continue  # too few tokens yet
+            columns = [tokens[begin + i : last - length + 1 + i] for i in range(length)]
+            for end, ngram in enumerate(zip(*columns, strict=True), begin + length):
+                ngrams.ends.setdefault(ngram, end)
+        ngrams.num_tokens = last
+        return last == len(tokens) - 1

@@ -1,0 +1,308 @@
+"""With `speculative=ngram` every request gets the tokens that it gets without, only sooner."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from stepscope.engine.loop import dispatch
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.inbox import Call
+from stepscope.engine.protocol.commands import AnyReply, Output, Submit
+from stepscope.engine.protocol.config import ConfigError, Knobs, Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import KnobValue, StepRecord, Telemetry
+from stepscope.engine.scheduling.acceptance import accepted, bursts_of, has_drafts
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.ngram import NgramProposer
+from stepscope.engine.scheduling.request import Request
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.scheduling.step import InFlight, ScheduledRow, ScheduledStep, StepResult
+from stepscope.engine.simulation.simulated import simulated_info
+from stepscope.recordings.state.session import SessionState
+
+MAX_MODEL_LEN = 128
+EOS = 9
+LIMITS = Limits(max_num_batched_tokens=256, max_num_seqs=16, max_model_len=MAX_MODEL_LEN)
+
+
+def next_token(before: Sequence[int]) -> int:
+    """A model that mostly copies, and sometimes does not, as its whole text so far says."""
+    if sum(before) % 7 == 0:
+        return len(before) % 10
+    return before[-3] if len(before) > 3 else 1
+
+
+class CopyingRunner:
+    """Computes what the rows hold, and fails where a row does not go on where its text is."""
+
+    launch_blocks = False
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.num_steps = 0
+
+    def clock(self) -> int:
+        self.now_ns += 1_000_000
+        return self.now_ns
+
+    def execute(self, step: ScheduledStep) -> StepResult:
+        self.num_steps += 1
+        sampled = {i: self.sampled(row) for i, row in enumerate(step.rows) if row.samples}
+        bursts = bursts_of(step.rows, sampled)
+        token_ids = [sampled[i][-1] if i in sampled else None for i in range(len(step.rows))]
+        for index, burst in bursts.items():
+            token_ids[index] = burst[-1]
+        return StepResult(token_ids, self.clock(), self.clock(), bursts=bursts or None)
+
+    def sampled(self, row: ScheduledRow) -> list[int]:
+        tokens = row.request.token_ids
+        if not has_drafts(row):
+            assert row.start + row.num_tokens == len(tokens)
+            return [next_token(tokens)]
+        drafts = row.request.draft_token_ids
+        assert row.num_tokens == 1 + len(drafts)
+        return [next_token(tokens + drafts[:i]) for i in range(row.num_tokens)]
+
+    def launch(self, step: ScheduledStep) -> InFlight:
+        return Collected(self.execute(step))
+
+
+class Collected:
+    is_whole = True
+
+    def __init__(self, result: StepResult) -> None:
+        self.result = result
+
+    def collect(self) -> StepResult:
+        return self.result
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.next_sequence = 0
+        self.num_dropped = 0
+        self.state = SessionState()
+        self.records: list[StepRecord] = []
+
+    def publish(self, message: Telemetry) -> None:
+        from stepscope.engine.protocol import wire
+
+        self.next_sequence += 1
+        read = wire.decode(wire.encode(message))
+        self.state.apply(read)
+        if isinstance(read, StepRecord):
+            self.records.append(read)
+
+
+class Client:
+    def __init__(self) -> None:
+        self.outputs: list[Output] = []
+
+    def reply(self, message: AnyReply) -> None:
+        if isinstance(message, Output):
+            self.outputs.append(message)
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token for output in self.outputs for token in output.token_ids]
+
+
+class Engine:
+    def __init__(self, num_blocks: int = 64, *, overlap: bool = False, **knobs: object) -> None:
+        settings = {
+            "max_num_batched_tokens": 64,
+            "max_num_seqs": 16,
+            "prompt_lookup_min": 2,
+            "prompt_lookup_max": 4,
+        }
+        self.runner = CopyingRunner()
+        self.kv = KVCacheManager(num_blocks, 4)
+        limits = Limits(
+            max_num_batched_tokens=256, max_num_seqs=16, max_model_len=min(128, num_blocks * 4)
+        )
+        self.scheduler = Scheduler(self.kv, Knobs(**{**settings, **knobs}), limits)  # type: ignore[arg-type]
+        self.sink = Sink()
+        self.core = EngineCore(
+            simulated_info(limits, num_blocks, 4, 0),
+            self.runner,
+            self.scheduler,
+            limits,
+            self.sink,
+            dispatch,
+            eos_token_ids=frozenset((EOS,)),
+            overlap=overlap,
+        )
+        self.core.publish_heartbeat(idle=True)
+
+    def submit(self, prompt: list[int], sampling: SamplingParams) -> Client:
+        client = Client()
+        submit = Submit(client_id="c", prompt_token_ids=prompt, sampling=sampling)
+        self.core.inbox.put(Call(submit, client, prompt))
+        return client
+
+    def run(self) -> None:
+        while self.core.step():
+            self.kv.check_integrity()
+        self.core.settle()
+
+
+def workload(seed: int) -> list[tuple[list[int], SamplingParams]]:
+    rng = random.Random(seed)
+    return [
+        (
+            [rng.randrange(EOS) for _ in range(rng.randint(1, 30))],
+            SamplingParams(max_tokens=rng.randint(1, 24), ignore_eos=rng.random() < 0.5),
+        )
+        for _ in range(8)
+    ]
+
+
+def outputs(seed: int, **settings: object) -> tuple[list[list[int]], Engine]:
+    engine = Engine(**settings)  # type: ignore[arg-type]
+    clients = [engine.submit(*each) for each in workload(seed)]
+    engine.run()
+    assert engine.kv.num_held == 0
+    return [client.token_ids for client in clients], engine
+
+
+@pytest.mark.parametrize("order", ["decode_first", "arrival"])
+@pytest.mark.parametrize("num_blocks", [64, 14], ids=["room", "preempting"])
+@pytest.mark.parametrize("budget", [3, 16, 64])
+def test_outputs_are_those_without_speculation(order: str, num_blocks: int, budget: int) -> None:
+    num_accepted = num_preempted = 0
+    for seed in range(12):
+        common = {"num_blocks": num_blocks, "order": order, "max_num_batched_tokens": budget}
+        expected, plain = outputs(seed, **common)
+        actual, engine = outputs(seed, speculative="ngram", **common)
+        assert actual == expected
+        if budget == 64 and num_blocks == 64:
+            assert engine.runner.num_steps <= plain.runner.num_steps
+        drafts = [draft for record in engine.sink.records for draft in record.drafts or ()]
+        num_accepted += sum(draft.num_accepted for draft in drafts)
+        num_preempted += sum(
+            type(event).__name__ == "Preempted"
+            for record in engine.sink.records
+            for event in record.events
+        )
+    assert num_accepted > 0 or budget == 3
+    assert (num_preempted > 0) == (num_blocks == 14)
+
+
+@pytest.mark.parametrize("batching", ["naive", "continuous", "separate"])
+def test_every_batching_mode_but_static_speculates(batching: str) -> None:
+    expected, _ = outputs(3, batching=batching)
+    actual, engine = outputs(3, batching=batching, speculative="ngram")
+    assert actual == expected
+    assert any(record.drafts for record in engine.sink.records)
+
+
+def test_no_step_is_over_the_budget_with_drafts() -> None:
+    for seed in range(6):
+        _, engine = outputs(seed, speculative="ngram", max_num_batched_tokens=12)
+        for record in engine.sink.records:
+            assert record.num_prefill_tokens + record.num_decode_tokens <= 12
+            kept = sum(row.num_tokens for row in record.batch or ())
+            rejected = sum(d.num_drafted - d.num_accepted for d in record.drafts or ())
+            assert kept + rejected == record.num_prefill_tokens + record.num_decode_tokens
+
+
+def test_the_reducer_counts_every_accepted_token() -> None:
+    expected, engine = outputs(1, speculative="ngram")
+    views = engine.sink.state.requests
+    assert [views[i].num_output_tokens for i in range(8)] == [len(each) for each in expected]
+
+
+def test_overlap_pauses_while_tokens_are_guessed() -> None:
+    expected, _ = outputs(2)
+    actual, engine = outputs(2, overlap=True, speculative="ngram")
+    assert actual == expected
+    assert any(record.drafts for record in engine.sink.records)
+    assert all(record.hidden_ns is None for record in engine.sink.records)
+
+
+def test_speculation_is_switched_between_two_steps() -> None:
+    expected, _ = outputs(4)
+    engine = Engine()
+    clients = [engine.submit(*each) for each in workload(4)]
+    settings = ({"speculative": "ngram"}, {"num_speculative_tokens": 1}, {"speculative": "off"})
+    number = 0
+    while engine.core.step():
+        changes = settings[number // 3 % 3]
+        engine.core.set_knobs(engine.scheduler.knobs.changed(changes, LIMITS))
+        number += 1
+    assert [client.token_ids for client in clients] == expected
+    most = max(d.num_drafted for record in engine.sink.records for d in record.drafts or ())
+    assert most == 5
+
+
+def test_a_burst_ends_with_the_token_that_ends_the_request() -> None:
+    prompt = [1, 2, EOS, 4, 1, 2, EOS, 4, 1, 2]
+    engine = Engine(speculative="ngram")
+    engine.runner.sampled = (
+        lambda row: (
+            [  # type: ignore[method-assign]
+                ([2, EOS, 4, 1] * 9)[row.start + i + 1 - 9 :][0] for i in range(row.num_tokens)
+            ]
+            if has_drafts(row)
+            else [EOS if row.start else 1]
+        )
+    )
+    client = engine.submit(prompt, SamplingParams(max_tokens=20))
+    engine.run()
+    assert client.token_ids[-1] == EOS
+    assert client.token_ids.count(EOS) == 1
+    assert client.outputs[-1].finish_reason == "stop"
+
+
+def test_an_abort_gives_back_the_blocks_of_drafts() -> None:
+    engine = Engine(speculative="ngram")
+    engine.submit([1, 2, 3] * 5, SamplingParams(max_tokens=60, ignore_eos=True))
+    while not any(record.drafts for record in engine.sink.records):
+        assert engine.core.step()
+    engine.core.abort(0, "test")
+    assert engine.kv.num_held == 0
+    engine.kv.check_integrity()
+
+
+def request_of(token_ids: list[int], **sampling: object) -> Request:
+    return Request(0, token_ids, SamplingParams(max_tokens=50, **sampling), 0)  # type: ignore[arg-type]
+
+
+def test_the_longest_repetition_counts_and_of_several_the_earliest() -> None:
+    proposer = NgramProposer(2, 3, 4)
+    assert proposer.propose(request_of([5, 1, 2, 7, 8, 1, 2, 9, 0, 1, 2]), 10) == [7, 8, 1, 2]
+    assert proposer.propose(request_of([1, 2, 7, 6, 1, 2, 8, 6, 1, 2]), 10) == [8, 6, 1, 2]
+    assert proposer.propose(request_of([1, 2, 3, 4, 5, 4]), 10) == []
+
+
+def test_no_draft_goes_beyond_max_tokens_or_the_budget() -> None:
+    proposer = NgramProposer(1, 2, 8)
+    request = request_of([1, 2] * 6)
+    assert len(proposer.propose(request, 3)) == 3
+    request.max_num_tokens = request.num_tokens + 2
+    assert len(proposer.propose(request, 10)) == 1
+    request.max_num_tokens = request.num_tokens + 1
+    assert proposer.propose(request, 10) == []
+
+
+def test_requests_whose_next_token_needs_the_last_one_are_not_guessed() -> None:
+    proposer = NgramProposer(1, 2, 8)
+    assert proposer.propose(request_of([1, 2] * 6, presence_penalty=0.5), 5) == []
+    assert proposer.propose(request_of([1, 2] * 6, logprobs=1), 5) == []
+
+
+def test_drafts_are_accepted_up_to_the_first_that_differs() -> None:
+    assert accepted([1, 2, 3], [1, 2, 3, 4]) == [1, 2, 3, 4]
+    assert accepted([1, 2, 3], [1, 5, 3, 4]) == [1, 5]
+    assert accepted([1, 2, 3], [7, 2, 3, 4]) == [7]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"speculative": "ngram", "batching": "static"}, {"prompt_lookup_min": 6}],
+    ids=["static", "lookup"],
+)
+def test_settings_that_do_not_go_together_are_refused(changes: dict[str, KnobValue]) -> None:
+    with pytest.raises(ConfigError, match=r"speculative=ngram|prompt_lookup_max"):
+        Knobs(max_num_seqs=16, max_num_batched_tokens=64).changed(changes, LIMITS)
