@@ -146,7 +146,7 @@ def open_engine(
             workload_submit(inbox, intake, runner.clock),
             chars_per_token=runner.tokenizer.chars_per_token,
             max_model_len=limits.max_model_len,
-            num_unfinished=lambda: len(scheduler.requests),
+            num_unfinished=lambda: len(scheduler.requests) + inbox.qsize(),
         )
         with_tokens = config.with_tokens and config.telemetry
         core = EngineCore(

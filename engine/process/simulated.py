@@ -56,7 +56,7 @@ def serve_simulated(
             workload_submit(inbox, intake, runner.clock),
             chars_per_token=CHARS_PER_TOKEN,
             max_model_len=max_model_len,
-            num_unfinished=lambda: len(scheduler.requests),
+            num_unfinished=lambda: len(scheduler.requests) + inbox.qsize(),
             speed=speed,
         )
         info = _info(setup, endpoint, seed)

@@ -157,7 +157,7 @@ def test_the_help_of_the_demo_shows_what_the_demo_runs_with(run: Run) -> None:
     said = " ".join(run("demo", "--help").stdout.split())
     assert "[default: 3000ms]" in said
     assert "[default: 150ms]" in said
-    assert "budget of 128 tokens, at most 12 running requests" in said
+    assert "budget of 64 tokens, at most 16 running requests" in said
     assert "[default: 500ms]" in run("top", "--help").stdout
 
 
@@ -174,8 +174,8 @@ def test_the_audit_knows_recordings_and_samples_by_name(
 
 
 def test_the_help_of_the_demo_is_true() -> None:
-    assert demo_command.KNOBS.max_num_batched_tokens == 128
-    assert demo_command.KNOBS.max_num_seqs == 12
+    assert demo_command.KNOBS.max_num_batched_tokens == 64
+    assert demo_command.KNOBS.max_num_seqs == 16
     assert demo_command.KV_MEMORY == "64MB"
 
 

@@ -1,16 +1,14 @@
-"""What an engine finds out about its steps at its start, and what is reckoned from it."""
+"""What an engine finds out about its steps at its start."""
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.engine.execution import step_costs
-from stepscope.engine.protocol.wire import StepCosts
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
 from stepscope.engine.simulation.simulated import SimulatedRunner
 from stepscope.engine.simulation.step_time import CostModel
-from stepscope.engine.workload.capacity import in_words, reckoned_ms
+from stepscope.engine.workload.capacity import in_words
 
 
 class Trialled(SimulatedRunner):
@@ -70,18 +68,3 @@ def test_a_model_of_short_requests_is_timed_with_shorter_ones() -> None:
     runner.max_model_len = 16
     assert step_costs.measure(runner).num_prefill_tokens == 32
     assert max(runner.sizes) == 32
-
-
-def test_steps_are_reckoned_by_what_was_in_them() -> None:
-    costs = StepCosts(
-        num_streams=8, decode_ms=4.4, num_prefill_tokens=400, prefill_ms=43.0, stream_ms=3.2
-    )
-    # 3.03 ms a step, 0.17 ms a decode, 0.1 ms a prompt token.
-    assert reckoned_ms(costs, 1, 0, 8) == pytest.approx(costs.decode_ms)
-    assert reckoned_ms(costs, 1, 0, 1) == pytest.approx(costs.stream_ms)
-    assert reckoned_ms(costs, 1, 400, 0) == pytest.approx(costs.prefill_ms)
-    assert reckoned_ms(costs, 10, 800, 60) == pytest.approx(30.29 + 79.94 + 10.29, abs=0.1)
-    untried = msgspec.structs.replace(costs, stream_ms=None)
-    assert reckoned_ms(untried, 2, 100, 4) == pytest.approx(10.75 + 2.2)
-    unlucky = msgspec.structs.replace(costs, stream_ms=9.0)
-    assert reckoned_ms(unlucky, 1, 0, 8) == reckoned_ms(unlucky, 1, 0, 1) == costs.decode_ms

@@ -3,18 +3,21 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.commands import SetWorkload
 from stepscope.engine.protocol.config import EngineConfig, Knobs
-from stepscope.engine.protocol.wire import KnobValue
+from stepscope.engine.protocol.wire import KnobValue, StepCosts
 from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.engine.workload.arrivals import describe
+from stepscope.engine.workload.capacity import in_words
 from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.file.service_levels import levels_of
 from stepscope.recordings.history.history import History
@@ -22,8 +25,6 @@ from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.series.latency import Series
 from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
-from stepscope.tui.cli.dashboards.demo_pace import Pace
-from stepscope.tui.cli.dashboards.demo_rate import DemoLoad, asked_rate, offer
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.options import DEMO_DEFAULTS
@@ -32,29 +33,29 @@ from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.recent import remember
-from stepscope.tui.settings.setting_values import resolve
+from stepscope.tui.settings.setting_values import convert_flags, resolve
 from stepscope.tui.settings.settings import DashboardSettings
 from stepscope.tui.views.format import file_size
 
-# Chosen on two CPU cores with the demo model: several chats stream all the time, and every few
-# seconds a document is prefilled in chunks beside them. The cache is small enough to fill up.
-# A machine that carries less gets fewer requests (`demo_rate`), and one that becomes busy later has
-# no more of them under way than there are seats: the others come later.
-KNOBS = Knobs(max_num_batched_tokens=128, max_num_seqs=12)
+# A closed loop: when a request ends, the next comes. So the steps hold the same on any machine,
+# only faster or slower. Prompts are 2.2 times as long as outputs: nearly every second step holds a
+# chunk beside decodes. The cache is a little too small for 12 requests: soon one of them is
+# preempted, and waits (`tests/simulation/test_demo_mix.py`).
+KNOBS = Knobs(max_num_batched_tokens=64, max_num_seqs=16)
 KV_MEMORY = "64MB"
 WORKLOAD = WorkloadSpec(
-    rate=2.5,
-    document_share=0.3,
+    rate=100.0,
+    document_share=0.7,
     chat_tokens=96,
-    document_tokens=2048,
-    output_tokens=640,
-    max_concurrency=KNOBS.max_num_seqs,
+    document_tokens=896,
+    output_tokens=300,
+    max_concurrency=12,
 )
 # About a third of what an H100 carries of an 8B model, by its data sheet.
 SIMULATED_WORKLOAD = WorkloadSpec(
     rate=10.0, document_share=0.15, chat_tokens=400, document_tokens=3072, output_tokens=220
 )
-# A chunk of the budget above beside the decodes keeps to these on two cores, a larger one does not.
+# Steps with a chunk beside 12 decodes keep to these on two quiet CPU cores, with room to spare.
 SERVICE_LEVELS = DEMO_DEFAULTS
 HEADLESS_SECONDS = 20.0
 MAX_SPEED = 1000.0
@@ -99,7 +100,7 @@ def demo(
         CommandFailed: the engine or the recording failed, or messages were lost.
         Interrupted: without a screen, and a signal came before `seconds` had passed.
     """
-    asked = asked_rate(rate)
+    workload = workload_of(rate, WORKLOAD if simulated is None else SIMULATED_WORKLOAD)
     settings = resolve(DashboardSettings, "dashboard", flags, None if simulated else SERVICE_LEVELS)
     if seconds is not None and not 0 < seconds < float("inf"):
         raise WrongUsage(f"--seconds: expected a number above 0, got {seconds}")
@@ -121,28 +122,25 @@ def demo(
         with EngineProcess(
             *_engine(model, with_tokens, simulated, lambda line: progress(line, None))
         ) as engine:
-            usual = WORKLOAD if simulated is None else SIMULATED_WORKLOAD
-            offered = offer(usual, engine.wait_until_ready(), asked)
+            costs = engine.wait_until_ready().step_costs
             history = new_history(settings)
             source = Subscriber(engine.endpoint, history)
             recorder = Recorder(source, record, lambda: levels_of(history.slo)) if record else None
-            pace = Pace(usual, offered, source.history, partial(_set_workload, engine))
             if headless:
                 until_the_engine_ended.enter_context(stop)
             source.start()
             try:
                 _wait_until_live(engine, source, stop)
-                pace.start(adapts=asked is None)
+                _set_workload(engine, workload)
                 if headless:
                     seconds = seconds or HEADLESS_SECONDS
-                    cut_short = _wait(engine, source, seconds, progress, pace, stop)
+                    cut_short = _wait(engine, source, seconds, progress, stop)
                 else:
                     progress.close()
-                    say(*_load_lines(pace.offers))
-                    news = _News(engine, pace)
+                    say(*_load_lines(workload, costs))
+                    news = _News(engine)
                     run_live(source, settings, recorder, keeps_levels=False, news=news)
             finally:
-                pace.stop()
                 source.stop()
                 if recorder is not None:
                     recorder.stop()
@@ -152,7 +150,7 @@ def demo(
     if stop and source.history.num_steps == 0:
         raise Interrupted("interrupted before the engine ran a step")
     if headless:
-        say(*_load_lines(pace.offers))
+        say(*_load_lines(workload, costs))
         _finish(source, settings, screenshot, recorder)
     if cut_short is not None:
         raise Interrupted(cut_short)
@@ -227,13 +225,21 @@ def _ending_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _load_lines(offers: Sequence[DemoLoad]) -> Iterator[str]:
-    first, *later = offers
-    yield f"workload   {first}"
-    for each in later:
-        yield f"           later {each}"
-    if first.measured:
-        yield f"engine     {first.measured}"
+def workload_of(rate: str | None, usual: WorkloadSpec) -> WorkloadSpec:
+    """The usual workload, or at the rate that `--rate` names.
+
+    Raises:
+        WrongUsage: no rate that a workload may have.
+    """
+    if rate is None:
+        return usual
+    return replace(usual, rate=convert_flags(WorkloadSpec, {"rate": rate})["rate"])
+
+
+def _load_lines(workload: WorkloadSpec, costs: StepCosts | None) -> Iterator[str]:
+    yield f"workload   {describe(workload)}"
+    if costs is not None:
+        yield f"engine     {in_words(costs)}"
 
 
 def _wait_until_live(engine: EngineProcess, source: Subscriber, stop: StopSignals) -> None:
@@ -250,14 +256,13 @@ def _wait_until_live(engine: EngineProcess, source: Subscriber, stop: StopSignal
 class _News:
     """The next notice for the operator; called in every frame."""
 
-    def __init__(self, engine: EngineProcess, pace: Pace) -> None:
+    def __init__(self, engine: EngineProcess) -> None:
         self._engine = engine
-        self._pace = pace
         self._has_told_end = False
 
     def __call__(self) -> str | None:
         if self._has_told_end or self._engine.exit_code is None:
-            return self._pace.news()
+            return None
         self._has_told_end = True
         return "the demo's engine has ended for good"
 
@@ -272,7 +277,6 @@ def _wait(
     source: Subscriber,
     seconds: float,
     progress: Progress,
-    pace: Pace,
     stop: StopSignals,
 ) -> str | None:
     """Wait until the seconds have passed or a signal comes; return the notice about it."""
@@ -280,8 +284,7 @@ def _wait(
     while not stop and (elapsed_s := time.monotonic() - start_s) < seconds:
         engine.check()
         num_steps = source.history.num_steps
-        what = f"running the demo, {pace.offers[-1]}"
-        progress(what, elapsed_s / seconds, f"{elapsed_s:.0f} s, {num_steps} steps")
+        progress("running the demo", elapsed_s / seconds, f"{elapsed_s:.0f} s, {num_steps} steps")
         stop.wait(_TICK_S)
     elapsed_s = time.monotonic() - start_s
     return None if elapsed_s >= seconds else f"interrupted after {elapsed_s:.0f} of {seconds:g} s"

@@ -28,10 +28,9 @@ _OWN_DEFAULTS: dict[str, Mapping[str, Any]] = {
     "schedule": dict.fromkeys(Knobs.__struct_fields__),  # the workload's own
 }
 _NOTES = {
-    "demo": "The engine runs with a budget of 128 tokens, at most 12 running requests and, for "
-    "the demo model, a 64 MB KV cache. Its load is --rate, or else 70 % of what this machine can "
-    "serve. The demo adjusts that share when the machine becomes busier or idler, until you "
-    "change a knob or the workload.",
+    "demo": "The engine runs with a budget of 64 tokens, at most 16 running requests and, for "
+    "the demo model, a 64 MB KV cache. 12 requests are under way all the time, or fewer with "
+    "--rate.",
     "replay": "The service levels in the recording apply, unless an option sets others.",
     "compare": "The service levels in the recordings apply, A's if both have them, unless an "
     "option sets others.",

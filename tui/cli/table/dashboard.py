@@ -28,7 +28,7 @@ def demo(
         str | None,
         typer.Option(
             metavar="NUMBER",
-            help="requests a second (default: 70 % of what this machine can serve, at most 2.5)",
+            help="requests a second at most (default: the next comes when one ends)",
             show_default=False,
         ),
     ] = None,
