@@ -1,6 +1,7 @@
 """What opens above the main screen to ask or to show: prompts, editors, help, the palette.
 
-May import: engine.protocol, recordings.export, recordings.state, tui.session.control,
-  tui.session.export, tui.settings, tui.views, tui.views.pages, tui.views.panels.
+May import: engine.protocol, recordings.export, recordings.state, tui.session,
+  tui.session.control, tui.session.export, tui.settings, tui.views, tui.views.pages,
+  tui.views.panels.
 A new overlay derives from `Overlay` and is opened by `handlers/opening.py`.
 """
