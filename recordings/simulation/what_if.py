@@ -44,6 +44,7 @@ def what_if(
     variants: Sequence[tuple[str, Mapping[str, KnobValue]]],
     levels: Sequence[SLO],
     on_run: Callable[[float], bool] = lambda share: False,
+    num_runs: int = NUM_RUNS,
 ) -> WhatIf | None:
     """Args: on_run: called with the share done before each run; True ends it all with None.
 
@@ -55,8 +56,8 @@ def what_if(
     for number, (text, changes) in enumerate(wanted):
         runs: list[dict[str, float | None]] = []
         num_steps = num_extrapolated = 0
-        for seed in range(NUM_RUNS):
-            if on_run((number + seed / NUM_RUNS) / len(wanted)):
+        for seed in range(num_runs):
+            if on_run((number + seed / num_runs) / len(wanted)):
                 return None
             figures, model = run_once(basis, changes, levels, seed)
             runs.append(flat(figures.result()))

@@ -49,7 +49,7 @@ def run(
     picture = None if output is None else picture_path(output, (".svg", ".png", ".pdf"))
     stop = StopSignals(signal.SIGINT, signal.SIGTERM)
     with stop, Progress() as progress, Recording(path) as recording:
-        levels = levels_of_options(slos) or [_level_in(recording)]
+        levels = levels_of_options(slos) or [level_in(recording)]
         basis = basis_of(recording, levels, lambda share: progress("reading", share))
 
         def on_run(share: float) -> bool:
@@ -84,7 +84,7 @@ def _draw(picture: Path, found: WhatIf, knob: str, name: str) -> None:
     print(f"stepscope: wrote {picture}", file=sys.stderr)
 
 
-def _level_in(recording: Recording) -> SLO:
+def level_in(recording: Recording) -> SLO:
     carried = levels_in(recording.metadata)
     default = SLO()
     return SLO(

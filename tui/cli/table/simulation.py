@@ -5,9 +5,38 @@ from typing import Annotated, Any, Literal
 import typer
 
 from stepscope.tui.cli.shared.options import with_options
-from stepscope.tui.cli.table.shared import AsJson, Like, RecordingFile, example
+from stepscope.tui.cli.table.shared import AsJson, Like, RecordingFile, example, with_key
 
 commands = typer.Typer(rich_markup_mode=None)
+
+_Target = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="FILE|ENDPOINT",
+        help="a recording, a sample or an engine (default: the only local engine)",
+        show_default=False,
+    ),
+]
+_Seconds = Annotated[
+    float | None,
+    typer.Option(
+        metavar="NUMBER", help="watch an engine for so long  [default: 60]", show_default=False
+    ),
+]
+_SloItl = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME", help="ITL level (default: the recording's, else 50 ms)", show_default=False
+    ),
+]
+_SloTtft = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="TTFT level (default: the recording's, else 500 ms)",
+        show_default=False,
+    ),
+]
 
 
 @commands.command(
@@ -163,6 +192,31 @@ def what_if(
     from stepscope.tui.cli.simulation import what_if as command
 
     command.run(file, variants or (), sweep, slo or (), output, as_json)
+
+
+@commands.command(
+    epilog=example(
+        "stepscope tune session.mcap --slo-itl 50ms --slo-ttft 1s",
+        "stepscope tune engine-0 --slo-itl 30ms --seconds 120",
+    )
+)
+@with_key
+def tune(
+    target: _Target = None,
+    *,
+    seconds: _Seconds = None,
+    slo_itl: _SloItl = None,
+    slo_ttft: _SloTtft = None,
+    as_json: AsJson = False,
+) -> int:
+    """Find the knobs with the highest goodput that keep the service levels.
+
+    Candidates are simulated with the recorded requests, as in 'stepscope what-if'. Nothing is
+    changed. Says why, and which load would do, if no knobs keep the levels (exit code 1).
+    """
+    from stepscope.tui.cli.simulation import tune as command
+
+    return command.run(target, seconds, slo_itl, slo_ttft, as_json)
 
 
 @commands.command(

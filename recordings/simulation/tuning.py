@@ -1,0 +1,221 @@
+"""`Tuning`: the knobs with which a recorded session would have kept its service levels best.
+
+One knob is searched after the other, each with the best values of those before it, in few runs.
+The best candidates and the recorded knobs are then simulated in all runs of a forecast. Where none
+keeps the levels, the same requests are spread over more time until the best one does.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.wire import KnobValue
+from stepscope.recordings.simulation.basis import WhatIfBasis
+from stepscope.recordings.simulation.recorded import RecordedWork
+from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast, what_if
+from stepscope.recordings.state.series.latency import SLO
+
+KEPT_SHARE = 0.95  # of the requests that must keep both levels
+MAX_UNLIKE = 0.2  # of the steps; a candidate with more is a guess
+_SEARCH_RUNS = 3
+_NUM_FINALISTS = 4
+_EQUAL_SHARE = 0.02  # of the goodput: what differs by less is equal
+_LOADS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
+_SEARCHED = (
+    "max_num_batched_tokens", "max_num_seqs", "long_prefill_token_threshold", "reserve", "order",
+    "enable_prefix_caching",
+)  # fmt: skip
+_CHOICES: Mapping[str, tuple[KnobValue, ...]] = {
+    "long_prefill_token_threshold": (0, 128, 512),
+    "reserve": ("none", "prompt", "output"),
+    "order": ("decode_first", "arrival"),
+    "enable_prefix_caching": (True,),
+}
+Changes = Mapping[str, KnobValue]
+
+
+class TuningStopped(Exception):  # noqa: N818 - reads as what happened
+    """The caller ended it before it was done."""
+
+
+class Candidate(NamedTuple):
+    """Knobs and what they would bring: medians of the runs."""
+
+    changes: dict[str, KnobValue]  # from the recorded knobs
+    kept_share: float  # of the requests, that keep both levels
+    goodput_per_s: float
+    strain: float  # the larger of p95 TTFT and p95 ITL, each as a share of its level
+    forecast: Forecast
+
+    @property
+    def is_known(self) -> bool:
+        """Most of its steps are like recorded ones."""
+        return self.forecast.share_extrapolated <= MAX_UNLIKE
+
+    @property
+    def keeps(self) -> bool:
+        return self.kept_share >= KEPT_SHARE
+
+
+class Tuned(NamedTuple):
+    """What came of it."""
+
+    candidates: list[Candidate]  # the best first; the recorded knobs are among them
+    promising: Candidate | None  # would be better, but most of its steps are unlike recorded ones
+    load_per_s: float  # requests, as recorded
+    load_share: float  # of that: where the best keeps the levels, else the lowest that was tried
+    at_load: Candidate  # the best at that load
+
+
+class Tuning:
+    """One search.
+
+    Args:
+        on_run: called with what is done and its share; True ends it with `TuningStopped`.
+    """
+
+    def __init__(
+        self,
+        basis: WhatIfBasis,
+        level: SLO,
+        on_run: Callable[[str, float], bool],
+    ) -> None:
+        self._basis, self._setup = basis, basis.setup
+        self._level = level
+        self._on_run = on_run
+        work = basis.work
+        seconds = (work.requests[-1].arrival_ns - work.requests[0].arrival_ns) / 1e9
+        self._load_per_s = len(work.requests) / max(seconds, 1e-9)
+
+    def run(self) -> Tuned:
+        """Raises TuningStopped."""
+        final = self._forecasts("comparing the best", self._finalists(), NUM_RUNS)
+        final.sort(key=_rank, reverse=True)
+        best = _best(final)
+        final.insert(0, final.pop(final.index(best)))
+        guess = max(final, key=_promise)
+        is_better = _promise(guess) > _promise(best) and not guess.is_known
+        promising = guess if is_better else None
+        return Tuned(final, promising, self._load_per_s, *self._load_that_keeps(best))
+
+    def _finalists(self) -> list[Changes]:
+        seen: list[Candidate] = []
+        best: Changes = {}
+        for name in _SEARCHED:
+            seen += self._forecasts(f"trying {name}", list(self._variants(best, name)))
+            best = _best(seen).changes
+        found: list[Candidate] = []
+        for each in sorted(seen, key=_rank, reverse=True):
+            is_new = all(each.forecast.figures != other.forecast.figures for other in found)
+            if each.changes and is_new:  # a knob that changes nothing is left alone
+                found.append(each)
+        guess = max(found, key=_promise, default=None)
+        finalists = found[:_NUM_FINALISTS]
+        if guess is not None and guess not in finalists:
+            finalists.append(guess)
+        return [each.changes for each in finalists]
+
+    def _variants(self, best: Changes, name: str) -> Iterator[Changes]:
+        """The best so far with other values of one knob, as far as they go together."""
+        recorded = self._setup.knobs.as_dict()
+        for value in self._values(name):
+            changes = {**best, name: value}
+            if value == recorded[name]:
+                del changes[name]
+            try:
+                self._setup.knobs.changed(changes, self._setup.limits)
+            except ConfigError:
+                continue
+            yield changes
+
+    def _values(self, name: str) -> Sequence[KnobValue]:
+        limits, knobs = self._setup.limits, self._setup.knobs
+        if name == "max_num_batched_tokens":
+            return _sizes(64, limits.max_num_batched_tokens, knobs.max_num_batched_tokens)
+        if name == "max_num_seqs":
+            return _sizes(4, limits.max_num_seqs, knobs.max_num_seqs)
+        return _CHOICES[name]
+
+    def _forecasts(
+        self,
+        what: str,
+        wanted: Sequence[Changes],
+        num_runs: int = _SEARCH_RUNS,
+        work: RecordedWork | None = None,
+    ) -> list[Candidate]:
+        """Of the recorded knobs, and of each that is wanted."""
+        found = what_if(
+            self._basis if work is None else self._basis._replace(work=work),
+            [(changes_text(each), each) for each in wanted],
+            [self._level],
+            lambda share: self._on_run(what, share),
+            num_runs,
+        )
+        if found is None:
+            raise TuningStopped
+        pairs = zip([{}, *wanted], [found.again, *found.variants], strict=True)
+        return [self._candidate(changes, forecast) for changes, forecast in pairs]
+
+    def _candidate(self, changes: Changes, forecast: Forecast) -> Candidate:
+        figures = {name: each.value for name, each in forecast.figures.items()}
+        goodput, rate = figures["goodput_0_per_s"], figures["requests_per_s"]
+        strain = max(
+            figures.get("ttft_p95_ms", 0.0) / self._level.ttft_ms,
+            figures.get("itl_p95_ms", 0.0) / self._level.itl_ms,
+        )
+        return Candidate(dict(changes), goodput / max(rate, 1e-9), goodput, strain, forecast)
+
+    def _load_that_keeps(self, best: Candidate) -> tuple[float, Candidate]:
+        share, found = 1.0, best
+        for share in (1.0, *_LOADS):
+            if share < 1.0:
+                work = _at_load(self._basis.work, share)
+                what = f"at {share:.0%} of the load"
+                found = self._forecasts(what, [best.changes], work=work)[-1]
+            if found.keeps:
+                break
+        return share, found
+
+
+def _rank(each: Candidate) -> tuple[bool, bool, float]:
+    """The larger, the better: guesses come last."""
+    return each.is_known, *_promise(each)
+
+
+def _promise(each: Candidate) -> tuple[bool, float]:
+    return each.keeps, each.goodput_per_s
+
+
+def _best(candidates: Sequence[Candidate]) -> Candidate:
+    """Of those with the highest goodput, or nearly, the one with room that changes least."""
+    is_known, keeps, goodput = max(map(_rank, candidates))
+    near = [
+        each
+        for each in candidates
+        if (each.is_known, each.keeps) == (is_known, keeps)
+        and each.goodput_per_s >= goodput * (1 - _EQUAL_SHARE)
+    ]
+    return max(near, key=lambda each: (each.strain <= 1.0, -len(each.changes), -each.strain))
+
+
+def changes_text(changes: Changes) -> str:
+    """As `what-if` takes them."""
+    texts = (f"{name}={_value_text(value)}" for name, value in changes.items())
+    return ",".join(texts) or "as recorded"
+
+
+def _value_text(value: KnobValue) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _sizes(least: int, most: int, recorded: int) -> list[KnobValue]:
+    """Powers of two, and what is half as much again as recorded: a fit reaches so far."""
+    powers = {1 << bit for bit in range(least.bit_length() - 1, most.bit_length())}
+    return sorted(powers | {min(most, recorded * 3 // 2)})
+
+
+def _at_load(work: RecordedWork, share: float) -> RecordedWork:
+    """The same requests over more time."""
+    requests = [each._replace(arrival_ns=round(each.arrival_ns / share)) for each in work.requests]
+    changes = [each._replace(time_ns=round(each.time_ns / share)) for each in work.changes]
+    return work._replace(requests=requests, changes=changes)

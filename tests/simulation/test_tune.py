@@ -1,0 +1,63 @@
+"""Which knobs `tune` finds, and what it says when none keeps the levels."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stepscope.recordings.simulation import tuning
+from stepscope.tui.cli.__main__ import main
+
+Run = Callable[..., str]
+WORK = ("mix", "--num-requests", "60", "--document-share", "0.2", "--gpu", "h100",
+        "--max-model-len", "4096")  # fmt: skip
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs `stepscope ARGUMENTS`; gives what it printed."""
+    monkeypatch.setenv("STEPSCOPE_CONFIG", "none")
+    monkeypatch.setattr(tuning, "NUM_RUNS", 3)
+
+    def stepscope(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["stepscope", *arguments])
+        with pytest.raises(SystemExit):
+            main()
+        return capsys.readouterr().out
+
+    return stepscope
+
+
+def test_a_limit_that_makes_first_tokens_late_is_lifted_and_other_knobs_stay(
+    run: Run, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "session.mcap")
+    run("simulate", *WORK, "--rate", "3", "--long-prefill-token-threshold", "16", "-o", path)
+    found = json.loads(run("tune", path, "--slo-itl", "30ms", "--slo-ttft", "500ms", "--json"))
+    best = found["best"]
+    assert set(best["changes"]) == {"long_prefill_token_threshold"}
+    assert "stepscope set long_prefill_token_threshold=" in found["verdict"]
+    recorded = next(each for each in found["candidates"] if not each["changes"])
+    assert not recorded["keeps"]
+
+
+def test_seats_that_no_step_has_seen_are_named_as_a_guess(run: Run, tmp_path: Path) -> None:
+    path = str(tmp_path / "session.mcap")
+    run("simulate", *WORK, "--rate", "3", "--max-num-seqs", "1", "-o", path)
+    found = json.loads(run("tune", path, "--slo-itl", "40ms", "--slo-ttft", "500ms", "--json"))
+    assert found["best"] is None
+    assert "max_num_seqs" in found["promising"]["changes"]
+    assert found["promising"]["keeps"]
+    assert 0 < found["load_that_keeps_per_s"] < found["load_per_s"]
+    assert "of the load) would do" in found["verdict"]
+
+
+def test_levels_below_the_time_of_a_step_cannot_be_kept(run: Run, tmp_path: Path) -> None:
+    path = str(tmp_path / "session.mcap")
+    run("simulate", *WORK, "--rate", "4", "-o", path)
+    found = json.loads(run("tune", path, "--slo-itl", "1ms", "--json"))
+    assert found["best"] is None
+    assert found["load_that_keeps_per_s"] is None
+    assert "cannot be kept, because p95 ITL" in found["verdict"]

@@ -1,0 +1,78 @@
+"""`watched`: a recording to look at, of a file or of the next seconds of an engine."""
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history.journal import Journal
+from stepscope.recordings.live.recorder import Recorder
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.tui.cli.recordings.measured import is_recording
+from stepscope.tui.cli.shared.connect import choose, connect
+from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.recording_path import find_recording
+from stepscope.tui.cli.shared.signals import StopSignals
+from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
+
+WATCH_S = 60.0
+_JOIN_S = 30.0
+_TICK_S = 0.1
+
+
+@contextmanager
+def watched(
+    target: str | None, seconds: float | None, command: str, progress: Progress, stop: StopSignals
+) -> Iterator[Recording]:
+    """Args:
+        target: a recording or sample, else an engine; None: the only local engine.
+        seconds: to watch an engine for; None: a minute.
+        command: its name, for errors.
+
+    Raises:
+        CommandFailed: there is no such recording or engine, or the engine went away.
+        Interrupted: by a signal, while it watched.
+    """
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise WrongUsage(f"--seconds: expected a number above 0, got {seconds:g}")
+    if target is not None and is_recording(target):
+        if seconds is not None:
+            raise WrongUsage("--seconds: only for an engine; a recording is taken whole")
+        with Recording(find_recording(target)) as recording:
+            yield recording
+        return
+    endpoint = choose(target, f"stepscope {command} {{}}")
+    connect(endpoint).close()
+    with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
+        path = Path(folder) / f"{endpoint.name}.mcap"
+        _record(Subscriber(endpoint, Journal()), path, seconds or WATCH_S, progress, stop)
+        with Recording(path) as recording:
+            yield recording
+
+
+def _record(
+    source: Subscriber, path: Path, seconds: float, progress: Progress, stop: StopSignals
+) -> None:
+    recorder = Recorder(source, path)
+    source.start()
+    begun_s = time.monotonic()
+    live_s: float | None = None  # when it joined
+    try:
+        while live_s is None or time.monotonic() - live_s < seconds:
+            if stop.wait(_TICK_S):
+                raise Interrupted("interrupted while it watched the engine")
+            now_s = time.monotonic()
+            if live_s is None and source.status == "live":
+                live_s = now_s
+            is_late = live_s is None and now_s - begun_s > _JOIN_S
+            if is_late or (live_s is not None and source.status == "down"):
+                raise CommandFailed(f"{source.name} does not answer ({source.error})")
+            share = 0.0 if live_s is None else min(1.0, (now_s - live_s) / seconds)
+            progress(f"watching {source.name}", share, f"{recorder.num_steps:,} steps")
+    finally:
+        source.stop()
+        recorder.stop()
+    if recorder.state == "failed":
+        raise CommandFailed(recorder.error or f"{path} could not be written")

@@ -1,0 +1,175 @@
+"""`stepscope tune`: the knobs with the highest goodput that keep the service levels."""
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from stepscope.recordings.simulation.basis import WhatIfBasis, basis_of
+from stepscope.recordings.simulation.tuning import (
+    KEPT_SHARE,
+    Candidate,
+    Tuned,
+    Tuning,
+    TuningStopped,
+    changes_text,
+)
+from stepscope.recordings.simulation.what_if import NUM_RUNS
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.levels import level_flags
+from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.signals import StopSignals
+from stepscope.tui.cli.shared.text_table import text_table
+from stepscope.tui.cli.shared.watched import watched
+from stepscope.tui.cli.simulation.what_if import level_in
+from stepscope.tui.settings.cli_errors import FAILED, Interrupted
+from stepscope.tui.settings.service_levels import said
+
+_SHOWN = (
+    ("TTFT p95 ms", "ttft_p95_ms"),
+    ("ITL p95 ms", "itl_p95_ms"),
+    ("goodput /s", "goodput_0_per_s"),
+)
+
+
+def run(
+    target: str | None,
+    seconds: float | None,
+    slo_itl: str | None,
+    slo_ttft: str | None,
+    as_json: bool,
+) -> int:
+    """Print the candidates and the best, or why the levels cannot be kept.
+
+    Returns:
+        0; 1 if no knobs keep the levels.
+
+    Raises:
+        RecordingError: the recording is too short, or its steps too much alike.
+        Interrupted: by Ctrl-C.
+    """
+    flags = level_flags(slo_itl, slo_ttft)
+    stop = StopSignals(signal.SIGINT, signal.SIGTERM)
+    with (
+        stop,
+        Progress() as progress,
+        watched(target, seconds, "tune", progress, stop) as recording,
+    ):
+        carried = level_in(recording)
+        level = SLO(
+            ttft_ms=flags.get("slo_ttft_ms", carried.ttft_ms),
+            itl_ms=flags.get("slo_itl_ms", carried.itl_ms),
+        )
+        basis = basis_of(recording, [level], lambda share: progress("reading", share))
+
+        def on_run(what: str, share: float) -> bool:
+            progress(what, share)
+            return bool(stop)
+
+        try:
+            found = Tuning(basis, level, on_run).run()
+        except TuningStopped as error:
+            raise Interrupted("interrupted before the runs were done") from error
+    if as_json:
+        say(_document(found, basis, level))
+    else:
+        say(*_report(found, basis, level))
+    return 0 if found.candidates[0].keeps else FAILED
+
+
+def _report(found: Tuned, basis: WhatIfBasis, level: SLO) -> Iterator[str]:
+    yield basis.model.in_words()[0]
+    yield (
+        f"each line is the median of {NUM_RUNS} runs (from the 5th to the 95th percentile); "
+        f"levels: {said(level)} on average"
+    )
+    yield ""
+    rows = [_row(each) for each in found.candidates]
+    heading = ["", "keep levels", *(label for label, _ in _SHOWN), "unlike steps"]
+    yield from text_table(heading, rows, "<" + ">" * (len(heading) - 1))
+    yield ""
+    yield verdict(found, basis, level)
+    if found.promising is not None:
+        unlike = found.promising.forecast.share_extrapolated
+        yield (
+            f"note: {changes_text(found.promising.changes)} promises more, but {unlike:.0%} of its "
+            "steps are unlike any in the recording; record with such knobs for some seconds"
+        )
+
+
+def _row(each: Candidate) -> list[str]:
+    cells = []
+    for _, name in _SHOWN:
+        predicted = each.forecast.figures.get(name)
+        cells.append(
+            "-"
+            if predicted is None
+            else f"{predicted.value:,.4g} ({predicted.low:,.4g} to {predicted.high:,.4g})"
+        )
+    unlike = f"{each.forecast.share_extrapolated:.0%}"
+    return [changes_text(each.changes), f"{each.kept_share:.0%}", *cells, unlike]
+
+
+def verdict(found: Tuned, basis: WhatIfBasis, level: SLO) -> str:
+    """The knobs to set, or why none keeps the levels."""
+    best = found.candidates[0]
+    if best.keeps and not best.changes:
+        return "the recorded knobs keep the levels; none that was tried has a higher goodput"
+    if best.keeps:
+        return f"best: stepscope set {changes_text(best.changes).replace(',', ' ')}"
+    share = f"only {best.kept_share:.0%} of the requests keep them with {_named(best)}"
+    return f"cannot be kept, because {_why(found, basis, level)} ({share}; {KEPT_SHARE:.0%} must)"
+
+
+def _named(best: Candidate) -> str:
+    return changes_text(best.changes) if best.changes else "the recorded knobs, the best"
+
+
+def _why(found: Tuned, basis: WhatIfBasis, level: SLO) -> str:
+    load = found.load_per_s
+    if not found.at_load.keeps:
+        step_ms = basis.model.seconds[0] * 1e3
+        return (
+            f"{_late(found.at_load, level)} even at {found.load_share:.0%} of the load, where a "
+            f"step takes {step_ms:,.3g} ms and more"
+        )
+    return (
+        f"{_late(found.candidates[0], level)} at {load:,.3g} requests/s; "
+        f"{found.load_share * load:,.3g} requests/s ({found.load_share:.0%} of the load) would do"
+    )
+
+
+def _late(each: Candidate, level: SLO) -> str:
+    """The level that is missed by more."""
+    ttft, itl = (each.forecast.figures[f"{name}_p95_ms"].value for name in ("ttft", "itl"))
+    if itl / level.itl_ms > ttft / level.ttft_ms:
+        return f"p95 ITL is {itl:,.4g} of {level.itl_ms:,g} ms"
+    return f"p95 TTFT is {ttft:,.4g} of {level.ttft_ms:,g} ms"
+
+
+def _document(found: Tuned, basis: WhatIfBasis, level: SLO) -> str:
+    def candidate(each: Candidate) -> dict[str, Any]:
+        figures = {name: predicted._asdict() for name, predicted in each.forecast.figures.items()}
+        return {
+            "changes": each.changes,
+            "kept_share": each.kept_share,
+            "keeps": each.keeps,
+            "share_extrapolated": each.forecast.share_extrapolated,
+            "figures": figures,
+        }
+
+    best = found.candidates[0]
+    document = {
+        "levels": level._asdict(),
+        "best": candidate(best) if best.keeps else None,
+        "promising": found.promising and candidate(found.promising),
+        "verdict": verdict(found, basis, level),
+        "load_per_s": found.load_per_s,
+        "load_that_keeps_per_s": (
+            found.load_share * found.load_per_s if found.at_load.keeps else None
+        ),
+        "candidates": [candidate(each) for each in found.candidates],
+    }
+    return msgspec.json.encode(document).decode()
