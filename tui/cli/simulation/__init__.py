@@ -2,7 +2,8 @@
 
 May import: engine.process, engine.protocol, engine.scheduling, engine.simulation,
   engine.simulation.virtual, engine.transport, engine.workload, recordings.export,
-  recordings.file, recordings.file.mcap, recordings.plot, recordings.simulation,
-  recordings.state.series, tui.cli.engines, tui.cli.shared, tui.settings, tui.views.
+  recordings.file, recordings.file.mcap, recordings.history, recordings.live, recordings.plot,
+  recordings.simulation, recordings.state.series, tui.cli.engines, tui.cli.recordings,
+  tui.cli.shared, tui.settings, tui.views.
 A command that simulates gets a module here, its options in `tui/cli/table/simulation.py`.
 """

@@ -22,7 +22,7 @@ from stepscope.tui.cli.shared.levels import level_flags
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.cli.shared.text_table import text_table
-from stepscope.tui.cli.shared.watched import watched
+from stepscope.tui.cli.simulation.watched import watched
 from stepscope.tui.cli.simulation.what_if import level_in
 from stepscope.tui.settings.cli_errors import FAILED, Interrupted
 from stepscope.tui.settings.service_levels import said
