@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.journal import Journal
 from stepscope.recordings.live.recorder import Recorder
@@ -48,8 +49,12 @@ def watched(
     with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
         path = Path(folder) / f"{endpoint.name}.mcap"
         _record(Subscriber(endpoint, Journal()), path, seconds or WATCH_S, progress, stop)
-        with Recording(path) as recording:
-            yield recording
+        try:
+            with Recording(path) as recording:
+                yield recording
+        except RecordingError as error:  # the file is gone when this is read
+            text = str(error).replace(str(path), endpoint.name)
+            raise RecordingError(f"{text} (--seconds)") from error
 
 
 def _record(
