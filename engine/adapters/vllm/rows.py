@@ -31,16 +31,17 @@ def make_rows(step: UnfinishedStep, table: Mapping[str, TrackedRequest]) -> None
     To be called right after scheduling, while block tables are those of this step.
     """
     rows, ordinary = step.rows, Phase.DECODE
+    append = rows.append
     for name, num_tokens in step.out.num_scheduled_tokens.items():
         tracked = table[name]
         start = tracked.vllm.num_computed_tokens - num_tokens
         if num_tokens == 1 and not tracked.is_prefilling:
-            rows.append((tracked, ordinary, start, None))
+            append((tracked, ordinary, start, None))
             continue
         fields = _fields_of(step, tracked, start, num_tokens)
         if fields[1] != _DECODE:
             step.num_prefill_tokens += num_tokens
-        rows.append((tracked, None, start, fields))
+        append((tracked, None, start, fields))
     step.batch = msgspec.Raw(_encode(rows, ordinary, TrackedRequest, _fields))
 
 

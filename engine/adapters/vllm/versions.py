@@ -65,12 +65,16 @@ def live_knobs(release: str) -> list[str]:
     return [name for name, since in LIVE_SINCE.items() if number >= since]
 
 
-def num_waiting(scheduler: VllmScheduler) -> int:
-    """Requests that wait, in whichever queues this version has."""
+def queues(scheduler: VllmScheduler) -> tuple[str, ...]:
+    """The attributes in which this version keeps requests that wait."""
+    return tuple(name for name in _QUEUES if hasattr(scheduler, name))
+
+
+def num_waiting(scheduler: VllmScheduler, queues: tuple[str, ...]) -> int:
+    """Requests that wait, in whichever of its queues."""
     num_waiting = 0
-    for name in _QUEUES:
-        queue = getattr(scheduler, name, None)
-        if queue:
+    for name in queues:
+        if queue := getattr(scheduler, name):
             num_waiting += len(queue)
     return num_waiting
 

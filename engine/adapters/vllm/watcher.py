@@ -50,6 +50,7 @@ class Watcher:
 
     def __init__(self, scheduler: VllmScheduler) -> None:
         self._scheduler = scheduler
+        self._queues = versions.queues(scheduler)
         knows_blocks = versions.knows_blocks(scheduler)
         self.books = BlockBooks(scheduler.kv_cache_manager.block_pool) if knows_blocks else None
         self._settlement = Settlement(
@@ -117,7 +118,7 @@ class Watcher:
         step.note_blocks(self._table, scheduler.block_size)
         make_rows(step, self._table)
         step.num_running = len(scheduler.running)
-        step.num_waiting = versions.num_waiting(scheduler)
+        step.num_waiting = self.num_waiting
         if step.num_waiting:
             step.waiting_reasons = self._waiting_reasons(step, total)
         self._in_flight.append(step)
@@ -215,7 +216,7 @@ class Watcher:
 
     @property
     def num_waiting(self) -> int:
-        return versions.num_waiting(self._scheduler)
+        return versions.num_waiting(self._scheduler, self._queues)
 
     @property
     def step_under_way(self) -> StepUnderWay | None:
@@ -278,7 +279,9 @@ class Watcher:
 
     def _note_tokens(self, rows: list[Row], tokens_ns: int, events: list[RequestEvent]) -> None:
         for row in rows:
-            if gives_token(row):
+            if row[3] is None:  # an ordinary decode, as almost every row: no call for it
+                row[0].last_ns = tokens_ns
+            elif gives_token(row):
                 tracked = row[0]
                 tracked.last_ns = tokens_ns
                 if gives_first_token(row):
