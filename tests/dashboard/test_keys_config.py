@@ -446,6 +446,21 @@ def test_config_output_is_a_config_file_with_the_same_settings(
     assert [action.keys for action in load_actions()] == [action.keys for action in ACTIONS]
 
 
+def test_config_shows_the_rules_of_the_file(
+    config: Callable[..., tuple[int, str, str]], config_file: Path
+) -> None:
+    assert "# [[alerts]]" in config("alerts")[1]
+    rules = ["itl_p99 > 50ms for 30s", "step_in_flight > 5s"]
+    write(config_file, "".join(f'[[alerts]]\nwhen = "{rule}"\n' for rule in rules))
+    _, out, _ = config("alerts")
+    assert tomllib.loads(out) == {"alerts": [{"when": rule} for rule in rules]}
+    assert config()[1].count("[[alerts]]") == 2
+    write(config_file, '[[alerts]]\nwhen = "itl_p98 > 50ms"\n')
+    code, _, error = config("alerts")
+    assert code == 2
+    assert "itl_p98" in error
+
+
 def test_config_shows_one_section_and_the_path(
     config: Callable[..., tuple[int, str, str]], config_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

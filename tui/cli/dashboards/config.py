@@ -18,11 +18,13 @@ from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.key_names import written
 from stepscope.tui.settings.setting_values import base_and_meta, settled
 from stepscope.tui.settings.settings import (
+    ALERTS,
     KEYS,
     SECTIONS,
     Section,
     config_path,
     load_actions,
+    load_alerts,
     load_settings,
     unknown_variables,
 )
@@ -56,7 +58,7 @@ def config(
     if path_only:
         say(str(path))
         return
-    names = [*SECTIONS, KEYS]
+    names = [*SECTIONS, KEYS, ALERTS]
     if section is not None and section not in names:
         raise WrongUsage(f"there is no section {section!r}; there are: {', '.join(names)}")
     lines = [f"# {path}" + ("" if path.exists() else " (there is none yet)")]
@@ -66,6 +68,8 @@ def config(
             lines += ["", f"[{name}]", *_section(name, flags if name == "dashboard" else {})]
     if section in (None, KEYS):
         lines += ["", f"[{KEYS}]", *_keys()]
+    if section in (None, ALERTS):
+        lines += _alerts()
     say(*lines)
 
 
@@ -107,6 +111,14 @@ def _keys() -> Iterator[str]:
         value = keys[0] if len(keys) == 1 else keys
         origin = config_path().name if action.id in lines else "default"
         yield _line(f"{action.id} = {_toml(value)}", origin)
+
+
+def _alerts() -> Iterator[str]:
+    rules = load_alerts()
+    if not rules:
+        yield from ("", _line(f"# [[{ALERTS}]]", 'none; like when = "itl_p99 > 50ms for 30s"'))
+    for rule in rules:
+        yield from ("", f"[[{ALERTS}]]", _line(f"when = {_toml(rule.text)}", config_path().name))
 
 
 def _line(text: str, comment: str) -> str:
