@@ -104,13 +104,27 @@ def test_the_step_that_held_up_the_streams_is_named_however_long_first_tokens_to
     assert [sum(f" {kind} " in row for row in rows) for kind in ("ITL", "TTFT")] == [4, 4]
 
 
-def test_without_service_levels_twice_the_median_counts(
+def test_without_levels_in_the_file_those_of_every_command_count(
     session: Path, run: Callable[..., Any], document: Callable[..., Any]
 ) -> None:
     found = document(str(session))
-    assert found["itl"]["bound_ms"] == pytest.approx(2 * found["itl"]["median_ms"])
-    assert not found["itl"]["is_given"]
-    assert "twice the median; --slo-itl sets another" in run(str(session)).stdout
+    assert (found["itl"]["bound_ms"], found["ttft"]["bound_ms"]) == (50.0, 500.0)
+    assert "50.0 ms (the default; --slo-itl sets another)" in run(str(session)).stdout
+    asked = document(str(session), "--slo-itl", "median")
+    assert asked["itl"]["bound_ms"] == pytest.approx(2 * asked["itl"]["median_ms"])
+    assert not asked["itl"]["is_given"]
+
+
+def test_it_says_what_limited_the_steps_and_what_follows(
+    session: Path, run: Callable[..., Any], document: Callable[..., Any]
+) -> None:
+    found = document(str(session))
+    assert sum(found["limits"].values()) == pytest.approx(1)
+    lines = run(str(session)).stdout.splitlines()
+    (limits,) = [line for line in lines if line.startswith("limited by: ")]
+    largest = max(found["limits"], key=found["limits"].get)
+    assert f"{found['limits'][largest]:.0%}" in limits.split(", ")[0]
+    assert sum(line.startswith("advice: ") for line in lines) == len(found["advice"])
 
 
 def test_where_half_wait_long_for_a_first_token_the_bound_is_not_trusted(
@@ -126,11 +140,11 @@ def test_where_half_wait_long_for_a_first_token_the_bound_is_not_trusted(
         for sequence, message in simulate(seed=3, num_steps=60, cost=cost):
             source.take(sequence, message)
     hint = "half of the first tokens took over 1 s: --slo-ttft 3s counts"
-    found = document(str(path))
+    found = document(str(path), "--slo-ttft", "median")
     assert found["ttft"]["median_ms"] > 1000
-    assert hint in run(str(path)).stdout
+    assert hint in run(str(path), "--slo-ttft", "median").stdout
     assert hint not in run(str(path), "--slo-ttft", "3s").stdout
-    assert hint not in run(str(session)).stdout
+    assert hint not in run(str(session), "--slo-ttft", "median").stdout
 
 
 def test_one_request_can_be_asked_for(

@@ -209,7 +209,9 @@ def test_the_command_prints_where_there_is_no_terminal() -> None:
         [*command, "--json"], capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["figures"]["itl_p99"]["verdict"] == "b"
+    found = json.loads(done.stdout)
+    assert found["figures"]["itl_p99"]["verdict"] == "b"
+    assert all(sum(found[side]["limits"].values()) == pytest.approx(1) for side in "ab")
     wrong = subprocess.run(
         [*command, "--slo-itl", "soon"], capture_output=True, text=True, check=False, timeout=60
     )

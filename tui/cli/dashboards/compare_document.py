@@ -8,9 +8,12 @@ from stepscope.recordings.compare.columns import Align, stretches
 from stepscope.recordings.compare.comparison import Comparison, SideWork
 from stepscope.recordings.compare.figures import Figure
 from stepscope.recordings.compare.load import Load
+from stepscope.recordings.compare.side.advice import advice
 from stepscope.recordings.compare.side.points import StepPoint
 from stepscope.recordings.compare.side.requests import Pair, RequestRun
 from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.figures.sums import figures_of
+from stepscope.recordings.state.series.limits import LIMITS
 
 
 def document(found: Comparison, sides: tuple[Side, Side], align: Align | None) -> dict[str, Any]:
@@ -59,6 +62,10 @@ def document(found: Comparison, sides: tuple[Side, Side], align: Align | None) -
             "pairs": [_pair(pair) for pair in found.requests.pairs],
         },
     }
+    for letter, side in zip("ab", sides, strict=True):
+        figures = figures_of(side.sums())
+        found_all[letter]["limits"] = {limit: figures[f"limit_{limit}"] for limit in LIMITS}
+        found_all[letter]["advice"] = [each._asdict() for each in advice(side)]
     if align in ("time", "step"):
         unit = "step" if align == "step" else "ms"
         found_all["aligned"] = [

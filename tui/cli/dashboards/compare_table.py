@@ -7,6 +7,7 @@ from stepscope.recordings.compare.comparison import Comparison
 from stepscope.recordings.compare.side.points import StepPoint
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.compare.statistics.estimate import CONFIDENCE
+from stepscope.tui.cli.shared.limits_text import advice_lines, limits_text
 from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame import compare_sides as sides_text
@@ -19,7 +20,21 @@ def lines(
     found: Comparison, sides: tuple[Side, Side], align: Align | None, limit: int
 ) -> list[str]:
     """Args: align: how the two runs are aligned; limit: rows of requests, 0 for all."""
-    return [*_summary(found), *_figures(found), *_aligned(found, sides, align, limit)]
+    return [
+        *_summary(found),
+        *_limits(sides),
+        *_figures(found),
+        *_aligned(found, sides, align, limit),
+    ]
+
+
+def _limits(sides: tuple[Side, Side]) -> list[str]:
+    lines = []
+    for letter, side in zip("AB", sides, strict=True):
+        lines.append(f"{'limited by':<14} {letter}: {limits_text(side)}")
+    for letter, side in zip("AB", sides, strict=True):
+        lines += [f"{letter}  {line}" for line in advice_lines(side)]
+    return lines
 
 
 def _summary(found: Comparison) -> list[str]:

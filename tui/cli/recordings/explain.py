@@ -8,16 +8,27 @@ import msgspec
 
 from stepscope.recordings.attribution.causes import Late, Piece
 from stepscope.recordings.attribution.explained import Bound, Explanation, explain_recording
+from stepscope.recordings.compare.side.advice import advice
+from stepscope.recordings.compare.side.feed import Stretch
+from stepscope.recordings.compare.side.recording_feed import RecordingFeed
+from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import Levels, levels_in
 from stepscope.recordings.state.origin import model_text
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.series.limits import LIMITS
 from stepscope.recordings.state.session import request_name
+from stepscope.tui.cli.recordings.measured import read_side
 from stepscope.tui.cli.shared.errors import say, writing_output
-from stepscope.tui.cli.shared.levels import level_flags
+from stepscope.tui.cli.shared.levels import judged_as, level_flags
+from stepscope.tui.cli.shared.limits_text import advice_lines, limits_text
 from stepscope.tui.cli.shared.recording_path import find_recording
 from stepscope.tui.cli.shared.steps import request_number
 from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.settings.cli_errors import WrongUsage
+from stepscope.tui.settings.setting_values import resolve
+from stepscope.tui.settings.settings import DashboardSettings
 from stepscope.tui.views.cause_names import CAUSE_NAMES
 
 _MEDIAN = "median"  # instead of a time: twice the median, also of a file that carries levels
@@ -43,29 +54,47 @@ def explain(
     with Recording(find_recording(file)) as recording:
         carried = levels_in(recording.metadata)
         own = {name: value for name, value in carried.items() if asked[name] is None}
-        levels = {**own, **given}
+        settings = judged_as(resolve(DashboardSettings, "dashboard", given), given, carried)
         found = explain_recording(
-            recording, levels.get("slo_itl_ms"), levels.get("slo_ttft_ms"), wanted
+            recording,
+            None if slo_itl == _MEDIAN else settings.slo_itl_ms,
+            None if slo_ttft == _MEDIAN else settings.slo_ttft_ms,
+            wanted,
         )
         if recording.message is not None:
             print(f"stepscope: note: {recording.message}", file=sys.stderr)
+    side = None if wanted is not None or not found.num_steps else _side(file, found)
     if as_json:
+        limits = {} if side is None else _limits(side)
         with writing_output():
-            document = msgspec.json.encode(_document(file, found))
+            document = msgspec.json.encode({**_document(file, found), **limits})
             sys.stdout.buffer.write(msgspec.json.format(document, indent=2) + b"\n")
         return
-    say(*_summary(file, found, own), *_shares(found), *_table(found, limit))
+    said = [] if side is None else [f"limited by: {limits_text(side)}", *advice_lines(side)]
+    say(*_summary(file, found, own, given), *said, *_shares(found), *_table(found, limit))
+
+
+def _side(file: str, found: Explanation) -> Side:
+    """The whole recording, for what limited its steps."""
+    given = {"itl_ms": found.itl.bound_ms, "ttft_ms": found.ttft.bound_ms}
+    slo = SLO(**{name: ms for name, ms in given.items() if ms is not None})
+    return read_side(RecordingFeed(Recording(find_recording(file)), file, slo, Stretch()))
 
 
 # For people
 
 
-def _summary(file: str, found: Explanation, own: Levels) -> list[str]:
+def _summary(file: str, found: Explanation, own: Levels, given: Levels) -> list[str]:
+    def said(option: str, name: str) -> str:
+        if name in given:
+            return option
+        return f"{'as the recording says' if name in own else 'the default'}; {option} sets another"
+
     return [
         f"{file}: {found.num_steps:,} steps of {model_text(found.info)} on {found.info.name}",
-        _measured(f"gaps between tokens{_of(found)}", "--slo-itl", found.itl, "slo_itl_ms" in own),
+        _measured(f"gaps between tokens{_of(found)}", said("--slo-itl", "slo_itl_ms"), found.itl),
         *_longest_gap(found),
-        _measured(f"first tokens{_of(found)}", "--slo-ttft", found.ttft, "slo_ttft_ms" in own),
+        _measured(f"first tokens{_of(found)}", said("--slo-ttft", "slo_ttft_ms"), found.ttft),
         *_all_late(found.ttft),
         *_affected(found),
         *_never_served(found),
@@ -76,12 +105,10 @@ def _of(found: Explanation) -> str:
     return "" if found.request_id is None else f" of {request_name(found.request_id)}"
 
 
-def _measured(what: str, option: str, bound: Bound, is_own: bool) -> str:
+def _measured(what: str, origin: str, bound: Bound) -> str:
     if bound.median_ms is None or bound.bound_ms is None:
         return f"{what}: none"
-    of = option if bound.is_given else f"twice the median; {option} sets another"
-    if is_own:
-        of = f"as the recording says; {option} sets another"
+    of = origin if bound.is_given else "twice the median"
     share = bound.num_late / bound.num_waits
     return (
         f"{what}: {bound.num_late:,} of {bound.num_waits:,} ({share:.2%}) took longer than "
@@ -208,6 +235,14 @@ def _clock(wall_ns: int) -> str:
 
 
 # For programs
+
+
+def _limits(side: Side) -> dict[str, Any]:
+    figures = figures_of(side.sums())
+    return {
+        "limits": {limit: figures[f"limit_{limit}"] for limit in LIMITS},
+        "advice": [each._asdict() for each in advice(side)],
+    }
 
 
 def _document(file: str, found: Explanation) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from stepscope.recordings.file.service_levels import levels_of, levels_text
 from stepscope.tui.cli.recordings.measured import MeasuredSession, measure
 from stepscope.tui.cli.shared.errors import say, write_json
 from stepscope.tui.cli.shared.levels import level_flags
+from stepscope.tui.cli.shared.limits_text import advice_lines
 from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.views import format as fmt
 
@@ -46,10 +47,9 @@ def _lines(found: MeasuredSession) -> list[str]:
         *text_table(["ms", *RANKS.values()], rows, "<" + ">" * len(RANKS)),
         "",
         *text_table(["", "", ""], others, "<><")[1:],
-        *_advice_lines(found),
+        *_after_a_space(advice_lines(found.side)),
     ]
 
 
-def _advice_lines(found: MeasuredSession) -> list[str]:
-    said = advice(found.side)
-    return ["", *(f"advice: {each.text} ({each.evidence})" for each in said)] if said else []
+def _after_a_space(lines: list[str]) -> list[str]:
+    return ["", *lines] if lines else []

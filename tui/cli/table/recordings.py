@@ -294,15 +294,14 @@ def explain(
         typer.Option(
             metavar="TIME",
             help="a longer gap between two tokens is late; 'median': longer than twice the median "
-            "(default: the recording's, else median)",
+            "(default: the recording's, else [dashboard] in the config file)",
         ),
     ] = None,
     slo_ttft: Annotated[
         str | None,
         typer.Option(
             metavar="TIME",
-            help="a later first token is late; 'median': later than twice the median (default: "
-            "the recording's, else median)",
+            help="a later first token is late; 'median': later than twice the median",
         ),
     ] = None,
     request: Annotated[

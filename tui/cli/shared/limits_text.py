@@ -1,0 +1,31 @@
+"""What limited the steps of a session, and what follows from it, as lines of text."""
+
+from stepscope.recordings.compare.side.advice import advice
+from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.figures.sums import figures_of
+from stepscope.recordings.state.series.limits import LIMITS, Limit
+
+_NAMES: dict[Limit, str] = {
+    "budget": "token budget",
+    "seats": "seats",
+    "kv": "KV blocks",
+    "mode": "batching mode",
+    "threshold": "long-prefill threshold",
+    "work": "nothing",
+}
+_SHOWN = 0.005  # smaller shares are left out
+
+
+def limits_text(side: Side) -> str:
+    """Shares of the steps, the largest first."""
+    figures = figures_of(side.sums())
+    shares = [(figures[f"limit_{limit}"] or 0.0, limit) for limit in LIMITS]
+    parts = [
+        f"{_NAMES[limit]} {share:.0%}" for share, limit in sorted(shares)[::-1] if share >= _SHOWN
+    ]
+    return ", ".join(parts) or "unknown"
+
+
+def advice_lines(side: Side) -> list[str]:
+    """One for each thing that the records advise."""
+    return [f"advice: {each.text} ({each.evidence})" for each in advice(side)]
