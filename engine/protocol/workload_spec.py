@@ -36,4 +36,11 @@ class WorkloadSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     temperature: Annotated[
         float, Meta(ge=0.0, le=100.0, description="of the sampling; 0 is greedy")
     ] = 0.0
+    questions: Annotated[
+        bool,
+        Meta(
+            description="chats are questions in the model's chat template, and end where it ends "
+            "them; for a model that speaks"
+        ),
+    ] = False
     seed: Annotated[int, Meta(description="equal seeds make equal workloads")] = 0

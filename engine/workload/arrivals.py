@@ -13,11 +13,12 @@ from typing import Literal
 
 import msgspec
 
-from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.commands import ChatMessage, Submit
 from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.workload.corpus import Corpus
+from stepscope.engine.workload.questions import question
 from stepscope.engine.workload.traces import HASH_BLOCK_TOKENS, TraceRow
 
 _SYSTEM_PROMPT = (
@@ -45,19 +46,32 @@ class Arrival:
     is_cut: bool = False  # it was longer than the model can take
     temperature: float = 0.0
     seed: int | None = None
+    is_question: bool = False  # `prompt` is one, for the chat template, and not cut
 
     def submit(self, *, with_text: bool = False) -> Submit:
-        """The command for it. Lengths are the workload's: the model does not end it early."""
+        """The command for it.
+
+        Lengths are the workload's: the model ends only the answer to a question early.
+        """
+        sampling = SamplingParams(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            seed=self.seed,
+            ignore_eos=not self.is_question,
+        )
+        if self.is_question:
+            return Submit(
+                client_id=self.name,
+                messages=[ChatMessage(role="user", content=self.prompt)],
+                sampling=sampling,
+                fit_max_tokens=True,
+                with_text=with_text,
+            )
         return Submit(
             client_id=self.name,
             prompt=self.prompt,
             max_prompt_tokens=self.num_prompt_tokens,
-            sampling=SamplingParams(
-                max_tokens=self.max_tokens,
-                temperature=self.temperature,
-                seed=self.seed,
-                ignore_eos=True,
-            ),
+            sampling=sampling,
             with_text=with_text,
         )
 
@@ -161,20 +175,24 @@ def synthetic(
 ) -> Iterator[Arrival]:
     """The requests of a mix with text put in."""
     for each in mix(spec, max_model_len):
+        is_question = spec.questions and each.kind == "chat"
+        if is_question:
+            prompt = question(each.key)
+        elif each.kind == "document":
+            prompt = writer.unique(each.key, each.num_prompt_tokens)
+        else:
+            prompt = writer.chat(each.key, each.num_prompt_tokens, each.num_shared_tokens)
         yield Arrival(
             offset_s=each.offset_s,
             name=each.name,
             kind=each.kind,
-            prompt=(
-                writer.unique(each.key, each.num_prompt_tokens)
-                if each.kind == "document"
-                else writer.chat(each.key, each.num_prompt_tokens, each.num_shared_tokens)
-            ),
+            prompt=prompt,
             num_prompt_tokens=each.num_prompt_tokens,
             max_tokens=each.max_tokens,
             is_cut=each.is_cut,
             temperature=spec.temperature,
             seed=each.seed,
+            is_question=is_question,
         )
 
 
@@ -235,10 +253,10 @@ def describe(spec: WorkloadSpec) -> str:
         else ""
     )
     most = "" if spec.max_concurrency is None else f", at most {spec.max_concurrency} under way"
+    chats = "questions" if spec.questions else f"chats of {spec.chat_tokens} tokens"
     heat = f", at temperature {spec.temperature:g}" if spec.temperature else ""
     return (
-        f"{spec.rate:g} requests/s: chats of {spec.chat_tokens} tokens{documents}, "
-        f"outputs of {spec.output_tokens}{most}{heat}"
+        f"{spec.rate:g} requests/s: {chats}{documents}, outputs of {spec.output_tokens}{most}{heat}"
     )
 
 

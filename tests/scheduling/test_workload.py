@@ -19,6 +19,7 @@ from stepscope.engine.workload.arrivals import (
 )
 from stepscope.engine.workload.corpus import Corpus
 from stepscope.engine.workload.driver import WorkloadDriver
+from stepscope.engine.workload.questions import questions
 from stepscope.engine.workload.traces import HASH_BLOCK_TOKENS, TraceRow
 
 WAIT_S = 20.0
@@ -198,6 +199,7 @@ def test_the_driver_submits_until_it_is_stopped() -> None:
         {"output_tokens": 9},
         {"max_concurrency": 4},
         {"temperature": 0.5},
+        {"questions": True},
     ],
 )
 def test_whatever_of_a_mix_is_changed_its_words_change(changed: dict[str, Any]) -> None:
@@ -237,3 +239,16 @@ def test_no_more_than_max_concurrency_are_under_way() -> None:
     time.sleep(0.15)
     assert len(inbox.taken) == 5
     driver.close()
+
+
+def test_chats_of_a_speaking_model_are_questions_that_it_may_end(writer: PromptWriter) -> None:
+    spec = WorkloadSpec(questions=True, document_share=0.5, num_requests=40)
+    by_kind: dict[str, list[Submit]] = {"chat": [], "document": []}
+    for arrival in synthetic(spec, writer, None):
+        by_kind[arrival.kind].append(arrival.submit())
+    for chat in by_kind["chat"]:
+        assert chat.messages is not None
+        assert chat.messages[0].content in questions()
+        assert not chat.sampling.ignore_eos
+    assert all(document.sampling.ignore_eos for document in by_kind["document"])
+    assert len({chat.messages[0].content for chat in by_kind["chat"] if chat.messages}) > 10

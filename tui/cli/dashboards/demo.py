@@ -24,6 +24,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.series.latency import Series
+from stepscope.tui.cli.dashboards import demo_speaking
 from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.errors import say
@@ -100,7 +101,7 @@ def demo(
         CommandFailed: the engine or the recording failed, or messages were lost.
         Interrupted: without a screen, and a signal came before `seconds` had passed.
     """
-    workload = workload_of(rate, WORKLOAD if simulated is None else SIMULATED_WORKLOAD)
+    workload = workload_of(rate, _usual_workload(model, simulated))
     settings = resolve(DashboardSettings, "dashboard", flags, None if simulated else SERVICE_LEVELS)
     if seconds is not None and not 0 < seconds < float("inf"):
         raise WrongUsage(f"--seconds: expected a number above 0, got {seconds}")
@@ -123,6 +124,9 @@ def demo(
             *_engine(model, with_tokens, simulated, lambda line: progress(line, None))
         ) as engine:
             costs = engine.wait_until_ready().step_costs
+            if _speaks(model, simulated):
+                progress.close()
+                say(demo_speaking.NOTICE)
             history = new_history(settings)
             source = Subscriber(engine.endpoint, history)
             recorder = Recorder(source, record, lambda: levels_of(history.slo)) if record else None
@@ -154,6 +158,16 @@ def demo(
         _finish(source, settings, screenshot, recorder)
     if cut_short is not None:
         raise Interrupted(cut_short)
+
+
+def _speaks(model: str, simulated: SimulatedGpu | None) -> bool:
+    return simulated is None and model == demo_speaking.NAME
+
+
+def _usual_workload(model: str, simulated: SimulatedGpu | None) -> WorkloadSpec:
+    if simulated is not None:
+        return SIMULATED_WORKLOAD
+    return demo_speaking.WORKLOAD if _speaks(model, simulated) else WORKLOAD
 
 
 def _check_screenshot(path: Path) -> None:
@@ -198,9 +212,15 @@ def _engine(
 def _options(model: str, with_tokens: bool) -> dict[str, KnobValue]:
     """Everything that the demo relies on, so that no config file can break it."""
     # No HTTP server, whatever the config file says of `serve`.
-    options: dict[str, KnobValue] = {"model": model, "http": "", **KNOBS.as_dict()}
-    options["with_tokens"] = with_tokens
-    if model == EngineConfig().model:
+    is_speaking = model == demo_speaking.NAME
+    knobs = demo_speaking.KNOBS if is_speaking else KNOBS
+    options: dict[str, KnobValue] = {"model": model, "http": "", **knobs.as_dict()}
+    # What it says is what there is to see, and the questions are the demo's own.
+    options["with_tokens"] = with_tokens or is_speaking
+    if is_speaking:
+        options["kv_memory"] = demo_speaking.KV_MEMORY
+        options["max_model_len"] = demo_speaking.MAX_MODEL_LEN
+    elif model == EngineConfig().model:
         options["kv_memory"] = KV_MEMORY
     return options
 

@@ -14,6 +14,7 @@ commands = typer.Typer(rich_markup_mode=None)
 @commands.command(
     epilog=example(
         "stepscope demo",
+        "stepscope demo --model smollm2",
         "stepscope demo --rate 0.5",
         "stepscope demo --simulate h100 --model llama-3.1-8b --speed 10",
         "stepscope demo --headless --record out.mcap --screenshot out.svg",
