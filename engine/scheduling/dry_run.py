@@ -8,9 +8,10 @@ A workload is a JSON object in which time is counted in steps:
 At step s the requests with `arrival_step` s are added in list order, then one step is scheduled,
 then every request whose prompt is complete gets one token (never a stop before `output_len`).
 Every knob may be given by its name. `budget` maps a step to the token budget in force from it on.
-`tokens` gives a prompt where its content matters; prompts without it share nothing. `num_blocks`
-counts one block that is never used, as vLLM's does, so that schedules recorded from vLLM can be
-compared line by line.
+`tokens` gives a prompt where its content matters; prompts without it share nothing. `output` gives
+the tokens of a request where they are guessed (`speculative`); without it they are zeros.
+`num_blocks` counts one block that is never used, as vLLM's does, so that schedules recorded from
+vLLM can be compared line by line.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,11 +24,12 @@ from stepscope.engine.protocol.config import ConfigError, Knobs, Limits, knob_sp
 from stepscope.engine.protocol.field_errors import in_words
 from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Preempted
+from stepscope.engine.scheduling.acceptance import bursts_of, has_drafts, take_bursts
 from stepscope.engine.scheduling.batching import SpendBudget
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
-from stepscope.engine.scheduling.step import ScheduledRow
+from stepscope.engine.scheduling.step import ScheduledRow, StepResult
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**62)]
@@ -39,6 +41,7 @@ class WorkloadRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     output_len: Count
     priority: int = 0
     tokens: list[TokenId] | None = None
+    output: list[TokenId] | None = None
 
 
 class ScheduleWorkload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -155,6 +158,12 @@ def _check_request(number: int, request: WorkloadRequest, workload: ScheduleWork
             f"request {number} has {len(request.tokens)} tokens, "
             f"its prompt_len says {request.prompt_len}",
         )
+    if request.output is not None and len(request.output) != request.output_len:
+        raise ConfigError(
+            "bad_workload",
+            f"request {number} has an output of {len(request.output)} tokens, "
+            f"its output_len says {request.output_len}",
+        )
     num_tokens = request.prompt_len + request.output_len
     if num_tokens > workload.max_model_len:
         raise ConfigError(
@@ -211,7 +220,7 @@ class ScheduleReplay:
         num_waiting = len(scheduler.waiting)
         num_free_blocks = scheduler.kv.num_free_blocks
         new = list(scheduler.admitted_now)
-        finished = scheduler.update(rows, [0 if row.samples else None for row in rows])
+        finished = self._update(rows)
         scheduler.kv.drain_moves()
         events = scheduler.drain_events()
         return ScheduleLine(
@@ -226,6 +235,25 @@ class ScheduleReplay:
             finished=[request.request_id for request in finished],
             padded=scheduler.num_padded_tokens,
         )
+
+    def _update(self, rows: list[ScheduledRow]) -> list[Request]:
+        if not self.scheduler.num_draft_tokens:
+            token_ids = [self._token(row, 0) if row.samples else None for row in rows]
+            return self.scheduler.update(rows, token_ids)
+        sampled = {
+            index: [self._token(row, i) for i in range(row.num_tokens if has_drafts(row) else 1)]
+            for index, row in enumerate(rows)
+            if row.samples
+        }
+        token_ids = [sampled[i][0] if i in sampled else None for i in range(len(rows))]
+        result = StepResult(token_ids, 0, 0, bursts=bursts_of(rows, sampled))
+        return take_bursts(self.scheduler, rows, result)[0]
+
+    def _token(self, row: ScheduledRow, depth: int) -> int:
+        """Behind the newest token of a request, and so many drafts."""
+        request = row.request
+        output = self._workload.requests[request.request_id].output
+        return 0 if output is None else output[request.num_output_tokens + depth]
 
 
 def _scheduler(workload: ScheduleWorkload, own_mode: SpendBudget | None) -> Scheduler:

@@ -24,16 +24,27 @@ from typing import Any
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
+import numpy as np
 import torch
-from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    ModelConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+    VllmConfig,
+)
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
+from vllm.v1.spec_decode.ngram_proposer import (
+    _find_longest_matched_ngram_and_propose_tokens as find_ngram,
+)
 from vllm.v1.structured_output import StructuredOutputManager
 
 # A model that is only described: nothing of it is ever loaded.
@@ -78,6 +89,7 @@ def make_scheduler(
             async_scheduling=is_asynchronous,
             **{name: value for name, value in newer.items() if name in known},
         ),
+        speculative_config=speculative_config(workload),
         cache_config=CacheConfig(
             block_size=block_size,
             enable_prefix_caching=workload.get("enable_prefix_caching", True),
@@ -101,6 +113,17 @@ def make_scheduler(
     )
 
 
+def speculative_config(workload: dict[str, Any]) -> SpeculativeConfig | None:
+    if workload.get("speculative", "off") == "off":
+        return None
+    return SpeculativeConfig(
+        method="ngram",
+        num_speculative_tokens=workload["num_speculative_tokens"],
+        prompt_lookup_min=workload["prompt_lookup_min"],
+        prompt_lookup_max=workload["prompt_lookup_max"],
+    )
+
+
 def record(workload: dict[str, Any], model: Path) -> list[dict[str, Any]]:
     """One line a step; the last one, when all is done, is an empty one."""
     scheduler = make_scheduler(workload, model)
@@ -118,7 +141,7 @@ def record(workload: dict[str, Any], model: Path) -> list[dict[str, Any]]:
             if wanted["arrival_step"] == step:
                 scheduler.add_request(make_request(number, wanted, workload, hasher))
         scheduler.max_num_scheduled_tokens = budget.get(step, scheduler.max_num_scheduled_tokens)
-        lines.append(one_step(scheduler, step))
+        lines.append(one_step(scheduler, step, workload))
         if step > last_arrival and not scheduler.requests and not lines[-1]["sched"]:
             break
     return lines
@@ -141,7 +164,7 @@ def make_request(
     )
 
 
-def one_step(scheduler: Scheduler, step: int) -> dict[str, Any]:
+def one_step(scheduler: Scheduler, step: int, workload: dict[str, Any]) -> dict[str, Any]:
     output = scheduler.schedule()
     num_free_blocks = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
     running = [int(request.request_id) for request in scheduler.running]
@@ -149,7 +172,10 @@ def one_step(scheduler: Scheduler, step: int) -> dict[str, Any]:
     new = {int(data.req_id) for data in output.scheduled_new_reqs}
     new |= {int(request_id) for request_id in output.scheduled_cached_reqs.resumed_req_ids}
     ids = list(output.num_scheduled_tokens)
-    scheduler.update_from_output(output, result_of(scheduler, output))
+    result = result_of(scheduler, output, workload["requests"])
+    scheduler.update_from_output(output, result)
+    if workload.get("speculative", "off") != "off":
+        scheduler.update_draft_token_ids(drafts_of(scheduler, result, workload))
     return {
         "step": step,
         "sched": dict(output.num_scheduled_tokens),
@@ -163,18 +189,103 @@ def one_step(scheduler: Scheduler, step: int) -> dict[str, Any]:
     }
 
 
-def result_of(scheduler: Scheduler, output: Any) -> ModelRunnerOutput:
-    """One token for every request whose prompt is complete. To be called right after `schedule`."""
+def drafts_of(
+    scheduler: Scheduler, result: ModelRunnerOutput, workload: dict[str, Any]
+) -> DraftTokenIds:
+    """What vLLM's own proposer guesses; none that `max_tokens` leaves no room for."""
+    ids, drafts = [], []
+    for request_id, sampled in zip(result.req_ids, result.sampled_token_ids, strict=True):
+        request = scheduler.requests.get(request_id)
+        if request is None or not sampled:
+            continue
+        most = request.max_tokens - request.num_output_tokens - 1
+        found = find_ngram(
+            np.array(request.all_token_ids, dtype=np.int32),
+            workload["prompt_lookup_min"],
+            workload["prompt_lookup_max"],
+            scheduler.max_model_len,
+            workload["num_speculative_tokens"],
+        )
+        ids.append(request_id)
+        drafts.append(found.tolist()[: max(0, most)])
+    return DraftTokenIds(ids, drafts)
+
+
+def tokens_of(request: Request, drafts: list[int], wanted: list[int] | None) -> list[int]:
+    """The next token of `wanted` (None: zeros), and one more for each draft that is right."""
+    first = request.num_output_tokens
+    tokens = []
+    for index in range(len(drafts) + 1):
+        tokens.append(0 if wanted is None else wanted[first + index])
+        if index < len(drafts) and drafts[index] != tokens[-1]:
+            break
+    return tokens
+
+
+def result_of(
+    scheduler: Scheduler, output: Any, requests_wanted: list[dict[str, Any]] | None = None
+) -> ModelRunnerOutput:
+    """One token for every request whose prompt is complete. To be called right after `schedule`.
+
+    With drafts, as many more as are right by the `output` that the workload says.
+    """
     ids = list(output.num_scheduled_tokens)
     requests = [scheduler.requests[request_id] for request_id in ids]
     return ModelRunnerOutput(
         req_ids=ids,
         req_id_to_index={request_id: index for index, request_id in enumerate(ids)},
-        sampled_token_ids=[[0] if r.num_computed_tokens >= r.num_tokens else [] for r in requests],
+        sampled_token_ids=[
+            tokens_of(
+                request,
+                output.scheduled_spec_decode_tokens.get(request.request_id, []),
+                None
+                if requests_wanted is None
+                else requests_wanted[int(request.request_id)].get("output"),
+            )
+            if request.num_computed_tokens >= request.num_tokens
+            else []
+            for request in requests
+        ],
         logprobs=None,
         prompt_logprobs_dict={},
         pooler_output=[],
     )
+
+
+def made_up_with_drafts(seed: int) -> dict[str, Any]:
+    """A small workload whose texts repeat themselves, with and without memory pressure."""
+    source = random.Random(seed)
+    requests: list[dict[str, Any]] = []
+    step = 0
+    for _ in range(source.randint(2, 14)):
+        step += source.choice([0, 0, 1, 3])
+        phrase = [source.randrange(1, 40) for _ in range(source.randint(3, 12))]
+        text: list[int] = []
+        while len(text) < 100:
+            text += phrase if source.random() < 0.65 else [source.randrange(1, 40)]
+        prompt_len, output_len = source.randint(8, 60), source.randint(4, 40)
+        requests.append(
+            {
+                "arrival_step": step,
+                "prompt_len": prompt_len,
+                "output_len": output_len,
+                "tokens": text[:prompt_len],
+                "output": text[prompt_len : prompt_len + output_len],
+            }
+        )
+    shortest = source.randint(1, 4)
+    return {
+        "speculative": "ngram",
+        "num_speculative_tokens": source.randint(1, 6),
+        "prompt_lookup_min": shortest,
+        "prompt_lookup_max": source.randint(shortest, 5),
+        "max_num_batched_tokens": source.choice([16, 24, 48, 128]),
+        "max_num_seqs": source.choice([2, 8, 16]),
+        "num_blocks": source.choice([40, 60, 120, 400]),
+        "block_size": 4,
+        "max_model_len": 128,
+        "requests": requests,
+    }
 
 
 def made_up(seed: int) -> dict[str, Any]:
@@ -229,11 +340,13 @@ def made_up(seed: int) -> dict[str, Any]:
     return workload
 
 
-def compare(count: int, first_seed: int, stepscope: str, model: Path) -> int:
+def compare(
+    count: int, first_seed: int, stepscope: str, model: Path, *, with_drafts: bool = False
+) -> int:
     for seed in range(first_seed, first_seed + count):
-        workload = made_up(seed)
+        workload = made_up_with_drafts(seed) if with_drafts else made_up(seed)
         theirs = record(workload, model)
-        command = [stepscope, "schedule", "-"]
+        command = [stepscope, "schedule", "-", "--order", "arrival"]
         done = subprocess.run(
             command, input=json.dumps(workload), capture_output=True, text=True, check=False
         )
@@ -253,6 +366,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Record schedules of vLLM's own scheduler.")
     parser.add_argument("workload", type=Path, nargs="?")
     parser.add_argument("--compare", type=int, metavar="COUNT", help="of made-up workloads")
+    parser.add_argument("--drafts", action="store_true", help="compare with n-gram speculation")
     parser.add_argument("--seed", type=int, default=0, help="of the first one")
     parser.add_argument("--stepscope", default="stepscope", help="the command to compare with")
     args = parser.parse_args()
@@ -262,7 +376,7 @@ def main() -> int:
         model = Path(folder)
         (model / "config.json").write_text(json.dumps(MODEL))
         if args.compare is not None:
-            return compare(args.compare, args.seed, args.stepscope, model)
+            return compare(args.compare, args.seed, args.stepscope, model, with_drafts=args.drafts)
         for line in record(json.loads(args.workload.read_text()), model):
             print(json.dumps(line, separators=(",", ":")))
     return 0

@@ -35,7 +35,7 @@ def schedule(workload: dict[str, object]) -> list[ScheduleLine]:
 
 
 def test_the_recorded_schedules_are_there() -> None:
-    assert len(WORKLOADS) >= 16
+    assert len(WORKLOADS) >= 19
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
