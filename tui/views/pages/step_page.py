@@ -136,6 +136,8 @@ def _cells(frame: Frame, row: BatchRow) -> list[Cell]:
     is_decode = row.phase == Phase.DECODE
     end = row.start + row.num_tokens
     brings = "first token" if row.flags & RowFlag.FIRST_TOKEN else ""
+    if not brings and is_decode and row.num_tokens > 1:
+        brings = f"{row.num_tokens:,} tokens"
     if not brings:
         brings = "token" if is_decode or row.flags & RowFlag.LAST_CHUNK else "no token yet"
     prompt = view.num_prompt_tokens if view is not None and view.num_prompt_tokens else None
@@ -181,6 +183,7 @@ def _costs(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -
             *bar((spent + padded) / budget if budget else None, bar_width, "prefill"),
         ),
         _spent(record, summary, width),
+        *inspector.draft_lines(record),
         (
             (" seats   ", "muted"),
             (f"{seats:>7,} of {fmt.count(record.max_num_seqs):<7}", "strong"),

@@ -176,6 +176,21 @@ def times_line(record: StepRecord, width: int) -> Line:
     return tuple(line)
 
 
+def draft_lines(record: StepRecord) -> list[Line]:
+    """What was guessed and accepted, and what the rejected drafts took of the step."""
+    if not record.drafts:
+        return []
+    drafted = sum(draft.num_drafted for draft in record.drafts)
+    accepted = sum(draft.num_accepted for draft in record.drafts)
+    runs: list[Run] = [
+        (" drafts  ", "muted"),
+        (f"{accepted:>7,} of {drafted:,} accepted", "multi"),
+    ]
+    if drafted > accepted:
+        runs.append((f", {drafted - accepted:,} of the budget for nothing", "caution"))
+    return [tuple(runs)]
+
+
 def prepared_lines(record: StepRecord, overlap: bool | None) -> list[Line]:
     """Whether the host prepared it while the device was busy, the cost, and what prevented it.
 

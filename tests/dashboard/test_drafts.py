@@ -1,0 +1,31 @@
+"""The step page says what drafts brought, and what rejected ones took of the budget."""
+
+from stepscope.engine.protocol.wire import DraftRow, StepRecord
+from stepscope.tui.views.panels.inspector import draft_lines
+
+
+def text_of(drafts: list[DraftRow] | None) -> str:
+    record = StepRecord(
+        step=3,
+        schedule_start_ns=1,
+        tokens_ns=2,
+        num_prefill_tokens=0,
+        num_decode_tokens=9,
+        num_running=2,
+        num_waiting=0,
+        drafts=drafts,
+    )
+    return "".join(text for line in draft_lines(record) for text, _ in line)
+
+
+def test_accepted_and_rejected_drafts_of_all_requests_are_summed_up() -> None:
+    text = text_of([DraftRow(1, 4, 3), DraftRow(2, 3, 0)])
+    assert " ".join(text.split()) == "drafts 3 of 7 accepted, 4 of the budget for nothing"
+
+
+def test_nothing_is_said_of_rejected_drafts_where_there_are_none() -> None:
+    assert " ".join(text_of([DraftRow(1, 4, 4)]).split()) == "drafts 4 of 4 accepted"
+
+
+def test_a_step_without_drafts_has_no_such_line() -> None:
+    assert text_of(None) == ""
