@@ -10,8 +10,12 @@ import pytest
 
 from stepscope.recordings import samples
 from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.simulation.basis import basis_of
 from stepscope.recordings.simulation.recorded import recorded_work
+from stepscope.recordings.simulation.what_if import Forecast, WhatIf
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.__main__ import main
+from stepscope.tui.cli.simulation.what_if_report import report
 
 Run = Callable[..., str]
 WORK = ("mix", "--rate", "8", "--num-requests", "150", "--document-share", "0.2", "--gpu", "h100")
@@ -89,6 +93,15 @@ def test_a_sweep_is_a_row_for_each_value_and_a_figure(run: Run, tmp_path: Path) 
     assert drawn.startswith("<?xml")
     assert re.search(r"<!-- .*512 -->", drawn)
     assert "<!-- recorded -->" in drawn
+
+
+def test_a_report_says_that_the_machine_was_disturbed() -> None:
+    with Recording(samples.shipped()["chunked"]) as recording:
+        basis = basis_of(recording, [SLO()])
+    calm = WhatIf({}, Forecast("as recorded", {}, 0.0), [], drift=0.03)
+    for found, is_noted in ((calm, False), (calm._replace(drift=0.4), True)):
+        said = "\n".join(report(found, basis, [SLO()]))
+        assert ("note: the machine's speed changed by 40%" in said) == is_noted
 
 
 def test_a_short_recording_is_refused(run: Run, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import msgspec
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.history.history import History
-from stepscope.recordings.history.memory_file import write_memory
 from stepscope.recordings.state.knob_text import typed_text
 
 _SHOWN = (("TTFT p99", "ttft_p99_ms"), ("ITL p99", "itl_p99_ms"))
@@ -78,6 +77,8 @@ class _Question(threading.Thread):
         self._change = change
 
     def run(self) -> None:
+        from stepscope.recordings.history.memory_file import write_memory  # loads mcap
+
         try:
             with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
                 path = Path(folder) / "memory.mcap"

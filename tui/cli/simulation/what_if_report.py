@@ -20,6 +20,7 @@ _SHOWN = (
     ("goodput /s", "goodput_0_per_s"),
 )  # fmt: skip
 _MAX_COLUMNS = 4  # of cases; more of them are rows
+_DISTURBED = 0.1  # drift beyond it: forecasts were far too slow (docs/simulate.md)
 
 
 def report(found: WhatIf, basis: WhatIfBasis, levels: Sequence[SLO]) -> Iterator[str]:
@@ -103,6 +104,12 @@ def _pair(case: Forecast, rank: int) -> tuple[Between, Between] | None:
 
 def _notes(found: WhatIf, basis: WhatIfBasis) -> Iterator[str]:
     work = basis.work
+    if found.drift > _DISTURBED:
+        yield (
+            f"note: the machine's speed changed by {found.drift:.0%} while it was recorded, as if "
+            "something else ran on it; a session that is not disturbed may take half as long: "
+            "record again"
+        )
     for case in found.variants:
         if case.share_extrapolated > 0.01:
             yield (

@@ -147,7 +147,7 @@ def simulate(
     epilog=example(
         "stepscope what-if session.mcap max_num_batched_tokens=1024",
         "stepscope what-if session.mcap max_num_seqs=8 batching=static,order=arrival",
-        "stepscope what-if session.mcap --sweep max_num_batched_tokens=64..8192 -o frontier.svg",
+        "stepscope what-if s.mcap --sweep max_num_batched_tokens=64..8192 -o s.svg",
     ),
 )
 def what_if(
