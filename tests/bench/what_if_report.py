@@ -81,7 +81,8 @@ def report(runs: Mapping[str, WhatIf], budgets: Sequence[int]) -> Iterator[str]:
         yield _row("  covered, %", [
             f"{_covered(pairs, figure):.0f}" for figure in FIGURES
         ])  # fmt: skip
-        yield from _calibrated(pairs, rounds)
+        if len(rounds) > 1:
+            yield from _calibrated(pairs, rounds)
 
 
 def _pairs(
