@@ -1,7 +1,7 @@
 """Commands that ask what would happen: on another GPU, with other knobs.
 
 May import: engine.process, engine.protocol, engine.scheduling, engine.simulation,
-  engine.simulation.virtual, engine.transport, engine.workload, recordings.export,
+  engine.simulation.virtual, engine.transport, engine.workload, recordings, recordings.export,
   recordings.file, recordings.file.mcap, recordings.history, recordings.live, recordings.plot,
   recordings.simulation, recordings.state.series, tui.cli.engines, tui.cli.recordings,
   tui.cli.shared, tui.settings, tui.views.
