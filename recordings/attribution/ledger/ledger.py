@@ -1,13 +1,6 @@
-"""`Ledger`: admissions and preemptions of a session, from its records alone.
+"""`Ledger`: admissions and preemptions of a session, from its records alone."""
 
-Time in the queue is charged from one scheduling to the next, to what blocked the queue in the
-first of the two.
-"""
-
-import heapq
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import (
     Aborted,
@@ -34,53 +27,13 @@ from stepscope.recordings.attribution.ledger.preemptions import (
     lost_between,
 )
 from stepscope.recordings.attribution.ledger.queue import QueueWait, in_order
+from stepscope.recordings.attribution.ledger.tax import RecomputeTax
+from stepscope.recordings.attribution.ledger.waits import OpenWait, QueueWaits
 from stepscope.recordings.attribution.open_waits import blocking_reason
-from stepscope.recordings.state.pauses import Pauses
 from stepscope.recordings.state.session import SessionState
-
-MAX_ADMITTED = 1000  # the longest waits that have ended, of those kept
 
 _DECODE, _RECOMPUTE = int(Phase.DECODE), int(Phase.RECOMPUTE)
 _LAST_CHUNK = int(RowFlag.LAST_CHUNK)
-
-
-class RecomputeTax(NamedTuple):
-    """What preemptions cost a session. None is unknown.
-
-    Attributes:
-        num_tokens: computed in all, and `step_ns` is the time of all steps.
-    """
-
-    num_preemptions: int
-    num_lost: int | None
-    num_recomputed: int | None
-    num_tokens: int
-    recompute_ns: float | None
-    step_ns: int
-
-    @property
-    def token_share(self) -> float | None:
-        if self.num_recomputed is None or not self.num_tokens:
-            return None
-        return self.num_recomputed / self.num_tokens
-
-    @property
-    def time_share(self) -> float | None:
-        if self.recompute_ns is None or not self.step_ns:
-            return None
-        return self.recompute_ns / self.step_ns
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """A request in the queue; `before` is what the queue had waited for before it came."""
-
-    request_id: int
-    client_id: str
-    num_prompt_tokens: int
-    was_preempted: bool
-    since_ns: int | None
-    before: dict[str, int]
 
 
 class Ledger:
@@ -102,14 +55,9 @@ class Ledger:
         self.publishes_requests = True
         self._state = state.copy()
         self._state.blocks = None
-        self._pauses = Pauses(state)
+        self._waits = QueueWaits(state)
         self._needs_snapshot = state.info is None
-        self._waiting: dict[int, _Waiting] = {}
         self._open: dict[int, list[Preemption]] = {}  # without a token since, by request
-        self._longest: list[tuple[int, int, QueueWait]] = []  # a heap
-        self._spent: dict[str, int] = {}  # what the queue waited for so far, in ns
-        self._reason = ""  # since the last scheduling
-        self._scheduled_ns = state.time_ns
         self._num_tokens = self._step_ns = 0
         self._adopt()
 
@@ -118,7 +66,7 @@ class Ledger:
         if isinstance(message, Mark):
             return
         self._needs_snapshot |= after_gap
-        self._pauses.take(message)
+        self._waits.pauses.take(message)
         info = message.info if isinstance(message, Snapshot) else message
         if isinstance(info, EngineInfo) and self._is_another(info):
             self._forget()
@@ -157,20 +105,15 @@ class Ledger:
         """Who waits after the last message, in the order of the queue."""
         views = self._state.requests
         queue = in_order(
-            [views[each] for each in self._waiting if each in views],
-            {each: wait.since_ns for each, wait in self._waiting.items() if wait.was_preempted},
+            [views[each] for each in self._waits.open if each in views],
+            self._waits.preempted_ns(),
             self._state.knobs,
         )
-        now = self._spent.copy()
-        self._charge(now, self._scheduled_ns, self.now_ns, self._reason)
-        return [
-            _stay(self._waiting[view.request_id], now, None, None, len(queue) - 1 - place)
-            for place, view in enumerate(queue)
-        ]
+        return self._waits.until_now([view.request_id for view in queue], self.now_ns)
 
     def admitted(self) -> list[QueueWait]:
         """The waits that have ended, the longest first, at most `MAX_ADMITTED`."""
-        return [wait for _, _, wait in sorted(self._longest, reverse=True)]
+        return self._waits.longest()
 
     def tax(self) -> RecomputeTax:
         """What the preemptions cost."""
@@ -192,9 +135,7 @@ class Ledger:
         self.num_steps += 1
         if self.first_ns is None:
             self.first_ns = start_ns
-        self._charge(self._spent, self._scheduled_ns, start_ns, self._reason)
-        self._scheduled_ns = max(self._scheduled_ns, start_ns)
-        self._reason = blocking_reason(record)
+        self._waits.schedule(start_ns, blocking_reason(record))
         if record.events:
             is_preempting = any(isinstance(event, Preempted) for event in record.events)
             takers = beneficiaries(record, self._state) if is_preempting else {}
@@ -249,20 +190,20 @@ class Ledger:
         for event in events:
             request_id = event.request_id
             if isinstance(event, Arrived):
-                wait = _Waiting(
-                    request_id, event.client_id, event.num_prompt_tokens, False, event.time_ns, {}
+                wait = OpenWait(
+                    request_id, event.client_id, event.num_prompt_tokens, False, event.time_ns
                 )
-                self._begin_wait(wait, time_ns)
+                self._waits.begin(wait, time_ns)
             elif isinstance(event, Preempted):
                 self._preempt(event, time_ns, step, takers.get(request_id))
             elif isinstance(event, Admitted):
-                self._end_wait(request_id, time_ns, step)
+                self.num_admitted += self._waits.end(request_id, time_ns, step)
                 self._resume(event, time_ns)
             elif isinstance(event, Aborted) or (isinstance(event, Finished) and step is None):
                 self._end(request_id, time_ns)
 
     def _end(self, request_id: int, time_ns: int) -> None:
-        self._end_wait(request_id, time_ns, None)
+        self._waits.end(request_id, time_ns, None)
         _leave_as(self._open.pop(request_id, ()), "ended")
 
     def _preempt(
@@ -284,8 +225,8 @@ class Ledger:
         _leave_as(before, "waits")
         before.append(preemption)
         num_prompt = 0 if view is None else view.num_prompt_tokens
-        wait = _Waiting(event.request_id, preemption.client_id, num_prompt, True, time_ns, {})
-        self._begin_wait(wait, time_ns)
+        wait = OpenWait(event.request_id, preemption.client_id, num_prompt, True, time_ns)
+        self._waits.begin(wait, time_ns)
 
     def _resume(self, event: Admitted, time_ns: int) -> None:
         """A request was admitted; what the prefix cache still has need not be computed again."""
@@ -308,41 +249,7 @@ class Ledger:
         self._open[request_id] = [preemption]
         return preemption
 
-    # The queue
-
-    def _begin_wait(self, wait: _Waiting, now_ns: int) -> None:
-        """A request waits from now on, or since earlier: then it waited for a step to end."""
-        wait.before = self._spent.copy()
-        if wait.since_ns is not None:
-            self._charge(wait.before, now_ns, wait.since_ns, self._reason)
-            self._charge(wait.before, wait.since_ns, now_ns, "step", sign=-1)
-        self._waiting[wait.request_id] = wait
-
-    def _end_wait(self, request_id: int, time_ns: int, step: int | None) -> None:
-        wait = self._waiting.pop(request_id, None)
-        if wait is None:
-            return
-        self.num_admitted += step is not None
-        stay = _stay(wait, self._spent, time_ns, step, len(self._waiting))
-        waited_ns = stay.waited_ns(time_ns)
-        if waited_ns is None:
-            return
-        entry = waited_ns, -request_id, stay
-        if len(self._longest) < MAX_ADMITTED:
-            heapq.heappush(self._longest, entry)
-        else:
-            heapq.heappushpop(self._longest, entry)
-
-    def _charge(
-        self, spent: dict[str, int], begin_ns: int, end_ns: int, reason: str, sign: int = 1
-    ) -> None:
-        """Add a stretch of time to what was waited for; nothing if it is none."""
-        if begin_ns >= end_ns:
-            return
-        paused_ns = self._pauses.within(begin_ns, end_ns)
-        spent[reason] = spent.get(reason, 0) + sign * (end_ns - begin_ns - paused_ns)
-        if paused_ns:
-            spent["paused"] = spent.get("paused", 0) + sign * paused_ns
+    # Another engine, or another beginning
 
     def _is_another(self, info: EngineInfo) -> bool:
         return self.info is not None and self.info.engine_id != info.engine_id
@@ -351,30 +258,27 @@ class Ledger:
         """The engine was started anew."""
         for preemptions in self._open.values():
             _leave_as(preemptions, "unknown")
-        self._open, self._waiting = {}, {}
-        self._state, self._pauses = SessionState(), Pauses()
-        self._scheduled_ns, self._needs_snapshot = 0, True
+        self._open = {}
+        self._state = SessionState()
+        self._waits.forget()
+        self._needs_snapshot = True
 
     def _adopt(self) -> None:
         """Begin with the requests of the state; what is not in it has ended unseen."""
         views = self._state.requests
-        self._scheduled_ns = self._scheduled_ns or self._state.time_ns
         out = {each for each, view in views.items() if view.status in ("waiting", "preempted")}
-        for request_id in [each for each in self._waiting if each not in out]:
-            del self._waiting[request_id]
+        self._waits.keep(out, self._state.time_ns)
         gone = [
             each for each in self._open if each not in views or views[each].status == "finished"
         ]
         for request_id in gone:
             _leave_as(self._open.pop(request_id), "unknown")
-        for request_id in sorted(out - set(self._waiting)):
+        for request_id in sorted(out - self._waits.open.keys()):
             view = views[request_id]
             is_out = view.status == "preempted"
             since_ns = None if is_out or view.is_partial else view.arrival_ns
-            wait = _Waiting(
-                request_id, view.client_id, view.num_prompt_tokens, is_out, since_ns, {}
-            )
-            self._begin_wait(wait, self._scheduled_ns)
+            wait = OpenWait(request_id, view.client_id, view.num_prompt_tokens, is_out, since_ns)
+            self._waits.begin(wait, self._waits.scheduled_ns)
             if is_out and request_id not in self._open:
                 self._unseen(view, request_id)
 
@@ -384,22 +288,3 @@ def _leave_as(preemptions: Iterable[Preemption], status: PreemptionStatus) -> No
     for each in preemptions:
         if each.status != "back":
             each.status = status
-
-
-def _stay(
-    wait: _Waiting, spent: dict[str, int], end_ns: int | None, step: int | None, num_behind: int
-) -> QueueWait:
-    """A wait, and what the queue waited for meanwhile."""
-    reasons = {each: ns - wait.before.get(each, 0) for each, ns in spent.items()}
-    reasons |= {each: -ns for each, ns in wait.before.items() if each not in spent}
-    return QueueWait(
-        wait.request_id,
-        wait.client_id,
-        wait.num_prompt_tokens,
-        wait.was_preempted,
-        wait.since_ns,
-        end_ns,
-        step,
-        {each: ns for each, ns in reasons.items() if ns > 0},
-        num_behind,
-    )

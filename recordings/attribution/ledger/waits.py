@@ -1,0 +1,135 @@
+"""`QueueWaits`: who waits for admission, and what the queue waited for meanwhile.
+
+Time is charged from one scheduling to the next, to what blocked the queue in the first of the two.
+"""
+
+import heapq
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from stepscope.recordings.attribution.ledger.queue import QueueWait
+from stepscope.recordings.state.pauses import Pauses
+from stepscope.recordings.state.session import SessionState
+
+MAX_ADMITTED = 1000  # the longest waits that have ended, of those kept
+
+
+@dataclass(slots=True)
+class OpenWait:
+    """A request in the queue; `before` is what the queue had waited for before it came."""
+
+    request_id: int
+    client_id: str
+    num_prompt_tokens: int
+    was_preempted: bool
+    since_ns: int | None
+    before: dict[str, int] = field(default_factory=dict)
+
+
+class QueueWaits:
+    """Waits that are open, and the longest of those that have ended.
+
+    Args:
+        state: right before the first message.
+
+    Attributes:
+        open: by request.
+        pauses: takes every message; the operator's pauses are charged to nothing else.
+        scheduled_ns: the last scheduling.
+    """
+
+    def __init__(self, state: SessionState) -> None:
+        self.open: dict[int, OpenWait] = {}
+        self.pauses = Pauses(state)
+        self.scheduled_ns = state.time_ns
+        self._reason = ""  # since then
+        self._spent: dict[str, int] = {}  # what the queue waited for so far, in ns
+        self._longest: list[tuple[int, int, QueueWait]] = []  # a heap
+
+    def schedule(self, start_ns: int, reason: str) -> None:
+        """A step is scheduled; from now on `reason` blocks the queue."""
+        self._charge(self._spent, self.scheduled_ns, start_ns, self._reason)
+        self.scheduled_ns = max(self.scheduled_ns, start_ns)
+        self._reason = reason
+
+    def begin(self, wait: OpenWait, now_ns: int) -> None:
+        """A request waits from now on, or since earlier: then it waited for a step to end."""
+        wait.before = self._spent.copy()
+        if wait.since_ns is not None:
+            self._charge(wait.before, now_ns, wait.since_ns, self._reason)
+            self._charge(wait.before, wait.since_ns, now_ns, "step", sign=-1)
+        self.open[wait.request_id] = wait
+
+    def end(self, request_id: int, time_ns: int, step: int | None) -> bool:
+        """A request waits no longer. Returns whether it waited and `step` admitted it."""
+        wait = self.open.pop(request_id, None)
+        if wait is None:
+            return False
+        ended = _ended(wait, self._spent, time_ns, step, len(self.open))
+        waited_ns = ended.waited_ns(time_ns)
+        if waited_ns is not None:
+            entry = waited_ns, -request_id, ended
+            if len(self._longest) < MAX_ADMITTED:
+                heapq.heappush(self._longest, entry)
+            else:
+                heapq.heappushpop(self._longest, entry)
+        return step is not None
+
+    def keep(self, request_ids: Collection[int], now_ns: int) -> None:
+        """Only these still wait; the waits of others have ended unseen."""
+        self.scheduled_ns = self.scheduled_ns or now_ns
+        self.open = {each: wait for each, wait in self.open.items() if each in request_ids}
+
+    def forget(self) -> None:
+        """The engine was started anew."""
+        self.open, self.pauses, self.scheduled_ns = {}, Pauses(), 0
+
+    # Results
+
+    def preempted_ns(self) -> dict[int, int | None]:
+        """Since when the preempted ones wait."""
+        return {each: wait.since_ns for each, wait in self.open.items() if wait.was_preempted}
+
+    def until_now(self, request_ids: Sequence[int], now_ns: int) -> list[QueueWait]:
+        """The open waits of these, which stand in the order of the queue."""
+        spent = self._spent.copy()
+        self._charge(spent, self.scheduled_ns, now_ns, self._reason)
+        num_behind = range(len(request_ids) - 1, -1, -1)
+        return [
+            _ended(self.open[request_id], spent, None, None, behind)
+            for request_id, behind in zip(request_ids, num_behind, strict=True)
+        ]
+
+    def longest(self) -> list[QueueWait]:
+        """The waits that have ended, the longest first, at most `MAX_ADMITTED`."""
+        return [wait for _, _, wait in sorted(self._longest, reverse=True)]
+
+    def _charge(
+        self, spent: dict[str, int], begin_ns: int, end_ns: int, reason: str, sign: int = 1
+    ) -> None:
+        """Add a stretch of time to what was waited for; nothing if it is none."""
+        if begin_ns >= end_ns:
+            return
+        paused_ns = self.pauses.within(begin_ns, end_ns)
+        spent[reason] = spent.get(reason, 0) + sign * (end_ns - begin_ns - paused_ns)
+        if paused_ns:
+            spent["paused"] = spent.get("paused", 0) + sign * paused_ns
+
+
+def _ended(
+    wait: OpenWait, spent: dict[str, int], end_ns: int | None, step: int | None, num_behind: int
+) -> QueueWait:
+    """A wait that ended, or lasts (`end_ns` None), and what the queue waited for meanwhile."""
+    reasons = {each: ns - wait.before.get(each, 0) for each, ns in spent.items()}
+    reasons |= {each: -ns for each, ns in wait.before.items() if each not in spent}
+    return QueueWait(
+        wait.request_id,
+        wait.client_id,
+        wait.num_prompt_tokens,
+        wait.was_preempted,
+        wait.since_ns,
+        end_ns,
+        step,
+        {each: ns for each, ns in reasons.items() if ns > 0},
+        num_behind,
+    )
