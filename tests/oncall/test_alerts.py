@@ -1,13 +1,16 @@
 """Rules: how they are written, when they fire, and where one hears of it."""
 
 import json
+import socket
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stepscope.engine.http.settings import Address
 from stepscope.engine.protocol.wire import RequestStatus, RequestView
 from stepscope.recordings.alerts.judge import CALM_S, Judge
 from stepscope.recordings.alerts.meter import Meter, num_stalled, queue_age_s
@@ -19,8 +22,9 @@ from stepscope.recordings.state.session import SessionState
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.app.picture import text
 from stepscope.tui.cli.engines import watch
+from stepscope.tui.cli.engines.alert_metrics import serve_alert_metrics
 from stepscope.tui.session.alerts import AlertDesk
-from stepscope.tui.settings.cli_errors import WrongUsage
+from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.settings import load_alerts, load_settings
 from tests.conftest import LiveEngine
 from tests.support.waiting import until, wait_for
@@ -217,3 +221,21 @@ async def test_a_rule_that_fires_rings_the_bell_and_stands_in_the_notice_line(
             await until(lambda: "ALERT steps >= 4: 4" in text(app), lambda: text(app))
             await until(lambda: "steps >= 4: 4 (alert)" in text(app), lambda: text(app))
         assert len(bells) == 1
+
+
+def test_prometheus_gets_how_each_rule_stands_and_nothing_of_what_is_unknown() -> None:
+    judge = Judge([parse_rule("silent < 1s"), parse_rule("itl_p99 > 50ms")])
+    judge.take({"silent": 0.25}, 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = Address(*taken.getsockname())
+        with pytest.raises(CommandFailed, match=r"--metrics: 127\.0\.0\.1:"):
+            serve_alert_metrics(address, "engine-0", judge.watches).__enter__()
+    with (
+        serve_alert_metrics(address, "engine-0", judge.watches),
+        urllib.request.urlopen(f"http://{address.text}/metrics") as answer,
+    ):
+        lines = [line for line in answer.read().decode().splitlines() if line[0] != "#"]
+    assert lines == [
+        'stepscope_alert_firing{engine="engine-0",rule="silent < 1s"} 1.0',
+        'stepscope_alert_value{engine="engine-0",figure="silent",rule="silent < 1s",unit="s"} 0.25',
+    ]

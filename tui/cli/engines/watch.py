@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Sequence
 
+from stepscope.engine.http.settings import parse_address
 from stepscope.recordings.alerts.judge import Judge, RuleChange, RuleWatch
 from stepscope.recordings.alerts.meter import WINDOW_S, Meter
 from stepscope.recordings.alerts.rule import Rule, parse_rule
@@ -12,6 +13,7 @@ from stepscope.recordings.figures.bounds import BoundError, value_text
 from stepscope.recordings.file.service_levels import slo_of
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.tui.cli.engines.alert_metrics import serve_alert_metrics
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import chosen_levels, level_flags
@@ -34,13 +36,18 @@ def watch(
     seconds: float | None,
     slo_itl: str | None = None,
     slo_ttft: str | None = None,
+    metrics: str | None = None,
 ) -> int:
     """Print each change of state of the rules until a signal; with `once` their states, once.
+
+    Args:
+        metrics: address where Prometheus finds how the rules stand.
 
     Returns:
         0; 1 if a rule fired; with `once` also 3, if one is unknown.
     """
     rules = chosen_rules(when, "watch --when")
+    served_at = None if metrics is None else parse_address(metrics)
     slo = slo_of(chosen_levels(level_flags(slo_itl, slo_ttft)))
     chosen = choose(endpoint, "stepscope watch {}")
     connect(chosen).close()
@@ -50,7 +57,7 @@ def watch(
     has_fired = False
     start_s = time.monotonic()
     stop = StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    with stop:
+    with stop, serve_alert_metrics(served_at, source.name, judge.watches):
         source.start()
         try:
             while not stop.wait(_TICK_S):

@@ -222,6 +222,10 @@ def watch(
     slo_ttft: Annotated[
         str | None, typer.Option(metavar="TIME", help="TTFT level, for figures that judge by it")
     ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="answer Prometheus here with how the rules stand"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="a JSON document a line")] = False,
 ) -> int:
     """Watch an engine by rules: a line when one fires or ends.
@@ -232,7 +236,7 @@ def watch(
     """
     from stepscope.tui.cli.engines import watch as command
 
-    return command.watch(endpoint, when or [], once, as_json, seconds, slo_itl, slo_ttft)
+    return command.watch(endpoint, when or [], once, as_json, seconds, slo_itl, slo_ttft, metrics)
 
 
 @commands.command(
