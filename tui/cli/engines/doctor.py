@@ -71,6 +71,7 @@ EXTRAS = (
     ),
     Extra("gpu", "our kernels on an NVIDIA GPU", ("triton",)),
     Extra("flash-attn", "faster prefill on an NVIDIA GPU", ("flash-attn",)),
+    Extra("gguf", "models from GGUF files, SmolLM2 among them", ("gguf",)),
     Extra(
         "export",
         "exports to Perfetto and Parquet, PNG pictures, figures",

@@ -334,7 +334,7 @@ def ledger(
     ] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Say who waits for admission and what for, who was preempted for whom, and what it cost.
+    """Say who waits for what, and what preemption cost.
 
     From the records alone, so also of an attached engine and of an old recording.
     """

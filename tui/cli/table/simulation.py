@@ -209,7 +209,7 @@ def tune(
     slo_ttft: _SloTtft = None,
     as_json: AsJson = False,
 ) -> int:
-    """Find the knobs with the highest goodput that keep the service levels.
+    """Find the knobs that keep the service levels best.
 
     Candidates are simulated with the recorded requests, as in 'stepscope what-if'. Nothing is
     changed. Says why, and which load would do, if no knobs keep the levels (exit code 1).

@@ -3,7 +3,7 @@
 Fields left out stay, as far as the engine reports its workload.
 """
 
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
 
@@ -43,13 +43,15 @@ def parse_workload(text: str, now: WorkloadSpec | None = None) -> WorkloadSpec |
     words = text.split()
     if words == [OFF]:
         return None
-    fields = [field.name for field in msgspec.structs.fields(WorkloadSpec)]
+    fields = {field.name: field.type for field in msgspec.structs.fields(WorkloadSpec)}
     values: dict[str, Any] = {}
     for word in words:
         name, separator, value = word.partition("=")
         if not separator or name not in fields:
             raise ValueError(f"{word!r}: off or {EXAMPLE}; there are {', '.join(fields)}")
         values[name] = None if value == NO_VALUE else value
+        if value in ("on", "off") and _is_switch(fields[name]):
+            values[name] = value == "on"
     if not values:
         raise ValueError(f"write off, or {EXAMPLE}")
     try:
@@ -60,3 +62,7 @@ def parse_workload(text: str, now: WorkloadSpec | None = None) -> WorkloadSpec |
         expected = wrong.message.partition(", got ")[0]
         given = values.get(wrong.field or "") or NO_VALUE
         raise ValueError(f"{wrong.field}: {expected}, got {given!r}") from error
+
+
+def _is_switch(annotation: object) -> bool:
+    return get_origin(annotation) is Annotated and get_args(annotation)[0] is bool
