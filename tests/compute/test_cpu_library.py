@@ -3,11 +3,14 @@
 Each operation is held to its plain torch form at every level of instructions that runs here.
 """
 
+import importlib.util
 import math
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -309,3 +312,19 @@ def test_a_position_or_slot_that_is_not_there_is_an_error_and_writes_nothing(
             1e-6,
         )
     assert all(int(cache.count_nonzero()) == 0 for cache in caches)
+
+
+@pytest.mark.parametrize("target", ["aarch64-linux-gnu", "aarch64-macos", "x86_64-macos"])
+def test_the_kernels_compile_for_machines_unlike_this_one(target: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec("ziglang") is not None:
+        compiler = [sys.executable, "-m", "ziglang", "c++", "-target", target]
+    elif (found := shutil.which(f"{target}-g++")) is not None:
+        compiler = [found]
+    else:
+        pytest.skip(f"no compiler for {target}: pip install ziglang")
+    sources = Path(cpu_library.__file__).parent.glob("*.cpp")
+    options = ["-std=c++17", "-O1", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-c"]
+    for source in sources:
+        command = [*compiler, *options, str(source), "-o", str(tmp_path / f"{source.stem}.o")]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
