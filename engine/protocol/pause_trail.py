@@ -56,8 +56,8 @@ class PauseTrail(NamedTuple):
     def _ended(self, since_ns: int | None, end_ns: int) -> tuple[PauseSpan, ...] | None:
         """Args: since_ns: of a pause that was not published."""
         spans = self.spans
-        if (told_ns := self.since_ns) is not None and spans is not None:
-            spans, since_ns = spans[:-1], told_ns
+        if (published_ns := self.since_ns) is not None and spans is not None:
+            spans, since_ns = spans[:-1], published_ns
         if since_ns is None or since_ns >= end_ns:
             return spans
         return (*(spans or ()), PauseSpan(since_ns, end_ns))[-MAX_SPANS:]

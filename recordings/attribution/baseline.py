@@ -199,9 +199,9 @@ def steps_in(columns: StepColumns, stride: int = 1) -> Iterator[tuple[StepWork, 
 
     The values are copied at the call: columns may grow while they are read.
     """
-    told = [columns.column(name)[1::stride] for name in _COLUMNS]
-    told.append(columns.tokens_ns[:-1:stride])
-    steps = (_work_and_duration(values) for values in zip(*told, strict=True))
+    taken = [columns.column(name)[1::stride] for name in _COLUMNS]
+    taken.append(columns.tokens_ns[:-1:stride])
+    steps = (_work_and_duration(values) for values in zip(*taken, strict=True))
     return (step for step in steps if step is not None)
 
 
@@ -268,10 +268,10 @@ class MemoryBaseline:
             columns_of_steps = [columns.column(name) for name in _COLUMNS]
             for at in range(columns.index(step) or 0, 0, -1):
                 values = [column[at] for column in columns_of_steps]
-                told = _work_and_duration([*values, columns.tokens_ns[at - 1]])
-                if told is None or self.baseline.slow_step(*told, after_slow=True) is None:
+                measured = _work_and_duration([*values, columns.tokens_ns[at - 1]])
+                if measured is None or self.baseline.slow_step(*measured, after_slow=True) is None:
                     return False
-                if self.baseline.slow_step(*told):
+                if self.baseline.slow_step(*measured):
                     return True
         return False
 

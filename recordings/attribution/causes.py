@@ -38,7 +38,7 @@ QUEUE_REASONS = {
     "batch": "for the batch before it to end",
     "queued": "behind others",
     "step": "for the step under way to end",
-    "": "for a reason not told",
+    "": "for an unknown reason",
 }
 
 

@@ -45,13 +45,13 @@ def differing_settings(a: Side, b: Side) -> list[SettingDifference]:
     if a.info is not None and b.info is not None:
         for field, label in {**{name: name for name in _FIELDS}, **_CAPACITIES}.items():
             found.append(
-                SettingDifference(label, _told(a.info, field), _told(b.info, field), False)
+                SettingDifference(label, _values(a.info, field), _values(b.info, field), False)
             )
     if a.workload is not None and b.workload is not None:
         found.append(SettingDifference("workload", (a.workload,), (b.workload,), False))
     return [each for each in found if each.a and each.b and each.a != each.b]
 
 
-def _told(info: EngineInfo, field: str) -> tuple[KnobValue, ...]:
+def _values(info: EngineInfo, field: str) -> tuple[KnobValue, ...]:
     value: KnobValue | None = getattr(info, field)
     return () if value is None else (value,)

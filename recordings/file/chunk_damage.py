@@ -37,7 +37,7 @@ def damage_text(chunks: ChunkCache) -> str:
     """
     damaged = sorted(chunks.damaged)
     verb = "is" if len(damaged) == 1 else "are"
-    told = f"{len(damaged)} of {len(chunks)} chunks {verb} damaged"
+    said = f"{len(damaged)} of {len(chunks)} chunks {verb} damaged"
     gaps: list[range] = []
     tail = ""
     for number in damaged:
@@ -46,15 +46,15 @@ def damage_text(chunks: ChunkCache) -> str:
             end = "" if last is None else f" after step {last:,}"
             tail = f"; what came{end} is missing"
         elif last is None or following is None:
-            return f"{told}; 'stepscope verify' says what is missing"
+            return f"{said}; 'stepscope verify' says what is missing"
         elif following[0] > last + 1:
             gaps.append(range(last + 1, following[0]))
     if len(gaps) == 1:
-        told += f"; steps {gaps[0][0]:,} to {gaps[0][-1]:,} are missing"
+        said += f"; steps {gaps[0][0]:,} to {gaps[0][-1]:,} are missing"
     elif gaps:
         first, last = gaps[0][0], gaps[-1][-1]
-        told += f"; {sum(map(len, gaps)):,} steps from {first:,} to {last:,} are missing"
-    return told + tail
+        said += f"; {sum(map(len, gaps)):,} steps from {first:,} to {last:,} are missing"
+    return said + tail
 
 
 def nothing_left(chunks: ChunkCache) -> str:

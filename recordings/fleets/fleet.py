@@ -85,7 +85,7 @@ class _FleetMember:
         self.heard_s: float | None = now_s if self.version else None
         self.engine_id: str | None = None
         self.new_since_s: float | None = None
-        self.was_starting = False  # and nobody was told yet what became of it
+        self.was_starting = False  # and what became of it is not announced yet
 
 
 class Fleet:

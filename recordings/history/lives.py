@@ -36,7 +36,7 @@ class Life(NamedTuple):
     request_id: int
     waits: tuple[Late, ...]  # one wait for each token, in order
     pieces: tuple[Piece, ...]  # all time up to its last token, in order, not merged
-    told: KnownText | None = None  # prompt and output; None if the engine does not publish them
+    text: KnownText | None = None  # prompt and output; None if the engine does not publish them
 
 
 class _LifeFollower:
@@ -166,10 +166,10 @@ class LifeKeeper:
             for step in {late.step for late in found}:
                 if (index := columns.index(step)) is not None:
                     named[step] = [columns.column(name)[index] for name in _NAMED]
-        told = [late for late in found if late.request_id in named.get(late.step, ())]
-        keys = [(late.step, late.request_id) for late in told]
-        for number, (key, late) in enumerate(zip(keys, told, strict=True)):
-            if key in wanted or len(told) - number <= _MAX_KNOWN // 2:
+        named_late = [late for late in found if late.request_id in named.get(late.step, ())]
+        keys = [(late.step, late.request_id) for late in named_late]
+        for number, (key, late) in enumerate(zip(keys, named_late, strict=True)):
+            if key in wanted or len(named_late) - number <= _MAX_KNOWN // 2:
                 pieces = self._memory.known_apart(late.pieces)
                 self._keep(key, late._replace(pieces=pieces))
 
@@ -206,7 +206,7 @@ class LifeKeeper:
                         for late in explainer.late
                     ),
                     self._memory.known_apart(explainer.life),
-                    follower.transcript.told(),
+                    follower.transcript.known_text(),
                 )
             return follower.life
 

@@ -28,7 +28,7 @@ def write_memory(
 
     Args:
         path: of a file that is not there.
-        progress: told how much is done, 0 to 1; what it raises ends the work, and leaves nothing.
+        progress: called with the share that is done; if it raises, nothing is left.
         first: the first step; None: the oldest in memory.
         metadata: what the file says of itself beside the service levels.
         change: makes each message what the file is to hold.

@@ -84,7 +84,7 @@ def rates_of_totals(rates: Rates, state: SessionState) -> Rates:
 def _preempted(columns: StepColumns, end_ns: int) -> tuple[int | None, float]:
     """How many in the last minute, and how much of it is in memory.
 
-    A count, and no rate: one preemption is never told as several a minute.
+    A count, and no rate: one preemption is never several a minute.
     """
     if not columns.steps or columns.column("schedule_start_ns")[0] >= end_ns:
         return None, 0.0
@@ -99,7 +99,7 @@ def _budget_share(columns: StepColumns, first: int, last: int) -> float | None:
     if not budget:
         return None
     names = ("num_prefill_tokens", "num_decode_tokens", "num_padded_tokens")
-    # Padding that is not told is not known to be there.
+    # Padding that is not published is unknown.
     spent = sum(columns.known_total(name, first, last) for name in names)
     return spent / budget
 

@@ -101,7 +101,7 @@ class ReadMemory:
         return None
 
     def known_apart(self, pieces: Iterable[Piece]) -> tuple[Piece, ...]:
-        """What was before the first step in memory is told apart from what was lost."""
+        """What was before the first step in memory is kept apart from what was lost."""
         with self._lock:
             starts_ns = self._timeline.columns.column("schedule_start_ns")
             begin_ns = starts_ns[0] if starts_ns else 0
@@ -113,6 +113,6 @@ class ReadMemory:
         )
 
     def transcript_of(self, request_id: int) -> Transcript | None:
-        """What the snapshot that the timeline began from told of a request."""
+        """A request's text in the snapshot that the timeline began from."""
         with self._lock:
             return self._timeline.transcripts.get(request_id)

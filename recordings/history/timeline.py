@@ -70,7 +70,7 @@ class Timeline:
         self.latencies = Latencies(slo)
         self.log = EventLog()
         self._notes = EventNotes(self.log)
-        self.transcripts: dict[int, Transcript] = {}  # as of the beginning, where they were told
+        self.transcripts: dict[int, Transcript] = {}  # at the beginning, if published
         self.gaps = Gaps()
         self.marks: list[Mark] = []
         self.knob_changes: list[KnobsChanged] = []

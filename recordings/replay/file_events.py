@@ -73,7 +73,7 @@ class FileEvents:
         search: the searching thread.
         found: marks and changes of knobs so far, by step.
         changes: changes of knobs, oldest first.
-        told: other accepted or refused commands, oldest first.
+        audited: other accepted or refused commands, oldest first.
     """
 
     def __init__(self, path: Path) -> None:
@@ -82,7 +82,7 @@ class FileEvents:
         self._of_requests = {kind: EventSteps() for kind in _OF_REQUESTS.values()}
         self.found: Sequence[SessionEvent] = ()
         self.changes: Sequence[KnobsChanged] = ()
-        self.told: Sequence[AuditedStep] = ()
+        self.audited: Sequence[AuditedStep] = ()
 
     @property
     def is_done(self) -> bool:
@@ -107,12 +107,12 @@ class FileEvents:
     def _look(self, recording: Recording) -> None:
         for number in range(recording.num_chunks):
             self._take_in(list(_caused_in(recording, number)))
-            for told in _fields_in(recording, number):
-                for event in told.events:
+            for fields in _fields_in(recording, number):
+                for event in fields.events:
                     if isinstance(event, Noted):
-                        time_ns = told.tokens_ns or told.time_ns
+                        time_ns = fields.tokens_ns or fields.time_ns
                         steps = self._of_requests[_OF_REQUESTS[type(event)]]
-                        steps.add(max(told.step, 0), time_ns, event)
+                        steps.add(max(fields.step, 0), time_ns, event)
             self.search.rest(_PAUSE_S)
             if self.search.is_stopping:
                 return
@@ -125,13 +125,13 @@ class FileEvents:
         if changes:
             known = {each.version: each for each in (*self.changes, *changes)}
             self.changes = [known[version] for version in sorted(known)]
-        told = [
+        audited = [
             AuditedStep(each.event.step, each.message)
             for each in caused
             if isinstance(each.message, Audited)
         ]
-        if told:
-            self.told = sorted([*self.told, *told], key=lambda each: each.entry.time_ns)
+        if audited:
+            self.audited = sorted([*self.audited, *audited], key=lambda each: each.entry.time_ns)
         events = {each.event for each in caused}
         of_engine = {each for each in events if each.kind == "engine"}
         if of_engine:

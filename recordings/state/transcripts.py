@@ -64,7 +64,7 @@ class TranscriptReader:
                 if known.request_id == self._request_id:
                     self._begin_from(known, message.step)
 
-    def told(self) -> KnownText | None:
+    def known_text(self) -> KnownText | None:
         """The text so far; None if the engine published none."""
         if self._prompt_token_ids is None and not self._said:
             return None

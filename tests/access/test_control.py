@@ -423,7 +423,7 @@ class AttachedEngine:
         return None
 
 
-def test_an_engine_that_is_not_ours_is_served_as_well(tmp_path: Path) -> None:
+def test_the_control_server_serves_an_engine_of_another_kind(tmp_path: Path) -> None:
     engine, publisher = AttachedEngine(), Publisher(None, 64)
     endpoint = Endpoint.parse(f"{tmp_path}/attached")
     with EndpointLock(endpoint):

@@ -280,7 +280,7 @@ def test_garbage_and_floods_are_one_line_of_error(body: bytes, expected: str) ->
         reading_of(MetricsAddress.parse(f"{url}/metrics"))
 
 
-def test_what_was_read_is_an_ordinary_recording(tmp_path: Path) -> None:
+def test_scraped_metrics_are_recorded_in_an_ordinary_file(tmp_path: Path) -> None:
     engine = Engine()
     with metrics_server(engine.text) as url, scraped(url) as source:
         until(lambda: num_records(source) > 0)

@@ -176,7 +176,7 @@ def test_the_bounds_for_one_request_are_those_of_all(
     assert done.stdout.endswith("no token of r0 was late\n")
 
 
-def test_nothing_late_is_said_so(session: Path, run: Callable[..., Any]) -> None:
+def test_explain_says_that_no_token_was_late(session: Path, run: Callable[..., Any]) -> None:
     done = run(str(session), "--slo-itl", "60s", "--slo-ttft", "60s")
     assert done.exit_code == 0
     assert done.stdout.endswith("no token was late\n")

@@ -652,7 +652,7 @@ def _snapshot(messages: Messages) -> wire.Snapshot:
     return snapshot
 
 
-def test_one_engine_that_is_sent_the_same_twice_is_compared_as_two_runs() -> None:
+def test_two_recordings_of_one_engine_under_the_same_load_are_two_runs() -> None:
     def sent(first_id: int, prompts: range) -> dict[int, RequestRun]:
         return {
             first_id + n: RequestRun(first_id + n, f"load-{n}", 100 + n, arrival_ns=n)

@@ -330,7 +330,9 @@ async def test_escape_stops_reading_and_keeps_what_was_read(
     source.stop()
 
 
-def test_nothing_chosen_and_nothing_read_is_drawn_too(still_source: Callable[..., Any]) -> None:
+def test_the_comparison_screen_is_drawn_before_anything_is_chosen_or_read(
+    still_source: Callable[..., Any],
+) -> None:
     source = still_source(50)
     frame: Frame = FrameBuilder(source.history, clock=lambda: 0.0).build(
         View(page="compare"), 80, 0, 8

@@ -137,7 +137,7 @@ def test_the_figures_of_a_busy_engine_are_those_of_its_history(
 
 
 @pytest.mark.parametrize("status", ["down", "connecting"])
-def test_nothing_is_claimed_of_an_engine_that_does_not_answer(
+def test_an_engine_that_does_not_answer_has_no_figures(
     still_source: Callable[..., Any], status: str
 ) -> None:
     source = still_source()

@@ -163,7 +163,7 @@ async def test_the_mouse_orders_chooses_and_opens(sources: list[Any]) -> None:
         assert app.main.session.source.name == "engine-2"
 
 
-async def test_nothing_is_done_to_an_engine_where_several_are_shown(sources: list[Any]) -> None:
+async def test_keys_change_no_engine_while_several_are_shown(sources: list[Any]) -> None:
     app = dashboard(sources, control_endpoint="ipc:///nobody/here")
     async with app.run_test(size=(120, 40)) as pilot:
         for action in ACTIONS:

@@ -134,7 +134,9 @@ def test_groups_head_dimensions_and_block_sizes_of_any_kind(
     ("dtype", "cache_dtype"),
     [("bfloat16", "bfloat16"), ("float16", "float16"), ("bfloat16", "float8_e4m3fn")],
 )
-def test_half_precision_is_as_close_as_its_rounding(run: Ask, dtype: str, cache_dtype: str) -> None:
+def test_half_precision_differs_from_the_reference_by_its_rounding_only(
+    run: Ask, dtype: str, cache_dtype: str
+) -> None:
     answer = run(
         "attention",
         lengths=[[50, 1], [0, 20], [70, 3]],

@@ -23,7 +23,7 @@ def test_accepted_and_rejected_drafts_of_all_requests_are_summed_up() -> None:
     assert " ".join(text.split()) == "drafts 3 of 7 accepted, 4 of the budget for nothing"
 
 
-def test_nothing_is_said_of_rejected_drafts_where_there_are_none() -> None:
+def test_the_step_page_names_no_rejected_drafts_where_there_are_none() -> None:
     assert " ".join(text_of([DraftRow(1, 4, 4)]).split()) == "drafts 4 of 4 accepted"
 
 

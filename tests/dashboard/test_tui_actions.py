@@ -71,7 +71,7 @@ def test_the_help_page_lists_every_action_and_no_other() -> None:
     text = "\n".join("".join(run for run, _ in line) for line in help_lines(EVERYTHING))
     for action in ACTIONS:
         is_shown = EVERYTHING.allows(action) and "live" in action.pages
-        assert (action.told("live", is_replay=False) in text) == is_shown, action.id
+        assert (action.help_on("live", is_replay=False) in text) == is_shown, action.id
 
 
 def test_the_documentation_lists_every_key() -> None:

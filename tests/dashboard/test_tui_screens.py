@@ -158,7 +158,7 @@ def test_help_says_what_the_screen_is_and_only_keys_that_work_on_it(page: Page) 
     lines = "\n".join(text(help_lines(everything, page)))
     for action in ACTIONS:
         shown = everything.allows(action) and page in action.pages
-        assert (action.told(page, is_replay=False) in lines) == shown, action.id
+        assert (action.help_on(page, is_replay=False) in lines) == shown, action.id
     assert "Glyphs" in lines
     assert "This is the " in lines
 

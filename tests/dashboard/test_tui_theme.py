@@ -86,7 +86,7 @@ def test_all_ways_of_colouring_know_the_same_styles() -> None:
         assert all(skin.style(f"{name}+cursor") != skin.style("text") for name in names)
 
 
-def test_nothing_is_drawn_in_the_colour_of_its_ground() -> None:
+def test_no_text_has_the_colour_of_its_background() -> None:
     for mode in ("dark", "light", "ansi", "none"):
         skin = Skin(mode)
         for name in styles(mode):

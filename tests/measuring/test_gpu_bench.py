@@ -235,7 +235,7 @@ def test_aims_are_judged_from_the_samples() -> None:
     assert found["qwen3-0.6b: time with telemetry / without"] == 1.004
 
 
-def test_what_was_not_measured_is_neither_held_nor_missed() -> None:
+def test_an_aim_that_was_not_measured_is_neither_met_nor_missed() -> None:
     made = report()
     for outcome in made.outcomes:
         outcome.points = []

@@ -318,7 +318,7 @@ class FakeGpu:
 
 
 @pytest.mark.parametrize("can_capture", [True, False])
-def test_a_gpu_is_timed_by_its_events_and_once_recorded_only_replays(
+def test_gpu_times_come_from_cuda_events_and_a_recorded_graph_is_only_replayed(
     can_capture: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = FakeGpu()

@@ -127,7 +127,7 @@ def test_company_and_chunks_change_no_bit_of_a_request(
     assert_same(steps.logits_of(everyone, lambda request: chunk), alone)
 
 
-def test_chunks_of_any_mixture_change_no_bit_of_a_request(
+def test_random_chunk_sizes_change_no_bit_of_a_request(
     steps: Steps, alone: dict[int, list[torch.Tensor]]
 ) -> None:
     everyone = list(range(len(steps.prompts)))

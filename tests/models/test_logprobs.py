@@ -35,7 +35,7 @@ def sampled(
     temperature=st.sampled_from([0.0, 0.7, 3.0]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
-def test_they_are_the_log_softmax_of_the_raw_logits(
+def test_logprobs_are_the_log_softmax_of_the_raw_logits(
     on_host: bool,
     seed: int,
     vocab_size: int,
@@ -67,7 +67,7 @@ def test_they_are_the_log_softmax_of_the_raw_logits(
 
 
 @BOTH_WAYS
-def test_of_equal_logits_the_first_is_the_best_and_the_greedy_one(on_host: bool) -> None:
+def test_the_first_of_equal_logits_is_the_best_and_the_greedy_token(on_host: bool) -> None:
     logits = torch.tensor([1.0, 2.0, 0.0, 2.0, 2.0])
     token, found = sampled(logits, on_host, logprobs=3)
     assert token == 1

@@ -185,7 +185,7 @@ def test_a_stop_string_in_mid_engine_frees_its_blocks_in_that_step(client: Contr
     assert len(outputs) == num_tokens
 
 
-def test_what_was_held_back_comes_with_the_end(client: ControlClient) -> None:
+def test_text_held_back_for_a_stop_string_comes_with_the_end(client: ControlClient) -> None:
     text = text_of(answered(client, asked(max_tokens=30)))
     # Begins as the text ends, and never becomes whole.
     never = text[-2:] + "\x00\x01\x02"

@@ -168,7 +168,7 @@ def test_steps_may_lie_in_the_file_as_they_came(
 
 
 @pytest.mark.parametrize("share", [0.4, 0.75, 0.95])
-def test_of_a_file_that_was_never_finished_all_is_searched_that_can_be_read(
+def test_a_search_covers_all_that_can_be_read_of_an_unfinished_file(
     tmp_path: Path, share: float
 ) -> None:
     whole = record(tmp_path / "whole.mcap", plain(5)).read_bytes()
@@ -196,7 +196,7 @@ waits = st.builds(
 
 
 @given(st.lists(st.lists(waits, max_size=12), max_size=5), st.randoms(), st.integers(0, 100))
-def test_of_every_second_the_longest_wait_is_kept_whatever_is_searched_first(
+def test_the_longest_wait_of_each_second_is_kept_in_any_order_of_search(
     parts: list[list[StepWait]], rng: random.Random, bound: int
 ) -> None:
     times = iter(sorted(each.time_ns for part in parts for each in part))

@@ -130,7 +130,7 @@ def test_a_repaired_file_has_the_rights_of_what_it_holds_while_it_is_written_too
         assert recording.metadata["with_tokens"] == str(expected == OWNER).lower()
 
 
-def test_what_was_stripped_may_be_read_by_everybody_again(tmp_path: Path) -> None:
+def test_a_file_without_prompts_has_ordinary_rights_again(tmp_path: Path) -> None:
     path = record(tmp_path / "a.mcap", TOLD)
     assert strip(path, tmp_path / "b.mcap", nothing).had_tokens
     assert rights(tmp_path / "b.mcap") == EVERYBODY

@@ -208,7 +208,7 @@ def test_no_text_and_no_token_ids_are_in_telemetry_replies_or_a_recording(
     view = next(iter(told.source.history.state.requests.values()))
     life = told.source.history.life(view)
     assert life is not None
-    assert life.told is None
+    assert life.text is None
 
 
 @pytest.mark.usefixtures("talking")
@@ -240,10 +240,10 @@ def test_recording_with_tokens_says_so_and_can_be_stripped(
     for request_id, prompt in ((0, PROMPT), (1, PROMPT), (2, None)):
         life = history.life(views[request_id])
         assert life is not None
-        assert life.told is not None
-        assert prompt in (None, life.told.prompt_text)
-        assert life.told.output_text(float("inf")) == ANSWER
-        assert life.told.output_text(life.told.said[4].step) == ANSWER[:5]
+        assert life.text is not None
+        assert prompt in (None, life.text.prompt_text)
+        assert life.text.output_text(float("inf")) == ANSWER
+        assert life.text.output_text(life.text.said[4].step) == ANSWER[:5]
     assert verify(told.path, lambda share: None).is_good
     assert verify_command.verify_file(str(told.path), False) == 0
     assert "holds prompts and outputs" in capsys.readouterr().out
@@ -291,9 +291,9 @@ def test_late_subscriber_gets_the_text_of_running_requests(telling_engine: Any) 
     (view,) = late.history.state.requests.values()
     life = late.history.life(view)
     assert life is not None
-    assert life.told is not None
-    assert life.told.prompt_text == PROMPT
-    text = life.told.output_text(float("inf"))
+    assert life.text is not None
+    assert life.text.prompt_text == PROMPT
+    text = life.text.output_text(float("inf"))
     assert len(text) == view.num_output_tokens > 40
     assert text == (ANSWER * 20)[: len(text)]
 

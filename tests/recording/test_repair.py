@@ -113,7 +113,7 @@ def frames_of(path: Path) -> list[MessageFrame] | None:
     return None
 
 
-def test_of_a_file_cut_at_any_byte_all_is_read_that_was_flushed(
+def test_a_file_cut_at_any_byte_is_read_up_to_its_last_flush(
     small: Written, tmp_path: Path
 ) -> None:
     path = tmp_path / "cut.mcap"
@@ -156,9 +156,7 @@ def test_long_file_cut_anywhere_is_read_up_to_the_last_flush(
             assert num_safe == 0
 
 
-def test_of_a_file_cut_in_its_index_nothing_is_said_to_be_lost(
-    small: Written, tmp_path: Path
-) -> None:
+def test_a_file_cut_in_its_index_has_lost_no_steps(small: Written, tmp_path: Path) -> None:
     """Its last bytes only tell where everything is: no step lies there."""
     end_of_data = small.chunks[-1].end + 13
     for length in range(len(small.content) - 1, small.chunks[-1].end - 1, -1):
@@ -703,7 +701,7 @@ def test_two_unfinished_chunks_in_one_file_are_both_read(small: Written, tmp_pat
     assert frames_of(path) == small.frames
 
 
-def test_frames_come_out_as_they_went_in_wherever_one_begins(large: Written) -> None:
+def test_frames_can_be_read_from_any_of_them_on(large: Written) -> None:
     """Packed steps need those before them: from any place, in any order."""
     rng = random.Random(4)
     expected: list[MessageFrame] = []

@@ -103,7 +103,7 @@ def test_empty_blocks_are_reused_before_cached_ones_the_latest_freed_first() -> 
     assert kv.lookup(cached) == [0]
 
 
-def test_of_a_freed_prefix_the_tail_is_overwritten_before_the_head() -> None:
+def test_the_tail_of_a_freed_prefix_is_overwritten_before_its_head() -> None:
     kv = manager(num_blocks=4)
     prompt = list(range(16))
     compute(kv, request := make_request(1, prompt))

@@ -129,7 +129,7 @@ async def test_a_dropped_change_leaves_the_values_of_another_client(
     app.close()
 
 
-async def test_what_was_typed_is_kept_when_the_engine_knew_of_a_change_first(
+async def test_input_is_kept_when_another_change_reached_the_engine_first(
     source: Subscriber, anna: ControlClient, live_engine: Any
 ) -> None:
     app = dashboard(source)

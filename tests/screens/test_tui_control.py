@@ -32,7 +32,11 @@ from stepscope.tui.screens.overlays.stepper import ByNow, Stepper
 from stepscope.tui.session.control import engine_link
 from stepscope.tui.session.control.asked_workload import AskedWorkload
 from stepscope.tui.session.control.engine_link import EngineLink
-from stepscope.tui.session.control.workload_text import parse_workload, told_workload, workload_text
+from stepscope.tui.session.control.workload_text import (
+    parse_workload,
+    published_workload,
+    workload_text,
+)
 from stepscope.tui.views.theme import Skin
 from tests.support.screen_text import main_text, screen_text
 from tests.support.waiting import until
@@ -109,7 +113,7 @@ async def test_an_undo_waits_for_the_answer_to_the_one_before(
         await press(app, "B", *"512", "enter")
         await until(lambda: "→512 applied at step" in main_text(app), "no first answer")
         # Else the first U waits for it, and is asked, which ends what is said, at any time.
-        await until(lambda: len(changes.knob_changes) == 1, "the change is not told")
+        await until(lambda: len(changes.knob_changes) == 1, "the change is not published")
         gone_on = threading.Event()
         take = live_engine.core._take
 
@@ -126,7 +130,7 @@ async def test_an_undo_waits_for_the_answer_to_the_one_before(
         await press(app, "U")
         said = "undo: max_num_batched_tokens 512→2048 applied at step"
         await until(lambda: said in main_text(app), "the third is not done")
-        await until(lambda: len(changes.knob_changes) == 4, "the last change is not told")
+        await until(lambda: len(changes.knob_changes) == 4, "the last change is not published")
         budgets = [change.new["max_num_batched_tokens"] for change in changes.knob_changes]
         assert budgets == [512, 2048, 512, 2048]
         assert not [entry for entry in changes.state.audit if entry.code]
@@ -302,7 +306,7 @@ async def test_the_engine_is_given_work_and_relieved_of_it(
     app.close()
 
 
-async def test_of_the_workload_only_what_was_named_changes_and_it_is_shown_as_it_is(
+async def test_a_workload_change_keeps_the_fields_it_does_not_name(
     source: Subscriber, live_engine: Any
 ) -> None:
     mix = WorkloadSpec(rate=0.5, chat_tokens=77, max_concurrency=3, seed=9)
@@ -310,7 +314,7 @@ async def test_of_the_workload_only_what_was_named_changes_and_it_is_shown_as_it
     given.append(mix)
     app = dashboard(source)
     async with app.run_test(size=(120, 40)):
-        await until(lambda: source.history.state.workload_spec is not None, "it is not told")
+        await until(lambda: source.history.state.workload_spec is not None, "it is not published")
         await press(app, "W")
         assert "now rate=0.5 document_share=0.1 chat_tokens=77 " in screen_text(app)
         assert "seed=9; fields you leave out stay" in " ".join(screen_text(app).split())
@@ -322,10 +326,14 @@ async def test_of_the_workload_only_what_was_named_changes_and_it_is_shown_as_it
         smaller = msgspec.structs.replace(faster, output_tokens=9, max_concurrency=None)
         assert given[1:] == [faster, smaller]
         told = source.history
-        await until(lambda: told_workload(told.state.workload_spec) == smaller, "it is not told")
+        await until(
+            lambda: published_workload(told.state.workload_spec) == smaller, "it is not published"
+        )
         # Somebody else's change is what the next one changes.
         given.append(msgspec.structs.replace(smaller, chat_tokens=5))
-        await until(lambda: told_workload(told.state.workload_spec) == given[-1], "it is not told")
+        await until(
+            lambda: published_workload(told.state.workload_spec) == given[-1], "it is not published"
+        )
         await press(app, "W", *"rate=3", "enter")
         await until(lambda: len(given) == 5, "no workload came")
         assert given[-1] == msgspec.structs.replace(smaller, chat_tokens=5, rate=3.0)
@@ -340,7 +348,7 @@ async def test_the_unknown_part_of_a_workload_becomes_the_default_with_a_notice(
     note = app.main.operator.workload.note
     for told in (None, {"rate": 2.0, "of_a_later_version": 7}):
         state.workload_spec = told
-        assert told_workload(told) is None
+        assert published_workload(told) is None
         said = note(state)
         assert "now 2 requests/s: of an earlier version; its other fields are unknown here" in said
         assert "fields you leave out become rate=1 document_share=0.1 " in said
@@ -351,7 +359,7 @@ async def test_the_unknown_part_of_a_workload_becomes_the_default_with_a_notice(
 
 def test_a_workload_survives_telemetry_and_the_editor() -> None:
     for spec in (WorkloadSpec(), WorkloadSpec(rate=0.25, num_requests=7, max_concurrency=2)):
-        assert told_workload(fields_of(spec)) == spec
+        assert published_workload(fields_of(spec)) == spec
         assert parse_workload(workload_text(spec), WorkloadSpec(rate=8.0, temperature=1.0)) == spec
 
 
@@ -461,7 +469,7 @@ async def test_a_late_dashboard_shows_who_changed_the_knobs_before(
         told = "earlier: stepscope audit)  ms before→after"
         await until(
             lambda: any(len(x) == 80 and told in x for x in main_text(app).splitlines()),
-            "it is not told in 80 columns",
+            "it does not fit 80 columns",
         )
     app.close()
     late.stop()

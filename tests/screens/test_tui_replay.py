@@ -131,7 +131,7 @@ _PIECES = re.compile("(\\x1b\\[[0-9;]*[A-Za-z])|([^\\x1b]+)")
 @pytest.mark.parametrize(
     ("waits_s", "covers"), [(0.0, True), (0.05, True), (0.3, True), (0.05, False)]
 )
-async def test_nothing_of_the_prompt_is_left_when_the_step_is_shown(
+async def test_the_prompt_line_is_gone_when_the_step_is_shown(
     source: ReplaySource, monkeypatch: pytest.MonkeyPatch, waits_s: float, covers: bool
 ) -> None:
     """Also where the picture of before has to be shown once more, for a seek that takes long, and

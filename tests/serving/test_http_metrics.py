@@ -264,7 +264,7 @@ def test_a_scrape_of_a_real_server_counts_its_requests(
     assert httpx.post(f"{server.url}/reset_prefix_cache").status_code == 200
 
 
-def test_of_an_engine_that_publishes_nothing_nothing_is_said_to_be_zero(
+def test_metrics_of_an_engine_without_telemetry_are_absent_not_zero(
     session: list[tuple[int, Telemetry]],
 ) -> None:
     metrics = reduced(session)

@@ -165,7 +165,7 @@ def test_a_conversation_goes_through_the_models_own_template(tokenizer: Tokenize
     assert token_ids == [*expected, start, *b"assistant\n"]
 
 
-def test_of_several_templates_the_default_one_is_taken() -> None:
+def test_the_default_one_of_several_chat_templates_is_taken() -> None:
     several = with_template({"default": "{{ messages[0].content }}!", "tool_use": "tools"})
     assert several.encode_chat(TURNS) == list(b"Hi!")
 

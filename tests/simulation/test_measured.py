@@ -28,7 +28,7 @@ def seconds(step: StepShape) -> float:
     return MeasuredModel(POINTS).step_time(step).device_s
 
 
-def test_a_point_gets_its_own_time() -> None:
+def test_a_measured_point_is_given_its_measured_time() -> None:
     assert seconds(decodes(1, 1000)) == pytest.approx(0.011)
     assert seconds(StepShape(1, 0, 512, 0, 0, 512)) == pytest.approx(0.100)
 

@@ -47,7 +47,7 @@ def both(rows: list[ScheduledRow], ordinary: Phase | None) -> tuple[bytes, bytes
     )
 
 
-def test_it_is_compiled_wherever_that_can_be_done() -> None:
+def test_the_row_encoder_is_compiled_where_a_compiler_is() -> None:
     headers = Path(sysconfig.get_path("include")) / "Python.h"
     can_be = shutil.which("cc") is not None and headers.exists()
     assert (batch_rows.compiled is not None) == can_be

@@ -110,7 +110,7 @@ def test_the_newest_that_is_old_enough_is_given_or_the_oldest() -> None:
     assert sequence_before(snapshots, 0, 35) == 300
 
 
-def test_of_an_engine_that_has_been_idle_it_is_the_time_before_that_counts() -> None:
+def test_idle_time_does_not_age_what_was_before_it() -> None:
     snapshots = kept(0, 10, 20, 30)
     assert sequence_before(snapshots, 15, 3600) == 200
     # The last one may have been taken after the last step.

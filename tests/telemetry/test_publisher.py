@@ -96,7 +96,7 @@ def test_messages_arrive_in_three_frames_numbered_without_a_gap(
     publisher.close()
 
 
-def test_what_was_published_before_the_end_arrives_however_little_is_kept(
+def test_messages_published_before_the_end_arrive_even_if_few_are_kept(
     way: str, address: str, subscriber: "zmq.Socket[bytes]"
 ) -> None:
     publisher = Publisher(address, ring_size=1, ring_bytes=1)

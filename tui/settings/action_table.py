@@ -62,7 +62,7 @@ class Action:
         """Its keys as they are written for people."""
         return " ".join(shown(key, self.ascii_only) for key in self.keys) or NO_KEY
 
-    def told(self, page: Place, *, is_replay: bool) -> str:
+    def help_on(self, page: Place, *, is_replay: bool) -> str:
         """What it does on a screen."""
         texts = dict(self.elsewhere)
         return texts.get(page) or (texts.get("replay") if is_replay else None) or self.help

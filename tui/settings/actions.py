@@ -100,7 +100,7 @@ class Abilities:
         """What can be done on a screen, with the help of each as it is there."""
         is_replay = "replay" in self.has
         return [
-            replace(each, help=each.told(page, is_replay=is_replay))
+            replace(each, help=each.help_on(page, is_replay=is_replay))
             for each in self.available()
             if page in each.pages
         ]

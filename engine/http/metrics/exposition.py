@@ -198,12 +198,12 @@ class Exposition(Collector):
         model = self._served_model_name or (info.model if info is not None else "")
         labels = [model, _ENGINE]
         if info is None or publishes(info):
-            yield from self._told(labels)
+            yield from self._service_samples(labels)
         yield from self._config()
         yield self._levels()
         yield from self._own()
 
-    def _told(self, labels: list[str]) -> Iterator[Metric]:
+    def _service_samples(self, labels: list[str]) -> Iterator[Metric]:
         """Known from telemetry only: without it a 0 would say that nothing ran."""
         metrics = self._metrics
         for name, text, value in _GAUGES:

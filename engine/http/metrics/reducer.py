@@ -136,7 +136,7 @@ class EngineMetrics:
         """So many messages never came.
 
         What is alive may have got tokens in them, or ended: its latencies would be wrong, so they
-        are not told, and what it does from here on is only counted.
+        are left out, and what it does from here on is only counted.
         """
         self.num_lost_messages += num_messages
         self._lives.clear()

@@ -115,7 +115,7 @@ class RecordingFeed:
     def _since(self, snapshot: Snapshot) -> int:
         """From when on the pauses are known of a session that is read from a keyframe on.
 
-        Those of a file whose engine told of none name what was seen since its beginning.
+        If the engine of a file published none, they begin where the file begins.
         """
         return max(self._recording.known_since_ns, known_since(snapshot))
 

@@ -88,7 +88,7 @@ class Side:
         self._watch = RequestWatch(slo.itl_ms)
         self._watch.begin(self._state)
         self._in_force = dict(state.knobs)  # at the last step, or before the first
-        self._coming: list[KnobsChanged] = []  # told, but not in force yet
+        self._coming: list[KnobsChanged] = []  # announced, but not in force yet
         for view in state.requests.values():
             if view.status != "finished" and not view.is_partial:
                 self._list(view, was_there=True)
@@ -174,7 +174,7 @@ class Side:
         )
 
     def _since(self, time_ns: int) -> int:
-        """Times that run backwards are told of by `verify`; here they stand still."""
+        """`verify` names times that run backwards; here they stand still."""
         return max(time_ns - (self.origin_ns or 0), self.points.end_ns)
 
     def _take_waits(self, record: StepRecord, outcome: Outcome) -> None:

@@ -140,7 +140,7 @@ def _edge(differ: _Test, ratio: float, within: float | None, direction: int) -> 
 
 
 def _between(differ: _Test, same: float, other: float) -> float:
-    """The border between a factor that cannot be told and one that can."""
+    """The border between a factor that cannot be seen and one that can."""
     while max(same / other, other / same) > _FINE:
         middle = math.sqrt(same * other)
         if differ(middle):

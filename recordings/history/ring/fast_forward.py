@@ -268,8 +268,8 @@ def _add_going(
     outcome.num_decode_rows += num_going
     gap_ns = max(0, gap_ns)
     if late_ns is not None and gap_ns > late_ns:
-        told = {at for at, _ in spelled}
-        late = [(each.row.request_id, gap_ns) for at, each in enumerate(batch) if at not in told]
+        done = {at for at, _ in spelled}
+        late = [(each.row.request_id, gap_ns) for at, each in enumerate(batch) if at not in done]
         outcome.late_gaps = [*outcome.late_gaps, *late]
     gaps = outcome.gaps_ns
     first = 0

@@ -19,9 +19,9 @@ class PackedRecord(StepRecord, frozen=True, kw_only=True, tag="StepRecord"):
 
     def spelled_out(self, rows: list[BatchRow]) -> StepRecord:
         """The record that was packed, given its batch."""
-        told = {name: getattr(self, name) for name in StepRecord.__struct_fields__}
+        fields = {name: getattr(self, name) for name in StepRecord.__struct_fields__}
         moves = [BlockMove(*msgspec.structs.astuple(move)) for move in self.moves]
-        return StepRecord(**(told | {"batch": rows, "moves": moves}))
+        return StepRecord(**(fields | {"batch": rows, "moves": moves}))
 
 
 class PackedStep(NamedTuple):

@@ -129,7 +129,7 @@ class StepColumns:
         """Add a step; it must be later than the last one.
 
         Args:
-            num_rows: of its batch; None where that is not told.
+            num_rows: of its batch; None if unknown.
         """
         kv = record.kv
         ttft = outcome.max_ttft

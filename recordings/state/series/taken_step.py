@@ -102,5 +102,5 @@ def _time(sample: tuple[int, int]) -> int:
 def _column(values: tuple[int | None, ...]) -> "array[int]":
     try:
         return array("q", values)  # type: ignore[arg-type]
-    except (TypeError, OverflowError):  # something is not told, or nonsense but valid
+    except (TypeError, OverflowError):  # unknown, or nonsense but valid
         return array("q", [_UNKNOWN if value is None else bounded(value) for value in values])

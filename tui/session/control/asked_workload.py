@@ -9,7 +9,7 @@ from typing import NamedTuple
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.recordings.state.session import SessionState
-from stepscope.tui.session.control.workload_text import told_workload, workload_text
+from stepscope.tui.session.control.workload_text import published_workload, workload_text
 
 
 class _PublishedWorkload(NamedTuple):
@@ -43,7 +43,7 @@ class AskedWorkload:
     def now(self, state: SessionState) -> WorkloadSpec | None:
         """The workload that a change is a change of; None: none runs, or it is not known."""
         self.look(state)
-        return told_workload(state.workload_spec) if self._asked is None else self._asked[0]
+        return published_workload(state.workload_spec) if self._asked is None else self._asked[0]
 
     def note(self, state: SessionState) -> str:
         """A note on the current workload, for the prompt."""

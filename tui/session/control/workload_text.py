@@ -18,7 +18,7 @@ NO_VALUE = "none"  # of a field that need not have one
 EXAMPLE = "rate=2 document_share=0.1 output_tokens=64"
 
 
-def told_workload(published: dict[str, KnobValue] | None) -> WorkloadSpec | None:
+def published_workload(published: dict[str, KnobValue] | None) -> WorkloadSpec | None:
     """The workload in the telemetry; None: none, or one of a later version."""
     try:
         return None if published is None else msgspec.convert(published, WorkloadSpec)

@@ -20,7 +20,7 @@ VERDICTS: dict[Verdict, str] = {
     "alike": "alike",
     "unclear": "may be chance",
     "differs": "",
-    "unknown": "not told",
+    "unknown": "not published",
 }
 TOO_FEW = "too few to be sure"
 NOTHING = "nothing for sure"

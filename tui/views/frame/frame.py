@@ -55,7 +55,7 @@ class Frame:
     events: list[SessionEvent] = field(default_factory=list)
     landmarks: list[SessionEvent] = field(default_factory=list)  # for the scrub bar
     changes_in_file: Sequence[KnobsChanged] = ()  # of knobs, in all of a replayed file
-    told_in_file: Sequence[AuditedStep] = ()  # all other audited commands of the file
+    audited_in_file: Sequence[AuditedStep] = ()  # all other audited commands of the file
     extent: tuple[int, int] | None = None  # all steps one can go to; of a replay, in the file
     is_replay: bool = False
     status: SourceStatus = "live"  # of the source when the picture was made

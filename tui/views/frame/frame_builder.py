@@ -29,7 +29,7 @@ class InFile(Protocol):
 
     found: Sequence[SessionEvent]  # marks and changes of knobs
     changes: Sequence[KnobsChanged]
-    told: Sequence[AuditedStep]
+    audited: Sequence[AuditedStep]
 
     def landmarks(self) -> Sequence[SessionEvent]: ...
 
@@ -152,7 +152,7 @@ class FrameBuilder:
             events=self._events(view, num_events),
             landmarks=self._scrub_marks(),
             changes_in_file=() if self._in_file is None else self._in_file.changes,
-            told_in_file=() if self._in_file is None else self._in_file.told,
+            audited_in_file=() if self._in_file is None else self._in_file.audited,
             extent=self._recorded
             or (None if first_step is None or last_step is None else (first_step, last_step)),
             is_replay=self._recorded is not None,

@@ -241,7 +241,7 @@ def _ahead(frame: Frame, known: Sequence[KnobsChanged]) -> list[_Ahead]:
     cursor = frame.cursor
     if cursor is None or not frame.is_replay:
         return []
-    other = [each for each in frame.told_in_file if each.entry not in frame.state.audit]
+    other = [each for each in frame.audited_in_file if each.entry not in frame.state.audit]
     both = [_Ahead(change.effective_step, change) for change in known]
     both += [_Ahead(*each) for each in other]
     return sorted([each for each in both if each.step > cursor], key=lambda each: -each.step)

@@ -90,7 +90,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     facts = _facts(frame, view, waits, width - 2)
     body = [*facts, *life_line.draw(frame, view, waits.life, width - 2, 4 if height >= 24 else 1)]
     lines = framed(body, width, len(body) + 2, title)
-    texts = None if waits.life is None else waits.life.told
+    texts = None if waits.life is None else waits.life.text
     text_height = transcript.height_for(texts, height)
     if texts is not None and text_height:
         cursor = math.inf if frame.cursor is None else frame.cursor
