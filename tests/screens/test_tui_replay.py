@@ -2,6 +2,7 @@
 
 import re
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.screens.drawing.canvas import Canvas
+from stepscope.tui.settings.preferences import Preferences
 from stepscope.tui.views.charts import scrub_bar
 from stepscope.tui.views.notices import Notices
 from tests.support.screen_text import main_text
@@ -215,3 +217,19 @@ def test_several_notices_are_whole_where_there_is_room_and_say_why_an_engine_is_
     assert "is gone: killed" in shown(120, pending, gone)
     assert gone in shown(160, pending, gone)
     assert shown(80, pending, gone).count("│") == 2
+
+
+async def test_how_a_replay_is_arranged_and_judged_stays_out_of_the_config_file(
+    source: ReplaySource, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.toml"
+    names = ("axis", "sort", "slo_ttft_ms", "slo_itl_ms", "theme")
+    preferences = Preferences(path, dict.fromkeys(names))
+    app = Dashboard(source, source.history, any_terminal=True, fps=20.0, preferences=preferences)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("t", "o", "b", *"ttft=2s itl=12", "enter")
+        assert "ITL within 12 ms, for this session only" in main_text(app)
+        assert source.history.slo.itl_ms == 12.0
+        app.main.session.prefer("theme", "light")  # of the terminal, not of the recording
+    app.close()
+    assert tomllib.loads(path.read_text())["dashboard"] == {"theme": "light"}

@@ -48,9 +48,13 @@ class Session:
         self.alerts = AlertDesk(self.source, self.rules, self.clock)
 
     def prefer(self, name: str, value: Value) -> None:
-        """Keep a choice for the next session; of a replay, how its charts are arranged is not."""
-        if self.source.is_live or name not in _OF_A_REPLAY:
+        """Keep a choice for the next session, if it is kept."""
+        if self.keeps(name):
             self.preferences.set(name, value)
+
+    def keeps(self, name: str) -> bool:
+        """Whether a choice is for the next session too; some of a replay are for it alone."""
+        return (self.source.is_live or name not in _OF_A_REPLAY) and self.preferences.has(name)
 
     @property
     def record_switch(self) -> RecordSwitch | None:

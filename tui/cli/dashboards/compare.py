@@ -75,7 +75,6 @@ def compare(
             raise WrongUsage(
                 f"--mark is for recordings; while you watch {name}, key c compares its past"
             )
-    own = settings
     if not live:  # what is watched now is judged as the operator says now
         settings = _compared_as(settings, flags, list(found))
     if prints:
@@ -89,7 +88,7 @@ def compare(
         with Recording(find_recording(a)) as recording:
             split = split_at(recording, mark)
     if output is None:
-        run_compare(a, b, split, alignment or "time", settings, live, settings == own)
+        run_compare(a, b, split, alignment or "time", settings, live)
     else:
         _draw(a, b, split, alignment or "time", settings, output, size)
 

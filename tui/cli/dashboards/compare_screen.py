@@ -29,12 +29,10 @@ def run_compare(
     align: Align,
     settings: DashboardSettings,
     live: dict[str, Endpoint],
-    keeps_levels: bool = True,
 ) -> None:
     """Show the comparison until the operator leaves.
 
     Args:
-        keeps_levels: as in `dashboard_options`.
         b: what A is compared with; None: A is divided at `split`.
         live: which of both are engines, by name.
 
@@ -49,7 +47,7 @@ def run_compare(
             f"{a} and {b} are both live: 'stepscope top {a} {b}' shows them side by side"
         )
     with _compared(a, b, split, settings, live) as (source, origins):
-        _run(source, origins, align, settings, keeps_levels)
+        _run(source, origins, align, settings)
 
 
 def draw_compare(
@@ -135,7 +133,6 @@ def _run(
     origins: tuple[Origin, Origin],
     align: Align,
     settings: DashboardSettings,
-    keeps_levels: bool,
 ) -> None:
     from stepscope.tui.app.run import run_dashboard
 
@@ -144,5 +141,5 @@ def _run(
         source.history,
         control_endpoint=source.endpoint.control if isinstance(source, Subscriber) else None,
         compared=(*origins, align),
-        **dashboard_options(settings, keeps_levels),
+        **dashboard_options(settings),
     )

@@ -46,8 +46,7 @@ def replay(file: str, speed: float | None, at: int | None, flags: Mapping[str, A
         try:
             if at is not None:
                 source.seek(at)
-            # What is good enough for one session is not meant for the next.
-            _run_replay(source, settings, keeps_levels=not carried)
+            _run_replay(source, settings)
         finally:
             source.stop()
 
@@ -64,7 +63,7 @@ def list_incidents(folder: Path) -> None:
         say(f"{when}  {incident.text}  {path}")
 
 
-def _run_replay(source: ReplaySource, settings: DashboardSettings, keeps_levels: bool) -> None:
+def _run_replay(source: ReplaySource, settings: DashboardSettings) -> None:
     from stepscope.tui.app.run import run_dashboard
 
-    run_dashboard(source, source.history, **dashboard_options(settings, keeps_levels))
+    run_dashboard(source, source.history, **dashboard_options(settings))

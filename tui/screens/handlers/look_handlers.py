@@ -62,13 +62,12 @@ class LookHandlers:
     def use_levels(self, slo: SLO) -> None:
         """These service levels, for all engines of this dashboard; says which hold now."""
         session = self._session
-        preferences = session.preferences
-        # The demo's, and those of a file that carries its own, are for nothing else.
-        for_now = "" if preferences.has("slo_ttft_ms") else ", for this session only"
+        # Those of the demo and of a recording are for nothing else.
+        for_now = "" if session.keeps("slo_ttft_ms") else ", for this session only"
         self._notices.say(f"service levels: {said(slo)}{for_now}", "good")
         for history in {session.history, *(each.history for each in session.desk.fleet.sources)}:
             history.set_slo(slo)
         self._forget()
-        preferences.set("slo_ttft_ms", slo.ttft_ms)
-        preferences.set("slo_itl_ms", slo.itl_ms)
+        session.prefer("slo_ttft_ms", slo.ttft_ms)
+        session.prefer("slo_itl_ms", slo.itl_ms)
         self._looks.draw()
