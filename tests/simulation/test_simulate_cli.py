@@ -14,26 +14,10 @@ import pytest
 from stepscope.recordings import samples
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.simulation.fitting import step_records
-from stepscope.tui.cli.__main__ import main
 
 Run = Callable[..., str]
 MIX = ("mix", "--rate", "8", "--num-requests", "40")
 H100 = ("--gpu", "h100", "--model", "llama-3.1-8b")
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs `stepscope ARGUMENTS`; gives what it printed, or the line of error."""
-    monkeypatch.setenv("STEPSCOPE_CONFIG", "none")
-
-    def stepscope(*arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["stepscope", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        return said.err.splitlines()[-1] if ended.value.code else said.out
-
-    return stepscope
 
 
 def test_equal_seeds_print_equal_figures_and_say_that_they_are_simulated(run: Run) -> None:

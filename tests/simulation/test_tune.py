@@ -1,33 +1,21 @@
 """Which knobs `tune` finds, and what it says when none keeps the levels."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from stepscope.recordings.simulation import tuning
-from stepscope.tui.cli.__main__ import main
 
 Run = Callable[..., str]
 WORK = ("mix", "--num-requests", "60", "--document-share", "0.2", "--gpu", "h100",
         "--max-model-len", "4096")  # fmt: skip
 
 
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs `stepscope ARGUMENTS`; gives what it printed."""
-    monkeypatch.setenv("STEPSCOPE_CONFIG", "none")
+@pytest.fixture(autouse=True)
+def _few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "NUM_RUNS", 3)
-
-    def stepscope(*arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["stepscope", *arguments])
-        with pytest.raises(SystemExit):
-            main()
-        return capsys.readouterr().out
-
-    return stepscope
 
 
 def test_a_limit_that_makes_first_tokens_late_is_lifted_and_other_knobs_stay(

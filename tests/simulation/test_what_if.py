@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,26 +13,10 @@ from stepscope.recordings.simulation.basis import basis_of
 from stepscope.recordings.simulation.recorded import recorded_work
 from stepscope.recordings.simulation.what_if import Forecast, WhatIf
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.cli.__main__ import main
 from stepscope.tui.cli.simulation.what_if_report import report
 
 Run = Callable[..., str]
 WORK = ("mix", "--rate", "8", "--num-requests", "150", "--document-share", "0.2", "--gpu", "h100")
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs `stepscope ARGUMENTS`; gives what it printed, or the line of error."""
-    monkeypatch.setenv("STEPSCOPE_CONFIG", "none")
-
-    def stepscope(*arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["stepscope", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        return said.err.splitlines()[-1] if ended.value.code else said.out
-
-    return stepscope
 
 
 def test_a_forecast_meets_what_the_same_engine_does_with_the_other_budget(

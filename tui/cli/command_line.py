@@ -15,6 +15,7 @@ from stepscope.tui.cli.table import (
     lab,
     pictures,
     recordings,
+    sessions,
     simulation,
 )
 from stepscope.tui.settings.cli_errors import DONE, WRONG_USAGE
@@ -29,7 +30,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for group in (dashboard, engines, simulation, recordings, pictures):
+for group in (dashboard, engines, simulation, sessions, recordings, pictures):
     app.add_typer(group.commands)
 app.add_typer(keys.commands)
 app.add_typer(bench.commands)

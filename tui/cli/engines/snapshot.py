@@ -6,11 +6,8 @@ from stepscope.engine.protocol.silence import publishes
 from stepscope.engine.protocol.wire import Snapshot
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.state.knob_text import typed_text
-from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.errors import say, write_json
-from stepscope.tui.settings.setting_values import resolve
-from stepscope.tui.settings.settings import DashboardSettings
 
 
 def snapshot(endpoint: str | None, as_json: bool) -> None:
@@ -27,11 +24,10 @@ def _last_minute(endpoint: Endpoint, taken: Snapshot) -> dict[str, float | None]
     """None of an engine that publishes no steps."""
     if not publishes(taken.info):
         return None
-    from stepscope.tui.cli.recordings.measured import LIVE_S, last_seconds  # only --json needs it
+    from stepscope.tui.cli.recordings.measured import LIVE_S, last_seconds  # only --json needs them
+    from stepscope.tui.cli.shared.levels import level_of
 
-    settings = resolve(DashboardSettings, "dashboard", {})
-    slo = SLO(settings.slo_ttft_ms, settings.slo_itl_ms)
-    return last_seconds(endpoint, LIVE_S, slo).figures(None, LIVE_S)
+    return last_seconds(endpoint, LIVE_S, level_of({}, {})).figures(None, LIVE_S)
 
 
 def _summary(taken: Snapshot) -> list[tuple[str, str]]:

@@ -18,12 +18,10 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.connect import choose, connect
-from stepscope.tui.cli.shared.levels import judged_as
+from stepscope.tui.cli.shared.levels import level_of
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.recording_path import find_recording
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
-from stepscope.tui.settings.setting_values import resolve
-from stepscope.tui.settings.settings import DashboardSettings
 
 LIVE_S = 60.0  # of an engine, by default
 _SUFFIXES = (".mcap", ".part")
@@ -67,20 +65,18 @@ def measure(target: str | None, seconds: float | None, flags: Mapping[str, Any])
     """
     if seconds is not None and not 0 < seconds < float("inf"):
         raise WrongUsage(f"--seconds: expected a number above 0, got {seconds:g}")
-    settings = resolve(DashboardSettings, "dashboard", flags)
     if target is not None and is_recording(target):
         with Recording(find_recording(target)) as recording:
-            settings = judged_as(settings, flags, levels_in(recording.metadata))
+            slo = level_of(flags, levels_in(recording.metadata))
             first = None
             if seconds is not None:
                 start = recording.find_time(recording.end_ns - round(seconds * 1e9))
                 before = recording.step_before(start)
                 first = None if before is None else before + 1
-        slo = SLO(settings.slo_ttft_ms, settings.slo_itl_ms)
         feed = RecordingFeed(Recording(find_recording(target)), target, slo, Stretch(first))
         side = read_side(feed)
         return MeasuredSession(target, slo, figures_of(side.sums()), side)
-    slo = SLO(settings.slo_ttft_ms, settings.slo_itl_ms)
+    slo = level_of(flags, {})
     return _of_engine(choose(target, "stepscope stats {}"), seconds or LIVE_S, slo)
 
 

@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 
 from stepscope.recordings.file.service_levels import LEVEL_NAMES, Levels
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.settings.durations import milliseconds
-from stepscope.tui.settings.setting_values import settled
+from stepscope.tui.settings.setting_values import resolve, settled
 from stepscope.tui.settings.settings import DashboardSettings, from_environment
 
 
@@ -29,6 +30,12 @@ def chosen_levels(flags: Mapping[str, Any]) -> Levels:
     """What the operator said of them, with an option, a variable or the config file."""
     found = settled(DashboardSettings, "dashboard", flags)
     return {name: each.value for name, each in found.items() if name in LEVEL_NAMES and each.origin}
+
+
+def level_of(flags: Mapping[str, Any], carried: Levels) -> SLO:
+    """By which level a recording is judged that carries these, or none."""
+    settings = judged_as(resolve(DashboardSettings, "dashboard", flags), flags, carried)
+    return SLO(settings.slo_ttft_ms, settings.slo_itl_ms)
 
 
 def judged_as(

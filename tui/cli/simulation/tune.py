@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from stepscope.recordings.file.service_levels import levels_in
 from stepscope.recordings.simulation.basis import WhatIfBasis, basis_of
 from stepscope.recordings.simulation.tuning import (
     KEPT_SHARE,
@@ -18,12 +19,11 @@ from stepscope.recordings.simulation.tuning import (
 from stepscope.recordings.simulation.what_if import NUM_RUNS
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.levels import level_flags
+from stepscope.tui.cli.shared.levels import level_flags, level_of
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.cli.simulation.watched import watched
-from stepscope.tui.cli.simulation.what_if import level_in
 from stepscope.tui.settings.cli_errors import FAILED, Interrupted
 from stepscope.tui.settings.service_levels import said
 
@@ -57,11 +57,7 @@ def run(
         Progress() as progress,
         watched(target, seconds, "tune", progress, stop) as recording,
     ):
-        carried = level_in(recording)
-        level = SLO(
-            ttft_ms=flags.get("slo_ttft_ms", carried.ttft_ms),
-            itl_ms=flags.get("slo_itl_ms", carried.itl_ms),
-        )
+        level = level_of(flags, levels_in(recording.metadata))
         basis = basis_of(recording, [level], lambda share: progress("reading", share))
 
         def on_run(what: str, share: float) -> bool:

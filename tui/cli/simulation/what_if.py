@@ -13,8 +13,8 @@ from stepscope.recordings.file.service_levels import levels_in
 from stepscope.recordings.plot.frontier import frontier_figure
 from stepscope.recordings.simulation.basis import basis_of
 from stepscope.recordings.simulation.what_if import WhatIf, what_if
-from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.levels import level_of
 from stepscope.tui.cli.shared.picture_path import picture_path
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.recording_path import find_recording
@@ -49,7 +49,7 @@ def run(
     picture = None if output is None else picture_path(output, (".svg", ".png", ".pdf"))
     stop = StopSignals(signal.SIGINT, signal.SIGTERM)
     with stop, Progress() as progress, Recording(path) as recording:
-        levels = levels_of_options(slos) or [level_in(recording)]
+        levels = levels_of_options(slos) or [level_of({}, levels_in(recording.metadata))]
         basis = basis_of(recording, levels, lambda share: progress("reading", share))
 
         def on_run(share: float) -> bool:
@@ -82,15 +82,6 @@ def _draw(picture: Path, found: WhatIf, knob: str, name: str) -> None:
     with writing(picture, replace=True) as stream:
         stream.write(content)
     print(f"stepscope: wrote {picture}", file=sys.stderr)
-
-
-def level_in(recording: Recording) -> SLO:
-    carried = levels_in(recording.metadata)
-    default = SLO()
-    return SLO(
-        ttft_ms=carried.get("slo_ttft_ms", default.ttft_ms),
-        itl_ms=carried.get("slo_itl_ms", default.itl_ms),
-    )
 
 
 def _variants(assignments: Sequence[str], sweep: str | None) -> list[Variant]:

@@ -5,7 +5,6 @@ from typing import Annotated
 import typer
 
 from stepscope.tui.cli.table.shared import (
-    AsJson,
     Endpoint,
     FirstStep,
     LastStep,
@@ -15,111 +14,6 @@ from stepscope.tui.cli.table.shared import (
 )
 
 commands = typer.Typer(rich_markup_mode=None)
-
-_Target = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="FILE|ENDPOINT",
-        help="a recording, a sample or an engine (default: the only local engine)",
-        show_default=False,
-    ),
-]
-_Seconds = Annotated[
-    float | None,
-    typer.Option(
-        metavar="NUMBER",
-        help="only the last seconds (default: the whole recording, or a minute of an engine)",
-        show_default=False,
-    ),
-]
-_SloItl = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TIME",
-        help="a longer gap between two tokens is late (default: the recording's, else [dashboard] "
-        "in the config file)",
-        show_default=False,
-    ),
-]
-_SloTtft = Annotated[
-    str | None,
-    typer.Option(metavar="TIME", help="a later first token is late", show_default=False),
-]
-
-
-@commands.command(
-    epilog=example(
-        "stepscope stats freeze",
-        "stepscope stats engine-0 --seconds 10 --json | jq .figures.itl_p99",
-    )
-)
-@with_key
-def stats(
-    target: _Target = None,
-    *,
-    seconds: _Seconds = None,
-    slo_itl: _SloItl = None,
-    slo_ttft: _SloTtft = None,
-    as_json: AsJson = False,
-) -> None:
-    """Print all figures of a recording or an engine."""
-    from stepscope.tui.cli.recordings import stats as command
-
-    command.stats(target, seconds, slo_itl, slo_ttft, as_json)
-
-
-@commands.command(
-    epilog=example(
-        "stepscope check run.mcap --max itl_p99=50ms --max preemptions=0 --min goodput=95%",
-        "stepscope check run.mcap --baseline main.mcap --max-regression 10% --junit check.xml",
-    )
-)
-@with_key
-def check(
-    target: _Target = None,
-    *,
-    seconds: _Seconds = None,
-    most: Annotated[
-        list[str] | None,
-        typer.Option("--max", metavar="FIGURE=VALUE", help="fail above it; may be repeated"),
-    ] = None,
-    least: Annotated[
-        list[str] | None,
-        typer.Option("--min", metavar="FIGURE=VALUE", help="fail below it; may be repeated"),
-    ] = None,
-    baseline: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="fail where a figure is worse than in this recording, and 'stepscope compare' "
-            "says that it is hardly chance",
-        ),
-    ] = None,
-    max_regression: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PERCENT",
-            help="with --baseline: how much worse is still accepted (default: 10%)",
-            show_default=False,
-        ),
-    ] = None,
-    slo_itl: _SloItl = None,
-    slo_ttft: _SloTtft = None,
-    as_json: AsJson = False,
-    junit: Annotated[
-        str | None, typer.Option(metavar="FILE", help="also write a JUnit report")
-    ] = None,
-) -> int:
-    """Check that a session keeps its bounds, for CI.
-
-    docs/figures.md lists the figures.
-
-    Ends with 0 if all bounds hold, 1 if one does not, and 3 if there is too little data to say.
-    """
-    from stepscope.tui.cli.recordings import check as command
-
-    wanted = command.CheckOptions(most or [], least or [], baseline, max_regression)
-    return command.check(target, seconds, wanted, slo_itl, slo_ttft, as_json, junit)
 
 
 @commands.command(
@@ -279,68 +173,6 @@ def verify(
     from stepscope.tui.cli.recordings import verify as command
 
     return command.verify_file(file, as_json)
-
-
-@commands.command(
-    epilog=example(
-        "stepscope explain session.mcap --slo-itl 50ms",
-        "stepscope explain freeze --json | jq '.late[] | {step, ms, cause}'",
-    )
-)
-def explain(
-    file: RecordingFile,
-    slo_itl: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            help="a longer gap between two tokens is late; 'median': longer than twice the median "
-            "(default: the recording's, else [dashboard] in the config file)",
-        ),
-    ] = None,
-    slo_ttft: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            help="a later first token is late; 'median': later than twice the median",
-        ),
-    ] = None,
-    request: Annotated[
-        str | None, typer.Option(metavar="ID", help="only this request, such as r12")
-    ] = None,
-    limit: Annotated[
-        int, typer.Option(metavar="INT", help="number of the longest waits to print, 0 for all")
-    ] = 20,
-    as_json: AsJson = False,
-) -> None:
-    """Say why tokens of a recording were late, cause by cause."""
-    from stepscope.tui.cli.recordings import explain as command
-
-    command.explain(file, slo_itl, slo_ttft, request, limit, as_json)
-
-
-@commands.command(
-    epilog=example(
-        "stepscope ledger session.mcap",
-        "stepscope ledger engine-0 --seconds 10 --json | jq .recompute_tax",
-    )
-)
-@with_key
-def ledger(
-    target: _Target = None,
-    *,
-    seconds: _Seconds = None,
-    limit: Annotated[
-        int, typer.Option(metavar="INT", help="number of rows of each table, 0 for all")
-    ] = 20,
-    as_json: AsJson = False,
-) -> None:
-    """Say who waits for what, and what preemption cost.
-
-    From the records alone, so also of an attached engine and of an old recording.
-    """
-    from stepscope.tui.cli.recordings import ledger as command
-
-    command.ledger(target, seconds, limit, as_json)
 
 
 @commands.command(

@@ -46,6 +46,35 @@ FirstStep = Annotated[
 LastStep = Annotated[
     int | None, typer.Option("--until", metavar="STEP", help="the last step to take")
 ]
+Target = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="FILE|ENDPOINT",
+        help="a recording, a sample or an engine (default: the only local engine)",
+        show_default=False,
+    ),
+]
+LastSeconds = Annotated[
+    float | None,
+    typer.Option(
+        metavar="NUMBER",
+        help="only the last seconds (default: the whole recording, or a minute of an engine)",
+        show_default=False,
+    ),
+]
+SloItl = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="a longer gap between two tokens is late (default: the recording's, else [dashboard] "
+        "in the config file)",
+        show_default=False,
+    ),
+]
+SloTtft = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="a later first token is late", show_default=False),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="print everything as one JSON document")]
 
 _KEY_OPTIONS = {

@@ -5,36 +5,23 @@ from typing import Annotated, Any, Literal
 import typer
 
 from stepscope.tui.cli.shared.options import with_options
-from stepscope.tui.cli.table.shared import AsJson, Like, RecordingFile, example, with_key
+from stepscope.tui.cli.table.shared import (
+    AsJson,
+    Like,
+    RecordingFile,
+    SloItl,
+    SloTtft,
+    Target,
+    example,
+    with_key,
+)
 
 commands = typer.Typer(rich_markup_mode=None)
 
-_Target = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="FILE|ENDPOINT",
-        help="a recording, a sample or an engine (default: the only local engine)",
-        show_default=False,
-    ),
-]
 _Seconds = Annotated[
     float | None,
     typer.Option(
         metavar="NUMBER", help="watch an engine for so long  [default: 60]", show_default=False
-    ),
-]
-_SloItl = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TIME", help="ITL level (default: the recording's, else 50 ms)", show_default=False
-    ),
-]
-_SloTtft = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TIME",
-        help="TTFT level (default: the recording's, else 500 ms)",
-        show_default=False,
     ),
 ]
 
@@ -202,11 +189,11 @@ def what_if(
 )
 @with_key
 def tune(
-    target: _Target = None,
+    target: Target = None,
     *,
     seconds: _Seconds = None,
-    slo_itl: _SloItl = None,
-    slo_ttft: _SloTtft = None,
+    slo_itl: SloItl = None,
+    slo_ttft: SloTtft = None,
     as_json: AsJson = False,
 ) -> int:
     """Find the knobs that keep the service levels best.

@@ -1,0 +1,18 @@
+"""What tests of the simulating commands share."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def run(stepscope: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Runs `stepscope ARGUMENTS` without a config file; gives its output, else its error line."""
+    monkeypatch.setenv("STEPSCOPE_CONFIG", "none")
+
+    def said(*arguments: str) -> str:
+        done = stepscope(*arguments)
+        return done.stdout or done.stderr.splitlines()[-1]
+
+    return said
