@@ -55,12 +55,20 @@ def chat(endpoint: str | None, model: str | None, temperature: float, max_tokens
         try:
             with connect(chosen) as client:
                 name = client.info().model
+            _wait_until_live(source)
             if name == smollm2.NAME:
                 say(smollm2.NOTICE)
             say(f"{name} on {chosen.name}: Ctrl-C stops an answer, Ctrl-D leaves")
             _Conversation(chosen, source, sampling).run()
         finally:
             source.stop()
+
+
+def _wait_until_live(source: Subscriber) -> None:
+    """Else the first answer may begin before its records are received."""
+    deadline_s = time.monotonic() + _TELEMETRY_S
+    while source.status != "live" and time.monotonic() < deadline_s:
+        time.sleep(_LOOK_S)
 
 
 @contextmanager
