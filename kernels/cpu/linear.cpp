@@ -1,9 +1,9 @@
 // Products by weights in bf16, packed: kernels/cpu/linear.py says what is computed, for which inputs.
 //
-// A panel holds the weights of WIDTH outputs, input after input, so that what a step takes of a row
-// of x meets the weights of all outputs of the panel in two vectors. A tile is some rows by one
-// panel (few rows by several); its sums stay in registers, and a panel stays in the cache for all
-// rows of a block.
+// A panel holds the weights of WIDTH outputs, ordered by input. A step of the loop reads one value
+// (or pair) of each row of x and multiplies it by two vectors: the weights of all outputs of the
+// panel. A tile is some rows by one panel, or few rows by several panels; its sums stay in registers.
+// A panel stays in the cache for all rows of a block.
 #include "parallel.h"
 #include "vec.h"
 
@@ -11,19 +11,19 @@ namespace stepscope {
 namespace {
 
 constexpr int64_t WIDTH = 2 * VL;
-// Of a tile: two sums a row, two vectors of weights and one of x, in 32 registers or in 16.
+// Rows of a tile. It takes two sums a row, two vectors of weights and one of x: 32 registers, or 16.
 constexpr int ROWS = VECTOR_BYTES == 64 ? 12 : 6;
 constexpr int64_t BLOCK_BYTES = 1 << 18;  // of x, to stay in a core's second cache beside a panel
 // What is multiplied by one row in the time that a second thread takes to begin, about.
 constexpr int64_t WEIGHTS_FOR_THREADS = 1 << 16;
 constexpr int ITEMS_PER_THREAD = 4;  // so that a thread that is held up gets less of them
 
-// x and y in fp32. A weight of the first vector is the lower half of 32 bits, that of the second
-// the upper half: as fp32 each is one instruction away.
+// x and y in fp32. 32 bits hold two weights in bf16: the lower half is one of the first vector, the
+// upper half one of the second. One instruction widens each to fp32.
 struct Widened {
     typedef float value;
-    static constexpr int64_t INPUTS = 1;  // that a step takes of a row
-    static constexpr int64_t STEP_BYTES = VECTOR_BYTES;  // of a panel
+    static constexpr int64_t INPUTS = 1;  // values of a row that a step reads
+    static constexpr int64_t STEP_BYTES = VECTOR_BYTES;  // of weights that a step reads
     struct Weights {
         vf first, second;
     };
@@ -31,8 +31,8 @@ struct Widened {
         const vu both = *(const vu_mem*)p;
         return {(vf)(both << 16), (vf)(both & 0xffff0000u)};
     }
-    // Memory and products overlap only where the second cache is asked this early: 16 rows at 83
-    // instead of 62 GFLOP/s on one core with AVX2.
+    // Early enough for memory and products to overlap: 16 rows run at 83 instead of 62 GFLOP/s on
+    // one core with AVX2.
     template <int NUM_ROWS>
     static INLINE void prefetch(const char* weights) { __builtin_prefetch(weights + 8192, 0, 2); }
     static INLINE vf input(const float* p) { return splat(*p); }
@@ -100,9 +100,9 @@ INLINE void finish(const Output<T>& out, int64_t row, int64_t panel, vf first, v
     if (left > VL) store(to + panel * WIDTH + VL, second, left - VL);
 }
 
-// `N` rows of x from `row` on, by `P` panels. Every sum is of input after input, the first one
-// first, whatever N and P are: so a row's result does not depend on the rows beside it. One row by
-// one panel would have two sums, each waiting for its last addition: hence several panels.
+// `N` rows of x from `row` on, by `P` panels. Every sum adds the inputs in order, whatever N and P
+// are, so a row's result does not depend on the rows beside it. One row by one panel has only two
+// sums, and each addition waits for the one before: so few rows take several panels at once.
 template <class Product, int N, int P>
 void tile(const typename Product::value* x, int64_t row, const char* weights, int64_t panel,
                  int64_t size, const Output<typename Product::value>& out) {

@@ -38,7 +38,7 @@ def is_usable(weight: torch.Tensor) -> bool:
 
 
 def _is_bf16(weight: torch.Tensor) -> bool:
-    """Whether bf16 holds every value of `weight`, in fp32: the lower half of each is zero."""
+    """Whether bf16 can hold every value of `weight` (fp32): the lower 16 bits of each are zero."""
     return not bool((weight.contiguous().view(torch.int16)[:, ::2] != 0).any())
 
 
@@ -46,7 +46,7 @@ class PackedLinear:
     """`x @ weight.T + bias`, `[N, in_features]` to `[N, out_features]`; needs `is_usable`.
 
     x and the result are of the weight's dtype. The packed weights go to `memory`, where there is
-    one; `num_bytes` are theirs, without what fills the last panel.
+    one. `num_bytes` is their size without the zeros that fill the last panel.
     """
 
     def __init__(
