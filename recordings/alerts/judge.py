@@ -11,10 +11,10 @@ RuleState: TypeAlias = Literal["unknown", "ok", "pending", "firing"]
 
 
 class RuleChange(NamedTuple):
-    """A rule has begun to fire, or has ended.
+    """A rule has begun to fire, or has stopped.
 
     Attributes:
-        value: the worst while it fired; at its beginning the one it fires with.
+        value: the worst while it fired; at its beginning the value that made it fire.
         seconds: how long it has fired.
     """
 
@@ -34,9 +34,9 @@ class RuleWatch:
     """One rule over time.
 
     Attributes:
-        value: the newest; None: there is none, or it is unknown.
+        value: the newest; None if unknown.
         worst: while it fires.
-        fired_s: when it began to fire; None: it does not.
+        fired_s: when it began to fire; None if it does not.
     """
 
     def __init__(self, rule: Rule) -> None:
@@ -62,7 +62,7 @@ class RuleWatch:
         return self._held_since_s is not None
 
     def take(self, values: Mapping[str, float | None], now_s: float) -> RuleChange | None:
-        """The next measurement; one that misses the figure changes nothing."""
+        """Take the next measurement; one without the figure changes nothing."""
         rule = self.rule
         if rule.figure not in values:
             return None
@@ -106,7 +106,7 @@ class Judge:
         self.watches = [RuleWatch(rule) for rule in rules]
 
     def take(self, values: Mapping[str, float | None], now_s: float) -> list[RuleChange]:
-        """The next measurement: which rules have begun or ended with it."""
+        """Take the next measurement. Returns the rules that begin or stop firing with it."""
         changes = [watch.take(values, now_s) for watch in self.watches]
         return [change for change in changes if change is not None]
 

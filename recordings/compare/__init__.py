@@ -1,4 +1,4 @@
-"""Two runs held against each other: figures, load, settings, and who is better in what.
+"""Two runs compared: figures, load, settings, and who is better in what.
 
 May import: engine.protocol, recordings.attribution, recordings.compare.side,
   recordings.compare.statistics, recordings.figures, recordings.file, recordings.state.series.

@@ -37,7 +37,7 @@ class Axis(NamedTuple):
         return 1 if self.align == "step" else 1_000_000
 
     def column(self, place: Place, start: int, end: int) -> StepPoint | None:
-        """The steps at the offsets [start, end) as one; None where there is none."""
+        """The steps in the offsets [start, end) merged into one; None where there is none."""
         points = place.points
         start, end = start + place.zero, end + place.zero
         if self.align == "step":
@@ -65,7 +65,9 @@ class Axis(NamedTuple):
 
 
 def axis_of(align: Align, a: Side, b: Side, pair: Pair | None) -> Axis:
-    """Args: pair: what "request" aligns by; without it time is taken."""
+    """Args:
+        pair: the request that "request" aligns by; None: align by time instead.
+    """
     if align == "step":
         num_a, num_b = _num_steps(a.points), _num_steps(b.points)
         return Axis(align, Place(a.points, 0), Place(b.points, 0), 0, max(num_a, num_b, 1))

@@ -1,4 +1,4 @@
-"""`Comparer`: reads two feeds in turn and keeps a comparison of what has come so far."""
+"""`Comparer`: reads two feeds in turn and compares what it has read so far."""
 
 import logging
 import threading
@@ -46,7 +46,7 @@ class Comparer:
 
     @property
     def is_reading(self) -> bool:
-        """Whether there is more that is there already, and is not in the comparison yet."""
+        """Whether some of what exists already has not been compared yet."""
         if self._thread is None or not self._thread.is_alive():
             return False
         if all(feed.is_done for feed in self.feeds):
@@ -55,7 +55,7 @@ class Comparer:
 
     @property
     def was_cancelled(self) -> bool:
-        """Whether it was stopped with something left to read."""
+        """Whether it was stopped before it had read everything."""
         return self._is_stopped.is_set() and any(_has_more(feed) for feed in self.feeds)
 
     @property
@@ -69,14 +69,14 @@ class Comparer:
         self._thread.start()
 
     def watch(self, is_watched: bool) -> None:
-        """Whether somebody looks at it: what goes on is only followed then."""
+        """Set whether the comparison is on a screen: live sessions are followed only then."""
         if is_watched:
             self._is_watched.set()
         else:
             self._is_watched.clear()
 
     def cancel(self) -> None:
-        """Read no more; what was read stays. Does not wait."""
+        """Stop reading, without waiting; what was read stays."""
         self._is_stopped.set()
         self._is_watched.set()
 
@@ -91,14 +91,14 @@ class Comparer:
     # Reading
 
     def read_some(self) -> bool:
-        """A slice of each side; whether there was anything."""
+        """Read a slice of each side. Returns whether there was anything to read."""
         taken = False
         for feed in self.feeds:
             taken = feed.read(time.monotonic() + _SLICE_S) or taken
         return taken
 
     def renew(self) -> Comparison:
-        """Compare what has been read by now; only for who reads."""
+        """Compare what has been read by now. Only the reading thread may call it."""
         assert self.sides is not None
         self.comparison = compare(*self.sides)
         self.version += 1

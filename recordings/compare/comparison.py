@@ -1,6 +1,6 @@
-"""`Comparison`: two runs side by side, in figures. Made from two `Side`s, holds nothing of them.
+"""`Comparison`: the figures of two runs side by side. It keeps no reference to their `Side`s.
 
-A is what one starts from, B what is held against it: a ratio is B / A, a change is B - A.
+A is the starting point, and B is compared with it: a ratio is B / A, a change is B - A.
 """
 
 from typing import Literal, NamedTuple
@@ -23,7 +23,7 @@ from stepscope.recordings.state.series.latency import SLO
 
 
 class ComparedCause(NamedTuple):
-    """What late waits were made of on each side."""
+    """One cause of late waits, on each side."""
 
     kind: Kind
     cause: Cause
@@ -34,7 +34,7 @@ class ComparedCause(NamedTuple):
 
 
 class SideWork(NamedTuple):
-    """What a side did."""
+    """How much work a side did."""
 
     num_steps: int
     seconds: float
@@ -46,14 +46,14 @@ class SideWork(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """All figures of two sides as they stood at one moment.
+    """All figures of two sides at one moment.
 
     Attributes:
-        causes: of waits beyond the service level, what took most time first.
-        paired: first tokens and longest waits, request by request, where both were given the same.
-        load: how what they were given to do compares.
-        is_one_session: both sides are parts of one, so that they may be of any length; one engine
-            that was sent the same twice makes two.
+        causes: of waits longer than the service level, the most costly first.
+        paired: first tokens and longest waits, request by request, if both had the same requests.
+        load: how the load of the two compares.
+        is_one_session: both sides are parts of one session, so their lengths may differ. One
+            engine that was sent the same requests twice is two sessions.
         resolution_ns: latencies are exact to this.
     """
 
@@ -72,8 +72,9 @@ class Comparison(NamedTuple):
 
     @property
     def different_work(self) -> str | None:
-        """How what they were given to do differs, in a few words; None when it was about the same,
-        or may have been. Where it differs only some figures can say who is better.
+        """How the load differs, in a few words; None if it hardly does or that may be chance.
+
+        If it differs, only some figures have a winner.
         """
         return self.load.other_work
 
@@ -81,16 +82,16 @@ class Comparison(NamedTuple):
         return next(figure for figure in self.figures if figure.key == key)
 
     def names_winner(self, side: Literal["a", "b"]) -> bool:
-        """Whether it can be said in what a side is better, if only that it is in nothing."""
+        """Whether the figures can say how a side did: the load is alike, or the side won something."""
         return self.different_work is None or bool(self.better(side))
 
     def better(self, side: Literal["a", "b"]) -> list[Figure]:
-        """In what a side is better, as they stand in `figures`."""
+        """The figures in which a side is better, in the order of `figures`."""
         return [figure for figure in self.figures if figure.verdict == side]
 
 
 def compare(a: Side, b: Side) -> Comparison:
-    """Both sides as they stand. To be called by the thread that feeds them."""
+    """Compare both sides as they stand. Call it from the thread that feeds them."""
     for side in (a, b):
         side.settle()
     is_one_engine = (

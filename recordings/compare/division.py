@@ -15,13 +15,13 @@ class SessionPart(NamedTuple):
 
 
 def divide(mark: Landmark, found: Iterable[Landmark]) -> tuple[SessionPart, SessionPart]:
-    """What was before and after a mark or a change, each under one setting of the engine.
+    """The parts before and after a mark or a change, each under one setting of the engine.
 
-    A change of a knob or of the engine's own workload ends a part: beyond it another question would
-    be answered. A mark changes nothing and ends none; a plain step divides all there is.
+    A part ends where a knob or the engine's own workload changes: beyond it the settings are
+    others. A mark changes nothing, so it ends no part. A plain step divides the whole session.
 
     Args:
-        found: of the whole session, in any order.
+        found: landmarks of the whole session, in any order.
     """
     changes = {each.step for each in found if each.kind in ("knobs", "workload")}
     if mark.kind == "step":
@@ -41,9 +41,9 @@ def divide(mark: Landmark, found: Iterable[Landmark]) -> tuple[SessionPart, Sess
 
 
 def reaches(a: str, b: str) -> tuple[str, str, str] | None:
-    """Of the names of two such parts: what divides them, and how far each reaches, "" for all.
+    """For the names of two such parts: what divides them, and how far each reaches ("": all).
 
-    None for names of anything else.
+    None for other names.
     """
     before, from_where, since = a.partition(_SINCE)
     after, to_where, until = b.partition(_UNTIL)

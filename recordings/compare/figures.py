@@ -42,17 +42,17 @@ _COMPARED = (  # beside latencies, in this order
 
 
 class Figure(NamedTuple):
-    """One thing measured of both sides. A is what one starts from, B is held against it.
+    """One figure of both sides. A is the starting point, and B is compared with it.
 
     Attributes:
         key: its name for programs; `kind` is set for latencies, `rank` for their percentiles.
-        a, b: in `unit`; None is unknown, or nothing was measured.
-        better: what is better, None where neither is.
-        num_a, num_b: of samples; 0 for what is no sample.
-        interval: B / A lies between these two, with `estimate.CONFIDENCE`; 0 and infinite where
-            nothing can be said. None where none is known.
-        like: for what is said of like work only, what that is; `covered` is the share of the
-            waits that have their like on the other side.
+        a, b: in `unit`; None: unknown, or nothing was measured.
+        better: which direction is better; None: neither.
+        num_a, num_b: number of samples; 0 for a figure without samples.
+        interval: of B / A, with `estimate.CONFIDENCE`; 0 to infinity if nothing can be said. None
+            if unknown.
+        like: the kind of work, for a figure of like work only; `covered` is the share of waits
+            that have like work on the other side.
     """
 
     key: str
@@ -72,20 +72,20 @@ class Figure(NamedTuple):
 
     @property
     def ratio(self) -> float | None:
-        """B / A; None where that says nothing."""
+        """B / A; None where a ratio is meaningless."""
         if self.a is None or self.b is None or self.a <= 0:
             return None
         return self.b / self.a
 
     @property
     def factor(self) -> float | None:
-        """The larger one by the smaller one; None where one of them is nothing."""
+        """The larger one divided by the smaller; None if one of them is zero."""
         ratio = self.ratio
         return max(ratio, 1 / ratio) if ratio else None
 
     @property
     def least_factor(self) -> float | None:
-        """The larger one is at least so many times the smaller one; None where that is not sure."""
+        """The larger one is at least this many times the smaller; None if that is not certain."""
         low, high = (0.0, math.inf) if self.interval is None else self.interval
         if low > 1:
             return low
@@ -107,18 +107,21 @@ def without_winner(verdict: Verdict) -> Verdict:
 def total_figures(
     a: Side, b: Side, *, is_same_offer: bool, is_one_session: bool
 ) -> Iterator[Figure]:
-    """Throughput, what steps were made of, memory, and what was done in vain.
+    """Throughput, composition of steps, memory, and wasted work.
 
     Args:
-        is_same_offer: who was given more to do has the larger throughput and the fuller cache.
-        is_one_session: the second part works off what the first has left, whatever came in it.
+        is_same_offer: both had the same load. A larger load alone gives more throughput and a
+            fuller cache.
+        is_one_session: the second part begins with what the first left unfinished.
     """
     for figure in _totals(a, b, has_winner=is_same_offer and not is_one_session):
         yield figure if is_same_offer else figure._replace(verdict=without_winner(figure.verdict))
 
 
 def _totals(a: Side, b: Side, *, has_winner: bool) -> Iterator[Figure]:
-    """Args: has_winner: in throughput."""
+    """Args:
+        has_winner: whether throughput has one.
+    """
     figures_a, figures_b = figures_of(a.sums()), figures_of(b.sums())
     for name in _COMPARED:
         better = FIGURES[name].better

@@ -1,7 +1,7 @@
 """The latencies of two runs as figures, and who is better in them.
 
-A difference counts if it stands out of how much each run varies in itself. Requests that come at
-random are no two times the same: there it must be larger than the difference of the load, too.
+A difference counts if it is larger than the variation within each run. Requests that arrive at
+random differ from run to run. There the difference must also be larger than that of the load.
 """
 
 import math
@@ -42,7 +42,7 @@ def latency_figures(
 
     Args:
         stretches: of both sides.
-        load: who was given less to do has the shorter waits and is no better for it.
+        load: the side with less load waits less, and is no better for it.
     """
     for kind, label in KINDS.items():
         slices = [as_one(each[kind]) for each in stretches]
@@ -60,7 +60,7 @@ def latency_figures(
 
 
 def _has_queue(side: Side) -> bool:
-    """Whether on average a request waited for its turn."""
+    """Whether on average at least one request waited for admission."""
     return side.totals.num_waiting_sum >= side.totals.num_steps > 0
 
 
@@ -117,13 +117,12 @@ def _within(
 
 
 def _under(load: Load, verdict: Verdict, factor: float, queued: tuple[bool, bool]) -> Verdict:
-    """What remains of a verdict when the load is looked at.
+    """The part of a verdict that a difference in load does not explain.
 
     Args:
         factor: by how much both differ, >= 1.
-        queued: whether the waits of A and B were waits in a queue. Near its capacity an engine
-            makes of a little more to do a queue that is many times as long, so that there no factor
-            is too large for the load.
+        queued: whether requests of A and B waited in a queue. Near capacity a little more load
+            makes the queue many times longer, so there the load may explain any factor.
     """
     if verdict not in ("a", "b") or load.is_same:
         return verdict

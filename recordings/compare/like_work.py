@@ -1,7 +1,7 @@
-"""Figures of like work: waits that were spent on as much, whatever else the engine had to do.
+"""Figures of like work: waits in which the engine did the same amount of work on both sides.
 
-How often a token waits beside a prompt is made by the load; how long it then waits is made by the
-engine and its settings. So these have a winner where the load differs, and all others may not.
+The load decides how often a token waits beside a prompt. The engine and its settings decide how
+long it then waits. So these figures have a winner even where the load differs.
 """
 
 from collections.abc import Iterator
@@ -18,8 +18,7 @@ _RANKS = {50: "p50", 99: "p99"}
 
 
 def like_work_figures(stretches: tuple[Stretches, Stretches], load: Load) -> Iterator[Figure]:
-    """Waits for a token with and without a prompt in them, among steps that decode as many; and
-    the time of steps that compute as much.
+    """ITL with and without a prefill, among steps with as many decodes; time of steps of like size.
 
     Args:
         stretches: of both sides.
@@ -50,10 +49,10 @@ def like_work_figures(stretches: tuple[Stretches, Stretches], load: Load) -> Ite
 
 
 class _Like:
-    """Waits of both sides that were spent on one kind of work.
+    """Waits of both sides with one kind of work in them.
 
     Args:
-        what: what they have in common.
+        what: the kind of work.
         is_paired: as for `Contrast`.
     """
 

@@ -1,12 +1,15 @@
-"""`Load`: whether what two runs were given to do was about the same. Pure functions.
+"""`Load`: whether two runs had about the same load. Pure functions.
 
-A latency is made by the engine and by its load: under another load it says nothing about which of
-two engines, or of two settings, is better. The load is compared by what nobody's speed changes:
-requests, their prompts and the output they were after. Two runs of the same requests in the same
-time, or kept equally busy by clients that wait for their answers, had the same load. Of requests
-that come at random no two runs have the same, so there it counts whether both may have come at one
-rate; and who had less of nothing and was quicker is quicker under any load. What a prefix cache
-held before a run began is work that the run was spared; what it found of its own is its own merit.
+A latency comes from the engine and from its load. Under different loads it does not show which
+engine or setting is better. So loads are compared by what the engine's speed does not change:
+requests, their prompts, and the output they asked for.
+
+- The same requests in the same time are the same load. So are clients that wait for each answer,
+  if as many of them were busy.
+- Requests that arrive at random differ from run to run. There the test is whether both may have
+  come at one rate. If a run was faster and had no less of anything, it is faster under any load.
+- What a prefix cache held before a run began made the load smaller. What it cached during the run
+  is the run's own merit.
 """
 
 import math
@@ -27,11 +30,11 @@ class Load(NamedTuple):
     """How the load of two runs compares.
 
     Attributes:
-        is_same: both were given the same requests, or as many at a time.
-        difference: in a few words, as far as it is no small one.
-        is_chance: it may be, of requests that come at random.
-        more_a, more_b: how many times as much of anything one was given as the other, at most.
-        has_like_prompts: as much was computed of a prompt, about.
+        is_same: both had the same requests, or as many at a time.
+        difference: in a few words; None if it is small.
+        is_chance: the difference may be chance, because requests came at random.
+        more_a, more_b: the largest factor by which one had more of anything than the other.
+        has_like_prompts: about as many tokens of each prompt were computed.
     """
 
     is_same: bool
@@ -43,16 +46,16 @@ class Load(NamedTuple):
 
     @property
     def other_work(self) -> str | None:
-        """How it differs by more than chance; None where it does not."""
+        """The difference, if it is more than chance; else None."""
         return None if self.is_chance else self.difference
 
 
 def load_of(a: Side, b: Side, *, is_one_session: bool) -> Load:
-    """How the load of both compares.
+    """Compare the load of both.
 
     Args:
         a, b: up to date (`Side.settle`).
-        is_one_session: both are parts of one session: what came in them is never the same.
+        is_one_session: both are parts of one session, so their requests are never the same.
     """
     left, right = offer_of(a), offer_of(b)
     if a.knob_values.get(_CACHING) != b.knob_values.get(_CACHING):  # then hits are what it brought
@@ -84,7 +87,7 @@ def load_of(a: Side, b: Side, *, is_one_session: bool) -> Load:
 
 
 def _rates(left: Offer, right: Offer) -> tuple[list[str], bool]:
-    """What came at another rate, and whether any of it is more than chance makes."""
+    """What came at another rate, and whether any of it is more than chance."""
     parts, is_other = [], False
     for label, of in RATES.items():
         one, other = of(left), of(right)
@@ -101,10 +104,10 @@ def _rates(left: Offer, right: Offer) -> tuple[list[str], bool]:
 
 
 def _spared(a: Offer, b: Offer, least: float) -> str | None:
-    """What a cache that was filled before spared one of both, where that is no small part.
+    """What a cache filled before the run saved one side; None if little.
 
     Args:
-        least: a smaller share of the prompts is none; other requests hit otherwise.
+        least: a smaller share of the prompts does not count; different requests hit differently.
     """
     spared_a, spared_b = a.cached_share, b.cached_share
     if spared_a is None or spared_b is None or abs(spared_a - spared_b) <= least:
@@ -115,7 +118,7 @@ def _spared(a: Offer, b: Offer, least: float) -> str | None:
 
 
 def _more(one: Offer, other: Offer) -> float:
-    """How many times as much of anything one was given, at most; 1 where nothing was more."""
+    """The largest factor by which one had more of anything; 1 if it had more of nothing."""
     found = 1.0
     for of in RATES.values():
         mine, others = of(one), of(other)
@@ -142,7 +145,7 @@ def _has_other_queue(a: Offer, b: Offer) -> bool:
 
 
 def _has_like_prompts(a: Offer, b: Offer) -> bool:
-    """Whether about as much was computed of a prompt that came, as far as chance allows."""
+    """Whether about as many tokens of each prompt were computed, as far as chance allows."""
     tells = a.computed is not None and b.computed is not None
     means, errors, lengths = [], [], []
     for offer in (a, b):
@@ -161,7 +164,7 @@ def _has_like_prompts(a: Offer, b: Offer) -> bool:
 
 
 def _same_requests(a: Offer, b: Offer) -> bool:
-    """Whether the requests themselves were about the same, no matter when they came."""
+    """Whether the requests were about the same, no matter when they came."""
     if not (a.is_whole and b.is_whole):
         return False
     if _is_other(a.num_all, b.num_all) or _is_other(a.all_prompt.total, b.all_prompt.total):
@@ -172,7 +175,7 @@ def _same_requests(a: Offer, b: Offer) -> bool:
 
 
 def _other_pace(a: Offer, b: Offer) -> str | None:
-    """The same requests may have come in another time, and for another reason than slowness."""
+    """How the time in which the same requests came differs, if not because one side was slower."""
     apart_s = abs(a.span_s - b.span_s)
     if apart_s <= ALIKE * max(a.span_s, b.span_s, min(a.seconds, b.seconds)):
         return None
@@ -183,7 +186,7 @@ def _other_pace(a: Offer, b: Offer) -> str | None:
 
 
 def _is_other_rate(a: Offer, sum_a: Sum, b: Offer, sum_b: Sum) -> bool:
-    """Requests that come independently: their sums spread as the squares tell."""
+    """Whether sums over independent requests differ by more than chance; squares give the variance."""
     rate_a, rate_b = sum_a.total / _time(a), sum_b.total / _time(b)
     apart, larger = abs(rate_a - rate_b), max(rate_a, rate_b)
     spread = (sum_a.squares / _time(a) ** 2 + sum_b.squares / _time(b) ** 2) ** 0.5

@@ -1,6 +1,6 @@
-"""`Offer`: what a run was given to do, by what nobody's speed changes. Pure functions.
+"""`Offer`: the load of a run, by what the engine's speed does not change. Pure functions.
 
-Requests, their prompts and the output they were after; and what a prefix cache spared it of them.
+Requests, their prompts, the output they asked for, and how much a prefix cache saved.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -12,22 +12,22 @@ from stepscope.recordings.compare.side.side import Side
 
 
 class Sum(NamedTuple):
-    """Of what requests brought; the squares tell how much of it is chance."""
+    """A sum over requests, with the sum of squares for its variance."""
 
     total: float
     squares: float
 
 
 class Offer(NamedTuple):
-    """What a side was given to do.
+    """The load of a side.
 
     Attributes:
-        prompt, output: tokens of the requests that came; `output` is None where nobody tells.
-        all_prompt, all_output: the same with the requests that were there when it began.
-        computed: of the prompts that came, what no prefix cache spared; None where nobody tells.
-        had_cache: its prefix cache may have held something when it began.
+        prompt, output: tokens of the requests that came; `output` is None if unknown.
+        all_prompt, all_output: the same, with the requests that were there at the beginning.
+        computed: prompt tokens that no prefix cache saved; None if unknown.
+        had_cache: its prefix cache may have held something at the beginning.
         span_s: from the first arrival to the last.
-        num_in_flight: requests that were there at a time, on average (Little's law).
+        num_in_flight: mean number of requests in the engine (Little's law).
         is_whole: all requests are known.
     """
 
@@ -47,7 +47,7 @@ class Offer(NamedTuple):
 
     @property
     def cached_share(self) -> float | None:
-        """Of the prompts that came, what a prefix cache spared."""
+        """The share of the prompt tokens that a prefix cache saved."""
         if self.computed is None or not self.prompt.total:
             return None
         return max(0.0, 1 - self.computed.total / self.prompt.total)
@@ -100,9 +100,9 @@ def _sum(values: Iterable[float]) -> Sum:
 
 
 def _output(runs: list[RequestRun]) -> Sum | None:
-    """Tokens that requests were after: as many as those had that ended, else as they may have.
+    """Tokens that requests asked for: the real number of those that ended, else their maximum.
 
-    What has been made by now is no measure: the slower engine has made less of the same.
+    Tokens made so far are no measure: a slower engine has made fewer of the same.
     """
     ended = [float(run.num_output_tokens) for run in runs if run.has_all]
     if len(ended) * 2 < len(runs) or not ended:
@@ -114,7 +114,7 @@ def _output(runs: list[RequestRun]) -> Sum | None:
 
 
 def _computed(runs: list[RequestRun]) -> Sum | None:
-    """Prompt tokens that had to be computed; those who still wait for admission are as the rest."""
+    """Prompt tokens that had to be computed; those that still wait count like the rest."""
     known = [
         float(run.num_prompt_tokens - run.num_cached_tokens)
         for run in runs

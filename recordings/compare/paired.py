@@ -1,4 +1,4 @@
-"""`Paired`: what the same requests say that were sent to both runs, one by one. Pure functions."""
+"""`Paired`: compares runs that were sent the same requests, request by request. Pure functions."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
@@ -13,16 +13,15 @@ _MIN_REQUESTS = 8  # fewer that all agree may be chance: 2 / 2**8 is the first b
 
 
 class Paired(NamedTuple):
-    """In how many requests that are in both runs a side was better; the rest were alike.
+    """In how many of the shared requests each side was better; the rest were alike.
 
-    One side is surely better if its share of better requests is larger throughout the run, stretch
-    by stretch, because requests that wait in one queue are one fact. The median ratio must also be
-    large enough to act upon: a machine that is a little slower for a while makes almost every
-    request a little later.
+    One side is surely better if it wins more requests in every stretch of the run; requests that
+    wait in one queue count as one fact. The median ratio must also be large enough to matter: a
+    machine that is slightly slower for a while delays almost every request slightly.
 
     Attributes:
         factor: that ratio, B / A.
-        is_sure: that one side is better; `winner` says which.
+        is_sure: one side is better; `winner` names it.
     """
 
     what: str
@@ -39,7 +38,7 @@ class Paired(NamedTuple):
 
 
 def request_by_request(requests: Matched) -> list[Paired]:
-    """Nothing of a latency that no request has on both sides, nor of requests that are others."""
+    """One result for each latency that any request has on both sides; none for different requests."""
     pairs = sorted(requests.pairs, key=lambda pair: pair.a.arrival_ns)
     if sum(pair.has_same_prompt for pair in pairs) < _SAME_PROMPTS * len(pairs):
         return []
@@ -61,7 +60,7 @@ def _paired(what: str, values: Iterable[tuple[int | None, int | None]]) -> Paire
 
 
 def mean_sign(signs: Sequence[int]) -> Estimate | None:
-    """The mean of signs given in the order of time; None where they are too few."""
+    """The mean of signs in order of time; None if there are too few."""
     if len(signs) < _MIN_REQUESTS:
         return None
     sums, counts = [0] * _NUM_STRETCHES, [0] * _NUM_STRETCHES

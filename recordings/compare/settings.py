@@ -1,4 +1,4 @@
-"""What two runs were set to, as far as it differs."""
+"""Settings in which two runs differ."""
 
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ class SettingDifference(NamedTuple):
     """A knob or a property of an engine.
 
     Attributes:
-        a, b: all values it had on a side, in order; empty where the side does not tell.
+        a, b: all values it had on a side, in order; empty if unknown.
     """
 
     name: str
@@ -36,7 +36,7 @@ class SettingDifference(NamedTuple):
 
 
 def differing_settings(a: Side, b: Side) -> list[SettingDifference]:
-    """Knobs first, then the engine; what one side does not tell is no difference."""
+    """Knobs first, then the engine. A setting unknown on one side is no difference."""
     names = [name for name in a.knob_values if name in b.knob_values]
     found = [
         SettingDifference(name, tuple(a.knob_values[name]), tuple(b.knob_values[name]), True)

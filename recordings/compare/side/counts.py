@@ -1,7 +1,7 @@
 """`WaitCounts`: how often each latency was measured, in bounded memory.
 
-Exact to the nanosecond up to `MAX_DISTINCT` different values; from then on values are rounded down
-to ever larger powers of two, which `resolution_ns` tells.
+Exact to the nanosecond for up to `MAX_DISTINCT` different values. Beyond, values are rounded down
+to multiples of ever larger powers of two; `resolution_ns` gives the current one.
 """
 
 import math
@@ -32,7 +32,7 @@ class WaitCounts:
 
     @property
     def resolution_ns(self) -> int:
-        """1 while every value is kept as it is."""
+        """1 as long as every value is exact."""
         return 1 << self._shift
 
     @property

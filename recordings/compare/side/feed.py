@@ -15,11 +15,11 @@ class Stretch(NamedTuple):
 
 
 class Feed(Protocol):
-    """Fills one side. Belongs to one thread; what it says of itself may be read from any.
+    """Fills one side. Only one thread may use it; any thread may read its attributes.
 
     Attributes:
         side: None until something was read.
-        share: of what there is to read, 0..1; None for one that goes on.
+        share: how much has been read, 0..1; None for a session that goes on.
         is_done: nothing more will come.
         note: what is missing or went wrong, in one line.
     """
@@ -39,7 +39,7 @@ class Feed(Protocol):
     def note(self) -> str | None: ...
 
     def read(self, until_s: float) -> bool:
-        """Take what there is until that time of `time.monotonic`; whether anything was taken."""
+        """Read until that time of `time.monotonic`. Returns whether anything was read."""
         ...
 
     def close(self) -> None: ...

@@ -71,7 +71,7 @@ class HistoryFeed:
         return taken
 
     def _read_past(self, until_s: float) -> bool:
-        """Follow what was before the stretch; whether all of it was read."""
+        """Follow what came before the stretch. Returns whether all of it was read."""
         earlier, follower = self._earlier, self._follower
         while num_left := earlier.distance(follower):
             if time.monotonic() >= until_s:

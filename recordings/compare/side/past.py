@@ -1,4 +1,4 @@
-"""`Past`: what is known of the waits that are under way when a side of a comparison begins."""
+"""`Past`: what is known of waits that are open when a side of a comparison begins."""
 
 from collections.abc import Iterable
 
@@ -14,17 +14,16 @@ from stepscope.recordings.state.session import SessionState
 class Past:
     """The operator's pauses and the causes of waits, followed up to where a side begins.
 
-    A wait belongs to the side in which it ends, whenever it began: to leave out those that were
-    under way would take the longest ones out of a side that begins with a queue, for of them it
-    keeps what began and ended within a moment. What has not ended by the end of a side is no wait
-    of it, so that each is counted once.
+    A wait belongs to the side in which it ends. If waits that were open at its beginning were left
+    out, a side that begins with a queue would lose its longest waits and keep only short ones. A
+    wait that is still open at the end of a side does not belong to it, so each counts once.
 
     Args:
         slo: a longer wait is late.
         state: right before the first message that `take` gets; not changed.
-        since_ns: engine time from which on all pauses are known; None: of those before `state`
-            nothing is known. A wait that began before it is no measurement: nobody can tell how
-            much of it the operator had the engine paused, and that may be hours.
+        since_ns: engine time from which on all pauses are known; None: no pause before `state` is
+            known. A wait that began earlier is not measured: an unknown part of it, maybe hours,
+            is the operator's pause.
     """
 
     def __init__(self, slo: SLO, state: SessionState, since_ns: int | None = None) -> None:
@@ -41,13 +40,13 @@ class Past:
         )
 
     def take(self, message: Telemetry, after_gap: bool) -> None:
-        """The next message before the side begins."""
+        """Take the next message before the side begins."""
         self.pauses.take(message)
         self.explainer.take(message, after_gap)
         self.explainer.late.clear()  # these are no waits of the side
 
     def leave_out_begun(self, outcome: Outcome, state: SessionState, now_ns: int) -> None:
-        """Take the waits out of a step that began when pauses were not known yet.
+        """Remove the waits of a step that began before pauses were known.
 
         Args:
             state: right after the step.
@@ -57,7 +56,7 @@ class Past:
 
 
 def oldest_arrival(views: Iterable[RequestView]) -> int | None:
-    """When the oldest of those requests came that are still there; None without any."""
+    """The oldest arrival among the requests that have not ended; None without any."""
     return min(
         (view.arrival_ns for view in views if view.status != "finished" and not view.is_partial),
         default=None,

@@ -1,7 +1,7 @@
 """`StepPoints`: what a chart draws of every step of a run, in bounded memory.
 
-A point is a step, or from `MAX_POINTS` steps on two of them, then four: the worst of them, as
-everywhere. It holds some 50 bytes, so that a run of any length takes 25 MB at most.
+A point is one step. From `MAX_POINTS` steps on it is the worst of two, then of four, and so on. A
+point takes about 50 bytes, so a run of any length takes 25 MB at most.
 """
 
 from array import array
@@ -15,7 +15,7 @@ _MOST = (1 << 31) - 1
 
 
 class StepPoint(NamedTuple):
-    """The steps `first` to `last` of a run; the worst of them. Times are since the run began."""
+    """The worst of the steps `first` to `last` of a run. Times are since the run began."""
 
     first: int
     last: int
@@ -33,7 +33,7 @@ class StepPoint(NamedTuple):
 
 
 class StepPoints:
-    """Columns, one entry a point. One writer; the holder of the writer's lock reads."""
+    """Columns, one entry a point. One writer; readers must hold the writer's lock."""
 
     def __init__(self) -> None:
         self.steps_per_point = 1
@@ -105,7 +105,7 @@ class StepPoints:
         self._flags.append(flags)
 
     def flag(self, step: int, flag: int) -> None:
-        """Note something at a step, at the nearest before it where there is none."""
+        """Flag a step, or the nearest one before it that has a point."""
         index = bisect_right(self._first, step) - 1
         if index >= 0:
             self._flags[index] |= flag
@@ -125,7 +125,7 @@ class StepPoints:
         return bisect_right(self._end, time_ns) - 1
 
     def worst(self, first: int, last: int) -> StepPoint | None:
-        """The points with these indices as one; None without any."""
+        """The worst of the points with these indices; None without any."""
         first, last = max(0, first), min(last, len(self._first) - 1)
         if first > last:
             return None
@@ -168,7 +168,7 @@ class StepPoints:
         return self._first[index]
 
     def _fold(self) -> None:
-        """Two points become one."""
+        """Merge each two points into one."""
         self.steps_per_point *= 2
         num = len(self._first) // 2 * 2
         first, last = self._first[0:num:2], self._last[1:num:2]

@@ -24,7 +24,7 @@ class RecordingFeed:
     """Reads a recording, or a stretch of it. Implements `Feed`.
 
     Args:
-        recording: belongs to it from here on.
+        recording: closed together with the feed.
 
     Raises:
         RecordingError: there is no step of the stretch in it.
@@ -120,7 +120,7 @@ class RecordingFeed:
         return max(self._recording.known_since_ns, known_since(snapshot))
 
     def _message(self, frame: MessageFrame) -> tuple[Telemetry, bool] | None:
-        """Decoded, and whether messages before it are missing; None for one that says nothing."""
+        """The message, and whether messages before it are missing; None for one to be ignored."""
         try:
             message = wire.decode(frame.payload)
         except msgspec.DecodeError:

@@ -1,4 +1,4 @@
-"""The requests of two runs, and which of one is which of the other."""
+"""The requests of two runs, and which request of one matches which of the other."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ MAX_REQUESTS = 100_000  # kept of a run, the first to arrive
 
 @dataclass(slots=True)
 class RequestRun:
-    """What became of one request, by the engine's clock; None is not known (yet).
+    """What happened to one request, by the engine's clock; None: unknown, or not yet.
 
     Attributes:
-        num_cached_tokens: of its prompt, skipped at its first admission by a prefix hit.
-        max_tokens: 0 is not known.
+        num_cached_tokens: prompt tokens that a prefix hit skipped at its first admission.
+        max_tokens: 0 if unknown.
         was_there, was_queued: it was, before the first step of the run.
-        has_all: it ended by itself, and has all the output it was after.
+        has_all: it ended by itself, with all its output.
     """
 
     request_id: int
@@ -58,21 +58,21 @@ class Pair(NamedTuple):
 
     @property
     def difference_ns(self) -> int:
-        """The larger of both, either way."""
+        """The larger change of the two, without its sign."""
         return max(abs(self.ttft_change_ns or 0), abs(self.worst_change_ns or 0))
 
     @property
     def has_same_prompt(self) -> bool:
-        """As far as lengths tell."""
+        """Whether the prompts are equally long."""
         return self.a.num_prompt_tokens == self.b.num_prompt_tokens
 
 
 class Matched(NamedTuple):
-    """Largest differences first.
+    """Pairs with the largest differences first.
 
     Attributes:
-        by: what was matched: the names that clients gave, the order of arrival, or in one session
-            the request itself.
+        by: how they were matched: clients' own ids, order of arrival, or in one session the
+            request itself.
         only_a, only_b: requests without a partner.
     """
 
@@ -86,10 +86,10 @@ BY_NAME, BY_ORDER, BY_ITSELF = "client id", "order of arrival", "request id"
 
 
 def matched(a: Mapping[int, RequestRun], b: Mapping[int, RequestRun]) -> Matched:
-    """Pairs by the clients' own ids if at least half of the smaller run has them in common.
+    """Match by the clients' own ids if both share at least half of the smaller run's.
 
-    An id that came several times is the same request the same time it came. Without such ids the
-    n-th to arrive in one run is the n-th in the other.
+    If an id came several times, its n-th request matches the n-th in the other run. Without such
+    ids, requests match in order of arrival.
     """
     runs_a, runs_b = _in_order(a.values()), _in_order(b.values())
     names_a, names_b = _named(runs_a), _named(runs_b)
@@ -104,7 +104,7 @@ def matched(a: Mapping[int, RequestRun], b: Mapping[int, RequestRun]) -> Matched
 
 
 def were_sent_twice(a: Mapping[int, RequestRun], b: Mapping[int, RequestRun]) -> bool:
-    """Whether clients sent the same requests in both, by their names and the lengths of prompts."""
+    """Whether both runs got the same requests, by the clients' ids and the lengths of prompts."""
     names_a, names_b = _named(_in_order(a.values())), _named(_in_order(b.values()))
     pairs = [Pair(run, names_b[key]) for key, run in names_a.items() if key in names_b]
     again = [
@@ -114,7 +114,7 @@ def were_sent_twice(a: Mapping[int, RequestRun], b: Mapping[int, RequestRun]) ->
 
 
 def lived_in_both(a: Mapping[int, RequestRun], b: Mapping[int, RequestRun]) -> Matched:
-    """Of two parts of one session: others that came before and after have nothing in common."""
+    """Match the requests that were in both parts of one session."""
     pairs = [Pair(run, b[request_id]) for request_id, run in a.items() if request_id in b]
     pairs.sort(key=lambda pair: -pair.difference_ns)
     return Matched(pairs, BY_ITSELF, len(a) - len(pairs), len(b) - len(pairs))
@@ -125,7 +125,7 @@ def _in_order(runs: Iterable[RequestRun]) -> list[RequestRun]:
 
 
 def _named(runs: Sequence[RequestRun]) -> dict[tuple[str, int], RequestRun]:
-    """By name and how many of that name came before."""
+    """Requests by client id and how many with that id came before."""
     found: dict[tuple[str, int], RequestRun] = {}
     times: dict[str, int] = {}
     for run in runs:

@@ -1,6 +1,6 @@
-"""`Side`: one of two runs that are compared, reduced message by message. It reads no clock or file.
+"""`Side`: one of two compared runs, reduced message by message. It reads no clock and no file.
 
-Whatever it keeps is bounded: a run may have any number of steps.
+Its memory is bounded: a run may have any number of steps.
 """
 
 import threading

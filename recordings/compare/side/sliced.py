@@ -1,4 +1,4 @@
-"""`SlicedWaits`: all waits of a side by when they ended and what work they were part of."""
+"""`SlicedWaits`: all waits of a side, by when they ended and by the kind of work in them."""
 
 from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
@@ -14,11 +14,11 @@ Stretches: TypeAlias = dict[LatencyKind, list[Slice]]  # of a whole run, `NUM_ST
 
 
 class GapWork(NamedTuple):
-    """What a wait for the next token was spent on.
+    """What the engine did during a wait for the next token.
 
     Attributes:
-        has_prefill: a prompt was computed in it, in the same step or in one before.
-        decodes: class of the number of tokens decoded in the step that ended it.
+        has_prefill: it computed prompt tokens, in the same step or in one before.
+        decodes: class of the number of tokens decoded in the step that ended the wait.
     """
 
     has_prefill: bool
@@ -26,7 +26,7 @@ class GapWork(NamedTuple):
 
 
 class WorkClass(NamedTuple):
-    """What was computed in a step: classes of the numbers of tokens."""
+    """The work in a step, as classes of the numbers of tokens."""
 
     prefill: int
     decodes: int
@@ -44,7 +44,7 @@ class SlicedWaits:
         self._prefill_ns: int | None = None  # engine time at which the last one ended
 
     def take(self, record: StepRecord, outcome: Outcome, end_ns: int) -> None:
-        """A step that ended so long after the run began."""
+        """Add the waits of a step that ended at this offset from the beginning of the run."""
         now_ns = record.tokens_ns
         if record.num_prefill_tokens:
             self._prefill_ns = now_ns

@@ -1,7 +1,7 @@
-"""`WaitSlices`: waits by when they ended and what they shared their step with, in bounded memory.
+"""`WaitSlices`: waits by when they ended and by their kind of work, in bounded memory.
 
-What is near in time is alike: a long prompt delays all who decode beside it. How far a percentile
-can be trusted is told by how much it differs from one stretch of the run to the next.
+Waits close in time are alike: one long prompt delays all decodes beside it. How far a percentile
+can be trusted shows in how much it differs from one slice of the run to the next.
 """
 
 from collections.abc import Callable, Hashable, Iterable
@@ -17,14 +17,14 @@ Slice: TypeAlias = dict[Stratum, Bins]
 
 
 class WaitSlices:
-    """Waits in equal slices of time; the slices double as the run goes on. One writer."""
+    """Waits in equal slices of time, which double as the run goes on. One writer."""
 
     def __init__(self) -> None:
         self.width_ns = _FIRST_WIDTH_NS
         self._slices: list[Slice] = []
 
     def add(self, time_ns: int, wait_ns: int, weight: int = 1, stratum: Stratum = 0) -> None:
-        """A wait that ended so long after the run began; times must not run backwards."""
+        """Add a wait that ended at this offset from the beginning of the run, in order of time."""
         while time_ns // self.width_ns >= MAX_SLICES:
             self._fold()
         place = time_ns // self.width_ns
@@ -35,7 +35,7 @@ class WaitSlices:
         bins[at] = bins.get(at, 0) + weight
 
     def grouped(self, num_groups: int) -> list[Slice]:
-        """All of it in so many stretches of about the same length, or as many as there are."""
+        """Merge all slices into this many stretches of about equal length, or into fewer."""
         num_groups = min(num_groups, len(self._slices))
         groups: list[Slice] = [{} for _ in range(num_groups)]
         for place, each in enumerate(self._slices):
@@ -45,7 +45,7 @@ class WaitSlices:
         return groups
 
     def _fold(self) -> None:
-        """Two slices become one."""
+        """Merge each two slices into one."""
         self.width_ns *= 2
         folded = self._slices[::2]
         for into, other in zip(folded, self._slices[1::2], strict=False):
@@ -55,7 +55,7 @@ class WaitSlices:
 
 
 def in_strata(slices: Iterable[Slice], is_meant: Callable[[Stratum], bool]) -> list[Slice]:
-    """The strata that are meant alone."""
+    """Only these strata."""
     return [{key: bins for key, bins in each.items() if is_meant(key)} for each in slices]
 
 
@@ -80,7 +80,7 @@ def _merge(into: Slice, stratum: Stratum, bins: Bins) -> None:
 
 
 def bin_of(wait_ns: int) -> int:
-    """Grows with the wait; about 1 % of it wide."""
+    """The bin of a wait. Bins grow with the wait and are about 1 % of it wide."""
     octave = max(0, wait_ns.bit_length() - _BINS_PER_OCTAVE.bit_length())
     return octave * _BINS_PER_OCTAVE + (max(0, wait_ns) >> octave)
 
@@ -92,7 +92,7 @@ def start_of(at: int) -> int:
 
 
 def size_class(number: int) -> int:
-    """Of tokens or of rows: each number to 8, above it classes at most a fifth wide."""
+    """The class of a number of tokens or rows: exact up to 8, then at most a fifth wide."""
     if number <= 8:
         return number
     octave = number.bit_length() - 3

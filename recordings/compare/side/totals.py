@@ -1,4 +1,4 @@
-"""`RunTotals`: what all steps of a run come to, and how it is spread over time. Bounded memory."""
+"""`RunTotals`: sums over all steps of a run, and how they spread over time. Bounded memory."""
 
 from array import array
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ _MAX_BUCKETS = 4096
 
 
 class CountOverTime:
-    """Something that is counted, in equal stretches of time; they double as the run goes on."""
+    """A count in equal stretches of time, which double as the run goes on."""
 
     def __init__(self) -> None:
         self.width_ns = _FIRST_WIDTH_NS
@@ -37,7 +37,7 @@ class CountOverTime:
         self._sums[bucket] += number
 
     def slices(self) -> list[float]:
-        """So many a second in up to `NUM_SLICES` equal slices; none of a run too short for that."""
+        """Rates a second in up to `NUM_SLICES` equal slices; empty if the run is too short."""
         per_slice = max(1, (len(self._sums) - 1) // NUM_SLICES)
         num = min(NUM_SLICES, (len(self._sums) - 1) // per_slice)
         seconds = per_slice * self.width_ns / 1e9
@@ -78,7 +78,7 @@ class LimitedSteps:
 
 @dataclass(slots=True)
 class RunTotals:
-    """Sums over steps. Those that an engine does not tell have a count of steps that did."""
+    """Sums over steps. Values that not all engines publish have a count of the steps with them."""
 
     num_steps: int = 0
     num_steps_without_rows: int = 0

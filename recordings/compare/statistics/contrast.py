@@ -1,8 +1,8 @@
-"""`Contrast`: the waits of two runs held against each other, percentile by percentile.
+"""`Contrast`: compares the waits of two runs, percentile by percentile.
 
-The interval of a percentile holds all factors by which the waits of A could be multiplied without
-the test of `estimate.py` telling them from those of B: it excludes 1 where, and only where, the
-test finds a difference.
+The interval of a percentile holds all factors with which the waits of A, multiplied, pass the
+test of `estimate.py` as the same as those of B. So it excludes 1 exactly if the test finds a
+difference.
 """
 
 import math
@@ -35,8 +35,8 @@ class Effect(NamedTuple):
 
     Attributes:
         a_ns, b_ns: exact to about 1 %; where waits are in strata, over the same mixture of them.
-        low, high: B / A lies between them; infinite where nothing can be said.
-        is_sure: that B differs from A.
+        low, high: bounds of B / A; infinite if nothing can be said.
+        is_sure: B differs from A.
     """
 
     a_ns: float
@@ -47,17 +47,17 @@ class Effect(NamedTuple):
 
 
 class Contrast:
-    """The waits of two runs held against each other.
+    """The waits of two runs compared.
 
     Args:
         a, b: the waits of each stretch of both.
-        is_paired: the same came in the same stretch of both, so that what it makes of the waits
-            falls out of their difference.
+        is_paired: both had the same requests in the same stretch, so the effect of the requests
+            cancels out in the difference.
 
     Attributes:
-        covered: share of the waits of each side, at least, that are held against each other: those
-            in strata that come in several stretches of both. Where these are too few, all strata of
-            both are looked at, and nothing of it is sure.
+        covered: share of the waits of each side, at least, that are compared: those in strata that
+            occur in several stretches of both. If these are too few, all strata count, and no
+            difference is sure.
     """
 
     def __init__(self, a: Sequence[Slice], b: Sequence[Slice], *, is_paired: bool = False) -> None:
@@ -99,12 +99,12 @@ class Contrast:
         return Effect(a_ns, b_ns, low, high, is_sure)
 
     def shares_above_differ(self, bound_ns: float) -> bool:
-        """Whether other shares of the waits are longer than a bound."""
+        """Whether the shares of waits longer than a bound differ."""
         at = bin_of(round(bound_ns))
         return self._has_any and self._differs_above(at, at)
 
     def _differs_above(self, at_a: int, at_b: int) -> bool:
-        """Whether other shares of the waits lie above these bins."""
+        """Whether the shares of waits above these bins differ."""
         return self._differ(self._a.above(at_a), self._b.above(at_b))
 
 
@@ -127,7 +127,7 @@ def _middle(at: int) -> float:
 
 
 def _edge(differ: _Test, ratio: float, within: float | None, direction: int) -> float:
-    """Where the test begins to tell, from the estimate downwards (-1) or upwards (1)."""
+    """Search for where the test begins to see a difference, downwards (-1) or upwards (1)."""
     known = ratio
     if within is not None:
         known = min(ratio, within) if direction < 0 else max(ratio, within)
@@ -140,7 +140,7 @@ def _edge(differ: _Test, ratio: float, within: float | None, direction: int) -> 
 
 
 def _between(differ: _Test, same: float, other: float) -> float:
-    """The border between a factor that cannot be seen and one that can."""
+    """The border between a factor that the test cannot see and one that it can."""
     while max(same / other, other / same) > _FINE:
         middle = math.sqrt(same * other)
         if differ(middle):

@@ -1,15 +1,15 @@
 """The one test behind every verdict: do two runs differ by more than each varies in itself?
 
-A figure of a run is a ratio of sums over equal stretches of it: tokens by seconds, hits by queried
-tokens, late waits by all waits. How far it may be off shows in how badly the other stretches
-predict each one (the jackknife: Efron and Stein, Annals of Statistics 1981). Neighbouring stretches
-are alike, so what they have in common counts (Newey and West, Econometrica 1987). Welch's t-test
-(Biometrika 1947) at 1 % then compares two runs.
+A figure of a run is a ratio of sums over equal stretches of it: tokens by seconds, hits by
+queried tokens, late waits by all waits. Its error shows in how badly the other stretches predict
+each one (the jackknife: Efron and Stein, Annals of Statistics 1981). Neighbouring stretches are
+alike, so their covariance counts (Newey and West, Econometrica 1987). Welch's t-test (Biometrika
+1947) at 1 % then compares two runs.
 
-The level is 1 %, not 5 %, because a comparison tests a dozen figures and should name no winner in
-19 of 20 pairs of equal runs (`tests/bench/bench_compare_chance.py` measures it). A machine whose
-speed drifts by some percent for seconds makes that about 11 of 12: no run can tell a drift that
-lasts longer than a stretch from a difference.
+The level is 1 %, not 5 %: a comparison tests a dozen figures, and should name no winner in 19 of
+20 pairs of equal runs (`tests/bench/bench_compare_chance.py` measures it). If the speed of the
+machine drifts by some percent for seconds, it is about 11 of 12: a run cannot distinguish a drift
+that lasts longer than a stretch from a difference.
 """
 
 import math
@@ -28,8 +28,8 @@ class Estimate(NamedTuple):
     """A figure of a run.
 
     Attributes:
-        apart: by how much each stretch moves it away from what the other stretches predict.
-        freedom: degrees of it: stretches with any data, less one; 1 at least.
+        apart: how far each stretch moves it from what the other stretches predict.
+        freedom: degrees of freedom: stretches with any data, less one; at least 1.
     """
 
     value: float
@@ -41,9 +41,9 @@ NOTHING = Estimate(0.0, [], 1)  # exactly zero
 
 
 def ratio(parts: Sequence[float], wholes: Sequence[float]) -> Estimate | None:
-    """The sum of `parts` by the sum of `wholes`, one of each a stretch.
+    """The sum of `parts` divided by the sum of `wholes`, with one of each per stretch.
 
-    None where fewer than `MIN_STRETCHES` stretches have any of the whole.
+    None if fewer than `MIN_STRETCHES` stretches have a whole above zero.
     """
     known = [(part, whole) for part, whole in zip(parts, wholes, strict=True) if whole]
     if len(known) < MIN_STRETCHES:
@@ -57,7 +57,7 @@ def ratio(parts: Sequence[float], wholes: Sequence[float]) -> Estimate | None:
 
 
 def differ(a: Estimate | None, b: Estimate | None) -> bool:
-    """Whether two runs differ in a figure; never where one of them says too little."""
+    """Whether two runs differ in a figure; never if one of them is too short."""
     if a is None or b is None or a.value == b.value:
         return False
     variance_a, variance_b = _variance(a.apart), _variance(b.apart)
@@ -69,7 +69,7 @@ def differ(a: Estimate | None, b: Estimate | None) -> bool:
 
 
 def differ_in_pairs(a: Estimate, b: Estimate) -> bool:
-    """The same, where both runs had the same to do in the same stretch: that part cancels out."""
+    """The same, if both runs had the same work in the same stretch: that part cancels out."""
     if len(a.apart) != len(b.apart):
         return differ(a, b)
     apart = [x - y for x, y in zip(a.apart, b.apart, strict=True)]

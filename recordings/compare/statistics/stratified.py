@@ -1,9 +1,8 @@
-"""`StratifiedWaits`: the waits of one run in stretches of it and strata of work, to be asked for
-shares and percentiles.
+"""`StratifiedWaits`: the waits of one run by stretch and kind of work.
 
-A share of the waits is a ratio of sums over stretches (Cochran, Sampling Techniques, 3rd ed., 6.4).
-Each stretch is compared with what the *other* stretches predict: compared with a mean that includes
-it, a stretch that has most of a stratum would never look off.
+A share of the waits is a ratio of sums over stretches (Cochran, Sampling Techniques, 3rd ed.,
+6.4). Each stretch is compared with what the *other* stretches predict. If a mean included it, a
+stretch with most of a stratum would never stand out.
 """
 
 from bisect import bisect_left, bisect_right
@@ -15,12 +14,12 @@ from stepscope.recordings.compare.statistics.estimate import Estimate
 
 
 class StratifiedWaits:
-    """The waits of a side, in strata that count for `shares`.
+    """The waits of a side, with a weight for each stratum.
 
     Args:
         slices: one a stretch.
         counts: of the waits in each stratum.
-        shares: of strata with waits; together 1.
+        shares: the weights of strata with waits; together 1.
     """
 
     def __init__(
@@ -41,13 +40,13 @@ class StratifiedWaits:
         self._known: dict[int, Estimate] = {}
 
     def percentile(self, rank: int) -> int:
-        """The bin that the nearest rank lies in."""
+        """The bin of the nearest rank."""
         if not self._bins:
             self._merge()
         return self._bins[min(len(self._bins) - 1, bisect_left(self._upto, rank / 100 - 1e-9))]
 
     def above(self, at: int) -> Estimate:
-        """The share of the waits that lie in bins above one."""
+        """The share of the waits in bins above one."""
         found = self._known.get(at)
         if found is None:
             found = self._known[at] = self._above(at)
@@ -105,7 +104,7 @@ def num_in_strata(slices: Sequence[Slice]) -> dict[Stratum, int]:
 
 
 def spread_strata(slices: Sequence[Slice]) -> set[Stratum]:
-    """Those with waits in two stretches at least: nothing foretells what came in one alone."""
+    """The strata with waits in at least two stretches: one stretch alone cannot be predicted."""
     seen: set[Stratum] = set()
     found: set[Stratum] = set()
     for each in slices:
@@ -116,10 +115,10 @@ def spread_strata(slices: Sequence[Slice]) -> set[Stratum]:
 
 
 def overlap_weights(a: Mapping[Stratum, int], b: Mapping[Stratum, int]) -> dict[Stratum, float]:
-    """Strata that both sides have waits in, and what each counts for; together 1.
+    """The strata in which both sides have waits, and the weight of each; together 1.
 
-    As much as both sides have in common of them (overlap weights: Li, Morgan and Zaslavsky, JASA
-    2018), on either side the same.
+    The weight is what both sides have in common (overlap weights: Li, Morgan and Zaslavsky, JASA
+    2018), the same for either side.
     """
     weights = {
         key: number * b[key] / (number + b[key])
