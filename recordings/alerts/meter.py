@@ -28,7 +28,7 @@ class Meter:
         self._restarts_s: deque[float] = deque()
 
     def measure(self) -> Mapping[str, float | None]:
-        """Values by name. None: there is nothing to measure. A name without a value is unknown now."""
+        """Values by name. None: there is nothing to measure. A missing name is unknown now."""
         now_s = self._clock()
         history = self._source.history
         self._note_engine(now_s)

@@ -66,7 +66,7 @@ class Axis(NamedTuple):
 
 def axis_of(align: Align, a: Side, b: Side, pair: Pair | None) -> Axis:
     """Args:
-        pair: the request that "request" aligns by; None: align by time instead.
+    pair: the request that "request" aligns by; None: align by time instead.
     """
     if align == "step":
         num_a, num_b = _num_steps(a.points), _num_steps(b.points)

@@ -82,7 +82,7 @@ class Comparison(NamedTuple):
         return next(figure for figure in self.figures if figure.key == key)
 
     def names_winner(self, side: Literal["a", "b"]) -> bool:
-        """Whether the figures can say how a side did: the load is alike, or the side won something."""
+        """Whether the figures can judge a side: the load is alike, or the side won something."""
         return self.different_work is None or bool(self.better(side))
 
     def better(self, side: Literal["a", "b"]) -> list[Figure]:

@@ -120,7 +120,7 @@ def total_figures(
 
 def _totals(a: Side, b: Side, *, has_winner: bool) -> Iterator[Figure]:
     """Args:
-        has_winner: whether throughput has one.
+    has_winner: whether throughput has one.
     """
     figures_a, figures_b = figures_of(a.sums()), figures_of(b.sums())
     for name in _COMPARED:

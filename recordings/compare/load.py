@@ -186,7 +186,7 @@ def _other_pace(a: Offer, b: Offer) -> str | None:
 
 
 def _is_other_rate(a: Offer, sum_a: Sum, b: Offer, sum_b: Sum) -> bool:
-    """Whether sums over independent requests differ by more than chance; squares give the variance."""
+    """Whether sums over independent requests differ by more than chance (variance by squares)."""
     rate_a, rate_b = sum_a.total / _time(a), sum_b.total / _time(b)
     apart, larger = abs(rate_a - rate_b), max(rate_a, rate_b)
     spread = (sum_a.squares / _time(a) ** 2 + sum_b.squares / _time(b) ** 2) ** 0.5

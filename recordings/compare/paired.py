@@ -38,7 +38,7 @@ class Paired(NamedTuple):
 
 
 def request_by_request(requests: Matched) -> list[Paired]:
-    """One result for each latency that any request has on both sides; none for different requests."""
+    """One result for each latency that a request has on both sides; none for different requests."""
     pairs = sorted(requests.pairs, key=lambda pair: pair.a.arrival_ns)
     if sum(pair.has_same_prompt for pair in pairs) < _SAME_PROMPTS * len(pairs):
         return []

@@ -1,4 +1,4 @@
-"""Recordings for other programs. One module a format; none holds more than a part of a session.
+"""Recordings in other formats, one module each. None loads a whole session into memory.
 
 May import: engine.protocol, engine.workload, recordings, recordings.check, recordings.file,
   recordings.state.

@@ -19,7 +19,7 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 
 
 class Exported(NamedTuple):
-    """What was written: how many of what, and what should be known about it."""
+    """What was written: how many, of what, and notes about it."""
 
     num_written: int
     unit: str

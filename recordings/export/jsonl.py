@@ -13,7 +13,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def write_jsonl(moments: Iterable[Moment], stream: IO[bytes], *, with_tokens: bool) -> int:
-    """Gives the number of lines. A step has its batch rows as lists, in the order of `BatchRow`.
+    """Returns the number of lines. Batch rows of a step are lists, in the order of `BatchRow`.
 
     Args:
         with_tokens: prompts and outputs too, if the recording has them.

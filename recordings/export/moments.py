@@ -1,4 +1,4 @@
-"""`moments`: a range of a recording, message by message, with the state each one leads to."""
+"""`moments`: a range of a recording, message by message, with the state after each."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -28,9 +28,9 @@ class Moment(NamedTuple):
     """A message, and what is known right after it.
 
     Attributes:
-        outcome: what a step brought, without the waits that began before the file; None for all
-            other messages.
-        offset_ns: to be added to a time of the engine for the wall time.
+        outcome: the tokens and waits of a step, without waits that began before the file; None
+            for all other messages.
+        offset_ns: added to the engine's time it gives wall time.
         since_ns: engine time at which the file begins.
         after_gap: messages before it were lost.
     """
@@ -45,11 +45,11 @@ class Moment(NamedTuple):
 
 
 def moments(recording: Recording, steps: StepRange, progress: Progress) -> Iterator[Moment]:
-    """Everything but keyframes, from the first step of the range to its last.
+    """All messages but keyframes, from the first step of the range to its last.
 
     Raises:
         NotInRecording: the range holds no step.
-        RecordingError: nor does the recording.
+        RecordingError: the recording holds no step.
     """
     first, last = _bounds(recording, steps)
     before = recording.find_step(first - 1) if first > 0 else None

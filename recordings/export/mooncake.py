@@ -1,9 +1,9 @@
-"""Mooncake's trace format: what arrived when, how long it was, what its beginning shares.
+"""Mooncake's trace format: arrivals, lengths, and shared prefixes of prompts.
 
 One JSON object a line, in order of arrival: `timestamp` (ms since the first), `input_length`,
-`output_length`, `hash_ids` of the prompt's 512-token blocks (Mooncake, FAST 2025). The ids are not
-hashes of tokens, which a recording does not hold: they are equal where the engine's prefix cache
-showed that the tokens are (`PrefixBook`).
+`output_length`, `hash_ids` of the prompt's 512-token blocks (Mooncake, FAST 2025). The ids are no
+hashes of tokens, because a recording has no tokens. They are equal where the engine's prefix
+cache showed that the tokens are (`PrefixBook`).
 """
 
 from collections import deque
@@ -29,7 +29,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _Line:
-    """A request on its way into the file; written when all that arrived before it are."""
+    """A request to be written; it waits until all earlier arrivals are written."""
 
     __slots__ = ("arrived", "hash_ids", "is_done", "num_output_tokens")
 
@@ -41,15 +41,15 @@ class _Line:
 
 
 class MooncakeWriter:
-    """Fed with moments in order.
+    """Takes moments in order.
 
     Attributes:
         num_lines: written.
-        num_without_output: left out: they got no token.
-        num_before: that arrived before the range, left out.
-        num_unfinished: written with the tokens they had by the end of the range.
-        num_hits, num_unknown_hits: prompts that found a prefix, and those of which one cannot
-            tell whose it was.
+        num_without_output: left out because they got no token.
+        num_before: left out because they arrived before the range.
+        num_unfinished: written with the tokens they had at the end of the range.
+        num_hits, num_unknown_hits: prompts that found a prefix, and those of them whose prefix
+            cannot be traced to a request.
     """
 
     def __init__(self, stream: IO[bytes], block_size: int) -> None:
@@ -94,7 +94,7 @@ class MooncakeWriter:
         self._write_ready()
 
     def close(self, last: Moment | None) -> None:
-        """Write what is still alive."""
+        """Write the requests that have not ended."""
         for request_id, line in self._lines.items():
             view = None if last is None else last.state.requests.get(request_id)
             if not line.is_done:
@@ -149,7 +149,7 @@ class MooncakeWriter:
 def write_mooncake(
     moments: Iterable[Moment], stream: IO[bytes], block_size: int | None
 ) -> MooncakeWriter:
-    """Gives the writer, for its counts."""
+    """Returns the writer, for its counts."""
     writer = MooncakeWriter(stream, block_size or HASH_BLOCK_TOKENS)
     last: Moment | None = None
     for last in moments:

@@ -1,4 +1,4 @@
-"""A file that is there in full or not at all."""
+"""A file that is written in full or not at all."""
 
 import contextlib
 from collections.abc import Iterator
@@ -18,14 +18,14 @@ class MissingPackage(Exception):  # noqa: N818 - reads as what it is
 
 @contextmanager
 def writing(path: Path, *, replace: bool = False, is_private: bool = False) -> Iterator[IO[bytes]]:
-    """A stream whose content gets the name `path` when the block ends well.
+    """A stream whose content becomes the file `path` when the block ends without an error.
 
     Args:
-        replace: instead of a file that is there already.
-        is_private: for its owner alone, whatever the umask lets others do.
+        replace: an existing file.
+        is_private: only the owner may read it, whatever the umask.
 
     Raises:
-        RecordingError: it is there already, or cannot be written.
+        RecordingError: it exists already, or cannot be written.
     """
     if path.exists() and not replace:
         raise RecordingError(f"{path} is there already; remove it or choose another name")
@@ -46,7 +46,7 @@ def writing(path: Path, *, replace: bool = False, is_private: bool = False) -> I
 
 
 def missing(package: str, name: str) -> MissingPackage:
-    """For a format that cannot do without it."""
+    """The error of a format whose package is missing."""
     return MissingPackage(
         f"{name} needs the package {package}: pip install 'stepscope[export]' (or {package})"
     )

@@ -12,10 +12,10 @@ ROW_GROUP = 64 * 1024
 
 
 def write_parquet(moments: Iterable[Moment], stream: IO[bytes], table: Table) -> int:
-    """Gives the number of rows.
+    """Returns the number of rows.
 
     Raises:
-        MissingPackage: no pyarrow.
+        MissingPackage: pyarrow is not installed.
     """
     try:
         import pyarrow

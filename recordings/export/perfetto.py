@@ -12,10 +12,10 @@ _CLOCK_MONOTONIC = 3
 
 
 def write_perfetto(moments: Iterable[Moment], stream: IO[bytes]) -> int:
-    """Gives the number of packets. Times are the engine's monotonic ones, tied to wall time.
+    """Returns the number of packets. Times are the engine's monotonic ones, tied to wall time.
 
     Raises:
-        MissingPackage: no perfetto.
+        MissingPackage: perfetto is not installed.
     """
     try:
         from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (

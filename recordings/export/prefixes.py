@@ -1,12 +1,12 @@
-"""`PrefixBook`: whose beginning a prompt shares, as far as the moves of KV blocks tell.
+"""`PrefixBook`: which request's prefix a prompt shares, as the moves of KV blocks show.
 
-A recording holds no tokens, so nobody can hash them. But an engine with a prefix cache has done so,
-and shows what it found: a request admitted with a hit gets blocks that held the same tokens for
-another request. Equal blocks mean equal beginnings (a block is known by all before it), so the
-deepest block of a hit tells which request's beginning was found, and how much of it.
+A recording has no tokens, so they cannot be hashed. But an engine with a prefix cache has done
+so, and publishes its hits: a request admitted with a hit gets blocks that held the same tokens for
+another request. A block is identified by all tokens before it. So the deepest block of a hit
+shows which request's prefix was found, and how long it is.
 
-What this cannot know: what was equal but not cached any more, or lay past the hit; and a hit on
-blocks that were filled in the very same step.
+It misses prefixes that were no longer cached, tokens after a hit, and hits on blocks that were
+filled in the same step.
 """
 
 from itertools import count
@@ -32,22 +32,22 @@ class Chain:
 
 
 class _Table(NamedTuple):
-    """The blocks of one request, in the order of its context; None for one that is not known."""
+    """The blocks of one request in the order of its context; None for an unknown one."""
 
     chain: Chain
     blocks: list[int | None]
 
 
 class PrefixBook:
-    """Which request filled each KV block, and which place it has in that request's context.
+    """Which request filled each KV block, and at which place of its context.
 
-    Its size is that of the pool: a chain is forgotten with the last block that shows it.
+    Its size is that of the pool: a chain is forgotten with its last block.
 
     Attributes:
-        num_unknown: hits whose origin the moves did not tell.
+        num_unknown: hits that cannot be traced to a request.
 
     Args:
-        id_tokens: of a block with an id.
+        id_tokens: tokens of a block with an id.
     """
 
     def __init__(self, block_size: int, id_tokens: int = HASH_BLOCK_TOKENS) -> None:
@@ -65,7 +65,7 @@ class PrefixBook:
     def take(
         self, moves: list[BlockMove], batch: list[BatchRow], admitted: list[Admitted]
     ) -> dict[int, Chain]:
-        """A step. Gives the chains of the requests that were admitted in it."""
+        """Take a step. Returns the chains of the requests that it admitted."""
         by_owner: dict[int, list[int]] = {}
         shared = [move.block_id for move in moves if move.ref_count > 1]
         for move in moves:
@@ -84,7 +84,7 @@ class PrefixBook:
         return chains
 
     def leave(self, request_id: int) -> None:
-        """A request has ended, or lost its blocks; what they hold may still be found."""
+        """A request has ended or lost its blocks. Later hits may still find their content."""
         self._tables.pop(request_id, None)
 
     def _admit(self, event: Admitted, moved: list[int], shared: list[int]) -> Chain:

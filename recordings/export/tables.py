@@ -13,7 +13,7 @@ TABLE_FORMATS = ("csv", "parquet")
 
 
 class ExportColumn(NamedTuple):
-    """A name, and what its values are; any of them may be None, which is unknown."""
+    """The name and type of a column; any value may be None, which is unknown."""
 
     name: str
     kind: Literal["int", "float", "bool", "text"] = "int"
@@ -175,7 +175,7 @@ def _ends(event: object) -> bool:
 
 
 def _request(view: RequestView, moment: Moment) -> tuple[Any, ...]:
-    """A wait that began before the file is no latency: nobody can tell what was in it."""
+    """The row of a request. A wait that began before the file is unknown."""
     offset_ns, since_ns = moment.offset_ns, moment.since_ns
     first_ns, last_ns = view.first_token_ns, view.last_token_ns
     is_known = not view.is_partial

@@ -1,8 +1,8 @@
-"""A session as tracks of slices, counters and arrows: what trace viewers draw.
+"""A session as tracks of slices, counters and arrows, as trace viewers draw it.
 
-Steps are slices on one track. A running request sits in a slot, the lowest that is free when it
-gets its first row, as in the dashboard: its stay is a slice, its prefill chunks and its stretch of
-decoding are slices within. An arrow leads from its arrival to its first token.
+Steps are slices on one track. A running request is in a slot, the lowest free one at its first
+row, as in the dashboard. Its stay is a slice, with its prefill chunks and its decoding as slices
+inside. An arrow leads from its arrival to its first token.
 """
 
 from collections.abc import Iterable, Iterator
@@ -45,8 +45,8 @@ class TraceEvent(NamedTuple):
     """One thing on a track.
 
     Attributes:
-        time_ns: of the engine.
-        name: of what begins; of a track, of a counter.
+        time_ns: by the engine's clock.
+        name: of a slice, a track or a counter.
         flow: the arrow that starts here, or ends here (`ends_flow`).
         value: of a counter; of a track its parent.
     """

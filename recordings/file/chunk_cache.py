@@ -1,7 +1,6 @@
 """`ChunkCache`: the chunks of an open recording, decompressed on demand.
 
-The last ones are had again for free. Any thread may ask. What of a chunk cannot be read is noted
-here.
+It caches the last ones and notes which are damaged. Any thread may ask.
 """
 
 import threading
@@ -23,8 +22,8 @@ class ChunkCache:
 
     Attributes:
         places: of all chunks, in order.
-        damaged: numbers of those in which something could not be read, as far as is known.
-        ends: first and last step that could be read in a chunk, of those that were loaded.
+        damaged: numbers of the chunks known to be damaged.
+        ends: first and last readable step of each chunk that was loaded.
 
     Args:
         stream: seekable; the caller closes it.
@@ -63,7 +62,7 @@ class ChunkCache:
             return chunk
 
     def first_step(self, number: int) -> int | None:
-        """The first step of a chunk; a keyframe at its beginning tells without going further."""
+        """The first step of a chunk, from the keyframe at its beginning if there is one."""
         with self._lock:
             for message in first_messages(self._stream, self.places[number]):
                 topic = TOPICS[message.channel_id - 1] if message.channel_id <= len(TOPICS) else ""

@@ -1,4 +1,4 @@
-"""What is missing in a recording, and what damaged chunks cost, of what has been read by now."""
+"""What is missing in a recording, and what damaged chunks cost, as far as it has been read."""
 
 from stepscope.recordings.file.chunk_cache import ChunkCache
 from stepscope.recordings.file.mcap.index import McapIndex
@@ -7,10 +7,10 @@ REPAIR_HINT = "; 'stepscope repair' makes a whole file of it"
 
 
 def missing_text(index: McapIndex, chunks: ChunkCache, last_step: int | None) -> str | None:
-    """What is missing, why, and what can be done; None for a whole file.
+    """What is missing, why, and what helps; None for a whole file.
 
     Args:
-        last_step: that can be read; None for none.
+        last_step: the last readable step; None without one.
     """
     parts = []
     if index.why_incomplete is not None:
@@ -31,9 +31,9 @@ def missing_text(index: McapIndex, chunks: ChunkCache, last_step: int | None) ->
 
 
 def damage_text(chunks: ChunkCache) -> str:
-    """How many chunks are damaged, and which steps are missing for it.
+    """How many chunks are damaged, and which steps are missing therefore.
 
-    Reads nothing, so that it may be asked at any time, and after the file was closed.
+    Reads nothing, so it works at any time, even after the file was closed.
     """
     damaged = sorted(chunks.damaged)
     verb = "is" if len(damaged) == 1 else "are"
@@ -58,7 +58,7 @@ def damage_text(chunks: ChunkCache) -> str:
 
 
 def nothing_left(chunks: ChunkCache) -> str:
-    """Why nothing can be shown of a file whose chunks, loaded by now, hold no keyframe any more."""
+    """Why a file cannot be shown: no chunk that has been loaded holds a readable keyframe."""
     damaged = [chunks.places[number] for number in sorted(chunks.damaged)]
     first = damaged[0]
     if len(chunks) == 1:
@@ -71,6 +71,6 @@ def nothing_left(chunks: ChunkCache) -> str:
 
 
 def _last_step(chunks: ChunkCache, number: int) -> int | None:
-    """The last that could be read up to the end of a chunk."""
+    """The last readable step up to the end of a chunk."""
     ends = chunks.ends.get(number) or chunks.ends.get(number - 1)
     return None if ends is None else ends[1]

@@ -1,6 +1,6 @@
-"""How far a recording reaches, in steps and in wall time, read from inside its chunks.
+"""The first and last step and wall time of a recording, read from inside its chunks.
 
-Chunk headers say it too, but have no checksum.
+The headers of chunks have them too, but without a checksum.
 """
 
 from stepscope.recordings.file.chunk_cache import ChunkCache

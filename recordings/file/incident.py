@@ -1,4 +1,4 @@
-"""`Incident`: what a recording says of why it was kept."""
+"""`Incident`: why a recording was kept, as its metadata has it."""
 
 import re
 import time

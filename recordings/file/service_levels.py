@@ -21,7 +21,7 @@ def levels_of(slo: SLO) -> Levels:
 
 
 def slo_of(levels: Levels) -> SLO:
-    """The levels as a history takes them; the usual ones where some are missing."""
+    """The levels for a history; the default ones where some are missing."""
     usual = levels_of(SLO())
     return SLO(*({**usual, **levels}[name] for name in LEVEL_NAMES))
 

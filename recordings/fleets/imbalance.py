@@ -1,13 +1,13 @@
-"""Which engine of several is out of step with the others, in which figure, by how much.
+"""Which engine of several stands out, in which figure, by how much.
 
-The rule is the same for every figure: an engine stands out when it is beyond both a factor of and
-a distance from the median of the *other* engines, so that one bad engine among few cannot hide in
-an average that it makes itself. Bounds are wide enough that equal engines under random arrivals
-stay within them. A finding must hold for some seconds before it is named, and short lapses in which
-half of the difference stays do not end it: what an operator reads does not come and go with every
-step. What is said of it is always about the figures of now.
+One rule for every figure: an engine stands out if its value is beyond both a factor of and a
+distance from the median of the *other* engines. So one bad engine among few cannot hide in an
+average that it shapes itself. Bounds are wide enough for equal engines under random arrivals. A
+finding must last some seconds before it is shown, and a short lapse in which half of the
+difference stays does not end it: the screen does not flicker with every step. Its text always has
+the current figures.
 
-Requests that wait are judged by their number, everything else by its value; an unknown value is
+Waiting requests are judged by their number, everything else by its value. An unknown value is
 neither high nor low.
 """
 

@@ -1,4 +1,4 @@
-"""Steps in little room: as a file and the memory hold them.
+"""Packed steps: the small form of steps in files and in memory.
 
 May import: engine.protocol.
 A new way to pack a message goes here, with its unpacking beside it.

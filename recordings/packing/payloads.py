@@ -1,8 +1,8 @@
-"""Messages of a segment, in as little room as they can be had again from.
+"""Messages of a segment, stored in as few bytes as possible.
 
-A hundred records of one engine are mostly the same: names of fields, and rows that went on. So
-what has ended is compressed to a fifth or less, and is there again in half a millisecond. Steps
-that come from a file stay packed as they lie there, until somebody reads them.
+A hundred records of one engine are mostly the same: field names, and rows that continue. So a
+finished segment is compressed to a fifth or less, and decompressed in half a millisecond. Steps
+from a file stay packed until they are read.
 """
 
 from array import array
@@ -19,7 +19,7 @@ _LEVEL = 1  # 3 takes twice the time for a twentieth less
 
 
 class CompressedPayloads:
-    """Never changed."""
+    """The messages of a finished segment. Immutable."""
 
     __slots__ = ("_blob", "_ends")
 
@@ -44,13 +44,13 @@ class CompressedPayloads:
 
 
 def compressed(whole: bytes) -> bytes:
-    """For `zstandard.decompress`."""
+    """Decompress it with `zstandard.decompress`."""
     blob = zstandard.ZstdCompressor(level=_LEVEL).compress(whole)
     return bytes(memoryview(blob))  # a copy: that one holds all the room it asked for
 
 
 class OpenPayloads:
-    """Messages that more may be added to."""
+    """The messages of a segment that still grows."""
 
     __slots__ = ("_before", "_packed", "_payloads")
 

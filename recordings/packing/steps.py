@@ -1,17 +1,16 @@
-"""Steps as a file holds them: rows that go on as foreseen are counted, not spelled out.
+"""Packed steps: rows that continue as expected are counted, not written.
 
-Most rows of a step are decodes of the requests that were in the step before, one token further.
-Spelled out, their positions are what a file of steps is made of (150 of 270 bytes a step, of 64
-requests, after compression). So the `batch` of a packed step is written against the one before it:
+Most rows of a step are decodes of requests that were in the step before, one token further. Their
+positions would be most of a file (150 of 270 bytes a step of 64 requests, after compression). So
+the `batch` of a packed step is the difference from the one before:
 
-    n > 0      the next n rows of the step before go on: one token decoded
+    n > 0      the next n rows of the step before continue: one token decoded
     n < 0      the next -n rows of the step before are not in this one
     [...]      a row as it is on the wire
 
-with the block size that was reckoned with as its first entry. Everything else stays as it came,
-unknown fields included, and what would not come back byte for byte is not packed. Unpacking needs
-the steps since the last one that was not packed; the writer sees to it that they are few, and in
-the same chunk.
+Its first entry is the block size that the packer assumed. Everything else stays as received,
+unknown fields included. A step that would not unpack byte for byte is not packed. Unpacking needs
+the steps since the last unpacked one; the writer keeps them few, and in the same chunk.
 """
 
 from typing import Any
@@ -32,11 +31,10 @@ _Row = list[Any]
 
 
 class StepPacker:
-    """Packs one step after another. What it is given has been decoded as a `StepRecord` before.
+    """Packs one step after another. Each must have been decoded as a `StepRecord` before.
 
     Args:
-        block_size: tokens of a KV block, None when the engine does not say: a wrong one packs
-            less, it loses nothing.
+        block_size: tokens of a KV block; None if unknown. A wrong one packs less but loses nothing.
     """
 
     def __init__(self, block_size: int | None = None) -> None:
@@ -44,11 +42,11 @@ class StepPacker:
         self._before: list[_Row] | None = None
 
     def reset(self) -> None:
-        """The next step is not to need those before it."""
+        """Make the next step independent of those before it."""
         self._before = None
 
     def pack(self, payload: bytes) -> bytes | None:
-        """A `StepRecord` packed; None when it has to be written as it is."""
+        """A `StepRecord` packed; None if it must be written unpacked."""
         message = _decode(payload)
         batch = message.get("batch")
         before, self._before = self._before, batch
@@ -90,17 +88,17 @@ class StepPacker:
 
 
 class StepUnpacker:
-    """The way back; fed with every step, packed or not, since a reset of the packer.
+    """Unpacks steps. Feed it every step, packed or not, since the last reset of the packer.
 
     Args:
-        before: rows of the step before the first one, where that is not one of them.
+        before: rows of the step before the first one, if that step is not fed.
     """
 
     def __init__(self, before: list[_Row] | None = None) -> None:
         self._before = before
 
     def take(self, payload: bytes) -> None:
-        """A step that was not packed."""
+        """Feed a step that was not packed."""
         self._before = _decode(payload).get("batch")
 
     def unpack(self, payload: bytes) -> bytes:
@@ -113,7 +111,7 @@ class StepUnpacker:
         return _encode(message)
 
     def skip(self, payload: bytes) -> None:
-        """A packed step that nobody wants to see."""
+        """Feed a packed step without building its record."""
         self._unpacked(payload)
 
     def _unpacked(self, payload: bytes) -> dict[str, Any]:
@@ -139,7 +137,7 @@ class StepUnpacker:
 
 
 def _next_rows(rows: list[_Row], block_size: int) -> list[_Row]:
-    """How rows go on: one more token each, in a new block if the last one is full."""
+    """The rows that would continue: one more token each, in a new block if the last one is full."""
     # Written out, for it is most of the work.
     size = block_size or _NEVER_FULL
     foreseen = [

@@ -1,4 +1,4 @@
-"""What the panels of a figure share: scales, units, headings, and figures in words beside them."""
+"""What the panels of a figure share: scales, units, headings, and percentiles in the margin."""
 
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ def unit_of(measured: PlotLatency) -> tuple[str, float]:
 def set_scale(
     panel: "Axes", measured: PlotLatency, unit_ns: float, bound: float | None = None
 ) -> None:
-    """From zero, or logarithmic where the largest would press all others to the floor."""
+    """Linear from zero, or logarithmic if the largest value would flatten all others."""
     samples = measured.samples
     if not samples.count:
         panel.set_ylim(0, 2 * (bound or 1.0))
@@ -45,7 +45,7 @@ def set_scale(
 
 
 def figures(measured: PlotLatency, *, has_slo: bool = False) -> list[str]:
-    """Percentiles of the whole range, in words."""
+    """Percentiles of the whole range, as text."""
     samples = measured.samples
     if not samples.count:
         return ["no samples"]
@@ -68,7 +68,7 @@ def _time(value_ns: int) -> str:
 
 
 def finish(panel: "Axes", grid: PlotGrid, title: str, unit: str, lines: list[str]) -> None:
-    """Heading, legend, and figures in the right margin."""
+    """Add heading, legend, and the figures in the right margin."""
     panel.set_title(title, loc="left", fontweight="bold", pad=3)
     panel.set_ylabel(f"{unit}, log" if panel.get_yscale() == "log" else unit)
     panel.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")

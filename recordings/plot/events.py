@@ -1,4 +1,4 @@
-"""What happened in a figure: lines across all panels, with labels above them."""
+"""Events in a figure: lines across all panels, with labels above them."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,7 +18,7 @@ _GLYPHS: dict[EventKind, str] = {"knobs": "◆", "mark": "▼", "pause": "‖", 
 
 
 class Label(NamedTuple):
-    """Where the text of an event goes: a row, and whether it is left of its line."""
+    """The place of an event's text: its row, and whether it is left of its line."""
 
     event: PlotEvent
     row: int
@@ -32,7 +32,7 @@ def draw_events(
     across: tuple[float, float],
     down: tuple[float, float, float],
 ) -> int:
-    """Lines and labels, in fractions of the figure; gives the number of rows of labels.
+    """Draw lines and labels, in fractions of the figure. Returns the number of rows of labels.
 
     Args:
         across: left edge and width of the panels.
@@ -92,9 +92,9 @@ def draw_events(
 
 
 def placed(events: Sequence[PlotEvent], duration_ns: int, width: float) -> tuple[list[Label], int]:
-    """A place for as many texts as fit into a few rows of `width` inches; how many do not.
+    """Place the texts that fit into a few rows of `width` inches; returns how many did not fit too.
 
-    A text is right of its line, or left of it where the figure ends.
+    A text is right of its line, or left of it near the end of the figure.
     """
     taken: list[list[tuple[float, float]]] = [[] for _ in range(_MAX_ROWS)]
     labels = []

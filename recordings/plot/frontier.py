@@ -16,7 +16,7 @@ _CLOSE = 0.04  # of the largest value
 
 
 class Between(NamedTuple):
-    """A figure in milliseconds, and the interval around it."""
+    """A value in milliseconds, and the interval around it."""
 
     value: float
     low: float
@@ -24,7 +24,7 @@ class Between(NamedTuple):
 
 
 class FrontierPoint(NamedTuple):
-    """One value of the knob: at the median and at p99 (itl, ttft), None where unknown."""
+    """One value of the knob: (ITL, TTFT) at the median and at p99; None where unknown."""
 
     label: str
     median: tuple[Between, Between] | None
@@ -40,14 +40,17 @@ def frontier_figure(
     target: str,
     theme: FigureTheme = "light",
 ) -> bytes:
-    """The figure as a file. Lines are intervals; full points are those worth a choice.
+    """Draw the figure. Lines are intervals; full points are those worth choosing.
 
     Args:
-        recorded: (itl, ttft) in milliseconds, at the median and at p99.
+        recorded: (ITL, TTFT) in milliseconds, at the median and at p99.
         target: "svg", "png" or "pdf".
 
+    Returns:
+        The file.
+
     Raises:
-        MissingPackage: matplotlib is not there.
+        MissingPackage: matplotlib is not installed.
     """
     colours = COLOURS[theme]
 
@@ -106,7 +109,7 @@ def _draw(
 
 
 def _labels(points: Sequence[tuple[str, float, float]]) -> list[tuple[str, tuple[float, float]]]:
-    """Points that would be written over each other share a label, at the first of them."""
+    """Points that would overprint each other share a label, at the first of them."""
     widest = max((x for _, x, _ in points), default=0.0) * _CLOSE
     highest = max((y for _, _, y in points), default=0.0) * _CLOSE
     labels: list[tuple[str, tuple[float, float]]] = []

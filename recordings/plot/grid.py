@@ -35,17 +35,17 @@ class PlotGrid:
         return self.np.array([self.np.nan if each is None else each for each in found], float)
 
     def stairs(self, values: Any) -> Any:
-        """For `edges`: with the last one twice, for the right edge of its column."""
+        """For `edges`: the last value twice, for the right edge of its column."""
         return self.np.append(values, values[-1:])
 
     def filled(self, values: Any) -> Any:
-        """What is not known is as it was before: between two steps nothing changes."""
+        """Unknown values take the one before: nothing changes between two steps."""
         np = self.np
         places = np.where(np.isnan(values), 0, np.arange(len(values)))
         return values[np.maximum.accumulate(places)]
 
     def bridged(self, values: Any) -> Any:
-        """With straight lines over short holes; a long one is none to draw a line across."""
+        """Short holes are filled with straight lines; long ones stay holes."""
         np = self.np
         known = np.flatnonzero(~np.isnan(values))
         if not len(known):

@@ -1,7 +1,7 @@
-"""The panels of a figure, one function each: what a `PlotGrid` holds, onto axes of matplotlib.
+"""The panels of a figure, one function each: they draw a `PlotGrid` on axes of matplotlib.
 
-Where a column of pixels holds several steps, the solid shape is their mean or median and the pale
-one (or the point) their worst: an average alone would hide a stall.
+Where a column of pixels holds several steps, the solid shape is their mean or median, and the
+pale one (or the point) their worst: an average alone would hide a stall.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ _MANY_LATE = 150  # beyond so many their marks are smaller
 
 
 def budget(panel: "Axes", grid: PlotGrid) -> None:
-    """Tokens of a step against the budget, by what they were spent on."""
+    """Tokens of a step against the budget, by kind of work."""
     colours, series, np = grid.colours, grid.series, grid.np
     if any(column.num_steps > 1 for column in series.columns):
         panel.fill_between(
@@ -126,7 +126,7 @@ def _latency(
     longest_ns: Any,
     median_ns: Any = None,
 ) -> None:
-    """The worst of each column; those beyond the service level stand out by shape too."""
+    """The worst of each column; those beyond the service level differ in shape too."""
     np, colours = grid.np, grid.colours
     unit, unit_ns = unit_of(measured)
     longest, bound = longest_ns / unit_ns, slo_ms * 1e6 / unit_ns

@@ -1,4 +1,4 @@
-"""`rendered`: what is painted on a matplotlib figure, as a file."""
+"""`rendered`: a matplotlib figure as a file."""
 
 import io
 import warnings
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 def rendered(
     paint: "Callable[[Figure], None]", target: str, size: tuple[float, float], theme: FigureTheme
 ) -> bytes:
-    """The file.
+    """Draw with `paint` and return the file.
 
     Args:
         target: "svg", "png" or "pdf".
         size: width and height in inches.
 
     Raises:
-        MissingPackage: matplotlib is not there.
+        MissingPackage: matplotlib is not installed.
     """
     try:
         import matplotlib as mpl

@@ -1,8 +1,8 @@
-"""`PlotSeries`: what a figure of a recording shows, a column of pixels at a time.
+"""`PlotSeries`: the data of a figure, a column of pixels at a time.
 
-The recording is read once, message by message, and what is kept does not grow with it: a column of
-the figure stands for an equal stretch of time and holds the worst that happened in it. A step that
-takes longer than a column is in each column that it covers.
+The recording is read once, message by message, in bounded memory. A column of the figure is an
+equal stretch of time and holds the worst that happened in it. A step longer than a column is in
+each column that it covers.
 """
 
 from collections import Counter
@@ -28,7 +28,7 @@ _COLUMN_VALUES, _COLUMN_BITS = 64, 7  # of the samples in a column
 
 @dataclass(slots=True)
 class PlotColumn:
-    """One stretch of time. Maxima over the steps in it; None where nothing is known."""
+    """One stretch of time. Maxima over the steps in it; None if unknown."""
 
     num_steps: int = 0
     first_step: int | None = None
@@ -71,8 +71,8 @@ class PlotSeries:
     """Takes the messages of a range in order.
 
     Args:
-        start_ns, end_ns: the range in time of the engine.
-        num_columns: into which it is cut.
+        start_ns, end_ns: the range, by the engine's clock.
+        num_columns: of the figure.
     """
 
     def __init__(self, start_ns: int, end_ns: int, num_columns: int, slo: SLO) -> None:

@@ -1,8 +1,8 @@
-"""Colours and sizes of figures: for paper and screens, and for eyes that see fewer colours.
+"""Colours and sizes of figures, for paper and screens, safe for colour blindness.
 
-The colours are those of Okabe and Ito ("Color Universal Design", 2008), which stay apart for
-protanopia, deuteranopia and tritanopia; what touches also differs in lightness or has a hatch, so
-that a copy in grey can be read.
+The colours are those of Okabe and Ito ("Color Universal Design", 2008), which stay distinct with
+protanopia, deuteranopia and tritanopia. Shapes that touch also differ in lightness or have a
+hatch, so that a grey copy can be read.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ FigureTheme: TypeAlias = Literal["light", "dark"]
 
 @dataclass(frozen=True, slots=True)
 class FigureColours:
-    """What is drawn in which colour."""
+    """The colour of each part of a figure."""
 
     paper: str
     ink: str
@@ -51,7 +51,7 @@ COLOURS: dict[FigureTheme, FigureColours] = {
 
 
 def settings(colours: FigureColours) -> dict[str, Any]:
-    """matplotlib's rcParams, so that a figure looks the same whatever is set on a machine."""
+    """matplotlib's rcParams, so that a figure looks the same on any machine."""
     return {
         "font.family": "DejaVu Sans",  # comes with matplotlib
         "font.size": 8.0,

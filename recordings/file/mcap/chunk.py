@@ -1,4 +1,4 @@
-"""One chunk of an MCAP file: its messages, as far as their checksums vouch for them."""
+"""One chunk of an MCAP file: its messages, as far as its checksums prove them sound."""
 
 import struct
 import zlib
@@ -24,7 +24,7 @@ _CHANNEL = struct.Struct("<HHI")  # id, schema id, length of the topic
 
 
 class ChunkRecords(NamedTuple):
-    """Decompressed records that are sound; `is_damaged` when others were in it."""
+    """The sound records of a chunk, decompressed; `is_damaged`: it held others too."""
 
     records: bytes
     is_damaged: bool
@@ -40,7 +40,7 @@ class RawMessage(NamedTuple):
 
 
 def read_chunk(stream: IO[bytes], place: ChunkPlace) -> ChunkRecords:
-    """What can be read of a chunk: all of it, or what its last good checkpoint covers.
+    """Read all sound records of a chunk: all of it, or up to its last good checkpoint.
 
     Raises:
         OSError: the file cannot be read.
@@ -65,7 +65,7 @@ def read_chunk(stream: IO[bytes], place: ChunkPlace) -> ChunkRecords:
 
 
 def was_overwritten(stream: IO[bytes], place: ChunkPlace) -> bool:
-    """Whether a chunk that has no end holds what was never written, and not only less.
+    """Whether an unfinished chunk holds foreign bytes, and is not merely cut short.
 
     Raises:
         OSError: the file cannot be read.
@@ -76,13 +76,13 @@ def was_overwritten(stream: IO[bytes], place: ChunkPlace) -> bool:
 
 
 def read_chunk_bytes(stream: IO[bytes], place: ChunkPlace) -> bytes:
-    """The record of a chunk, compressed as it is."""
+    """The record of a chunk as it is, compressed."""
     stream.seek(place.offset)
     return stream.read(place.length)
 
 
 def has_sound_head(stream: IO[bytes], place: ChunkPlace) -> bool:
-    """Whether the head of a chunk, which no checksum covers, says what the index says."""
+    """Whether the head of a chunk agrees with the index. No checksum covers the head."""
     stream.seek(place.offset)
     head = stream.read(CHUNK_HEAD.size)
     if len(head) < CHUNK_HEAD.size:
@@ -98,9 +98,9 @@ def has_sound_head(stream: IO[bytes], place: ChunkPlace) -> bool:
 
 
 def first_messages(stream: IO[bytes], place: ChunkPlace) -> Iterator[RawMessage]:
-    """Messages from the beginning of a chunk, reading and decompressing no more than is asked for.
+    """Messages from the beginning of a chunk, decompressed only as far as the caller reads.
 
-    No checksum has been looked at: for finding one's way only.
+    Checksums are not checked: use it only to find places.
     """
     frame = zstandard.ZstdDecompressor().decompressobj()
     found = b""
@@ -124,7 +124,7 @@ def first_messages(stream: IO[bytes], place: ChunkPlace) -> Iterator[RawMessage]
 
 
 def _decompressed(compressed: memoryview) -> tuple[bytes, bool]:
-    """As far as it goes, and whether that is as far as there are bytes."""
+    """The bytes as far as they decompress, and whether that is all of them."""
     frame = zstandard.ZstdDecompressor().decompressobj()
     found = bytearray()
     for begin in range(0, len(compressed), _PIECE_BYTES):
@@ -138,10 +138,7 @@ def _decompressed(compressed: memoryview) -> tuple[bytes, bool]:
 
 
 def _vouched(records: bytes) -> tuple[bytes, bool]:
-    """The records up to the last checkpoint whose checksum is that of all before it.
-
-    And whether no checkpoint after it says otherwise.
-    """
+    """The records up to the last good checkpoint, and whether every later checkpoint agrees."""
     checksum = position = end = 0
     for opcode, begin, length in _records(records):
         if opcode == CHECKPOINT and length == 4:
@@ -175,13 +172,13 @@ def message_places(records: bytes) -> tuple["array[int]", "array[int]"]:
 
 
 def message_at(records: bytes, begin: int) -> RawMessage:
-    """The message that begins there."""
+    """The message at this place."""
     _, length = RECORD.unpack_from(records, begin)
     return _message(records, begin, length)
 
 
 def bodies_at(records: bytes, begins: Iterable[int]) -> list[tuple[int, bytes]]:
-    """Sequence and payload of the messages that begin there."""
+    """Sequence and payload of the messages at these places."""
     head, skipped = _NUMBERED.unpack_from, RECORD.size + _MESSAGE.size
     found = []
     for begin in begins:
@@ -198,7 +195,7 @@ def _message(records: bytes, begin: int, length: int) -> RawMessage:
 
 
 def channels(records: bytes) -> dict[int, str]:
-    """Topic of each channel that a chunk names."""
+    """The topic of each channel in a chunk."""
     found = {}
     for opcode, begin, length in _records(records):
         if opcode == Opcode.MESSAGE:
@@ -211,7 +208,7 @@ def channels(records: bytes) -> dict[int, str]:
 
 
 def _records(records: bytes) -> Iterator[tuple[int, int, int]]:
-    """(opcode, where it begins, length of its body) of each whole record."""
+    """(opcode, place, length of body) of each whole record."""
     position = 0
     num_bytes = len(records)
     while position + RECORD.size <= num_bytes:

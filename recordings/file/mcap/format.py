@@ -1,4 +1,4 @@
-"""Our way to use MCAP: what a file is called, says of itself, and names its channels."""
+"""How we use MCAP: the file suffix, the metadata of a file, and the names of its channels."""
 
 from stepscope.engine.protocol.wire import EngineInfo
 
@@ -17,7 +17,7 @@ TOPICS = ("info", "knobs", "step", "status", "keyframe", "mark", PACKED_STEP, "a
 
 
 def engine_metadata(info: EngineInfo) -> dict[str, str]:
-    """What a file says of its engine."""
+    """The metadata that describe the engine of a file."""
     return {
         "schema_version": str(info.schema_version),
         "engine_id": info.engine_id,

@@ -1,7 +1,7 @@
-"""What is where in an MCAP file: preamble and chunks, from its summary or by walking its records.
+"""The places of preamble and chunks in an MCAP file, from its summary or by walking its records.
 
-A file that was closed ends in a summary with a checksum. One that was not (crash, full disk, cut
-copy), or whose summary is damaged, is walked from record to record (`mcap_records`).
+A closed file ends in a summary with a checksum. A file that was not closed (crash, full disk, cut
+copy), or whose summary is damaged, is walked from record to record (`mcap/records.py`).
 """
 
 import io
@@ -48,17 +48,16 @@ class ChunkPlace:
 
 @dataclass(slots=True)
 class McapIndex:
-    """What was found in a file.
+    """What is where in a file.
 
     Attributes:
-        metadata: records of that kind, by name.
-        why_incomplete: in words for a person; None for one that was closed and whose summary is
-            as it was written.
-        is_being_written: somebody was at work on it when it was opened: its end is still to come.
-        was_closed: it was written to its end, be its summary damaged or cut off.
-        num_lost_bytes: that belong to no record, in a file that was walked.
+        metadata: metadata records, by name.
+        why_incomplete: in words for a person; None for a closed file with an intact summary.
+        is_being_written: a writer was at work when it was opened, so its end is still to come.
+        was_closed: it was written to its end, even if its summary is now damaged or cut off.
+        num_lost_bytes: bytes that belong to no record, in a file that was walked.
         lost_at: where each stretch of them begins.
-        num_messages, num_steps: as the summary has it.
+        num_messages, num_steps: from the summary.
     """
 
     profile: str | None = None  # None: cut before it
@@ -81,11 +80,11 @@ class McapIndex:
 def read_index(
     stream: IO[bytes], *, walk: bool = False, is_being_written: bool = False
 ) -> McapIndex | None:
-    """Index of a file, None when it does not begin like one of ours or any other MCAP file.
+    """The index of a file; None if it does not begin like a recording or any other MCAP file.
 
     Args:
-        walk: do not look at the summary.
-        is_being_written: by somebody else. Where the summary is there nevertheless, it is whole.
+        walk: ignore the summary.
+        is_being_written: by another process. If it has a summary nevertheless, it is whole.
     """
     size = stream.seek(0, os.SEEK_END)
     stream.seek(0)
@@ -112,7 +111,7 @@ def read_index(
 
 
 def read_metadata(path: Path) -> dict[str, str] | None:
-    """What a recording says of itself, without looking any further; None for any other file."""
+    """The metadata of a recording, without reading further; None for any other file."""
     try:
         with open(path, "rb") as stream:
             if stream.read(len(MAGIC)) != MAGIC:
@@ -137,7 +136,7 @@ def _read_preamble(stream: IO[bytes], size: int, index: McapIndex) -> None:
 def _read_about(
     stream: IO[bytes], position: int, record: tuple[int, int], index: McapIndex
 ) -> None:
-    """Look into a record if it says what the file is, and pass over any other."""
+    """Read a record if it describes the file; skip any other."""
     opcode, length = record
     if opcode not in (Opcode.HEADER, Opcode.METADATA) or length > _MAX_PREAMBLE_BYTES:
         return
@@ -155,7 +154,7 @@ def _read_about(
 
 
 def _read_summary(stream: IO[bytes], size: int, index: McapIndex) -> str | None:
-    """Fill in the chunks from the summary; gives why that is not possible."""
+    """Read the chunks from the summary. Returns why that is not possible, or None."""
     not_closed = "it was not closed (crash, full disk or cut copy)"
     index.was_closed = False
     footer_bytes = _FOOTER.size + len(MAGIC)
@@ -185,7 +184,7 @@ def _read_summary(stream: IO[bytes], size: int, index: McapIndex) -> str | None:
 
 
 def _read_groups(summary: bytes, size: int, index: McapIndex) -> list[int]:
-    """Fill in what a summary tells; gives where the metadata lies."""
+    """Read what a summary lists. Returns the places of the metadata."""
     position = 0
     metadata: list[int] = []
     step_channels: set[int] = set()
@@ -216,10 +215,10 @@ def _read_groups(summary: bytes, size: int, index: McapIndex) -> list[int]:
 
 
 def _walk(stream: IO[bytes], size: int, index: McapIndex) -> bool:
-    """All chunks that begin like one, whatever lies between them.
+    """Find all chunks, even behind damaged bytes.
 
     Returns:
-        Whether the file was written to its end: only what tells where things are may be missing.
+        Whether the file was written to its end: at most its summary is missing.
     """
     position = len(MAGIC)
     while position < size:
@@ -245,7 +244,7 @@ def _walk(stream: IO[bytes], size: int, index: McapIndex) -> bool:
 
 
 def _is_end(stream: IO[bytes], position: int, size: int) -> bool:
-    """Whether only records of a summary follow, as far as one can see."""
+    """Whether only records of a summary follow, as far as it can be read."""
     record = record_at(stream, position, size)
     return record is None or record[0] not in (Opcode.CHUNK, Opcode.MESSAGE_INDEX)
 

@@ -1,7 +1,7 @@
-"""Where records of an MCAP file lie, whatever became of the file.
+"""The places of records in an MCAP file, also in a damaged one.
 
-A record tells its length, so one leads to the next. Where that leads nowhere (damage, a cut), the
-next chunk is looked for by how its head looks. Format: mcap.dev/spec.
+A record begins with its length, so one leads to the next. Behind damage or a cut, the next chunk
+is found by the form of its head. Format: mcap.dev/spec.
 """
 
 import re
@@ -26,7 +26,7 @@ _CHUNK_LOOKS = re.compile(
 
 
 def record_at(stream: IO[bytes], position: int, size: int) -> tuple[int, int] | None:
-    """Opcode and length of the record at `position`; None when there cannot be one.
+    """Opcode and length of the record at `position`; None if there cannot be one.
 
     A chunk may reach beyond the end: it was not finished, or the file was cut.
 
@@ -47,7 +47,7 @@ def record_at(stream: IO[bytes], position: int, size: int) -> tuple[int, int] | 
 
 
 def find_chunk(stream: IO[bytes], position: int, size: int) -> int:
-    """Where the next chunk begins, at `position` or after it; the end of the file for none."""
+    """Where the next chunk begins, at `position` or later; the end of the file if there is none."""
     overlap = CHUNK_HEAD.size
     while position < size:
         stream.seek(position)

@@ -1,12 +1,13 @@
-"""`McapSink`: writes one MCAP file, chunk by chunk, so that a crash costs what was not flushed.
+"""`McapSink`: writes one MCAP file, chunk by chunk. A crash costs only what was not flushed.
 
-The stock writer holds a chunk back until it is full: large chunks compress well and lose much,
-small ones the other way round. Here a chunk is written while it grows. Its compressed bytes are
-appended at every flush, or sooner (zstd can end a block without ending the frame), and its header,
-which holds its length and checksum, is filled in when it ends. Each flush also puts a checkpoint
-into the chunk, a record of an opcode that the format leaves to applications (other readers pass
-over it): the checksum of all that came before it. So of a chunk that was cut or damaged everything
-up to the last good checkpoint can be read, and trusted. Format: mcap.dev/spec.
+The stock writer keeps a chunk in memory until it is full: large chunks compress well but lose
+much in a crash, small ones the reverse. This one writes a chunk while it grows. Compressed bytes
+are appended at every flush, or sooner (zstd can end a block without ending the frame). The header
+with length and checksum is filled in when the chunk ends.
+
+Each flush also adds a checkpoint: a record with the checksum of everything before it, under an
+opcode that the format leaves to applications, so other readers skip it. So everything up to the
+last good checkpoint of a cut or damaged chunk can be read and trusted. Format: mcap.dev/spec.
 """
 
 import os
@@ -51,12 +52,12 @@ class McapSink:
     """The writing end of a file.
 
     Attributes:
-        num_bytes: in the file, what the next flush will add not included.
-        num_chunk_bytes: of the open chunk, uncompressed; 0 when none is open.
+        num_bytes: in the file, without what the next flush adds.
+        num_chunk_bytes: of the open chunk, uncompressed; 0 without an open chunk.
 
     Args:
         stream: positioned at its start, seekable; the caller closes it.
-        library: who writes, for the header.
+        library: name of the writer, for the header.
         topics: of the channels; their ids are 1, 2, ... in this order.
     """
 
@@ -90,7 +91,7 @@ class McapSink:
         return self._num_messages.total()
 
     def add_metadata(self, name: str, values: Mapping[str, str]) -> None:
-        """To be called before the first message, or after the last one."""
+        """Add a metadata record. Call it before the first message or after the last one."""
         self.end_chunk()
         offset = self._stream.tell()
         record = _encoded(Metadata(name=name, metadata=dict(values)))
@@ -99,7 +100,7 @@ class McapSink:
         self.num_bytes = self._stream.tell()
 
     def replace_metadata(self, name: str, values: Mapping[str, str]) -> None:
-        """Say something else under a name, in as many bytes as what `add_metadata` was given."""
+        """Replace a metadata record in place. The new one must take exactly as many bytes."""
         place = next(each for each in self._metadata if each.name == name)
         record = _encoded(Metadata(name=name, metadata=dict(values)))
         if len(record) != place.length:
@@ -124,7 +125,7 @@ class McapSink:
             self._put_checkpoint()
 
     def flush(self) -> None:
-        """What was added so far is in the file after this, and survives the machine.
+        """Put what was added so far into the file, safe from a crash of the machine.
 
         Raises:
             OSError: it could not be written.
@@ -135,7 +136,7 @@ class McapSink:
         self.num_bytes = self._stream.tell()
 
     def end_chunk(self) -> None:
-        """End the open chunk, if there is one: the next message begins another."""
+        """End the open chunk, if there is one. The next message begins another."""
         if self._frame is None:
             return
         self._put_checkpoint()

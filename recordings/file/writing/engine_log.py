@@ -1,7 +1,7 @@
-"""`EngineLog`: what of one engine's messages goes into a `RecordingFile`, and in which order.
+"""`EngineLog`: which messages of one engine go into a `RecordingFile`, and in which order.
 
-A file begins with who the engine is; each message is in it once; keyframes, by which any moment is
-found again, are made from a session of its own. Belongs to the writing thread.
+A file begins with the engine's description. Each message is in it once. Keyframes, from which any
+moment can be restored, come from a session state kept here. Belongs to the writing thread.
 """
 
 from collections.abc import Mapping
@@ -34,11 +34,11 @@ class EngineLog:
 
     Attributes:
         engine_id: "" before it is known.
-        num_steps, first_step, last_step: that were written.
+        num_steps, first_step, last_step: written so far.
 
     Args:
         file: to write into, until `go_on_in` gives another one.
-        metadata: of each file, beside what it says of the engine.
+        metadata: of each file, beside the description of the engine.
     """
 
     def __init__(self, file: RecordingFile, metadata: Mapping[str, str]) -> None:
@@ -60,7 +60,7 @@ class EngineLog:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether enough is known to begin another file with."""
+        """Whether enough is known to begin another file."""
         return self._anchor is not None and not self._needs_snapshot
 
     def go_on_in(self, file: RecordingFile) -> None:
@@ -75,13 +75,13 @@ class EngineLog:
             file.add(topic, snapshot.sequence, wire.encode(message), self._last_log_ns)
 
     def say(self, metadata: Mapping[str, str]) -> None:
-        """Other values, of as many bytes, for what each file says beside the engine."""
+        """Change the metadata of the file; the new values must take as many bytes."""
         self._metadata |= metadata
         if self._anchor is not None:
             self._file.say(metadata)
 
     def take(self, message: Telemetry, frame: _Frame) -> None:
-        """The next message, decoded and as it came.
+        """Take the next message, decoded and as received.
 
         Raises:
             OSError: the file cannot be written.
@@ -111,7 +111,7 @@ class EngineLog:
             self._add_keyframe()
 
     def _add_keyframe(self) -> None:
-        """Write what is known after the last message, unless something is missing in it."""
+        """Write the state after the last message, unless messages are missing in it."""
         if self._needs_snapshot or self._last_applied is None:
             return
         if (snapshot := self._session.snapshot(self._last_applied)) is not None:
@@ -119,7 +119,7 @@ class EngineLog:
             self._file.add(_KEYFRAME, self._last_applied, payload, self._last_log_ns)
 
     def _is_next(self, topic: bytes, sequence: int) -> bool:
-        """Whether a message belongs in the file: not one twice, no keyframe that tells nothing."""
+        """Whether a message belongs in the file: no duplicate and no empty keyframe."""
         if topic == _MARK:
             return True
         last = self._last_sequence
@@ -136,10 +136,10 @@ class EngineLog:
         return True
 
     def _introduce(self, message: Telemetry, frame: _Frame) -> bool:
-        """Write who the engine is and what came before it was known.
+        """Write the engine's description, and what came before it was known.
 
-        A snapshot tells all that is needed. Without one the file begins when the engine has said
-        who it is and what time it has, with an empty keyframe.
+        A snapshot has all of it. Without one the file begins with an empty keyframe, as soon as the
+        engine has published its description and its time.
 
         Returns:
             Whether `message` is still to be written.
@@ -178,7 +178,7 @@ class EngineLog:
         self._file.begin(self._anchor, self._metadata)
 
     def _log_ns(self, message: Telemetry) -> int:
-        """Wall time of a message; never before that of the message ahead of it."""
+        """Wall time of a message; never earlier than that of the message before it."""
         time_ns = _time_ns(message)
         if time_ns is not None and self._anchor is not None:
             wall_ns = self._anchor.wall_ns + time_ns - self._anchor.monotonic_ns

@@ -40,19 +40,19 @@ _STEP = wire.TOPICS[StepRecord]
 class RecordingFile:
     """Messages of one engine, from a keyframe on.
 
-    Each chunk begins with a keyframe, if the writer has one to give and it is not too large beside
-    the other messages, so that it can be read without those before it.
+    Each chunk begins with a keyframe, so that it can be read without the chunks before it. It has
+    none if the writer has none, or if the keyframe is too large beside the messages.
 
-    It is for its owner alone until `begin` knows that no prompts and outputs will be in it.
+    Only the owner may read the file until `begin` knows that it will hold no prompts and outputs.
 
     Args:
-        path: of the file, replaced if there is one; its unfinished self never is: that is of a
-            recorder that is at work, or all that is left of one that was killed.
-        is_new: it must not be there, under this name or that of its unfinished self.
+        path: of the file, replaced if it exists. An existing `PATH.part` is never replaced: a
+            recorder is writing it, or it is all that a killed one left.
+        is_new: fail if `path` or `PATH.part` exists.
 
     Raises:
-        RecordingError: it cannot be made.
-        FileExistsError: `is_new`, and it is there.
+        RecordingError: it cannot be created.
+        FileExistsError: `is_new`, and it exists.
     """
 
     def __init__(self, path: Path, *, is_new: bool = False) -> None:
@@ -95,7 +95,7 @@ class RecordingFile:
 
     @property
     def num_bytes(self) -> int:
-        """What has been flushed."""
+        """Bytes that have been flushed."""
         return 0 if self._sink is None else self._sink.num_bytes
 
     @property
@@ -110,7 +110,7 @@ class RecordingFile:
         return is_worth_it and self._num_since_keyframe >= KEYFRAME_MESSAGES
 
     def begin(self, info: EngineInfo, more: dict[str, str]) -> None:
-        """Say what is recorded, and by whom."""
+        """Write the metadata about the engine and the recorder."""
         if not info.with_tokens:
             file_rights.share(self._stream, self.part_path)
         self._packer = StepPacker(info.block_size)
@@ -124,11 +124,11 @@ class RecordingFile:
         self._open_sink().add_metadata(PROFILE, self._said)
 
     def add_metadata(self, name: str, values: Mapping[str, str]) -> None:
-        """Say something else; to be called after `begin` and before the first message."""
+        """Add other metadata, after `begin` and before the first message."""
         self._open_sink().add_metadata(name, values)
 
     def say(self, metadata: Mapping[str, str]) -> None:
-        """Put other values, of as many bytes, into what `begin` said."""
+        """Change metadata that `begin` wrote; the new values must take as many bytes."""
         self._said |= metadata
         self._open_sink().replace_metadata(PROFILE, self._said)
 
@@ -190,14 +190,14 @@ class RecordingFile:
             self._sink.end_chunk()
 
     def flush(self) -> None:
-        """Whatever happens to the process or the machine, what was added so far stays."""
+        """Make what was added so far safe from a crash of the process or the machine."""
         self._open_sink().flush()
 
     def close(self) -> None:
         """Finish the file and give it its name.
 
         Raises:
-            OSError: it could not be written; what was is in `part_path`.
+            OSError: it could not be written; `part_path` has what was written.
         """
         with self._stream:
             self._open_sink().finish()
@@ -205,7 +205,7 @@ class RecordingFile:
         _sync_folder(self.path.parent)
 
     def abandon(self) -> None:
-        """Leave it as it is."""
+        """Close it unfinished, as it is."""
         with contextlib.suppress(OSError):  # what could not be written before cannot be now
             self._stream.close()
 

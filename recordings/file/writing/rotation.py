@@ -34,7 +34,7 @@ _LIMIT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 
 
 class SeriesLimits(NamedTuple):
-    """A size, an age, or both: the first one reached counts."""
+    """A size, an age, or both; whichever is reached first counts."""
 
     num_bytes: int | None = None
     age_s: float | None = None

@@ -1,8 +1,7 @@
-"""`RecordingWriter`: a session into one file or a series of them, on a thread of its own.
+"""`RecordingWriter`: a session into one file or a series of files, on a thread of its own.
 
-Whoever receives hands frames over and goes on; compressing, writing and whatever goes wrong there
-happens here. Which messages a file holds is the business of `EngineLog`, what it looks like inside
-that of `RecordingFile`.
+The receiving thread hands messages over and goes on. Compressing, writing and all their errors
+happen here. `EngineLog` decides which messages a file holds, `RecordingFile` its layout.
 """
 
 import logging
@@ -37,24 +36,25 @@ _Frame: TypeAlias = tuple[bytes, int, bytes]  # topic, sequence, payload
 
 
 class RecordingWriter:
-    """Writes what one engine tells; it ends when the engine starts anew.
+    """Writes what one engine publishes; ends when the engine restarts.
 
-    A series goes on with the next engine, in a file of its own.
+    A series goes on with the restarted engine, in a new file.
 
     Attributes:
         path: of the file that is being written, or was written last.
-        state, error: `failed` when the file cannot be written (full disk), and why in one line.
+        state, error: `failed` if the file cannot be written (full disk), and why in one line.
         num_bytes, num_steps, num_files: written so far, in all files.
-        num_safe_steps: of them, those that survive whatever happens to the process or the machine.
+        num_safe_steps: those of them that survive a crash of the process or the machine.
         num_queued_bytes: handed over and not written yet.
         first_step, last_step: of the engine that is being recorded, or was last.
 
     Args:
-        target: a file, replaced if there is one, or a series of files.
-        levels: gives those that the file is to carry; asked once a second, from the writing thread.
+        target: a file, replaced if it exists, or a series of files.
+        levels: returns the service levels for the file; called once a second, from the writing
+            thread.
 
     Raises:
-        RecordingError: the file cannot be made.
+        RecordingError: the file cannot be created.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class RecordingWriter:
     def start(self, snapshot: Snapshot | None = None) -> None:
         """Begin to write, from `snapshot` on if there is one.
 
-        Frames may have been handed over before; what the snapshot contains is left out.
+        Frames may be handed over before; those that the snapshot contains are left out.
         """
         self._snapshot = snapshot
         self._thread.start()
@@ -119,7 +119,7 @@ class RecordingWriter:
         self._queue.put((topic, sequence, payload))
 
     def close(self) -> None:
-        """Write what was handed over, finish the file and give it its name."""
+        """Write everything handed over, finish the file and give it its name."""
         if self._thread.ident is None:
             self.start()
         self._queue.put(None)
@@ -180,8 +180,8 @@ class RecordingWriter:
     def _look_after(self, series: FileSeries) -> None:
         """Go on in the next file when this one is full, and delete what is too old.
 
-        Nothing of it while nothing comes: over a weekend without an engine, files without a step
-        would take the place of those that show how it ended.
+        Only while messages come: over a weekend without an engine, files without a step would
+        otherwise replace those that show how it ended.
         """
         if not self._has_come:
             return
@@ -206,7 +206,7 @@ class RecordingWriter:
         return EngineLog(self._file, {**series, **self._written_levels})
 
     def _write_levels(self) -> None:
-        """What the operator has changed since the file began holds for all of it."""
+        """Write the newest service levels; they hold for the whole file."""
         levels = as_metadata(self._levels())
         if levels != self._written_levels and levels.keys() == self._written_levels.keys():
             self._written_levels = levels
@@ -241,10 +241,7 @@ class RecordingWriter:
 
 
 def _kept(path: Path) -> str:
-    """Which steps can be read in a file that ended early: what was handed over says nothing of it.
-
-    Only its beginning and its end are read.
-    """
+    """Which steps can be read in a file that ended early. Reads only its beginning and its end."""
     try:
         with Recording(path) as recording:
             if recording.first_step is None or recording.last_step is None:
