@@ -32,7 +32,7 @@ def set_on_all(
     except (CommandRefused, EngineUnreachable):
         for (client, state), ack in zip(states, acks, strict=False):  # those that have taken it
             old = {name: state.knobs[name] for name in changes}
-            # Whoever has changed it since, or is gone, keeps what it has.
+            # An engine that is gone, or that another client changed since, keeps its values.
             with contextlib.suppress(CommandRefused, EngineUnreachable):
                 _set(client, old, who, ack.version)
         raise

@@ -25,8 +25,8 @@ class Outbox:
         self.wake()
 
     def wake(self) -> None:
-        # A step may post hundreds; one of them wakes. Whoever finds it woken has posted before it
-        # looks, for `awake` says that it looks before it does.
+        # A step may post hundreds; only the first wakes the reader. The others are read with it,
+        # because `awake` clears the flag before the reader looks.
         if not self._is_woken:
             self._is_woken = True
             os.write(self._write, b"\0")

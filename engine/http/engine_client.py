@@ -1,7 +1,7 @@
 """`EngineClient`: the control socket of one engine, on an asyncio loop, for as long as it takes.
 
-It connects anew whenever the engine is lost, each time with a new socket: what was asked of a dead
-engine must not reach its successor. Whoever waits for an answer then gets an error at once.
+It reconnects whenever the engine is lost, each time with a new socket: a command sent to a dead
+engine must not reach its successor. Every open command then fails at once.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 
 
 class Waiter(Protocol):
-    """Whoever gets the replies to one command. Called on the loop; must not wait."""
+    """Receives the replies to one command. Called on the loop; must not wait."""
 
     def take(self, command_id: int, reply: AnyReply) -> None: ...
 

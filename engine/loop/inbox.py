@@ -17,7 +17,7 @@ from stepscope.engine.text.stop_strings import StopText
 
 
 class Client(Protocol):
-    """Whoever asked. `reply` is called on the engine's thread and must not wait."""
+    """The sender of a command. `reply` is called on the engine's thread and must not wait."""
 
     def reply(self, message: AnyReply) -> None: ...
 

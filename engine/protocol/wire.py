@@ -6,8 +6,8 @@ gap. Times are the engine's `time.monotonic_ns()` unless a name says `wall`. `No
 source cannot know the value; readers draw it as unknown, never as zero.
 
 Only the rows of `wire_rows` are array-encoded, and they grow at the end only; everything else is
-map-encoded, so that an older reader skips the fields it does not know. Whoever reads or writes
-telemetry imports it all from here.
+map-encoded, so that an older reader skips the fields it does not know. All other
+modules import telemetry from here.
 """
 
 from collections.abc import Callable
@@ -234,7 +234,7 @@ class EngineStatus(Telemetry, frozen=True, kw_only=True):
 
 
 class Audited(Telemetry, frozen=True, kw_only=True):
-    """Somebody changed the engine, or was refused to. Numbered from 1 without gaps."""
+    """A change of the engine, or a refused one. Numbered from 1 without gaps."""
 
     topic = b"audit"
 

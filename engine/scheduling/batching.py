@@ -65,11 +65,11 @@ def static(plan: StepPlan) -> None:
 
 
 def continuous(plan: StepPlan) -> None:
-    """Admit and release in every step, but prompts are whole, and everybody waits for them.
+    """Admit and release in every step, but prompts are whole, and all decodes wait for them.
 
     The order of vLLM before chunked prefill (0.1 to 0.3, 2023; Sarathi-Serve, section 3.1): as
     long as a prompt can be admitted, a step is prompts only; else it is decodes only. A prompt
-    longer than the budget takes several steps in a row with nobody beside it.
+    longer than the budget takes several steps in a row, alone in each.
     """
     plan.whole_prompts = True
     separate(plan)

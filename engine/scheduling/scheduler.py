@@ -7,8 +7,8 @@ batching mode (`batching.py`) asks it to; the `KVCacheManager` owns the blocks. 
 any of them may change between two steps.
 
 Or the next step is scheduled ahead, before the tokens are known: `assume` counts them as there,
-`schedule` goes by that, and `update` then brings them. Whoever turns out to have ended has a row in
-the next step for nothing.
+`schedule` relies on that, and `update` then delivers them. If a request turns out to have ended,
+its row in the next step is wasted.
 """
 
 from collections.abc import Sequence

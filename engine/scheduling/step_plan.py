@@ -1,12 +1,13 @@
-"""`StepPlan`: one step in the making: its rows, what is left of its budget, who was preempted.
+"""`StepPlan`: one step while it is planned: its rows, the rest of its budget, who was preempted.
 
 A batching mode (`batching.py`) fills the plan through `advance` and `admit`; the plan keeps the
 rules that all modes share. They are vLLM's (v1): a running request that needs a block and finds
-none preempts the latest admitted one (by priority: the one served last), itself at worst; nobody
-is admitted in a step that preempted; the first waiting request that does not fit ends admission.
+none preempts the latest admitted one (by priority: the one served last), itself at worst; no
+request is admitted in a step that preempted; the first waiting request that does not fit ends
+admission.
 
 A plan made while the tokens of the step before are still to come counts them as there, and preempts
-nobody: it is made only where there are blocks for all that run (`Scheduler.can_run_ahead`).
+no request: it is made only if there are blocks for all that run (`Scheduler.can_run_ahead`).
 """
 
 from collections.abc import Callable, Collection

@@ -80,9 +80,9 @@ class Sender(Protocol):
         """
 
     def take_subscription(self) -> tuple[str, int] | None:
-        """The next one who has subscribed to an XPUB socket: public key, file descriptor.
+        """The next new subscriber of an XPUB socket: public key, file descriptor.
 
-        None: nobody, or enough for now, however many come.
+        None: there is none, or enough were taken in this turn.
         """
 
     def stop(self) -> None:

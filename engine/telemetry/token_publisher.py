@@ -1,7 +1,7 @@
 """`TokenPublisher`: puts prompts and outputs into telemetry, where `--with-tokens` asks for it.
 
-Without one (the usual case) telemetry has no token id and no text. Text is that of the tokens, as
-they come: where a client gets less, because a stop string cut it off, it is all here.
+Without one (the default) telemetry has no token id and no text. The text is that of all tokens: a
+client may get less of it, because a stop string cut it off.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.step import ScheduledRow
 from stepscope.engine.text.tokenizer import TextStream
 
-# Of all transcripts of one snapshot, about: what does not fit, a late joiner does not get to know.
+# Of all transcripts of one snapshot, about; a late joiner does not get what does not fit.
 SNAPSHOT_BYTES = 4 * 1024 * 1024
 _TOKEN_BYTES = 4
 

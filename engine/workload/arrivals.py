@@ -90,7 +90,7 @@ class PromptWriter:
 
     def unique(self, key: int, num_tokens: int) -> str:
         """Text that no other key begins with."""
-        # The number alone tells two prompts apart where the ring brings the same passage again.
+        # Only the number distinguishes two prompts when the ring comes to the same passage again.
         return self._enough(f"({key}) ", key, num_tokens)
 
     def chat(self, key: int, num_tokens: int, num_shared_tokens: int) -> str:

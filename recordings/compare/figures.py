@@ -10,12 +10,12 @@ from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.figures.table import FIGURES, Better, FigureUnit
 from stepscope.recordings.state.series.latency import LatencyKind
 
-ALIKE = 0.02  # nobody acts upon a smaller difference
+ALIKE = 0.02  # a smaller difference does not matter
 ALMOST = 0.05  # a smaller one that may be chance is called alike, a larger one unclear
 _ALIKE_SHARE = 0.002  # the same for shares, as a difference: 99.9 % and 99.8 %
 
 # Who is better; `alike`; a difference that may be chance; a difference that is neither good nor
-# bad; a value that one side does not tell.
+# bad; a value that is unknown on one side.
 Verdict: TypeAlias = Literal["a", "b", "alike", "unclear", "differs", "unknown"]
 
 _COMPARED = (  # beside latencies, in this order

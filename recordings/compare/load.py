@@ -146,13 +146,13 @@ def _has_other_queue(a: Offer, b: Offer) -> bool:
 
 def _has_like_prompts(a: Offer, b: Offer) -> bool:
     """Whether about as many tokens of each prompt were computed, as far as chance allows."""
-    tells = a.computed is not None and b.computed is not None
+    is_known = a.computed is not None and b.computed is not None
     means, errors, lengths = [], [], []
     for offer in (a, b):
         number = offer.requests.total
         if not number:
             return False
-        prompt = offer.computed if tells and offer.computed is not None else offer.prompt
+        prompt = offer.computed if is_known and offer.computed is not None else offer.prompt
         lengths.append(offer.prompt.total / number)
         mean = prompt.total / number
         means.append(mean)

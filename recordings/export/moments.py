@@ -63,7 +63,7 @@ def moments(recording: Recording, steps: StepRange, progress: Progress) -> Itera
         try:
             message = wire.decode(frame.payload)
         except msgspec.DecodeError:
-            continue  # 'stepscope verify' tells of it
+            continue  # 'stepscope verify' reports it
         if isinstance(message, StepRecord):
             if message.step > last:
                 return

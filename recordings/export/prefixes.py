@@ -92,7 +92,7 @@ class PrefixBook:
         known = None
         if num_hit:
             known = self._origin(moved[num_hit - 1 : num_hit], num_hit)
-            # Not in its place: it was freed just before, or somebody after us shares it.
+            # Not in its place: it was freed just before, or a later request shares it.
             known = known or self._origin(moved, num_hit) or self._origin(shared, num_hit)
             self.num_unknown += known is None
         num_whole = num_hit * self._block_size // self._id_tokens

@@ -22,8 +22,8 @@ def levels_of(slo: SLO) -> Levels:
 
 def slo_of(levels: Levels) -> SLO:
     """The levels for a history; the default ones where some are missing."""
-    usual = levels_of(SLO())
-    return SLO(*({**usual, **levels}[name] for name in LEVEL_NAMES))
+    defaults = levels_of(SLO())
+    return SLO(*({**defaults, **levels}[name] for name in LEVEL_NAMES))
 
 
 def as_metadata(levels: Levels) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """`EngineFigures`: one engine of several in a line of figures, at one moment.
 
-What an engine does not tell is None, never 0, and so is everything but the load so far of one that
-does not answer: what was true before it fell silent is not true now.
+An unknown value is None, never 0. If an engine does not answer, everything but its load so far is
+None: older values may no longer be true.
 """
 
 from collections.abc import Mapping
@@ -108,7 +108,7 @@ def figures(name: str, source: Source, measured: SlowFigures | None) -> EngineFi
         ttft_p95_ms=measured.latency.ttft.p95_ms,
         itl_p95_ms=measured.latency.itl.p95_ms,
         budget_used=short.budget_share,
-        # Without rows and without a single preemption nobody knows whether there was one.
+        # Without rows and without a single preemption it is unknown whether there was one.
         num_preempted=preemptions if has_rows or preemptions or state.totals else None,
         steps_per_s=_or(short.steps_per_s, none),
         output_tokens_per_s=_or(short.output_tokens_per_s, none if has_rows else None),

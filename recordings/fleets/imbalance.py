@@ -59,7 +59,7 @@ class _Rule(NamedTuple):
     value: Callable[[EngineFigures], float | None]
     factor: float
     distance: float
-    least: float  # a value below it is nobody's concern
+    least: float  # a smaller value never stands out
     text: Callable[[float, float, str], str]  # value, median of the others, the lowest of them
 
 
@@ -267,7 +267,7 @@ _SETTINGS = (
 def _by_value(
     engines: Sequence[EngineFigures], values: Sequence[object]
 ) -> list[tuple[object, list[str]]]:
-    """Names of engines by a value of theirs, those that do not tell it left out."""
+    """Names of engines by their value, without those where it is unknown."""
     names: dict[object, list[str]] = {}
     for engine, value in zip(engines, values, strict=True):
         if value is not None:

@@ -96,7 +96,7 @@ def _frames(
                     # What is missing before the first step came after the state.
                     missing = num_lost.get(message.step, 0) + num_forgotten
                     true_after = first - 1 - missing
-                    # Before the very first message there is nothing to tell.
+                    # Before the very first message there is no state.
                     snapshot = state.snapshot(true_after) if true_after >= 0 else None
                     if snapshot is not None:
                         yield snapshot, snapshot.sequence, wire.encode(snapshot)

@@ -86,10 +86,10 @@ class ReadMemory:
                 number += 1
 
     def known_start(self, index: int, request_id: int) -> int | None:
-        """When the longest wait of a step began, as its figures tell; None for any other wait.
+        """When the longest wait of a step began, by its figures; None for any other wait.
 
-        The caller has the lock. Figures leave the operator's pauses out: with one before the step
-        they do not tell.
+        The caller has the lock. None too after a pause of the operator, because figures leave
+        pauses out.
         """
         columns = self._timeline.columns
         end_ns = columns.tokens_ns[index]

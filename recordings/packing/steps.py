@@ -57,10 +57,10 @@ class StepPacker:
 
     def _packed(self, before: list[_Row], batch: list[_Row]) -> list[int | _Row]:
         packed: list[int | _Row] = [self.block_size]
-        foreseen = _next_rows(before, self.block_size)
-        # Mostly all of it is as foreseen, or all but what comes after somebody who has ended.
+        expected = _next_rows(before, self.block_size)
+        # Mostly all rows are as expected, or all up to a request that has ended.
         same = 0
-        for row, next_row in zip(batch, foreseen, strict=False):
+        for row, next_row in zip(batch, expected, strict=False):
             if row != next_row:
                 break
             same += 1
@@ -69,7 +69,7 @@ class StepPacker:
         places = {before[place][0]: place for place in range(same, len(before))} if rest else {}
         for row in rest:
             place = places.get(row[0], -1)
-            if place >= next_place and row == foreseen[place]:
+            if place >= next_place and row == expected[place]:
                 if place > next_place:
                     if num_going_on:
                         packed.append(num_going_on)
@@ -140,7 +140,7 @@ def _next_rows(rows: list[_Row], block_size: int) -> list[_Row]:
     """The rows that would continue: one more token each, in a new block if the last one is full."""
     # Written out, for it is most of the work.
     size = block_size or _NEVER_FULL
-    foreseen = [
+    expected = [
         [
             row[0],
             _DECODE,
@@ -154,6 +154,6 @@ def _next_rows(rows: list[_Row], block_size: int) -> list[_Row]:
     ]
     if rows and len(rows[0]) > _NUM_COLUMNS:
         # Columns of a later schema: the same again is as good a guess as any.
-        for row, next_row in zip(rows, foreseen, strict=True):
+        for row, next_row in zip(rows, expected, strict=True):
             next_row += row[_NUM_COLUMNS:]
-    return foreseen
+    return expected

@@ -36,7 +36,7 @@ class _Answer(msgspec.Struct):
 
 
 class _Dropped(Exception):  # noqa: N818 - no error
-    """Nobody waits for the answer any more."""
+    """The answer is no longer needed."""
 
 
 class KnobForecast:

@@ -14,7 +14,7 @@ _SCHEMES = ("http", "https")
 
 @dataclass(frozen=True, slots=True)
 class MetricsAddress:
-    """A server that exports metrics. `path` is empty if its usual places are to be tried."""
+    """A server that exports metrics. `path` is empty if the default paths are to be tried."""
 
     server: str  # scheme://HOST:PORT
     path: str = ""
@@ -36,7 +36,7 @@ class MetricsAddress:
 
     @classmethod
     def parse(cls, text: str) -> "MetricsAddress":
-        """From http://HOST:PORT, with a path where its metrics are not at a usual one.
+        """From http://HOST:PORT, with a path if its metrics are not at a default one.
 
         Raises:
             WrongValue: it is no such address.

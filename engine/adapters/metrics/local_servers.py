@@ -86,7 +86,7 @@ class LocalServers:
 
 
 def listening_ports() -> list[tuple[int, int | None]]:
-    """The usual ports, and those of this user's processes that look like one of the engines."""
+    """The default ports, and those of this user's processes that look like one of the engines."""
     found: dict[int, int | None] = dict.fromkeys(USUAL_PORTS)
     own = psutil.Process().uids().real
     for process in psutil.process_iter(["pid", "uids", "cmdline"]):

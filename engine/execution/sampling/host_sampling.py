@@ -197,7 +197,7 @@ def _top_p_floor(logits: Floats, top_p: float) -> float:
     Sorting all would take ten times as long where a distribution is flat.
     """
     missing = top_p * float(np.exp(logits).sum(dtype=np.float64))
-    pivot = np.float32(NEAR)  # above it is nearly everything of a usual distribution
+    pivot = np.float32(NEAR)  # above it is nearly all of a common distribution
     while len(logits) > FEW:
         above = logits[logits > pivot]
         mass = float(np.exp(above).sum(dtype=np.float64))

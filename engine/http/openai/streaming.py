@@ -123,8 +123,8 @@ def _check(piece: TextPiece) -> None:
     if piece.output.finish_reason == "abort":
         raise ApiError(
             503,
-            "the engine ended this request before it was finished: it was stopped, somebody "
-            "aborted the request, or its step failed",
+            "the engine ended this request before it was finished: it was stopped, the "
+            "request was aborted, or its step failed",
             code="request_aborted",
         )
 

@@ -29,14 +29,14 @@ class Past:
     def __init__(self, slo: SLO, state: SessionState, since_ns: int | None = None) -> None:
         self.since_ns = state.time_ns if since_ns is None else since_ns
         self.pauses = Pauses(state)
-        usual = Baseline()  # of the steps so far: a run is read once, and may still go on
+        baseline = Baseline()  # of the steps so far: a run is read once, and may still go on
         self.explainer = Explainer(
             slo.itl_ms * 1e6,
             slo.ttft_ms * 1e6,
             state=state,
             since_ns=self.since_ns,
-            baseline=usual,
-            learns=usual,
+            baseline=baseline,
+            learns=baseline,
         )
 
     def take(self, message: Telemetry, after_gap: bool) -> None:

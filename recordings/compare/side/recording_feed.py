@@ -124,7 +124,7 @@ class RecordingFeed:
         try:
             message = wire.decode(frame.payload)
         except msgspec.DecodeError:
-            return None  # 'stepscope verify' tells of it
+            return None  # 'stepscope verify' reports it
         after_gap = frame.sequence > self._sequence + 1 and frame.topic != wire.TOPICS[wire.Mark]
         self._sequence = max(self._sequence, frame.sequence)
         if frame.topic == KEYFRAME and not (isinstance(message, Snapshot) and after_gap):

@@ -84,7 +84,7 @@ class Side:
         self._pauses, self._explainer = self._past.pauses, self._past.explainer
         self._state = state.copy()
         self._state.table.longest_gaps = {}
-        self._state.blocks = None  # which block moved where is nobody's business here
+        self._state.blocks = None  # the moves of single blocks are not needed here
         self._watch = RequestWatch(slo.itl_ms)
         self._watch.begin(self._state)
         self._in_force = dict(state.knobs)  # at the last step, or before the first

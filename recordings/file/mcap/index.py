@@ -150,7 +150,7 @@ def _read_about(
             metadata = Metadata.read(body)
             index.metadata[metadata.name] = metadata.metadata
     except _UNREADABLE:
-        pass  # whoever needs it finds it missing and says so
+        pass  # readers that need it report it as missing
 
 
 def _read_summary(stream: IO[bytes], size: int, index: McapIndex) -> str | None:

@@ -89,8 +89,8 @@ class FileSeries:
         self._keep = keep
         self._last_stamp = ""
         self._newest: str | None = None  # name of the newest file
-        # When others of this very recorder ended, by a clock that nobody sets: one that is put
-        # right by years, as after a start without a network, must not make old what is new.
+        # When earlier files of this recorder ended, by the monotonic clock. The wall clock may jump
+        # by years (a start without a network) and must not make a new file look old.
         self._ended_s: dict[str, float] = {}
         self._pattern = re.compile(
             re.escape(self.name)

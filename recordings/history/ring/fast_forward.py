@@ -35,7 +35,7 @@ class _Going:
     def __init__(self, row: BatchRow, since: int) -> None:
         self.row = row
         self.since = since
-        self.in_lane = False  # its lane is told when it stops
+        self.in_lane = False  # its lane is extended when it stops
 
 
 class FastForward:
@@ -70,7 +70,7 @@ class FastForward:
         return outcome
 
     def note(self, message: Telemetry) -> None:
-        """A message that is not packed and was applied by somebody else.
+        """Note a message that is not packed and that another caller has applied.
 
         All was settled before, except for one that `has_no_request`.
         """
@@ -196,7 +196,7 @@ class FastForward:
         self._fresh = self._before
 
     def _settle(self, going: Iterable[_Going]) -> None:
-        """Tell the state where these requests are after the last step."""
+        """Write into the state where these requests are after the last step."""
         rows = []
         for each in going:
             if each.since != self._count:

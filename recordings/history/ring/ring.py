@@ -178,7 +178,7 @@ class StepRing:
         if not older:
             return
         older[-1].end()
-        # Numbers that were given stay: somebody goes on from them.
+        # Numbers already given stay valid: followers continue from them.
         offset = self.segments[0].first_number - earlier.end_number
         for segment in older:
             segment.first_number += offset

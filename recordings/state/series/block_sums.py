@@ -6,7 +6,7 @@ _BLOCK = 512  # places
 
 
 class BlockSums:
-    """Remembers the sums of whole blocks. Whoever owns the columns tells when places go."""
+    """Caches the sums of whole blocks. The owner of the columns calls it when places go."""
 
     def __init__(self) -> None:
         self._num_forgotten = 0

@@ -88,7 +88,7 @@ def keep_incidents(
 
 
 def _rules(when: Sequence[str]) -> tuple[Rule, ...]:
-    """Those of the command line, else of the config file, else the usual ones."""
+    """Those of the command line, else of the config file, else the default ones."""
     try:
         given = tuple(parse_rule(text) for text in when)
     except BoundError as error:

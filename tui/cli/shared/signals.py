@@ -7,7 +7,7 @@ from typing import Any
 
 
 class StopSignals:
-    """While it is entered, the first of the signals is noted and a second one acts as usual.
+    """While it is entered, the first signal is noted, and a second one has its default effect.
 
     Args:
         numbers: the signals.
@@ -39,5 +39,5 @@ class StopSignals:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = number
         for each in self._numbers:
-            usual = signal.default_int_handler if each == signal.SIGINT else signal.SIG_DFL
-            signal.signal(each, usual)
+            default = signal.default_int_handler if each == signal.SIGINT else signal.SIG_DFL
+            signal.signal(each, default)

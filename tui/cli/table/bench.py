@@ -67,7 +67,7 @@ def throughput(
     """Run a fixed set of requests through an engine, as fast as it can.
 
     The engine is that of 'stepscope serve', in this process. All requests are there at once, their
-    token ids are random, and no end token ends them. The defaults are the usual yardstick: 256
+    token ids are random, and no end token ends them. The defaults are a common yardstick: 256
     requests, prompts and outputs of 100 to 1024 tokens, seed 0; on a CPU only the first 32 of them.
     --seed draws lengths and token ids too.
     """

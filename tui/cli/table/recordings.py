@@ -73,7 +73,7 @@ def record(
         typer.Option(
             metavar="RULE",
             help="with --incidents: FIGURE COMPARISON VALUE [for TIME]; may be given several times "
-            "(default: [[alerts]] of the config file, else usual ones)",
+            "(default: [[alerts]] of the config file, else a built-in set)",
         ),
     ] = None,
     before: Annotated[

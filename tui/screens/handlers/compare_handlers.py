@@ -39,7 +39,7 @@ class CompareHandlers:
         self._show = show
 
     def handlers(self) -> Mapping[str, Callable[[], None]]:
-        """Action id -> handler on the compare screen; all other actions do the usual."""
+        """Action id -> handler on the compare screen; all other actions act as on every screen."""
         desk = self._session.compare
         return {
             "step_back": partial(desk.move, -1),

@@ -71,7 +71,7 @@ class KnobVariation:
         self._set(self._due(elapsed_s))
 
     def close(self) -> None:
-        """Give the engine its own value back, if nobody else has changed a knob since."""
+        """Give the engine its own value back, if no other client has changed a knob since."""
         self._set(self._own)
 
     def _due(self, elapsed_s: float) -> KnobValue:

@@ -50,7 +50,7 @@ def label_width(rows: Iterable[LaneRow], least: int) -> int:
     wide = least
     for row in rows:
         size = "" if row.context is None else _rougher(row.context)
-        # Three letters of a status are four cells; two cells of a size are what is usual.
+        # Three letters of a status are four cells; two cells of a size are common.
         needed = 8 + len(row.name) + max(2, len(size)) - (len(row.status) <= 3)
         wide = max(wide, needed)
     return min(wide, MAX_LABEL)

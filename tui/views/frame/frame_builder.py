@@ -59,7 +59,7 @@ class FrameBuilder:
     Args:
         recorded: first and last step of the file that is replayed.
         clock: seconds, for pacing only.
-        keys: first key of each action, as people write it, where it is not the usual one.
+        keys: first key of each action, as people write it, if it is not the default one.
         in_file: what is known of all of the file that is replayed.
         stands: the newest step changes only when the operator goes to another one.
     """

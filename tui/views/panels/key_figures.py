@@ -8,7 +8,7 @@ from stepscope.tui.views.lines import Line, Run, length_of
 from stepscope.tui.views.theme import LEVELS
 
 _BAR_WIDTH = 10
-_MAIN = 6  # groups that a screen of usual width shows
+_MAIN = 6  # groups that a screen of 120 columns shows
 _GOOD_SHARE = 0.95  # of samples within the service level
 _SEPARATOR: Run = (" │ ", "frame")
 

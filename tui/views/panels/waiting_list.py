@@ -21,7 +21,7 @@ _COLUMNS = (
 
 
 def height(frame: Frame, room: int) -> int:
-    """How many lines of `room` it takes; 0 where nobody waits or there is too little room."""
+    """How many lines of `room` it takes; 0 if the queue is empty or there is too little room."""
     num_waiting = len(_waiting(frame))
     return 0 if not num_waiting or room < 12 else min(num_waiting + 3, room // 3)
 

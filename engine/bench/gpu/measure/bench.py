@@ -20,14 +20,16 @@ class Bench:
     """One process's way to say what it measures.
 
     Args:
-        tell: takes every message, at once.
+        report: takes every message, at once.
     """
 
-    def __init__(self, device: torch.device, sizes: Sizes, tell: Callable[[Message], None]) -> None:
+    def __init__(
+        self, device: torch.device, sizes: Sizes, report: Callable[[Message], None]
+    ) -> None:
         self.device = device
         self.sizes = sizes
         self.stopwatch = Stopwatch(device, sizes.num_samples)
-        self._report = tell
+        self._report = report
         self._part = ""
         self._deadline_s = float("inf")
         self._settings: Facts = {}

@@ -38,22 +38,22 @@ def main() -> None:
     threading.Thread(target=_end_with_input, args=(sys.stdin.buffer,), daemon=True).start()
     lock = threading.Lock()
 
-    def tell(message: Message) -> None:
+    def report(message: Message) -> None:
         with lock:
             answers.write(msgspec.json.encode(message) + b"\n")
             answers.flush()
 
     try:
-        run(job, tell)
+        run(job, report)
     except Exception as error:  # noqa: BLE001 - it is reported, and ends this process alone
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        tell(Failed(lines[0][:300]))
+        report(Failed(lines[0][:300]))
     sys.stdout.flush()
     # No waiting for threads of a library that may never end.
     os._exit(0)
 
 
-def run(job: BenchJob, tell: Callable[[Message], None]) -> None:
+def run(job: BenchJob, report: Callable[[Message], None]) -> None:
     """Measure the parts of a job. What fails as a whole is an error of this function."""
     start_s = time.monotonic()
     prepare_environment(EngineConfig())
@@ -66,8 +66,8 @@ def run(job: BenchJob, tell: Callable[[Message], None]) -> None:
     device = find_device(job.device)
     is_gpu = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if is_gpu else "CPU"
-    tell(Hello(name, is_gpu, _versions(torch)))
-    bench = Bench(device, job.sizes, tell)
+    report(Hello(name, is_gpu, _versions(torch)))
+    bench = Bench(device, job.sizes, report)
     left = list(job.parts)
 
     def seconds() -> float:
