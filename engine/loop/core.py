@@ -16,7 +16,6 @@ from stepscope.engine.loop.control_tally import ControlTally
 from stepscope.engine.loop.delivery import Delivery
 from stepscope.engine.loop.inbox import (
     Call,
-    Client,
     Denial,
     Departure,
     Inbox,
@@ -25,23 +24,21 @@ from stepscope.engine.loop.inbox import (
     Settled,
     Turn,
 )
+from stepscope.engine.loop.intake import Intake
 from stepscope.engine.loop.outlet import OwnWorkload, TelemetryOutlet, TelemetrySink
 from stepscope.engine.loop.pending_step import PendingStep
 from stepscope.engine.loop.pipeline import Pipeline
 from stepscope.engine.loop.snapshot_desk import SnapshotDesk
 from stepscope.engine.protocol.asker import Asker
-from stepscope.engine.protocol.commands import Change, Submit
+from stepscope.engine.protocol.commands import Change
 from stepscope.engine.protocol.config import Knobs, Limits
 from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.wire import (
-    Arrived,
     EngineInfo,
     EngineState,
-    Rejected,
     Snapshot,
     Telemetry,
 )
-from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import Runner, StepResult
 from stepscope.engine.telemetry.heartbeat import Heartbeat
@@ -49,7 +46,6 @@ from stepscope.engine.telemetry.kept_snapshots import KeptSnapshots
 from stepscope.engine.telemetry.snapshots import snapshot
 from stepscope.engine.telemetry.step_watcher import StepUnderWay
 from stepscope.engine.telemetry.token_publisher import TokenPublisher
-from stepscope.engine.text.stop_strings import StopText
 
 
 class CommandTable(Protocol):
@@ -103,7 +99,6 @@ class EngineCore:
         self.runner = runner
         self.scheduler = scheduler
         self.limits = limits
-        self.eos_token_ids = eos_token_ids
         self.max_waiting = max_waiting
         self.overlap = overlap
         self.clock = runner.clock
@@ -112,7 +107,6 @@ class EngineCore:
         self.token_publisher = token_publisher
         self.control_tally = ControlTally() if control_tally is None else control_tally
         self._turn = Turn(runner.clock)
-        self.next_request_id = 0
         self.knobs_version = 0
         self.draining = False
         self.stopping = False
@@ -123,6 +117,7 @@ class EngineCore:
         self._commands = commands
         self._anchor = anchor
         self._delivery = Delivery(scheduler, token_publisher)
+        self.intake = Intake(scheduler, self._delivery, runner.clock, eos_token_ids)
         self._pipeline = Pipeline(runner, scheduler, self._delivery, overlap=overlap)
         self._heartbeat = Heartbeat(self)
 
@@ -239,7 +234,7 @@ class EngineCore:
             return
         self._outlet.has_unpublished = True
         if isinstance(item, Refusal):
-            self.refuse(item.client_id, item.reason)
+            self.intake.refuse(item.client_id, item.reason)
         elif isinstance(item, Departure):
             self._settle_for_client()
             self.abort(item.request_id, "its client is gone")
@@ -271,58 +266,6 @@ class EngineCore:
         self._take(call)
 
     # What commands do (called by dispatch, between steps)
-
-    def add(
-        self,
-        submit: Submit,
-        token_ids: list[int],
-        client: Client,
-        stop_text: StopText | None = None,
-        prompt_text: str | None = None,
-        arrival_ns: int | None = None,
-    ) -> Request:
-        """Queue a prepared prompt.
-
-        Args:
-            stop_text: looks for the stop strings of `submit`.
-            prompt_text: for telemetry; None: it stays here.
-            arrival_ns: see `Call`.
-        """
-        request = Request(
-            request_id=self._new_request_id(),
-            prompt_token_ids=token_ids,
-            sampling=submit.sampling,
-            arrival_ns=self.runner.clock() if arrival_ns is None else arrival_ns,
-            client_id=submit.client_id,
-            priority=submit.priority,
-            eos_token_ids=self.eos_token_ids,
-            stop_text=stop_text,
-        )
-        self._delivery.expect(request, client, submit, prompt_text)
-        self.scheduler.unpublished_events.append(
-            Arrived(
-                request_id=request.request_id,
-                client_id=request.client_id,
-                num_prompt_tokens=request.num_prompt_tokens,
-                max_tokens=submit.sampling.max_tokens,
-                priority=request.priority,
-                time_ns=request.arrival_ns,
-                prompt_token_ids=None if self.token_publisher is None else token_ids,
-                prompt_text=prompt_text,
-            )
-        )
-        self.scheduler.add(request)
-        return request
-
-    def refuse(self, client_id: str, reason: str) -> None:
-        """Note in the next record that a request was turned away."""
-        self.scheduler.unpublished_events.append(
-            Rejected(request_id=self._new_request_id(), client_id=client_id, reason=reason)
-        )
-
-    def _new_request_id(self) -> int:
-        self.next_request_id += 1
-        return self.next_request_id - 1
 
     def abort(self, request_id: int, reason: str) -> bool:
         """End a request now; its client gets a last Output. False if there is no such request."""

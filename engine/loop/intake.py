@@ -1,0 +1,91 @@
+"""`Intake`: prepared prompts become requests in the queue. Runs on the engine's thread."""
+
+from collections.abc import Callable
+
+from stepscope.engine.loop.delivery import Delivery
+from stepscope.engine.loop.inbox import Client
+from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.wire import Arrived, Rejected
+from stepscope.engine.scheduling.request import Request
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.text.stop_strings import StopText
+
+
+class Intake:
+    """Numbers requests, queues them, and notes each in the next record.
+
+    Args:
+        scheduler: owns the queue.
+        delivery: sends the tokens of a request to its client.
+        clock: the engine's time.
+        eos_token_ids: tokens that end a request.
+
+    Attributes:
+        next_request_id: the number of the next request.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        delivery: Delivery,
+        clock: Callable[[], int],
+        eos_token_ids: frozenset[int],
+    ) -> None:
+        self.next_request_id = 0
+        self._scheduler = scheduler
+        self._delivery = delivery
+        self._clock = clock
+        self._eos_token_ids = eos_token_ids
+
+    def add(
+        self,
+        submit: Submit,
+        token_ids: list[int],
+        client: Client,
+        stop_text: StopText | None = None,
+        prompt_text: str | None = None,
+        arrival_ns: int | None = None,
+    ) -> Request:
+        """Queue a prepared prompt.
+
+        Args:
+            stop_text: looks for the stop strings of `submit`.
+            prompt_text: for telemetry; None: it stays here.
+            arrival_ns: see `Call`.
+        """
+        request = Request(
+            request_id=self._new_request_id(),
+            prompt_token_ids=token_ids,
+            sampling=submit.sampling,
+            arrival_ns=self._clock() if arrival_ns is None else arrival_ns,
+            client_id=submit.client_id,
+            priority=submit.priority,
+            eos_token_ids=self._eos_token_ids,
+            stop_text=stop_text,
+        )
+        self._delivery.expect(request, client, submit, prompt_text)
+        publishes_tokens = self._delivery.token_publisher is not None
+        self._scheduler.unpublished_events.append(
+            Arrived(
+                request_id=request.request_id,
+                client_id=request.client_id,
+                num_prompt_tokens=request.num_prompt_tokens,
+                max_tokens=submit.sampling.max_tokens,
+                priority=request.priority,
+                time_ns=request.arrival_ns,
+                prompt_token_ids=token_ids if publishes_tokens else None,
+                prompt_text=prompt_text,
+            )
+        )
+        self._scheduler.add(request)
+        return request
+
+    def refuse(self, client_id: str, reason: str) -> None:
+        """Note that a request was turned away."""
+        self._scheduler.unpublished_events.append(
+            Rejected(request_id=self._new_request_id(), client_id=client_id, reason=reason)
+        )
+
+    def _new_request_id(self) -> int:
+        self.next_request_id += 1
+        return self.next_request_id - 1
