@@ -20,12 +20,11 @@ from stepscope.engine.workload.arrivals import describe
 from stepscope.engine.workload.capacity import in_words
 from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.file.service_levels import levels_of
-from stepscope.recordings.history.history import History
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
-from stepscope.recordings.state.series.latency import Series
 from stepscope.tui.cli.dashboards import demo_speaking
 from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
+from stepscope.tui.cli.dashboards.demo_summary import summary
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.options import DEMO_DEFAULTS
@@ -101,7 +100,7 @@ def demo(
         CommandFailed: the engine or the recording failed, or messages were lost.
         Interrupted: without a screen, and a signal came before `seconds` had passed.
     """
-    workload = workload_of(rate, _usual_workload(model, simulated))
+    workload = workload_of(rate, _default_workload(model, simulated))
     settings = resolve(DashboardSettings, "dashboard", flags, None if simulated else SERVICE_LEVELS)
     if seconds is not None and not 0 < seconds < float("inf"):
         raise WrongUsage(f"--seconds: expected a number above 0, got {seconds}")
@@ -164,7 +163,7 @@ def _speaks(model: str, simulated: SimulatedGpu | None) -> bool:
     return simulated is None and model == demo_speaking.NAME
 
 
-def _usual_workload(model: str, simulated: SimulatedGpu | None) -> WorkloadSpec:
+def _default_workload(model: str, simulated: SimulatedGpu | None) -> WorkloadSpec:
     if simulated is not None:
         return SIMULATED_WORKLOAD
     return demo_speaking.WORKLOAD if _speaks(model, simulated) else WORKLOAD
@@ -245,15 +244,15 @@ def _ending_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def workload_of(rate: str | None, usual: WorkloadSpec) -> WorkloadSpec:
-    """The usual workload, or at the rate that `--rate` names.
+def workload_of(rate: str | None, default: WorkloadSpec) -> WorkloadSpec:
+    """The default workload, or at the rate that `--rate` names.
 
     Raises:
         WrongUsage: no rate that a workload may have.
     """
     if rate is None:
-        return usual
-    return replace(usual, rate=convert_flags(WorkloadSpec, {"rate": rate})["rate"])
+        return default
+    return replace(default, rate=convert_flags(WorkloadSpec, {"rate": rate})["rate"])
 
 
 def _load_lines(workload: WorkloadSpec, costs: StepCosts | None) -> Iterator[str]:
@@ -278,12 +277,12 @@ class _News:
 
     def __init__(self, engine: EngineProcess) -> None:
         self._engine = engine
-        self._has_told_end = False
+        self._has_reported_end = False
 
     def __call__(self) -> str | None:
-        if self._has_told_end or self._engine.exit_code is None:
+        if self._has_reported_end or self._engine.exit_code is None:
             return None
-        self._has_told_end = True
+        self._has_reported_end = True
         return "the demo's engine has ended for good"
 
 
@@ -338,29 +337,3 @@ def _finish(
         raise CommandFailed(
             f"{len(history.gaps)} gaps: {history.num_lost} messages of the engine were lost"
         )
-
-
-def summary(history: History) -> Iterator[str]:
-    """What happened in a session, in a few lines."""
-    rates = history.rates(window_s=None)
-    latency = history.latency(window_s=None)
-    yield f"steps      {rates.num_steps:,} in {rates.seconds:.1f} s ({_rate(rates.steps_per_s)})"
-    yield (
-        f"tokens     out {_rate(rates.output_tokens_per_s)}, "
-        f"prefill {_rate(rates.prefill_tokens_per_s)}"
-    )
-    yield f"TTFT       {_percentiles(latency.ttft)}"
-    yield f"ITL        {_percentiles(latency.itl)}"
-    mixed = "unknown" if rates.mixed_share is None else f"{rates.mixed_share:.0%}"
-    yield f"mixed      {mixed} of the steps held prefill and decode"
-    yield f"gaps       {len(history.gaps)}"
-
-
-def _rate(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:,.1f}/s"
-
-
-def _percentiles(series: Series) -> str:
-    if series.p50_ms is None or series.p99_ms is None:
-        return "no samples"
-    return f"p50 {series.p50_ms:,.1f} ms  p99 {series.p99_ms:,.1f} ms"
