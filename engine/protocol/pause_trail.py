@@ -40,6 +40,13 @@ class PauseTrail(NamedTuple):
         """The next message says whether a pause goes on."""
         return self.stepped_ns is not None or self.since_ns is not None
 
+    def last_since(self, time_ns: int) -> int:
+        """How long the last pause was, in ns; 0 if it goes on or ended before `time_ns`."""
+        last = self.spans[-1] if self.spans else None
+        if last is None or last.end_ns is None or last.end_ns < time_ns:
+            return 0
+        return last.end_ns - last.start_ns
+
     def after_status(self, time_ns: int, *, is_paused: bool) -> "PauseTrail":
         """Take the state of the engine from a status."""
         if not is_paused:

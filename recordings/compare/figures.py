@@ -33,6 +33,7 @@ _COMPARED = (  # beside latencies, in this order
     "limit_kv",
     "limit_mode",
     "limit_threshold",
+    "limit_paused",
     "kv_used",
     "kv_peak",
     "prefix_hit_rate",

@@ -95,6 +95,7 @@ _REST = [
             "kv": "steps that the number of KV blocks limited",
             "mode": "steps that the batching mode limited",
             "threshold": "steps that `long_prefill_token_threshold` limited",
+            "paused": "steps after a pause of the operator that lasted longer than the step",
             "work": "steps that nothing limited: all who were there got all they could use",
         }.items()
     ),

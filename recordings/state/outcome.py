@@ -48,6 +48,7 @@ class Outcome:
     num_arrived: int = 0
     num_finished: int = 0
     num_preempted: int = 0
+    paused_ns: int = 0  # the operator's pause right before the step
 
     def add_gaps(self, gap_ns: int, number: int, request_id: int) -> None:
         """Add a gap, how many requests had it, and one of them."""

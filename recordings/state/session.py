@@ -234,11 +234,12 @@ class SessionState:
         table = self.table
         self.step = record.step
         self.in_flight = None
-        self.time_ns = max(self.time_ns, record.tokens_ns)
+        last_ns, self.time_ns = self.time_ns, max(self.time_ns, record.tokens_ns)
         if self.state == "idle":
             self.state = "running"
         if self.pauses.is_on:
             self.pauses = self.pauses.after_step(record.schedule_start_ns, record.tokens_ns)
+        outcome.paused_ns = self.pauses.last_since(last_ns)
         ends: list[RequestEvent] = []
         for event in record.events:
             # These events follow from the tokens that the rows below compute.

@@ -78,7 +78,7 @@ def limit_shares(session: Session) -> dict[str, float]:
         (THRESHOLD, "threshold"),
         (WORK, "work"),
     ],
-    ids=LIMITS[1:2] + LIMITS[:1] + LIMITS[2:],
+    ids=["seats", "budget", "kv", "mode", "threshold", "work"],
 )
 def test_the_limit_of_most_steps_is_what_the_session_was_made_for(
     session: Session, limit: str

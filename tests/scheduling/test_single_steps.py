@@ -25,6 +25,8 @@ from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.simulation.simulated import SimulatedRunner, simulated_info
 from stepscope.engine.simulation.step_time import CostModel
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.series.limits import LIMITS as LIMITS_OF_STEPS
 from tests.support.core_ends import Client, Sink
 
 LIMITS = Limits(max_num_batched_tokens=64, max_num_seqs=8, max_model_len=256)
@@ -137,3 +139,28 @@ def test_a_client_of_an_engine_that_refused_a_step_is_not_left_hanging(live_engi
             if isinstance(reply[1], Output):
                 finish_reason = reply[1].finish_reason
         assert client.snapshot().state == "idle"
+
+
+def test_steps_that_the_operator_held_back_have_the_verdict_paused_and_no_others(
+    engine: Engine,
+) -> None:
+    engine.submit(max_tokens=4)  # step 0 to 3
+    engine.ask(Pause())
+    engine.submit(max_tokens=6)
+    for _ in range(2):  # step 4 and 5
+        wait_a_minute(engine)
+        engine.ask(StepOnce(n=1))
+    wait_a_minute(engine)
+    engine.ask(Resume())  # step 6 to 9
+    history = History()
+    for sequence, message in enumerate(engine.sink.messages):
+        history.append(sequence, message)
+    limits = [history.summary(step).limit for step in range(10)]  # type: ignore[union-attr]
+    held_back = [step for step, limit in enumerate(limits) if LIMITS_OF_STEPS[limit] == "paused"]
+    assert held_back == [4, 5, 6]
+
+
+def wait_a_minute(engine: Engine) -> None:
+    runner = engine.core.runner
+    assert isinstance(runner, SimulatedRunner)
+    runner.advance_to(runner.clock() + 60_000_000_000)

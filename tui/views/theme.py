@@ -79,6 +79,7 @@ LIMIT_LETTERS: Mapping[Limit, str] = {
     "kv": "K",
     "mode": "M",
     "threshold": "T",
+    "paused": "‖",
     "work": "·",
 }
 
@@ -97,7 +98,7 @@ LEGEND = (
     ("○", "aborted", "aborted or rejected"),
     ("◆", "mark", "a knob change took effect here"),
     ("▼", "mark", "your mark"),
-    ("B", "muted", "limit: token budget; S seats, K KV blocks, M batching mode, T threshold"),
+    ("B", "muted", "limit: token budget; S seats, K KV blocks, M mode, T threshold, ‖ paused"),
     ("!", "breach", "breaks the service level: a figure, or a token of this step"),
     ("?", "muted", "lost steps, or an unknown value"),
 )

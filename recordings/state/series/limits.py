@@ -11,12 +11,13 @@ from stepscope.engine.protocol.wire import StepRecord
 from stepscope.recordings.state.outcome import Outcome
 
 # The token budget; max_num_seqs; KV blocks; a batching mode that lets no one in, or leaves out
-# those who run; long_prefill_token_threshold; nothing: all who were there got all they could use.
-Limit: TypeAlias = Literal["budget", "seats", "kv", "mode", "threshold", "work"]
+# those who run; long_prefill_token_threshold; the operator, who had the engine paused; nothing: all
+# who were there got all they could use.
+Limit: TypeAlias = Literal["budget", "seats", "kv", "mode", "threshold", "paused", "work"]
 
 LIMITS: tuple[Limit, ...] = get_args(Limit)
 UNKNOWN = -1
-_BUDGET, _SEATS, _KV, _MODE, _THRESHOLD, _WORK = range(len(LIMITS))
+_BUDGET, _SEATS, _KV, _MODE, _THRESHOLD, _PAUSED, _WORK = range(len(LIMITS))
 _OF_REASON: Mapping[str, int] = {
     "budget": _BUDGET,
     "seats": _SEATS,
@@ -29,9 +30,13 @@ _OF_REASON: Mapping[str, int] = {
 def limit_of(record: StepRecord, outcome: Outcome, num_rows: int | None) -> int:
     """Place in `LIMITS` of what limited a step; `UNKNOWN` where the records do not say.
 
+    A pause of the operator right before the step limited it if it lasted longer than the step.
+
     Args:
         num_rows: of its batch; None if the engine does not publish it.
     """
+    if outcome.paused_ns > record.tokens_ns - record.schedule_start_ns:
+        return _PAUSED
     reasons = record.waiting_reasons
     if reasons:
         for reason in reasons:

@@ -11,6 +11,7 @@ _NAMES: dict[Limit, str] = {
     "kv": "KV blocks",
     "mode": "batching mode",
     "threshold": "long-prefill threshold",
+    "paused": "paused by the operator",
     "work": "nothing",
 }
 _SHOWN = 0.005  # smaller shares are left out

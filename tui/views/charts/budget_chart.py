@@ -23,7 +23,7 @@ _RUNS = re.compile(
     "|(?P<preempted>✗+)|(?P<muted>[0-9:.,?]+)|(?P<text> +)"
     "|(?P<caution>[▒╍]+)"
 )
-_LIMIT_RUNS = re.compile("(?P<muted>[A-Z]+)|(?P<idle>·+)|(?P<text> +)")
+_LIMIT_RUNS = re.compile("(?P<muted>[A-Z]+)|(?P<mark>‖+)|(?P<idle>·+)|(?P<text> +)")
 _LIMITS_HEIGHT = 9  # of a panel with a strip of what limited the steps
 _STRETCH = 20  # columns from one time to the next
 _AXIS_RUNS = re.compile(
