@@ -39,6 +39,7 @@ _COMPARED = (  # beside latencies, in this order
     "prefix_hit_rate",
     "preemptions_per_min",
     "recomputed_share",
+    "recompute_tax",
 )
 
 

@@ -44,6 +44,7 @@ class Sums(NamedTuple):
     num_preempted: int | None
     num_prefill_tokens: int
     num_recomputed_tokens: int | None
+    recompute_ns: float | None  # of the time in steps, divided by their tokens
     num_evicted: int | None
     num_waiting: int  # summed up over steps, as are the next two
     num_kv_used: int | None
@@ -80,6 +81,7 @@ def figures_of(sums: Sums) -> dict[str, float | None]:
         "preemptions": preempted if steps else None,
         "preemptions_per_min": per(preempted, seconds / 60),
         "recomputed_share": per(sums.num_recomputed_tokens, sums.num_prefill_tokens),
+        "recompute_tax": per(sums.recompute_ns, sums.busy_ns),
         "evictions": sums.num_evicted if steps else None,
         "waiting": per(sums.num_waiting, steps),
         "kv_used": per(sums.num_kv_used, sums.num_kv_blocks),

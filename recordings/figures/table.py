@@ -77,6 +77,8 @@ _REST = [
                "the same in a minute"),
     FigureSpec("recomputed_share", "recomputed", "share", "lower",
                "prefill tokens that were computed again after a preemption"),
+    FigureSpec("recompute_tax", "recompute tax", "share", "lower",
+               "time in steps that went into tokens computed again after a preemption"),
     FigureSpec("evictions", "evictions", "", "lower",
                "blocks of the prefix cache that were given up"),
     FigureSpec("waiting", "waiting", "", "lower", "requests in the queue, mean over steps"),

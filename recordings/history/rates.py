@@ -20,6 +20,7 @@ class Rates(NamedTuple):
     output_tokens_per_s: float | None
     num_preempted: int | None  # over the last minute, whatever the window
     preempted_s: float  # of that minute, what is in memory
+    recompute_tax: float | None  # of the time in its steps: tokens computed again
     evictions_per_s: float | None
     prefix_hit_rate: float | None  # hit / looked-up prompt tokens
     mixed_share: float | None  # of steps that held prefill and decode
@@ -53,6 +54,7 @@ def rates_of(columns: StepColumns, start_ns: int, end_ns: int) -> Rates:
         output_tokens_per_s=_ratio(columns.total("num_output_tokens", first, last), seconds),
         num_preempted=preempted[0],
         preempted_s=preempted[1],
+        recompute_tax=preempted[2],
         evictions_per_s=_ratio(columns.total("num_evicted", first, last), seconds),
         prefix_hit_rate=None if queried is None else _ratio(hit, queried),
         mixed_share=columns.num_mixed(first, last) / (last - first),
@@ -81,17 +83,21 @@ def rates_of_totals(rates: Rates, state: SessionState) -> Rates:
     )
 
 
-def _preempted(columns: StepColumns, end_ns: int) -> tuple[int | None, float]:
-    """How many in the last minute, and how much of it is in memory.
+def _preempted(columns: StepColumns, end_ns: int) -> tuple[int | None, float, float | None]:
+    """How many in the last minute, how much of it is in memory, and the recompute tax.
 
     A count, and no rate: one preemption is never several a minute.
     """
     if not columns.steps or columns.column("schedule_start_ns")[0] >= end_ns:
-        return None, 0.0
+        return None, 0.0, None
     start_ns = end_ns - round(MINUTE_S * 1e9)
     first, last = bisect_right(columns.tokens_ns, start_ns), bisect_right(columns.tokens_ns, end_ns)
     seconds = min(MINUTE_S, (end_ns - columns.column("schedule_start_ns")[0]) / 1e9)
-    return columns.total("num_preempted", first, last) if first < last else 0, seconds
+    if first == last:
+        return 0, seconds, None
+    busy_ns = _spent(columns, "schedule_start_ns", "tokens_ns", first, last)
+    tax = _ratio(columns.recompute_ns(first, last), busy_ns or 0)
+    return columns.total("num_preempted", first, last), seconds, tax
 
 
 def _budget_share(columns: StepColumns, first: int, last: int) -> float | None:

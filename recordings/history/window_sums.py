@@ -46,6 +46,7 @@ def step_sums(columns: StepColumns, start_ns: int, end_ns: int) -> Sums:
         num_preempted=total("num_preempted"),
         num_prefill_tokens=prefill,
         num_recomputed_tokens=recomputed,
+        recompute_ns=columns.recompute_ns(first, last) if has_steps else None,
         num_evicted=total("num_evicted"),
         num_waiting=total("num_waiting") or 0,
         num_kv_used=kv[0],

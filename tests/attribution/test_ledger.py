@@ -14,6 +14,10 @@ from stepscope.engine.scheduling.request import Request, RequestStatus
 from stepscope.engine.scheduling.step_plan import StepPlan
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.attribution.ledger.ledger import Ledger
+from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.figures.sums import figures_of
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from tests.attribution.test_explain import MS, Script
 from tests.support.seek_sessions import record
@@ -90,6 +94,30 @@ def test_the_recompute_tax_is_a_share_of_all_tokens_and_of_the_time_in_steps() -
     assert tax.step_ns == sum(map(step_ns, steps))
     assert tax.token_share == pytest.approx(2096 / sum(steps))
     assert tax.time_share == pytest.approx(step_ns(2113) * 2096 / 2113 / sum(map(step_ns, steps)))
+
+
+def test_the_figures_of_a_session_and_of_its_memory_have_the_tax_of_the_ledger() -> None:
+    messages = simulate(
+        seed=2,
+        num_steps=400,
+        knobs=Knobs(reserve="prompt"),
+        workload=SimulatedWorkload(rate=20.0, document_share=0.0, output_tokens=100),
+        num_blocks=128,
+        max_model_len=2032,
+    )
+    tax = ledger_of(messages).tax().time_share
+    assert tax is not None
+    assert tax > 0.01
+    history, side = History(), Side("run", SLO(), SessionState())
+    for sequence, message in messages:
+        history.append(sequence, message)
+        side.take(message)
+    figure = history.figures(None, None)["recompute_tax"]
+    assert figure == pytest.approx(figures_of(side.sums())["recompute_tax"])
+    # The figure counts whole chunks. The last one also computes the newest output token, which
+    # was not in the cache before.
+    assert tax < (figure or 0.0) < tax * 1.03
+    assert history.rates().recompute_tax == history.figures()["recompute_tax"]
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])

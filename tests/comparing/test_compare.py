@@ -383,7 +383,7 @@ def test_what_an_engine_does_not_publish_is_unknown_never_zero(
     ]
     found = compare(side_of(bare, "bare"), side_of(small_and_large[0]))
     for key in ("itl_p50", "kv_used", "kv_peak", "prefix_hit_rate", "recomputed_share",
-                "budget_used"):  # fmt: skip
+                "recompute_tax", "budget_used"):  # fmt: skip
         figure = found.figure(key)
         assert (figure.a, figure.verdict) == (None, "unknown"), key
         assert figure.b is not None, key

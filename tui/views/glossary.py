@@ -81,7 +81,7 @@ TERMS = (
     Term(
         "recompute",
         "the prefill a preempted request repeats, over its prompt and the output it had, before "
-        "it decodes again.",
+        "it decodes again. The recompute tax is its share of the time in steps.",
     ),
     Term(
         "held up",

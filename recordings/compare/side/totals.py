@@ -87,6 +87,7 @@ class RunTotals:
     num_out_tokens: int = 0
     num_prefill_tokens: int = 0
     num_recomputed_tokens: int = 0
+    recompute_ns: int = 0  # of `busy_ns`
     num_padded_tokens: int = 0
     num_preempted: int = 0
     num_arrived: int = 0
@@ -127,12 +128,15 @@ class RunTotals:
         self.num_in_tokens += num_in
         self.num_out_tokens += num_out
         self.num_prefill_tokens += prefill
-        self.num_recomputed_tokens += outcome.num_recomputed_tokens
+        busy_ns = max(0, record.tokens_ns - record.schedule_start_ns)
+        if (again := outcome.num_recomputed_tokens) and prefill + decode:
+            self.num_recomputed_tokens += again
+            self.recompute_ns += again * busy_ns // (prefill + decode)
         self.num_padded_tokens += record.num_padded_tokens or 0
         self.num_preempted += outcome.num_preempted
         self.num_arrived += outcome.num_arrived
         self.num_finished += outcome.num_finished
-        self.busy_ns += max(0, record.tokens_ns - record.schedule_start_ns)
+        self.busy_ns += busy_ns
         self.num_waiting_sum += record.num_waiting
         self.tokens_in.add(end_ns, num_in)
         self.tokens_out.add(end_ns, num_out)
@@ -175,6 +179,7 @@ class RunTotals:
             num_preempted=self.num_preempted,
             num_prefill_tokens=self.num_prefill_tokens,
             num_recomputed_tokens=self.num_recomputed_tokens if has_rows else None,
+            recompute_ns=self.recompute_ns if has_rows else None,
             num_evicted=self.num_evicted if has_kv else None,
             num_waiting=self.num_waiting_sum,
             num_kv_used=self.num_kv_used,

@@ -253,6 +253,25 @@ class StepColumns:
 
         return self._sums.total("mixed", first, last, measure) or 0
 
+    def recompute_ns(self, first: int, last: int) -> int | None:
+        """Time of the steps in a range that went into recomputed tokens; None if unknown.
+
+        The time of a step is divided by its tokens.
+        """
+        names = ("num_recomputed_tokens", "num_prefill_tokens", "num_decode_tokens")
+        columns = [self.column(name) for name in (*names, "schedule_start_ns", "tokens_ns")]
+
+        def measure(begin: int, end: int) -> int | None:
+            again = columns[0][begin:end]
+            if min(again) == _UNKNOWN:
+                return None
+            if not any(again):
+                return 0
+            rows = zip(*(column[begin:end] for column in columns), strict=True)
+            return sum(a * (done - start) // (p + d) for a, p, d, start, done in rows if a)
+
+        return self._sums.total("recompute_ns", first, last, measure)
+
     def limits(self, first: int, last: int) -> list[int]:
         """How many of the steps in a range of places each of `LIMITS` limited."""
         values = self.column("limit")[first:last]

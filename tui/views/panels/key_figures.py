@@ -25,6 +25,7 @@ _ACTIONS = (
     "screen_latency",
     "screen_latency",
     "screen_latency",
+    "previous_preemption",
     "screen_live",
 )
 
@@ -108,8 +109,17 @@ def _groups(frame: Frame, bar_width: int) -> list[Line]:
         (*_named(f"SLO {about}ttft", cut), *_kept(latency.ttft, slo.ttft_ms)),
         (*_named(f"SLO {about}itl", cut), *_kept(latency.itl, slo.itl_ms)),
         _goodput(frame, cut),
+        _recompute(frame),
         _limited(frame, cut),
     ]
+
+
+def _recompute(frame: Frame) -> Line:
+    """The share of the last minute's time in steps that preemptions cost."""
+    tax = frame.rates.recompute_tax
+    if tax is None:
+        return (("RECOMPUTE ", "muted"), ("—", "muted"))
+    return (("RECOMPUTE ", "muted"), (f"{tax:.1%}", "caution" if tax else "text"))
 
 
 def _goodput(frame: Frame, cut: str) -> Line:
