@@ -267,8 +267,11 @@ class StepColumns:
                 return None
             if not any(again):
                 return 0
-            rows = zip(*(column[begin:end] for column in columns), strict=True)
-            return sum(a * (done - start) // (p + d) for a, p, d, start, done in rows if a)
+            found = 0
+            for a, p, d, start, done in zip(*(c[begin:end] for c in columns), strict=True):
+                if a:
+                    found += a * (done - start) // (p + d)
+            return found
 
         return self._sums.total("recompute_ns", first, last, measure)
 
