@@ -13,6 +13,7 @@ from stepscope.tui.app.app import Dashboard
 from stepscope.tui.app.guards import calm_collector, shown_thread_errors
 from stepscope.tui.app.late_modules import loaded_soon
 from stepscope.tui.app.leaving import left_on_signals
+from stepscope.tui.session.tour.tour import Tour
 from stepscope.tui.settings.action_table import Action
 from stepscope.tui.settings.actions import ACTIONS
 from stepscope.tui.settings.log_file import logged_to_file
@@ -48,6 +49,7 @@ def run_dashboard(
     compared: tuple[Origin, Origin, Align] | None = None,
     news: Callable[[], str | None] | None = None,
     rules: Sequence[Rule] = (),
+    tour: Tour | None = None,
 ) -> None:
     """Run the dashboard in this terminal until the operator quits. Blocks.
 
@@ -75,6 +77,7 @@ def run_dashboard(
         compared: two runs to be compared, and how they are aligned; they are shown to begin with.
         rules: watched on a live engine; one that fires shows a line, rings the bell, sets a mark.
         news: called in every frame; returns a notice for the operator, or None.
+        tour: shown above the screen, with keys of its own.
 
     Raises:
         SystemExit: the application itself broke, and has printed how, or a signal ended it. A
@@ -104,6 +107,8 @@ def run_dashboard(
         app.compare(*compared)
     if news is not None:
         app.main.news = news
+    if tour is not None:
+        app.session.begin_tour(tour)
     if why_ascii is not None:
         key = app.session.abilities.key("glyphs")
         text = f"ASCII characters only: {why_ascii}; {key} or --no-ascii draws blocks anyway"

@@ -1,6 +1,7 @@
 """The main screen: it turns keys and mouse into actions and draws at frame time.
 
 May import: recordings.history, tui.screens.drawing, tui.screens.handlers, tui.session,
-  tui.session.control, tui.session.time, tui.settings, tui.views, tui.views.frame.
+  tui.session.control, tui.session.time, tui.session.tour, tui.settings, tui.views,
+  tui.views.frame.
 What an action does goes into `handlers`, what opens above the screen into `overlays`.
 """

@@ -20,6 +20,7 @@ from stepscope.tui.screens.failures import Failures
 from stepscope.tui.screens.handlers.handlers import Handlers, bindings
 from stepscope.tui.screens.handlers.mouse import Mouse
 from stepscope.tui.screens.seeking import Seeking
+from stepscope.tui.screens.tour_watch import TourWatch
 from stepscope.tui.session.control.operator import Operator
 from stepscope.tui.session.session import Session
 from stepscope.tui.session.time.navigator import Navigator, replay_of
@@ -72,6 +73,7 @@ class MainScreen(Screen[None]):
         self.meter = FrameMeter(session.clock)
         self._replay = replay_of(session.source)
         self.scene = Scene(session, self.view, self.canvas)
+        self._tour = TourWatch(session, self.view)
         self._timer: Timer | None = None
         self._seeking = Seeking(self._replay, session.clock, self.draw, self.call_later)
         self._is_put_off = False  # all of it is to be written with the next picture
@@ -225,6 +227,7 @@ class MainScreen(Screen[None]):
         canvas = self.canvas
         if not canvas.places:
             return
+        self._tour.look(self.session.history)
         if canvas.page != self.view.page:
             canvas.place(self.size, self.view.page)
             self.notices.leave_place()

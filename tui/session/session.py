@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stepscope.recordings.alerts.rule import Rule
@@ -14,6 +14,7 @@ from stepscope.tui.session.control.engine_link import EngineLink
 from stepscope.tui.session.export.desk import ExportDesk
 from stepscope.tui.session.recording.record_switch import RecordSwitch
 from stepscope.tui.session.recording.record_switches import RecordSwitches
+from stepscope.tui.session.tour.tour import Tour
 from stepscope.tui.settings.actions import Abilities
 from stepscope.tui.settings.log_file import log_path
 from stepscope.tui.settings.preferences import Preferences, Value
@@ -41,11 +42,17 @@ class Session:
     log_file: Path = field(default_factory=log_path)
     clock: Callable[[], float] = time.monotonic
     rules: Sequence[Rule] = ()
+    tour: Tour | None = None
     background_error: str | None = None  # of a thread that died, in one line
     alerts: AlertDesk = field(init=False)
 
     def __post_init__(self) -> None:
         self.alerts = AlertDesk(self.source, self.rules, self.clock)
+
+    def begin_tour(self, tour: Tour) -> None:
+        """Show a tour, and allow its keys."""
+        self.tour = tour
+        self.abilities = replace(self.abilities, has=self.abilities.has | {"tour"})
 
     def prefer(self, name: str, value: Value) -> None:
         """Keep a choice for the next session, if it is kept."""

@@ -33,7 +33,7 @@ WHERE: dict[Where, str] = {
 }
 NO_KEY = "no key"
 # What must be there for an action to make sense.
-Need: TypeAlias = Literal["engine", "recorder", "replay", "live"]
+Need: TypeAlias = Literal["engine", "recorder", "replay", "live", "tour"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +223,10 @@ _ACTIONS: tuple[Action, ...] = (
            elsewhere=(("replay", "put a mark with a note at this step; it lasts until you leave "
            "the replay"),)),
     # global
+    Action("tour_next", ("tab",), "Go on", "in the tour: go on", "global", footer=1,
+           needs=frozenset({"tour"})),
+    Action("tour_again", ("shift+tab",), "Again", "in the tour: back to the beginning of the chapter, then "
+           "to the chapter before", "global", needs=frozenset({"tour"})),
     Action("help", ("question_mark", "f1"), "Help", "the keys and the legend", "global",
            footer=20),
     Action("palette", ("ctrl+p",), "Palette", "find an action by name", "global", footer=21),

@@ -78,6 +78,8 @@ class Abilities:
         """One line on why an action is not allowed."""
         if action.changes_engine and self.readonly:
             return f"{action.shown} changes the engine, and this dashboard is --readonly"
+        if "tour" in action.needs:
+            return f"{action.shown} is for 'stepscope tour'"
         if "replay" in action.needs:
             return f"{action.shown} is for replays: this is a live engine"
         return f"{action.shown} needs a live engine: this is a recording"

@@ -10,8 +10,23 @@ WIDE_WIDTH = 160  # from here on with the right rail
 RAIL_WIDTH = 60
 
 
-def plan(width: int, height: int, page: Page = "live") -> dict[str, Region]:
+def plan(width: int, height: int, page: Page = "live", strip: int = 0) -> dict[str, Region]:
     """View -> region, for the views that are shown at this size. Regions never overlap.
+
+    Args:
+        strip: rows of a strip above the screen, for the tour.
+    """
+    if not strip or width < MIN_WIDTH or height - strip < MIN_HEIGHT:
+        return _screen(width, height, page)
+    below = {
+        name: each.translate((0, strip))
+        for name, each in _screen(width, height - strip, page).items()
+    }
+    return {"tour": Region(0, 0, width, strip), **below}
+
+
+def _screen(width: int, height: int, page: Page) -> dict[str, Region]:
+    """The views of one screen.
 
     Every screen but the main one is a single view between the key figures and the scrub bar; those
     of several engines and of two runs have neither of these.

@@ -5,6 +5,7 @@ May import: engine.adapters.metrics, engine.client, engine.models.cache, engine.
   recordings.compare.side, recordings.compare.statistics, recordings.export, recordings.figures,
   recordings.file, recordings.fleets, recordings.history, recordings.live, recordings.replay,
   recordings.samples, recordings.state.series, tui.app, tui.cli.shared, tui.screens.start,
-  tui.session, tui.session.control, tui.settings, tui.views, tui.views.frame, tui.views.pages.
+  tui.session, tui.session.control, tui.session.tour, tui.settings, tui.views, tui.views.frame,
+  tui.views.pages.
 One module a command.
 """

@@ -10,6 +10,7 @@ from stepscope.recordings.history.history import MAX_BYTES, MAX_STEPS, History
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.session.live_source import LiveSource, control_of
+from stepscope.tui.session.tour.tour import Tour
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.preferences import Preferences
 from stepscope.tui.settings.settings import (
@@ -48,11 +49,12 @@ def run_live(
     fleet: Fleet | None = None,
     keeps_levels: bool = True,
     news: Callable[[], str | None] | None = None,
+    tour: Tour | None = None,
 ) -> None:
     """The dashboard of a source that has been started, until the operator leaves it.
 
     Args:
-        news: as in `run_dashboard`.
+        news, tour: as in `run_dashboard`.
     """
     # Textual is imported here so that the error for a wrong endpoint comes at once.
     from stepscope.tui.app.run import run_dashboard
@@ -65,6 +67,7 @@ def run_live(
         fleet=fleet,
         news=news,
         rules=load_alerts(),
+        tour=tour,
         **dashboard_options(settings, keeps_levels),
     )
 

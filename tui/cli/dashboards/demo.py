@@ -117,7 +117,7 @@ def demo(
         _check_writable("--record", record)
     cut_short: str | None = None
     stop = StopSignals(signal.SIGINT, signal.SIGTERM)
-    with _ending_on_signals(), Progress() as progress, ExitStack() as until_the_engine_ended:
+    with ending_on_signals(), Progress() as progress, ExitStack() as until_the_engine_ended:
         progress("starting the engine", None)
         with EngineProcess(
             *_engine(model, with_tokens, simulated, lambda line: progress(line, None))
@@ -133,7 +133,7 @@ def demo(
                 until_the_engine_ended.enter_context(stop)
             source.start()
             try:
-                _wait_until_live(engine, source, stop)
+                wait_until_live(engine, source, stop)
                 _set_workload(engine, workload)
                 if headless:
                     seconds = seconds or HEADLESS_SECONDS
@@ -141,7 +141,7 @@ def demo(
                 else:
                     progress.close()
                     say(*_load_lines(workload, costs))
-                    news = _News(engine)
+                    news = EngineNews(engine)
                     run_live(source, settings, recorder, keeps_levels=False, news=news)
             finally:
                 source.stop()
@@ -225,7 +225,7 @@ def _options(model: str, with_tokens: bool) -> dict[str, KnobValue]:
 
 
 @contextmanager
-def _ending_on_signals() -> Iterator[None]:
+def ending_on_signals() -> Iterator[None]:
     """SIGTERM and a terminal that goes away end the command the way Ctrl-C does: by cleaning up.
 
     Ctrl-C does so even where it was ignored at the start, as in the background of a script.
@@ -261,7 +261,7 @@ def _load_lines(workload: WorkloadSpec, costs: StepCosts | None) -> Iterator[str
         yield f"engine     {in_words(costs)}"
 
 
-def _wait_until_live(engine: EngineProcess, source: Subscriber, stop: StopSignals) -> None:
+def wait_until_live(engine: EngineProcess, source: Subscriber, stop: StopSignals) -> None:
     """The source receives, so that the session begins with the first request."""
     deadline_s = time.monotonic() + _JOIN_S
     while source.status != "live":
@@ -272,7 +272,7 @@ def _wait_until_live(engine: EngineProcess, source: Subscriber, stop: StopSignal
             return
 
 
-class _News:
+class EngineNews:
     """The next notice for the operator; called in every frame."""
 
     def __init__(self, engine: EngineProcess) -> None:
@@ -283,7 +283,7 @@ class _News:
         if self._has_reported_end or self._engine.exit_code is None:
             return None
         self._has_reported_end = True
-        return "the demo's engine has ended for good"
+        return "the engine has ended for good"
 
 
 def _set_workload(engine: EngineProcess, workload: WorkloadSpec) -> None:

@@ -75,6 +75,27 @@ def demo(
     command.demo(model, headless, seconds, record, screenshot, flags, with_tokens, rate, simulated)
 
 
+@commands.command(epilog=example("stepscope tour", "stepscope tour 4"))
+@with_options("dashboard")
+def tour(
+    chapter: Annotated[
+        int | None,
+        typer.Argument(
+            metavar="CHAPTER",
+            help="a step, the batch, the budget, a freeze, chunks, the knee, KV blocks, prefix "
+            "hits, preemption, a late token: 1 to 10 (default: where you left it)",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    flags: dict[str, Any],
+) -> None:
+    """Learn how serving works, on a live engine."""
+    from stepscope.tui.cli.dashboards import tour as command
+
+    command.tour(chapter, flags)
+
+
 @commands.command(
     epilog=example(
         "stepscope top",

@@ -9,6 +9,7 @@ from textual.widget import Widget
 
 from stepscope.tui.screens.drawing.changed_lines import PlacedLine
 from stepscope.tui.session.session import Session
+from stepscope.tui.session.tour.tour import TourPage
 from stepscope.tui.settings.log_file import see_log
 from stepscope.tui.settings.page_names import Page
 from stepscope.tui.views import layout
@@ -25,6 +26,7 @@ from stepscope.tui.views.panels import (
     key_figures,
     knob_panel,
     latency_panel,
+    tour_strip,
 )
 from stepscope.tui.views.theme import Skin
 
@@ -55,8 +57,9 @@ _VIEWS: Mapping[str, _View] = {
     "events": _View(event_list.draw),
     "scrub": _View(scrub_bar.draw),
 }
+_MARKED = {"frame": "mark"}  # of the panel that the tour points at
 # Of all that has a place on a screen; the others are drawn from more than a frame.
-NAMES = ("header", *_VIEWS, "knobs", "notice", "footer", "page", "too_small")
+NAMES = ("tour", "header", *_VIEWS, "knobs", "notice", "footer", "page", "too_small")
 
 
 class Canvas:
@@ -75,6 +78,7 @@ class Canvas:
         self._small: list[Line] = []
         self._broken: dict[str, str] = {}  # views that failed when they were drawn last
         self._logged: set[str] = set()
+        self._marked: str | None = None
 
     @property
     def is_too_small(self) -> bool:
@@ -93,7 +97,8 @@ class Canvas:
     def place(self, size: Size, page: Page) -> None:
         """Put the widgets where they belong on a screen of this size."""
         self.size, self.page = size, page
-        self.places = layout.plan(size.width, size.height, page)
+        strip = 0 if self._session.tour is None else tour_strip.HEIGHT
+        self.places = layout.plan(size.width, size.height, page, strip)
         self._broken.clear()
         for name, widget in self.widgets.items():
             region = self.places.get(name)
@@ -153,6 +158,8 @@ class Canvas:
             self._small = lines[-self.size.height :]
             self.widgets["too_small"].put(self._small)
             return
+        if self._session.tour is not None:
+            self._show("tour", self._tour_lines, self._session.tour.page)
         page = self.places.get("page")
         if page is not None and everything:
             self._show("page", PAGE_VIEWS[self.page].draw, frame, page.width, page.height)
@@ -187,7 +194,31 @@ class Canvas:
             lines = [((" ? this could not be drawn", "caution"),)]
         else:
             self._broken.pop(name, None)
+        if name == self._marked:
+            lines = [
+                tuple((text, _MARKED.get(style, style)) for text, style in line) for line in lines
+            ]
         self.widgets[name].put(lines)
+
+    def _tour_lines(self, page: TourPage) -> list[Line]:
+        """The strip of the tour; the panel it points at is drawn marked from now on."""
+        self._marked = next((name for name in page.panels if name in self.places), None)
+        key = self._session.abilities.key
+        names = {each.id: each.key for each in self._session.abilities.actions}
+        title = f"tour {page.number}/{page.total}  {page.title}"
+        if page.number > page.total:
+            title = f"tour  {page.title}"
+        keys = ((key("tour_next"), "go on"), (key("tour_again"), "again"), (key("quit"), "leave"))
+        text = page.text.format_map(names)
+        return tour_strip.draw(
+            title,
+            page.part,
+            text,
+            keys,
+            self.size.width,
+            is_tried=page.is_tried,
+            is_held=page.is_held,
+        )
 
     def _draw_rest(self, frame: Frame, pending: str, following: bool) -> None:
         abilities = self._session.abilities

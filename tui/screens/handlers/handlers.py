@@ -14,6 +14,7 @@ from stepscope.tui.screens.handlers.page_handlers import PageHandlers
 from stepscope.tui.screens.handlers.session_handlers import SessionHandlers
 from stepscope.tui.screens.handlers.stage import Looks, Stage
 from stepscope.tui.screens.handlers.svg_picture import svg
+from stepscope.tui.screens.handlers.tour_handlers import TourHandlers
 from stepscope.tui.session.control.operator import Operator
 from stepscope.tui.session.session import Session
 from stepscope.tui.session.time.navigator import Navigator, replay_of
@@ -104,6 +105,7 @@ class Handlers:
     ) -> Mapping[str, Callable[[], None]]:
         """Action id -> what to do. Every action of the table is in it."""
         session, view = self._session, self._view
+        tour = TourHandlers(session, view)
         return {
             **{f"screen_{page}": partial(self.pages.show, page) for page in PAGES},
             "pause": navigator.pause,
@@ -153,6 +155,8 @@ class Handlers:
             "export": self.opening.export,
             "keep_steps": self.opening.keep_steps,
             "mark": self.opening.mark,
+            "tour_next": tour.go_on,
+            "tour_again": tour.again,
             "help": self.opening.help_,
             "palette": self.opening.palette,
             "theme": self._looks.theme,

@@ -1,0 +1,103 @@
+"""The tour: every chapter can be read, done, tried, left and resumed."""
+
+import re
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.engine.protocol.config import Knobs
+from stepscope.tui.session.tour.bookmark import bookmark, keep_bookmark
+from stepscope.tui.session.tour.chapters import CHAPTERS, Budget, Chapter
+from stepscope.tui.session.tour.tour import Tour
+from stepscope.tui.settings.actions import ACTIONS
+from stepscope.tui.views.panels import tour_strip
+
+KEYS = {action.id: action.key for action in ACTIONS}
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.title)
+def test_each_text_fits_the_smallest_screen_and_names_keys_that_exist(chapter: Chapter) -> None:
+    for text in (chapter.before, chapter.question, chapter.answer):
+        lines = textwrap.wrap(text.format_map(KEYS), 80 - 2)
+        assert len(lines) < tour_strip.HEIGHT, text
+    assert "Next: " in chapter.before
+    assert "Question: " in chapter.question
+    assert "Try: " in chapter.answer
+
+
+def test_every_budget_of_the_tour_is_one_that_the_knob_allows() -> None:
+    budgets = [act.tokens for each in CHAPTERS for act in each.acts if isinstance(act, Budget)]
+    assert [Knobs(max_num_batched_tokens=tokens).max_num_batched_tokens for tokens in budgets]
+
+
+def test_the_acts_come_with_the_question_and_what_is_tried_counts_with_the_answer() -> None:
+    done: list[Any] = []
+    kept: list[int] = []
+    tour = Tour(done.append, lambda: None, kept.append, first=2)
+    assert (tour.page.number, tour.page.part, done) == (3, "before", [])
+    tour.go_on()
+    assert (tour.page.part, done) == ("question", [CHAPTERS[2].acts])
+    tour.note(["budget"])
+    tour.go_on()
+    assert not tour.page.is_tried
+    tour.note(["budget"])
+    assert tour.page.is_tried
+    tour.go_on()
+    assert (tour.page.number, tour.page.part, kept) == (4, "before", [3])
+    tour.again()
+    assert (tour.page.number, kept) == (3, [3, 2])
+    tour.go_on()
+    tour.again()
+    assert (tour.page.number, tour.page.part) == (3, "before")
+
+
+def test_the_place_is_kept_and_anything_else_in_the_file_begins_at_the_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert bookmark(10) == 0
+    keep_bookmark(4)
+    assert bookmark(10) == 4
+    assert bookmark(3) == 0
+    (tmp_path / "stepscope" / "tour.json").write_text("[]")
+    assert bookmark(10) == 0
+
+
+def test_the_tour_runs_to_its_end_in_a_terminal_and_resumes_where_it_was_left(
+    terminal: Callable[..., Any], tmp_path: Path
+) -> None:
+    state = {"XDG_STATE_HOME": str(tmp_path), "STEPSCOPE_CONFIG": "none"}
+    command = (sys.executable, "-m", "stepscope.tui.cli", "tour")
+    screen = terminal(*command, columns=80, rows=24, **state)
+    for number, chapter in enumerate(CHAPTERS, 1):
+        title = re.escape(f"tour {number}/10  {chapter.title}")
+        screen.wait_for(f"{title}  what comes", 90.0)
+        screen.send("\t")
+        held = r".*the picture is held" if chapter.is_held else ""
+        screen.wait_for(f"{title}  look{held}", 60.0)
+        screen.send("\t")
+        screen.wait_for(f"{title}  try")
+        if number == 1:
+            screen.wait_for(r"RUN 2/16")
+            assert "● done" not in screen.text()
+            screen.send(" ")
+            screen.wait_for("● done")
+        screen.send("\t")
+        if number == 3:
+            screen.wait_for("tour 4/10")
+            screen.send("q")
+            assert screen.wait_for_exit() == 0
+            screen = terminal(*command, columns=120, rows=40, **state)
+    screen.wait_for("That was the tour")
+    screen.send("q")
+    assert screen.wait_for_exit() == 0
+
+
+def test_a_chapter_that_there_is_not_is_refused(stepscope: Callable[..., Any]) -> None:
+    done = stepscope("tour", "11")
+    assert done.exit_code == 2
+    assert "CHAPTER: expected 1 to 10, got 11" in done.stderr

@@ -1,0 +1,33 @@
+"""`TourWatch`: stops the picture for the tour, and sees what the person has tried."""
+
+from stepscope.recordings.history.history import History
+from stepscope.tui.session.session import Session
+from stepscope.tui.session.tour.tried import tried
+from stepscope.tui.views.view import View
+
+
+class TourWatch:
+    """Looks at a screen before each picture; does nothing without a tour."""
+
+    def __init__(self, session: Session, view: View) -> None:
+        self._session = session
+        self._view = view
+
+    def look(self, history: History) -> None:
+        tour = self._session.tour
+        if tour is None:
+            return
+        if tour.wants_hold:
+            self._hold(history)
+        tour.note(tried(self._view, history.state.knobs, tour.held_step))
+
+    def _hold(self, history: History) -> None:
+        """Stop the picture where the last prompt of the chapter ended."""
+        tour, view = self._session.tour, self._view
+        request_id, last = (None if tour is None else tour.ended()), history.last_step
+        if tour is None or request_id is None or last is None:
+            return
+        if (end := history.end_of(request_id, last)) is not None:
+            # In the step before it still has its blocks.
+            tour.held_step = view.cursor = view.right = max(history.first_step or 0, end.step - 1)
+            view.selected = request_id

@@ -1,0 +1,5 @@
+"""The tour: a lesson in the dashboard, on a live engine.
+
+May import: engine.client, engine.protocol, engine.transport, tui.views.
+A new chapter is an entry in `chapters.py`.
+"""

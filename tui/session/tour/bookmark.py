@@ -1,0 +1,32 @@
+"""The chapter at which the tour was left, kept between sessions."""
+
+import json
+import logging
+from pathlib import Path
+
+import platformdirs
+
+log = logging.getLogger("stepscope.tui")
+
+
+def bookmark_path() -> Path:
+    return platformdirs.user_state_path("stepscope") / "tour.json"
+
+
+def bookmark(num_chapters: int) -> int:
+    """The chapter to begin with, from 0; 0 if none was kept."""
+    try:
+        chapter = int(json.loads(bookmark_path().read_text("utf-8"))["chapter"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return 0
+    return chapter if 0 <= chapter < num_chapters else 0
+
+
+def keep_bookmark(chapter: int) -> None:
+    """Remember a chapter; that it cannot be written is only logged."""
+    path = bookmark_path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"chapter": chapter}), "utf-8")
+    except OSError as error:
+        log.warning("the place in the tour is not kept: %s", error)

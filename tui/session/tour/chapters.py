@@ -1,0 +1,227 @@
+"""`CHAPTERS`: what each chapter of the tour says, does and asks.
+
+A text has at most three lines of 78 characters. `{id}` stands for the key of an action.
+"""
+
+from typing import Literal, NamedTuple, TypeAlias
+
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
+
+
+class Load(NamedTuple):
+    """The engine's own workload from now on; None: none."""
+
+    workload: WorkloadSpec | None
+
+
+class Budget(NamedTuple):
+    """Set `max_num_batched_tokens`."""
+
+    tokens: int
+
+
+class Prompt(NamedTuple):
+    """Send a prompt of made-up tokens; equal seeds are equal prompts."""
+
+    name: str
+    num_tokens: int
+    seed: int
+    max_tokens: int = 12
+    waits: bool = False  # for its last token, before the next act
+
+
+Act: TypeAlias = Load | Budget | Prompt
+# What the person is invited to do: hold or move in time, open a screen, change a knob, look closer.
+Try: TypeAlias = Literal["time", "request", "budget", "columns", "owners", "leave"]
+
+
+class Chapter(NamedTuple):
+    """One chapter, in three parts.
+
+    Attributes:
+        before: what will happen.
+        acts: what the tour then does.
+        question: where to look, and what to find out there.
+        answer: what there was to see, and what to try.
+        tries: that it was tried.
+        panels: to be marked: the first of them that is on the screen.
+        page: the screen to show; the main one if not given.
+        is_held: the picture stops where the last prompt ended, so that it can be looked at.
+    """
+
+    title: str
+    before: str
+    acts: tuple[Act, ...]
+    question: str
+    answer: str
+    tries: Try
+    panels: tuple[str, ...] = ("lanes",)
+    page: Literal["live", "kv", "latency"] = "live"
+    is_held: bool = False
+
+
+SMALL, LARGE = 64, 1024  # token budgets
+_LONG = 900  # tokens of a long prompt
+
+
+def _chats(number: int) -> Load:
+    return Load(
+        WorkloadSpec(
+            rate=100.0,
+            document_share=0.0,
+            chat_tokens=32,
+            output_tokens=200,
+            max_concurrency=number,
+        )
+    )
+
+
+_DOCUMENTS = Load(
+    WorkloadSpec(
+        rate=100.0,
+        document_share=0.7,
+        chat_tokens=96,
+        document_tokens=_LONG,
+        output_tokens=300,
+        max_concurrency=14,
+    )
+)
+
+CHAPTERS = (
+    Chapter(
+        "A step",
+        "An engine works in steps. In each step the model runs once, for all requests together. "
+        "Next: two short chats.",
+        (Budget(SMALL), _chats(2)),
+        "Each row is a request, each column a step, each ━ a token. "
+        "Question: how many steps does the engine make in a second?",
+        "The first line says it: steps/s. Try: {pause} holds the picture, {step_back} and "
+        "{step_forward} go from step to step, {live} follows the engine again.",
+        "time",
+    ),
+    Chapter(
+        "The batch",
+        "The requests of one step are its batch. Next: six chats at once.",
+        (Budget(SMALL), _chats(6)),
+        "In every step each running request gets one token. "
+        "Question: how many tokens does one step make now? Compare steps/s with before.",
+        "As many as requests run: RUN in the second line. One pass over the weights serves all of "
+        "them. Try: {lane_down} selects a request, {inspect} shows its life, {back} returns.",
+        "request",
+    ),
+    Chapter(
+        "The budget",
+        "A step computes at most max_num_batched_tokens tokens: its budget, 64 here. "
+        "Next: a prompt of 900 tokens joins the chats.",
+        (Budget(SMALL), _chats(6), Prompt("long", _LONG, seed=3, waits=True)),
+        "▓ and ▒ are its chunks. Decodes come first, the prompt gets the rest of each budget. "
+        "Question: over how many steps is it spread?",
+        "About 900 / (64 - 6) = 16 steps. Try: {budget} opens the budget; type 128 and press "
+        "Enter. Then {tour_again} and {tour_next} send the prompt once more, at 64.",
+        "budget",
+        ("chart", "lanes"),
+        is_held=True,
+    ),
+    Chapter(
+        "A freeze",
+        "A budget of 1,024 lets the whole prompt into one step. "
+        "Next: that budget, and another prompt of 900 tokens.",
+        (Budget(LARGE), _chats(6), Prompt("whole", _LONG, seed=4, waits=True)),
+        "The prompt needs one long step, and all chats wait for it. "
+        "Question: which mark under the chart says that their tokens came late?",
+        "The !: a token of that step broke its service level. Try: {axis} makes columns equal in "
+        "time, and each chat has a gap. {worst} goes to the worst stall in memory.",
+        "columns",
+        ("chart", "lanes"),
+        is_held=True,
+    ),
+    Chapter(
+        "Chunks",
+        "With a small budget the prompt is cut into chunks. "
+        "Next: budget 64 again, and another prompt of 900 tokens.",
+        (Budget(SMALL), _chats(6), Prompt("chunked", _LONG, seed=5, waits=True)),
+        "The chats go on beside the chunks: each column has their ━. "
+        "Question: what does the prompt pay for that?",
+        "Its first token comes later (TTFT); in return no chat waits long (ITL). Every budget is "
+        "such a trade. Try: choose another one with {budget}.",
+        "budget",
+        is_held=True,
+    ),
+    Chapter(
+        "The knee",
+        "Which budget is good? Next: three prompts of 900 tokens, with budgets of 16, 64 and 256. "
+        "It takes some seconds.",
+        (
+            _chats(6),
+            Budget(16),
+            Prompt("budget-16", _LONG, seed=6, max_tokens=1, waits=True),
+            Budget(64),
+            Prompt("budget-64", _LONG, seed=7, max_tokens=1, waits=True),
+            Budget(256),
+            Prompt("budget-256", _LONG, seed=8, max_tokens=1, waits=True),
+            Budget(SMALL),
+        ),
+        "◆ marks each change of the budget. "
+        "Question: how many steps does each of the three prompts take, and how long are they?",
+        "Small chunks waste the fixed cost of a step. Beyond the knee, larger ones only make it "
+        "longer. Try: {axis} makes columns equal in time, {zoom_out} shows more of it.",
+        "columns",
+        ("chart", "lanes"),
+        is_held=True,
+    ),
+    Chapter(
+        "KV blocks",
+        "The keys and values of all tokens stay in memory, in blocks of 16 tokens. "
+        "Next: the map of all blocks, while six chats and a long prompt run.",
+        (Budget(SMALL), _chats(6), Prompt("blocks", _LONG, seed=9, waits=True)),
+        "Each cell stands for some blocks: used, cached or empty. "
+        "Question: how many blocks does the prompt of 900 tokens fill?",
+        "900 / 16: 57, and one more after each 16 tokens of its answer. "
+        "Try: {sort} shows which request owns which blocks.",
+        "owners",
+        ("page",),
+        "kv",
+        is_held=True,
+    ),
+    Chapter(
+        "Prefix hits",
+        "Blocks of an ended request stay in the cache until others need them. "
+        "Next: one prompt of 900 tokens, and then the same prompt again.",
+        (
+            Budget(SMALL),
+            _chats(4),
+            Prompt("first", _LONG, seed=10, max_tokens=4, waits=True),
+            Prompt("again", _LONG, seed=10, waits=True),
+        ),
+        "░ are prompt tokens that the cache had. The second prompt is the selected row. "
+        "Question: how many of its tokens were computed?",
+        "Only those after the last full block: its first token comes almost at once. "
+        "Try: {inspect} shows its life, with its TTFT.",
+        "request",
+        is_held=True,
+    ),
+    Chapter(
+        "Preemption",
+        "If no block is free, a running request gives up its blocks and waits. "
+        "Next: more long documents than the memory holds.",
+        (Budget(SMALL), _DOCUMENTS),
+        "Watch KV fill up; then ✗ marks a preempted request. It takes some seconds. "
+        "Question: what must it do when it comes back?",
+        "Compute its prompt and its output again. No stream gets a token from that. "
+        "Try: {previous_preemption} goes to a preemption, {live} follows the engine again.",
+        "time",
+    ),
+    Chapter(
+        "Why was this token late?",
+        "Each late token has a cause. "
+        "Next: the list of all tokens that came later than their service level.",
+        (Budget(SMALL), _DOCUMENTS),
+        "A row is a late token: its step, its request, how long it took, and why. "
+        "Question: which cause is the most frequent?",
+        "A prompt beside it, the queue, or a preemption: you saw each of them happen. "
+        "Try: {lane_down} selects a row, {inspect} goes to its step.",
+        "leave",
+        ("page",),
+        "latency",
+    ),
+)

@@ -1,0 +1,103 @@
+"""`Director`: carries out the acts of the tour on the engine, on a thread of its own."""
+
+import queue
+import threading
+import time
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.protocol.commands import Output, SetWorkload, Submit, Submitted
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.tui.session.tour.chapters import Act, Budget, Load, Prompt
+
+_WHO = "stepscope tour"
+_ANSWER_S = 120.0  # for a prompt that is waited for
+_JOIN_S = 1.0  # for the first requests of a workload
+_IDLE_S = 30.0
+
+
+class Director:
+    """Does one list of acts after another; a new list ends the one before."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._lists: queue.SimpleQueue[tuple[Act, ...] | None] = queue.SimpleQueue()
+        self._errors: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._ended: int | None = None
+        self._thread = threading.Thread(target=self._run, name="tour", daemon=True)
+
+    def __enter__(self) -> "Director":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lists.put(None)
+        self._thread.join()
+
+    def do(self, acts: tuple[Act, ...]) -> None:
+        self._ended = None
+        self._lists.put(acts)
+
+    @property
+    def ended(self) -> int | None:
+        """The request that was waited for last, once all acts of the newest list are done."""
+        return self._ended
+
+    def news(self) -> str | None:
+        """Why an act failed; each once."""
+        return None if self._errors.empty() else self._errors.get()
+
+    def _run(self) -> None:
+        with ControlClient(self._endpoint) as client:  # its requests end with it
+            while True:
+                try:
+                    acts = self._lists.get(timeout=_IDLE_S)
+                except queue.Empty:
+                    client.idle()
+                    continue
+                if acts is None:
+                    return
+                try:
+                    self._do(client, acts)
+                except (CommandRefused, EngineUnreachable) as error:
+                    self._errors.put(f"the tour could not go on: {error}")
+
+    def _do(self, client: ControlClient, acts: tuple[Act, ...]) -> None:
+        ended: int | None = None
+        for act in acts:
+            if not self._lists.empty():
+                return
+            if isinstance(act, Load):
+                client.ask(SetWorkload(workload=act.workload, who=_WHO))
+                self._rest(_JOIN_S)
+            elif isinstance(act, Budget):
+                client.set_knobs({"max_num_batched_tokens": act.tokens}, who=_WHO)
+            else:
+                ended = self._send(client, act)
+        self._ended = ended
+
+    def _rest(self, seconds: float) -> None:
+        end_s = time.monotonic() + seconds
+        while self._lists.empty() and time.monotonic() < end_s:
+            time.sleep(0.05)
+
+    def _send(self, client: ControlClient, prompt: Prompt) -> int | None:
+        """Returns the request, if it was waited for."""
+        token_ids = [
+            (prompt.seed * 7919 + n * n * 31 + n) % 199 + 1 for n in range(prompt.num_tokens)
+        ]
+        sampling = SamplingParams(max_tokens=prompt.max_tokens, ignore_eos=True)
+        submitted = client.ask(
+            Submit(
+                client_id=prompt.name, prompt_token_ids=token_ids, sampling=sampling, stream=False
+            )
+        )
+        assert isinstance(submitted, Submitted)
+        deadline_s = time.monotonic() + _ANSWER_S
+        while prompt.waits and self._lists.empty() and time.monotonic() < deadline_s:
+            received = client.receive(0.1)
+            reply = None if received is None else received[1]
+            if isinstance(reply, Output) and reply.request_id == submitted.request_id:
+                return submitted.request_id
+        return None

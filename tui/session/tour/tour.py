@@ -1,0 +1,115 @@
+"""`Tour`: where the person is in the tour, and what it says there."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from stepscope.tui.session.tour.chapters import CHAPTERS, Act, Chapter, Try
+
+_PARTS = ("before", "question", "answer")
+_END = (
+    "That was the tour. {quit} leaves, {tour_again} goes back. Next: 'stepscope demo' runs freely, "
+    "'stepscope top' shows your own engine, 'stepscope lab' measures what you saw."
+)
+
+
+class TourPage(NamedTuple):
+    """What the tour shows now.
+
+    Attributes:
+        number: of the chapter, from 1; `total` + 1 at the end.
+        is_tried: the person has done what was to be tried.
+        is_held: the picture stopped where it happened.
+    """
+
+    number: int
+    total: int
+    title: str
+    part: str
+    text: str
+    panels: Sequence[str]
+    is_tried: bool
+    is_held: bool
+
+
+class Tour:
+    """The chapters, each in three parts.
+
+    Args:
+        do: carries out the acts of a chapter.
+        ended: the request that was waited for last, once all acts are done.
+        keep: remembers the chapter for the next time; from 0.
+        first: the chapter to begin with, from 0.
+    """
+
+    def __init__(
+        self,
+        do: Callable[[tuple[Act, ...]], None],
+        ended: Callable[[], int | None],
+        keep: Callable[[int], None],
+        first: int = 0,
+        chapters: Sequence[Chapter] = CHAPTERS,
+    ) -> None:
+        self._do = do
+        self._keep = keep
+        self.ended = ended
+        self._chapters = chapters
+        self._number = first
+        self._part = 0
+        self._tried: set[Try] = set()
+        self.held_step: int | None = None  # at which the picture was stopped
+
+    @property
+    def chapter(self) -> Chapter | None:
+        """The current one; None at the end."""
+        return self._chapters[self._number] if self._number < len(self._chapters) else None
+
+    @property
+    def page(self) -> TourPage:
+        chapter, total = self.chapter, len(self._chapters)
+        if chapter is None:
+            return TourPage(
+                total + 1, total, "The end", "", _END, (), is_tried=False, is_held=False
+            )
+        part = _PARTS[self._part]
+        is_tried = part == "answer" and chapter.tries in self._tried
+        panels = chapter.panels if part == "question" else ()
+        text = getattr(chapter, part)
+        is_held = self.held_step is not None
+        return TourPage(
+            self._number + 1, total, chapter.title, part, text, panels, is_tried, is_held
+        )
+
+    @property
+    def wants_hold(self) -> bool:
+        """The picture is to stop once the acts of this chapter are done."""
+        chapter = self.chapter
+        is_asking = self._part == _PARTS.index("question")
+        return chapter is not None and chapter.is_held and is_asking and self.held_step is None
+
+    def go_on(self) -> None:
+        """To the next part; the acts come with the question."""
+        chapter = self.chapter
+        if chapter is None:
+            return
+        self._tried.clear()
+        self._part += 1
+        if self._part == 1:
+            self.held_step = None
+            self._do(chapter.acts)
+        elif self._part == len(_PARTS):
+            self._begin(self._number + 1)
+
+    def again(self) -> None:
+        """To the beginning of this chapter; from there to the chapter before."""
+        is_inside = self._part > 0
+        self._begin(self._number if is_inside else max(0, self._number - 1))
+
+    def note(self, tried: Iterable[Try]) -> None:
+        """What is so on the screen now; it counts once it is to be tried."""
+        if self._part == len(_PARTS) - 1:
+            self._tried.update(tried)
+
+    def _begin(self, number: int) -> None:
+        self._number, self._part, self.held_step = number, 0, None
+        self._tried.clear()
+        self._keep(number % len(self._chapters))

@@ -1,0 +1,29 @@
+"""What the person has tried, as the screen shows it."""
+
+from collections.abc import Iterator, Mapping
+
+from stepscope.engine.protocol.wire import KnobValue
+from stepscope.tui.session.tour.chapters import SMALL, Try
+from stepscope.tui.views.view import View
+
+
+def tried(
+    view: View, knobs: Mapping[str, KnobValue], held_step: int | None = None
+) -> Iterator[Try]:
+    """All that a chapter may ask for and that is so now.
+
+    Args:
+        held_step: at which the tour stopped the picture.
+    """
+    if view.cursor != held_step:
+        yield "time"
+    if view.page == "request":
+        yield "request"
+    if knobs.get("max_num_batched_tokens", SMALL) != SMALL:
+        yield "budget"
+    if view.zoom_idx or view.axis == "time":
+        yield "columns"
+    if view.kv_by_owner:
+        yield "owners"
+    if view.page != "latency":
+        yield "leave"

@@ -1,0 +1,39 @@
+"""The strip of the tour above a screen: the chapter, its text, and the keys to go on."""
+
+import textwrap
+
+from stepscope.tui.views.lines import Line, fitted, spread
+
+HEIGHT = 4
+_PARTS = {"before": "what comes", "question": "look", "answer": "try"}
+
+
+def draw(
+    title: str,
+    part: str,
+    text: str,
+    keys: tuple[tuple[str, str], ...],
+    width: int,
+    *,
+    is_tried: bool,
+    is_held: bool,
+) -> list[Line]:
+    """`HEIGHT` lines.
+
+    Args:
+        title: number and name of the chapter.
+        keys: (key, what it does).
+        is_tried: the person has done what was to be tried.
+        is_held: the picture stopped where it happened.
+    """
+    left: Line = ((f" {title} ", "title"), (f" {_PARTS.get(part, '')} ", "muted"))
+    if is_held and part == "question":
+        left = (*left, ("the picture is held ", "caution"))
+    if is_tried:
+        left = (*left, ("● done", "good"))
+    right = tuple(run for key, what in keys for run in ((f" {key} ", "key"), (f"{what} ", "muted")))
+    lines = [spread(left, right, width)]
+    texts = textwrap.wrap(text, width - 2)
+    style = "mark" if part == "question" else "text"
+    lines += [fitted(((f" {each}", style),), width) for each in texts[: HEIGHT - 1]]
+    return [*lines, *[fitted((), width)] * (HEIGHT - len(lines))]
