@@ -225,8 +225,8 @@ _ACTIONS: tuple[Action, ...] = (
     # global
     Action("tour_next", ("tab",), "Go on", "in the tour: go on", "global", footer=1,
            needs=frozenset({"tour"})),
-    Action("tour_again", ("shift+tab",), "Again", "in the tour: back to the beginning of the chapter, then "
-           "to the chapter before", "global", needs=frozenset({"tour"})),
+    Action("tour_again", ("shift+tab",), "Again", "in the tour: back to the beginning of the "
+           "chapter, then to the chapter before", "global", needs=frozenset({"tour"})),
     Action("help", ("question_mark", "f1"), "Help", "the keys and the legend", "global",
            footer=20),
     Action("palette", ("ctrl+p",), "Palette", "find an action by name", "global", footer=21),
