@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stepscope.engine.http.metrics.exposition import Exposition
 from stepscope.engine.http.metrics.follower import TelemetryFollower
+from stepscope.engine.http.metrics.goodput import Goodput
 from stepscope.engine.http.metrics.histogram import Histogram, request_tokens
 from stepscope.engine.http.metrics.reducer import EngineMetrics
 from stepscope.engine.protocol import wire
@@ -96,6 +97,21 @@ def reduced(session: list[tuple[int, Telemetry]]) -> EngineMetrics:
     return metrics
 
 
+def test_goodput_is_a_rate_over_the_last_minute_and_unknown_after_a_loss() -> None:
+    goodput = Goodput()
+    assert goodput.per_s is None
+    goodput.advance(0)
+    goodput.add(1_000_000_000)
+    goodput.advance(2_000_000_000)
+    assert goodput.per_s == 0.5
+    goodput.advance(60_000_000_000)
+    assert goodput.per_s == 1 / 60
+    goodput.advance(61_000_000_000)
+    assert goodput.per_s == 0
+    goodput.restart()
+    assert goodput.per_s is None
+
+
 def test_counts_and_latencies_are_those_of_the_records(
     session: list[tuple[int, Telemetry]],
 ) -> None:
@@ -124,6 +140,8 @@ def test_counts_and_latencies_are_those_of_the_records(
         if key in arrivals and any(isinstance(e, Finished) and e.request_id == key for e in events)
     ]
     assert metrics.num_kept_levels == sum(kept) < len(kept)
+    seconds = (steps[-1].tokens_ns - steps[0].tokens_ns) / 1e9
+    assert metrics.goodput.per_s == pytest.approx(sum(kept) / seconds, rel=0.02)
     known = {key: times for key, times in tokens.items() if key in arrivals}
     assert len(known) > 20
     first = metrics.first_token_seconds

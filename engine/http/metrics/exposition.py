@@ -63,6 +63,11 @@ _GAUGES: list[tuple[str, str, _Value]] = [
     ),
     ("stepscope_token_budget", "Token budget of the latest step.", lambda m: m.token_budget),
     ("stepscope_max_num_seqs", "Most requests in the latest step.", lambda m: m.max_num_seqs),
+    (
+        "stepscope_goodput_requests_per_second",
+        "Requests a second that finished and kept their levels, over the last minute.",
+        lambda m: m.goodput.per_s,
+    ),
 ]
 _COUNTERS: list[tuple[str, str, _Value]] = [
     (

@@ -6,6 +6,7 @@ add is not in them. Of a request that was first seen in mid-life only what was s
 
 from dataclasses import dataclass
 
+from stepscope.engine.http.metrics.goodput import Goodput
 from stepscope.engine.http.metrics.histogram import (
     FIRST_TOKEN_SECONDS,
     PREEMPTIONS,
@@ -77,6 +78,7 @@ class EngineMetrics:
         self.token_budget: int | None = None
         self.max_num_seqs: int | None = None
         self.num_dropped = 0
+        self.goodput = Goodput()
         # Totals
         self.num_steps = 0
         self.prompt_tokens = 0
@@ -140,10 +142,12 @@ class EngineMetrics:
         """
         self.num_lost_messages += num_messages
         self._lives.clear()
+        self.goodput.restart()
 
     def leave(self) -> None:
         """The engine is gone, and all that was in it."""
         self._lives.clear()
+        self.goodput.restart()
         self.num_running = self.num_waiting = 0
         self.waiting_reasons = {}
         self.kv = None
@@ -156,6 +160,7 @@ class EngineMetrics:
             self.num_waiting = message.num_waiting
             self.num_dropped = message.num_dropped
             self._count_blocks(message.kv)
+            self.goodput.advance(message.time_ns)
             self._apply_events(message.events, message.time_ns)
         elif isinstance(message, EngineInfo):
             self._set_info(message)
@@ -179,6 +184,7 @@ class EngineMetrics:
             scheduled_ns = step.schedule_end_ns
             self.schedule_seconds.observe((scheduled_ns - step.schedule_start_ns) / 1e9)
         self._count_blocks(step.kv)
+        self.goodput.advance(step.tokens_ns)
         self._apply_arrivals(step.events)
         for row in step.batch or ():
             self._apply_row(row, scheduled_ns, step.tokens_ns)
@@ -247,7 +253,9 @@ class EngineMetrics:
         self.e2e_seconds.observe((time_ns - life.arrival_ns) / 1e9)
         if life.first_token_ns is None or life.last_token_ns is None:
             return
-        self.num_kept_levels += life.has_kept_levels
+        if life.has_kept_levels:
+            self.num_kept_levels += 1
+            self.goodput.add(time_ns)
         decode_s = (life.last_token_ns - life.first_token_ns) / 1e9
         self.decode_seconds.observe(decode_s)
         num_gaps = num_output_tokens - 1

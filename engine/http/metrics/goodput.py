@@ -1,0 +1,38 @@
+"""`Goodput`: how many requests a second kept their levels, over the last minute."""
+
+from collections import deque
+
+_WINDOW_NS = 60_000_000_000
+
+
+class Goodput:
+    """Counts in engine time, from the first message after `restart` on."""
+
+    def __init__(self) -> None:
+        self._since_ns: int | None = None
+        self._now_ns = 0
+        self._kept_ns: deque[int] = deque()  # when each request finished
+
+    def restart(self) -> None:
+        """What is known of the requests so far is incomplete: forget it."""
+        self._since_ns = None
+        self._kept_ns.clear()
+
+    def advance(self, now_ns: int) -> None:
+        """Engine time goes on."""
+        if self._since_ns is None:
+            self._since_ns = now_ns
+        self._now_ns = now_ns
+        while self._kept_ns and self._kept_ns[0] <= now_ns - _WINDOW_NS:
+            self._kept_ns.popleft()
+
+    def add(self, time_ns: int) -> None:
+        """A request finished and kept its levels."""
+        self._kept_ns.append(time_ns)
+
+    @property
+    def per_s(self) -> float | None:
+        """None until some time has passed."""
+        if self._since_ns is None or self._now_ns <= self._since_ns:
+            return None
+        return len(self._kept_ns) * 1e9 / min(self._now_ns - self._since_ns, _WINDOW_NS)
