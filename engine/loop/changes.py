@@ -232,7 +232,7 @@ def _abort(core: EngineCore, command: Abort, _: Asker) -> ChangeEffect:
 
 def _check_running(core: EngineCore, request_id: int) -> None:
     """Raises ConfigError when a request has ended, or never was."""
-    if request_id < 0 or request_id >= core.intake.next_request_id:
+    if request_id < 0 or request_id >= core.new_requests.next_request_id:
         raise ConfigError("not_found", f"there is no request {request_id}")
     if request_id not in core.scheduler.requests:
         raise _TooLateError("not_found", f"request {request_id} has ended already")

@@ -24,7 +24,7 @@ from stepscope.engine.loop.inbox import (
     Settled,
     Turn,
 )
-from stepscope.engine.loop.intake import Intake
+from stepscope.engine.loop.new_requests import NewRequests
 from stepscope.engine.loop.outlet import OwnWorkload, TelemetryOutlet, TelemetrySink
 from stepscope.engine.loop.pending_step import PendingStep
 from stepscope.engine.loop.pipeline import Pipeline
@@ -117,7 +117,7 @@ class EngineCore:
         self._commands = commands
         self._anchor = anchor
         self._delivery = Delivery(scheduler, token_publisher)
-        self.intake = Intake(scheduler, self._delivery, runner.clock, eos_token_ids)
+        self.new_requests = NewRequests(scheduler, self._delivery, runner.clock, eos_token_ids)
         self._pipeline = Pipeline(runner, scheduler, self._delivery, overlap=overlap)
         self._heartbeat = Heartbeat(self)
 
@@ -234,7 +234,7 @@ class EngineCore:
             return
         self._outlet.has_unpublished = True
         if isinstance(item, Refusal):
-            self.intake.refuse(item.client_id, item.reason)
+            self.new_requests.refuse(item.client_id, item.reason)
         elif isinstance(item, Departure):
             self._settle_for_client()
             self.abort(item.request_id, "its client is gone")

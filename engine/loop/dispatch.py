@@ -49,14 +49,14 @@ def _submit(core: EngineCore, call: Call, command: Submit) -> None:
     assert call.token_ids is not None, "a Submit is prepared before it is queued"
     assert (call.stop_text is not None) == bool(command.sampling.stop), "... and its stop strings"
     if core.draining:
-        core.intake.refuse(command.client_id, "draining")
+        core.new_requests.refuse(command.client_id, "draining")
         raise ConfigError("draining", "the engine takes no new requests: it is being drained")
     if len(core.scheduler.waiting) >= core.max_waiting:
-        core.intake.refuse(command.client_id, "queue full")
+        core.new_requests.refuse(command.client_id, "queue full")
         raise ConfigError(
             "queue_full", f"{core.max_waiting} requests are waiting already; try again later"
         )
-    request = core.intake.add(
+    request = core.new_requests.add(
         command, call.token_ids, call.client, call.stop_text, call.prompt_text, call.arrival_ns
     )
     call.client.reply(

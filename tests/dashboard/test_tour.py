@@ -11,7 +11,7 @@ import pytest
 
 from stepscope.engine.protocol.config import Knobs
 from stepscope.tui.session.tour.bookmark import bookmark, keep_bookmark
-from stepscope.tui.session.tour.chapters import CHAPTERS, Budget, Chapter
+from stepscope.tui.session.tour.chapters import CHAPTERS, Chapter, SetBudget
 from stepscope.tui.session.tour.tour import Tour
 from stepscope.tui.settings.actions import ACTIONS
 from stepscope.tui.views.panels import tour_strip
@@ -30,7 +30,7 @@ def test_each_text_fits_the_smallest_screen_and_names_keys_that_exist(chapter: C
 
 
 def test_every_budget_of_the_tour_is_one_that_the_knob_allows() -> None:
-    budgets = [act.tokens for each in CHAPTERS for act in each.acts if isinstance(act, Budget)]
+    budgets = [act.tokens for each in CHAPTERS for act in each.acts if isinstance(act, SetBudget)]
     assert [Knobs(max_num_batched_tokens=tokens).max_num_batched_tokens for tokens in budgets]
 
 

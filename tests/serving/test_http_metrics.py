@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stepscope.engine.http.metrics.exposition import Exposition
 from stepscope.engine.http.metrics.follower import TelemetryFollower
-from stepscope.engine.http.metrics.goodput import Goodput
+from stepscope.engine.http.metrics.goodput import GoodputRate
 from stepscope.engine.http.metrics.histogram import Histogram, request_tokens
 from stepscope.engine.http.metrics.reducer import EngineMetrics
 from stepscope.engine.protocol import wire
@@ -98,7 +98,7 @@ def reduced(session: list[tuple[int, Telemetry]]) -> EngineMetrics:
 
 
 def test_goodput_is_a_rate_over_the_last_minute_and_unknown_after_a_loss() -> None:
-    goodput = Goodput()
+    goodput = GoodputRate()
     assert goodput.per_s is None
     goodput.advance(0)
     goodput.add(1_000_000_000)

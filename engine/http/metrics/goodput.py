@@ -1,11 +1,11 @@
-"""`Goodput`: how many requests a second kept their levels, over the last minute."""
+"""`GoodputRate`: how many requests a second kept their levels, over the last minute."""
 
 from collections import deque
 
 _WINDOW_NS = 60_000_000_000
 
 
-class Goodput:
+class GoodputRate:
     """Counts in engine time, from the first message after `restart` on."""
 
     def __init__(self) -> None:

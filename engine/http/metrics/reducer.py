@@ -6,7 +6,7 @@ add is not in them. Of a request that was first seen in mid-life only what was s
 
 from dataclasses import dataclass
 
-from stepscope.engine.http.metrics.goodput import Goodput
+from stepscope.engine.http.metrics.goodput import GoodputRate
 from stepscope.engine.http.metrics.histogram import (
     FIRST_TOKEN_SECONDS,
     PREEMPTIONS,
@@ -78,7 +78,7 @@ class EngineMetrics:
         self.token_budget: int | None = None
         self.max_num_seqs: int | None = None
         self.num_dropped = 0
-        self.goodput = Goodput()
+        self.goodput = GoodputRate()
         # Totals
         self.num_steps = 0
         self.prompt_tokens = 0

@@ -65,7 +65,9 @@ class SimulatedSession:
             priority=wanted.priority,
         )
         arrival_ns = START_NS + wanted.arrival_ns
-        request = self._core.intake.add(submit, token_ids, self._client, arrival_ns=arrival_ns)
+        request = self._core.new_requests.add(
+            submit, token_ids, self._client, arrival_ns=arrival_ns
+        )
         request.block_hashes = self._names.of(wanted)
 
     def set_knobs(self, knobs: Knobs, time_ns: int) -> None:

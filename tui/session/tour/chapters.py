@@ -8,19 +8,19 @@ from typing import Literal, NamedTuple, TypeAlias
 from stepscope.engine.protocol.workload_spec import WorkloadSpec
 
 
-class Load(NamedTuple):
+class SetLoad(NamedTuple):
     """The engine's own workload from now on; None: none."""
 
     workload: WorkloadSpec | None
 
 
-class Budget(NamedTuple):
+class SetBudget(NamedTuple):
     """Set `max_num_batched_tokens`."""
 
     tokens: int
 
 
-class Prompt(NamedTuple):
+class SendPrompt(NamedTuple):
     """Send a prompt of made-up tokens; equal seeds are equal prompts."""
 
     name: str
@@ -30,7 +30,7 @@ class Prompt(NamedTuple):
     waits: bool = False  # for its last token, before the next act
 
 
-Act: TypeAlias = Load | Budget | Prompt
+Act: TypeAlias = SetLoad | SetBudget | SendPrompt
 # What the person is invited to do: hold or move in time, open a screen, change a knob, look closer.
 Try: TypeAlias = Literal["time", "request", "budget", "columns", "owners", "leave"]
 
@@ -64,8 +64,8 @@ SMALL, LARGE = 64, 1024  # token budgets
 _LONG = 900  # tokens of a long prompt
 
 
-def _chats(number: int) -> Load:
-    return Load(
+def _chats(number: int) -> SetLoad:
+    return SetLoad(
         WorkloadSpec(
             rate=100.0,
             document_share=0.0,
@@ -76,7 +76,7 @@ def _chats(number: int) -> Load:
     )
 
 
-_DOCUMENTS = Load(
+_DOCUMENTS = SetLoad(
     WorkloadSpec(
         rate=100.0,
         document_share=0.7,
@@ -92,7 +92,7 @@ CHAPTERS = (
         "A step",
         "An engine works in steps. In each step the model runs once, for all requests together. "
         "Next: two short chats.",
-        (Budget(SMALL), _chats(2)),
+        (SetBudget(SMALL), _chats(2)),
         "Each row is a request, each column a step, each ━ a token. "
         "Question: how many steps does the engine make in a second?",
         "The first line says it: steps/s. Try: {pause} holds the picture, {step_back} and "
@@ -102,7 +102,7 @@ CHAPTERS = (
     Chapter(
         "The batch",
         "The requests of one step are its batch. Next: six chats at once.",
-        (Budget(SMALL), _chats(6)),
+        (SetBudget(SMALL), _chats(6)),
         "In every step each running request gets one token. "
         "Question: how many tokens does one step make now? Compare steps/s with before.",
         "As many as requests run: RUN in the second line. One pass over the weights serves all of "
@@ -113,7 +113,7 @@ CHAPTERS = (
         "The budget",
         "A step computes at most max_num_batched_tokens tokens: its budget, 64 here. "
         "Next: a prompt of 900 tokens joins the chats.",
-        (Budget(SMALL), _chats(6), Prompt("long", _LONG, seed=3, waits=True)),
+        (SetBudget(SMALL), _chats(6), SendPrompt("long", _LONG, seed=3, waits=True)),
         "▓ and ▒ are its chunks. Decodes come first, the prompt gets the rest of each budget. "
         "Question: over how many steps is it spread?",
         "About 900 / (64 - 6) = 16 steps. Try: {budget} opens the budget; type 128 and press "
@@ -126,7 +126,7 @@ CHAPTERS = (
         "A freeze",
         "A budget of 1,024 lets the whole prompt into one step. "
         "Next: that budget, and another prompt of 900 tokens.",
-        (Budget(LARGE), _chats(6), Prompt("whole", _LONG, seed=4, waits=True)),
+        (SetBudget(LARGE), _chats(6), SendPrompt("whole", _LONG, seed=4, waits=True)),
         "The prompt needs one long step, and all chats wait for it. "
         "Question: which mark under the chart says that their tokens came late?",
         "The !: a token of that step broke its service level. Try: {axis} makes columns equal in "
@@ -139,7 +139,7 @@ CHAPTERS = (
         "Chunks",
         "With a small budget the prompt is cut into chunks. "
         "Next: budget 64 again, and another prompt of 900 tokens.",
-        (Budget(SMALL), _chats(6), Prompt("chunked", _LONG, seed=5, waits=True)),
+        (SetBudget(SMALL), _chats(6), SendPrompt("chunked", _LONG, seed=5, waits=True)),
         "The chats go on beside the chunks: each column has their ━. "
         "Question: what does the prompt pay for that?",
         "Its first token comes later (TTFT); in return no chat waits long (ITL). Every budget is "
@@ -153,13 +153,13 @@ CHAPTERS = (
         "It takes some seconds.",
         (
             _chats(6),
-            Budget(16),
-            Prompt("budget-16", _LONG, seed=6, max_tokens=1, waits=True),
-            Budget(64),
-            Prompt("budget-64", _LONG, seed=7, max_tokens=1, waits=True),
-            Budget(256),
-            Prompt("budget-256", _LONG, seed=8, max_tokens=1, waits=True),
-            Budget(SMALL),
+            SetBudget(16),
+            SendPrompt("budget-16", _LONG, seed=6, max_tokens=1, waits=True),
+            SetBudget(64),
+            SendPrompt("budget-64", _LONG, seed=7, max_tokens=1, waits=True),
+            SetBudget(256),
+            SendPrompt("budget-256", _LONG, seed=8, max_tokens=1, waits=True),
+            SetBudget(SMALL),
         ),
         "◆ marks each change of the budget. "
         "Question: how many steps does each of the three prompts take, and how long are they?",
@@ -173,7 +173,7 @@ CHAPTERS = (
         "KV blocks",
         "The keys and values of all tokens stay in memory, in blocks of 16 tokens. "
         "Next: the map of all blocks, while six chats and a long prompt run.",
-        (Budget(SMALL), _chats(6), Prompt("blocks", _LONG, seed=9, waits=True)),
+        (SetBudget(SMALL), _chats(6), SendPrompt("blocks", _LONG, seed=9, waits=True)),
         "Each cell stands for some blocks: used, cached or empty. "
         "Question: how many blocks does the prompt of 900 tokens fill?",
         "900 / 16: 57, and one more after each 16 tokens of its answer. "
@@ -188,10 +188,10 @@ CHAPTERS = (
         "Blocks of an ended request stay in the cache until others need them. "
         "Next: one prompt of 900 tokens, and then the same prompt again.",
         (
-            Budget(SMALL),
+            SetBudget(SMALL),
             _chats(4),
-            Prompt("first", _LONG, seed=10, max_tokens=4, waits=True),
-            Prompt("again", _LONG, seed=10, waits=True),
+            SendPrompt("first", _LONG, seed=10, max_tokens=4, waits=True),
+            SendPrompt("again", _LONG, seed=10, waits=True),
         ),
         "░ are prompt tokens that the cache had. The second prompt is the selected row. "
         "Question: how many of its tokens were computed?",
@@ -204,7 +204,7 @@ CHAPTERS = (
         "Preemption",
         "If no block is free, a running request gives up its blocks and waits. "
         "Next: more long documents than the memory holds.",
-        (Budget(SMALL), _DOCUMENTS),
+        (SetBudget(SMALL), _DOCUMENTS),
         "Watch KV fill up; then ✗ marks a preempted request. It takes some seconds. "
         "Question: what must it do when it comes back?",
         "Compute its prompt and its output again. No stream gets a token from that. "
@@ -215,7 +215,7 @@ CHAPTERS = (
         "Why was this token late?",
         "Each late token has a cause. "
         "Next: the list of all tokens that came later than their service level.",
-        (Budget(SMALL), _DOCUMENTS),
+        (SetBudget(SMALL), _DOCUMENTS),
         "A row is a late token: its step, its request, how long it took, and why. "
         "Question: which cause is the most frequent?",
         "A prompt beside it, the queue, or a preemption: you saw each of them happen. "

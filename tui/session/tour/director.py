@@ -9,7 +9,7 @@ from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
 from stepscope.engine.protocol.commands import Output, SetWorkload, Submit, Submitted
 from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.tui.session.tour.chapters import Act, Budget, Load, Prompt
+from stepscope.tui.session.tour.chapters import Act, SendPrompt, SetBudget, SetLoad
 
 _WHO = "stepscope tour"
 _ANSWER_S = 120.0  # for a prompt that is waited for
@@ -68,10 +68,10 @@ class Director:
         for act in acts:
             if not self._lists.empty():
                 return
-            if isinstance(act, Load):
+            if isinstance(act, SetLoad):
                 client.ask(SetWorkload(workload=act.workload, who=_WHO))
                 self._rest(_JOIN_S)
-            elif isinstance(act, Budget):
+            elif isinstance(act, SetBudget):
                 client.set_knobs({"max_num_batched_tokens": act.tokens}, who=_WHO)
             else:
                 ended = self._send(client, act)
@@ -82,7 +82,7 @@ class Director:
         while self._lists.empty() and time.monotonic() < end_s:
             time.sleep(0.05)
 
-    def _send(self, client: ControlClient, prompt: Prompt) -> int | None:
+    def _send(self, client: ControlClient, prompt: SendPrompt) -> int | None:
         """Returns the request, if it was waited for."""
         token_ids = [
             (prompt.seed * 7919 + n * n * 31 + n) % 199 + 1 for n in range(prompt.num_tokens)

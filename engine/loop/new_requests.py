@@ -1,4 +1,4 @@
-"""`Intake`: prepared prompts become requests in the queue. Runs on the engine's thread."""
+"""`NewRequests`: prepared prompts become requests in the queue. Runs on the engine's thread."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.text.stop_strings import StopText
 
 
-class Intake:
+class NewRequests:
     """Numbers requests, queues them, and notes each in the next record.
 
     Args:
