@@ -5,7 +5,7 @@ Names, labels and buckets are those of vLLM 0.32. Two differ a little in what th
 and an aborted request is counted by its reason alone, not in the histograms of latency.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
 from prometheus_client.core import (
@@ -174,16 +174,20 @@ class Exposition(Collector):
     Args:
         metrics: of the engine.
         served_model_name: what clients call the model, "" for its own name.
+        others: what else to export.
     """
 
-    def __init__(self, metrics: EngineMetrics, served_model_name: str) -> None:
+    def __init__(
+        self, metrics: EngineMetrics, served_model_name: str, others: Iterable[Collector] = ()
+    ) -> None:
         self._metrics = metrics
         self._served_model_name = served_model_name
         self._responses: dict[tuple[str, int], int] = {}
         self._num_in_flight = 0
         self.is_engine_up = False
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
+        for each in (self, *others):
+            self._registry.register(each)
 
     def count_request(self, path: str, status: int) -> None:
         """Count one response; status 0 is a client that hung up before it."""

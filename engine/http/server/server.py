@@ -8,11 +8,12 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
 import uvicorn
+from prometheus_client.registry import Collector
 
 from stepscope.engine.http.engine_client import EngineClient
 from stepscope.engine.http.metrics.exposition import Exposition
@@ -82,6 +83,7 @@ def serve_http(
     *,
     parent_gone: threading.Event | None = None,
     found: Callable[[EngineInfo], None] = lambda info: None,
+    collectors: Iterable[Collector] = (),
 ) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP.
 
@@ -89,12 +91,15 @@ def serve_http(
         parent_gone: set when the engine that started this process is gone. The server then lets
             go of its port, ends what is open with an error, and ends itself.
         found: gets the engine, each time it is found.
+        collectors: of further metrics, for /metrics.
     """
     max_connections = min(settings.max_connections, allow_many_files() - _SPARE_FILES)
     peers = Peers(max_connections, settings.max_connections_per_peer)
     signal.signal(signal.SIGTERM, _leave)  # to where uvicorn's own handler leads in the end
     with contextlib.suppress(KeyboardInterrupt, _Leave):
-        _loop_factory().run(_main(settings, endpoint, listener, peers, parent_gone, found))
+        _loop_factory().run(
+            _main(settings, endpoint, listener, peers, parent_gone, found, collectors)
+        )
 
 
 async def _main(
@@ -104,9 +109,10 @@ async def _main(
     peers: Peers,
     parent_gone: threading.Event | None,
     found: Callable[[EngineInfo], None],
+    collectors: Iterable[Collector],
 ) -> None:
     metrics = EngineMetrics()
-    exposition = Exposition(metrics, settings.served_model_name)
+    exposition = Exposition(metrics, settings.served_model_name, collectors)
     following: asyncio.Task[None] | None = None
 
     def on_change() -> None:

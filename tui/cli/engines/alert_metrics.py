@@ -1,5 +1,7 @@
-"""`serve_alert_metrics`: how the rules of `stepscope watch` stand, for Prometheus."""
+"""How rules stand, for Prometheus: `stepscope watch` serves it, `stepscope http` adds it."""
 
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -8,8 +10,19 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from stepscope.engine.http.settings import Address
-from stepscope.recordings.alerts.judge import RuleWatch
+from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.recordings.alerts.judge import Judge, RuleWatch
+from stepscope.recordings.alerts.meter import WINDOW_S, Meter
+from stepscope.recordings.alerts.rule import Rule
+from stepscope.recordings.file.service_levels import slo_of
+from stepscope.recordings.history.history import History
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.tui.cli.shared.levels import chosen_levels
 from stepscope.tui.settings.cli_errors import CommandFailed
+
+TICK_S = 0.25
+MAX_STEPS = 20_000
+MAX_BYTES = 64 * 1024 * 1024
 
 
 class _RuleGauges(Collector):
@@ -36,6 +49,34 @@ class _RuleGauges(Collector):
                 figure = each.rule.bound.figure
                 value.add_metric((*labels, figure.name, figure.unit), measured)
         yield from (firing, value)
+
+
+@contextmanager
+def judged_rules(endpoint: Endpoint, rules: Sequence[Rule]) -> Iterator[list[Collector]]:
+    """Judges rules about an engine on a thread of its own, until the end of the block.
+
+    Yields their gauges; none without a rule. The engine may come later, and may restart.
+    """
+    if not rules:
+        yield []
+        return
+    slo = slo_of(chosen_levels({}))
+    source = Subscriber(endpoint, History(slo, MAX_STEPS, MAX_BYTES), past_s=WINDOW_S)
+    judge, meter, is_over = Judge(rules), Meter(source), threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(TICK_S):
+            judge.take(meter.measure(), time.monotonic())
+
+    thread = threading.Thread(target=look, name="rules", daemon=True)
+    source.start()
+    thread.start()
+    try:
+        yield [_RuleGauges(source.name, judge.watches)]
+    finally:
+        is_over.set()
+        thread.join()
+        source.stop()
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.options import HTTP_DEFAULTS
 from stepscope.tui.settings.cli_errors import CommandFailed
 from stepscope.tui.settings.setting_values import resolve
+from stepscope.tui.settings.settings import load_alerts
 
 _EXTRAS = {"starlette", "uvicorn", "prometheus_client"}
 
@@ -99,6 +100,7 @@ def _run(
 ) -> None:
     require_packages()
     from stepscope.engine.http.server.server import serve_http
+    from stepscope.tui.cli.engines.alert_metrics import judged_rules
 
     names: set[str] = set()
 
@@ -107,7 +109,10 @@ def _run(
             names.add(info.engine_id)
             say(f"serving {info.model} of {info.name}")
 
-    serve_http(settings, endpoint, listener, parent_gone=parent_gone, found=found)
+    with judged_rules(endpoint, load_alerts()) as gauges:
+        serve_http(
+            settings, endpoint, listener, parent_gone=parent_gone, found=found, collectors=gauges
+        )
 
 
 def _watch_stdin(parent_gone: threading.Event) -> None:

@@ -13,7 +13,12 @@ from stepscope.recordings.figures.bounds import BoundError, value_text
 from stepscope.recordings.file.service_levels import slo_of
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.subscriber import Subscriber
-from stepscope.tui.cli.engines.alert_metrics import serve_alert_metrics
+from stepscope.tui.cli.engines.alert_metrics import (
+    MAX_BYTES,
+    MAX_STEPS,
+    TICK_S,
+    serve_alert_metrics,
+)
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import chosen_levels, level_flags
@@ -22,10 +27,7 @@ from stepscope.tui.settings.cli_errors import DONE, FAILED, WrongUsage
 from stepscope.tui.settings.settings import load_alerts
 
 TOO_LITTLE = 3  # exit code: nothing can be said of a rule, and none fires
-_TICK_S = 0.25
 _UNKNOWN_S = 15.0  # then `--once` no longer waits for what is unknown
-_MAX_STEPS = 20_000
-_MAX_BYTES = 64 * 1024 * 1024
 
 
 def watch(
@@ -51,7 +53,7 @@ def watch(
     slo = slo_of(chosen_levels(level_flags(slo_itl, slo_ttft)))
     chosen = choose(endpoint, "stepscope watch {}")
     connect(chosen).close()
-    source = Subscriber(chosen, History(slo, _MAX_STEPS, _MAX_BYTES), past_s=WINDOW_S)
+    source = Subscriber(chosen, History(slo, MAX_STEPS, MAX_BYTES), past_s=WINDOW_S)
     judge, meter = Judge(rules), Meter(source)
     out = _Output(source.name, as_json)
     has_fired = False
@@ -60,7 +62,7 @@ def watch(
     with stop, serve_alert_metrics(served_at, source.name, judge.watches):
         source.start()
         try:
-            while not stop.wait(_TICK_S):
+            while not stop.wait(TICK_S):
                 now_s = time.monotonic()
                 changes = judge.take(meter.measure(), now_s)
                 has_fired = has_fired or any(change.is_firing for change in changes)
