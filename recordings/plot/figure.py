@@ -3,6 +3,7 @@
 It lays out panels under each other and draws them with matplotlib, from a `PlotSeries` alone.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.75, 1.35, 0.58, 0.62  # margins in inches
 _BETWEEN = 0.3  # panels
 _STEP_AXIS = 0.3  # below that of the time
+_NUM_TICKS = 9  # of the step numbers, at most
+_TICK_ROOM = 0.75  # of the distance between two of them, for the label
 _INCHES_PER_CHARACTER = 0.06  # of the details, on average
 _STRIP = 0.16  # height of a row of labels
 
@@ -107,29 +110,56 @@ def _panels(drawing: "Figure", grid: PlotGrid, head: float) -> "list[Axes]":
     return panels
 
 
+def step_ticks(columns: Sequence[tuple[int, float]], width: float) -> list[tuple[int, float]]:
+    """Round step numbers and where they are, never nearer to each other than their labels are wide.
+
+    Steps differ in time, so equal distances in steps are none on the axis: a tick is chosen for
+    each of `_NUM_TICKS` equal stretches of it.
+
+    Args:
+        columns: first step and place of each column that begins with a step, in order.
+        width: of the axis, in the unit of the places.
+    """
+    steps, places = [step for step, _ in columns], [place for _, place in columns]
+    stretch = width / _NUM_TICKS
+    ticks: list[tuple[int, float]] = []
+    for number in range(_NUM_TICKS):
+        begin = bisect_left(places, places[0] + number * stretch)
+        end = bisect_left(places, places[0] + (number + 1) * stretch)
+        if begin == end:
+            continue
+        first, last = steps[begin], steps[end - 1]
+        digits = len(str(max(1, last - first))) - 1
+        step = -(-first // 10**digits) * 10**digits  # the first round number from there on
+        at = bisect_left(steps, step)
+        if at == len(steps):
+            break
+        place = places[at]
+        if steps[at] > step:  # it is in the column before, which has several
+            share = (step - steps[at - 1]) / (steps[at] - steps[at - 1])
+            place = places[at - 1] + share * (place - places[at - 1])
+        if not ticks or place - ticks[-1][1] >= stretch * _TICK_ROOM:
+            ticks.append((step, place))
+    return ticks
+
+
 def _step_numbers(panel: "Axes", grid: PlotGrid, height: float) -> None:
     """A second axis below that of the time, to find in a replay what is seen here.
 
     Args:
         height: of the panel, in inches.
     """
-    from matplotlib.ticker import FixedLocator, MaxNLocator
+    from matplotlib.ticker import FixedLocator
 
     found = [
         (column.first_step, x)
         for column, x in zip(grid.series.columns, grid.middles, strict=True)
         if column.first_step is not None
     ]
-    steps = [step for step, _ in found]
-    numbers = [
-        number
-        for number in MaxNLocator(9, integer=True).tick_values(steps[0], steps[-1])
-        if steps[0] <= number <= steps[-1]
-    ]
+    ticks = step_ticks(found, grid.edges[-1] - grid.edges[0])
     axis = panel.secondary_xaxis(-_STEP_AXIS / height)
-    places = grid.np.interp(numbers, steps, [x for _, x in found])
-    axis.xaxis.set_major_locator(FixedLocator(list(places)))
-    axis.set_xticklabels([f"{number:,.0f}" for number in numbers])
+    axis.xaxis.set_major_locator(FixedLocator([x for _, x in ticks]))
+    axis.set_xticklabels([f"{number:,}" for number, _ in ticks])
     for below, name in (
         (0.0, f"{grid.unit} since step {grid.series.first_step:,}"),
         (_STEP_AXIS, "step"),

@@ -24,7 +24,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
 from stepscope.recordings.plot.events import placed
-from stepscope.recordings.plot.figure import figure
+from stepscope.recordings.plot.figure import figure, step_ticks
 from stepscope.recordings.plot.series import MAX_EVENTS, PlotEvent, PlotSeries, read_series
 from stepscope.recordings.state.series.distribution import Distribution
 from stepscope.recordings.state.series.latency import SLO
@@ -358,3 +358,26 @@ def test_percentiles_of_many_samples_are_exact_to_a_thousandth(
     for true, found in zip(exact.percentiles(*ranks), rounded.percentiles(*ranks), strict=True):
         assert true * (1 - 2**-10) <= found <= true
     assert true == max(values)
+
+
+@pytest.mark.parametrize("shape", ["even", "fast start", "fast end", "one second of thousands"])
+def test_step_numbers_of_a_figure_are_round_in_order_and_never_touch(shape: str) -> None:
+    def step_at(x: float) -> int:
+        return round({
+            "even": 4000 * x,
+            "fast start": 4000 * x**0.2,
+            "fast end": 4000 * x**5,
+            "one second of thousands": 90_000 * min(1.0, 60 * x) + 300 * x,
+        }[shape])  # fmt: skip
+
+    places = [n / 900 * 60 for n in range(900)]
+    steps = [step_at(x / 60) for x in places]
+    columns = [
+        (s, x) for n, (s, x) in enumerate(zip(steps, places, strict=True)) if s not in steps[:n]
+    ]
+    ticks = step_ticks(columns, 60.0)
+    assert len(ticks) >= 4
+    numbers = [number for number, _ in ticks]
+    assert numbers == sorted(set(numbers))
+    assert all(len(str(number).rstrip("0")) <= 4 for number in numbers)
+    assert all(b - a >= 60 / 9 * 0.75 for (_, a), (_, b) in pairwise(ticks))
