@@ -716,6 +716,15 @@ def test_a_lane_says_that_its_request_has_ended_also_when_the_state_has_forgotte
     assert {row.status for row in to_come} == {""}
 
 
+@pytest.mark.parametrize("size", [(120, 40), (80, 24)])
+def test_the_help_of_each_knob_is_shown_whole(source: Any, size: tuple[int, int]) -> None:
+    specs = {spec.name: spec for spec in source.history.info.knobs}
+    for row, name in enumerate(source.history.state.knobs):
+        page = drawn(source.history, "knobs", size, row=row)
+        text = " ".join(page.replace("│", " ").split())
+        assert f"{name}: {' '.join(specs[name].help.split())} (default" in text
+
+
 def test_a_list_of_knobs_that_is_cut_says_so(source: Any) -> None:
     names = {spec.name for spec in source.history.info.knobs} | set(source.history.state.knobs)
     for height, is_cut in ((14, True), (35, False)):

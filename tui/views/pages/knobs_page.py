@@ -1,5 +1,6 @@
 """Knobs: values, bounds, the author of the last change, and the latencies after each change."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -39,8 +40,9 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     ahead, trail = _ahead(frame, known), _trail(frame, past)
     entries = [*(each.entry for each in ahead), *trail]
     log_height = max(5, min(len(entries) + 3, height * 2 // 5))
-    body_height = max(5, min(len(names) + 4, height - log_height))
-    shown = max(0, body_height - 4)
+    num_about = max([1, *(len(_wrapped(_about(each), width)) for each in specs.values())])
+    body_height = max(4 + num_about, min(len(names) + 3 + num_about, height - log_height))
+    shown = max(0, body_height - 3 - num_about)
     title: Line = (
         ("knobs" if shown >= len(names) else f"knobs ({shown} of {len(names)})", "title"),
         (f"  version {frame.state.knobs_version}; ◆ not the default" if names else "", "muted"),
@@ -55,7 +57,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         columns,
         [_knob(frame, name, specs.get(name), past, rooms) for name in names],
         width - 2,
-        body_height - 3,
+        body_height - 2 - num_about,
         chosen,
     )
     if not names:
@@ -65,7 +67,8 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     if selected is not None:
         at = min(selected, len(entries) - 1)
         about = audit_rows.about(frame, entries[at], width - 4, is_ahead=at < len(ahead))
-    body = [*body[: body_height - 3], ((f" {clean(about, width - 4)}", "muted"),)]
+    lines_about = [((f" {clean(each, width - 4)}", "muted"),) for each in _wrapped(about, width)]
+    body = [*body[: body_height - 2 - num_about], *lines_about[:num_about]]
     lines = framed(body, width, body_height, title, hint)
     rest = height - body_height
 
@@ -163,6 +166,10 @@ def _last(frame: Frame, name: str, past: Sequence[KnobsChanged], room: int) -> s
             full, short, minute = f"{when} by {change.who}", when + who, when[:-3] + who
             return fmt.first_fitting((full + step, short + step, full, short, minute, when), room)
     return ""
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width - 4)
 
 
 def _about(spec: KnobSpec | None) -> str:
