@@ -27,6 +27,7 @@ from stepscope.tui.views.pages import breach_list
 NARROW = 100  # below it no spread beside the heat map
 # Read for one picture, of waits one by one and of rows of steps; the next one goes on from there.
 _READ_NS = 10_000_000_000
+_NUM_LIMITS = 3
 _READ_ROWS = 40_000
 _ALONE_ROWS = 100_000  # of one wait, while the picture moves
 _PICTURE_S = 0.6  # between two of them
@@ -49,7 +50,7 @@ def targets(frame: Frame) -> list[Target]:
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
     """The whole page."""
-    rows = _figures(frame, width - 2)
+    rows = [*_figures(frame, width - 2), _limited(frame)]
     slo = frame.history.slo
     title: Line = (
         ("latency", "title"),
@@ -85,6 +86,19 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     if chosen is not None and pieces_height:
         lines += wait_pieces.draw(chosen, width, pieces_height)
     return lines
+
+
+def _limited(frame: Frame) -> Line:
+    """What limited most steps of the last minute, and what preemptions cost in it."""
+    shares = sorted(frame.limits.items(), key=lambda each: -each[1])[:_NUM_LIMITS]
+    limits = ", ".join(
+        f"{'nothing' if limit == 'work' else limit} {share:.0%}" for limit, share in shares
+    )
+    tax = frame.rates.recompute_tax
+    line: Line = ((" steps limited by ", "muted"), (limits or "—", "text"))
+    if tax is None:
+        return line
+    return (*line, ("   recompute tax ", "muted"), (f"{tax:.1%}", "caution" if tax else "text"))
 
 
 def _goodput(frame: Frame) -> Line:
