@@ -115,8 +115,9 @@ class Comparer:
         due_s = 0.0
         while not self._is_stopped.is_set():
             self._is_watched.wait()
+            was_stale, self._is_stale = self._is_stale, True  # before the last feed is done
             taken = self.read_some()
-            self._is_stale = self._is_stale or taken
+            self._is_stale = was_stale or taken
             at_end = not taken and all(feed.is_done for feed in self.feeds)
             now_s = time.monotonic()
             is_due = now_s >= due_s or not taken
