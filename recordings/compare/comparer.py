@@ -32,7 +32,7 @@ class Comparer:
         self.error: str | None = None
         self._is_stopped = threading.Event()
         self._thread: threading.Thread | None = None
-        self._is_stale = True  # something was read that is not in the comparison
+        self._is_caught_up = False  # what can be read is read, and in the comparison
         self._is_watched = threading.Event()
         self._is_watched.set()
 
@@ -47,16 +47,13 @@ class Comparer:
     @property
     def is_reading(self) -> bool:
         """Whether some of what exists already has not been compared yet."""
-        if self._thread is None or not self._thread.is_alive():
-            return False
-        if all(feed.is_done for feed in self.feeds):
-            return self._is_stale
-        return any(_has_more(feed) for feed in self.feeds)
+        is_running = self._thread is not None and self._thread.is_alive()
+        return is_running and not self._is_caught_up
 
     @property
     def was_cancelled(self) -> bool:
         """Whether it was stopped before it had read everything."""
-        return self._is_stopped.is_set() and any(_has_more(feed) for feed in self.feeds)
+        return self._is_stopped.is_set() and not self._is_caught_up
 
     @property
     def notes(self) -> list[str]:
@@ -112,27 +109,29 @@ class Comparer:
             self.error = f"comparing failed, see the log: {error!r}"
 
     def _follow(self) -> None:
-        due_s = 0.0
+        due_s, is_stale = 0.0, False  # stale: something was read that is not in the comparison
         while not self._is_stopped.is_set():
             self._is_watched.wait()
-            was_stale, self._is_stale = self._is_stale, True  # before the last feed is done
             taken = self.read_some()
-            self._is_stale = was_stale or taken
-            at_end = not taken and all(feed.is_done for feed in self.feeds)
+            has_more = any(_has_more(feed) for feed in self.feeds)
+            is_stale = is_stale or taken
             now_s = time.monotonic()
-            is_due = now_s >= due_s or not taken
-            if self._is_stale and self.sides is not None and is_due:
+            if is_stale and self.sides is not None and (now_s >= due_s or not taken):
                 self.renew()
-                self._is_stale = False
+                is_stale = False
                 took_s = time.monotonic() - now_s
                 due_s = now_s + max(_RENEW_S, _SHARE * took_s)
-            if at_end:
+            if has_more:
+                self._is_caught_up = False
+            elif not is_stale:
+                self._is_caught_up = True
+            if not taken and all(feed.is_done for feed in self.feeds):
                 return
             self._is_stopped.wait(_REST_S if taken else _FOLLOW_S)
-        if self._is_stale and self.sides is not None:
+        if is_stale and self.sides is not None:
             self.renew()
 
 
 def _has_more(feed: Feed) -> bool:
     """Whether there is more to read now."""
-    return not feed.is_done and feed.share is not None and feed.share < 1
+    return not feed.is_done and feed.share is not None
