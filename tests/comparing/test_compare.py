@@ -1,6 +1,7 @@
 """Two runs side by side: the figures are those of the dashboard, and nobody wins by chance."""
 
 import random
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -50,6 +51,7 @@ from stepscope.recordings.state.series.latency import SLO, percentiles
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.views.frame.compare_text import load as load_text
 from stepscope.tui.views.frame.compare_text import outcome, setting_text
+from tests.support.waiting import wait_for
 
 SLO_ = SLO(ttft_ms=500.0, itl_ms=30.0)
 WORKLOAD = SimulatedWorkload(rate=9.0, document_share=0.25, document_tokens=2600, output_tokens=140)
@@ -530,6 +532,44 @@ def test_before_and_after_a_knob_change_differ_in_that_knob() -> None:
     ]
     assert found.is_one_session
     assert found.works[0].num_steps == 90
+
+
+class EndsLate:
+    """A feed whose last step is read, so that its share is 1, before its last messages are."""
+
+    name, share, note = "a", 1.0, None
+
+    def __init__(self, side: Side) -> None:
+        self.side = side
+        self.is_done = False
+        self.may_end = threading.Event()
+        self._num_reads = 0
+
+    def read(self, until_s: float) -> bool:
+        self._num_reads += 1
+        if self.is_done or not self.may_end.is_set():
+            return self._num_reads == 1
+        self.is_done = True
+        return True
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_comparison_is_being_read_until_the_last_message_of_both_is_in_it() -> None:
+    side = side_of(run_of(256, 100))
+    feeds = EndsLate(side), EndsLate(side)
+    comparer = Comparer(*feeds)
+    comparer.start()
+    wait_for(lambda: comparer.version > 0, "a first comparison")
+    assert comparer.is_reading
+    early = comparer.version
+    for feed in feeds:
+        feed.may_end.set()
+    wait_for(lambda: not comparer.is_reading, "the whole comparison")
+    assert comparer.version > early
+    comparer.stop()
+    assert not comparer.was_cancelled
 
 
 def read_whole(*feeds: Any) -> list[Side]:
