@@ -39,7 +39,7 @@ from stepscope.tui.session.control.workload_text import (
 )
 from stepscope.tui.views.theme import Skin
 from tests.support.screen_text import main_text, screen_text
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
 
 
 @pytest.fixture
@@ -54,7 +54,8 @@ def source(live_engine: Any) -> Iterator[Subscriber]:
                     prompt_token_ids=[number] * 300,
                     sampling=SamplingParams(max_tokens=700, ignore_eos=True),
                     stream=False,
-                )
+                ),
+                timeout_s=WAIT_S,
             )
         deadline = time.monotonic() + 10
         while (subscriber.history.last_step or 0) < 5:
