@@ -91,9 +91,12 @@ chaos: $(INSTALLED)
 	$(BIN)/python tests/chaos/run_chaos.py $(ARGS)
 	$(BIN)/python tests/bench/bench_flood.py
 
-# The claims of the literature, tried on this machine: recordings, pictures and report.md in lab/.
+# The claims of the literature, tried on this machine: recordings, pictures and report.md in lab/;
+# the report and three of the pictures are those of the docs.
 lab: $(INSTALLED)
 	$(BIN)/stepscope lab run --all -o lab $(ARGS)
+	cp lab/report.md docs/lab-report.md
+	for name in freeze knee modes; do cp lab/$$name.svg docs/pictures/lab-$$name.svg; done
 
 clean:
 	rm -rf $(VENV) .venv-clients .types build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

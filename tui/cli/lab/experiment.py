@@ -45,25 +45,40 @@ class Arm(NamedTuple):
     is_warm: bool = False
 
 
+class Column(NamedTuple):
+    """A figure of each arm; `is_drawn`: in the picture too."""
+
+    name: str
+    form: str = ",.0f"
+    is_drawn: bool = False
+
+
 class LabFinding(NamedTuple):
     """What was measured.
 
     Attributes:
         measured: in one sentence.
         why: of a claim that was not reproduced, where that comes from; or what is missing.
-        rows: of a table, under `columns`.
-        chart: name of the unit and a value an arm, for the picture.
-        marked: arm at which the chart has a mark, and what it says.
+        arms: what the arms differ by: the name of the first column.
+        rows: name of an arm, and a value for each of `columns`.
+        marked: arm at which the picture has a mark, and what it says.
     """
 
     verdict: Verdict
     measured: str
     why: str = ""
-    columns: tuple[str, ...] = ()
-    rows: tuple[tuple[str, ...], ...] = ()
-    unit: str = ""
-    chart: tuple[tuple[str, float], ...] = ()
+    arms: str = ""
+    columns: tuple[Column, ...] = ()
+    rows: tuple[tuple[str, *tuple[float, ...]], ...] = ()
     marked: tuple[str, str] | None = None
+
+    def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """Its head and its rows, as text."""
+        rows = [
+            (name, *(format(v, c.form) for v, c in zip(values, self.columns, strict=True)))
+            for name, *values in self.rows
+        ]
+        return (self.arms, *(each.name for each in self.columns)), rows
 
 
 class Experiment(NamedTuple):

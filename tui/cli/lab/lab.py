@@ -19,12 +19,10 @@ from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.settings.cli_errors import WrongUsage
 
-# Room for the largest prompts whole; a cache that a few long requests fill.
-_OPTIONS: Mapping[str, KnobValue] = {
-    "max_num_batched_tokens": 8192,
-    "max_num_seqs": 16,
-    "kv_memory": "64MB",
-}
+# Room for the largest prompts whole.
+_OPTIONS: Mapping[str, KnobValue] = {"max_num_batched_tokens": 8192, "max_num_seqs": 16}
+# Of the demo model: a cache that a few long requests fill.
+_DEMO_OPTIONS: Mapping[str, KnobValue] = {"kv_memory": "64MB"}
 
 
 def show() -> None:
@@ -34,14 +32,14 @@ def show() -> None:
     say("stepscope lab run NAME runs one, stepscope lab run --all runs all of them")
 
 
-def run(name: str | None, runs_all: bool, model: str, engine: str | None, folder: str) -> None:
-    """Run one experiment or all, and print what each found.
+def run(names: Sequence[str], runs_all: bool, model: str, engine: str | None, folder: str) -> None:
+    """Run some experiments or all, and print what each found.
 
     Raises:
         WrongUsage: no such experiment.
         CommandFailed: the engine cannot start, or an arm did not end.
     """
-    chosen = _chosen(name, runs_all)
+    chosen = _chosen(names, runs_all)
     with ExitStack() as stack, Progress() as progress:
         kept = folder or stack.enter_context(tempfile.TemporaryDirectory(prefix="stepscope-lab-"))
         target = Path(kept)
@@ -52,23 +50,23 @@ def run(name: str | None, runs_all: bool, model: str, engine: str | None, folder
         for place, experiment in enumerate(chosen):
             finding = _try(experiment, bench, progress, (place, len(chosen)))
             found.append((experiment, finding))
-            if folder and finding.chart:
+            if folder:
                 draw(experiment, finding, target / f"{experiment.name}.svg")
         progress.close()
         if folder:
             (target / "report.md").write_text(markdown(found, _machine(info)), "utf-8")
             say(f"{target}: report.md, a picture of each claim, and the recordings")
+        else:
+            say("the recordings are gone; -o FOLDER keeps them")
 
 
-def _chosen(name: str | None, runs_all: bool) -> list[Experiment]:
-    known = all_experiments()
-    if runs_all and name is None:
-        return known
-    chosen = [each for each in known if each.name == name]
-    if runs_all or not chosen:
-        names = ", ".join(each.name for each in known)
-        raise WrongUsage(f"expected the name of one experiment, or --all; there are: {names}")
-    return chosen
+def _chosen(names: Sequence[str], runs_all: bool) -> list[Experiment]:
+    known = {each.name: each for each in all_experiments()}
+    if runs_all and not names:
+        return list(known.values())
+    if runs_all or not names or not set(names) <= set(known):
+        raise WrongUsage(f"expected names of experiments, or --all; there are: {', '.join(known)}")
+    return [known[name] for name in dict.fromkeys(names)]
 
 
 def _try(
@@ -102,7 +100,8 @@ def _engine(
         yield endpoint, info
         return
     progress("starting the engine", None)
-    with EngineProcess({**_OPTIONS, "model": model}, lambda line: progress(line, None)) as process:
+    options = {**_OPTIONS, "model": model, **(_DEMO_OPTIONS if model == "demo" else {})}
+    with EngineProcess(options, lambda line: progress(line, None)) as process:
         yield process.endpoint, process.wait_until_ready()
 
 

@@ -1,6 +1,5 @@
 """What experiments found, for a terminal, as Markdown, and as one picture a claim."""
 
-import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,16 +15,17 @@ def lines(experiment: Experiment, finding: LabFinding, runs: Sequence[ArmRun]) -
     yield f"  source    {experiment.source}"
     yield f"  measured  {finding.measured}"
     for run in runs:
-        yield f"  by        {run.path} ({run.name}: {run.side.totals.num_steps:,} steps)"
+        yield f"  by        {run.path.name} ({run.name}: {run.side.totals.num_steps:,} steps)"
     yield f"  verdict   {finding.verdict}{f': {finding.why}' if finding.why else ''}"
     if finding.rows:
-        sides = "<" + ">" * (len(finding.columns) - 1)
-        yield from (f"  {line}" for line in text_table(finding.columns, finding.rows, sides))
+        sides = "<" + ">" * len(finding.columns)
+        yield from (f"  {line}" for line in text_table(*finding.table(), sides))
 
 
 def markdown(found: Sequence[tuple[Experiment, LabFinding]], machine: str) -> str:
     """A table of claims, and below it what was measured of each."""
-    text = [f"{machine}\n", "| claim | source | measured | verdict |", "|---|---|---|---|"]
+    text = ["# What the lab measured\n", f"{machine}\n"]
+    text += ["| claim | source | measured | verdict |", "|---|---|---|---|"]
     for experiment, finding in found:
         verdict = finding.verdict + (f": {finding.why}" if finding.why else "")
         text.append(
@@ -34,32 +34,44 @@ def markdown(found: Sequence[tuple[Experiment, LabFinding]], machine: str) -> st
         )
     for experiment, finding in found:
         if finding.rows:
-            text += [f"\n### {experiment.name}\n", f"| {' | '.join(finding.columns)} |"]
-            text.append("|---" * len(finding.columns) + "|")
-            text += [f"| {' | '.join(row)} |" for row in finding.rows]
+            head, rows = finding.table()
+            text += [f"\n### {experiment.name}\n", f"| {' | '.join(head)} |"]
+            text.append("|---" + "|---:" * len(finding.columns) + "|")
+            text += [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join(text) + "\n"
 
 
 def draw(experiment: Experiment, finding: LabFinding, path: Path) -> None:
-    """A bar an arm, as SVG. Raises MissingPackage without matplotlib."""
+    """A bar an arm for each figure that is drawn, as SVG. Raises MissingPackage without matplotlib.
+
+    Nothing is drawn of a finding without figures.
+    """
     try:
+        import matplotlib
         from matplotlib.figure import Figure
     except ImportError as error:
         raise missing("matplotlib", "the pictures of the lab") from error
-    figure = Figure(figsize=(6.4, 0.9 + 0.34 * len(finding.chart)), layout="constrained")
-    panel = figure.add_subplot()
-    names = [name for name, _ in finding.chart]
-    bars = panel.barh(names, [value for _, value in finding.chart], color="#4c8fbd")
-    panel.bar_label(bars, fmt="%.3g", padding=3)
-    panel.invert_yaxis()
-    panel.margins(x=0.15)
-    panel.set_xlabel(finding.unit)
-    panel.set_title(f"{experiment.name}: {finding.verdict}", loc="left", fontsize=10)
+    drawn = [n for n, column in enumerate(finding.columns, 1) if column.is_drawn]
+    if not drawn:
+        return
+    names = [row[0] for row in finding.rows]
+    height = 0.9 + 0.34 * len(names)
+    figure = Figure(figsize=(2.0 + 2.4 * len(drawn), height), layout="constrained")
+    panels = figure.subplots(1, len(drawn), sharey=True, squeeze=False)[0]
+    for panel, place in zip(panels, drawn, strict=True):
+        column = finding.columns[place - 1]
+        bars = panel.barh(names, [row[place] for row in finding.rows], color="#4c8fbd")
+        panel.bar_label(bars, fmt=f"{{:{column.form}}}", padding=3)
+        panel.margins(x=0.3)
+        panel.set_xlabel(column.name)
+        panel.tick_params(bottom=False, labelbottom=False)
+        if finding.marked is not None:
+            panel.axhline(names.index(finding.marked[0]) - 0.5, color="#c0504d", lw=1, ls="--")
+    panels[0].invert_yaxis()
+    panels[0].set_ylabel(finding.arms)
+    title = f"{experiment.name}: {finding.verdict}"
     if finding.marked is not None:
-        at, text = names.index(finding.marked[0]), finding.marked[1]
-        panel.axhline(at, color="#c0504d", linewidth=1, linestyle="--")
-        panel.annotate(text, (0.98, at), xycoords=("axes fraction", "data"), ha="right",
-                       va="bottom", color="#c0504d", fontsize=8)  # fmt: skip
-    stream = io.BytesIO()
-    figure.savefig(stream, format="svg", metadata={"Date": None})
-    path.write_bytes(stream.getvalue())
+        title += f" ({finding.marked[0]}: {finding.marked[1]})"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    with matplotlib.rc_context({"svg.hashsalt": experiment.name}):  # the same file each time
+        figure.savefig(path, metadata={"Date": None})

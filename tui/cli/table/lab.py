@@ -29,13 +29,15 @@ def lab(context: typer.Context) -> None:
 @commands.command(
     epilog=example(
         "stepscope lab run freeze",
+        "stepscope lab run prefix freeze --model smollm2",
         "stepscope lab run knee --engine engine-0",
         "stepscope lab run --all -o lab/",
     )
 )
 def run(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="the experiment", show_default=False)
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME...", help="the experiments", show_default=False),
     ] = None,
     runs_all: Annotated[bool, typer.Option("--all", help="run all of them")] = False,
     model: Annotated[
@@ -60,10 +62,10 @@ def run(
         ),
     ] = "",
 ) -> None:
-    """Run an experiment: record each arm, and say whether the claim holds here.
+    """Run experiments: record each arm, and say whether the claim holds here.
 
     Each arm is a run of the same engine with other knobs. Figures come from the recordings.
     """
     from stepscope.tui.cli.lab import lab as command
 
-    command.run(name, runs_all, model, engine, output)
+    command.run(names or (), runs_all, model, engine, output)

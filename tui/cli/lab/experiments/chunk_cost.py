@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from stepscope.tui.cli.lab.arm_run import ArmRun, seconds
-from stepscope.tui.cli.lab.experiment import Arm, Experiment, LabFinding, Work
+from stepscope.tui.cli.lab.experiment import Arm, Column, Experiment, LabFinding, Work
 
 _WORK = (Work("document", 0.0, 2048, 1, seed=7),)
 _CHUNKS = (64, 128, 256, 512, 1024)
@@ -16,7 +16,7 @@ def _judge(runs: Sequence[ArmRun]) -> LabFinding:
         times.append(sum(seconds(step) for step, _ in mine))
         computed.add(sum(row.num_tokens for _, row in mine))
         reread.append(sum(row.start for _, row in mine))  # K/V of earlier chunks, in tokens
-        rows.append((run.name, f"{len(mine)}", f"{times[-1]:.2f}", f"{reread[-1]:,}"))
+        rows.append((run.name, len(mine), times[-1], reread[-1]))
     holds = len(computed) == 1 and reread == sorted(reread, reverse=True) and reread[-1] == 0
     return LabFinding(
         "reproduced" if holds else "not here",
@@ -25,10 +25,13 @@ def _judge(runs: Sequence[ArmRun]) -> LabFinding:
         f"{_CHUNKS[0]}, none whole; {times[0]:.2f} s against {times[-1]:.2f} s. The time of "
         "writing K/V is in no record: that part is not tried",
         "" if holds else "the arms did not compute the same tokens",
-        ("chunk", "steps", "seconds", "tokens of K/V read again"),
+        "chunk",
+        (
+            Column("steps"),
+            Column("seconds of prefill", ".2f", is_drawn=True),
+            Column("tokens of K/V read again", is_drawn=True),
+        ),
         tuple(rows),
-        "seconds of prefill",
-        tuple((run.name, time_s) for run, time_s in zip(runs, times, strict=True)),
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from stepscope.tui.cli.lab.arm_run import ArmRun
-from stepscope.tui.cli.lab.experiment import Arm, Experiment, LabFinding, Work
+from stepscope.tui.cli.lab.experiment import Arm, Column, Experiment, LabFinding, Work
 
 _CHATS = tuple(Work(f"chat-{n}", 0.02 * n, 96, 150, seed=1 + n) for n in range(12))
 _DOCUMENT = (Work("document", 0.6, 4096, 8, seed=99),)
@@ -19,17 +19,23 @@ def _judge(runs: Sequence[ArmRun]) -> LabFinding:
         f"longest ITL {whole.value('itl_max'):,.0f} ms whole ({spikes[0]:.0f} times the "
         f"median), {chunked.value('itl_max'):,.0f} ms in chunks ({spikes[1]:.0f} times)",
         "" if holds else chunked.main_cause(),
-        ("arm", "ITL p50 ms", "ITL p99 ms", "ITL max ms", "TTFT of the document ms"),
+        "arm",
+        (
+            Column("ITL p50, ms", ",.1f"),
+            Column("ITL p99, ms", ",.1f"),
+            Column("longest ITL, ms", is_drawn=True),
+            Column("TTFT of the document, ms", is_drawn=True),
+        ),
         tuple(
             (
                 run.name,
-                *(f"{run.value(f'itl_{key}'):,.1f}" for key in ("p50", "p99", "max")),
-                f"{(run.requests('document')[0].ttft_ns or 0) / 1e6:,.0f}",
+                run.value("itl_p50"),
+                run.value("itl_p99"),
+                run.value("itl_max"),
+                (run.requests("document")[0].ttft_ns or 0) / 1e6,
             )
             for run in runs
         ),
-        "longest inter-token latency, ms",
-        tuple((run.name, run.value("itl_max")) for run in runs),
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from stepscope.tui.cli.lab.arm_run import ArmRun
-from stepscope.tui.cli.lab.experiment import Arm, Experiment, LabFinding, Work
+from stepscope.tui.cli.lab.experiment import Arm, Column, Experiment, LabFinding, Work
 
 _PROMPTS = tuple(Work(f"prompt-{n}", 0.5, 1024, 1, seed=50 + n) for n in range(6))
 _CHATS = tuple(Work(f"chat-{n}", 0.0, 32, 120, seed=1 + n) for n in range(8))
@@ -22,13 +22,12 @@ def _judge(runs: Sequence[ArmRun]) -> LabFinding:
         f"{alone:,.0f} tokens/s in steps of prefill alone, {mixed:,.0f} in mixed steps "
         f"({change:+.1%})",
         "" if holds else runs[1].main_cause(),
-        ("arm", "tokens/s", "mixed steps"),
+        "arm",
+        (Column("tokens a second of step time", is_drawn=True), Column("mixed steps", ".0%")),
         tuple(
-            (run.name, f"{rate:,.0f}", f"{run.value('mixed_steps'):.0%}")
+            (run.name, rate, run.value("mixed_steps"))
             for run, rate in zip(runs, (alone, mixed), strict=True)
         ),
-        "tokens a second of step time",
-        ((runs[0].name, alone), (runs[1].name, mixed)),
     )
 
 

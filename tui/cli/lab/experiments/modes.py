@@ -5,7 +5,7 @@ from typing import get_args
 
 from stepscope.engine.protocol.config import Batching
 from stepscope.tui.cli.lab.arm_run import ArmRun, milliseconds
-from stepscope.tui.cli.lab.experiment import Arm, Experiment, LabFinding, Work
+from stepscope.tui.cli.lab.experiment import Arm, Column, Experiment, LabFinding, Work
 
 _CHATS = tuple(Work(f"chat-{n}", 0.1 * n, 64 + 16 * n, 40 + 8 * n, seed=1 + n) for n in range(8))
 _DOCUMENTS = tuple(Work(f"document-{n}", 0.5 + 0.5 * n, 1024, 8, seed=99 + n) for n in range(2))
@@ -37,20 +37,27 @@ def _judge(runs: Sequence[ArmRun]) -> LabFinding:
         if holds
         else f"fewer tokens a second than the mode before: {', '.join(behind) or 'none'}; "
         f"{runs[last].main_cause()}",
-        ("mode", "TTFT p50 ms", "ITL p99 ms", "ITL max ms", "output tokens/s", "padded tokens"),
+        "mode",
+        (
+            Column("TTFT p50, ms", is_drawn=True),
+            Column("ITL p99, ms"),
+            Column("longest ITL, ms", is_drawn=True),
+            Column("output tokens/s", is_drawn=True),
+            Column("goodput, requests/s", ".2f", is_drawn=True),
+            Column("padded tokens"),
+        ),
         tuple(
             (
                 run.name,
-                f"{_ttft_ms(run):,.0f}",
-                f"{run.value('itl_p99'):,.0f}",
-                f"{wait:,.0f}",
-                f"{rate:,.0f}",
-                f"{run.side.totals.num_padded_tokens:,}",
+                _ttft_ms(run),
+                run.value("itl_p99"),
+                wait,
+                rate,
+                run.value("goodput_per_s"),
+                run.side.totals.num_padded_tokens,
             )
             for run, rate, wait in zip(runs, rates, waits, strict=True)
         ),
-        "output tokens a second",
-        tuple(zip(names, rates, strict=True)),
     )
 
 

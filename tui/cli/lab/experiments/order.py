@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from stepscope.tui.cli.lab.arm_run import ArmRun, milliseconds
-from stepscope.tui.cli.lab.experiment import Arm, Experiment, LabFinding, Work
+from stepscope.tui.cli.lab.experiment import Arm, Column, Experiment, LabFinding, Work
 
 _CHATS = tuple(Work(f"chat-{n}", 0.02 * n, 96, 60, seed=1 + n) for n in range(10))
 _DOCUMENTS = tuple(Work(f"document-{n}", 0.2, 1024, 8, seed=99 + n) for n in range(2))
@@ -27,19 +27,23 @@ def _judge(runs: Sequence[ArmRun]) -> LabFinding:
         f"by priority; 4 seats in place of 16 take output from {seats[0]:,.0f} to "
         f"{seats[1]:,.0f} tokens/s",
         "" if holds else f"{priority.main_cause()}",
-        ("arm", "ITL p99 ms", "TTFT of urgent ms", "TTFT of all ms", "output tokens/s"),
+        "arm",
+        (
+            Column("ITL p99, ms"),
+            Column("TTFT of urgent requests, ms", is_drawn=True),
+            Column("TTFT of all, ms"),
+            Column("output tokens/s", is_drawn=True),
+        ),
         tuple(
             (
                 run.name,
-                f"{run.value('itl_p99'):,.0f}",
-                f"{_ttft_ms(run, 'urgent'):,.0f}",
-                f"{_ttft_ms(run, ''):,.0f}",
-                f"{run.value('out_tokens_per_s'):,.0f}",
+                run.value("itl_p99"),
+                _ttft_ms(run, "urgent"),
+                _ttft_ms(run, ""),
+                run.value("out_tokens_per_s"),
             )
             for run in runs
         ),
-        "time to first token of urgent requests, ms",
-        tuple((run.name, _ttft_ms(run, "urgent")) for run in runs),
     )
 
 

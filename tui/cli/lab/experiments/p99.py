@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from stepscope.tui.cli.lab.arm_run import ArmRun
-from stepscope.tui.cli.lab.experiment import Arm, Experiment, LabFinding, Work
+from stepscope.tui.cli.lab.experiment import Arm, Column, Experiment, LabFinding, Work
 
 _CHATS = tuple(Work(f"chat-{n}", 0.02 * n, 96, 200, seed=1 + n) for n in range(12))
 _DOCUMENTS = tuple(Work(f"document-{n}", 0.4 + 1.1 * n, 4096, 8, seed=99 + n) for n in range(3))
@@ -21,13 +21,9 @@ def _judge(runs: Sequence[ArmRun]) -> LabFinding:
         f"ITL p99 {itl.a:,.0f} to {itl.b:,.0f} ms ({falls:.1f} times less), output "
         f"{out.a:,.0f} to {out.b:,.0f} tokens/s ({change:+.1%})",
         "" if holds else runs[1].main_cause(),
-        ("arm", "ITL p99 ms", "output tokens/s"),
-        tuple(
-            (run.name, f"{run.value('itl_p99'):,.1f}", f"{run.value('out_tokens_per_s'):,.0f}")
-            for run in runs
-        ),
-        "p99 of the inter-token latency, ms",
-        tuple((run.name, run.value("itl_p99")) for run in runs),
+        "arm",
+        (Column("ITL p99, ms", ",.1f", is_drawn=True), Column("output tokens/s", is_drawn=True)),
+        tuple((run.name, run.value("itl_p99"), run.value("out_tokens_per_s")) for run in runs),
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from stepscope.tui.cli.lab.arm_run import ArmRun
-from stepscope.tui.cli.lab.experiment import Arm, Experiment, LabFinding, Work
+from stepscope.tui.cli.lab.experiment import Arm, Column, Experiment, LabFinding, Work
 
 _LENGTHS = (120, 900, 300, 1800, 450, 700, 220, 1300)
 _WORK = tuple(
@@ -31,9 +31,8 @@ def _judge(runs: Sequence[ArmRun]) -> LabFinding:
         f"{waste_reserved:.0%} where each request reserves {info.max_model_len:,} "
         "(counted of the same steps)",
         "" if holds else f"a request has {used / max(1, num_rows):,.0f} tokens on average",
-        ("way", "wasted"),
-        (("paged blocks", f"{waste_paged:.1%}"), ("reserved rows", f"{waste_reserved:.1%}")),
-        "share of reserved tokens that is empty",
+        "way",
+        (Column("share of reserved tokens that is empty", ".1%", is_drawn=True),),
         (("paged blocks", waste_paged), ("reserved rows", waste_reserved)),
     )
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from stepscope.tui.cli.lab.arm_run import ArmRun
-from stepscope.tui.cli.lab.experiment import Arm, Experiment, LabFinding, Work
+from stepscope.tui.cli.lab.experiment import Arm, Column, Experiment, LabFinding, Work
 
 _KNOBS = {"max_num_batched_tokens": 256}
 
@@ -17,18 +17,16 @@ def _judge(runs: Sequence[ArmRun]) -> LabFinding:
         f"{num_steps[0]} chunks cold, {num_steps[1]} with {warm.num_cached_tokens or 0} of "
         f"{warm.num_prompt_tokens:,} tokens cached",
         "" if holds else "the beginning was not in the cache, or the budget was shared",
-        ("arm", "chunks", "cached tokens", "TTFT ms"),
+        "arm",
+        (
+            Column("chunks", is_drawn=True),
+            Column("cached tokens"),
+            Column("TTFT, ms", is_drawn=True),
+        ),
         tuple(
-            (
-                run.name,
-                f"{num}",
-                f"{each.num_cached_tokens or 0}",
-                f"{(each.ttft_ns or 0) / 1e6:.0f}",
-            )
+            (run.name, num, each.num_cached_tokens or 0, (each.ttft_ns or 0) / 1e6)
             for run, num, each in zip(runs, num_steps, (cold, warm), strict=True)
         ),
-        "chunks",
-        tuple((run.name, float(num)) for run, num in zip(runs, num_steps, strict=True)),
     )
 
 

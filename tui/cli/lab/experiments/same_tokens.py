@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from stepscope.tui.cli.lab.arm_run import ArmRun
-from stepscope.tui.cli.lab.experiment import Arm, ArmChange, Experiment, LabFinding, Work
+from stepscope.tui.cli.lab.experiment import Arm, ArmChange, Column, Experiment, LabFinding, Work
 
 _NAME = "one"
 _WORK = (Work(_NAME, 0.0, 300, 32, seed=1),)
@@ -42,10 +42,10 @@ def _judge(runs: Sequence[ArmRun]) -> LabFinding:
         rows.append(
             (
                 run.name,
-                f"{run.num_prefill_steps(_NAME)}",
-                f"{request.num_cached_tokens or 0}",
-                f"{request.num_preemptions}",
-                f"{num} of {len(whole)}",
+                run.num_prefill_steps(_NAME),
+                request.num_cached_tokens or 0,
+                request.num_preemptions,
+                num,
             )
         )
     missed = "" if runs[-1].requests(_NAME)[0].num_preemptions else "; nothing was preempted here"
@@ -56,10 +56,14 @@ def _judge(runs: Sequence[ArmRun]) -> LabFinding:
         if num_same == len(runs)
         else "sums in another order round differently, and a near "
         "tie between two tokens then falls the other way",
-        ("arm", "prefill steps", "cached", "preempted", "equal tokens"),
+        "arm",
+        (
+            Column("prefill steps"),
+            Column("cached"),
+            Column("preempted"),
+            Column(f"equal tokens of {len(whole)}", is_drawn=True),
+        ),
         tuple(rows),
-        "equal tokens",
-        tuple((row[0], float(row[4].split()[0])) for row in rows),
     )
 
 
