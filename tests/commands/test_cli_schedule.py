@@ -213,9 +213,7 @@ def test_it_needs_no_torch(tmp_path: Path) -> None:
 def test_all_modes_of_a_workload_are_one_table(run: Run) -> None:
     table = run(PREEMPTION, "--summary", "--modes", "all").stdout.splitlines()
     assert table[0].startswith("mode        TTFT p50 steps")
-    assert [line.split()[0] for line in table[1:]] == [
-        "naive", "static", "continuous", "separate", "chunked",
-    ]  # fmt: skip
+    assert [line.split()[0] for line in table[1:]] == list(get_args(Batching))
     found = json.loads(run(PREEMPTION, "--summary", "--modes", "naive,chunked", "--json").stdout)
     assert found["naive"]["num_preemptions"] == 0 < found["chunked"]["num_preemptions"]
 

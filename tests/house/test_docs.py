@@ -62,7 +62,9 @@ def test_the_readme_stays_short() -> None:
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 150
 
 
-@pytest.mark.parametrize(("page", "generated"), generated_docs.pages().items())
+@pytest.mark.parametrize(
+    ("page", "generated"), generated_docs.pages().items(), ids=list(generated_docs.pages())
+)
 def test_a_generated_page_is_what_its_table_says(page: str, generated: str) -> None:
     text = (generated_docs.DOCS / f"{page}.md").read_text("utf-8")
     assert text == generated_docs.written_anew(text, generated), "run 'make docs'"
