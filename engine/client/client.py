@@ -225,10 +225,23 @@ class ControlClient:
         who: str,
         expected_version: int | None = None,
         dry_run: bool = False,
+        *,
+        reason: str = "",
+        lease_s: float | None = None,
     ) -> Ack:
-        """Change knobs; the Ack names the first step with the new values and the new version."""
+        """Change knobs; the Ack names the first step with the new values and the new version.
+
+        Args:
+            reason: for the audit trail.
+            lease_s: after so long without another such change the engine puts the values back.
+        """
         command = SetKnobs(
-            changes=dict(changes), who=who, expected_version=expected_version, dry_run=dry_run
+            changes=dict(changes),
+            who=who,
+            expected_version=expected_version,
+            dry_run=dry_run,
+            reason=reason,
+            lease_s=lease_s,
         )
         return self._ask_for(Ack, command)
 

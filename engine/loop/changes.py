@@ -53,7 +53,8 @@ def settled(core: EngineCore, command: Change, asker: Asker, is_alone: bool) -> 
                 _changed_knobs(core, command)
         elif isinstance(command, Abort):
             _check_running(core, command.request_id)
-        if is_alone and (nothing := _nothing_to_do(core, command)) is not None:
+        is_lease = isinstance(command, SetKnobs) and core.lease.concerns(command)
+        if is_alone and not is_lease and (nothing := _nothing_to_do(core, command)) is not None:
             return Settled(_done(core, nothing), is_audited=False)
     except ConfigError as error:
         return Settled(_refused(core, error), _is_audited(command, error))
@@ -66,6 +67,8 @@ def apply_change(core: EngineCore, call: Call, command: Change) -> None:
     try:
         _check_seen(core, command, asker)
         nothing = _nothing_to_do(core, command)
+        if isinstance(command, SetKnobs) and not command.dry_run:
+            core.lease.note(command, asker, core.scheduler.knobs.as_dict(), core.clock())
         effect = nothing or _CHANGES[type(command)](core, command, asker)
     except ConfigError as error:
         if _is_audited(command, error):
@@ -75,6 +78,17 @@ def apply_change(core: EngineCore, call: Call, command: Change) -> None:
     if nothing is None:
         core.audit.done(command, asker, core.next_step, effect)
     call.client.reply(_done(core, effect))
+
+
+def end_lease_if_due(core: EngineCore) -> None:
+    """Put leased knobs back when their client has fallen silent."""
+    ended = core.lease.end_if_due(core.clock())
+    if ended is None:
+        return
+    command = SetKnobs(changes=ended.before, reason="given back: no word from their client")
+    if _nothing_to_do(core, command) is None:
+        effect = _set_knobs(core, command, ended.asker)
+        core.audit.done(command, ended.asker, core.next_step, effect)
 
 
 def _nothing_to_do(core: EngineCore, command: Change) -> ChangeEffect | None:
@@ -184,7 +198,7 @@ def _set_knobs(core: EngineCore, command: SetKnobs, asker: Asker) -> ChangeEffec
             time_ns=core.clock(),
         )
     )
-    return ChangeEffect(was, changed, version=core.knobs_version)
+    return ChangeEffect(was, changed, command.reason, version=core.knobs_version)
 
 
 def _pause(core: EngineCore, _: Pause, __: Asker) -> ChangeEffect:

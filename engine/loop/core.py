@@ -24,6 +24,7 @@ from stepscope.engine.loop.inbox import (
     Settled,
     Turn,
 )
+from stepscope.engine.loop.knob_lease import KnobLease
 from stepscope.engine.loop.new_requests import NewRequests
 from stepscope.engine.loop.outlet import OwnWorkload, TelemetryOutlet, TelemetrySink
 from stepscope.engine.loop.pending_step import PendingStep
@@ -55,6 +56,7 @@ class CommandTable(Protocol):
     def settled(
         self, core: "EngineCore", command: Change, asker: Asker, is_alone: bool
     ) -> Settled | None: ...
+    def end_lease_if_due(self, core: "EngineCore") -> None: ...
 
 
 class EngineCore:
@@ -112,6 +114,7 @@ class EngineCore:
         self.stopping = False
         self._outlet = TelemetryOutlet(sink, scheduler, workload, self.control_tally)
         self.audit = AuditTrail(self._outlet.publish, runner.clock)
+        self.lease = KnobLease()
         self.snapshots = SnapshotDesk(self.snapshot, runner.clock)
         self.kept_snapshots = KeptSnapshots()
         self._commands = commands
@@ -222,6 +225,10 @@ class EngineCore:
             self.settle()
             self.publish_heartbeat(idle=False)
         self._turn.take(self.inbox, self._take)
+        lease_due_ns = self.lease.due_ns
+        if lease_due_ns is not None and self.runner.clock() >= lease_due_ns:
+            self.settle()
+            self._commands.end_lease_if_due(self)
         due_ns = self.snapshots.due_ns
         if due_ns is not None:
             if self.has_step_in_flight and self.runner.clock() >= due_ns:
@@ -318,7 +325,7 @@ class EngineCore:
 
     def publish_status(self, state: EngineState, now_ns: int) -> None:
         """How it stands, and what happened since the last message."""
-        self._outlet.publish_status(state, self.last_step, now_ns)
+        self._outlet.publish_status(state, self.last_step, now_ns, self.lease.published())
 
     def keep_snapshot(self, now_ns: int) -> None:
         """Keep a snapshot for late joiners, if one is due."""
@@ -359,6 +366,7 @@ class EngineCore:
             num_dropped=self._outlet.num_dropped,
             workload=None if self.workload is None else self.workload.spec,
             control=self.control_tally.counts(),
+            leased=self.lease.published(),
             audit=self.audit.last(),
             transcripts=None
             if self.token_publisher is None

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from stepscope.engine.loop.changes import apply_change
+from stepscope.engine.loop.changes import end_lease_if_due as end_lease_if_due
 from stepscope.engine.loop.changes import settled as settled
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call

@@ -5,7 +5,7 @@ from typing import Protocol
 from stepscope.engine.loop.control_tally import ControlTally
 from stepscope.engine.loop.pending_step import PendingStep
 from stepscope.engine.protocol.pause_trail import PauseTrail
-from stepscope.engine.protocol.wire import EngineState, EngineStatus, Telemetry
+from stepscope.engine.protocol.wire import EngineState, EngineStatus, LeasedKnobs, Telemetry
 from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.telemetry.step_draft import StepDraft
@@ -83,7 +83,9 @@ class TelemetryOutlet:
             self._set_pauses(self.pauses.after_step(draft.schedule_start_ns, draft.tokens_ns))
         sink.publish(draft)
 
-    def publish_status(self, state: EngineState, last_step: int, now_ns: int) -> None:
+    def publish_status(
+        self, state: EngineState, last_step: int, now_ns: int, leased: LeasedKnobs | None
+    ) -> None:
         """How the engine stands. There must be no step in flight."""
         scheduler = self._scheduler
         workload = None if self._workload is None else self._workload.spec  # once: it may end
@@ -103,6 +105,7 @@ class TelemetryOutlet:
                 workload=None if workload is None else describe(workload),
                 control=self._control_tally.counts(),
                 workload_spec=None if workload is None else fields_of(workload),
+                leased=leased,
             )
         )
 

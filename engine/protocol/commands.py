@@ -21,6 +21,7 @@ from stepscope.engine.protocol.workload_spec import WorkloadSpec
 
 MAX_COMMAND_BYTES = 8 * 1024 * 1024
 MAX_PAST_S = 3_600.0
+MAX_LEASE_S = 60.0
 
 Name: TypeAlias = Annotated[str, Meta(max_length=256)]
 TokenIds: TypeAlias = Annotated[list[TokenId], Meta(max_length=1_000_000)]
@@ -88,13 +89,19 @@ class Change(Command, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SetKnobs(Change, frozen=True, kw_only=True):
-    """All of `changes` or none. `expected_version` guards against overwriting another's change."""
+    """All of `changes` or none. `expected_version` guards against overwriting another's change.
+
+    With `lease_s` they hold for so long: unless the client sends a change with a lease again, the
+    engine puts the values from before the lease back.
+    """
 
     doing = "changing knobs"
 
     changes: Annotated[dict[Name, KnobValue], Meta(min_length=1, max_length=64)]
     expected_version: int | None = None
     dry_run: bool = False
+    reason: Annotated[str, Meta(max_length=200)] = ""  # for the audit trail
+    lease_s: Annotated[float, Meta(gt=0, le=MAX_LEASE_S)] | None = None
 
 
 class Pause(Change, frozen=True):

@@ -201,6 +201,13 @@ class StepInFlight(Telemetry, frozen=True, kw_only=True):
     token_budget: int | None = None
 
 
+class LeasedKnobs(Struct, frozen=True):
+    """Knobs that a client moves. They go back when it falls silent."""
+
+    who: str
+    before: dict[str, KnobValue]  # the values they go back to
+
+
 class ControlCounts(Struct, frozen=True, omit_defaults=True):
     """What the control socket did not take, so far."""
 
@@ -231,6 +238,7 @@ class EngineStatus(Telemetry, frozen=True, kw_only=True):
     control: ControlCounts | None = None  # None: nothing was refused
     # The fields of its `WorkloadSpec` that have a value; None: no workload, or it is unknown.
     workload_spec: dict[str, KnobValue] | None = None
+    leased: LeasedKnobs | None = None
 
 
 class Audited(Telemetry, frozen=True, kw_only=True):
@@ -279,6 +287,7 @@ class Snapshot(Telemetry, frozen=True, kw_only=True):
     workload_spec: dict[str, KnobValue] | None = None  # as in `EngineStatus`
     in_flight: StepInFlight | None = None  # of a snapshot that an observer made
     totals: Totals | None = None  # of the last step
+    leased: LeasedKnobs | None = None
 
 
 class Mark(Telemetry, frozen=True, kw_only=True):

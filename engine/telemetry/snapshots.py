@@ -6,6 +6,7 @@ from stepscope.engine.protocol.wire import (
     ControlCounts,
     EngineInfo,
     EngineState,
+    LeasedKnobs,
     PauseSpan,
     RequestView,
     Snapshot,
@@ -53,6 +54,7 @@ def snapshot(
     audit: list[Audited] | None = None,
     transcripts: list[Transcript] | None = None,
     pauses: list[PauseSpan] | None = None,
+    leased: LeasedKnobs | None = None,
 ) -> Snapshot:
     """Everything at once, true right after the message `sequence` was published."""
     return Snapshot(
@@ -73,4 +75,5 @@ def snapshot(
         audit=audit or None,
         transcripts=transcripts,
         pauses=pauses,
+        leased=leased,
     )

@@ -23,6 +23,7 @@ from stepscope.engine.protocol.wire import (
     KnobsChanged,
     KnobValue,
     KVCounts,
+    LeasedKnobs,
     RequestEvent,
     RequestView,
     Snapshot,
@@ -68,6 +69,7 @@ class SessionState:
     pauses: PauseTrail = PauseTrail()  # noqa: RUF009 - it is never changed
     in_flight: StepInFlight | None = None  # a step that takes long and has not ended
     totals: Totals | None = None  # of the last step, where the engine tells no more of it
+    leased: LeasedKnobs | None = None  # knobs that a client moves by itself
 
     # Copies
 
@@ -123,6 +125,7 @@ class SessionState:
             audit=self.audit or None,
             pauses=None if self.pauses.spans is None else list(self.pauses.spans),
             in_flight=self.in_flight,
+            leased=self.leased,
         )
 
     @classmethod
@@ -154,6 +157,7 @@ class SessionState:
             audit=snapshot.audit or [],
             pauses=pauses_in(snapshot),
             in_flight=snapshot.in_flight,
+            leased=snapshot.leased,
         )
 
     @property
@@ -226,6 +230,7 @@ class SessionState:
         self.num_dropped = status.num_dropped
         self.workload = status.workload
         self.workload_spec = status.workload_spec
+        self.leased = status.leased
         self.control = status.control
 
     def take_step(self, record: StepRecord, rows: list[BatchRow] | None) -> Outcome:

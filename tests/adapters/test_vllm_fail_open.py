@@ -169,6 +169,15 @@ def test_a_new_budget_holds_from_the_next_schedule_and_one_above_the_start_is_re
     assert scheduler.max_num_scheduled_tokens == 64
 
 
+def test_a_leased_budget_goes_back_when_its_client_falls_silent(attach: Attach) -> None:
+    scheduler = PlayedScheduler("0.32.0", "chunked")
+    attachment = attach(scheduler)
+    with ControlClient(attachment.core.info.control_endpoint) as client:
+        client.set_knobs({"max_num_batched_tokens": 32}, "a test", lease_s=0.2)
+        assert scheduler.max_num_scheduled_tokens == 32
+        wait_for(lambda: scheduler.max_num_scheduled_tokens == 64, "the first budget")
+
+
 def test_sockets_are_gone_before_vllm_waits_for_its_workers(attach: Attach, tmp_path: Path) -> None:
     scheduler = PlayedScheduler("0.32.0", "chunked")
     before = outside(scheduler)

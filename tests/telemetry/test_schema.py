@@ -37,6 +37,7 @@ from stepscope.engine.protocol.wire import (
     KnobSpec,
     KVCounts,
     LatencyEstimate,
+    LeasedKnobs,
     Mark,
     PauseSpan,
     Phase,
@@ -175,6 +176,7 @@ IN_FLIGHT = StepInFlight(
     prefills=[PrefillPart(17, 1024, 512)],
     token_budget=2048,
 )
+LEASED = LeasedKnobs("autopilot", {"max_num_batched_tokens": 512})
 AUDITED = Audited(
     number=12,
     command="SetKnobs",
@@ -252,6 +254,7 @@ MESSAGES: dict[str, Telemetry] = {
         workload="mixed",
         control=ControlCounts(bad=1, limited=2, denied=3, keyless=4),
         workload_spec={"rate": 2.5, "output_tokens": 64},
+        leased=LEASED,
     ),
     "EngineStatus.least": EngineStatus(**_STATUS, state="idle"),
     "Snapshot.full": Snapshot(
@@ -282,6 +285,7 @@ MESSAGES: dict[str, Telemetry] = {
         in_flight=IN_FLIGHT,
         workload_spec={"rate": 2.5, "output_tokens": 64},
         totals=TOTALS,
+        leased=LEASED,
     ),
     "Snapshot.least": Snapshot(
         **_SNAPSHOT, info=INFO, knobs={}, state="draining", requests=[], blocks=None, kv=None

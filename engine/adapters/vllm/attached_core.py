@@ -12,6 +12,7 @@ from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.audit import AuditTrail
 from stepscope.engine.loop.control_tally import ControlTally
 from stepscope.engine.loop.inbox import Call, Denial, Departure, Inbox, Item, Refusal
+from stepscope.engine.loop.knob_lease import KnobLease
 from stepscope.engine.loop.snapshot_desk import SnapshotDesk
 from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import (
@@ -70,6 +71,7 @@ class AttachedCore:
         self.has_step_in_flight = False  # steps are published in order, whatever is in flight
         self.pauses = PauseTrail(())
         self.audit = AuditTrail(self.publish, time.monotonic_ns)
+        self.lease = KnobLease()
         self.snapshots = SnapshotDesk(self.snapshot, time.monotonic_ns)
         self.kept_snapshots = KeptSnapshots()
         self._watcher = watcher
@@ -89,6 +91,10 @@ class AttachedCore:
                 self._refuse(item)
         else:
             assert isinstance(item, Departure), "only vLLM takes requests"
+
+    def end_lease_if_due(self) -> None:
+        """Put leased knobs back when their client has fallen silent."""
+        dispatch.end_lease_if_due(cast("EngineCore", self))
 
     def _refuse(self, call: Call) -> None:
         command = call.command
@@ -119,6 +125,7 @@ class AttachedCore:
             num_waiting=len(face.waiting),
             control=self.control_tally.counts(),
             audit=self.audit.last(),
+            leased=self.lease.published(),
             pauses=list(self.pauses.spans or ()),
         )
 
@@ -153,6 +160,7 @@ class AttachedCore:
                 events=self._watcher.drain_events(),
                 num_dropped=self.sink.num_dropped,
                 control=self.control_tally.counts(),
+                leased=self.lease.published(),
             )
         )
 

@@ -217,6 +217,7 @@ class Attachment:
                 core.take(core.inbox.get_nowait())
             except queue.Empty:
                 break
+        core.end_lease_if_due()
         core.snapshots.serve()
         core.audit.publish_if_due()
         core.heartbeat.publish(idle=not self.watcher.has_work)

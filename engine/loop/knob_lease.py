@@ -1,0 +1,75 @@
+"""`KnobLease`: knobs that go back to what they were when their client falls silent."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from stepscope.engine.protocol.asker import Asker
+from stepscope.engine.protocol.commands import SetKnobs
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.wire import KnobValue, LeasedKnobs
+
+
+class EndedLease(NamedTuple):
+    """What to put back, and for whom it was held."""
+
+    asker: Asker
+    before: dict[str, KnobValue]
+
+
+class KnobLease:
+    """Of one client at a time. Belongs to the engine's thread.
+
+    Attributes:
+        due_ns: when it ends without a renewal; None: no knob is leased.
+    """
+
+    def __init__(self) -> None:
+        self.due_ns: int | None = None
+        self._asker = Asker("")
+        self._before: dict[str, KnobValue] = {}
+
+    def concerns(self, command: SetKnobs) -> bool:
+        """Whether it begins, renews or ends a lease. From any thread."""
+        return command.lease_s is not None or self.due_ns is not None
+
+    def note(
+        self, command: SetKnobs, asker: Asker, knobs: Mapping[str, KnobValue], now_ns: int
+    ) -> None:
+        """Take a change that is about to be made.
+
+        One without a lease is meant to last: its knobs are leased no more.
+
+        Args:
+            knobs: as they are before it.
+
+        Raises:
+            ConfigError: another client has the lease.
+        """
+        if command.lease_s is None:
+            for name in command.changes:
+                self._before.pop(name, None)
+            if not self._before:
+                self.due_ns = None
+            return
+        if self.due_ns is not None and asker != self._asker:
+            raise ConfigError(
+                "leased", f"{self._asker.name} holds {', '.join(self._before)}: stop that one first"
+            )
+        self._asker = asker
+        for name in command.changes:
+            self._before.setdefault(name, knobs[name])
+        self.due_ns = now_ns + round(command.lease_s * 1e9)
+
+    def end_if_due(self, now_ns: int) -> EndedLease | None:
+        """The lease that has just ended, once."""
+        if self.due_ns is None or now_ns < self.due_ns:
+            return None
+        ended = EndedLease(self._asker, self._before)
+        self.due_ns, self._before = None, {}
+        return ended
+
+    def published(self) -> LeasedKnobs | None:
+        """As telemetry has it."""
+        if self.due_ns is None:
+            return None
+        return LeasedKnobs(who=self._asker.name, before=dict(self._before))

@@ -1,0 +1,144 @@
+"""Knobs on lease: they go back when the client that moves them falls silent."""
+
+import pytest
+
+from stepscope.engine.loop import dispatch
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.inbox import Call
+from stepscope.engine.protocol.asker import Asker
+from stepscope.engine.protocol.commands import Ack, AnyReply, Error, SetKnobs, Submit
+from stepscope.engine.protocol.config import Knobs, Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import Audited, EngineStatus, KnobValue
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.simulation.simulated import SimulatedRunner, simulated_info
+from stepscope.engine.simulation.step_time import CostModel
+from tests.support.core_ends import Client, Sink
+
+LIMITS = Limits(max_num_batched_tokens=512, max_num_seqs=8, max_model_len=256)
+BUDGET, SEATS = "max_num_batched_tokens", "max_num_seqs"
+PILOT = Asker("pilot")
+LEASE_S = 5.0
+
+
+class Engine:
+    """A core on a virtual clock, whose steps take 10 ms."""
+
+    def __init__(self, *, overlap: bool) -> None:
+        self.sink = Sink()
+        self.runner = SimulatedRunner(CostModel(floor_ms=10, token_us=0, context_ns=0, host_ms=0))
+        knobs = Knobs(max_num_batched_tokens=256, max_num_seqs=8)
+        scheduler = Scheduler(KVCacheManager(64, 16), knobs, LIMITS)
+        info = simulated_info(LIMITS, 64, 16, seed=0)
+        self.core = EngineCore(
+            info, self.runner, scheduler, LIMITS, self.sink, dispatch, overlap=overlap
+        )
+
+    def set(self, lease_s: float | None, asker: Asker = PILOT, **changes: KnobValue) -> AnyReply:
+        client = Client()
+        command = SetKnobs(changes=changes, lease_s=lease_s, reason="a try")
+        self.core.inbox.put(Call(command, client, asker=asker))
+        self.core.step()
+        (reply,) = client.replies
+        return reply
+
+    def run(self, seconds: float) -> None:
+        """Steps with one request after another."""
+        end_ns = self.core.clock() + round(seconds * 1e9)
+        while self.core.clock() < end_ns:
+            if not self.core.scheduler.has_work():
+                submit = Submit(sampling=SamplingParams(max_tokens=200, ignore_eos=True))
+                self.core.inbox.put(Call(submit, Client(), [1, 2, 3]))
+            self.core.step()
+            self.core.publish_heartbeat(idle=False)
+
+    def wait(self, seconds: float) -> None:
+        """No step runs."""
+        self.runner.advance_to(self.core.clock() + round(seconds * 1e9))
+        self.core.step()
+        self.core.publish_heartbeat(idle=True)
+
+    @property
+    def knobs(self) -> tuple[KnobValue, KnobValue]:
+        knobs = self.core.scheduler.knobs.as_dict()
+        return knobs[BUDGET], knobs[SEATS]
+
+    @property
+    def audited(self) -> list[Audited]:
+        return [message for message in self.sink.messages if isinstance(message, Audited)]
+
+
+@pytest.fixture(params=[False, True], ids=["in turn", "overlapped"])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    return Engine(overlap=request.param)
+
+
+def test_knobs_go_back_when_their_client_falls_silent(engine: Engine) -> None:
+    engine.set(LEASE_S, max_num_batched_tokens=128)
+    engine.set(LEASE_S, max_num_batched_tokens=64, max_num_seqs=4)
+    engine.run(LEASE_S / 2)
+    assert engine.knobs == (64, 4)
+    engine.run(LEASE_S)
+    assert engine.knobs == (256, 8)
+    given_back = engine.audited[-1]
+    assert given_back.new == {BUDGET: 256, SEATS: 8}
+    assert given_back.who == PILOT.who
+    assert "no word" in given_back.detail
+    engine.run(2 * LEASE_S)
+    assert engine.audited[-1] == given_back
+
+
+def test_an_idle_engine_gives_knobs_back_too(engine: Engine) -> None:
+    engine.set(LEASE_S, max_num_batched_tokens=64)
+    engine.wait(LEASE_S + 1)
+    assert engine.knobs == (256, 8)
+
+
+def test_a_renewal_holds_them_and_is_not_audited(engine: Engine) -> None:
+    engine.set(LEASE_S, max_num_batched_tokens=64)
+    for _ in range(4):
+        engine.run(LEASE_S / 2)
+        assert isinstance(engine.set(LEASE_S, max_num_batched_tokens=64), Ack)
+    assert engine.knobs == (64, 8)
+    assert [entry.new for entry in engine.audited] == [{BUDGET: 64}]
+    assert engine.audited[0].detail == "a try"
+
+
+def test_a_renewal_always_comes_to_the_thread_of_the_engine(engine: Engine) -> None:
+    engine.set(LEASE_S, max_num_batched_tokens=64)
+    renewal = SetKnobs(changes={BUDGET: 64}, lease_s=LEASE_S)
+    assert engine.core.settled(renewal, PILOT, True) is None
+
+
+def test_a_change_without_a_lease_stays(engine: Engine) -> None:
+    engine.set(LEASE_S, max_num_batched_tokens=64, max_num_seqs=4)
+    engine.set(None, Asker("a person"), max_num_batched_tokens=100)
+    engine.wait(LEASE_S + 1)
+    assert engine.knobs == (100, 8)
+
+
+def test_a_second_client_gets_no_lease_meanwhile(engine: Engine) -> None:
+    engine.set(LEASE_S, max_num_batched_tokens=64)
+    reply = engine.set(LEASE_S, Asker("another"), max_num_batched_tokens=32)
+    assert isinstance(reply, Error)
+    assert reply.code == "leased"
+    assert "pilot" in reply.message
+    assert engine.knobs == (64, 8)
+
+
+def test_a_refused_change_begins_no_lease(engine: Engine) -> None:
+    reply = engine.set(LEASE_S, max_num_batched_tokens=100_000)
+    assert isinstance(reply, Error)
+    assert engine.core.lease.due_ns is None
+
+
+def test_telemetry_says_who_holds_which_knobs(engine: Engine) -> None:
+    engine.set(LEASE_S, max_num_batched_tokens=64)
+    assert engine.core.snapshot().leased is not None
+    engine.wait(1.1)
+    status = [each for each in engine.sink.messages if isinstance(each, EngineStatus)][-1]
+    assert status.leased is not None
+    assert (status.leased.who, status.leased.before) == ("pilot", {BUDGET: 256})
+    engine.wait(LEASE_S)
+    assert engine.core.snapshot().leased is None
