@@ -68,7 +68,7 @@ def apply_change(core: EngineCore, call: Call, command: Change) -> None:
         _check_seen(core, command, asker)
         nothing = _nothing_to_do(core, command)
         if isinstance(command, SetKnobs) and not command.dry_run:
-            core.lease.note(command, asker, core.scheduler.knobs.as_dict(), core.clock())
+            core.lease.note(command, asker, core.scheduler.knobs.as_dict())
         effect = nothing or _CHANGES[type(command)](core, command, asker)
     except ConfigError as error:
         if _is_audited(command, error):
@@ -82,7 +82,7 @@ def apply_change(core: EngineCore, call: Call, command: Change) -> None:
 
 def end_lease_if_due(core: EngineCore) -> None:
     """Put leased knobs back when their client has fallen silent."""
-    ended = core.lease.end_if_due(core.clock())
+    ended = core.lease.end_if_due()
     if ended is None:
         return
     command = SetKnobs(changes=ended.before, reason="given back: no word from their client")

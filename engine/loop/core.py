@@ -77,6 +77,7 @@ class EngineCore:
         token_publisher: keeps prompts and outputs for telemetry; None: tokens stay here.
         control_tally: what the control socket refused; None: an empty one.
         anchor: brings the clocks in `info` up to date before it is published.
+        lease: of its knobs; None: one by the wall clock.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class EngineCore:
         token_publisher: TokenPublisher | None = None,
         control_tally: ControlTally | None = None,
         anchor: Callable[[EngineInfo], EngineInfo] | None = None,
+        lease: KnobLease | None = None,
     ) -> None:
         self.info = info
         self.runner = runner
@@ -114,7 +116,7 @@ class EngineCore:
         self.stopping = False
         self._outlet = TelemetryOutlet(sink, scheduler, workload, self.control_tally)
         self.audit = AuditTrail(self._outlet.publish, runner.clock)
-        self.lease = KnobLease()
+        self.lease = KnobLease() if lease is None else lease
         self.snapshots = SnapshotDesk(self.snapshot, runner.clock)
         self.kept_snapshots = KeptSnapshots()
         self._commands = commands
@@ -225,8 +227,7 @@ class EngineCore:
             self.settle()
             self.publish_heartbeat(idle=False)
         self._turn.take(self.inbox, self._take)
-        lease_due_ns = self.lease.due_ns
-        if lease_due_ns is not None and self.runner.clock() >= lease_due_ns:
+        if self.lease.is_due:
             self.settle()
             self._commands.end_lease_if_due(self)
         due_ns = self.snapshots.due_ns

@@ -1,6 +1,7 @@
 """`KnobLease`: knobs that go back to what they were when their client falls silent."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from stepscope.engine.protocol.asker import Asker
@@ -19,22 +20,27 @@ class EndedLease(NamedTuple):
 class KnobLease:
     """Of one client at a time. Belongs to the engine's thread.
 
-    Attributes:
-        due_ns: when it ends without a renewal; None: no knob is leased.
+    Args:
+        clock: nanoseconds. Of the wall, also where the engine's own time is simulated: the client
+            that renews the lease lives there.
     """
 
-    def __init__(self) -> None:
-        self.due_ns: int | None = None
+    def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self._clock = clock
+        self._due_ns: int | None = None  # None: no knob is leased
         self._asker = Asker("")
         self._before: dict[str, KnobValue] = {}
 
+    @property
+    def is_due(self) -> bool:
+        """Whether it ends now, without a renewal."""
+        return self._due_ns is not None and self._clock() >= self._due_ns
+
     def concerns(self, command: SetKnobs) -> bool:
         """Whether it begins, renews or ends a lease. From any thread."""
-        return command.lease_s is not None or self.due_ns is not None
+        return command.lease_s is not None or self._due_ns is not None
 
-    def note(
-        self, command: SetKnobs, asker: Asker, knobs: Mapping[str, KnobValue], now_ns: int
-    ) -> None:
+    def note(self, command: SetKnobs, asker: Asker, knobs: Mapping[str, KnobValue]) -> None:
         """Take a change that is about to be made.
 
         One without a lease is meant to last: its knobs are leased no more.
@@ -49,27 +55,27 @@ class KnobLease:
             for name in command.changes:
                 self._before.pop(name, None)
             if not self._before:
-                self.due_ns = None
+                self._due_ns = None
             return
-        if self.due_ns is not None and asker != self._asker:
+        if self._due_ns is not None and asker != self._asker:
             raise ConfigError(
                 "leased", f"{self._asker.name} holds {', '.join(self._before)}: stop that one first"
             )
         self._asker = asker
         for name in command.changes:
             self._before.setdefault(name, knobs[name])
-        self.due_ns = now_ns + round(command.lease_s * 1e9)
+        self._due_ns = self._clock() + round(command.lease_s * 1e9)
 
-    def end_if_due(self, now_ns: int) -> EndedLease | None:
+    def end_if_due(self) -> EndedLease | None:
         """The lease that has just ended, once."""
-        if self.due_ns is None or now_ns < self.due_ns:
+        if not self.is_due:
             return None
         ended = EndedLease(self._asker, self._before)
-        self.due_ns, self._before = None, {}
+        self._due_ns, self._before = None, {}
         return ended
 
     def published(self) -> LeasedKnobs | None:
         """As telemetry has it."""
-        if self.due_ns is None:
+        if self._due_ns is None:
             return None
         return LeasedKnobs(who=self._asker.name, before=dict(self._before))

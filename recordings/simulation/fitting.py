@@ -33,7 +33,7 @@ def seen_steps(recording: Recording) -> Iterator[tuple[int, SeenStep]]:
     before: StepRecord | None = None
     for step in step_records(recording):
         if step.batch:
-            yield step.tokens_ns, _seen(step, before)
+            yield step.tokens_ns, seen_step(step, before)
         before = step
 
 
@@ -45,7 +45,12 @@ def fit_recording(recording: Recording) -> FittedModel:
         raise RecordingError(f"{recording.path}: {error}") from error
 
 
-def _seen(step: StepRecord, before: StepRecord | None) -> SeenStep:
+def seen_step(step: StepRecord, before: StepRecord | None) -> SeenStep:
+    """A step as a model is fitted on it.
+
+    Args:
+        before: the step before it, whose end begins this one if nothing was missing between.
+    """
     rows = [(row.phase, row.start, row.num_tokens) for row in step.batch or ()]
     begin_ns = step.schedule_start_ns
     is_next = before is not None and before.step + 1 == step.step

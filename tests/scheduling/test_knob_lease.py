@@ -5,6 +5,7 @@ import pytest
 from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call
+from stepscope.engine.loop.knob_lease import KnobLease
 from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import Ack, AnyReply, Error, SetKnobs, Submit
 from stepscope.engine.protocol.config import Knobs, Limits
@@ -32,8 +33,9 @@ class Engine:
         scheduler = Scheduler(KVCacheManager(64, 16), knobs, LIMITS)
         info = simulated_info(LIMITS, 64, 16, seed=0)
         self.core = EngineCore(
-            info, self.runner, scheduler, LIMITS, self.sink, dispatch, overlap=overlap
-        )
+            info, self.runner, scheduler, LIMITS, self.sink, dispatch, overlap=overlap,
+            lease=KnobLease(self.runner.clock),
+        )  # fmt: skip
 
     def set(self, lease_s: float | None, asker: Asker = PILOT, **changes: KnobValue) -> AnyReply:
         client = Client()
@@ -130,7 +132,7 @@ def test_a_second_client_gets_no_lease_meanwhile(engine: Engine) -> None:
 def test_a_refused_change_begins_no_lease(engine: Engine) -> None:
     reply = engine.set(LEASE_S, max_num_batched_tokens=100_000)
     assert isinstance(reply, Error)
-    assert engine.core.lease.due_ns is None
+    assert engine.core.lease.published() is None
 
 
 def test_telemetry_says_who_holds_which_knobs(engine: Engine) -> None:

@@ -1,9 +1,10 @@
 """Commands that ask what would happen: on another GPU, with other knobs.
 
 May import: engine.process, engine.protocol, engine.scheduling, engine.simulation,
-  engine.simulation.virtual, engine.transport, engine.workload, recordings, recordings.export,
-  recordings.file, recordings.file.mcap, recordings.history, recordings.live, recordings.plot,
-  recordings.simulation, recordings.state.series, tui.cli.engines, tui.cli.recordings,
-  tui.cli.shared, tui.settings, tui.views.
+  engine.simulation.virtual, engine.transport, engine.workload, recordings,
+  recordings.autopilot, recordings.export, recordings.file, recordings.file.mcap,
+  recordings.history, recordings.live, recordings.plot, recordings.simulation, recordings.state,
+  recordings.state.series, tui.cli.engines, tui.cli.recordings, tui.cli.shared,
+  tui.session.control, tui.settings, tui.views.
 A command that simulates gets a module here, its options in `tui/cli/table/simulation.py`.
 """

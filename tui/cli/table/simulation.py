@@ -6,7 +6,9 @@ import typer
 
 from stepscope.tui.cli.shared.options import with_options
 from stepscope.tui.cli.table.shared import (
+    As,
     AsJson,
+    Endpoint,
     Like,
     RecordingFile,
     SloItl,
@@ -204,6 +206,37 @@ def tune(
     from stepscope.tui.cli.simulation import tune as command
 
     return command.run(target, seconds, slo_itl, slo_ttft, as_json)
+
+
+@commands.command(
+    epilog=example(
+        "stepscope autopilot --slo-itl 50ms --shadow",
+        "stepscope autopilot engine-0 --slo-itl 30ms --as night-shift",
+    )
+)
+@with_key
+def autopilot(
+    endpoint: Endpoint = None,
+    *,
+    slo_itl: SloItl = None,
+    shadow: Annotated[
+        bool, typer.Option("--shadow", help="only say what it would do; change nothing")
+    ] = False,
+    seconds: Annotated[
+        float | None, typer.Option(metavar="NUMBER", help="how long (default: until Ctrl-C)")
+    ] = None,
+    name: As = None,
+    as_json: Annotated[bool, typer.Option("--json", help="a JSON document a line")] = False,
+) -> int:
+    """Hold an ITL level: move the token budget of a running engine, and seats if need be.
+
+    95 % of the gaps between tokens are kept within the level, from step times fitted on the
+    engine's own steps. Every move is in the engine's audit with its reason. The knobs go back when
+    this ends, dies or loses the telemetry; it ends when somebody else sets one of them.
+    """
+    from stepscope.tui.cli.simulation import autopilot as command
+
+    return command.run(endpoint, slo_itl, shadow, seconds, name, as_json)
 
 
 @commands.command(

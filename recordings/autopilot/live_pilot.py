@@ -1,0 +1,217 @@
+"""`LivePilot`: an autopilot at a running engine.
+
+It holds the knobs on a lease: when this process dies or is cut off, the engine puts them back.
+"""
+
+from typing import NamedTuple
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.wire import KnobsChanged, KnobValue, Snapshot
+from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.recordings.autopilot.pilot import BUDGET, Autopilot, Move
+from stepscope.recordings.autopilot.step_feed import StepFeed
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.recordings.state.knob_text import value_text
+
+LEASE_S = 6.0
+_RENEW_S = 1.0
+_JOIN_S = 10.0
+_ANSWER_S = 5.0  # an engine answers between two steps
+_MAX_REASON = 200
+_SAME = 0.1  # in shadow, a proposal that differs by less is not said again
+
+
+class Moved(NamedTuple):
+    """A move that was made; in shadow, that would have been made."""
+
+    before: dict[str, KnobValue]
+    move: Move
+    step: int | None  # the first with the new values; None: in shadow
+
+
+class LivePilot:
+    """Belongs to one thread, which calls `tick` a few times a second and `close` at the end.
+
+    Args:
+        itl_ms: the level to hold.
+        who: name in the engine's audit.
+        is_shadow: change nothing.
+
+    Attributes:
+        ended: why it holds the level no more; None while it does.
+        held: the knobs that it has moved, with their values.
+
+    Raises:
+        ConfigError: the engine has no token budget to move.
+        EngineUnreachable: no engine answers.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, itl_ms: float, who: str, *, is_shadow: bool = False
+    ) -> None:
+        self.ended: str | None = None
+        self.held: dict[str, KnobValue] = {}
+        self.is_shadow = is_shadow
+        self._who = who
+        self._title = f"autopilot, ITL {itl_ms:g} ms"
+        self._client = ControlClient(endpoint, _ANSWER_S)
+        try:
+            snapshot = self._client.snapshot()
+            _check(snapshot)
+        except BaseException:
+            self._client.close()
+            raise
+        self._version: int | None = snapshot.knobs_version
+        self._knobs = dict(snapshot.knobs)
+        self._before: dict[str, KnobValue] = {}  # of what is held
+        self._engine_id = snapshot.info.engine_id
+        self._pilot = Autopilot(itl_ms, snapshot.info.knobs, snapshot.knobs)
+        self._feed = StepFeed()
+        self._source = Subscriber(endpoint, self._feed)
+        self._begun_s: float | None = None
+        self._is_joined = False
+        self._renewed_s = 0.0
+        self._newest_ns = 0
+        self._proposed: Move | None = None
+        self._source.start()
+
+    @property
+    def late_share(self) -> float | None:
+        """Of all gaps between tokens so far; None: there were none."""
+        return self._pilot.late_share
+
+    def tick(self, now_s: float) -> Moved | None:
+        """Take what has come, and move the knobs if that is due. Nothing once it has ended.
+
+        Args:
+            now_s: of a steady clock.
+        """
+        if self.ended is None:
+            self._begun_s = now_s if self._begun_s is None else self._begun_s
+            self._look(now_s)
+            self._take_new()
+        return self._steer(now_s) if self.ended is None else None
+
+    def close(self) -> dict[str, KnobValue]:
+        """Give the knobs back; returns those that were. The engine does it itself if we cannot."""
+        try:
+            before = {name: self._before[name] for name in self.held}
+            if before:
+                # Another client may have the last word: then the lease ends by itself.
+                reason = f"{self._title}: ended"
+                self._client.set_knobs(before, self._who, self._version, reason=reason)
+            self.held = {}
+            return before
+        except (CommandRefused, EngineUnreachable):
+            return {}
+        finally:
+            self._source.stop()
+            self._client.close()
+
+    def _steer(self, now_s: float) -> Moved | None:
+        # By the time of steps: an engine that is idle or paused is left alone.
+        if (move := self._pilot.decide(self._newest_ns)) is not None:
+            if self.is_shadow:
+                return self._propose(move)
+            if (moved := self._make(move, now_s)) is not None:
+                return moved
+        if self.ended is None and self.held and now_s - self._renewed_s >= _RENEW_S:
+            self._send(self.held, "", now_s)
+        return None
+
+    def _take_new(self) -> None:
+        for message in self._feed.take_new():
+            if isinstance(message, KnobsChanged):
+                self._take_knobs(message)
+            else:
+                self._pilot.take_step(message)
+                self._newest_ns = message.tokens_ns
+
+    def _look(self, now_s: float) -> None:
+        """At the telemetry: without it nothing is known."""
+        assert self._begun_s is not None
+        if self._source.status == "live":
+            self._is_joined = True
+            info = self._feed.info
+            if info is not None and info.engine_id != self._engine_id:
+                self._end(f"{info.name} was started anew")
+                self.held = {}  # they were the other engine's
+        elif self._is_joined and self._source.status != "connecting":
+            self._end(f"the telemetry is lost: {self._source.error or self._source.status}")
+        elif now_s - self._begun_s > _JOIN_S:
+            self._end(f"no telemetry comes: {self._source.error or self._source.status}")
+
+    def _take_knobs(self, changed: KnobsChanged) -> None:
+        self._knobs |= changed.new
+        self._pilot.take_knobs(self._knobs, changed.effective_step)
+        if self._version is not None and changed.version <= self._version:
+            return  # our own
+        self._version = changed.version
+        taken = [name for name, value in self.held.items() if changed.new.get(name, value) != value]
+        if taken:
+            for name in taken:
+                del self.held[name]
+            values = ", ".join(f"{name} to {value_text(changed.new[name])}" for name in taken)
+            self._end(f"{changed.who} has set {values}")
+
+    def _propose(self, move: Move) -> Moved | None:
+        if self._proposed is not None and _are_close(self._proposed, move):
+            return None
+        self._proposed = move
+        return Moved(self._now(move), move, None)
+
+    def _make(self, move: Move, now_s: float) -> Moved | None:
+        before = self._now(move)
+        changes = self.held | move.changes
+        step = self._send(changes, f"{self._title}: {move.reason}", now_s)
+        if step is None:
+            return None
+        for name, value in before.items():
+            self._before.setdefault(name, value)
+        self.held = dict(changes)
+        return Moved(before, move, step)
+
+    def _send(self, changes: dict[str, KnobValue], reason: str, now_s: float) -> int | None:
+        """The first step with these values; None: not made, and `ended` says why if it is over."""
+        try:
+            ack = self._client.set_knobs(
+                changes, self._who, self._version, reason=reason[:_MAX_REASON], lease_s=LEASE_S
+            )
+        except CommandRefused as error:
+            # Another client came first. Its change is on its way here, and says what it was.
+            if error.code != "conflict":
+                self._end(str(error))
+            return None
+        except EngineUnreachable as error:
+            self._end(str(error))
+            return None
+        self._version, self._renewed_s = ack.version, now_s
+        return ack.effective_step
+
+    def _now(self, move: Move) -> dict[str, KnobValue]:
+        return {name: self._knobs[name] for name in move.changes}
+
+    def _end(self, why: str) -> None:
+        self.ended = why
+
+
+def _check(snapshot: Snapshot) -> None:
+    if not any(spec.name == BUDGET for spec in snapshot.info.knobs):
+        names = ", ".join(spec.name for spec in snapshot.info.knobs) or "none"
+        raise ConfigError(
+            "no_budget",
+            f"{snapshot.info.name} has no knob {BUDGET} that can be changed while it runs "
+            f"(its knobs: {names})",
+        )
+    if snapshot.leased is not None:
+        raise ConfigError(
+            "leased", f"{snapshot.leased.who} already holds {', '.join(snapshot.leased.before)}"
+        )
+
+
+def _are_close(one: Move, other: Move) -> bool:
+    return one.changes.keys() == other.changes.keys() and all(
+        abs(value - other.changes[name]) <= _SAME * value for name, value in one.changes.items()
+    )

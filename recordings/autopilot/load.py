@@ -1,0 +1,137 @@
+"""`Load`: what an engine serves now, from its last seconds of steps."""
+
+from collections import deque
+from typing import NamedTuple
+
+from stepscope.engine.protocol.wire import Phase, RowFlag, StepRecord
+from stepscope.engine.simulation.step_time import StepShape
+
+WINDOW_S = 8.0
+_FORGOTTEN_S = 60.0  # a request without a token for so long has ended
+_BINDING = 0.8  # of the budget: a step that uses so much was limited by it
+_DECODE = int(Phase.DECODE)
+
+
+class _Seen(NamedTuple):
+    """One step."""
+
+    step: int
+    time_ns: int
+    num_gaps: int
+    num_late: int
+    num_decodes: int
+    num_context_tokens: int  # that the decodes see
+    prompt_end: int  # how far the furthest prefill went; 0: none
+    is_full: bool  # the budget limited it
+
+
+class Judgement(NamedTuple):
+    """How the level was kept.
+
+    Attributes:
+        late_share: of the gaps; 0 without any.
+        has_prefill: a step had some, so that a smaller budget would have made it shorter.
+        is_limited: the budget limited at least one step.
+    """
+
+    num_gaps: int
+    late_share: float
+    has_prefill: bool
+    is_limited: bool
+
+
+class Load:
+    """The last `WINDOW_S` seconds.
+
+    Args:
+        level_ns: a gap between two tokens of a request that is longer is late.
+
+    Attributes:
+        num_gaps, num_late: of all its steps, not only the last.
+    """
+
+    def __init__(self, level_ns: int) -> None:
+        self.num_gaps = self.num_late = 0
+        self._level_ns = level_ns
+        self._steps: deque[_Seen] = deque()
+        self._last_token_ns: dict[int, int] = {}
+
+    def add(self, step: StepRecord) -> None:
+        now_ns = step.tokens_ns
+        num_gaps = num_late = num_decodes = num_context = prompt_end = 0
+        for row in step.batch or ():
+            if row.phase == _DECODE:
+                num_decodes += 1
+                num_context += row.start + 1
+            else:
+                prompt_end = max(prompt_end, row.start + row.num_tokens)
+            if row.flags & RowFlag.LAST_CHUNK:
+                before_ns = self._last_token_ns.get(row.request_id)
+                self._last_token_ns[row.request_id] = now_ns
+                if before_ns is not None:
+                    num_gaps += 1
+                    num_late += now_ns - before_ns > self._level_ns
+        self.num_gaps += num_gaps
+        self.num_late += num_late
+        num_tokens, budget = step.num_prefill_tokens + step.num_decode_tokens, step.token_budget
+        self._steps.append(
+            _Seen(
+                step=step.step,
+                time_ns=now_ns,
+                num_gaps=num_gaps,
+                num_late=num_late,
+                num_decodes=num_decodes,
+                num_context_tokens=num_context,
+                prompt_end=prompt_end,
+                is_full=budget is not None and num_tokens >= _BINDING * budget,
+            )
+        )
+        while self._steps[0].time_ns < now_ns - WINDOW_S * 1e9:
+            self._steps.popleft()
+
+    def forget_ended(self) -> None:
+        """Forget the requests that have got no token for long."""
+        newest_ns = self._steps[-1].time_ns if self._steps else 0
+        oldest_ns = newest_ns - _FORGOTTEN_S * 1e9
+        self._last_token_ns = {
+            request: time_ns
+            for request, time_ns in self._last_token_ns.items()
+            if time_ns > oldest_ns
+        }
+
+    def judgement(self, first_step: int) -> Judgement:
+        """Of the steps from `first_step` on."""
+        steps = [step for step in self._steps if step.step >= first_step]
+        num_gaps = sum(step.num_gaps for step in steps)
+        num_late = sum(step.num_late for step in steps)
+        return Judgement(
+            num_gaps,
+            num_late / max(1, num_gaps),
+            has_prefill=any(step.prompt_end for step in steps),
+            is_limited=any(step.is_full for step in steps),
+        )
+
+    @property
+    def num_decodes(self) -> int:
+        """The most in a step."""
+        return max((step.num_decodes for step in self._steps), default=0)
+
+    def full_step(self, budget: int, num_decodes: int) -> StepShape:
+        """The largest step with this budget: decodes, and prefills of prompts as long as seen."""
+        decodes = sum(step.num_decodes for step in self._steps)
+        context = sum(step.num_context_tokens for step in self._steps) / max(1, decodes)
+        length = max(1, *(step.prompt_end for step in self._steps))
+        num_prefill = max(0, budget - num_decodes)
+        num_whole, rest = divmod(num_prefill, length)
+        # What is no whole prompt is the end of one, where a token sees the most.
+        num_pairs = num_whole * length * (length + 1) // 2
+        num_pairs += rest * (length - rest) + rest * (rest + 1) // 2
+        num_prefills = num_whole + (rest > 0)
+        return StepShape(
+            num_rows=num_decodes + num_prefills,
+            num_decodes=num_decodes,
+            num_prefill_tokens=num_prefill,
+            num_prefill_pairs=num_pairs,
+            num_context_tokens=round(num_decodes * context),
+            num_prefill_context=num_prefills * length,
+        )

@@ -1,0 +1,208 @@
+"""`Autopilot`: moves the token budget, and seats where that is not enough, to hold an ITL level.
+
+Decodes ride in every step, so a gap between tokens is as long as a step, and a step with its budget
+full of prefill is the longest. A model of step times, fitted again and again, says which budget
+keeps such a step within the level; what it gets wrong shows in the gaps that were late and is
+corrected by a margin. Before a model can be fitted, late gaps halve the budget and calm raises it.
+A larger budget than that would cost the level, a smaller one TTFT and throughput.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from stepscope.engine.protocol.wire import KnobSpec, KnobValue, StepRecord
+from stepscope.engine.simulation.fitted import FittedModel
+from stepscope.recordings.autopilot.load import Load
+from stepscope.recordings.autopilot.step_samples import StepSamples
+from stepscope.recordings.simulation.fitting import seen_step
+
+BUDGET, SEATS = "max_num_batched_tokens", "max_num_seqs"
+LATE_SHARE = 0.05  # of the gaps may be late: the level is one of p95
+PERIOD_S = 1.0  # between two decisions
+RAISE_S = 3.0  # ... and before knobs are raised again
+_CALM_SHARE = 0.02  # late gaps below this leave room
+_FEWEST_GAPS = 20  # to judge by
+_LEAST_PREFILL = 32  # tokens a step, so that prompts get through
+_MOST_UP, _MOST_DOWN = 1.5, 0.5  # in one move
+_HYSTERESIS = 0.15  # a move that is smaller is not made
+_MARGINS = (0.4, 1.5)
+_TIGHTEN, _LOOSEN = 0.9, 1.04
+_PATIENCE_S = (4.0, 120.0)  # after late gaps before it is loosened; doubled each time
+_P95 = 1.645  # standard deviations
+
+
+class Move(NamedTuple):
+    """Knobs to set, and why."""
+
+    changes: dict[str, int]
+    reason: str
+
+
+class Autopilot:
+    """Belongs to one thread. Time is the engine's.
+
+    Args:
+        itl_ms: the level: 95 % of the gaps between tokens are to be within it.
+        specs: of the engine's knobs; one that is not there is not moved.
+        knobs: their values; no knob goes above the value it has now, but the budget.
+    """
+
+    def __init__(
+        self, itl_ms: float, specs: Sequence[KnobSpec], knobs: Mapping[str, KnobValue]
+    ) -> None:
+        self._level_s = itl_ms / 1e3
+        self._specs = {spec.name: spec for spec in specs if spec.name in (BUDGET, SEATS)}
+        self._budget = _whole(knobs.get(BUDGET))
+        self._seats = self._most_seats = _whole(knobs.get(SEATS))
+        self._load = Load(round(itl_ms * 1e6))
+        self._samples = StepSamples()
+        self._model: FittedModel | None = None
+        self._margin = 1.0
+        self._before: StepRecord | None = None
+        self._judged_from = 0  # the first step with the knobs of now
+        self._patience_s = _PATIENCE_S[0]
+        self._decided_ns = self._moved_ns = self._tightened_ns = 0
+
+    @property
+    def model(self) -> FittedModel | None:
+        """None: not enough was seen so far."""
+        return self._model
+
+    @property
+    def late_share(self) -> float | None:
+        """Of all gaps between tokens so far; None: there were none."""
+        return self._load.num_late / self._load.num_gaps if self._load.num_gaps else None
+
+    def take_step(self, step: StepRecord) -> None:
+        if step.batch:
+            self._load.add(step)
+            self._samples.add(seen_step(step, self._before))
+        self._before = step
+
+    def take_knobs(self, knobs: Mapping[str, KnobValue], effective_step: int) -> None:
+        """They have changed, by a move or otherwise."""
+        self._budget = _whole(knobs.get(BUDGET, self._budget))
+        self._seats = _whole(knobs.get(SEATS, self._seats))
+        self._judged_from = effective_step
+
+    def decide(self, now_ns: int) -> Move | None:
+        """The next move, if there is one. Call it often; it looks once a `PERIOD_S`."""
+        if now_ns - self._decided_ns < PERIOD_S * 1e9 or self._before is None:
+            return None
+        self._decided_ns = now_ns
+        self._load.forget_ended()
+        self._model = self._samples.fit()
+        may_raise = now_ns - self._moved_ns >= RAISE_S * 1e9
+        move = self._by_late_gaps() if self._model is None else self._by_model(self._model)
+        if move is None or (self._is_raise(move) and not may_raise):
+            return None
+        self._moved_ns = now_ns
+        return move
+
+    def _is_raise(self, move: Move) -> bool:
+        now = {BUDGET: self._budget, SEATS: self._seats}
+        return all(value > now[name] for name, value in move.changes.items())
+
+    def _by_late_gaps(self) -> Move | None:
+        judged = self._load.judgement(self._judged_from)
+        if judged.num_gaps < _FEWEST_GAPS:
+            return None
+        late = f"{judged.late_share:.0%} of the gaps were late"
+        if judged.late_share > LATE_SHARE and judged.has_prefill:
+            return self._move(BUDGET, self._budget * _MOST_DOWN, f"{late}; no model yet")
+        if judged.late_share < _CALM_SHARE and judged.is_limited:
+            return self._move(BUDGET, self._budget * _MOST_UP, f"{late}; no model yet")
+        return None
+
+    def _by_model(self, model: FittedModel) -> Move | None:
+        self._correct()
+        aim_s = self._level_s * self._margin / math.exp(_P95 * model.spread)
+        num_decodes = self._load.num_decodes
+
+        def step_s(budget: int, decodes: int) -> float:
+            return model.step_time(self._load.full_step(budget, decodes)).cycle_s
+
+        most = self._high(BUDGET)
+        least = min(most, max(self._low(BUDGET), num_decodes + _LEAST_PREFILL))
+        fits = _largest(least, most, lambda budget: step_s(budget, num_decodes) <= aim_s)
+        budget = least if fits is None else fits
+        now_ms, then_ms = (step_s(each, num_decodes) * 1e3 for each in (self._budget, budget))
+        reason = (
+            f"full steps with {num_decodes} decodes: {now_ms:.3g} ms at {self._budget:,} tokens, "
+            f"{then_ms:.3g} ms at {budget:,}"
+        )
+        if (move := self._move(BUDGET, budget, reason)) is not None:
+            return move
+        return self._by_seats(step_s, aim_s)
+
+    def _by_seats(self, step_s: Callable[[int, int], float], aim_s: float) -> Move | None:
+        """Fewer requests at once, where even the smallest budget is too much."""
+        if SEATS not in self._specs:
+            return None
+        fits = _largest(
+            max(1, self._low(SEATS)),
+            self._most_seats,
+            lambda seats: step_s(seats + _LEAST_PREFILL, seats) <= aim_s,
+        )
+        seats = 1 if fits is None else fits
+        if self._load.num_decodes < min(seats, self._seats):
+            seats = self._most_seats  # there is room
+        now_ms = step_s(self._load.num_decodes, self._load.num_decodes) * 1e3
+        reason = f"steps with {self._load.num_decodes} decodes take {now_ms:.3g} ms"
+        return self._move(SEATS, seats, reason)
+
+    def _correct(self) -> None:
+        """Learn from the gaps what the model gets wrong."""
+        judged = self._load.judgement(self._judged_from)
+        if judged.num_gaps < _FEWEST_GAPS:
+            return
+        if judged.late_share > LATE_SHARE and judged.has_prefill:
+            self._margin = max(_MARGINS[0], self._margin * _TIGHTEN)
+            # A level that was too loose would be so again: each try waits longer than the last.
+            self._patience_s = min(_PATIENCE_S[1], 2 * self._patience_s)
+            self._tightened_ns = self._decided_ns
+        elif (
+            judged.late_share < _CALM_SHARE
+            and judged.is_limited
+            and self._decided_ns - self._tightened_ns >= self._patience_s * 1e9
+        ):
+            self._margin = min(_MARGINS[1], self._margin * _LOOSEN)
+
+    def _move(self, name: str, wanted: float, reason: str) -> Move | None:
+        """Towards `wanted`, as far as one move goes; None where it is not worth one."""
+        if name not in self._specs:
+            return None
+        now = self._budget if name == BUDGET else self._seats
+        bounded = min(now * _MOST_UP, max(now * _MOST_DOWN, wanted))
+        value = round(min(self._high(name), max(self._low(name), bounded)))
+        if abs(value - now) < max(1, _HYSTERESIS * now):
+            return None
+        return Move({name: value}, reason)
+
+    def _low(self, name: str) -> int:
+        low = self._specs[name].low
+        return 1 if low is None else math.ceil(low)
+
+    def _high(self, name: str) -> int:
+        if name == SEATS:
+            return self._most_seats
+        high = self._specs[name].high
+        return self._budget if high is None else math.floor(high)
+
+
+def _whole(value: KnobValue | None) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _largest(least: int, most: int, holds: Callable[[int], bool]) -> int | None:
+    """The largest number for which it holds, where it holds for all below; None: for none."""
+    if least > most or not holds(least):
+        return None
+    while least < most:
+        middle = (least + most + 1) // 2
+        if holds(middle):
+            least = middle
+        else:
+            most = middle - 1
+    return least

@@ -1,0 +1,25 @@
+"""`StepFeed`: a journal that hands steps and changes of knobs to another thread."""
+
+from collections import deque
+
+from stepscope.engine.protocol.wire import KnobsChanged, StepRecord, Telemetry
+from stepscope.recordings.history.journal import Journal
+
+_MAX_WAITING = 20_000  # then the oldest are lost
+
+
+class StepFeed(Journal):
+    """The source's thread fills it; one other thread takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting: deque[StepRecord | KnobsChanged] = deque(maxlen=_MAX_WAITING)
+
+    def take_new(self) -> list[StepRecord | KnobsChanged]:
+        """What has come since the last time."""
+        return [self._waiting.popleft() for _ in range(len(self._waiting))]
+
+    def _take(self, sequence: int, message: Telemetry, payload: bytes) -> None:
+        super()._take(sequence, message, payload)
+        if isinstance(message, StepRecord | KnobsChanged):
+            self._waiting.append(message)

@@ -1,0 +1,39 @@
+"""`StepSamples`: steps to fit a step-time model on, of every kind that was seen, the newest ones.
+
+An engine that serves one kind of load for an hour would fill a plain window with equal steps, and
+what other loads taught would be forgotten. So each kind of step keeps its own few.
+"""
+
+from collections import deque
+from itertools import zip_longest
+
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.simulation.fitted import FittedModel, SeenStep, fit
+
+_OF_A_KIND = 8
+_EVERY = 4  # of equal steps in a row, one in so many is kept
+
+
+class StepSamples:
+    """Kinds are powers of two of the prefill tokens and of the decodes: at most some 150."""
+
+    def __init__(self) -> None:
+        self._by_kind: dict[tuple[int, int], deque[SeenStep]] = {}
+        self._num_seen = 0
+
+    def add(self, step: SeenStep) -> None:
+        shape = step.shape
+        kind = shape.num_prefill_tokens.bit_length(), shape.num_decodes.bit_length()
+        kept = self._by_kind.setdefault(kind, deque(maxlen=_OF_A_KIND))
+        self._num_seen += 1
+        if len(kept) < _OF_A_KIND or self._num_seen % _EVERY == 0:
+            kept.append(step)
+
+    def fit(self) -> FittedModel | None:
+        """None: too few steps so far, or too much alike."""
+        # Kinds take turns: a fit predicts each stretch of its steps from the others.
+        rounds = zip_longest(*self._by_kind.values())
+        try:
+            return fit([step for each in rounds for step in each if step is not None])
+        except ConfigError:
+            return None

@@ -1,0 +1,292 @@
+"""How an autopilot moves the knobs of a simulated engine, and how it lets go of them."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.commands import Ack, SetWorkload, Shutdown
+from stepscope.engine.protocol.config import Knobs, Limits
+from stepscope.engine.protocol.wire import StepRecord, Telemetry
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.engine.simulation.step_time import CostModel
+from stepscope.engine.simulation.virtual.drawn import DrawnStepTimes
+from stepscope.engine.simulation.virtual.requests import SimulatedRequest
+from stepscope.engine.simulation.virtual.session import SimulatedSession
+from stepscope.engine.simulation.virtual.setup import SimulatedSetup
+from stepscope.engine.telemetry.step_draft import StepDraft
+from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.recordings.autopilot.live_pilot import LivePilot, Moved
+from stepscope.recordings.autopilot.load import Load
+from stepscope.recordings.autopilot.pilot import BUDGET, SEATS, Autopilot, Move
+from tests.support.waiting import wait_for
+
+LIMITS = Limits(max_num_batched_tokens=4096, max_num_seqs=64, max_model_len=4096)
+TICK_NS = 500_000_000
+# A full step of 4,096 tokens takes 90 ms, of 1,024 tokens 28 ms.
+COST = CostModel(floor_ms=8, token_us=20, context_ns=0, host_ms=0)
+
+
+class Drive:
+    """An autopilot at a simulated engine on a virtual clock: one request after another."""
+
+    def __init__(self, itl_ms: float, *, cost: CostModel = COST, seats: int = 64) -> None:
+        knobs = Knobs(max_num_batched_tokens=4096, max_num_seqs=seats)
+        self.setup = SimulatedSetup(
+            model=DrawnStepTimes(cost, 0), simulated="a test", model_name="none",
+            device="virtual", knobs=knobs, limits=LIMITS, num_blocks=8000, block_size=16,
+        )  # fmt: skip
+        self.next_sequence = self.num_dropped = 0
+        self.steps: list[StepRecord] = []
+        self.moves: list[tuple[int, Move]] = []
+        self._knobs = knobs
+        self._now_ns = 0
+        self._session = SimulatedSession(self.setup, 0, self)
+        self._pilot = Autopilot(itl_ms, self.setup.info(0).knobs, knobs.as_dict())
+
+    def publish(self, message: Telemetry) -> None:
+        self.next_sequence += 1
+        if isinstance(message, StepDraft):
+            step = wire.decode(wire.encode(message))
+            assert isinstance(step, StepRecord)
+            self.steps.append(step)
+            self._pilot.take_step(step)
+
+    def run(self, seconds: float, *, per_s: float, prompt: int, output: int) -> list[Move]:
+        """The moves of these seconds, in which requests come evenly."""
+        num_moves = len(self.moves)
+        gap_ns = round(1e9 / per_s)
+        end_ns = self._now_ns + round(seconds * 1e9)
+        next_ns = self._now_ns
+        while self._now_ns < end_ns:
+            tick_ns = min(end_ns, self._now_ns + TICK_NS)
+            while next_ns < tick_ns:
+                self._session.run_until(next_ns)
+                self._session.submit(SimulatedRequest(next_ns, prompt, output))
+                next_ns += gap_ns
+            self._session.run_until(tick_ns)
+            self._now_ns = tick_ns
+            self._decide()
+        return [move for _, move in self.moves[num_moves:]]
+
+    def _decide(self) -> None:
+        if self.steps and (move := self._pilot.decide(self.steps[-1].tokens_ns)) is not None:
+            self.moves.append((self._now_ns, move))
+            self._knobs = self._knobs.changed(move.changes, LIMITS)
+            self._session.set_knobs(self._knobs, self._now_ns)
+            self._pilot.take_knobs(self._knobs.as_dict(), self.steps[-1].step + 1)
+
+    def late_share(self, itl_ms: float, last: int) -> float:
+        """Of the last so many steps' gaps."""
+        load = Load(round(itl_ms * 1e6))
+        for step in self.steps[-last:]:
+            load.add(step)
+        return load.num_late / load.num_gaps
+
+    @property
+    def budget(self) -> int:
+        return self._knobs.max_num_batched_tokens
+
+    @property
+    def seats(self) -> int:
+        return self._knobs.max_num_seqs
+
+
+LONG_PROMPTS = {"per_s": 8.0, "prompt": 3000, "output": 12}
+
+
+def test_the_budget_comes_to_what_keeps_the_level_and_stays_there() -> None:
+    drive = Drive(itl_ms=30)
+    drive.run(20, **LONG_PROMPTS)
+    settled = drive.budget
+    assert 400 < settled < 1500  # 1,100 tokens take 30 ms
+    drive.run(20, **LONG_PROMPTS)
+    assert drive.late_share(30, last=500) < 0.05
+    assert abs(drive.budget - settled) < 0.6 * settled
+
+
+def test_a_level_that_any_budget_keeps_raises_it_to_the_limit() -> None:
+    drive = Drive(itl_ms=30)
+    drive.run(15, **LONG_PROMPTS)
+    assert drive.budget < 1500
+    easy = Drive(itl_ms=500)
+    easy.run(15, **LONG_PROMPTS)
+    assert easy.budget == 4096
+
+
+def test_a_step_change_of_load_is_answered_within_seconds() -> None:
+    drive = Drive(itl_ms=30)
+    drive.run(15, per_s=0.5, prompt=64, output=200)
+    assert not drive.moves  # no step was near the budget
+    drive.run(6, **LONG_PROMPTS)
+    assert drive.budget < 2048
+    drive.run(10, **LONG_PROMPTS)
+    assert drive.late_share(30, last=300) < 0.05
+
+
+def test_one_move_is_bounded() -> None:
+    drive = Drive(itl_ms=12)
+    before = drive.budget
+    for move in drive.run(20, **LONG_PROMPTS):
+        assert 0.49 * before <= move.changes[BUDGET] <= 1.51 * before
+        before = move.changes[BUDGET]
+
+
+def test_small_moves_are_not_made() -> None:
+    drive = Drive(itl_ms=30)
+    drive.run(40, **LONG_PROMPTS)
+    values = [4096, *(move.changes[BUDGET] for _, move in drive.moves)]
+    assert all(abs(after - before) >= 0.14 * before for before, after in itertools.pairwise(values))
+
+
+def test_knobs_are_raised_no_sooner_than_seconds_after_a_move() -> None:
+    drive = Drive(itl_ms=30)
+    drive.run(40, **LONG_PROMPTS)
+    times = [(time_ns, move.changes[BUDGET]) for time_ns, move in drive.moves]
+    raises = [
+        (later[0] - earlier[0]) / 1e9
+        for earlier, later in itertools.pairwise(times)
+        if later[1] > earlier[1]
+    ]
+    assert all(seconds >= 2.5 for seconds in raises)
+
+
+def test_seats_go_where_even_the_least_budget_is_too_much() -> None:
+    # Decodes alone take too long: 8 ms and 1 ms each.
+    drive = Drive(itl_ms=30, cost=CostModel(floor_ms=8, token_us=1000, context_ns=0, host_ms=0))
+    drive.run(40, per_s=3.0, prompt=40, output=300)
+    assert any(SEATS in move.changes for _, move in drive.moves)
+    assert drive.seats < 30
+
+
+def test_reasons_name_the_steps_that_they_rest_on() -> None:
+    drive = Drive(itl_ms=30)
+    drive.run(20, **LONG_PROMPTS)
+    assert "late; no model yet" in drive.moves[0][1].reason or "ms at" in drive.moves[0][1].reason
+    assert "ms at" in drive.moves[-1][1].reason
+
+
+# At a running engine
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Endpoint]:
+    """A simulated H100 under long prompts, in a process of its own."""
+    tmp_path.chmod(0o700)
+    endpoint = Endpoint.parse(f"ipc://{tmp_path}/engine")
+    command = [sys.executable, "-m", "stepscope.tui.cli", "simulated-engine"]
+    command += ["--endpoint", endpoint.control, "--gpu", "h100", "--exit-with-stdin"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE)
+    wait_for((tmp_path / "engine").is_socket, "the engine listens")
+    with ControlClient(endpoint, 30.0) as client:
+        spec = WorkloadSpec(rate=8, document_share=0.5, chat_tokens=128, document_tokens=4000)
+        assert isinstance(client.ask(SetWorkload(workload=spec, who="test")), Ack)
+        yield endpoint
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait(30)
+
+
+def ticked(pilot: LivePilot, until: Callable[[], bool], what: str) -> list[Moved]:
+    """Ticks until then; the moves."""
+    moves = []
+
+    def is_so() -> bool:
+        if (moved := pilot.tick(time.monotonic())) is not None:
+            moves.append(moved)
+        return until()
+
+    wait_for(is_so, what)
+    return moves
+
+
+def test_moves_are_leased_audited_and_given_back(engine: Endpoint) -> None:
+    pilot = LivePilot(engine, 15, "test")
+    moves = ticked(pilot, lambda: BUDGET in pilot.held, "a move")
+    with ControlClient(engine, 30.0) as client:
+        during = client.snapshot()
+        assert during.leased is not None
+        assert during.leased.before == {BUDGET: 2048}
+        assert during.knobs[BUDGET] == moves[-1].move.changes[BUDGET] != 2048
+        assert pilot.close() == {BUDGET: 2048}
+        after = client.snapshot()
+        assert after.knobs[BUDGET] == 2048
+        assert after.leased is None
+        reasons = [entry.detail for entry in after.audit if BUDGET in (entry.new or {})]
+    assert "ITL 15 ms" in reasons[0]
+    assert "ended" in reasons[-1]
+
+
+def test_in_shadow_nothing_changes(engine: Endpoint) -> None:
+    pilot = LivePilot(engine, 15, "test", is_shadow=True)
+    proposed: list[Moved] = []
+
+    def has_proposed() -> bool:
+        if (moved := pilot.tick(time.monotonic())) is not None:
+            proposed.append(moved)
+        return bool(proposed)
+
+    wait_for(has_proposed, "a proposal")
+    assert proposed[0].step is None
+    with ControlClient(engine, 30.0) as client:
+        assert client.snapshot().knobs[BUDGET] == 2048
+    assert pilot.close() == {}
+
+
+def test_an_operator_who_sets_the_knob_has_the_last_word(engine: Endpoint) -> None:
+    pilot = LivePilot(engine, 15, "test")
+    ticked(pilot, lambda: bool(pilot.held), "a move")
+    with ControlClient(engine, 30.0) as client:
+        client.set_knobs({BUDGET: 777}, "anna")
+        ticked(pilot, lambda: pilot.ended is not None, "the end")
+        assert pilot.ended == f"anna has set {BUDGET} to 777"
+        assert pilot.close() == {}
+        assert client.snapshot().knobs[BUDGET] == 777
+
+
+def test_an_engine_that_goes_away_ends_it(engine: Endpoint) -> None:
+    pilot = LivePilot(engine, 15, "test")
+    ticked(pilot, lambda: bool(pilot.held), "a move")
+    with ControlClient(engine, 30.0) as client:
+        client.ask(Shutdown(who="test"))
+    ticked(pilot, lambda: pilot.ended is not None, "the end")
+    pilot.close()
+
+
+def test_a_second_autopilot_is_refused_and_a_killed_one_loses_the_knobs(engine: Endpoint) -> None:
+    command = [sys.executable, "-m", "stepscope.tui.cli", "autopilot", engine.control]
+    command += ["--slo-itl", "15ms", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["kind"] == "move"
+    with ControlClient(engine, 30.0) as client:
+        assert client.snapshot().knobs[BUDGET] != 2048
+        with pytest.raises(ValueError, match="already holds max_num_batched_tokens"):
+            LivePilot(engine, 15, "test")
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(30)
+        wait_for(lambda: client.snapshot().knobs[BUDGET] == 2048, "the engine takes them back")
+
+
+def test_ctrl_c_gives_the_knobs_back(engine: Endpoint) -> None:
+    command = [sys.executable, "-m", "stepscope.tui.cli", "autopilot", engine.control]
+    command += ["--slo-itl", "15ms"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert "holds 95 %" in process.stdout.readline()
+    assert "max_num_batched_tokens 2048 -> 1024" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "given back: max_num_batched_tokens=2048" in said
+    with ControlClient(engine, 30.0) as client:
+        assert client.snapshot().knobs[BUDGET] == 2048

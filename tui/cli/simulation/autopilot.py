@@ -1,0 +1,108 @@
+"""`stepscope autopilot`: hold an ITL level by moving the token budget of a running engine."""
+
+import json
+import signal
+import time
+from collections.abc import Mapping
+
+from stepscope.engine.protocol.wire import KnobValue
+from stepscope.recordings.autopilot.live_pilot import LivePilot, Moved
+from stepscope.recordings.state.knob_text import typed_text
+from stepscope.tui.cli.shared.connect import choose, connect
+from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.levels import level_flags
+from stepscope.tui.cli.shared.signals import StopSignals
+from stepscope.tui.session.control.who import call_me, who
+from stepscope.tui.settings.cli_errors import DONE, FAILED, WrongUsage
+from stepscope.tui.settings.setting_values import resolve
+from stepscope.tui.settings.settings import DashboardSettings
+
+_TICK_S = 0.2
+
+
+def run(
+    endpoint: str | None,
+    slo_itl: str | None,
+    is_shadow: bool,
+    seconds: float | None,
+    name: str | None,
+    as_json: bool,
+) -> int:
+    """Print each move until a signal, then give the knobs back.
+
+    Returns:
+        0; 1 if it ended by itself: another client has set the knob, or the telemetry is lost.
+
+    Raises:
+        ConfigError: the engine has no budget to move, or another autopilot.
+        WrongUsage: an option that cannot be.
+    """
+    call_me(name)
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise WrongUsage(f"--seconds: expected a number above 0, got {seconds:g}")
+    itl_ms = resolve(DashboardSettings, "dashboard", level_flags(slo_itl, None)).slo_itl_ms
+    chosen = choose(endpoint, "stepscope autopilot {}")
+    connect(chosen).close()
+    out = _Output(chosen.name, as_json)
+    begun_s = time.monotonic()
+    with StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as stop:
+        pilot = LivePilot(chosen, itl_ms, who(), is_shadow=is_shadow)
+        given_back: Mapping[str, KnobValue] = {}
+        try:
+            out.begin(itl_ms, is_shadow)
+            while pilot.ended is None and not stop.wait(_TICK_S):
+                if (moved := pilot.tick(time.monotonic())) is not None:
+                    out.moved(moved)
+                if seconds is not None and time.monotonic() - begun_s >= seconds:
+                    break
+        finally:
+            given_back = pilot.close()
+    out.end(pilot, time.monotonic() - begun_s, given_back)
+    return DONE if pilot.ended is None else FAILED
+
+
+class _Output:
+    def __init__(self, engine: str, as_json: bool) -> None:
+        self._engine = engine
+        self._as_json = as_json
+        self._num_moves = 0
+
+    def begin(self, itl_ms: float, is_shadow: bool) -> None:
+        if not self._as_json:
+            what = "says what it would do, changes nothing" if is_shadow else "moves the budget"
+            say(
+                f"{self._engine}: holds 95 % of the gaps between tokens within {itl_ms:g} ms; "
+                f"{what}; Ctrl-C ends it"
+            )
+
+    def moved(self, moved: Moved) -> None:
+        self._num_moves += 1
+        changes, reason, step = moved.move.changes, moved.move.reason, moved.step
+        if self._as_json:
+            self._line("move", old=moved.before, new=changes, reason=reason, step=step)
+            return
+        when = "would set" if step is None else f"step {step:,}:"
+        for name, value in changes.items():
+            say(
+                f"{time.strftime('%H:%M:%S')} {when} {name} "
+                f"{typed_text(moved.before[name])} -> {value} ({reason})"
+            )
+
+    def end(self, pilot: LivePilot, seconds: float, given_back: Mapping[str, KnobValue]) -> None:
+        late = pilot.late_share
+        if self._as_json:
+            self._line(
+                "end", why=pilot.ended, late_share=late, given_back=given_back, seconds=seconds
+            )
+            return
+        if pilot.ended is not None:
+            say(f"ended: {pilot.ended}")
+        for name, value in given_back.items():
+            say(f"given back: {name}={typed_text(value)}")
+        kept = "no gap between tokens was seen" if late is None else f"{late:.1%} of the gaps late"
+        moves = f"{self._num_moves} {'move' if self._num_moves == 1 else 'moves'}"
+        say(f"{moves} in {seconds:.0f} s; {kept}")
+
+    def _line(self, kind: str, **rest: object) -> None:
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        say(json.dumps({"time": now, "engine": self._engine, "kind": kind, **rest}))
