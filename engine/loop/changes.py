@@ -68,7 +68,11 @@ def apply_change(core: EngineCore, call: Call, command: Change) -> None:
         _check_seen(core, command, asker)
         nothing = _nothing_to_do(core, command)
         if isinstance(command, SetKnobs) and not command.dry_run:
-            core.lease.note(command, asker, core.scheduler.knobs.as_dict())
+            ended_for = core.lease.note(command, asker, core.scheduler.knobs.as_dict())
+            if ended_for and nothing is not None:
+                # Whoever held it must see that it is over.
+                detail = f"{nothing.detail}; {ended_for} holds them no more"
+                core.audit.done(command, asker, core.next_step, ChangeEffect(detail=detail))
         effect = nothing or _CHANGES[type(command)](core, command, asker)
     except ConfigError as error:
         if _is_audited(command, error):

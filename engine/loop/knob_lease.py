@@ -40,7 +40,7 @@ class KnobLease:
         """Whether it begins, renews or ends a lease. From any thread."""
         return command.lease_s is not None or self._due_ns is not None
 
-    def note(self, command: SetKnobs, asker: Asker, knobs: Mapping[str, KnobValue]) -> None:
+    def note(self, command: SetKnobs, asker: Asker, knobs: Mapping[str, KnobValue]) -> str:
         """Take a change that is about to be made.
 
         One without a lease is meant to last: its knobs are leased no more.
@@ -48,15 +48,17 @@ class KnobLease:
         Args:
             knobs: as they are before it.
 
+        Returns:
+            Whose lease of one of these knobs it ends; empty: none of another client.
+
         Raises:
             ConfigError: another client has the lease.
         """
         if command.lease_s is None:
-            for name in command.changes:
-                self._before.pop(name, None)
+            taken = [name for name in command.changes if self._before.pop(name, None) is not None]
             if not self._before:
                 self._due_ns = None
-            return
+            return self._asker.name if taken and asker != self._asker else ""
         if self._due_ns is not None and asker != self._asker:
             raise ConfigError(
                 "leased", f"{self._asker.name} holds {', '.join(self._before)}: stop that one first"
@@ -65,6 +67,7 @@ class KnobLease:
         for name in command.changes:
             self._before.setdefault(name, knobs[name])
         self._due_ns = self._clock() + round(command.lease_s * 1e9)
+        return ""
 
     def end_if_due(self) -> EndedLease | None:
         """The lease that has just ended, once."""

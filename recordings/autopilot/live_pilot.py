@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.protocol.commands import SetKnobs
 from stepscope.engine.protocol.config import ConfigError
-from stepscope.engine.protocol.wire import KnobsChanged, KnobValue, Snapshot
+from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobValue, Snapshot
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.autopilot.pilot import BUDGET, Autopilot, Move
 from stepscope.recordings.autopilot.step_feed import StepFeed
@@ -18,7 +19,7 @@ from stepscope.recordings.state.knob_text import value_text
 LEASE_S = 6.0
 _RENEW_S = 1.0
 _JOIN_S = 10.0
-_ANSWER_S = 5.0  # an engine answers between two steps
+_ANSWER_S = 30.0  # an engine answers between two steps, and a step may be long
 _MAX_REASON = 200
 _SAME = 0.1  # in shadow, a proposal that differs by less is not said again
 
@@ -125,6 +126,10 @@ class LivePilot:
         for message in self._feed.take_new():
             if isinstance(message, KnobsChanged):
                 self._take_knobs(message)
+            elif isinstance(message, Audited):
+                if message.command == SetKnobs.__name__ and not message.code and not message.new:
+                    self._end(f"{message.who} has ended it")  # by setting what was set already
+                    self.held = {}
             else:
                 self._pilot.take_step(message)
                 self._newest_ns = message.tokens_ns

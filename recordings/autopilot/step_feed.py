@@ -1,8 +1,8 @@
-"""`StepFeed`: a journal that hands steps and changes of knobs to another thread."""
+"""`StepFeed`: a journal that hands steps and changes to another thread."""
 
 from collections import deque
 
-from stepscope.engine.protocol.wire import KnobsChanged, StepRecord, Telemetry
+from stepscope.engine.protocol.wire import Audited, KnobsChanged, StepRecord, Telemetry
 from stepscope.recordings.history.journal import Journal
 
 _MAX_WAITING = 20_000  # then the oldest are lost
@@ -13,13 +13,13 @@ class StepFeed(Journal):
 
     def __init__(self) -> None:
         super().__init__()
-        self._waiting: deque[StepRecord | KnobsChanged] = deque(maxlen=_MAX_WAITING)
+        self._waiting: deque[StepRecord | KnobsChanged | Audited] = deque(maxlen=_MAX_WAITING)
 
-    def take_new(self) -> list[StepRecord | KnobsChanged]:
+    def take_new(self) -> list[StepRecord | KnobsChanged | Audited]:
         """What has come since the last time."""
         return [self._waiting.popleft() for _ in range(len(self._waiting))]
 
     def _take(self, sequence: int, message: Telemetry, payload: bytes) -> None:
         super()._take(sequence, message, payload)
-        if isinstance(message, StepRecord | KnobsChanged):
+        if isinstance(message, StepRecord | KnobsChanged | Audited):
             self._waiting.append(message)

@@ -159,7 +159,7 @@ async def test_bindings_footer_help_palette_and_hints_follow(
 ) -> None:
     source = still_source()
     actions = remapped(
-        {"pause": "f7", "screen_live": "f2", "palette": "f9", "mark": "A", "zoom_in": "Z"}
+        {"pause": "f7", "screen_live": "f2", "palette": "f9", "mark": "X", "zoom_in": "Z"}
     )
     app = Dashboard(source, source.history, any_terminal=True, fps=1.0, actions=actions)
     async with app.run_test(size=(200, 60)) as pilot:
@@ -173,7 +173,7 @@ async def test_bindings_footer_help_palette_and_hints_follow(
         await pilot.press("4", "x")
         assert "x does nothing here; F2 is the main screen" in screen_text(app)
         await pilot.press("f2", "apostrophe")
-        assert "no mark yet; A sets one" in screen_text(app)
+        assert "no mark yet; X sets one" in screen_text(app)
         await pilot.press("ctrl+p")
         assert app.screen is app.main
         await pilot.press("f9", *"pause")

@@ -13,9 +13,10 @@ from stepscope.tui.app import late_modules
 late_modules.load()
 late = set()
 for name, module in list(sys.modules.items()):
-    if not name.startswith("stepscope.") or getattr(module, "__file__", None) is None:
+    file = getattr(module, "__file__", None) or ""
+    if not name.startswith("stepscope.") or not file.endswith(".py"):
         continue
-    for node in ast.walk(ast.parse(pathlib.Path(module.__file__).read_text("utf-8"))):
+    for node in ast.walk(ast.parse(pathlib.Path(file).read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("stepscope."):
             late.add(node.module)
             late |= {f"{node.module}.{each.name}" for each in node.names}

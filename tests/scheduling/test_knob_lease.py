@@ -120,6 +120,15 @@ def test_a_change_without_a_lease_stays(engine: Engine) -> None:
     assert engine.knobs == (100, 8)
 
 
+def test_the_value_that_a_lease_has_ends_it_too_and_that_is_audited(engine: Engine) -> None:
+    engine.set(LEASE_S, max_num_batched_tokens=64)
+    engine.set(LEASE_S, max_num_batched_tokens=256)
+    engine.set(None, Asker("a person"), max_num_batched_tokens=256)
+    assert engine.core.snapshot().leased is None
+    assert engine.audited[-1].who == "a person"
+    assert "pilot holds them no more" in engine.audited[-1].detail
+
+
 def test_a_second_client_gets_no_lease_meanwhile(engine: Engine) -> None:
     engine.set(LEASE_S, max_num_batched_tokens=64)
     reply = engine.set(LEASE_S, Asker("another"), max_num_batched_tokens=32)

@@ -28,7 +28,12 @@ from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.autopilot.live_pilot import LivePilot, Moved
 from stepscope.recordings.autopilot.load import Load
 from stepscope.recordings.autopilot.pilot import BUDGET, SEATS, Autopilot, Move
-from tests.support.waiting import wait_for
+from stepscope.recordings.history.history import History
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.recordings.state.series.latency import SLO
+from tests.support.live_dashboard import dashboard, press
+from tests.support.screen_text import screen_text
+from tests.support.waiting import until, wait_for
 
 LIMITS = Limits(max_num_batched_tokens=4096, max_num_seqs=64, max_model_len=4096)
 TICK_NS = 500_000_000
@@ -274,7 +279,12 @@ def test_a_second_autopilot_is_refused_and_a_killed_one_loses_the_knobs(engine: 
             LivePilot(engine, 15, "test")
         os.kill(process.pid, signal.SIGKILL)
         process.wait(30)
-        wait_for(lambda: client.snapshot().knobs[BUDGET] == 2048, "the engine takes them back")
+
+        def is_back() -> bool:
+            time.sleep(0.2)  # a client may ask only so often
+            return client.snapshot().knobs[BUDGET] == 2048
+
+        wait_for(is_back, "the engine takes them back")
 
 
 def test_ctrl_c_gives_the_knobs_back(engine: Endpoint) -> None:
@@ -290,3 +300,48 @@ def test_ctrl_c_gives_the_knobs_back(engine: Endpoint) -> None:
     assert "given back: max_num_batched_tokens=2048" in said
     with ControlClient(engine, 30.0) as client:
         assert client.snapshot().knobs[BUDGET] == 2048
+
+
+# In the dashboard
+
+
+@pytest.fixture
+def source(engine: Endpoint) -> Iterator[Subscriber]:
+    subscriber = Subscriber(engine, History(SLO(itl_ms=15)))
+    subscriber.start()
+    wait_for(lambda: (subscriber.history.last_step or 0) > 5, "steps")
+    yield subscriber
+    subscriber.stop()
+
+
+async def test_a_key_starts_it_and_the_same_key_gives_the_knobs_back(source: Subscriber) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "A")
+        await until(lambda: "AUTOPILOT" in screen_text(app), lambda: screen_text(app))
+        await until(lambda: source.history.state.knobs[BUDGET] != 2048, "a move")
+        await press(app, "A")
+        await until(lambda: "given back" in screen_text(app), lambda: screen_text(app))
+        await until(lambda: "AUTOPILOT" not in screen_text(app), lambda: screen_text(app))
+        assert source.history.state.knobs[BUDGET] == 2048
+
+
+async def test_the_key_ends_that_of_another_client(source: Subscriber) -> None:
+    app = dashboard(source)
+    with ControlClient(source.endpoint, 30.0) as client:
+        async with app.run_test(size=(120, 40)):
+            client.set_knobs({BUDGET: 500}, "night-shift", lease_s=30)
+            await until(lambda: source.history.state.leased is not None, "the lease")
+            await until(lambda: "AUTOPILOT" in screen_text(app), lambda: screen_text(app))
+            await press(app, "A")
+            await until(lambda: source.history.state.leased is None, "its end")
+            assert client.snapshot().knobs[BUDGET] == 2048
+
+
+async def test_leaving_the_dashboard_gives_the_knobs_back(source: Subscriber) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "A")
+        await until(lambda: source.history.state.knobs[BUDGET] != 2048, "a move")
+    app.close()
+    wait_for(lambda: source.history.state.knobs[BUDGET] == 2048, "given back")

@@ -230,6 +230,8 @@ class Dashboard(App[None], inherit_bindings=False):
         for screen in self._screens.values():
             if screen.session.link is not None:
                 screen.session.link.close()
+            if screen.session.autopilot is not None:
+                screen.session.autopilot.close()
         self.session.switches.stop()
 
     def recordings(self) -> list[str]:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 log = logging.getLogger("stepscope.tui")
 
 LATE = (
+    "stepscope.recordings.autopilot.live_pilot",
     "stepscope.recordings.export.export",
     "stepscope.recordings.export.mooncake",
     "stepscope.recordings.export.output",

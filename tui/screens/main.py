@@ -157,7 +157,8 @@ class MainScreen(Screen[None]):
         session = self.session
         seen = status.seen(session, self.operator, self.view)
         self.operator.take_answers()
-        for news in (session.preferences.news(), session.exports.news()):
+        pilot = None if session.autopilot is None else session.autopilot.news()
+        for news in (session.preferences.news(), session.exports.news(), pilot):
             if news is not None:
                 self.notices.say(*news)
         if (fetched := self.navigator.news()) is not None:

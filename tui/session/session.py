@@ -10,6 +10,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
 from stepscope.tui.session.alerts import AlertDesk
 from stepscope.tui.session.compare.desk import CompareDesk
+from stepscope.tui.session.control.autopilot_switch import AutopilotSwitch
 from stepscope.tui.session.control.engine_link import EngineLink
 from stepscope.tui.session.export.desk import ExportDesk
 from stepscope.tui.session.recording.record_switch import RecordSwitch
@@ -43,6 +44,7 @@ class Session:
     clock: Callable[[], float] = time.monotonic
     rules: Sequence[Rule] = ()
     tour: Tour | None = None
+    autopilot: AutopilotSwitch | None = None  # None: there is no engine to change
     background_error: str | None = None  # of a thread that died, in one line
     alerts: AlertDesk = field(init=False)
 

@@ -12,7 +12,9 @@ from stepscope.recordings.alerts.rule import Rule
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
 from stepscope.tui.session.compare.desk import CompareDesk
+from stepscope.tui.session.control.autopilot_switch import AutopilotSwitch
 from stepscope.tui.session.control.engine_link import EngineLink
+from stepscope.tui.session.control.who import who
 from stepscope.tui.session.export.desk import ExportDesk
 from stepscope.tui.session.recording.record_switches import RecordSwitches
 from stepscope.tui.session.session import Session
@@ -55,9 +57,10 @@ class SessionMaker:
             needs.add("engine")
         if self.switches.of(source, recorder) is not None:
             needs.add("recorder")
-        link = None
+        link = autopilot = None
         if control_endpoint is not None and not self.readonly:
             link = EngineLink(partial(ControlClient, control_endpoint))
+            autopilot = AutopilotSwitch(control_endpoint, who)
         return Session(
             source,
             history,
@@ -73,6 +76,7 @@ class SessionMaker:
             log_file=self.log_file,
             clock=self.clock,
             rules=self.rules,
+            autopilot=autopilot,
         )
 
 

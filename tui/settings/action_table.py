@@ -202,6 +202,9 @@ _ACTIONS: tuple[Action, ...] = (
            footer=8, needs=_ENGINE, changes_engine=True),
     Action("undo", ("U",), "Undo", "undo your last knob change (again: redo)", "act",
            footer=18, needs=_ENGINE, changes_engine=True),
+    Action("autopilot", ("A",), "Autopilot", "move the budget by itself, so that 95 % of the gaps "
+           "between tokens keep the ITL level (again: stop it, whoever began it)", "act",
+           needs=_ENGINE, changes_engine=True),
     Action("pause_engine", ("P",), "Pause engine", "pause the engine itself, or resume it",
            "act", footer=22, needs=_ENGINE, changes_engine=True),
     Action("step_engine", ("N",), "Run a step", "let the engine run one step, then pause",

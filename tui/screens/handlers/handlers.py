@@ -77,7 +77,9 @@ class Handlers:
         self._lists = ListHandlers(
             session, view, navigator, notices, stage, self.pages, self._comparing
         )
-        self._sessions = SessionHandlers(session, view, notices, stage, lambda: svg(app()))
+        self._sessions = SessionHandlers(
+            session, view, notices, stage, operator, lambda: svg(app())
+        )
         self._worst = WorstStalls(
             navigator,
             lambda: stage.history,
@@ -147,6 +149,7 @@ class Handlers:
             "budget": self.opening.budget,
             "knobs": self.opening.knobs,
             "undo": operator.undo,
+            "autopilot": self._sessions.autopilot,
             "pause_engine": operator.pause_or_resume,
             "step_engine": operator.run_one_step,
             "workload": self.opening.workload,

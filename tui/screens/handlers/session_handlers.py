@@ -6,6 +6,7 @@ from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.history.source import Source
 from stepscope.tui.screens.handlers.stage import Stage
 from stepscope.tui.screens.handlers.svg_picture import new_picture
+from stepscope.tui.session.control.operator import Operator
 from stepscope.tui.session.session import Session
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.notices import Notices
@@ -25,9 +26,11 @@ class SessionHandlers:
         view: View,
         notices: Notices,
         stage: Stage,
+        operator: Operator,
         picture: Callable[[], str],
     ) -> None:
         self._session = session
+        self._operator = operator
         self._view = view
         self._notices = notices
         self._stage = stage
@@ -73,6 +76,27 @@ class SessionHandlers:
             num_marks = len(source.history.marks)
             before = f" ({fmt.plural(num_marks, 'mark')} older ones not in it)" if num_marks else ""
             self._notices.say(f"{who}recording{before} to {path}", "good")
+
+    def autopilot(self) -> None:
+        """Begin to hold the ITL level, or end whatever holds the engine's knobs."""
+        switch, history = self._session.autopilot, self._session.history
+        leased = history.state.leased
+        if switch is None:
+            return
+        if switch.is_on:
+            switch.stop()
+            self._notices.say("ending the autopilot: it gives the knobs back")
+        elif leased is not None:
+            self._operator.end_lease(leased)
+        else:
+            itl_ms = history.slo.itl_ms
+            switch.start(itl_ms)
+            key = self._session.abilities.key
+            self._notices.say(
+                f"autopilot: moves the budget so that 95 % of the gaps keep {itl_ms:g} ms "
+                f"({key('service_levels')} sets that level before); {key('autopilot')} ends it",
+                "good",
+            )
 
     def screenshot(self) -> None:
         name = self._session.source.name

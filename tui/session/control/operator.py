@@ -19,7 +19,7 @@ from stepscope.engine.protocol.commands import (
     SetWorkload,
     StepOnce,
 )
-from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobSpec
+from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobSpec, LeasedKnobs
 from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.knob_text import value_text
@@ -162,6 +162,20 @@ class Operator:
 
     def run_one_step(self) -> None:
         self._ask("run one step", StepOnce(n=1))
+
+    def end_lease(self, leased: LeasedKnobs) -> None:
+        """Put the knobs back that a client moves; it sees that and lets go of them."""
+        knobs = self._history.state.knobs
+        what = ", ".join(
+            f"{name} {value_text(knobs.get(name))}→{value_text(value)}"
+            for name, value in leased.before.items()
+        )
+        # Whatever it has just set: the last word is the operator's.
+        reason = f"ends the autopilot of {leased.who}"
+        self._ask(
+            f"end the autopilot of {leased.who}: {what}",
+            SetKnobs(changes=leased.before, reason=reason[:200]),
+        )
 
     def set_workload(self, spec: WorkloadSpec | None) -> None:
         """Start, replace or (None) stop the engine's own workload."""

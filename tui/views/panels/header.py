@@ -98,6 +98,8 @@ def draw(frame: Frame, connection: SourceState, width: int) -> list[Line]:
         parts.append((1, ((f" {place} ", "text"),)))
     if frame.is_replay:
         parts += _when(frame, connection)
+    if frame.state.leased is not None:
+        parts.append((0, ((" AUTOPILOT ", "mark"),)))
     if info is not None and info.simulated is not None:
         parts.append((0, ((f" {SIMULATED} ", "caution"),)))
     if info is not None and info.with_tokens:

@@ -52,6 +52,10 @@ def draw(frame: Frame, width: int, height: int, pending: str, editable: bool) ->
     if not body:
         body = [((" the engine does not report its knobs", "muted"),)]
     footer: list[Run] = [(" pending: ", "muted"), (clean(pending or "none", 30), "text")]
+    if state.leased is not None:
+        who = clean(shorter_who(state.leased.who, 12), 12)
+        ends = f", {frame.key('autopilot')} ends it" if editable else ""
+        footer.append((f"  autopilot of {who}{ends}", "mark"))
     changes = known_changes(frame.history.knob_changes, frame.state.audit)
     at = frame.cursor if frame.cursor is not None else -1
     earlier = [change for change in changes if change.effective_step <= at]

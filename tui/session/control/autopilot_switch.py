@@ -1,0 +1,100 @@
+"""`AutopilotSwitch`: the autopilot of this dashboard, in a thread of its own."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.recordings.state.knob_text import value_text
+from stepscope.tui.settings.log_file import see_log
+from stepscope.tui.views.notices import Tone
+
+if TYPE_CHECKING:
+    from stepscope.recordings.autopilot.live_pilot import LivePilot, Moved
+
+log = logging.getLogger("stepscope.tui")
+
+_TICK_S = 0.2
+_CLOSE_S = 2.0  # for the knobs to be given back; after that the engine takes them itself
+
+
+class AutopilotSwitch:
+    """All methods belong to the UI thread.
+
+    Args:
+        endpoint: of the engine.
+        who: gives the name for the engine's audit.
+    """
+
+    def __init__(self, endpoint: str, who: Callable[[], str]) -> None:
+        self._endpoint = endpoint
+        self._who = who
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._news: deque[tuple[str, Tone]] = deque()
+
+    @property
+    def is_on(self) -> bool:
+        return self._thread is not None and self._thread.is_alive() and not self._stopping.is_set()
+
+    def start(self, itl_ms: float) -> None:
+        """Hold this level until `stop`, or until it ends by itself."""
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=(itl_ms, self._stopping), name="autopilot", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let it give the knobs back and end."""
+        self._stopping.set()
+
+    def close(self) -> None:
+        """As `stop`; wait for it."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(_CLOSE_S)
+
+    def news(self) -> tuple[str, Tone] | None:
+        """The oldest line that was not shown yet."""
+        return self._news.popleft() if self._news else None
+
+    def _run(self, itl_ms: float, stopping: threading.Event) -> None:
+        # Few sessions need it, and what fits a model takes its time to load.
+        from stepscope.recordings.autopilot.live_pilot import LivePilot
+
+        try:
+            pilot = LivePilot(Endpoint.parse(self._endpoint), itl_ms, self._who())
+        except (ConfigError, CommandRefused, EngineUnreachable) as error:
+            self._news.append((f"no autopilot: {error}", "breach"))
+            return
+        try:
+            while pilot.ended is None and not stopping.wait(_TICK_S):
+                if (moved := pilot.tick(time.monotonic())) is not None:
+                    self._news.append((_moved_text(moved), "text"))
+        except Exception as failure:
+            log.exception("the autopilot failed")
+            pilot.ended = f"internal error, {see_log(failure)}"
+        self._end(pilot)
+
+    def _end(self, pilot: "LivePilot") -> None:
+        given_back = pilot.close()
+        values = ", ".join(f"{name} {value_text(value)}" for name, value in given_back.items())
+        back = f"; given back: {values}" if values else ""
+        if pilot.ended is None:
+            self._news.append((f"autopilot ended{back}", "good"))
+        else:
+            self._news.append((f"autopilot ended: {pilot.ended}{back}", "caution"))
+
+
+def _moved_text(moved: "Moved") -> str:
+    changes = ", ".join(
+        f"{name} {value_text(moved.before[name])}→{value}"
+        for name, value in moved.move.changes.items()
+    )
+    return f"autopilot: {changes} ({moved.move.reason})"
