@@ -228,10 +228,11 @@ def autopilot(
     name: As = None,
     as_json: Annotated[bool, typer.Option("--json", help="a JSON document a line")] = False,
 ) -> int:
-    """Hold an ITL level: move the token budget of a running engine, and seats if need be.
+    """Hold an ITL level by moving the token budget of an engine.
 
     95 % of the gaps between tokens are kept within the level, from step times fitted on the
-    engine's own steps. Every move is in the engine's audit with its reason. The knobs go back when
+    engine's own steps. It also limits the running requests where the budget alone is not enough.
+    Every move is in the engine's audit with its reason. The knobs go back when
     this ends, dies or loses the telemetry; it ends when somebody else sets one of them.
     """
     from stepscope.tui.cli.simulation import autopilot as command
