@@ -1,11 +1,12 @@
 """`NewRequests`: prepared prompts become requests in the queue. Runs on the engine's thread."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from stepscope.engine.loop.delivery import Delivery
 from stepscope.engine.loop.inbox import Client
 from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.wire import Arrived, Rejected
+from stepscope.engine.scheduling.block_pool import BlockHash
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.text.stop_strings import StopText
@@ -45,6 +46,7 @@ class NewRequests:
         stop_text: StopText | None = None,
         prompt_text: str | None = None,
         arrival_ns: int | None = None,
+        block_hashes: Sequence[BlockHash] = (),
     ) -> Request:
         """Queue a prepared prompt.
 
@@ -52,6 +54,7 @@ class NewRequests:
             stop_text: looks for the stop strings of `submit`.
             prompt_text: for telemetry; None: it stays here.
             arrival_ns: see `Call`.
+            block_hashes: what the blocks are known by where a simulation makes the tokens up.
         """
         request = Request(
             request_id=self._new_request_id(),
@@ -62,9 +65,11 @@ class NewRequests:
             priority=submit.priority,
             eos_token_ids=self._eos_token_ids,
             stop_text=stop_text,
+            block_hashes=list(block_hashes),
         )
         self._delivery.expect(request, client, submit, prompt_text)
         publishes_tokens = self._delivery.token_publisher is not None
+        prefix_hashes = self._scheduler.prefix_hashes
         self._scheduler.unpublished_events.append(
             Arrived(
                 request_id=request.request_id,
@@ -75,6 +80,7 @@ class NewRequests:
                 time_ns=request.arrival_ns,
                 prompt_token_ids=token_ids if publishes_tokens else None,
                 prompt_text=prompt_text,
+                prefix_hashes=None if prefix_hashes is None else prefix_hashes.of(request),
             )
         )
         self._scheduler.add(request)

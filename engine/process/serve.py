@@ -4,6 +4,7 @@ import contextlib
 import gc
 import logging
 import os
+import secrets
 import signal
 import time
 import uuid
@@ -24,6 +25,7 @@ from stepscope.engine.protocol.config import ConfigError, EngineConfig, Knobs, L
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.kv_memory import replay_memory_bytes
+from stepscope.engine.scheduling.prefix_hashes import PrefixHashes
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.telemetry.clock_anchor import anchored
 from stepscope.engine.telemetry.publisher import Publisher
@@ -128,6 +130,8 @@ def open_engine(
         gc.collect()
         gc.freeze()
         scheduler = Scheduler(KVCacheManager(runner.num_blocks, config.block_size), knobs, limits)
+        if config.prefix_hashes and config.telemetry:
+            scheduler.prefix_hashes = PrefixHashes(scheduler.kv, secrets.token_bytes(16))
         try:
             publisher = Publisher(endpoint.telemetry, config.replay_steps, replay_bytes, gate)
         except MemoryError as error:

@@ -139,6 +139,14 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "watches or records sees them"
         ),
     ] = False
+    prefix_hashes: Annotated[
+        bool,
+        Meta(
+            description="put a salted 64-bit hash of each KV block of prompts and outputs into "
+            "telemetry: which ones begin alike, not what they say; 'what-if' and 'diagnose' need "
+            "it to foretell prefix hits"
+        ),
+    ] = False
     seed: Annotated[int, Meta(description="seed of sampled requests that bring none")] = 0
 
     def overlaps(self, *, launch_blocks: bool) -> bool:

@@ -19,6 +19,9 @@ class Arrived(Event, frozen=True, omit_defaults=True):
     time_ns: int
     prompt_token_ids: list[int] | None = None  # only of an engine with `with_tokens`, ...
     prompt_text: str | None = None  # ... and only if it has a tokenizer
+    # Only of an engine with `prefix_hashes`: of the full blocks of the prompt, 64 bits each, salted
+    # by the engine. Two contexts are equal up to their last equal hash.
+    prefix_hashes: list[int] | None = None
 
 
 class Admitted(Event, frozen=True):
@@ -29,9 +32,10 @@ class FirstToken(Event, frozen=True):
     pass
 
 
-class Finished(Event, frozen=True):
+class Finished(Event, frozen=True, omit_defaults=True):
     reason: str  # stop, length
     num_output_tokens: int
+    prefix_hashes: list[int] | None = None  # of the full blocks after those in `Arrived`
 
 
 class Preempted(Event, frozen=True):

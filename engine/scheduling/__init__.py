@@ -1,5 +1,5 @@
 """Who is in the next step: requests, the queue, the scheduler, batching modes, the plan of a step,
-the KV cache and its blocks, and the dry run of all of it. Free of torch.
+the KV cache and its blocks. Free of torch.
 
 May import: engine.protocol, engine.text.
 A new batching mode is one function in `batching.py`; an order of the queue goes into

@@ -67,7 +67,7 @@ class KVCacheManager:
             return []
         hit: list[int] = []
         for index in range((request.num_tokens - 1) // self.block_size):
-            block = self._pool.find(self._digest(request, index))
+            block = self._pool.find(self.digest(request, index))
             if block is None:
                 break
             hit.append(block)
@@ -116,7 +116,7 @@ class KVCacheManager:
             return
         num_full_blocks = num_tokens // self.block_size
         for index in range(request.num_hashed_blocks, num_full_blocks):
-            self._pool.register(request.block_table[index], self._digest(request, index))
+            self._pool.register(request.block_table[index], self.digest(request, index))
         request.num_hashed_blocks = max(request.num_hashed_blocks, num_full_blocks)
 
     def free(self, request: Request) -> int:
@@ -222,7 +222,7 @@ class KVCacheManager:
             )
         for index in range(request.num_hashed_blocks):
             digest = self._pool.digest_of(table[index])
-            if digest is not None and digest != self._digest(request, index):
+            if digest is not None and digest != self.digest(request, index):
                 raise KVCacheIntegrityError(
                     f"{who}: block {table[index]} is known by another's content"
                 )
@@ -241,7 +241,8 @@ class KVCacheManager:
 
         return find
 
-    def _digest(self, request: Request, index: int) -> BlockHash:
+    def digest(self, request: Request, index: int) -> BlockHash:
+        """What a full block of a request is known by: a hash of all tokens before its end."""
         hashes = request.block_hashes
         while len(hashes) <= index:
             start = len(hashes) * self.block_size

@@ -27,6 +27,7 @@ from stepscope.engine.protocol.wire import (
 from stepscope.engine.scheduling.batching import BATCHING_MODES, SpendBudget
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.ngram import NgramProposer
+from stepscope.engine.scheduling.prefix_hashes import PrefixHashes
 from stepscope.engine.scheduling.request import Request, RequestStatus
 from stepscope.engine.scheduling.step import ScheduledRow
 from stepscope.engine.scheduling.step_plan import StepPlan
@@ -71,6 +72,7 @@ class Scheduler:
         self.num_decode_tokens = 0  # drafts included
         self.num_draft_tokens = 0
         self.num_padded_tokens = 0  # ... and what a padding engine would compute besides
+        self.prefix_hashes: PrefixHashes | None = None  # where they are published
         self._next_in_turn: Request | None = None
         self._num_slots = 0
         self._wait_reason = "queued"
@@ -262,9 +264,7 @@ class Scheduler:
                 reason = request.finish_reason_after(token_id)
                 if reason is not None:
                     self._end(request, reason)
-                    self.unpublished_events.append(
-                        Finished(request.request_id, reason, request.num_output_tokens)
-                    )
+                    self.unpublished_events.append(self._finished(request, reason))
                     finished.append(request)
         if finished:
             self.running = [r for r in self.running if r.status is RequestStatus.RUNNING]
@@ -289,6 +289,10 @@ class Scheduler:
         self.unpublished_events.append(Preempted(request.request_id, self.kv.free(request), reason))
         request.preempt()
         self.waiting.prepend(request)
+
+    def _finished(self, request: Request, reason: str) -> Finished:
+        hashes = None if self.prefix_hashes is None else self.prefix_hashes.of_output(request)
+        return Finished(request.request_id, reason, request.num_output_tokens, hashes)
 
     def _end(self, request: Request, reason: str) -> None:
         self._num_penalised -= request.has_penalties

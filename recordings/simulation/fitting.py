@@ -31,9 +31,10 @@ def step_records(recording: Recording) -> Iterator[StepRecord]:
 def seen_steps(recording: Recording) -> Iterator[tuple[int, SeenStep]]:
     """Each step whose rows are known, with the time of its tokens."""
     before: StepRecord | None = None
+    pads = bool(recording.info.simulated)
     for step in step_records(recording):
         if step.batch:
-            yield step.tokens_ns, seen_step(step, before)
+            yield step.tokens_ns, seen_step(step, before, pads=pads)
         before = step
 
 
@@ -45,11 +46,13 @@ def fit_recording(recording: Recording) -> FittedModel:
         raise RecordingError(f"{recording.path}: {error}") from error
 
 
-def seen_step(step: StepRecord, before: StepRecord | None) -> SeenStep:
+def seen_step(step: StepRecord, before: StepRecord | None, *, pads: bool = False) -> SeenStep:
     """A step as a model is fitted on it.
 
     Args:
         before: the step before it, whose end begins this one if nothing was missing between.
+        pads: the padding of a static batch took time, as a simulated engine counts it. Our own
+            engine computes none.
     """
     rows = [(row.phase, row.start, row.num_tokens) for row in step.batch or ()]
     begin_ns = step.schedule_start_ns
@@ -64,5 +67,5 @@ def seen_step(step: StepRecord, before: StepRecord | None) -> SeenStep:
     host_s = None
     if step.launch_ns is not None and step.hidden_ns is None:
         host_s = (step.launch_ns - begin_ns) / 1e9
-    # Our engine counts the padding of a static batch and computes none of it.
-    return SeenStep(shape_of_rows(rows), (step.tokens_ns - begin_ns) / 1e9, host_s)
+    padded = (step.num_padded_tokens or 0) if pads else 0
+    return SeenStep(shape_of_rows(rows, padded), (step.tokens_ns - begin_ns) / 1e9, host_s)

@@ -1,7 +1,7 @@
 """`recorded_work`: the requests and knobs of a recording, to be run again by a simulation.
 
-A recording holds no tokens. Which prompts begin alike is known as far as hits in the recorded
-prefix cache show it (`PrefixBook`).
+A recording holds no tokens. Which prompts begin alike is known where the engine published hashes
+of their blocks (`prefix_hashes`), else as far as hits in its prefix cache show it (`PrefixBook`).
 """
 
 from collections.abc import Sequence
@@ -84,7 +84,7 @@ def recorded_work(
         num_begun=len(reader.begun),
         num_unfinished=reader.num_unfinished,
         num_hits=reader.num_hits,
-        num_unknown_hits=reader.book.num_unknown,
+        num_unknown_hits=0 if reader.has_hashes else reader.book.num_unknown,
     )
 
 
@@ -95,6 +95,7 @@ class _Reader:
         self.figures = Figures(levels)
         self.book = PrefixBook(block_size, id_tokens=block_size)
         self.begun: set[int] = set()
+        self.has_hashes = False
         self.num_unfinished = self.num_hits = 0
         self._block_size = block_size
         self._knobs = knobs
@@ -102,6 +103,7 @@ class _Reader:
         self._prefixes: dict[int, tuple[int, ...]] = {}
         self._num_hit_blocks: dict[int, int] = {}
         self._num_outputs: dict[int, int] = {}  # of those that ended
+        self._output_hashes: dict[int, list[int]] = {}  # likewise, where they are published
         self._changes: list[TimedKnobs] = []
 
     def take(self, moment: Moment) -> None:
@@ -114,6 +116,7 @@ class _Reader:
         for event in message.events:
             if isinstance(event, Arrived):
                 self._arrived[event.request_id] = event
+                self.has_hashes |= event.prefix_hashes is not None
             elif isinstance(event, Finished):
                 self._end(event, moment.state.requests.get(event.request_id))
         self._take_prefixes(message)
@@ -131,8 +134,9 @@ class _Reader:
                 num_output_tokens=max(1, self._num_output(request_id, views.get(request_id))),
                 name=arrived.client_id,
                 priority=arrived.priority,
-                prefix=self._prefix(request_id),
+                prefix=self._prefix(arrived),
                 prefix_tokens=self._block_size,
+                names_output=arrived.prefix_hashes is not None,
             )
             for request_id, arrived in self._arrived.items()
         ]
@@ -140,8 +144,11 @@ class _Reader:
         changes = [each._replace(time_ns=each.time_ns - begin_ns) for each in self._changes]
         return work, changes
 
-    def _prefix(self, request_id: int) -> tuple[int, ...]:
+    def _prefix(self, arrived: Arrived) -> tuple[int, ...]:
         """Where no hit can be traced to its origin, all of them are taken as of one beginning."""
+        request_id = arrived.request_id
+        if arrived.prefix_hashes is not None:
+            return (*arrived.prefix_hashes, *self._output_hashes.get(request_id, ()))
         if self.num_hits and self.num_hits == self.book.num_unknown:
             num_blocks = self._num_hit_blocks.get(request_id, 0)
             return tuple(range(_ONE_BEGINNING, _ONE_BEGINNING + num_blocks))
@@ -194,6 +201,8 @@ class _Reader:
 
     def _end(self, event: Finished, view: RequestView | None) -> None:
         self._num_outputs[event.request_id] = event.num_output_tokens
+        if event.prefix_hashes:
+            self._output_hashes[event.request_id] = event.prefix_hashes
         if view is None or view.is_partial or view.first_token_ns is None:
             return
         if event.request_id in self._arrived:

@@ -28,6 +28,7 @@ class Forecast(NamedTuple):
     text: str
     figures: dict[str, Predicted]
     share_extrapolated: float  # of the steps, that are unlike any in the recording
+    runs: list[dict[str, float | None]]  # the figures of each run, by its seed
 
 
 class WhatIf(NamedTuple):
@@ -54,19 +55,41 @@ def what_if(
     cases = []
     wanted: list[tuple[str, Mapping[str, KnobValue]]] = [("as recorded", {}), *variants]
     for number, (text, changes) in enumerate(wanted):
-        runs: list[dict[str, float | None]] = []
-        num_steps = num_extrapolated = 0
-        for seed in range(num_runs):
-            if on_run((number + seed / num_runs) / len(wanted)):
-                return None
-            figures, model = run_once(basis, changes, levels, seed)
-            runs.append(flat(figures.result()))
-            num_steps += figures.num_steps
-            num_extrapolated += model.num_extrapolated
-        figures_found = predicted(runs, is_varied=bool(basis.work.changes))
-        cases.append(Forecast(text, figures_found, num_extrapolated / max(1, num_steps)))
+
+        def on_case(share: float, number: int = number) -> bool:
+            return on_run((number + share) / len(wanted))
+
+        case = forecast(basis, text, changes, levels, on_case, num_runs)
+        if case is None:
+            return None
+        cases.append(case)
     again, *rest = cases
     return WhatIf(flat(basis.work.figures), again, rest, basis.speed.drift)
+
+
+def forecast(
+    basis: WhatIfBasis,
+    text: str,
+    changes: Mapping[str, KnobValue],
+    levels: Sequence[SLO],
+    on_run: Callable[[float], bool] = lambda share: False,
+    num_runs: int = NUM_RUNS,
+) -> Forecast | None:
+    """The recorded work under one set of knobs; arguments and errors are those of `what_if`.
+
+    Runs of one seed are on the same machine, whatever the knobs.
+    """
+    runs: list[dict[str, float | None]] = []
+    num_steps = num_extrapolated = 0
+    for seed in range(num_runs):
+        if on_run(seed / num_runs):
+            return None
+        figures, model = run_once(basis, changes, levels, seed)
+        runs.append(flat(figures.result()))
+        num_steps += figures.num_steps
+        num_extrapolated += model.num_extrapolated
+    found = predicted(runs, is_varied=bool(basis.work.changes))
+    return Forecast(text, found, num_extrapolated / max(1, num_steps), runs)
 
 
 def run_once(

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from stepscope.engine.protocol.config import Batching, Knobs
-from stepscope.engine.scheduling.dry_run import ScheduleLine
+from stepscope.engine.simulation.dry_run import ScheduleLine
 from stepscope.tui.cli.__main__ import main
 
 RECORDED = Path(__file__).parents[1] / "conformance"

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from stepscope.engine.protocol.config import ConfigError
-from stepscope.engine.scheduling.dry_run import ScheduleLine, ScheduleReplay, parse_workload
+from stepscope.engine.simulation.dry_run import ScheduleLine, ScheduleReplay, parse_workload
 from stepscope.tui.cli.__main__ import main
 
 RECORDED = Path(__file__).parents[1] / "conformance"

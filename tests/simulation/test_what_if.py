@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.engine.simulation.virtual import session
 from stepscope.recordings import samples
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.simulation.basis import basis_of
 from stepscope.recordings.simulation.recorded import recorded_work
-from stepscope.recordings.simulation.what_if import Forecast, WhatIf
+from stepscope.recordings.simulation.what_if import Forecast, WhatIf, run_once
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.simulation.what_if_report import report
 
@@ -41,9 +42,10 @@ def test_a_forecast_meets_what_the_same_engine_does_with_the_other_budget(
 
 
 def test_requests_of_a_recording_share_what_its_prefix_cache_found(
-    run: Run, tmp_path: Path
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "session.mcap"
+    monkeypatch.setattr(session, "PrefixHashes", lambda kv, salt: None)  # none are published
     run("simulate", *WORK, "-o", str(path))
     with Recording(path) as recording:
         work = recorded_work(recording)
@@ -51,6 +53,19 @@ def test_requests_of_a_recording_share_what_its_prefix_cache_found(
     assert work.num_unknown_hits < work.num_hits / 10
     found = json.loads(run("simulate", str(path), "--step-time", str(path), "--json"))["runs"][0]
     assert found["hit_share"] == pytest.approx(work.figures.hit_share, rel=0.1)
+
+
+def test_prefix_hits_are_foretold_from_a_session_without_a_prefix_cache(
+    run: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "session.mcap"
+    truth = json.loads(run("simulate", *WORK, "--json"))["runs"][0]
+    run("simulate", *WORK, "--no-enable-prefix-caching", "-o", str(path))
+    with Recording(path) as recording:
+        basis = basis_of(recording, [SLO()])
+    figures, _ = run_once(basis, {"enable_prefix_caching": True}, [SLO()], seed=0)
+    assert truth["hit_share"] > 0.02
+    assert figures.result().hit_share == pytest.approx(truth["hit_share"], rel=0.02)
 
 
 def test_a_table_has_a_column_for_each_variant(run: Run) -> None:
@@ -81,7 +96,7 @@ def test_a_sweep_is_a_row_for_each_value_and_a_figure(run: Run, tmp_path: Path) 
 def test_a_report_says_that_the_machine_was_disturbed() -> None:
     with Recording(samples.shipped()["chunked"]) as recording:
         basis = basis_of(recording, [SLO()])
-    calm = WhatIf({}, Forecast("as recorded", {}, 0.0), [], drift=0.03)
+    calm = WhatIf({}, Forecast("as recorded", {}, 0.0, []), [], drift=0.03)
     for found, is_noted in ((calm, False), (calm._replace(drift=0.4), True)):
         said = "\n".join(report(found, basis, [SLO()]))
         assert ("note: the machine's speed changed by 40%" in said) == is_noted

@@ -136,10 +136,10 @@ INFO = EngineInfo(
 )
 KV = KVCounts(used=3, cached=2, empty=1019, evicted=1, queried_tokens=700, hit_tokens=64)
 EVENTS: list[wire.RequestEvent] = [
-    Arrived(7, "chat-7", 300, 60, 2, 1_000_000_000_100),
+    Arrived(7, "chat-7", 300, 60, 2, 1_000_000_000_100, prefix_hashes=[1 << 63, 9]),
     Admitted(7, 64),
     FirstToken(7),
-    Finished(6, "length", 60),
+    Finished(6, "length", 60, [12]),
     Preempted(5, 12, "no free block"),
     Aborted(4, "client"),
     Rejected(3, "chat-3", "too long"),

@@ -27,6 +27,7 @@ class SimulatedRequest(NamedTuple):
     priority: int = 0
     prefix: tuple[int, ...] = ()  # ids of the blocks of the prompt: equal up to an equal id
     prefix_tokens: int = HASH_BLOCK_TOKENS  # of a block with an id
+    names_output: bool = False  # `prefix` goes on over the blocks of the output
 
     @property
     def sampling(self) -> SamplingParams:
@@ -72,10 +73,9 @@ class BlockNames:
         """All full blocks that the request comes to have, its output's included."""
         num_tokens = request.num_prompt_tokens + request.num_output_tokens
         num_blocks = num_tokens // self._block_size
-        num_shared = (
-            min(request.num_prompt_tokens, len(request.prefix) * request.prefix_tokens)
-            // self._block_size
-        )
+        num_nameable = num_tokens if request.names_output else request.num_prompt_tokens
+        num_named = min(num_nameable, len(request.prefix) * request.prefix_tokens)
+        num_shared = num_named // self._block_size
         names: list[BlockHash] = []
         for index in range(num_shared):
             last_token = (index + 1) * self._block_size - 1

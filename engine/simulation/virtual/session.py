@@ -11,11 +11,13 @@ from stepscope.engine.loop.outlet import TelemetrySink
 from stepscope.engine.protocol.commands import AnyReply, SetKnobs, Submit
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import Snapshot
+from stepscope.engine.scheduling.prefix_hashes import PrefixHashes
 from stepscope.engine.simulation.simulated import START_NS, SimulatedRunner
 from stepscope.engine.simulation.virtual.drawn import DrawnStepTimes
 from stepscope.engine.simulation.virtual.requests import BlockNames, SimulatedRequest
 from stepscope.engine.simulation.virtual.setup import SimulatedSetup
 
+_SALT = b"simulated"  # equal runs have equal recordings; nothing in them is secret
 _WHO = "the recording"  # whose changes of knobs are repeated
 
 
@@ -35,8 +37,10 @@ class SimulatedSession:
 
     def __init__(self, setup: SimulatedSetup, seed: int, sink: TelemetrySink) -> None:
         self._runner = SimulatedRunner(DrawnStepTimes(setup.model, seed), seed)
+        scheduler = setup.scheduler()
+        scheduler.prefix_hashes = PrefixHashes(scheduler.kv, _SALT)
         self._core = EngineCore(
-            setup.info(seed), self._runner, setup.scheduler(), setup.limits, sink, dispatch
+            setup.info(seed), self._runner, scheduler, setup.limits, sink, dispatch
         )
         self._names = BlockNames(setup.block_size)
         self._client = _SilentClient()
@@ -65,10 +69,13 @@ class SimulatedSession:
             priority=wanted.priority,
         )
         arrival_ns = START_NS + wanted.arrival_ns
-        request = self._core.new_requests.add(
-            submit, token_ids, self._client, arrival_ns=arrival_ns
+        self._core.new_requests.add(
+            submit,
+            token_ids,
+            self._client,
+            arrival_ns=arrival_ns,
+            block_hashes=self._names.of(wanted),
         )
-        request.block_hashes = self._names.of(wanted)
 
     def set_knobs(self, knobs: Knobs, time_ns: int) -> None:
         """As `Replica.set_knobs`."""

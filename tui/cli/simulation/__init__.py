@@ -2,9 +2,9 @@
 
 May import: engine.process, engine.protocol, engine.scheduling, engine.simulation,
   engine.simulation.virtual, engine.transport, engine.workload, recordings,
-  recordings.autopilot, recordings.export, recordings.file, recordings.file.mcap,
-  recordings.history, recordings.live, recordings.plot, recordings.simulation, recordings.state,
-  recordings.state.series, tui.cli.engines, tui.cli.recordings, tui.cli.shared,
-  tui.session.control, tui.settings, tui.views.
+  recordings.autopilot, recordings.compare.side, recordings.export, recordings.file,
+  recordings.file.mcap, recordings.history, recordings.live, recordings.plot,
+  recordings.simulation, recordings.state, recordings.state.series, tui.cli.engines,
+  tui.cli.recordings, tui.cli.shared, tui.session.control, tui.settings, tui.views.
 A command that simulates gets a module here, its options in `tui/cli/table/simulation.py`.
 """

@@ -14,13 +14,13 @@ import msgspec
 from stepscope.engine.protocol.config import Batching, Knobs
 from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.scheduling.batching import SpendBudget
-from stepscope.engine.scheduling.dry_run import (
+from stepscope.engine.scheduling.presets import defaults_like
+from stepscope.engine.simulation.dry_run import (
     ScheduleLine,
     ScheduleReplay,
     ScheduleWorkload,
     parse_workload,
 )
-from stepscope.engine.scheduling.presets import defaults_like
 from stepscope.engine.simulation.step_time import StepTimeModel
 from stepscope.engine.simulation.virtual.drawn import DrawnStepTimes
 from stepscope.recordings.file.mcap.format import PART_SUFFIX

@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass, field
 
 from stepscope.engine.protocol.wire import Phase
-from stepscope.engine.scheduling.dry_run import ScheduleReplay, ScheduleWorkload
 from stepscope.engine.scheduling.step import ScheduledStep
+from stepscope.engine.simulation.dry_run import ScheduleReplay, ScheduleWorkload
 from stepscope.engine.simulation.step_time import StepTimeModel, shape_of
 
 _LATENCIES = ("ttft_steps", "itl_steps", "ttft_ms", "itl_ms")

@@ -210,6 +210,32 @@ def tune(
 
 @commands.command(
     epilog=example(
+        "stepscope diagnose session.mcap",
+        "stepscope diagnose engine-0 --slo-itl 30ms --slo-ttft 1s --seconds 120",
+    )
+)
+@with_key
+def diagnose(
+    target: Target = None,
+    *,
+    seconds: _Seconds = None,
+    slo_itl: SloItl = None,
+    slo_ttft: SloTtft = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the setting that is the bottleneck, and prove it.
+
+    The steps show which settings may hold the engine back: seats, budget, KV memory and its
+    reservation, the batching mode, long prompts, the prefix cache, the host. The recorded requests
+    are then simulated with each limit lifted. Nothing is changed.
+    """
+    from stepscope.tui.cli.simulation import diagnose as command
+
+    command.run(target, seconds, slo_itl, slo_ttft, as_json)
+
+
+@commands.command(
+    epilog=example(
         "stepscope autopilot --slo-itl 50ms --shadow",
         "stepscope autopilot engine-0 --slo-itl 30ms --as night-shift",
     )

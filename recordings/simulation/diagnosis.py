@@ -1,0 +1,149 @@
+"""`diagnose`: which setting is the bottleneck of a session, proved by simulating it without.
+
+The records say which settings may hold the engine back. For each of them the recorded work is
+simulated with that limit lifted, on the same machine and with the same chance as without. The one
+whose change lets most requests keep their service levels is the bottleneck. With it lifted, the
+next one is looked for.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from stepscope.recordings.simulation.suspects import SUSPECTS, Evidence, Remedy, Seen, Suspect
+from stepscope.recordings.simulation.what_if import Forecast, forecast
+from stepscope.recordings.state.series.latency import SLO
+
+NUM_RUNS = 8
+KEPT_SHARE = 0.95  # of the requests: nothing holds them back
+_MIN_GAIN = 0.02  # of the requests
+_EQUAL_GAIN = 0.02  # of two remedies that differ by less, the smaller change is better
+_MAX_ROUNDS = 3
+
+
+class DiagnosisStopped(Exception):  # noqa: N818 - reads as what happened
+    """The caller ended it before it was done."""
+
+
+class Trial(NamedTuple):
+    """One remedy, simulated."""
+
+    remedy: Remedy
+    forecast: Forecast
+    kept_share: float  # of the requests, with this and all bottlenecks before it lifted
+    gain: float  # how much larger a share than without
+    num_better: int  # of `NUM_RUNS`
+
+    @property
+    def helps(self) -> bool:
+        """By more than chance: if it changed nothing, 7 of 8 runs would be better in 1 of 28."""
+        return self.gain >= _MIN_GAIN and self.num_better >= NUM_RUNS - 1
+
+
+class Finding(NamedTuple):
+    """One suspect."""
+
+    suspect: Suspect
+    evidence: Evidence
+    trial: Trial | None  # of its best remedy; None: not simulated
+
+
+class Bottleneck(NamedTuple):
+    """One that was proved, and what would be without it."""
+
+    suspect: Suspect
+    trial: Trial
+
+
+class Diagnosis(NamedTuple):
+    """What came of it."""
+
+    again: Forecast  # the session as it was, simulated
+    kept_share: float  # of its requests
+    findings: list[Finding]  # of every suspect, the largest gain first
+    bottlenecks: list[Bottleneck]  # in the order in which they must be lifted
+
+
+def diagnose(seen: Seen, level: SLO, on_run: Callable[[str, float], bool]) -> Diagnosis:
+    """Try the suspects.
+
+    Args:
+        on_run: called with what is done and its share; True ends it with `DiagnosisStopped`.
+    """
+    return _Trials(seen, level, on_run).run()
+
+
+class _Trials:
+    def __init__(self, seen: Seen, level: SLO, on_run: Callable[[str, float], bool]) -> None:
+        self._seen, self._level, self._on_run = seen, level, on_run
+
+    def run(self) -> Diagnosis:
+        start = Remedy("as recorded", self._seen.basis.setup, {}, is_live=True)
+        again = now = self._forecast(start)
+        evidence = {suspect.name: suspect.look(self._seen) for suspect in SUSPECTS}
+        likely = [each for each in SUSPECTS if evidence[each.name].is_likely]
+        first: dict[str, Trial] = {}
+        bottlenecks: list[Bottleneck] = []
+        lifted = start
+        while _kept(now) < KEPT_SHARE and len(bottlenecks) < _MAX_ROUNDS:
+            trials = self._round(likely, lifted, now)
+            first = first or trials
+            best = max(trials, key=lambda name: trials[name].gain, default=None)
+            if best is None or not trials[best].helps:
+                break
+            suspect = next(each for each in likely if each.name == best)
+            lifted, now = trials[best].remedy, trials[best].forecast
+            bottlenecks.append(Bottleneck(suspect, trials[best]))
+            # What was held back by this one may now meet limits that no step has met.
+            likely = [each for each in SUSPECTS if each is not suspect]
+        findings = [Finding(each, evidence[each.name], first.get(each.name)) for each in SUSPECTS]
+        findings.sort(key=_weight, reverse=True)
+        return Diagnosis(again, _kept(again), findings, bottlenecks)
+
+    def _round(self, suspects: list[Suspect], lifted: Remedy, now: Forecast) -> dict[str, Trial]:
+        """The best remedy of each suspect, beside what is lifted already."""
+        found: dict[str, Trial] = {}
+        for suspect in suspects:
+            knobs = lifted.setup.knobs.changed(lifted.changes, lifted.setup.limits)
+            setup = msgspec.structs.replace(lifted.setup, knobs=knobs)
+            for remedy in suspect.remedies(setup):
+                both = remedy._replace(changes={**lifted.changes, **remedy.changes})
+                trial = _trial(both, self._forecast(both, f"trying {suspect.name}"), now)
+                best = found.get(suspect.name)
+                if best is None or trial.gain > best.gain + _EQUAL_GAIN:
+                    found[suspect.name] = trial
+        return found
+
+    def _forecast(self, remedy: Remedy, what: str = "simulating it as it was") -> Forecast:
+        found = forecast(
+            self._seen.basis._replace(setup=remedy.setup),
+            remedy.text,
+            remedy.changes,
+            [self._level],
+            lambda share: self._on_run(what, share),
+            NUM_RUNS,
+        )
+        if found is None:
+            raise DiagnosisStopped
+        return found
+
+
+def _trial(remedy: Remedy, found: Forecast, before: Forecast) -> Trial:
+    pairs = list(zip(map(_kept_in, found.runs), map(_kept_in, before.runs), strict=True))
+    now, was = (statistics.median(column) for column in zip(*pairs, strict=True))
+    return Trial(remedy, found, now, now - was, sum(after > earlier for after, earlier in pairs))
+
+
+def _kept(found: Forecast) -> float:
+    return statistics.median(map(_kept_in, found.runs))
+
+
+def _kept_in(run: Mapping[str, float | None]) -> float:
+    """Of the requests of one run."""
+    return (run["goodput_0_per_s"] or 0.0) / max(run["requests_per_s"] or 0.0, 1e-9)
+
+
+def _weight(found: Finding) -> tuple[bool, float]:
+    return found.evidence.is_likely, found.trial.gain if found.trial else 0.0

@@ -1,0 +1,303 @@
+"""`SUSPECTS`: the settings that may hold an engine back, one table.
+
+Each has the figures of the records that speak for or against it, and the changes that would prove
+it in a simulation.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.wire import KnobValue
+from stepscope.engine.simulation.step_time import StepShape, StepTime, StepTimeModel
+from stepscope.engine.simulation.virtual.setup import SimulatedSetup
+from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.compare.side.totals import LimitedSteps
+from stepscope.recordings.figures.sums import figures_of
+from stepscope.recordings.simulation.basis import WhatIfBasis
+from stepscope.recordings.state.series.limits import LIMITS, Limit
+
+_MIN_SHARE = 0.02  # of the steps or tokens: less holds nobody back
+_MIN_LATE_SHARE = 0.002  # of the gaps: one late gap of a few hundred spoils a request
+_MIN_HOST_SHARE = 0.05  # of a step
+_LONG = 4  # times the median prompt
+
+
+class Evidence(NamedTuple):
+    """What the records say of a suspect."""
+
+    is_likely: bool  # else it is not simulated
+    text: str
+
+
+class Remedy(NamedTuple):
+    """A change that lifts a limit."""
+
+    text: str  # as 'stepscope set' takes it, or in words
+    setup: SimulatedSetup  # of the engine that has it, the knobs as recorded
+    changes: Mapping[str, KnobValue]
+    is_live: bool  # a running engine can take it
+
+
+class Seen(NamedTuple):
+    """What the records of a session come to."""
+
+    basis: WhatIfBasis
+    figures: Mapping[str, float | None]
+    limited: Mapping[Limit, LimitedSteps]
+    num_known: int  # steps of which it is known what limited them
+    prefill_late_share: float  # of the gaps: late, mostly because of the prompts of others
+
+    def share(self, limit: Limit) -> float:
+        """Of the steps."""
+        return self.limited[limit].num_steps / max(1, self.num_known)
+
+    def figure(self, name: str) -> float:
+        """Zero where it is unknown."""
+        return self.figures[name] or 0.0
+
+
+class Suspect(NamedTuple):
+    """One setting that may be the bottleneck."""
+
+    name: str
+    look: Callable[[Seen], Evidence]
+    remedies: Callable[[SimulatedSetup], Iterator[Remedy]]
+
+
+def seen_of(side: Side, basis: WhatIfBasis) -> Seen:
+    """Args: side: the whole recording that the basis is of."""
+    limited = dict(zip(LIMITS, side.totals.limited, strict=True))
+    return Seen(
+        basis,
+        figures_of(side.sums()),
+        limited,
+        sum(each.num_steps for each in limited.values()),
+        side.num_late.get(("ITL", "prefill"), 0) / max(1, side.waits["itl"].num_samples),
+    )
+
+
+# What the records say
+
+
+def _limit(seen: Seen, limit: Limit) -> Evidence:
+    """How many steps it limited, and what was free in them."""
+    share, steps = seen.share(limit), seen.limited[limit]
+    text = f"limited {share:.0%} of the steps"
+    free = []
+    if limit != "budget" and steps.budget_used is not None:
+        free.append(f"{1 - steps.budget_used:.0%} of their token budget")
+    if limit != "kv" and steps.kv_used is not None:
+        free.append(f"{1 - steps.kv_used:.0%} of the KV blocks")
+    if free and share >= _MIN_SHARE:
+        text += f", with {' and '.join(free)} free"
+    return Evidence(share >= _MIN_SHARE, text)
+
+
+def _seats(seen: Seen) -> Evidence:
+    return _limit(seen, "seats")
+
+
+def _small_budget(seen: Seen) -> Evidence:
+    return _limit(seen, "budget")
+
+
+def _large_budget(seen: Seen) -> Evidence:
+    share = seen.prefill_late_share
+    text = f"{share:.1%} of the gaps between tokens were late beside prompts of others"
+    return Evidence(share >= _MIN_LATE_SHARE, text)
+
+
+def _mode(seen: Seen) -> Evidence:
+    knobs = seen.basis.setup.knobs
+    if _is_chunked(seen.basis.setup):
+        return Evidence(False, "prompts are cut into chunks, which share steps with decodes")
+    text = f"batching={knobs.batching}"
+    if not knobs.enable_chunked_prefill:
+        text += ", prompts are prefilled whole"
+    return Evidence(True, f"{text}; {_limit(seen, 'mode').text}")
+
+
+def _is_chunked(setup: SimulatedSetup) -> bool:
+    return setup.knobs.batching == "chunked" and setup.knobs.enable_chunked_prefill
+
+
+def _threshold(seen: Seen) -> Evidence:
+    if not seen.basis.setup.knobs.long_prefill_token_threshold:
+        return Evidence(False, "no limit for a single prompt")
+    return _limit(seen, "threshold")
+
+
+def _long_prompts(seen: Seen) -> Evidence:
+    prompts = sorted(each.num_prompt_tokens for each in seen.basis.work.requests)
+    median, long = prompts[len(prompts) // 2], prompts[round(0.95 * (len(prompts) - 1))]
+    late = 1 - (seen.figures["ttft_within_slo"] or 0.0)
+    text = (
+        f"one prompt in twenty has {long:,} tokens or more, the median {median:,}; {late:.0%} of "
+        "the first tokens were late"
+    )
+    return Evidence(long >= _LONG * median and late >= _MIN_SHARE, text)
+
+
+def _kv(seen: Seen) -> Evidence:
+    found = _limit(seen, "kv")
+    preemptions = seen.figure("preemptions")
+    text = (
+        f"{found.text}, at most {seen.figure('kv_peak'):.0%} of the blocks in use, "
+        f"{preemptions:,.0f} preemptions"
+    )
+    return Evidence(found.is_likely or preemptions > 0, text)
+
+
+def _reservation(seen: Seen) -> Evidence:
+    steps = seen.limited["kv"]
+    reserve = seen.basis.setup.knobs.reserve
+    if reserve == "output":
+        used = steps.kv_used or 0.0
+        text = f"reserve={reserve}: {_limit(seen, 'kv').text}, {used:.0%} of the blocks in use"
+        return Evidence(seen.share("kv") >= _MIN_SHARE, text)
+    tax = seen.figure("recompute_tax")
+    text = f"reserve={reserve}: {tax:.0%} of the time computed again what preemption had dropped"
+    return Evidence(tax >= _MIN_SHARE, text)
+
+
+def _prefix_cache(seen: Seen) -> Evidence:
+    if seen.basis.setup.knobs.enable_prefix_caching:
+        return Evidence(False, f"on, {seen.figure('prefix_hit_rate'):.0%} hits")
+    work = seen.basis.work
+    known: set[int] = set()
+    num_shared = num_tokens = 0
+    for each in work.requests:
+        num_same = sum(block in known for block in each.prefix)
+        num_shared += min(each.num_prompt_tokens, num_same * each.prefix_tokens)
+        num_tokens += each.num_prompt_tokens
+        known.update(each.prefix)
+    if not known:
+        return Evidence(False, "off, and the records do not say which prompts begin alike")
+    share = num_shared / num_tokens
+    text = f"off, and {share:.0%} of the prompt tokens are the beginning of an earlier prompt"
+    return Evidence(share >= _MIN_SHARE, text)
+
+
+def _host(seen: Seen) -> Evidence:
+    host_ms, step_ms = seen.basis.model.host_s * 1e3, seen.figure("step_p50")
+    if not host_ms or not step_ms:
+        return Evidence(False, "the records do not say what the host does between steps")
+    share = min(1.0, host_ms / step_ms)
+    text = f"the host takes {host_ms:.3g} of the {step_ms:.3g} ms of a step, {share:.0%}"
+    return Evidence(share >= _MIN_HOST_SHARE, text)
+
+
+# What would prove it
+
+
+def _live(setup: SimulatedSetup, **changes: KnobValue) -> Iterator[Remedy]:
+    """Nothing if the knobs do not go together, or stay as they are."""
+    values = setup.knobs.as_dict()
+    if all(values[name] == value for name, value in changes.items()):
+        return
+    try:
+        setup.knobs.changed(changes, setup.limits)
+    except ConfigError:
+        return
+    text = " ".join(f"{name}={_text(value)}" for name, value in changes.items())
+    yield Remedy(text, setup, changes, is_live=True)
+
+
+def _text(value: KnobValue) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _more_seats(setup: SimulatedSetup) -> Iterator[Remedy]:
+    yield from _scaled(setup, "max_num_seqs")
+
+
+def _more_budget(setup: SimulatedSetup) -> Iterator[Remedy]:
+    yield from _scaled(setup, "max_num_batched_tokens")
+
+
+def _scaled(setup: SimulatedSetup, name: str) -> Iterator[Remedy]:
+    """Twice and four times as much; beyond its start value only with a restart."""
+    for times in (2, 4):
+        value = times * getattr(setup.knobs, name)
+        most = getattr(setup.limits, name)
+        if value <= most:
+            yield from _live(setup, **{name: value})
+            continue
+        limits = msgspec.structs.replace(setup.limits, **{name: value})
+        larger = msgspec.structs.replace(setup, limits=limits)
+        text = f"{name}={value} (a restart: {most} is its start value)"
+        yield Remedy(text, larger, {name: value}, is_live=False)
+
+
+def _less_budget(setup: SimulatedSetup) -> Iterator[Remedy]:
+    for share in (2, 4, 8):
+        yield from _live(setup, max_num_batched_tokens=setup.knobs.max_num_batched_tokens // share)
+
+
+def _chunked(setup: SimulatedSetup) -> Iterator[Remedy]:
+    if _is_chunked(setup):
+        return
+    for budget in (512, 2048):
+        yield from _live(
+            setup, batching="chunked", enable_chunked_prefill=True, max_num_batched_tokens=budget
+        )
+
+
+def _no_threshold(setup: SimulatedSetup) -> Iterator[Remedy]:
+    yield from _live(setup, long_prefill_token_threshold=0)
+
+
+def _short_chunks(setup: SimulatedSetup) -> Iterator[Remedy]:
+    for share in (2, 4):
+        value = setup.knobs.max_num_batched_tokens // share
+        yield from _live(setup, long_prefill_token_threshold=value)
+
+
+def _more_kv(setup: SimulatedSetup) -> Iterator[Remedy]:
+    for times in (2, 4):
+        larger = msgspec.structs.replace(setup, num_blocks=times * setup.num_blocks)
+        words = {2: "twice", 4: "four times"}[times]
+        text = f"{words} the KV blocks (a restart with more memory, or a smaller KV dtype)"
+        yield Remedy(text, larger, {}, is_live=False)
+
+
+def _other_reservation(setup: SimulatedSetup) -> Iterator[Remedy]:
+    for reserve in ("none", "prompt", "output"):
+        yield from _live(setup, reserve=reserve)
+
+
+def _prefix_caching(setup: SimulatedSetup) -> Iterator[Remedy]:
+    yield from _live(setup, enable_prefix_caching=True)
+
+
+def _no_host(setup: SimulatedSetup) -> Iterator[Remedy]:
+    faster = msgspec.structs.replace(setup, model=_WithoutHost(setup.model))
+    text = "the host's work hidden (overlap, or a faster CPU)"
+    yield Remedy(text, faster, {}, is_live=False)
+
+
+class _WithoutHost:
+    """A `StepTimeModel`: another's, with no time between steps."""
+
+    def __init__(self, model: StepTimeModel) -> None:
+        self._model = model
+
+    def step_time(self, shape: StepShape) -> StepTime:
+        return self._model.step_time(shape)._replace(host_s=0.0)
+
+
+SUSPECTS = (
+    Suspect("batching", _mode, _chunked),
+    Suspect("seats (max_num_seqs)", _seats, _more_seats),
+    Suspect("small token budget", _small_budget, _more_budget),
+    Suspect("large token budget", _large_budget, _less_budget),
+    Suspect("limit for one prompt (long_prefill_token_threshold)", _threshold, _no_threshold),
+    Suspect("long prompts ahead of short ones", _long_prompts, _short_chunks),
+    Suspect("KV memory", _kv, _more_kv),
+    Suspect("KV reservation", _reservation, _other_reservation),
+    Suspect("prefix cache", _prefix_cache, _prefix_caching),
+    Suspect("host time between steps", _host, _no_host),
+)

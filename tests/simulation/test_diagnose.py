@@ -1,0 +1,136 @@
+"""Bottlenecks that were made on purpose, and whether `diagnose` names them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from stepscope.recordings.compare.side.feed import Stretch
+from stepscope.recordings.compare.side.recording_feed import RecordingFeed
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.simulation import diagnosis
+from stepscope.recordings.simulation.basis import basis_of
+from stepscope.recordings.simulation.suspects import SUSPECTS, seen_of
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.cli.recordings.measured import read_side
+
+Run = Callable[..., str]
+WORK = ("mix", "--num-requests", "100", "--document-share", "0.15", "--document-tokens", "6000",
+        "--gpu", "h100", "--max-model-len", "8192", "--rate", "12")  # fmt: skip
+LEVELS = ("--slo-itl", "25ms", "--slo-ttft", "1s")
+
+
+@pytest.fixture(autouse=True)
+def _few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosis, "NUM_RUNS", 4)
+
+
+@pytest.fixture
+def diagnosed(run: Run, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """What `diagnose` says of a simulated session."""
+
+    def of(*arguments: str, levels: tuple[str, ...] = LEVELS) -> dict[str, Any]:
+        path = str(tmp_path / "session.mcap")
+        run("simulate", *arguments, "-o", path)
+        found: dict[str, Any] = json.loads(run("diagnose", path, *levels, "--json"))
+        return found
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("options", "suspect", "remedy"),
+    [
+        (("--max-num-seqs", "5"), "seats (max_num_seqs)", "max_num_seqs=10"),
+        (
+            ("--max-num-batched-tokens", "96"),
+            "small token budget",
+            "max_num_batched_tokens=192",
+        ),
+        (("--batching", "static"), "batching", "batching=chunked"),
+        (("--num-blocks", "620"), "KV memory", "twice the KV blocks"),
+    ],
+)
+def test_a_setting_that_was_made_too_small_is_the_bottleneck(
+    diagnosed: Callable[..., dict[str, Any]],
+    options: tuple[str, ...],
+    suspect: str,
+    remedy: str,
+) -> None:
+    found = diagnosed(*WORK, *options)
+    assert found["kept_share"] < 0.95
+    first = found["bottlenecks"][0]
+    assert first["suspect"] == suspect
+    assert first["trial"]["remedy"].startswith(remedy)
+    assert first["trial"]["kept_share"] > found["kept_share"]
+
+
+def test_a_prefix_cache_that_is_off_is_the_bottleneck_where_prompts_begin_alike(
+    diagnosed: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    trace = tmp_path / "alike.jsonl"
+    system = list(range(14))  # 7,168 tokens that all prompts begin with
+    rows = [
+        {"timestamp": at * 80, "input_length": 7500, "output_length": 40,
+         "hash_ids": [*system, 1000 + at]}
+        for at in range(80)
+    ]  # fmt: skip
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = diagnosed(
+        str(trace), "--gpu", "h100", "--max-model-len", "8192", "--no-enable-prefix-caching"
+    )
+    assert found["bottlenecks"][0]["suspect"] == "prefix cache"
+    assert found["bottlenecks"][0]["trial"]["kept_share"] > 0.9
+
+
+def test_levels_that_are_kept_have_no_bottleneck(
+    diagnosed: Callable[..., dict[str, Any]],
+) -> None:
+    found = diagnosed(*WORK, levels=("--slo-itl", "500ms", "--slo-ttft", "60s"))
+    assert found["bottlenecks"] == []
+    assert "no bottleneck" in found["verdict"]
+    assert [each["suspect"] for each in found["findings"] if each["trial"]] == []
+
+
+def test_a_machine_that_is_too_slow_is_no_fault_of_a_setting(
+    diagnosed: Callable[..., dict[str, Any]],
+) -> None:
+    found = diagnosed(*WORK, levels=("--slo-itl", "3ms", "--slo-ttft", "1s"))
+    assert found["bottlenecks"] == []
+    assert "the machine is too slow" in found["verdict"]
+
+
+def test_the_hosts_work_is_the_bottleneck_where_it_is_most_of_a_step(
+    run: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "session.mcap"
+    run("simulate", *WORK, "-o", str(path))
+    level = SLO(ttft_ms=1000.0, itl_ms=9.0)
+    with Recording(path) as recording:
+        basis = basis_of(recording, [level])
+    model = msgspec.structs.replace(basis.model, host_s=0.006)
+    basis = basis._replace(model=model, setup=msgspec.structs.replace(basis.setup, model=model))
+    side = read_side(RecordingFeed(Recording(path), "session", level, Stretch()))
+    found = diagnosis.diagnose(seen_of(side, basis), level, lambda what, share: False)
+    assert found.bottlenecks[0].suspect.name == "host time between steps"
+
+
+def test_no_suspect_offers_a_change_that_the_engine_refuses(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "session.mcap"
+    run("simulate", *WORK, "-o", str(path))
+    with Recording(path) as recording:
+        setup = basis_of(recording, [SLO()]).setup
+    remedies = [remedy for suspect in SUSPECTS for remedy in suspect.remedies(setup)]
+    assert remedies
+    for remedy in remedies:
+        knobs = remedy.setup.knobs.changed(remedy.changes, remedy.setup.limits)
+        assert (knobs, remedy.setup) != (setup.knobs, setup)
+
+
+def test_a_session_too_short_for_a_forecast_says_so(run: Run, tmp_path: Path) -> None:
+    path = str(tmp_path / "session.mcap")
+    run("simulate", *WORK[:2], "3", *WORK[3:], "-o", path)
+    assert "record longer" in run("diagnose", path)

@@ -1,0 +1,182 @@
+"""`stepscope diagnose`: which setting is the bottleneck, and the simulation that proves it."""
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from stepscope.recordings.compare.side.feed import Stretch
+from stepscope.recordings.compare.side.recording_feed import RecordingFeed
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.service_levels import levels_in
+from stepscope.recordings.simulation.basis import basis_of
+from stepscope.recordings.simulation.diagnosis import (
+    KEPT_SHARE,
+    NUM_RUNS,
+    Diagnosis,
+    DiagnosisStopped,
+    Finding,
+    Trial,
+    diagnose,
+)
+from stepscope.recordings.simulation.suspects import seen_of
+from stepscope.recordings.simulation.what_if import Forecast
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.cli.recordings.measured import read_side
+from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.levels import level_flags, level_of
+from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.signals import StopSignals
+from stepscope.tui.cli.simulation.watched import watched
+from stepscope.tui.settings.cli_errors import Interrupted
+from stepscope.tui.settings.service_levels import said
+
+_MAX_UNLIKE = 0.2  # of the steps: a forecast with more is a guess
+
+
+def run(
+    target: str | None,
+    seconds: float | None,
+    slo_itl: str | None,
+    slo_ttft: str | None,
+    as_json: bool,
+) -> None:
+    """Print each suspect with its evidence, and the bottlenecks that were proved.
+
+    Raises:
+        RecordingError: the recording is too short, or its steps too much alike.
+        Interrupted: by Ctrl-C.
+    """
+    flags = level_flags(slo_itl, slo_ttft)
+    stop = StopSignals(signal.SIGINT, signal.SIGTERM)
+    with (
+        stop,
+        Progress() as progress,
+        watched(target, seconds, "diagnose", progress, stop) as recording,
+    ):
+        level = level_of(flags, levels_in(recording.metadata))
+        basis = basis_of(recording, [level], lambda share: progress("reading", share))
+        name = recording.path.name
+        side = read_side(RecordingFeed(Recording(recording.path), name, level, Stretch()))
+
+        def on_run(what: str, share: float) -> bool:
+            progress(what, share)
+            return bool(stop)
+
+        try:
+            found = diagnose(seen_of(side, basis), level, on_run)
+        except DiagnosisStopped as error:
+            raise Interrupted("interrupted before the runs were done") from error
+    if as_json:
+        say(_document(found, level))
+    else:
+        say(basis.model.in_words()[0], *_report(found, level))
+
+
+def _report(found: Diagnosis, level: SLO) -> Iterator[str]:
+    yield f"levels: {said(level)} on average; medians of {NUM_RUNS} simulated runs"
+    yield f"as it was: {found.kept_share:.0%} of the requests keep them, {_figures(found.again)}"
+    yield ""
+    for each in found.findings:
+        yield from _finding(each)
+    yield ""
+    yield from verdict(found)
+
+
+def _finding(found: Finding) -> Iterator[str]:
+    mark = "?" if found.evidence.is_likely else "-"
+    if found.trial is not None:
+        mark = "!" if found.trial.helps else "-"
+    yield f"{mark} {found.suspect.name}: {found.evidence.text}"
+    if found.trial is not None:
+        yield f"    what if {found.trial.remedy.text}: {_outcome(found.trial)}"
+
+
+def _outcome(trial: Trial) -> str:
+    unlike = trial.forecast.share_extrapolated
+    return (
+        f"{trial.kept_share:.0%} keep the levels, better in {trial.num_better} of {NUM_RUNS} runs "
+        f"({_figures(trial.forecast)})"
+        + (
+            f"; a guess, {unlike:.0%} of the steps are unlike recorded ones"
+            * (unlike > _MAX_UNLIKE)
+        )
+    )
+
+
+def _figures(found: Forecast) -> str:
+    values = found.figures
+    return (
+        f"goodput {values['goodput_0_per_s'].value:,.2f}/s, "
+        f"TTFT p95 {values['ttft_p95_ms'].value:,.0f} ms, "
+        f"ITL p95 {values['itl_p95_ms'].value:,.1f} ms"
+    )
+
+
+def verdict(found: Diagnosis) -> Iterator[str]:
+    """What holds the session back, in the order in which to lift it."""
+    if found.kept_share >= KEPT_SHARE:
+        yield (
+            f"no bottleneck: {found.kept_share:.0%} of the requests keep the levels "
+            "(--slo-itl and --slo-ttft set others)"
+        )
+        return
+    for number, each in enumerate(found.bottlenecks):
+        trial = each.trial
+        command = (
+            f"stepscope set {trial.remedy.text}" if trial.remedy.is_live else trial.remedy.text
+        )
+        yield (
+            f"{'then' if number else 'bottleneck'}: {each.suspect.name}; try: {command} "
+            f"({trial.kept_share:.0%} of the requests then keep the levels)"
+        )
+    if not found.bottlenecks or found.bottlenecks[-1].trial.kept_share < KEPT_SHARE:
+        begin = "beyond that" if found.bottlenecks else "no setting is the bottleneck:"
+        yield (
+            f"{begin} the machine is too slow for this load at these levels ('stepscope tune' "
+            "finds the load that would do)"
+        )
+
+
+def _document(found: Diagnosis, level: SLO) -> str:
+    def figures(forecast: Forecast) -> dict[str, Any]:
+        return {name: each._asdict() for name, each in forecast.figures.items()}
+
+    def trial(each: Trial) -> dict[str, Any]:
+        return {
+            "remedy": each.remedy.text,
+            "changes": each.remedy.changes,
+            "is_live": each.remedy.is_live,
+            "helps": each.helps,
+            "kept_share": each.kept_share,
+            "gain": each.gain,
+            "num_better": each.num_better,
+            "share_extrapolated": each.forecast.share_extrapolated,
+            "figures": figures(each.forecast),
+        }
+
+    document = {
+        "levels": level._asdict(),
+        "num_runs": NUM_RUNS,
+        "kept_share": found.kept_share,
+        "figures": figures(found.again),
+        "findings": [
+            {
+                "suspect": each.suspect.name,
+                "is_likely": each.evidence.is_likely,
+                "evidence": each.evidence.text,
+                "trial": each.trial and trial(each.trial),
+            }
+            for each in found.findings
+        ],
+        "bottlenecks": [
+            {
+                "suspect": each.suspect.name,
+                "trial": trial(each.trial),
+            }
+            for each in found.bottlenecks
+        ],
+        "verdict": " ".join(verdict(found)),
+    }
+    return msgspec.json.encode(document).decode()
