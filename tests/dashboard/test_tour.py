@@ -77,7 +77,7 @@ def test_the_tour_runs_to_its_end_in_a_terminal_and_resumes_where_it_was_left(
         title = re.escape(f"tour {number}/10  {chapter.title}")
         screen.wait_for(f"{title}  what comes", 90.0)
         screen.send("\t")
-        held = r".*the picture is held" if chapter.is_held else ""
+        held = r".*picture held" if chapter.is_held else ""
         screen.wait_for(f"{title}  look{held}", 60.0)
         screen.send("\t")
         screen.wait_for(f"{title}  try")

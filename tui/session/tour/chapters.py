@@ -95,7 +95,7 @@ CHAPTERS = (
         (SetBudget(SMALL), _chats(2)),
         "Each row is a request, each column a step, each ━ a token. "
         "Question: how many steps does the engine make in a second?",
-        "The first line says it: steps/s. Try: {pause} holds the picture, {step_back} and "
+        "steps/s stands beside LIVE. Try: {pause} holds the picture, {step_back} and "
         "{step_forward} go from step to step, {live} follows the engine again.",
         "time",
     ),
@@ -105,7 +105,7 @@ CHAPTERS = (
         (SetBudget(SMALL), _chats(6)),
         "In every step each running request gets one token. "
         "Question: how many tokens does one step make now? Compare steps/s with before.",
-        "As many as requests run: RUN in the second line. One pass over the weights serves all of "
+        "As many as requests run: RUN, beside the budget. One pass over the weights serves all of "
         "them. Try: {lane_down} selects a request, {inspect} shows its life, {back} returns.",
         "request",
     ),
@@ -149,22 +149,22 @@ CHAPTERS = (
     ),
     Chapter(
         "The knee",
-        "Which budget is good? Next: three prompts of 900 tokens, with budgets of 16, 64 and 256. "
+        "Which budget is good? Next: three prompts of 900 tokens, with budgets of 32, 64 and 256. "
         "It takes some seconds.",
         (
             _chats(6),
-            SetBudget(16),
-            SendPrompt("budget-16", _LONG, seed=6, max_tokens=1, waits=True),
+            SetBudget(32),
+            SendPrompt("budget-32", _LONG, seed=6, max_tokens=2, waits=True),
             SetBudget(64),
-            SendPrompt("budget-64", _LONG, seed=7, max_tokens=1, waits=True),
+            SendPrompt("budget-64", _LONG, seed=7, max_tokens=2, waits=True),
             SetBudget(256),
-            SendPrompt("budget-256", _LONG, seed=8, max_tokens=1, waits=True),
+            SendPrompt("budget-256", _LONG, seed=8, max_tokens=2, waits=True),
             SetBudget(SMALL),
         ),
         "◆ marks each change of the budget. "
         "Question: how many steps does each of the three prompts take, and how long are they?",
-        "Small chunks waste the fixed cost of a step. Beyond the knee, larger ones only make it "
-        "longer. Try: {axis} makes columns equal in time, {zoom_out} shows more of it.",
+        "About 35, 16 and 4. Small chunks waste the fixed cost of a step. Beyond the knee, larger "
+        "ones only make it longer. Try: {axis} makes columns equal in time.",
         "columns",
         ("chart", "lanes"),
         is_held=True,
@@ -195,7 +195,7 @@ CHAPTERS = (
         ),
         "░ are prompt tokens that the cache had. The second prompt is the selected row. "
         "Question: how many of its tokens were computed?",
-        "Only those after the last full block: its first token comes almost at once. "
+        "Only the 4 after its 56 full blocks: its first token comes almost at once. "
         "Try: {inspect} shows its life, with its TTFT.",
         "request",
         is_held=True,

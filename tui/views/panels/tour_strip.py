@@ -26,11 +26,11 @@ def draw(
         is_tried: the person has done what was to be tried.
         is_held: the picture stopped where it happened.
     """
-    left: Line = ((f" {title} ", "title"), (f" {_PARTS.get(part, '')} ", "muted"))
+    left: Line = ((f" {title} ", "title"), (f" {_PARTS.get(part, '')}", "muted"))
     if is_held and part == "question":
-        left = (*left, ("the picture is held ", "caution"))
+        left = (*left, (": ", "muted"), ("picture held", "caution"))
     if is_tried:
-        left = (*left, ("● done", "good"))
+        left = (*left, (" ● done", "good"))
     right = tuple(run for key, what in keys for run in ((f" {key} ", "key"), (f"{what} ", "muted")))
     lines = [spread(left, right, width)]
     texts = textwrap.wrap(text, width - 2)
