@@ -36,7 +36,7 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
     tokens_ns: int = -1  # until the step has ended
     device_ns: int | None = None
     knobs_version: int
-    token_budget: int
+    token_budget: int | None  # None: the step had none
     max_num_seqs: int
     num_prefill_tokens: int
     num_decode_tokens: int

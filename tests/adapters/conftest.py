@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.engine.adapters.vllm.attachment import Attachment
+from stepscope.engine.adapters.attached.attachment import Attachment
+from stepscope.engine.adapters.vllm.attachment import attach as attach_to_vllm
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Telemetry
 from tests.adapters.played_vllm import PlayedScheduler
@@ -20,7 +21,7 @@ def attach(tmp_path: Path) -> Iterator[Attach]:
     attached: list[Attachment] = []
 
     def attach(scheduler: PlayedScheduler) -> Attachment:
-        attachment = Attachment(scheduler, f"ipc://{tmp_path}/vllm")  # type: ignore[arg-type]
+        attachment = attach_to_vllm(scheduler, f"ipc://{tmp_path}/vllm")
         attached.append(attachment)
         return attachment
 

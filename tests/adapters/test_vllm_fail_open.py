@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from stepscope.engine.adapters.attached.attachment import Attachment
 from stepscope.engine.adapters.vllm import versions
-from stepscope.engine.adapters.vllm.attachment import Attachment
 from stepscope.engine.adapters.vllm.attachment import attach as attach_to_vllm
 from stepscope.engine.adapters.vllm.block_books import BlockBooks
 from stepscope.engine.client.client import ControlClient
@@ -52,10 +52,10 @@ def outside(scheduler: PlayedScheduler) -> dict[str, object]:
 PLACES: dict[str, Callable[[Attachment], tuple[object, str]]] = {
     "commands": lambda attachment: (attachment.core.inbox, "get_nowait"),
     "heartbeat": lambda attachment: (attachment.core.heartbeat, "publish"),
-    "schedule": lambda attachment: (attachment.watcher, "scheduled"),
-    "update": lambda attachment: (attachment.watcher, "updated"),
-    "add": lambda attachment: (attachment.watcher, "added"),
-    "finish": lambda attachment: (attachment.watcher, "note_ended"),
+    "schedule": lambda attachment: (attachment._engine.watcher, "scheduled"),
+    "update": lambda attachment: (attachment._engine.watcher, "updated"),
+    "add": lambda attachment: (attachment._engine.watcher, "added"),
+    "finish": lambda attachment: (attachment._engine.watcher, "note_ended"),
     "drain": lambda attachment: (BlockBooks, "drain"),
     "publish": lambda attachment: (attachment.core.sink, "publish"),
 }
@@ -73,7 +73,7 @@ def test_an_error_anywhere_detaches_and_changes_nothing_for_vllm(
     scheduler = PlayedScheduler("0.32.0", "abort")
     before = outside(scheduler)
     attachment = attach(scheduler)
-    board = attachment._board
+    board = attachment._engine.board
     board.set(board.changed(LIVE))
     assert outside(scheduler)["config"] != before["config"]
     play = scheduler.play()

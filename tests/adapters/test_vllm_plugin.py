@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from stepscope.engine.adapters.attached.hooks import Hooks
 from stepscope.engine.adapters.vllm import versions
-from stepscope.engine.adapters.vllm.hooks import Hooks
 
 
 def test_without_the_variable_the_plugin_imports_nothing_of_ours() -> None:

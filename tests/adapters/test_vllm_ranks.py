@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.engine.adapters.vllm.attachment import Attachment
+from stepscope.engine.adapters.attached.attachment import Attachment
+from stepscope.engine.adapters.vllm.attachment import attach
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused
 from stepscope.engine.client.group import set_on_all
@@ -27,14 +28,14 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Atta
         scheduler = PlayedScheduler("0.32.0", "chunked")
         scheduler.vllm_config.parallel_config.data_parallel_size = 2
         scheduler.vllm_config.parallel_config.data_parallel_index = rank
-        attached.append(Attachment(scheduler, "vllm-0"))  # type: ignore[arg-type]
+        attached.append(attach(scheduler, "vllm-0"))
     yield attached
     for attachment in attached:
         attachment.close()
 
 
 def budgets(ranks: list[Attachment]) -> list[KnobValue]:
-    return [rank._board.knobs.max_num_batched_tokens for rank in ranks]
+    return [rank._engine.board.knobs.max_num_batched_tokens for rank in ranks]
 
 
 def test_the_name_of_a_group_stands_for_all_its_ranks(ranks: list[Attachment]) -> None:
@@ -53,7 +54,7 @@ def test_a_first_rank_that_does_not_know_of_the_others_belongs_to_them(
     for rank in range(2):  # each believes that it is the only one
         scheduler = PlayedScheduler("0.32.0", "chunked")
         scheduler.vllm_config.parallel_config.data_parallel_index = rank
-        attached.append(Attachment(scheduler, "vllm-0"))  # type: ignore[arg-type]
+        attached.append(attach(scheduler, "vllm-0"))
     assert [rank.name for rank in ranks_of("vllm-0")] == ["vllm-0", "vllm-0.dp1"]
     for attachment in attached:
         attachment.close()
@@ -73,7 +74,7 @@ def test_a_change_of_a_group_reaches_every_rank_and_each_audits_its_step(
 
 
 def test_a_change_that_one_rank_refuses_changes_no_rank(ranks: list[Attachment]) -> None:
-    board = ranks[1]._board
+    board = ranks[1]._engine.board
     board.specs = tuple(spec for spec in board.specs if spec.name != BUDGET)
     clients = [ControlClient(rank) for rank in ranks_of("vllm-0")]
     with pytest.raises(CommandRefused, match=r"vllm-0.dp1: .*no engine of the group is changed"):

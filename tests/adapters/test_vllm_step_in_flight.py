@@ -44,12 +44,12 @@ def test_a_step_is_under_way_until_vllm_has_finished_it() -> None:
     )
     watcher = Watcher(scheduler(request))
     watcher.added(request)
-    assert watcher.step_under_way is None
+    assert watcher.recorder.step_under_way is None
     watcher.scheduled(out, 1_000, 2_000, 512)
-    running = watcher.step_under_way
+    running = watcher.recorder.step_under_way
     assert running is not None
     said = running.message(5_000_000_000)
     assert (said.step, said.since_ns, said.token_budget) == (0, 1_000, 512)
     assert (said.num_prefill_tokens, said.num_decodes) == (64, 0)
     watcher.updated(out, 6_000_000_000, 0)
-    assert watcher.step_under_way is None
+    assert watcher.recorder.step_under_way is None

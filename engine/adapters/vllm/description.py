@@ -3,20 +3,17 @@
 import os
 import time
 import uuid
-from collections.abc import Callable
 from importlib.metadata import version
-from typing import TypeVar
 
-from stepscope.engine.adapters.vllm.knobs import KnobBoard
+from stepscope.engine.adapters.attached.description import known, rank_endpoint
+from stepscope.engine.adapters.vllm.knobs import VllmKnobBoard
 from stepscope.engine.adapters.vllm.shapes import VllmScheduler
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.transport.endpoints import Endpoint
 
-_T = TypeVar("_T")
-
 
 def describe(
-    scheduler: VllmScheduler, board: KnobBoard, endpoint: Endpoint, num_blocks: int | None
+    scheduler: VllmScheduler, board: VllmKnobBoard, endpoint: Endpoint, num_blocks: int | None
 ) -> EngineInfo:
     """The engine's info; a value that this version of vLLM does not give is None.
 
@@ -25,21 +22,21 @@ def describe(
     """
     config = scheduler.vllm_config
     model, parallel = config.model_config, config.parallel_config
-    vllm_version = _known(_vllm_version)
+    vllm_version = known(_vllm_version)
     size = parallel.data_parallel_size
     return EngineInfo(
         engine_id=uuid.uuid4().hex,
         name=endpoint.name,
         software_version=version("stepscope"),
         pid=os.getpid(),
-        model=str(_known(lambda: _first(model.served_model_name)) or model.model),
-        architecture=_known(lambda: str(model.architectures[0])),
-        dtype=_known(lambda: str(model.dtype).removeprefix("torch.")),
-        device=_known(lambda: str(config.device_config.device)),
+        model=str(known(lambda: _first(model.served_model_name)) or model.model),
+        architecture=known(lambda: str(model.architectures[0])),
+        dtype=known(lambda: str(model.dtype).removeprefix("torch.")),
+        device=known(lambda: str(config.device_config.device)),
         implementation=f"vLLM {vllm_version or ''}".strip(),
-        num_layers=_known(lambda: int(model.get_num_layers(parallel))),
-        num_kv_heads=_known(lambda: int(model.get_total_num_kv_heads())),
-        head_dim=_known(lambda: int(model.get_head_size())),
+        num_layers=known(lambda: int(model.get_num_layers(parallel))),
+        num_kv_heads=known(lambda: int(model.get_total_num_kv_heads())),
+        head_dim=known(lambda: int(model.get_head_size())),
         block_size=scheduler.block_size,
         num_blocks=num_blocks,
         max_model_len=scheduler.max_model_len,
@@ -56,28 +53,14 @@ def describe(
         engine_version=vllm_version,
         data_parallel_rank=data_parallel_rank(scheduler) if size > 1 else None,
         data_parallel_size=size,
-        tensor_parallel_size=_known(lambda: int(parallel.tensor_parallel_size)),
+        tensor_parallel_size=known(lambda: int(parallel.tensor_parallel_size)),
     )
 
 
 def endpoint_of(scheduler: VllmScheduler, text: str) -> Endpoint:
-    """The endpoint of this data-parallel rank.
-
-    Rank n of `vllm-0` is `vllm-0.dpN`; of a TCP address it has the port 2 * n higher.
-
-    Raises:
-        ConfigError: it is no endpoint, or one that other machines can reach.
-    """
-    rank = data_parallel_rank(scheduler)
-    if rank or scheduler.vllm_config.parallel_config.data_parallel_size > 1:
-        if text.startswith("tcp://"):
-            address, _, port = text.rpartition(":")
-            text = f"{address}:{int(port) + 2 * rank}"
-        else:
-            text += f".dp{rank}"
-    endpoint = Endpoint.parse(text)
-    endpoint.check_private()
-    return endpoint
+    """The endpoint of this data-parallel rank; see `rank_endpoint`."""
+    size = scheduler.vllm_config.parallel_config.data_parallel_size
+    return rank_endpoint(text, data_parallel_rank(scheduler), size)
 
 
 def data_parallel_rank(scheduler: VllmScheduler) -> int:
@@ -97,10 +80,3 @@ def _first(names: object) -> str | None:
     return (
         str(names[0]) if isinstance(names, list | tuple) else None if names is None else str(names)
     )
-
-
-def _known(get: Callable[[], _T]) -> _T | None:
-    try:
-        return get()
-    except Exception:  # noqa: BLE001 - a version of vLLM that keeps it elsewhere
-        return None

@@ -6,13 +6,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from stepscope.engine.adapters.attached.knob_values import changed
 from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.shapes import VllmScheduler
-from stepscope.engine.protocol.config import ConfigError, Limits
+from stepscope.engine.protocol.config import Limits
 from stepscope.engine.protocol.wire import KnobSpec, KnobValue
-
-_TYPES = {"int": int, "float": float}
-_ABSENT = object()
 
 
 class VllmKnobs(Struct, frozen=True, kw_only=True):
@@ -31,7 +29,7 @@ class VllmKnobs(Struct, frozen=True, kw_only=True):
         return msgspec.structs.asdict(self)
 
 
-class KnobBoard:
+class VllmKnobBoard:
     """Reads and sets the knobs of one scheduler; a change holds for its next `schedule()`.
 
     Attributes:
@@ -39,6 +37,8 @@ class KnobBoard:
         specs: of those that this version can change while it runs.
         limits: the start values.
     """
+
+    is_deferred = False
 
     def __init__(self, scheduler: VllmScheduler) -> None:
         self._scheduler = scheduler
@@ -67,8 +67,7 @@ class KnobBoard:
         Raises:
             ConfigError: an unknown or fixed knob, a wrong type, a value outside its bounds.
         """
-        checked = {name: self._checked(name, value) for name, value in changes.items()}
-        return msgspec.structs.replace(self.knobs, **checked)
+        return changed("vLLM", self.knobs, self.specs, changes)
 
     def set(self, knobs: VllmKnobs) -> None:
         """To be called between two `schedule()`s: vLLM asserts its budget at the end of one."""
@@ -162,32 +161,3 @@ class KnobBoard:
                 )
             )
         return specs
-
-    def _checked(self, name: str, value: KnobValue) -> KnobValue:
-        spec = next((spec for spec in self.specs if spec.name == name), None)
-        if spec is None:
-            live = ", ".join(spec.name for spec in self.specs)
-            if getattr(self.knobs, name, _ABSENT) is _ABSENT:
-                raise ConfigError("unknown_knob", f"no knob is called {name!r}; there are: {live}")
-            raise ConfigError(
-                "fixed_knob",
-                f"{name} is fixed when vLLM starts; while it runs these can be changed: {live}",
-            )
-        if spec.kind == "choice":
-            if value not in spec.choices:
-                choices = ", ".join(spec.choices)
-                raise ConfigError("out_of_bounds", f"{name} is one of {choices}, not {value!r}")
-            return value
-        if spec.kind == "float" and type(value) is int:
-            value = float(value)
-        if type(value) is not _TYPES[spec.kind] or not isinstance(value, int | float):
-            raise ConfigError("wrong_type", f"{name} takes a number, not {value!r}")
-        assert spec.low is not None
-        assert spec.high is not None
-        if not spec.low <= value <= spec.high:
-            raise ConfigError(
-                "out_of_bounds",
-                f"{name} must be between {spec.low:g} and {spec.high:g}, with which vLLM was "
-                f"started, not {value!r}",
-            )
-        return value

@@ -1,29 +1,68 @@
 """`Settlement`: applies what steps did to requests and blocks, in the order they are published.
 
-While two steps are in flight, vLLM is ahead of what observers know. A step is settled when it ends.
+While two steps are in flight, the engine is ahead of what observers know. A step is settled when it
+ends.
 """
 
-from stepscope.engine.adapters.vllm.block_books import BlockBooks
-from stepscope.engine.adapters.vllm.tracked import TrackedRequest
-from stepscope.engine.adapters.vllm.unfinished_step import UnfinishedStep
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from stepscope.engine.adapters.attached.tracked import TrackedRequest
+from stepscope.engine.adapters.attached.unfinished_step import UnfinishedStep
 from stepscope.engine.protocol.wire import (
     Admitted,
     BlockMove,
+    BlockRun,
     KVCounts,
     Preempted,
     RequestEvent,
 )
 
 
+class KVBooks(Protocol):
+    """The KV pool as it is published.
+
+    Attributes:
+        num_queried, num_hit: tokens of prompts looked up and found, since the last `counts`.
+    """
+
+    num_queried: int
+    num_hit: int
+
+    def take(self, owner: int, blocks: Sequence[int], num_hit: int) -> None:
+        """`owner` holds `blocks` now; the first `num_hit` of them were found by their content."""
+        ...
+
+    def release(self, owner: int, blocks: Iterable[int]) -> None:
+        """`owner` holds `blocks` no more."""
+        ...
+
+    def look_again(self, blocks: Iterable[int]) -> None:
+        """What is cached in free blocks may have changed."""
+        ...
+
+    def drain(self) -> list[BlockMove]:
+        """The state of each block that changed since the last drain."""
+        ...
+
+    def counts(self) -> KVCounts:
+        """As of the last drain."""
+        ...
+
+    def runs(self) -> list[BlockRun] | None:
+        """All blocks as of the last drain; None where only their number is known."""
+        ...
+
+
 class Settlement:
     """Used only under the attachment's lock.
 
     Args:
-        books: None where vLLM frees blocks that no output names.
+        books: None where the engine does not say what becomes of its blocks.
         caches_prefixes: prompts are looked up in the prefix cache.
     """
 
-    def __init__(self, books: BlockBooks | None, caches_prefixes: bool) -> None:
+    def __init__(self, books: KVBooks | None, caches_prefixes: bool) -> None:
         self._books = books
         self._caches = caches_prefixes
         self._to_release: list[TrackedRequest] = []
@@ -39,12 +78,11 @@ class Settlement:
                 continue
             tracked.num_preemptions += 1
             tracked.status = "preempted"
-            events.append(
-                Preempted(tracked.request_id, len(tracked.published_blocks), "out of KV blocks")
-            )
+            events.append(Preempted(tracked.request_id, tracked.num_blocks, "out of KV blocks"))
             if books is not None:
                 books.release(tracked.request_id, tracked.published_blocks)
             tracked.published_blocks = []
+            tracked.num_blocks = 0
         for tracked, blocks, num_hit in step.taken:
             if tracked.ended and tracked not in ended_now:
                 if books is not None:
@@ -53,6 +91,7 @@ class Settlement:
             if books is not None:
                 books.take(tracked.request_id, blocks, num_hit)
             tracked.published_blocks.extend(blocks)
+            tracked.num_blocks += len(blocks)
         for tracked, num_cached in step.admitted:
             if tracked.ended and tracked not in ended_now:
                 continue
@@ -60,7 +99,7 @@ class Settlement:
             if not tracked.num_preemptions:
                 tracked.num_cached = num_cached
                 if books is not None and self._caches:
-                    books.num_queried += tracked.vllm.num_prompt_tokens
+                    books.num_queried += tracked.source.num_prompt_tokens
                     books.num_hit += num_cached
             events.append(Admitted(tracked.request_id, num_cached))
         return events
@@ -76,6 +115,7 @@ class Settlement:
             if books is not None:
                 books.release(tracked.request_id, tracked.published_blocks)
             tracked.published_blocks = []
+            tracked.num_blocks = 0
         self._to_release.clear()
         if books is None:
             return None, []

@@ -1,12 +1,12 @@
 """`AttachedCore`: what the control server and the heartbeat need of an engine's core."""
 
 import time
+from collections import deque
 from collections.abc import Mapping, Sized
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
-from stepscope.engine.adapters.vllm.knobs import KnobBoard, VllmKnobs
-from stepscope.engine.adapters.vllm.shapes import VllmScheduler
-from stepscope.engine.adapters.vllm.watcher import Watcher
+from stepscope.engine.adapters.attached.knob_values import KnobBoard, KnobValues
+from stepscope.engine.adapters.attached.step_recorder import StepRecorder
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.audit import AuditTrail
@@ -45,28 +45,44 @@ _ANSWERED = (SetKnobs, GetSnapshot, GetAudit)
 UNSUPPORTED = "unsupported"
 
 
+class EngineWatcher(Protocol):
+    """What an engine's package knows of it; the recorder has the rest."""
+
+    recorder: StepRecorder
+
+    @property
+    def num_running(self) -> int: ...
+    @property
+    def num_waiting(self) -> int: ...
+
+
 class AttachedCore:
     """Used only under the attachment's lock; any thread may put into `inbox`.
 
     Args:
+        engine: what was attached to, in words.
         info: published as it stands.
         sink: where telemetry goes.
+
+    Attributes:
+        deferred: changes of knobs that wait for `apply_deferred`.
     """
 
     def __init__(
         self,
+        engine: str,
         info: EngineInfo,
-        scheduler: VllmScheduler,
-        watcher: Watcher,
+        watcher: EngineWatcher,
         board: KnobBoard,
         sink: Publisher,
     ) -> None:
         self.info = info
         self.sink = sink
         self.limits = board.limits
-        self.scheduler = SchedulerFace(scheduler, watcher, board)
+        self.scheduler = SchedulerFace(watcher, board)
         self.inbox = Inbox()
-        self.max_waiting = 0  # vLLM's own server takes the requests
+        self.deferred: deque[Call] = deque()
+        self.max_waiting = 0  # the engine's own server takes the requests
         self.control_tally = ControlTally()
         self.has_step_in_flight = False  # steps are published in order, whatever is in flight
         self.pauses = PauseTrail(())
@@ -74,7 +90,10 @@ class AttachedCore:
         self.lease = KnobLease()
         self.snapshots = SnapshotDesk(self.snapshot, time.monotonic_ns)
         self.kept_snapshots = KeptSnapshots()
+        self._engine = engine
         self._watcher = watcher
+        self._recorder = watcher.recorder
+        self._defers = board.is_deferred
         self.heartbeat = Heartbeat(self)
 
     def take(self, item: Item) -> None:
@@ -84,13 +103,23 @@ class AttachedCore:
         elif isinstance(item, Denial):
             self.audit.refused(item.command, item.asker, item.code, item.message, item.count)
         elif isinstance(item, Call):
-            if isinstance(item.command, _ANSWERED):
-                # What these three need of a core is here.
-                dispatch.apply(cast("EngineCore", self), item)
+            if self._defers and isinstance(item.command, SetKnobs):
+                self.deferred.append(item)
+            elif isinstance(item.command, _ANSWERED):
+                self._apply(item)
             else:
                 self._refuse(item)
         else:
-            assert isinstance(item, Departure), "only vLLM takes requests"
+            assert isinstance(item, Departure), "only the engine takes requests"
+
+    def apply_deferred(self) -> None:
+        """Make the changes that were put aside for the engine's thread."""
+        while self.deferred:
+            self._apply(self.deferred.popleft())
+
+    def _apply(self, call: Call) -> None:
+        # What the three commands need of a core is here.
+        dispatch.apply(cast("EngineCore", self), call)
 
     def end_lease_if_due(self) -> None:
         """Put leased knobs back when their client has fallen silent."""
@@ -99,7 +128,10 @@ class AttachedCore:
     def _refuse(self, call: Call) -> None:
         command = call.command
         name = type(command).__name__
-        message = f"{name} cannot be done to an attached vLLM: stepscope only watches its requests"
+        message = (
+            f"{name} cannot be done to an attached {self._engine}: "
+            "stepscope only watches its requests"
+        )
         if isinstance(command, Change):
             self.audit.refused(name, call.asker or Asker(command.who), UNSUPPORTED, message)
         call.client.reply(Error(code=UNSUPPORTED, message=message))
@@ -108,7 +140,7 @@ class AttachedCore:
         """The state as of the last message published; what happened since is flushed first."""
         self.audit.publish_aborts()
         self.heartbeat.publish_status(self.state)
-        books, face = self._watcher.books, self.scheduler
+        books, face = self._recorder.books, self.scheduler
         return Snapshot(
             sequence=self.sink.next_sequence - 1,
             step=self.last_step,
@@ -117,7 +149,7 @@ class AttachedCore:
             knobs=face.knobs.as_dict(),
             knobs_version=self.knobs_version,
             state=self.state,
-            requests=self._watcher.views(),
+            requests=self._recorder.views(),
             blocks=None if books is None else books.runs(),
             kv=None if books is None else books.counts(),
             num_dropped=self.sink.num_dropped,
@@ -130,7 +162,7 @@ class AttachedCore:
         )
 
     def settled(self, command: Change, asker: Asker, is_alone: bool) -> None:
-        """None: vLLM's thread owns the knobs, so it answers each change between two steps."""
+        """None: the engine's thread owns the knobs, so it answers each change between two steps."""
         return
 
     def clock(self) -> int:
@@ -146,7 +178,7 @@ class AttachedCore:
         self.publish(self.info)
 
     def publish_status(self, state: EngineState, now_ns: int) -> None:
-        """Publish vLLM's state and the events since the last message."""
+        """Publish the engine's state and the events since the last message."""
         self.pauses = self.pauses.after_status(now_ns, is_paused=state == "paused")
         self.publish(
             EngineStatus(
@@ -155,9 +187,9 @@ class AttachedCore:
                 step=self.last_step,
                 num_running=len(self.scheduler.running),
                 num_waiting=len(self.scheduler.waiting),
-                kv=self._watcher.counts(),
-                moves=self._watcher.drain_moves(),
-                events=self._watcher.drain_events(),
+                kv=self._recorder.counts(),
+                moves=self._recorder.drain_moves(),
+                events=self._recorder.drain_events(),
                 num_dropped=self.sink.num_dropped,
                 control=self.control_tally.counts(),
                 leased=self.lease.published(),
@@ -171,42 +203,46 @@ class AttachedCore:
             self.kept_snapshots.rest(self.clock() - now_ns)
 
     def set_knobs(self, knobs: "KnobsFace") -> None:
-        """They hold from the next step that vLLM schedules."""
+        """They hold from the next step that the engine schedules."""
         self.scheduler.knobs = knobs
-        self._watcher.knobs_version += 1
+        self._recorder.knobs_version += 1
 
     @property
     def next_step(self) -> int:
-        return self._watcher.next_step
+        return self._recorder.next_step
 
     @property
     def last_step(self) -> int:
-        return self._watcher.published_step
+        return self._recorder.published_step
 
     @property
     def has_unpublished(self) -> bool:
-        return self._watcher.has_unpublished
+        return self._recorder.has_unpublished
 
     @property
     def knobs_version(self) -> int:
-        return self._watcher.knobs_version
+        return self._recorder.knobs_version
 
     @property
     def state(self) -> EngineState:
-        return "running" if self._watcher.has_work else "idle"
+        return "running" if self.has_work else "idle"
+
+    @property
+    def has_work(self) -> bool:
+        watcher = self._watcher
+        return bool(watcher.num_running or watcher.num_waiting or self._recorder.has_step_in_flight)
 
 
 class SchedulerFace:
-    """vLLM's scheduler as our commands and the heartbeat see it."""
+    """The engine's scheduler as our commands and the heartbeat see it."""
 
-    def __init__(self, scheduler: VllmScheduler, watcher: Watcher, board: KnobBoard) -> None:
-        self._scheduler = scheduler
+    def __init__(self, watcher: EngineWatcher, board: KnobBoard) -> None:
         self._watcher = watcher
         self._board = board
 
     @property
     def running(self) -> Sized:
-        return self._scheduler.running
+        return range(self._watcher.num_running)
 
     @property
     def waiting(self) -> Sized:
@@ -225,7 +261,7 @@ class KnobsFace(NamedTuple):
     """Knobs that know whose they are."""
 
     board: KnobBoard
-    knobs: VllmKnobs
+    knobs: KnobValues
 
     def changed(self, changes: Mapping[str, KnobValue], limits: Limits) -> "KnobsFace":
         """Raises ConfigError when they cannot be changed so."""
@@ -236,12 +272,14 @@ class KnobsFace(NamedTuple):
 
 
 class NoIntake(Intake):
-    """Takes no prompt: requests go to vLLM's own server."""
+    """Takes no prompt: requests go to the engine's own server."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: str) -> None:
         super().__init__(None, vocab_size=1, max_model_len=1)
+        self._engine = engine
 
     def prepare(self, command: Submit) -> list[int]:
         raise ConfigError(
-            UNSUPPORTED, "send requests to vLLM's own server: stepscope only watches them"
+            UNSUPPORTED,
+            f"send requests to {self._engine}'s own server: stepscope only watches them",
         )

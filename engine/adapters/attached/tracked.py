@@ -1,23 +1,43 @@
-"""`TrackedRequest`: one request of vLLM, and what was published of it."""
+"""`TrackedRequest`: one request of the other engine, and what was published of it."""
 
-from stepscope.engine.adapters.vllm.shapes import VllmRequest
+from typing import Protocol
+
 from stepscope.engine.protocol.wire import RequestStatus, RequestView
 
 
+class EngineRequest(Protocol):
+    """A request as its engine knows it. Computed tokens are counted when they are scheduled."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def max_tokens(self) -> int: ...
+    @property
+    def num_computed_tokens(self) -> int: ...
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def num_output_tokens(self) -> int: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def priority(self) -> int: ...
+
+
 class TrackedRequest:
-    """Two views of one request: as vLLM has scheduled it, and as observers know it.
+    """Two views of one request: as its engine has scheduled it, and as observers know it.
 
     They differ while steps are in flight. The compiled row encoder reads the slots `request_id`
     and `block_table`.
 
     Attributes:
-        request_id: ours; vLLM's goes out as the client's id.
-        vllm: vLLM's own object.
-        block_table: blocks it holds as scheduled, in order.
+        request_id: ours; the engine's goes out as the client's id.
+        source: the engine's own object.
+        block_table: blocks it holds as scheduled, in order; empty where the engine names none.
         is_prefilling: as scheduled, part of its prompt is still to come.
         recompute_until: tokens before this position are computed a second time.
-        published_blocks, status, num_preemptions, num_cached: as published.
-        ended: vLLM has freed it.
+        published_blocks, num_blocks, status, num_preemptions, num_cached: as published.
+        ended: the engine has freed it.
     """
 
     __slots__ = (
@@ -28,22 +48,24 @@ class TrackedRequest:
         "has_first_token",
         "is_prefilling",
         "last_ns",
+        "num_blocks",
         "num_cached",
         "num_preemptions",
         "published_blocks",
         "recompute_until",
         "request_id",
+        "source",
         "status",
-        "vllm",
         "was_preempted",
     )
 
-    def __init__(self, request_id: int, vllm: VllmRequest, arrival_ns: int) -> None:
+    def __init__(self, request_id: int, source: EngineRequest, arrival_ns: int) -> None:
         self.request_id = request_id
-        self.vllm = vllm
+        self.source = source
         self.arrival_ns = arrival_ns
         self.block_table: list[int] = []
         self.published_blocks: list[int] = []
+        self.num_blocks = 0
         self.status: RequestStatus = "waiting"
         self.is_prefilling = True
         self.was_preempted = False
@@ -61,19 +83,19 @@ class TrackedRequest:
         Args:
             num_in_flight: tokens of steps that are not published yet.
         """
-        vllm = self.vllm
+        source = self.source
         return RequestView(
             request_id=self.request_id,
-            client_id=vllm.request_id,
+            client_id=source.request_id,
             status=self.status,
             arrival_ns=self.arrival_ns,
-            num_prompt_tokens=vllm.num_prompt_tokens,
-            max_tokens=vllm.max_tokens,
-            priority=vllm.priority,
-            num_computed_tokens=max(0, vllm.num_computed_tokens - num_in_flight),
-            num_output_tokens=vllm.num_output_tokens,
+            num_prompt_tokens=source.num_prompt_tokens,
+            max_tokens=source.max_tokens,
+            priority=source.priority,
+            num_computed_tokens=max(0, source.num_computed_tokens - num_in_flight),
+            num_output_tokens=source.num_output_tokens,
             num_cached_tokens=self.num_cached,
-            num_blocks=len(self.published_blocks),
+            num_blocks=self.num_blocks,
             num_preemptions=self.num_preemptions,
             first_token_ns=self.first_ns,
             last_token_ns=self.last_ns,

@@ -1,0 +1,222 @@
+"""`Attachment`: stepscope inside one process of another engine, from attaching to its end.
+
+The engine's own thread does almost everything: it makes the records within its steps, and applies
+commands before it schedules the next one. While it is idle, or in a long step, the pump thread
+answers. A lock keeps the two apart; the pump takes it only when the engine's thread has been quiet
+for a while, so that the engine hardly ever waits for it.
+
+The first error of ours detaches: the engine's methods and values are put back at once, under the
+lock; sockets and threads are closed by the pump, so that the engine does not wait for them.
+"""
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from time import monotonic_ns
+from typing import Any, NamedTuple
+
+from stepscope.engine.adapters.attached.attached_core import AttachedCore, EngineWatcher, NoIntake
+from stepscope.engine.adapters.attached.hooks import Hooks
+from stepscope.engine.adapters.attached.knob_values import KnobBoard
+from stepscope.engine.control.server import ControlServer
+from stepscope.engine.protocol.wire import EngineInfo
+from stepscope.engine.telemetry.publisher import Publisher
+from stepscope.engine.telemetry.step_watcher import LOOK_S, StepWatcher
+from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
+from stepscope.engine.transport.leftovers import sweep
+
+REPLAY_MESSAGES = 20_000
+REPLAY_BYTES = 64 * 1024 * 1024
+PUMP_S = 0.05
+QUIET_NS = 100_000_000  # so long the engine's thread was not here before the pump does its work
+MAX_COMMANDS = 20  # that are applied between two steps
+
+
+class AttachedEngine(NamedTuple):
+    """What an engine's package brings to attach to it.
+
+    Attributes:
+        name: in words.
+        hook: puts the methods in place, which it gets from `Attachment.hooks_on`.
+    """
+
+    name: str
+    log: logging.Logger
+    endpoint: Endpoint
+    info: EngineInfo
+    watcher: EngineWatcher
+    board: KnobBoard
+    hook: Callable[["Attachment"], None]
+
+
+class Attachment:
+    """Everything of ours in one process of the engine.
+
+    Attributes:
+        lock: held whenever anything of ours is used. The engine calls some of the methods that we
+            wrap from within others.
+        is_attached: False once it has detached itself, or the engine was shut down.
+    """
+
+    def __init__(self, engine: AttachedEngine) -> None:
+        """Raises ConfigError when the endpoint cannot be had. Nothing is changed then."""
+        self._engine = engine
+        self.lock = threading.RLock()
+        self._ended = threading.Event()
+        self._seen_ns = 0  # when the engine's thread was here last
+        self._next_tend_ns = 0
+        self._hooks: list[Hooks] = []
+        self.is_attached = True
+        endpoint = engine.endpoint
+        sweep()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(EndpointLock(endpoint, None, endpoint.name))
+            self.publisher = Publisher(endpoint.telemetry, REPLAY_MESSAGES, REPLAY_BYTES)
+            stack.callback(self.publisher.close)
+            self.core = AttachedCore(
+                engine.name, engine.info, engine.watcher, engine.board, self.publisher
+            )
+            control = ControlServer(
+                endpoint.control,
+                self.core,
+                NoIntake(engine.name),
+                None,
+                self.publisher.replay,
+                None,
+                endpoint.telemetry,
+            )
+            control.start()
+            stack.callback(control.close)
+            stack.callback(self._unhook)
+            engine.hook(self)
+            self._to_close = stack.pop_all()
+        self._pump = threading.Thread(target=self._run, name="stepscope", daemon=True)
+        self._pump.start()
+        engine.log.info("stepscope is attached: stepscope top %s", endpoint.control)
+
+    def hooks_on(self, target: Any) -> Hooks:
+        """Hooks on an object of the engine, which come off when stepscope detaches."""
+        hooks = Hooks(target)
+        self._hooks.append(hooks)
+        return hooks
+
+    # On the engine's thread
+
+    def seen(self) -> int:
+        """The engine's thread is here: the time."""
+        self._seen_ns = now_ns = monotonic_ns()
+        return now_ns
+
+    def tend_if_due(self, now_ns: int) -> int:
+        """To be called between two steps, under the lock: the time after it."""
+        if now_ns < self._next_tend_ns and not self.core.inbox.qsize():
+            return now_ns
+        self._tend()
+        return monotonic_ns()
+
+    def after(self, method: Callable[..., Any], then: Callable[[], object]) -> Callable[..., Any]:
+        """The method, and then ours, under the lock."""
+
+        def stepscope_after(*args: Any, **kwargs: Any) -> Any:
+            with self.lock:
+                result = method(*args, **kwargs)
+                if self.is_attached:
+                    try:
+                        then()
+                    except Exception as error:  # noqa: BLE001
+                        self.fail(error)
+                return result
+
+        return stepscope_after
+
+    def before_end(self, end: Callable[..., Any]) -> Callable[..., Any]:
+        """The method that ends the engine: we go first."""
+
+        def stepscope_before_end(*args: Any, **kwargs: Any) -> Any:
+            self.close()
+            return end(*args, **kwargs)
+
+        return stepscope_before_end
+
+    def fail(self, error: Exception) -> None:
+        """Detach for ever. The engine goes on with its own methods and values."""
+        where = traceback.extract_tb(error.__traceback__)[-1:]
+        place = "".join(f" at {frame.name}, line {frame.lineno}" for frame in where)
+        self._engine.log.warning(
+            "stepscope has detached itself, %s goes on: %s: %s%s",
+            self._engine.name,
+            type(error).__name__,
+            error,
+            place,
+        )
+        self._restore()
+        self._ended.set()
+
+    # Between steps: the lock is held
+
+    def _tend(self) -> None:
+        """Apply commands; publish the engine's info and its state, if they are due."""
+        core = self.core
+        for _ in range(MAX_COMMANDS):
+            try:
+                core.take(core.inbox.get_nowait())
+            except queue.Empty:
+                break
+        core.end_lease_if_due()
+        core.snapshots.serve()
+        core.audit.publish_if_due()
+        core.heartbeat.publish(idle=not core.has_work)
+        due_ns = core.snapshots.due_ns
+        next_ns = core.heartbeat.next_status_ns
+        self._next_tend_ns = next_ns if due_ns is None else min(next_ns, due_ns)
+
+    def _restore(self) -> None:
+        self.is_attached = False
+        self._unhook()
+        self._engine.board.restore()
+
+    def _unhook(self) -> None:
+        for hooks in self._hooks:
+            hooks.restore()
+
+    # The end
+
+    def close(self) -> None:
+        """The engine ends: say so, and give the endpoint back. Waits for two seconds at most."""
+        with self.lock:
+            if self.is_attached:
+                with contextlib.suppress(Exception):
+                    self.core.audit.publish_all()
+                    self.core.heartbeat.publish_status("stopped")
+                self._restore()
+        self._ended.set()
+        if threading.current_thread() is not self._pump:
+            self._pump.join(timeout=2)
+
+    def _run(self) -> None:
+        """The pump: works while the engine's thread is quiet, and closes everything in the end."""
+        steps = StepWatcher(self._engine.watcher.recorder, self.publisher.publish)
+        next_look_s = 0.0
+        while not self._ended.wait(PUMP_S):
+            if monotonic_ns() - self._seen_ns < QUIET_NS:
+                continue
+            with self.lock:
+                if not self.is_attached:
+                    break
+                try:
+                    self._tend()
+                    if time.monotonic() >= next_look_s:
+                        next_look_s = time.monotonic() + LOOK_S
+                        steps.look()
+                except Exception as error:  # noqa: BLE001
+                    self.fail(error)
+                    break
+                self._next_tend_ns = 0  # the next step publishes that the engine runs again
+        try:
+            self._to_close.close()
+        except Exception as error:  # noqa: BLE001 - nothing is left to detach
+            self._engine.log.debug("closing stepscope: %s", error)

@@ -1,0 +1,103 @@
+"""The rows of a step: made and encoded when it is scheduled, filtered when it ends."""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias, cast
+
+import msgspec
+
+from stepscope.engine.adapters.attached.tracked import TrackedRequest
+from stepscope.engine.adapters.attached.unfinished_step import Row, UnfinishedStep
+from stepscope.engine.protocol.wire import Phase, RowFlag
+from stepscope.engine.telemetry import batch_rows
+from stepscope.engine.telemetry.batch_rows import RowFields, keep_rows
+from stepscope.engine.telemetry.step_watcher import RunningRow
+
+_Encode: TypeAlias = Callable[
+    [list[Row], Phase, type[TrackedRequest], Callable[[Row], RowFields | None]], bytes
+]
+
+# Our own engine's encoder. It reads the slots of whatever type it is given, and the first fields
+# of a row.
+_encode = cast(_Encode, cast(Any, batch_rows.compiled or batch_rows.encode_in_python))
+
+DECODE, _PREFILL, _RECOMPUTE = int(Phase.DECODE), int(Phase.PREFILL), int(Phase.RECOMPUTE)
+_LAST_CHUNK, _FIRST_TOKEN = int(RowFlag.LAST_CHUNK), int(RowFlag.FIRST_TOKEN)
+_RESUMED = int(RowFlag.RESUMED)
+
+
+def encode_rows(step: UnfinishedStep) -> None:
+    """Fill in `batch`, while block tables are those of this step."""
+    step.batch = msgspec.Raw(_encode(step.rows, Phase.DECODE, TrackedRequest, _fields))
+
+
+def fields_of(
+    step: UnfinishedStep, tracked: TrackedRequest, start: int, num_tokens: int, num_blocks: int
+) -> RowFields:
+    """A row that is no ordinary decode. The request's admission is noted before."""
+    if not tracked.is_prefilling:  # with draft tokens
+        return tracked.request_id, DECODE, start, num_tokens, 0, num_blocks, _LAST_CHUNK
+    flags = 0
+    known = max(tracked.source.num_prompt_tokens, tracked.recompute_until)
+    if start + num_tokens >= known:
+        tracked.is_prefilling = False
+        flags = _LAST_CHUNK
+        if not tracked.has_first_token:
+            tracked.has_first_token = True
+            flags |= _FIRST_TOKEN
+    num_cached = next((count for each, count in step.admitted if each is tracked), None)
+    if num_cached is not None and tracked.was_preempted:
+        flags |= _RESUMED
+    phase = _RECOMPUTE if start < tracked.recompute_until else _PREFILL
+    return tracked.request_id, phase, start, num_tokens, num_cached or 0, num_blocks, flags
+
+
+def drop_lost(step: UnfinishedStep, ended_now: set[TrackedRequest]) -> int:
+    """Take out the rows of requests that had ended or were preempted before this step ended.
+
+    Returns:
+        How many tokens were computed for them in vain.
+    """
+    kept, num_wasted = [], 0
+    for i, row in enumerate(step.rows):
+        tracked = row[0]
+        if tracked not in step.lost and (not tracked.ended or tracked in ended_now):
+            kept.append(i)
+            continue
+        num_wasted += num_tokens_of(row)
+        if not _is_decode(row):
+            step.num_prefill_tokens -= num_tokens_of(row)
+        if gives_first_token(row):
+            tracked.has_first_token = False
+    if num_wasted:
+        step.rows = [step.rows[i] for i in kept]
+        step.batch = keep_rows(step.batch, kept)
+    return num_wasted
+
+
+def running_row(row: Row) -> RunningRow:
+    """The row for observers that watch the step while it runs."""
+    request, _, start, fields = row
+    if fields is None:
+        return RunningRow(request.request_id, DECODE, start, 1)
+    return RunningRow(request.request_id, fields[1], fields[2], fields[3])
+
+
+def num_tokens_of(row: Row) -> int:
+    return 1 if row[3] is None else row[3][3]
+
+
+def gives_token(row: Row) -> bool:
+    """Whether the request gets a token of this step."""
+    return row[3] is None or bool(row[3][6] & _LAST_CHUNK)
+
+
+def gives_first_token(row: Row) -> bool:
+    return row[3] is not None and bool(row[3][6] & _FIRST_TOKEN)
+
+
+def _fields(row: Row) -> RowFields | None:
+    return row[3]
+
+
+def _is_decode(row: Row) -> bool:
+    return row[3] is None or row[3][1] == DECODE

@@ -1,0 +1,238 @@
+"""`StepRecorder`: makes step records of what an engine came to know, scheduled and finished.
+
+An engine may have two steps in flight. Steps are published in order: what a step did to requests
+and blocks is applied when that step ends, and a row of a request that had ended by then counts as
+wasted.
+"""
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from time import monotonic_ns
+
+from stepscope.engine.adapters.attached.rows import (
+    drop_lost,
+    gives_first_token,
+    gives_token,
+    num_tokens_of,
+    running_row,
+)
+from stepscope.engine.adapters.attached.settlement import KVBooks, Settlement
+from stepscope.engine.adapters.attached.tracked import EngineRequest, TrackedRequest
+from stepscope.engine.adapters.attached.unfinished_step import Row, UnfinishedStep
+from stepscope.engine.protocol.wire import (
+    Arrived,
+    BlockMove,
+    FirstToken,
+    KVCounts,
+    RequestEvent,
+    RequestView,
+)
+from stepscope.engine.telemetry.step_draft import StepDraft
+from stepscope.engine.telemetry.step_watcher import StepUnderWay
+
+
+class StepRecorder:
+    """Used only under the attachment's lock.
+
+    Args:
+        books: None where the engine does not say what becomes of its blocks.
+        caches_prefixes: prompts are looked up in the prefix cache.
+
+    Attributes:
+        table: requests that have not ended, by the engine's ids.
+        next_step: number of the next step that the engine schedules.
+        published_step: the last step that was published, -1 before the first.
+        knobs_version: published with each step that is scheduled.
+        has_unpublished: something happened that no message has said.
+    """
+
+    def __init__(self, books: KVBooks | None, caches_prefixes: bool) -> None:
+        self.books = books
+        self.table: dict[str, TrackedRequest] = {}
+        self.next_step = 0
+        self.published_step = -1
+        self.knobs_version = 0
+        self.has_unpublished = False
+        self._settlement = Settlement(books, caches_prefixes)
+        self._in_flight: deque[UnfinishedStep] = deque()
+        self._arrivals: list[RequestEvent] = []
+        self._ends: list[RequestEvent] = []
+        self._moves: list[BlockMove] = []
+        self._last_to_sift = -1  # steps after this one have no rows of ended requests
+        self._next_id = 0
+        self._tokens_ns = 0
+
+    # What the engine does
+
+    def arrived(self, source: EngineRequest, arrival_ns: int) -> None:
+        """A request has come that is not in the table."""
+        tracked = TrackedRequest(self._next_id, source, min(arrival_ns, monotonic_ns()))
+        self._next_id += 1
+        self.table[source.request_id] = tracked
+        self._arrivals.append(
+            Arrived(
+                request_id=tracked.request_id,
+                client_id=source.request_id,
+                num_prompt_tokens=source.num_prompt_tokens,
+                max_tokens=source.max_tokens,
+                priority=source.priority,
+                time_ns=tracked.arrival_ns,
+            )
+        )
+        self.has_unpublished = True
+
+    def begun(self, step: UnfinishedStep) -> None:
+        """A step was scheduled; `step.number` is `next_step`, or None where it runs nothing."""
+        self._in_flight.append(step)
+        if step.number is not None:
+            self.next_step += 1
+
+    def lost(self, requests: Sequence[TrackedRequest]) -> None:
+        """The engine throws away what steps in flight compute for these requests."""
+        for step in self._in_flight:
+            step.lost.update(requests)
+        self._last_to_sift = self.next_step - 1
+
+    def ended(self, tracked: TrackedRequest, event: RequestEvent) -> None:
+        """The engine has ended a request, and frees its blocks."""
+        del self.table[tracked.source.request_id]
+        tracked.ended = True
+        self._ends.append(event)
+        self._settlement.release(tracked)
+        self._last_to_sift = self.next_step - 1
+        self.has_unpublished = True
+
+    def take(self, is_it: Callable[[UnfinishedStep], bool]) -> UnfinishedStep | None:
+        """The oldest step in flight, which must be this one; None if it runs nothing.
+
+        Steps before it that ran nothing are published with it.
+
+        Raises:
+            RuntimeError: the engine finished another step than the oldest one.
+        """
+        in_flight = self._in_flight
+        while in_flight:
+            step = in_flight[0]
+            if step.number is not None and not is_it(step):
+                raise RuntimeError("a step has ended that is not the oldest one in flight")
+            in_flight.popleft()
+            if step.number is not None:
+                return step
+            self._ends[:0] = self._settlement.settle(step, set())
+            self.has_unpublished = True
+            if is_it(step):
+                return None
+        return None
+
+    def record(
+        self,
+        step: UnfinishedStep,
+        tokens_ns: int,
+        num_dropped: int,
+        ended_now: set[TrackedRequest],
+    ) -> StepDraft:
+        """The record of a step that was taken.
+
+        Args:
+            tokens_ns: when its tokens were known.
+            num_dropped: messages that subscribers missed so far.
+            ended_now: requests that ended with its tokens.
+        """
+        assert step.number is not None
+        events = self._settlement.settle(step, ended_now)
+        num_wasted = drop_lost(step, ended_now) if step.number <= self._last_to_sift else 0
+        self._note_tokens(step.rows, tokens_ns, events)
+        events = [*self._arrivals, *events, *self._ends]
+        self._arrivals, self._ends = [], []
+        kv, moves = self._settlement.drain()
+        is_ahead = step.start_ns < self._tokens_ns
+        not_before_ns = self._tokens_ns
+        self._tokens_ns = tokens_ns
+        self.published_step = step.number
+        self.has_unpublished = False
+        launch_ns = step.launch_ns
+        return StepDraft(
+            step=step.number,
+            schedule_start_ns=max(step.start_ns, not_before_ns),
+            schedule_end_ns=max(step.end_ns, not_before_ns),
+            launch_ns=None if launch_ns is None else max(launch_ns, not_before_ns),
+            tokens_ns=tokens_ns,
+            knobs_version=step.knobs_version,
+            token_budget=step.token_budget,
+            max_num_seqs=step.num_seats,
+            num_prefill_tokens=step.num_prefill_tokens,
+            num_decode_tokens=step.num_tokens - num_wasted - step.num_prefill_tokens,
+            num_padded_tokens=None,
+            batch=step.batch,
+            kv=kv,
+            moves=moves,
+            num_running=max(0, step.num_running - len(ended_now)),
+            num_waiting=step.num_waiting,
+            waiting_reasons=step.waiting_reasons,
+            events=events,
+            num_dropped=num_dropped,
+            hidden_ns=step.end_ns - step.start_ns if is_ahead else None,
+            num_wasted_tokens=num_wasted or None,
+        )
+
+    # Outside of a step
+
+    def drain_events(self) -> list[RequestEvent]:
+        """What happened to requests and is not published yet, in order."""
+        events = self._arrivals + self._ends
+        self._arrivals, self._ends = [], []
+        self.has_unpublished = False
+        return events
+
+    def counts(self) -> KVCounts | None:
+        """Blocks as they are published next; `drain_moves` has the changes."""
+        kv, moves = self._settlement.drain()
+        self._moves += moves
+        return kv
+
+    def drain_moves(self) -> list[BlockMove]:
+        """Of the last `counts`."""
+        moves, self._moves = self._moves, []
+        return moves
+
+    @property
+    def has_step_in_flight(self) -> bool:
+        return bool(self._in_flight)
+
+    @property
+    def step_under_way(self) -> StepUnderWay | None:
+        """The oldest step that the engine has not finished."""
+        step = next((each for each in self._in_flight if each.number is not None), None)
+        if step is None or step.number is None:
+            return None
+        rows = [running_row(row) for row in step.rows]
+        since_ns = max(step.start_ns, self._tokens_ns)
+        return StepUnderWay(step.number, since_ns, rows, step.token_budget)
+
+    def views(self) -> list[RequestView]:
+        """All requests that have not ended, as published."""
+        num_in_flight: dict[int, int] = {}
+        for step in self._in_flight:
+            for row in step.rows:
+                request_id = row[0].request_id
+                num_in_flight[request_id] = num_in_flight.get(request_id, 0) + num_tokens_of(row)
+        return [
+            tracked.view(num_in_flight.get(tracked.request_id, 0))
+            for tracked in self.table.values()
+        ]
+
+    def known(self, names: Collection[str]) -> list[TrackedRequest]:
+        """Those of these requests that have not ended, in the order in which they came."""
+        found = [self.table[name] for name in names if name in self.table]
+        return sorted(found, key=lambda tracked: tracked.request_id)
+
+    def _note_tokens(self, rows: list[Row], tokens_ns: int, events: list[RequestEvent]) -> None:
+        for row in rows:
+            if row[3] is None:  # an ordinary decode, as almost every row: no call for it
+                row[0].last_ns = tokens_ns
+            elif gives_token(row):
+                tracked = row[0]
+                tracked.last_ns = tokens_ns
+                if gives_first_token(row):
+                    tracked.first_ns = tokens_ns
+                    events.append(FirstToken(tracked.request_id))

@@ -1,0 +1,73 @@
+"""What vLLM's `schedule()` decided, as rows and blocks of an unfinished step."""
+
+from collections.abc import Collection, Mapping
+
+from stepscope.engine.adapters.attached.rows import DECODE, encode_rows, fields_of
+from stepscope.engine.adapters.attached.tracked import TrackedRequest
+from stepscope.engine.adapters.attached.unfinished_step import Taken, UnfinishedStep
+from stepscope.engine.adapters.vllm.shapes import SchedulerOutput
+from stepscope.engine.protocol.wire import Phase
+
+
+def note_blocks(
+    step: UnfinishedStep,
+    out: SchedulerOutput,
+    table: Mapping[str, TrackedRequest],
+    block_size: int,
+) -> None:
+    """Note the blocks that requests got, and the admitted requests."""
+    for new in out.scheduled_new_reqs:
+        _admit(step, table[new.req_id], new.block_ids, new.num_computed_tokens, block_size)
+    again = out.scheduled_cached_reqs
+    for i, block_ids in enumerate(again.new_block_ids):
+        if block_ids is None:
+            continue
+        name = again.req_ids[i]
+        tracked = table[name]
+        if name in again.resumed_req_ids:
+            step.resume(tracked)
+            _admit(step, tracked, block_ids, again.num_computed_tokens[i], block_size)
+        else:
+            blocks = _own_ids(block_ids)
+            tracked.block_table.extend(blocks)
+            step.taken.append(Taken(tracked, blocks, 0))
+
+
+def make_rows(
+    step: UnfinishedStep, out: SchedulerOutput, table: Mapping[str, TrackedRequest]
+) -> None:
+    """Fill in `rows`, `batch` and `num_prefill_tokens`.
+
+    To be called right after scheduling, while block tables are those of this step.
+    """
+    rows, ordinary = step.rows, Phase.DECODE
+    append = rows.append
+    for name, num_tokens in out.num_scheduled_tokens.items():
+        tracked = table[name]
+        start = tracked.source.num_computed_tokens - num_tokens
+        if num_tokens == 1 and not tracked.is_prefilling:
+            append((tracked, ordinary, start, None))
+            continue
+        fields = fields_of(step, tracked, start, num_tokens, len(tracked.block_table))
+        if fields[1] != DECODE:
+            step.num_prefill_tokens += num_tokens
+        append((tracked, None, start, fields))
+    encode_rows(step)
+
+
+def _admit(
+    step: UnfinishedStep,
+    tracked: TrackedRequest,
+    block_ids: Collection[Collection[int]],
+    num_cached: int,
+    block_size: int,
+) -> None:
+    blocks = _own_ids(block_ids)
+    tracked.block_table = blocks.copy()
+    step.taken.append(Taken(tracked, blocks, num_cached // block_size))
+    step.admitted.append((tracked, num_cached))
+
+
+def _own_ids(block_ids: Collection[Collection[int]]) -> list[int]:
+    """Our ids of the blocks of all KV groups, without vLLM's null block."""
+    return [block - 1 for group in block_ids for block in group if block]
