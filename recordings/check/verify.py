@@ -12,7 +12,14 @@ from pathlib import Path
 import msgspec
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.wire import EngineStatus, Mark, Snapshot, StepRecord, Telemetry
+from stepscope.engine.protocol.wire import (
+    EngineInfo,
+    EngineStatus,
+    Mark,
+    Snapshot,
+    StepRecord,
+    Telemetry,
+)
 from stepscope.recordings.check.block_ledger import BlockLedger
 from stepscope.recordings.check.strip import holds_tokens
 from stepscope.recordings.check.structure import structure_problems
@@ -178,6 +185,7 @@ class _Session:
         self._num_missing = 0  # messages since the last step
         self._after_gap = False  # after a loss, until the next keyframe
         self._ledger = BlockLedger()
+        self._has_map = True  # the engine says what becomes of every block
 
     def take(self, frame: MessageFrame) -> None:
         report = self._report
@@ -202,6 +210,8 @@ class _Session:
             self._take_changes(message, f"after step {message.step:,}", message.step < 0)
         elif isinstance(message, Snapshot):
             self._take_keyframe(frame, message)
+        elif isinstance(message, EngineInfo):
+            self._has_map = message.num_blocks is not None
 
     def end(self) -> None:
         """Finish after the last message."""
@@ -272,7 +282,8 @@ class _Session:
 
     def _take_changes(self, message: StepRecord | EngineStatus, where: str, is_start: bool) -> None:
         ledger, check = self._ledger, self._report.blocks
-        if not ledger.is_open and is_start and message.kv is not None and not self._after_gap:
+        is_first = is_start and self._has_map and not self._after_gap
+        if not ledger.is_open and is_first and message.kv is not None:
             ledger.open_empty(message.kv)
         if not ledger.is_open:
             return

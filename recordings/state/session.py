@@ -268,7 +268,8 @@ class SessionState:
 
     def _apply_moves(self, message: StepRecord | EngineStatus, *, is_start: bool) -> None:
         kv = message.kv
-        if self.blocks is None and is_start and kv is not None:
+        has_map = self.info is None or self.info.num_blocks is not None
+        if self.blocks is None and is_start and kv is not None and has_map:
             # Before its first step an engine holds no blocks, so the moves alone suffice.
             self.blocks = BlockMap.empty(kv.used + kv.cached + kv.empty)
         if self.blocks is not None:

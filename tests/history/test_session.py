@@ -182,6 +182,13 @@ def test_what_an_engine_cannot_know_stays_unknown() -> None:
     assert state.requests[1].first_token_ns == 10 * MS
 
 
+def test_counts_of_an_engine_without_a_map_of_its_blocks_are_no_map() -> None:
+    kv = KVCounts(used=2, cached=1, empty=5, evicted=0)
+    state = reduced([info(num_blocks=None), step(0, [], kv=kv)])
+    assert state.kv == kv
+    assert state.block_owner is None
+
+
 def test_a_row_of_an_unheard_of_request_shows_as_partial() -> None:
     state = reduced([step(9, [BatchRow(4, DECODE, 33, 1, 0, 3, LAST)])])
     view = state.requests[4]
