@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 PACKAGES := engine kernels recordings tui
 ARGS ?=
 
-.PHONY: demo test lint types test-clients test-vllm rooms schema fuzz snapshots pictures docs bench bench-tui bench-wire bench-sim chaos lab clean
+.PHONY: demo test lint types test-clients test-vllm test-sglang rooms schema fuzz snapshots pictures docs bench bench-tui bench-wire bench-sim chaos lab clean
 
 demo: $(INSTALLED)
 	$(BIN)/stepscope demo $(ARGS)
@@ -23,6 +23,10 @@ test-clients: $(INSTALLED)
 # Real vLLM servers of three releases under load; VLLM_ENVIRONMENTS: where they are installed.
 test-vllm: $(INSTALLED)
 	$(BIN)/python -m tests.attached.run_vllm $(ARGS)
+
+# The names that the SGLang adapter uses, looked up in a wheel of SGLang (40 MB, unless ARGS is one).
+test-sglang: $(INSTALLED)
+	$(BIN)/python -m tests.attached.check_sglang $(ARGS)
 
 lint: $(INSTALLED) types
 	$(BIN)/ruff check .

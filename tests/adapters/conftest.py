@@ -1,18 +1,23 @@
-"""A recorded vLLM scheduler with stepscope attached, and what it publishes."""
+"""A scheduler of vLLM or SGLang with stepscope attached, and what it publishes."""
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from stepscope.engine.adapters.attached.attachment import Attachment
+from stepscope.engine.adapters.sglang.attachment import attach as attach_to_sglang
 from stepscope.engine.adapters.vllm.attachment import attach as attach_to_vllm
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Telemetry
 from tests.adapters.played_vllm import PlayedScheduler
+from tests.adapters.sglang_stand_in import Scheduler, SetInternalStateReq
 
 Attach = Callable[..., Attachment]
+AttachSglang = Callable[[Scheduler], Attachment | None]
 
 
 @pytest.fixture
@@ -29,6 +34,40 @@ def attach(tmp_path: Path) -> Iterator[Attach]:
     for attachment in attached:
         attachment.close()
     assert "stepscope" not in [thread.name for thread in threading.enumerate()]
+
+
+@pytest.fixture
+def sglang(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
+    """What the adapter imports of SGLang, by its names."""
+    names = (
+        *("sglang", "sglang.srt", "sglang.srt.runtime_context", "sglang.srt.plugins"),
+        *("sglang.srt.plugins.hook_registry", "sglang.srt.managers"),
+        *("sglang.srt.managers.io_struct", "sglang.srt.managers.scheduler"),
+    )
+    modules = {name: ModuleType(name) for name in names}
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    vars(modules["sglang.srt.managers.io_struct"]).update(SetInternalStateReq=SetInternalStateReq)
+    yield modules
+    assert "stepscope" not in [thread.name for thread in threading.enumerate()]
+
+
+@pytest.fixture
+def attach_sglang(sglang: dict[str, ModuleType], tmp_path: Path) -> Iterator[AttachSglang]:
+    """Attaches to a rank, if it is one to attach to; whatever is attached is closed in the end."""
+    attached: list[Attachment] = []
+
+    def attach(scheduler: Scheduler) -> Attachment | None:
+        context = sglang["sglang.srt.runtime_context"]
+        context.get_parallel = lambda: scheduler.parallel  # type: ignore[attr-defined]
+        attachment = attach_to_sglang(scheduler, f"ipc://{tmp_path}/sglang")
+        if attachment is not None:
+            attached.append(attachment)
+        return attachment
+
+    yield attach
+    for attachment in attached:
+        attachment.close()
 
 
 def published(attachment: Attachment) -> list[tuple[int, Telemetry]]:

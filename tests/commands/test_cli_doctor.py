@@ -3,7 +3,7 @@
 import os
 import re
 import tomllib
-from importlib.metadata import version
+from importlib.metadata import entry_points, version
 from pathlib import Path
 
 import pytest
@@ -145,3 +145,26 @@ def test_it_says_what_can_be_changed_of_the_vllm_beside_it(
     monkeypatch.setattr(doctor_command, "version", version_of)
     doctor_command.doctor()
     assert said in capsys.readouterr().out
+
+
+def test_it_says_that_attaching_to_the_sglang_beside_it_was_not_seen_running(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        doctor_command, "version", lambda name: "0.5.23" if name == "sglang" else version(name)
+    )
+    doctor_command.doctor()
+    said = capsys.readouterr().out
+    assert "sglang 0.5.23: every step and request is seen, KV pages as counts; live:" in said
+    assert "attaching was read in the source of 0.5.23 and not seen running" in said
+
+
+def test_it_says_when_sglang_does_not_find_the_plugin(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        doctor_command, "version", lambda name: "0.5.23" if name == "sglang" else version(name)
+    )
+    monkeypatch.setattr(doctor_command, "entry_points", lambda group: entry_points(group="none"))
+    doctor_command.doctor()
+    assert "sglang 0.5.23 does not find stepscope's plugin" in capsys.readouterr().out

@@ -11,12 +11,16 @@ _MORE = {
         "to see every step: pip install stepscope in vLLM's environment, then",
         "STEPSCOPE_ENDPOINT=vllm-0 vllm serve ..., then: stepscope top vllm-0",
     ),
+    "sglang": (
+        "to see every step: pip install stepscope in SGLang's environment, then",
+        "STEPSCOPE_ENDPOINT=sglang-0 sglang serve ..., then: stepscope top sglang-0",
+    ),
     "stepscope": (
         "to see every step: stepscope top NAME,",
         "with the name or address of the engine behind this server",
     ),
 }
-_NO_MORE = ("stepscope sees single steps of vLLM and of its own engine only",)
+_NO_MORE = ("stepscope sees single steps of vLLM, SGLang and its own engine only",)
 
 
 def lines(frame: Frame) -> list[str]:

@@ -116,6 +116,7 @@ class AttachedCore:
         """Make the changes that were put aside for the engine's thread."""
         while self.deferred:
             self._apply(self.deferred.popleft())
+        dispatch.end_lease_if_due(cast("EngineCore", self))
 
     def _apply(self, call: Call) -> None:
         # What the three commands need of a core is here.
@@ -123,7 +124,8 @@ class AttachedCore:
 
     def end_lease_if_due(self) -> None:
         """Put leased knobs back when their client has fallen silent."""
-        dispatch.end_lease_if_due(cast("EngineCore", self))
+        if not self._defers:
+            dispatch.end_lease_if_due(cast("EngineCore", self))
 
     def _refuse(self, call: Call) -> None:
         command = call.command

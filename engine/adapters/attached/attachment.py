@@ -118,6 +118,15 @@ class Attachment:
         self._tend()
         return monotonic_ns()
 
+    def note(self, ours: Callable[[], object]) -> None:
+        """Do something of ours under the lock, if we are attached. No error leaves it."""
+        with self.lock:
+            if self.is_attached:
+                try:
+                    ours()
+                except Exception as error:  # noqa: BLE001
+                    self.fail(error)
+
     def after(self, method: Callable[..., Any], then: Callable[[], object]) -> Callable[..., Any]:
         """The method, and then ours, under the lock."""
 

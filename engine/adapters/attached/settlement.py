@@ -78,7 +78,7 @@ class Settlement:
                 continue
             tracked.num_preemptions += 1
             tracked.status = "preempted"
-            events.append(Preempted(tracked.request_id, tracked.num_blocks, "out of KV blocks"))
+            events.append(Preempted(tracked.request_id, tracked.num_blocks, step.preempt_reason))
             if books is not None:
                 books.release(tracked.request_id, tracked.published_blocks)
             tracked.published_blocks = []

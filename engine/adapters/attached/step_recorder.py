@@ -64,7 +64,7 @@ class StepRecorder:
 
     # What the engine does
 
-    def arrived(self, source: EngineRequest, arrival_ns: int) -> None:
+    def arrived(self, source: EngineRequest, arrival_ns: int) -> TrackedRequest:
         """A request has come that is not in the table."""
         tracked = TrackedRequest(self._next_id, source, min(arrival_ns, monotonic_ns()))
         self._next_id += 1
@@ -80,6 +80,7 @@ class StepRecorder:
             )
         )
         self.has_unpublished = True
+        return tracked
 
     def begun(self, step: UnfinishedStep) -> None:
         """A step was scheduled; `step.number` is `next_step`, or None where it runs nothing."""
@@ -115,14 +116,17 @@ class StepRecorder:
             step = in_flight[0]
             if step.number is not None and not is_it(step):
                 raise RuntimeError("a step has ended that is not the oldest one in flight")
-            in_flight.popleft()
             if step.number is not None:
-                return step
-            self._ends[:0] = self._settlement.settle(step, set())
-            self.has_unpublished = True
+                return in_flight.popleft()
+            self._settle_oldest()
             if is_it(step):
                 return None
         return None
+
+    def settle_empty(self) -> None:
+        """Nothing more is scheduled for now: do not let steps that ran nothing wait for one."""
+        while self._in_flight and self._in_flight[0].number is None:
+            self._settle_oldest()
 
     def record(
         self,
@@ -225,6 +229,10 @@ class StepRecorder:
         """Those of these requests that have not ended, in the order in which they came."""
         found = [self.table[name] for name in names if name in self.table]
         return sorted(found, key=lambda tracked: tracked.request_id)
+
+    def _settle_oldest(self) -> None:
+        self._ends[:0] = self._settlement.settle(self._in_flight.popleft(), set())
+        self.has_unpublished = True
 
     def _note_tokens(self, rows: list[Row], tokens_ns: int, events: list[RequestEvent]) -> None:
         for row in rows:

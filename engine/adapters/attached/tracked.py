@@ -33,7 +33,8 @@ class TrackedRequest:
     Attributes:
         request_id: ours; the engine's goes out as the client's id.
         source: the engine's own object.
-        block_table: blocks it holds as scheduled, in order; empty where the engine names none.
+        block_table: blocks it holds as scheduled, in order; zeros where the engine only says how
+            many.
         is_prefilling: as scheduled, part of its prompt is still to come.
         recompute_until: tokens before this position are computed a second time.
         published_blocks, num_blocks, status, num_preemptions, num_cached: as published.

@@ -34,6 +34,7 @@ class UnfinishedStep:
         number: None: it runs nothing, and only took blocks from requests.
         token_budget: None: it had none.
         admitted: with their cached tokens.
+        preempt_reason: why those in `preempted` were, in words.
         lost: requests that were preempted before the step ended: its rows of them are wasted.
     """
 
@@ -49,6 +50,7 @@ class UnfinishedStep:
     rows: list[Row] = field(default_factory=list)
     taken: list[Taken] = field(default_factory=list)
     preempted: list[TrackedRequest] = field(default_factory=list)
+    preempt_reason: str = "out of KV blocks"
     admitted: list[tuple[TrackedRequest, int]] = field(default_factory=list)
     lost: set[TrackedRequest] = field(default_factory=set)
     num_tokens: int = 0

@@ -1,8 +1,10 @@
-"""SGLang by what it publishes itself: totals of every forward pass, and no request.
+"""An unmodified SGLang: as an endpoint by its plugin, or by what it publishes itself.
 
-`sglang serve ... --enable-forward-pass-metrics --forward-pass-metrics-ipc-name ipc:///tmp/fpm`
-publishes at `ipc:///tmp/fpm.0`, `.1` and so on, one for each data-parallel rank.
+`plugin` is what SGLang loads; it hooks the scheduler's event loop. `attachment` puts our functions
+around the scheduler's methods, `watcher` reads batches, `shapes` says what we need of SGLang's
+objects, `support` what cannot be watched. Knobs go to all tensor-parallel ranks with SGLang's own
+broadcast. `forward_passes` reads the stream of `--enable-forward-pass-metrics`: totals only.
 
-May import: engine.protocol.
+May import: engine.adapters.attached, engine.protocol, engine.telemetry, engine.transport.
 Written against the source of SGLang 0.5.23 and not seen running.
 """

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 import platformdirs
 
+from stepscope.engine.adapters.sglang import support
 from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.protocol.config import ConfigError
 from stepscope.engine.telemetry import batch_rows, sender
@@ -98,6 +99,7 @@ def _findings() -> Iterator[DoctorFinding]:
         wanted = f"'stepscope[{each.name}]'"
         yield _packages(f"[{each.name}]", each.what_for, each.packages, wanted, each.is_needed)
     yield from _vllm()
+    yield from _sglang()
     yield _cpu()
     if importlib.util.find_spec("torch") is not None:
         yield from _compute()
@@ -141,6 +143,23 @@ def _vllm() -> Iterator[DoctorFinding]:
         else:
             text = f"{package} {release}: every step and request is seen; live: {', '.join(knobs)}"
             yield DoctorFinding("ok", "vllm", text)
+
+
+def _sglang() -> Iterator[DoctorFinding]:
+    """The same of SGLang."""
+    try:
+        release = version("sglang")
+    except PackageNotFoundError:
+        return
+    if "stepscope" not in entry_points(group="sglang.srt.plugins").names:
+        text = f"sglang {release} does not find stepscope's plugin: install stepscope again"
+        yield DoctorFinding("note", "sglang", text)
+        return
+    live = ", ".join(support.LIVE)
+    text = f"sglang {release}: every step and request is seen, KV pages as counts; live: {live}"
+    yield DoctorFinding("ok", "sglang", text)
+    text = f"attaching was read in the source of {support.READ_RELEASE} and not seen running"
+    yield DoctorFinding("note", "sglang", text)
 
 
 def _cpu() -> DoctorFinding:

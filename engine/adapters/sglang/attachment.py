@@ -1,0 +1,170 @@
+"""Attaches to a scheduler of SGLang: our functions around its methods, on its thread."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from time import monotonic_ns
+from typing import Any
+
+from stepscope.engine.adapters.attached.attachment import AttachedEngine, Attachment
+from stepscope.engine.adapters.attached.hooks import Hooks
+from stepscope.engine.adapters.sglang import support
+from stepscope.engine.adapters.sglang.description import describe, endpoint_of
+from stepscope.engine.adapters.sglang.knobs import SglangKnobBoard
+from stepscope.engine.adapters.sglang.shapes import (
+    SglangBatch,
+    SglangPlan,
+    SglangReq,
+    SglangScheduler,
+)
+from stepscope.engine.adapters.sglang.watcher import Watcher
+
+
+def attach(scheduler: Any, endpoint: str) -> Attachment | None:
+    """Watch a scheduler whose event loop is about to run on this thread.
+
+    Args:
+        endpoint: as in STEPSCOPE_ENDPOINT.
+
+    Returns:
+        None on a rank that only repeats what the first of its tensor-parallel group decides.
+
+    Raises:
+        Exception: it cannot be watched, or the endpoint cannot be had. Nothing is changed then.
+    """
+    from sglang.srt.runtime_context import get_parallel
+
+    parallel = get_parallel()
+    if not support.is_first_rank(parallel):
+        return None
+    support.check(scheduler, parallel)
+    board, watcher = SglangKnobBoard(scheduler, parallel), Watcher(scheduler, parallel)
+    at = endpoint_of(parallel, endpoint)
+    return Attachment(
+        AttachedEngine(
+            "SGLang",
+            logging.getLogger("sglang.stepscope"),
+            at,
+            describe(scheduler, parallel, board, at),
+            watcher,
+            board,
+            _MethodHooks(scheduler, watcher, board).hook,
+        )
+    )
+
+
+class _MethodHooks:
+    """Our functions around the methods of one scheduler."""
+
+    def __init__(
+        self, scheduler: SglangScheduler, watcher: Watcher, board: SglangKnobBoard
+    ) -> None:
+        self._scheduler = scheduler
+        self._watcher = watcher
+        self._board = board
+        # Comes off last: one more turn carries SGLang's own values to the other ranks.
+        self._turns = Hooks(scheduler)
+
+    def hook(self, attachment: Attachment) -> None:
+        """Put them in place."""
+        hooks = attachment.hooks_on(self._scheduler)
+        wrap = {
+            "get_next_batch_to_run": self._around_schedule,
+            "run_batch": self._around_run,
+            "process_batch_result": self._around_result,
+            "_add_request_to_queue": self._before_queue,
+            "send_abort_output": self._before_abort,
+        }
+        for name, around in wrap.items():
+            hooks.wrap(name, partial(around, attachment))
+        evictor = attachment.hooks_on(self._scheduler.tree_cache)
+        evictor.wrap("evict", partial(self._around_evict, attachment))
+        evictor.wrap("evict_for_alloc", partial(self._around_evict, attachment))
+        self._turns.wrap("_poll_timeout_aborts", partial(self._around_turn, attachment))
+
+    def _around_schedule(
+        self, attachment: Attachment, schedule: Callable[..., SglangPlan]
+    ) -> Callable[..., Any]:
+        def stepscope_get_next_batch_to_run(*args: Any, **kwargs: Any) -> SglangPlan:
+            start_ns = attachment.seen()
+            plan = schedule(*args, **kwargs)
+            end_ns = monotonic_ns()
+            attachment.note(lambda: self._watcher.scheduled(plan, start_ns, end_ns))
+            return plan
+
+        return stepscope_get_next_batch_to_run
+
+    def _around_run(self, attachment: Attachment, run: Callable[..., Any]) -> Callable[..., Any]:
+        def stepscope_run_batch(batch: SglangBatch, *args: Any, **kwargs: Any) -> Any:
+            launch_ns = attachment.seen()
+            result = run(batch, *args, **kwargs)
+            attachment.note(lambda: self._watcher.launched(batch, launch_ns))
+            return result
+
+        return stepscope_run_batch
+
+    def _around_result(
+        self, attachment: Attachment, process: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        publisher = attachment.publisher
+
+        def publish(batch: SglangBatch) -> None:
+            record = self._watcher.processed(batch, attachment.seen(), publisher.num_dropped)
+            if record is not None:
+                publisher.publish(record)
+
+        def stepscope_process_batch_result(batch: SglangBatch, *args: Any, **kwargs: Any) -> Any:
+            attachment.seen()
+            result = process(batch, *args, **kwargs)
+            attachment.note(lambda: publish(batch))
+            return result
+
+        return stepscope_process_batch_result
+
+    def _before_queue(self, attachment: Attachment, add: Callable[..., Any]) -> Callable[..., Any]:
+        # SGLang may reject it within the method, so it has come before.
+        def stepscope_add_request_to_queue(req: SglangReq, *args: Any, **kwargs: Any) -> Any:
+            is_retracted = bool(kwargs.get("is_retracted"))
+            attachment.note(lambda: self._watcher.queued(req, is_retracted))
+            return add(req, *args, **kwargs)
+
+        return stepscope_add_request_to_queue
+
+    def _before_abort(self, attachment: Attachment, send: Callable[..., Any]) -> Callable[..., Any]:
+        def stepscope_send_abort_output(
+            request: Any, req: SglangReq, *args: Any, **kwargs: Any
+        ) -> Any:
+            attachment.note(lambda: self._watcher.aborted(req))
+            return send(request, req, *args, **kwargs)
+
+        return stepscope_send_abort_output
+
+    def _around_evict(
+        self, attachment: Attachment, evict: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        books = self._watcher.books
+
+        def stepscope_evict(*args: Any, **kwargs: Any) -> Any:
+            before = books.num_evicted_tokens  # the other one of the two may be called within
+            result = evict(*args, **kwargs)
+            attachment.note(lambda: books.evicted(before, result.num_tokens_evicted))
+            return result
+
+        return stepscope_evict
+
+    def _around_turn(self, attachment: Attachment, poll: Callable[..., Any]) -> Callable[..., Any]:
+        """Where SGLang asks its first rank what to add to the requests of a turn of its loop."""
+
+        def tend() -> None:
+            attachment.tend_if_due(attachment.seen())
+            attachment.core.apply_deferred()
+
+        def stepscope_poll_timeout_aborts(*args: Any, **kwargs: Any) -> Any:
+            requests = poll(*args, **kwargs)
+            attachment.note(tend)
+            with attachment.lock:
+                if not attachment.is_attached:
+                    self._turns.restore()
+                return [*requests, *self._board.drain()]
+
+        return stepscope_poll_timeout_aborts

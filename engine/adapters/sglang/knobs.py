@@ -1,0 +1,130 @@
+"""What an operator may change of a running SGLang, within its start values."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from stepscope.engine.adapters.attached.knob_values import changed
+from stepscope.engine.adapters.sglang.broadcast import CHUNK, SEATS, ChangeRequests
+from stepscope.engine.adapters.sglang.shapes import SglangScheduler
+from stepscope.engine.protocol.config import Limits
+from stepscope.engine.protocol.wire import KnobSpec, KnobValue
+
+
+class SglangKnobs(Struct, frozen=True, kw_only=True):
+    """All settings that are shown. `specs` says which of them can be changed."""
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_prefill_tokens: int
+    enable_chunked_prefill: bool
+    enable_mixed_chunk: bool
+    policy: str
+    enable_prefix_caching: bool
+
+    def as_dict(self) -> dict[str, KnobValue]:
+        return msgspec.structs.asdict(self)
+
+
+class SglangKnobBoard:
+    """Knobs of one tensor-parallel group. `set` makes a request to its ranks, `drain` gives it out.
+
+    Args:
+        parallel: SGLang's parallel context, which has the bound on running requests.
+
+    Attributes:
+        knobs: as they are now, or will be with the next batch.
+        specs: of those that can be changed while it runs.
+        limits: the start values.
+    """
+
+    is_deferred = True
+
+    def __init__(self, scheduler: SglangScheduler, parallel: Any) -> None:
+        self._requests = ChangeRequests()
+        self._to_send: list[Any] = []
+        chunk = scheduler.chunked_prefill_size
+        seats = min(parallel.pp_max_micro_batch_size, scheduler.max_running_requests)
+        self.limits = Limits(
+            max_num_batched_tokens=chunk or scheduler.max_prefill_tokens,
+            max_num_seqs=seats,
+            max_model_len=scheduler.model_config.context_len,
+        )
+        self.knobs = SglangKnobs(
+            max_num_batched_tokens=self.limits.max_num_batched_tokens,
+            max_num_seqs=seats,
+            max_prefill_tokens=scheduler.max_prefill_tokens,
+            enable_chunked_prefill=chunk is not None,
+            enable_mixed_chunk=scheduler.is_mixed_chunk,
+            policy=str(scheduler.schedule_policy),
+            enable_prefix_caching=not scheduler.disable_radix_cache,
+        )
+        self._start = self.knobs
+        self.specs = tuple(_specs(scheduler, self.knobs))
+
+    def changed(self, changes: Mapping[str, KnobValue]) -> SglangKnobs:
+        """The knobs with `changes` applied; nothing is set.
+
+        Raises:
+            ConfigError: an unknown or fixed knob, a wrong type, a value outside its bounds.
+        """
+        return changed("SGLang", self.knobs, self.specs, changes)
+
+    def set(self, knobs: SglangKnobs) -> None:
+        """They hold from the next batch, on all ranks."""
+        values = {}
+        if knobs.max_num_batched_tokens != self.knobs.max_num_batched_tokens:
+            values[CHUNK] = knobs.max_num_batched_tokens
+        if knobs.max_num_seqs != self.knobs.max_num_seqs:
+            values[SEATS] = knobs.max_num_seqs
+        if values:
+            self._to_send.append(self._requests.make(values))
+        self.knobs = knobs
+
+    def restore(self) -> None:
+        """SGLang's own values, with the next `drain`."""
+        self.set(self._start)
+
+    def drain(self) -> list[Any]:
+        """Requests to all ranks: what was set since the last call."""
+        requests, self._to_send = self._to_send, []
+        return requests
+
+
+def _specs(scheduler: SglangScheduler, knobs: SglangKnobs) -> list[KnobSpec]:
+    if scheduler.recv_skipper is not None:
+        return []  # it throws away what a rank adds to a turn
+    if scheduler.server_args.nnodes > 1:
+        return []  # a node without our plugin would not understand the request and decide otherwise
+    specs = []
+    least, most = _least_chunk(scheduler, knobs), knobs.max_num_batched_tokens
+    if knobs.enable_chunked_prefill and least <= most:
+        specs.append(
+            KnobSpec(
+                "max_num_batched_tokens",
+                "int",
+                most,
+                least,
+                most,
+                help="tokens of one batch with prefill (SGLang: chunked_prefill_size)",
+            )
+        )
+    specs.append(
+        KnobSpec(
+            "max_num_seqs",
+            "int",
+            knobs.max_num_seqs,
+            1,
+            knobs.max_num_seqs,
+            help="requests running at once (SGLang: max_running_requests)",
+        )
+    )
+    return specs
+
+
+def _least_chunk(scheduler: SglangScheduler, knobs: SglangKnobs) -> int:
+    """With less, a prompt would never go on: chunks end at pages, and decodes come out of it."""
+    least = max(scheduler.page_size, scheduler.truncation_align_size or 1)
+    return least + knobs.max_num_seqs if knobs.enable_mixed_chunk else least

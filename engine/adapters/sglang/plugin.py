@@ -1,0 +1,56 @@
+"""The entry point of `sglang.srt.plugins`. SGLang calls it in each of its processes.
+
+Without STEPSCOPE_ENDPOINT it does nothing and imports nothing of ours.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+VARIABLE = "STEPSCOPE_ENDPOINT"
+_MODULE = "sglang.srt.managers.scheduler"
+
+log = logging.getLogger("sglang.stepscope")
+
+
+def register() -> None:
+    """Attach to the scheduler that this process will run, if the variable is set."""
+    if not os.environ.get(VARIABLE, "").strip():
+        return
+    if _MODULE not in sys.modules:
+        return  # this process runs no scheduler: do not import one
+    try:
+        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+        from stepscope.engine.adapters.sglang import broadcast
+
+        HookRegistry.register(
+            f"{_MODULE}.Scheduler.run_event_loop", _around_event_loop, HookType.AROUND
+        )
+        # On every tensor-parallel rank, also on those that nothing is attached to.
+        HookRegistry.register(
+            f"{_MODULE}.Scheduler.set_internal_state", broadcast.around_change, HookType.AROUND
+        )
+    except Exception as error:  # noqa: BLE001 - SGLang starts whatever happens here
+        _warn(error)
+
+
+def _around_event_loop(run: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    attachment = None
+    try:
+        from stepscope.engine.adapters.sglang.attachment import attach
+
+        attachment = attach(scheduler, os.environ[VARIABLE].strip())
+    except Exception as error:  # noqa: BLE001
+        _warn(error)
+    try:
+        return run(scheduler, *args, **kwargs)
+    finally:
+        if attachment is not None:
+            attachment.close()
+
+
+def _warn(error: Exception) -> None:
+    log.warning("stepscope is not attached: %s: %s", type(error).__name__, error)

@@ -1,0 +1,227 @@
+"""`Watcher`: reads what SGLang queues, batches and finishes, for the step recorder."""
+
+import time
+from collections.abc import Sequence
+from time import monotonic_ns
+from typing import Any, cast
+
+from stepscope.engine.adapters.attached.rows import DECODE, encode_rows, fields_of
+from stepscope.engine.adapters.attached.step_recorder import StepRecorder
+from stepscope.engine.adapters.attached.tracked import TrackedRequest
+from stepscope.engine.adapters.attached.unfinished_step import UnfinishedStep
+from stepscope.engine.adapters.sglang.pool_books import PoolBooks
+from stepscope.engine.adapters.sglang.request import SglangRequest
+from stepscope.engine.adapters.sglang.shapes import (
+    SglangBatch,
+    SglangPlan,
+    SglangReq,
+    SglangScheduler,
+)
+from stepscope.engine.protocol.wire import Aborted, Finished, Phase, RequestEvent
+from stepscope.engine.telemetry.step_draft import StepDraft
+
+_ABORTED = "aborted in SGLang"
+_FULL, _NOT_FULL = "out of KV blocks", "for a request of higher priority, or a pause"
+
+
+class Watcher:
+    """Used only under the attachment's lock.
+
+    Args:
+        parallel: SGLang's parallel context.
+    """
+
+    def __init__(self, scheduler: SglangScheduler, parallel: Any) -> None:
+        self._scheduler = scheduler
+        self._parallel = parallel
+        self.books = PoolBooks(scheduler)
+        self.recorder = StepRecorder(self.books, not scheduler.disable_radix_cache)
+        self._decoding: dict[str, TrackedRequest] = {}  # those whose rows are ordinary decodes
+        self._preempted: list[TrackedRequest] = []  # since the last step
+        self._preempt_reason = _NOT_FULL
+        self._planned: UnfinishedStep | None = None  # until it is launched
+
+    def queued(self, req: SglangReq, is_retracted: bool) -> None:
+        """A request enters the waiting queue: it has come, or it was preempted.
+
+        Args:
+            is_retracted: SGLang took its pages because the pool is full.
+        """
+        tracked = self._tracked(req)
+        if tracked is None:
+            self._arrived(req)
+        elif not _source(tracked).is_waiting:
+            _source(tracked).is_waiting = True
+            self._decoding.pop(req.rid, None)
+            self._preempted.append(tracked)
+            self._preempt_reason = _FULL if is_retracted else _NOT_FULL
+            self.recorder.lost([tracked])
+
+    def aborted(self, req: SglangReq) -> None:
+        """SGLang ends a request outside of a step."""
+        tracked = self._tracked(req)
+        if tracked is not None:
+            self._end(tracked, Aborted(tracked.request_id, _ABORTED))
+
+    def scheduled(self, plan: SglangPlan, start_ns: int, end_ns: int) -> None:
+        """`get_next_batch_to_run` has returned."""
+        batch = plan.batch_to_run
+        runs = batch is not None and bool(batch.reqs) and not batch.forward_mode.is_idle()
+        if runs or self._preempted:
+            step = UnfinishedStep(
+                None,
+                self.recorder.next_step if runs else None,
+                start_ns,
+                end_ns,
+                self.recorder.knobs_version,
+                None,
+                self._parallel.pp_max_micro_batch_size,
+            )
+            step.preempt([tracked for tracked in self._preempted if not tracked.ended])
+            step.preempt_reason = self._preempt_reason
+            self._preempted = []
+            if runs:
+                assert batch is not None
+                self._fill(step, batch, plan.running_batch)
+                self._planned = step
+            self.recorder.begun(step)
+        if not runs:
+            self.recorder.settle_empty()
+
+    def launched(self, batch: SglangBatch, launch_ns: int) -> None:
+        """`run_batch` has returned; it began at `launch_ns`."""
+        step, self._planned = self._planned, None
+        if step is not None:
+            step.key = batch.forward_iter
+            step.launch_ns = launch_ns
+
+    def processed(self, batch: SglangBatch, end_ns: int, num_dropped: int) -> StepDraft | None:
+        """`process_batch_result` has returned: the record of that step, None if it ran nothing.
+
+        SGLang knows the tokens a little earlier than it has handed them on, at `end_ns`.
+
+        Args:
+            num_dropped: messages that subscribers missed so far.
+        """
+        if not batch.reqs or batch.forward_mode.is_idle():
+            return None
+        ended_now = self._ended_in(batch)
+        step = self.recorder.take(lambda step: step.key == batch.forward_iter)
+        if step is None:
+            raise RuntimeError("SGLang finished a batch that it did not schedule")
+        page_size = self._scheduler.page_size
+        for tracked, _, start, fields in step.rows:
+            tracked.num_blocks = start // page_size + 1 if fields is None else fields[5]
+        return self.recorder.record(step, end_ns, num_dropped, ended_now)
+
+    @property
+    def num_running(self) -> int:
+        return max(0, len(self.recorder.table) - self.num_waiting)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._scheduler.waiting_queue)
+
+    def _tracked(self, req: SglangReq) -> TrackedRequest | None:
+        """The request as it is known; one that has the id of another takes its place."""
+        tracked = self.recorder.table.get(req.rid)
+        if tracked is None or _source(tracked).req is req:
+            return tracked
+        self._end(tracked, _end_of(tracked))
+        return None
+
+    def _end(self, tracked: TrackedRequest, event: RequestEvent) -> None:
+        self._decoding.pop(tracked.source.request_id, None)
+        self.recorder.ended(tracked, event)
+
+    def _arrived(self, req: SglangReq) -> TrackedRequest:
+        now_ns = monotonic_ns()
+        stats = req.time_stats
+        came_s = stats.created_time or stats.scheduler_recv_time
+        age_ns = int((time.perf_counter() - came_s) * 1e9)
+        return self.recorder.arrived(SglangRequest(req), now_ns - max(0, age_ns))
+
+    def _fill(self, step: UnfinishedStep, batch: SglangBatch, running: SglangBatch) -> None:
+        if batch.forward_mode.is_decode():
+            self._fill_decodes(step, batch.reqs)
+        else:
+            for req, start, num_tokens in zip(
+                batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True
+            ):
+                tracked = self._tracked(req) or self._arrived(req)
+                self._add_row(step, tracked, start, num_tokens)
+        encode_rows(step)
+        if step.num_prefill_tokens:
+            step.token_budget = self._scheduler.chunked_prefill_size
+        step.num_running, step.num_waiting = self.num_running, self.num_waiting
+        if step.num_waiting:
+            step.waiting_reasons = self._waiting_reasons(step, running)
+
+    def _fill_decodes(self, step: UnfinishedStep, reqs: Sequence[SglangReq]) -> None:
+        """Almost every step is one of these: no call for an ordinary row."""
+        decoding, page_size, add = self._decoding, self._scheduler.page_size, step.rows.append
+        for req in reqs:
+            start = req.kv.kv_committed_len - 1  # SGLang has counted its token already
+            tracked = decoding.get(req.rid)
+            if tracked is None:
+                tracked = self._tracked(req) or self._arrived(req)
+                self._add_row(step, tracked, start, 1)
+                if not tracked.is_prefilling:
+                    decoding[req.rid] = tracked
+                continue
+            if not start % page_size:
+                tracked.block_table.append(0)
+            add((tracked, Phase.DECODE, start, None))
+        step.num_tokens = len(reqs)
+
+    def _add_row(
+        self, step: UnfinishedStep, tracked: TrackedRequest, start: int, num_tokens: int
+    ) -> None:
+        source = _source(tracked)
+        if source.is_waiting:
+            source.is_waiting = False
+            if source.was_admitted:
+                step.resume(tracked)
+            source.was_admitted = True
+            step.admitted.append((tracked, start))
+        num_pages = -(-(start + num_tokens) // self._scheduler.page_size)
+        tracked.block_table = [0] * num_pages
+        fields = fields_of(step, tracked, start, num_tokens, num_pages)
+        step.num_tokens += num_tokens
+        if fields[1] != DECODE:
+            step.num_prefill_tokens += num_tokens
+        step.rows.append((tracked, None, start, fields))
+
+    def _waiting_reasons(self, step: UnfinishedStep, running: SglangBatch) -> dict[str, int]:
+        num_waiting, budget = step.num_waiting, step.token_budget
+        if step.preempted:
+            return {"preemption": num_waiting}
+        if step.num_running >= step.num_seats:
+            return {"seats": num_waiting}
+        # A chunk ends with a page, so up to a page of the budget may be left.
+        if budget is not None and step.num_tokens + self._scheduler.page_size > budget:
+            return {"budget": num_waiting}
+        num_without_blocks = 1 if running.batch_is_full else 0
+        reasons = {"kv_blocks": num_without_blocks, "queued": num_waiting - num_without_blocks}
+        return {reason: count for reason, count in reasons.items() if count}
+
+    def _ended_in(self, batch: SglangBatch) -> set[TrackedRequest]:
+        ended = set()
+        for req in batch.reqs:
+            if req.finished_reason is not None and (tracked := self._tracked(req)) is not None:
+                self._end(tracked, _end_of(tracked))
+                ended.add(tracked)
+        return ended
+
+
+def _source(tracked: TrackedRequest) -> SglangRequest:
+    return cast(SglangRequest, tracked.source)
+
+
+def _end_of(tracked: TrackedRequest) -> RequestEvent:
+    source = _source(tracked)
+    reason = source.req.finished_reason
+    kind = "abort" if reason is None else reason.to_json()["type"]
+    if kind == "abort":
+        return Aborted(tracked.request_id, _ABORTED)
+    return Finished(tracked.request_id, kind, source.num_output_tokens)

@@ -1,0 +1,252 @@
+"""The SGLang plugin: inert unless asked, and whatever fails in it, SGLang goes on unchanged."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stepscope.engine.adapters.attached.attachment import Attachment
+from stepscope.engine.adapters.sglang import plugin, support
+from stepscope.engine.adapters.sglang.pool_books import PoolBooks
+from stepscope.engine.protocol.config import ConfigError
+from tests.adapters.conftest import AttachSglang
+from tests.adapters.sglang_stand_in import AbortReq, Scheduler, TokenizedGenerateReqInput, turn
+from tests.support.waiting import wait_for
+
+
+class InjectedError(Exception):
+    """Raised where stepscope has no reason to expect it."""
+
+
+def fail(*args: object, **kwargs: object) -> Any:
+    raise InjectedError
+
+
+def outside(scheduler: Scheduler) -> dict[str, object]:
+    """What an attachment might change: attributes of its own, and values of settings."""
+    return {
+        "methods": [name for name, value in vars(scheduler).items() if callable(value)],
+        "cache": [name for name, value in vars(scheduler.tree_cache).items() if callable(value)],
+        "chunk": scheduler.chunked_prefill_size,
+        "parallel": dict(vars(scheduler.parallel)),
+    }
+
+
+def play(scheduler: Scheduler) -> list[dict[str, int]]:
+    """Eight requests and an abort: the batches that ran."""
+    came = [TokenizedGenerateReqInput(f"r{i}", [i] * (9 + 5 * i), 12) for i in range(8)]
+    turn([scheduler], *came)
+    turn([scheduler], AbortReq("r7"))
+    while scheduler.has_work:
+        turn([scheduler])
+    turn([scheduler])
+    return scheduler.scheduled
+
+
+PLACES: dict[str, Callable[[Attachment], tuple[object, str]]] = {
+    "commands": lambda attachment: (attachment.core.inbox, "get_nowait"),
+    "heartbeat": lambda attachment: (attachment.core.heartbeat, "publish"),
+    "arrival": lambda attachment: (attachment._engine.watcher, "queued"),
+    "schedule": lambda attachment: (attachment._engine.watcher, "scheduled"),
+    "launch": lambda attachment: (attachment._engine.watcher, "launched"),
+    "result": lambda attachment: (attachment._engine.watcher, "processed"),
+    "abort": lambda attachment: (attachment._engine.watcher, "aborted"),
+    "pool": lambda attachment: (PoolBooks, "drain"),
+    "evictions": lambda attachment: (PoolBooks, "evicted"),
+    "publish": lambda attachment: (attachment.core.sink, "publish"),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_an_error_anywhere_detaches_and_changes_nothing_for_sglang(
+    attach_sglang: AttachSglang,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    place: str,
+    overlap: bool,
+) -> None:
+    scheduler = Scheduler(overlap=overlap, num_pages=24)
+    expected = play(Scheduler(overlap=overlap, num_pages=24))
+    before = outside(scheduler)
+    attachment = attach_sglang(scheduler)
+    assert attachment is not None
+    monkeypatch.setattr(*PLACES[place](attachment), fail)
+    attachment._next_tend_ns = 0  # commands and heartbeat are due
+    assert play(scheduler) == expected
+    assert not attachment.is_attached
+    assert outside(scheduler) == before
+    assert all(req.finished() for req in scheduler.requests)
+    wait_for(
+        lambda: "stepscope" not in [thread.name for thread in threading.enumerate()],
+        "sockets and threads are closed",
+    )
+    assert not [path for path in tmp_path.iterdir() if path.is_socket()]
+    warnings = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert "stepscope has detached itself, SGLang goes on: InjectedError" in warnings[0].message
+
+
+@pytest.mark.parametrize("missing", support.NEEDED)
+def test_a_scheduler_that_lacks_something_is_left_alone_and_the_message_names_it(
+    attach_sglang: AttachSglang, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missing: str
+) -> None:
+    scheduler = Scheduler()
+    before = outside(scheduler)
+    owner = scheduler if missing in vars(scheduler) else Scheduler
+    monkeypatch.delattr(owner, missing)
+    with pytest.raises(support.UnknownSglangError, match=f"has no .*{missing}"):
+        attach_sglang(scheduler)
+    monkeypatch.undo()
+    assert outside(scheduler) == before
+    assert list(tmp_path.iterdir()) == []
+
+
+NOT_WATCHED: dict[str, Callable[[Scheduler], None]] = {
+    "separate servers": lambda s: vars(s.disaggregation_mode).update(value="decode"),
+    "pipeline": lambda s: vars(s.parallel).update(pp_size=2),
+    "multiplexed": lambda s: vars(s).update(enable_pdmux=True),
+    "MLX": lambda s: vars(s).update(enable_overlap_mlx=True),
+    "diffusion": lambda s: vars(s).update(dllm_config=object()),
+    "speculative": lambda s: vars(s.spec_algorithm).update(is_none=lambda: False),
+    "embeds": lambda s: vars(s).update(is_generation=False),
+}
+
+
+@pytest.mark.parametrize("what", NOT_WATCHED)
+def test_a_way_to_run_sglang_that_is_not_watched_is_refused_by_name(
+    attach_sglang: AttachSglang, what: str
+) -> None:
+    scheduler = Scheduler()
+    NOT_WATCHED[what](scheduler)
+    with pytest.raises(support.UnknownSglangError, match=f"does not watch .*{what}"):
+        attach_sglang(scheduler)
+
+
+def test_an_endpoint_that_is_taken_changes_nothing(attach_sglang: AttachSglang) -> None:
+    attach_sglang(Scheduler())
+    second = Scheduler()
+    before = outside(second)
+    with pytest.raises(ConfigError, match="already on"):
+        attach_sglang(second)
+    assert outside(second) == before
+
+
+# The plugin
+
+
+class HookRegistry:
+    """SGLang's own, as far as the plugin uses it."""
+
+    def __init__(self) -> None:
+        self.hooks: dict[str, Callable[..., Any]] = {}
+
+    def register(self, target: str, hook: Callable[..., Any], kind: str) -> None:
+        assert kind == "around"
+        self.hooks[target] = hook
+
+    def apply_to(self, monkeypatch: pytest.MonkeyPatch, owner: type) -> None:
+        for target, hook in self.hooks.items():
+            path, name = target.rsplit(".", 1)
+            assert path == f"sglang.srt.managers.scheduler.{owner.__name__}"
+            monkeypatch.setattr(owner, name, _around(getattr(owner, name), hook))
+
+
+def _around(original: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: hook(original, *args, **kwargs)
+
+
+@pytest.fixture
+def registry(
+    sglang: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> HookRegistry:
+    """Of a process for which an endpoint is asked."""
+    found = HookRegistry()
+    vars(sglang["sglang.srt.plugins.hook_registry"]).update(
+        HookRegistry=found, HookType=SimpleNamespace(AROUND="around")
+    )
+    monkeypatch.setenv(plugin.VARIABLE, f"ipc://{tmp_path}/sglang")
+    return found
+
+
+def test_the_plugin_attaches_for_as_long_as_the_event_loop_runs(
+    registry: HookRegistry,
+    sglang: dict[str, ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    plugin.register()
+    registry.apply_to(monkeypatch, Scheduler)
+    scheduler = Scheduler()
+    context = sglang["sglang.srt.runtime_context"]
+    context.get_parallel = lambda: scheduler.parallel  # type: ignore[attr-defined]
+    num_sockets = []
+
+    def look() -> list[Any]:
+        num_sockets.append(sum(path.is_socket() for path in tmp_path.iterdir()))
+        return []
+
+    monkeypatch.setattr(scheduler, "_poll_timeout_aborts", look)
+    scheduler.process_input_requests([TokenizedGenerateReqInput("a", [1] * 20)])
+    assert scheduler.run_event_loop() == "SGLang's own end"
+    assert scheduler.requests[0].finished()
+    assert set(num_sockets) == {2}
+    assert not [path for path in tmp_path.iterdir() if path.is_socket()]
+
+
+def test_sglang_finds_the_plugin_by_its_entry_point() -> None:
+    (found,) = entry_points(group="sglang.srt.plugins", name="stepscope")
+    assert found.load() is plugin.register
+
+
+def test_a_process_without_a_scheduler_is_not_made_to_import_one(
+    registry: HookRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "sglang.srt.managers.scheduler")
+    plugin.register()
+    assert registry.hooks == {}
+
+
+def test_no_error_leaves_the_plugin(
+    registry: HookRegistry,
+    sglang: dict[str, ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    plugin.register()
+    registry.apply_to(monkeypatch, Scheduler)
+    scheduler = Scheduler()  # SGLang's context of it is missing
+    scheduler.process_input_requests([TokenizedGenerateReqInput("a", [1] * 20)])
+    assert scheduler.run_event_loop() == "SGLang's own end"
+    monkeypatch.delattr(registry, "hooks")
+    plugin.register()
+    assert caplog.text.count("stepscope is not attached") == 2
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+
+
+def test_without_the_variable_the_plugin_imports_nothing_of_ours() -> None:
+    code = (
+        "import os, sys; os.environ.pop('STEPSCOPE_ENDPOINT', None)\n"
+        "from stepscope.engine.adapters.sglang import plugin; plugin.register()\n"
+        "print(sorted(name for name in sys.modules if name.startswith(('stepscope', 'zmq'))))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    package = "stepscope.engine.adapters.sglang"
+    assert found.stdout.strip() == str(
+        [
+            "stepscope",
+            "stepscope.engine",
+            "stepscope.engine.adapters",
+            package,
+            f"{package}.plugin",
+        ]
+    )

@@ -1,0 +1,173 @@
+"""Knobs of an attached SGLang: changed on all tensor-parallel ranks at once, and put back."""
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+
+from stepscope.engine.adapters.attached.attachment import Attachment
+from stepscope.engine.adapters.sglang.broadcast import around_change
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import CommandRefused
+from stepscope.engine.protocol.wire import KnobValue, StepRecord
+from tests.adapters.conftest import AttachSglang, published
+from tests.adapters.sglang_stand_in import (
+    SEATS,
+    Scheduler,
+    SetInternalStateReq,
+    SetInternalStateReqOutput,
+    TokenizedGenerateReqInput,
+    turn,
+)
+from tests.support.waiting import wait_for
+
+BUDGET = "max_num_batched_tokens"
+_T = TypeVar("_T")
+
+
+class Group:
+    """Two tensor-parallel ranks; the first is attached to, all understand our requests."""
+
+    def __init__(self, attach: AttachSglang, **first: Any) -> None:
+        self.ranks = [Scheduler(tp_rank=rank, tp_size=2, chunk=64) for rank in range(2)]
+        vars(self.ranks[0]).update(first)
+        for rank in self.ranks:
+            rank._handlers[SetInternalStateReq] = changes_through(rank)
+        attachment, second = [attach(rank) for rank in self.ranks]
+        assert attachment is not None
+        assert second is None
+        self.attachment: Attachment = attachment
+
+    def chunks(self) -> list[int | None]:
+        return [rank.chunked_prefill_size for rank in self.ranks]
+
+    def seats(self) -> list[int]:
+        return [getattr(rank.parallel, SEATS) for rank in self.ranks]
+
+    def during(self, ask: Callable[[ControlClient], _T]) -> _T:
+        """What a client gets as its answer while the ranks prefill one prompt after the other."""
+        answers: list[Any] = []
+        endpoint = self.attachment.core.info.control_endpoint
+
+        def work() -> None:
+            with ControlClient(endpoint) as client:
+                try:
+                    answers.append(ask(client))
+                except CommandRefused as refusal:
+                    answers.append(refusal)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        for prompt in itertools.count():
+            if not thread.is_alive():
+                break
+            is_idle = not self.ranks[0].has_work
+            came = [TokenizedGenerateReqInput(f"load-{prompt}", [prompt] * 150, 2)]
+            turn(self.ranks, *(came if is_idle else []))
+        if isinstance(answers[0], CommandRefused):
+            raise answers[0]
+        return answers[0]  # type: ignore[no-any-return]
+
+    def set(self, **changes: KnobValue) -> Any:
+        return self.during(lambda client: client.set_knobs(changes, "Ada"))
+
+
+def changes_through(rank: Scheduler) -> Callable[[Any], object]:
+    """As SGLang's dispatcher has the method after the plugin's hook."""
+    return lambda request: around_change(Scheduler.set_internal_state, rank, request)
+
+
+def test_a_new_chunk_size_reaches_every_rank_before_the_same_batch(
+    attach_sglang: AttachSglang,
+) -> None:
+    group = Group(attach_sglang)
+    answer = group.set(**{BUDGET: 16})
+    turn(group.ranks, TokenizedGenerateReqInput("last", [1] * 50))
+    while group.ranks[0].has_work:
+        turn(group.ranks)
+    assert group.chunks() == [16, 16]
+    assert group.ranks[0].scheduled == group.ranks[1].scheduled
+    steps = [m for _, m in published(group.attachment) if isinstance(m, StepRecord)]
+    budgets = {step.step: step.token_budget for step in steps if step.token_budget}
+    assert {n: 16 if n >= answer.effective_step else 64 for n in budgets} == budgets
+    assert set(budgets.values()) == {16, 64}
+    assert group.ranks[0].answers == group.ranks[1].answers == []
+
+
+def test_fewer_seats_hold_on_every_rank(attach_sglang: AttachSglang) -> None:
+    group = Group(attach_sglang)
+    group.set(max_num_seqs=2)
+    came = [TokenizedGenerateReqInput(f"r{i}", [i] * 9, 12) for i in range(6)]
+    turn(group.ranks, *came)
+    while group.ranks[0].has_work:
+        turn(group.ranks)
+    assert group.seats() == [2, 2]
+    assert max(len(batch) for batch in group.ranks[0].scheduled) == 2
+    assert group.ranks[0].scheduled == group.ranks[1].scheduled
+
+
+def test_more_than_at_the_start_is_refused(attach_sglang: AttachSglang) -> None:
+    group = Group(attach_sglang)
+    with pytest.raises(CommandRefused, match="between 4 and 64, with which SGLang was started"):
+        group.set(**{BUDGET: 65})
+    with pytest.raises(CommandRefused, match="between 1 and 8"):
+        group.set(max_num_seqs=9)
+    with pytest.raises(CommandRefused, match="policy is fixed when SGLang starts"):
+        group.set(policy="lpm")
+    turn(group.ranks)
+    assert (group.chunks(), group.seats()) == ([64, 64], [8, 8])
+
+
+def test_a_lease_that_ends_is_put_back_on_every_rank(attach_sglang: AttachSglang) -> None:
+    group = Group(attach_sglang)
+    group.during(lambda client: client.set_knobs({BUDGET: 16}, "Ada", lease_s=0.2))
+    turn(group.ranks)
+    assert group.chunks() == [16, 16]
+    wait_for(lambda: turn(group.ranks) or group.chunks() == [64, 64], "the first chunk size")
+
+
+def test_sglangs_own_changes_of_its_state_are_made_and_answered(
+    attach_sglang: AttachSglang,
+) -> None:
+    group = Group(attach_sglang)
+    turn(group.ranks, SetInternalStateReq({SEATS: 3}), SetInternalStateReq({"unknown": 1}))
+    assert group.seats() == [3, 3]
+    expected = [SetInternalStateReqOutput(True), SetInternalStateReqOutput(False)]
+    assert group.ranks[1].answers == expected
+
+
+def test_without_chunked_prefill_the_budget_is_fixed(attach_sglang: AttachSglang) -> None:
+    group = Group(attach_sglang, chunked_prefill_size=None)
+    with pytest.raises(CommandRefused, match=f"{BUDGET} is fixed .* changed: max_num_seqs"):
+        group.set(**{BUDGET: 16})
+
+
+@pytest.mark.parametrize("where", ["several nodes", "a receive interval"])
+def test_nothing_is_changed_where_a_request_might_not_reach_every_rank(
+    attach_sglang: AttachSglang, where: str
+) -> None:
+    group = Group(attach_sglang)
+    attributes = {"recv_skipper": object()} if where == "a receive interval" else {}
+    group.attachment.close()
+    first = Scheduler(tp_size=2)
+    vars(first).update(attributes)
+    first.server_args.nnodes = 2 if where == "several nodes" else 1
+    attachment = attach_sglang(first)
+    assert attachment is not None
+    assert list(attachment.core.info.knobs) == []
+
+
+def test_an_error_puts_the_values_of_every_rank_back(
+    attach_sglang: AttachSglang, caplog: pytest.LogCaptureFixture
+) -> None:
+    group = Group(attach_sglang)
+    group.set(**{BUDGET: 16}, max_num_seqs=2)
+    turn(group.ranks)
+    assert (group.chunks(), group.seats()) == ([16, 16], [2, 2])
+    group.attachment.fail(RuntimeError("injected"))
+    turn(group.ranks)
+    assert (group.chunks(), group.seats()) == ([64, 64], [8, 8])
+    assert "_poll_timeout_aborts" not in vars(group.ranks[0])
+    assert caplog.text.count("stepscope has detached itself, SGLang goes on") == 1

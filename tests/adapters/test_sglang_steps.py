@@ -1,0 +1,237 @@
+"""What is published of an attached SGLang, held to what its scheduler did."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import (
+    Aborted,
+    Admitted,
+    Arrived,
+    EngineInfo,
+    Finished,
+    FirstToken,
+    Phase,
+    Preempted,
+    Snapshot,
+    StepRecord,
+)
+from stepscope.recordings.check.verify import verify
+from stepscope.recordings.state.session import SessionState
+from tests.adapters.conftest import AttachSglang, published
+from tests.adapters.sglang_pool import PAGE
+from tests.adapters.sglang_stand_in import (
+    SECRET_TOKEN,
+    AbortReq,
+    Scheduler,
+    TokenizedGenerateReqInput,
+    turn,
+)
+from tests.support.seek_sessions import record
+
+LOOPS: dict[str, dict[str, bool]] = {
+    "normal": {},
+    "overlap": {"overlap": True},
+    "mixed": {"mixed": True},
+    "overlap, mixed": {"overlap": True, "mixed": True},
+}
+NUM_PAGES = 20  # so few that requests are retracted
+SHARED = [7] * 8  # two pages of every prompt
+
+
+class Run:
+    """Twelve requests with a shared prefix in a small KV pool; three of them are aborted.
+
+    Attributes:
+        aborted_when: by id, what the request did when the abort came.
+    """
+
+    def __init__(self, attach: AttachSglang, loop: str) -> None:
+        self.scheduler = Scheduler(num_pages=NUM_PAGES, **LOOPS[loop])  # type: ignore[arg-type]
+        attachment = attach(self.scheduler)
+        assert attachment is not None
+        came = [
+            TokenizedGenerateReqInput(
+                f"r{i}", SHARED + [i] * (5 + i * 7 % 30), 6 + i % 9, 3 if i % 5 == 0 else None
+            )
+            for i in range(12)
+        ]
+        self.aborted_when: dict[str, str] = {}
+        while came or self.scheduler.has_work:
+            turn([self.scheduler], *came[:1], *self._aborts())
+            del came[:1]
+            assert attachment.is_attached
+        attachment.close()
+        self.messages = published(attachment)
+        self.steps = [m for _, m in self.messages if isinstance(m, StepRecord)]
+        self.names = {each.request_id: each.client_id for each in self.events(Arrived)}
+
+    def _aborts(self) -> list[AbortReq]:
+        """At most one a turn, of the first request that is seen in a state without an abort yet."""
+        scheduler = self.scheduler
+        states = {
+            "in a chunk": [scheduler.chunked_req],
+            "waiting": scheduler.waiting_queue[1:],
+            "running": scheduler.running_batch.reqs,
+        }
+        for state, reqs in states.items():
+            if len(scheduler.requests) > 4 and state not in self.aborted_when.values():
+                for req in reqs:
+                    if req is not None and not req.finished() and req.rid not in self.aborted_when:
+                        self.aborted_when[req.rid] = state
+                        return [AbortReq(req.rid)]
+        return []
+
+    def events(self, kind: type[Any]) -> list[Any]:
+        return [
+            event
+            for _, message in self.messages
+            for event in getattr(message, "events", ())
+            if isinstance(event, kind)
+        ]
+
+
+@pytest.fixture(params=LOOPS)
+def run(attach_sglang: AttachSglang, request: pytest.FixtureRequest) -> Run:
+    return Run(attach_sglang, request.param)
+
+
+def test_every_token_of_a_batch_is_in_a_row_or_counted_as_wasted(run: Run) -> None:
+    assert [step.step for step in run.steps] == list(range(len(run.scheduler.scheduled)))
+    for step, tokens in zip(run.steps, run.scheduler.scheduled, strict=True):
+        rows = {run.names[row.request_id]: row.num_tokens for row in step.batch or ()}
+        assert sum(rows.values()) == step.num_prefill_tokens + step.num_decode_tokens
+        assert sum(rows.values()) + (step.num_wasted_tokens or 0) == sum(tokens.values())
+        assert rows.items() <= tokens.items()
+        if step.num_prefill_tokens:
+            assert sum(rows.values()) <= step.token_budget == 16
+
+
+def test_every_request_ends_as_it_ended_in_sglang(run: Run) -> None:
+    reasons = {req.rid: req.finished_reason for req in run.scheduler.requests}
+    finished = {run.names[each.request_id]: each for each in run.events(Finished)}
+    aborted = {run.names[each.request_id] for each in run.events(Aborted)}
+    assert {rid for rid, reason in reasons.items() if reason and reason.type == "abort"} == aborted
+    assert aborted == run.aborted_when.keys()
+    assert len(aborted) == 3
+    assert {rid: each.reason for rid, each in finished.items()} == {
+        rid: reason.type for rid, reason in reasons.items() if reason and rid not in aborted
+    }
+    assert {each.reason for each in finished.values()} == {"stop", "length"}
+    for req in run.scheduler.requests:
+        if req.rid in finished:
+            assert finished[req.rid].num_output_tokens == len(req.output_ids)
+    assert len(run.events(Finished)) + len(run.events(Aborted)) == len(run.names) == 12
+
+
+def test_tokens_of_a_request_are_its_prompt_and_output_less_its_prefix_hit(run: Run) -> None:
+    prompts = {each.request_id: each.num_prompt_tokens for each in run.events(Arrived)}
+    hits = {each.request_id: each.num_cached_tokens for each in run.events(Admitted)}
+    preempted = {each.request_id for each in run.events(Preempted)}
+    computed: Counter[int] = Counter()
+    for step in run.steps:
+        for row in step.batch or ():
+            computed[row.request_id] += row.num_tokens
+    whole = [each for each in run.events(Finished) if each.request_id not in preempted]
+    assert whole
+    for each in whole:
+        name = each.request_id
+        assert computed[name] == prompts[name] + each.num_output_tokens - 1 - hits[name]
+    firsts = Counter(each.request_id for each in run.events(FirstToken))
+    assert set(firsts.values()) == {1}
+    assert firsts.keys() >= {each.request_id for each in run.events(Finished)}
+
+
+def test_retractions_are_those_of_sglang_and_are_computed_again(run: Run) -> None:
+    preempted = [run.names[each.request_id] for each in run.events(Preempted)]
+    assert Counter(preempted) == Counter(run.scheduler.retracted)
+    assert {each.reason for each in run.events(Preempted)} == {"out of KV blocks"}
+    assert preempted
+    recomputed = {
+        run.names[row.request_id]
+        for step in run.steps
+        for row in step.batch or ()
+        if row.phase == Phase.RECOMPUTE
+    }
+    ended = {run.names[each.request_id] for each in run.events(Aborted)}
+    assert set(preempted) - ended <= recomputed <= set(preempted)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_pause_that_retracts_every_request_loses_none(
+    attach_sglang: AttachSglang, loop: str
+) -> None:
+    scheduler = Scheduler(**LOOPS[loop])  # type: ignore[arg-type]
+    attachment = attach_sglang(scheduler)
+    assert attachment is not None
+    turn([scheduler], *[TokenizedGenerateReqInput(f"r{i}", [i] * 9, 12) for i in range(6)])
+    for _ in range(4):
+        turn([scheduler])
+    scheduler.pause_generation()
+    num_waiting = len(scheduler.waiting_queue)
+    while scheduler.has_work:
+        turn([scheduler])
+    assert attachment.is_attached
+    attachment.close()
+    events = [event for _, m in published(attachment) for event in getattr(m, "events", ())]
+    preempted = [event for event in events if isinstance(event, Preempted)]
+    assert len(preempted) == num_waiting > 1
+    assert {event.reason for event in preempted} == {"for a request of higher priority, or a pause"}
+    assert sum(isinstance(event, Finished) for event in events) == 6
+
+
+def test_hits_in_the_radix_cache_are_those_of_sglang(run: Run) -> None:
+    hits: dict[str, int] = {}
+    for each in run.events(Admitted):
+        hits.setdefault(run.names[each.request_id], each.num_cached_tokens)
+    in_a_chunk = {rid for rid, state in run.aborted_when.items() if state == "in a chunk"}
+    expected = run.scheduler.hits
+    # With overlap its only chunk was wasted, so it was never admitted.
+    assert {rid: expected[rid] for rid in expected.keys() - in_a_chunk} == {
+        rid: hits[rid] for rid in hits.keys() - in_a_chunk
+    }
+    assert sum(hits.values()) > 4 * PAGE
+    assert sum(step.kv.hit_tokens for step in run.steps if step.kv) == sum(hits.values())
+
+
+def test_pages_in_use_and_evicted_ones_are_those_of_sglang_after_every_step(run: Run) -> None:
+    num_evicted = 0
+    for step, (used, evicted) in zip(run.steps, run.scheduler.num_used, strict=True):
+        assert step.kv is not None
+        assert step.kv.used == used
+        assert step.kv.used + step.kv.cached + step.kv.empty == NUM_PAGES
+        num_evicted += step.kv.evicted
+        assert num_evicted == evicted
+    assert num_evicted > 0
+
+
+def test_a_recording_verifies_and_shows_counts_but_no_map(run: Run, tmp_path: Path) -> None:
+    report = verify(record(tmp_path / "run.mcap", run.messages), lambda share: None)
+    assert {check.name: check.problems for check in report.checks if check.problems} == {}
+    session = SessionState()
+    for _, message in run.messages:
+        session.apply(message)
+        if isinstance(message, EngineInfo):
+            assert (message.engine, message.num_blocks, message.block_size) == ("sglang", None, 4)
+        if isinstance(message, Snapshot):
+            assert message.kv is not None
+            assert message.blocks is None
+    assert session.blocks is None
+
+
+def test_with_overlap_a_batch_in_flight_wastes_the_rows_of_a_request_that_has_ended(
+    attach_sglang: AttachSglang,
+) -> None:
+    overlapped = Run(attach_sglang, "overlap")
+    assert sum(step.num_wasted_tokens or 0 for step in overlapped.steps) > 0
+    assert any(step.hidden_ns is not None for step in overlapped.steps)
+
+
+def test_no_token_leaves_sglang(attach_sglang: AttachSglang) -> None:
+    run = Run(attach_sglang, "normal")
+    needle = msgspec.msgpack.encode(SECRET_TOKEN)[1:]
+    assert not [m for _, m in run.messages if needle in wire.encode(m)]
