@@ -100,9 +100,14 @@ def run_once(
     given = msgspec.structs.replace(setup, knobs=setup.knobs.changed(changes, setup.limits))
     model = MachineStepTimes(setup.model, basis.speed, seed)
     figures = Figures(levels)
-    later = [
-        TimedKnobs(each.time_ns, each.knobs.changed(changes, setup.limits))
-        for each in basis.work.changes
-    ]
-    run_cluster([Replica(given.scheduler(), model, figures)], basis.work.requests, changes=later)
+    replica = Replica(given.scheduler(), model, figures)
+    run_cluster([replica], basis.work.requests, changes=later_knobs(basis, changes))
     return figures, model
+
+
+def later_knobs(basis: WhatIfBasis, changes: Mapping[str, KnobValue]) -> list[TimedKnobs]:
+    """What was changed while it was recorded, but for the knobs in question."""
+    limits = basis.setup.limits
+    return [
+        TimedKnobs(each.time_ns, each.knobs.changed(changes, limits)) for each in basis.work.changes
+    ]

@@ -1,18 +1,58 @@
 """`RecordingSink`: the messages of a simulated engine, into a recording."""
 
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import msgspec
+
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.wire import Snapshot, Telemetry
+from stepscope.engine.protocol.wire import KnobValue, Snapshot, Telemetry
+from stepscope.engine.simulation.virtual.cluster import run_cluster
+from stepscope.engine.simulation.virtual.session import SimulatedSession
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.service_levels import Levels
 from stepscope.recordings.file.writing.writer import RecordingWriter
+from stepscope.recordings.simulation.basis import WhatIfBasis
+from stepscope.recordings.simulation.machine_speed import MachineStepTimes
+from stepscope.recordings.simulation.what_if import later_knobs
 
 _MAX_QUEUE_BYTES = 16 * 1024 * 1024  # unlike a real engine, this one can wait for the disk
 _WAIT_S = 0.01
+
+
+def write_what_if(
+    basis: WhatIfBasis,
+    text: str,
+    changes: Mapping[str, KnobValue],
+    levels: Levels,
+    path: Path,
+    on_request: Callable[[int], bool] = lambda number: False,
+) -> None:
+    """One simulated session under other knobs, as an ordinary recording.
+
+    Args:
+        text: the changes in words.
+        on_request: called with the number of each request; True ends the session there.
+
+    Raises:
+        ConfigError: knobs that do not go together.
+        RecordingError: the file cannot be written.
+    """
+    setup = basis.setup
+    given = msgspec.structs.replace(
+        setup,
+        model=MachineStepTimes(setup.model, basis.speed, seed=0),
+        knobs=setup.knobs.changed(changes, setup.limits),
+        simulated=f"{setup.simulated}, what if {text}",
+    )
+    with RecordingSink(path, levels) as sink:
+        session = SimulatedSession(given, 0, sink)
+        sink.begin(session.snapshot())
+        later = later_knobs(basis, changes)
+        run_cluster([session], basis.work.requests, changes=later, on_request=on_request)
 
 
 class RecordingSink:

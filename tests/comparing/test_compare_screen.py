@@ -1,6 +1,7 @@
 """The compare screen: what it says of two runs, one cursor through both, and the way into each."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
+from stepscope.engine.protocol import wire
+from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings import samples
 from stepscope.recordings.compare.figures import Figure
 from stepscope.recordings.compare.load import Load
@@ -19,7 +22,9 @@ from stepscope.recordings.history.source import add_mark
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
+from stepscope.tui.session.compare.what_if_side import WhatIfSide
 from stepscope.tui.views.frame.compare_choices import file_origin, session_origin
+from stepscope.tui.views.frame.compare_origin import Origin
 from stepscope.tui.views.frame.compare_picture import ComparePage
 from stepscope.tui.views.frame.compare_sides import sizes
 from stepscope.tui.views.frame.compare_text import change, outcome, unclear, verdict
@@ -252,7 +257,7 @@ async def test_the_chooser_offers_the_sessions_past_and_recordings(
         assert choices is not None
         kinds = [choice.kind for choice in choices]
         shipped = ["sample"] * len(samples.SHOWS)
-        assert kinds == ["knobs", "mark", "recording", "recording", *shipped, "file"]
+        assert kinds == ["knobs", "mark", "recording", "recording", *shipped, "what if", "file"]
         names = [choice.name for choice in choices]
         assert names[:2] == ["max_num_batched_tokens=512", "before lunch"]
         assert "mine.mcap" in screen_text(app)
@@ -294,6 +299,49 @@ async def test_the_chooser_offers_the_sessions_past_and_recordings(
         assert app.main.view.page == "step"
         assert app.main.view.cursor == 0
     app.close()
+
+
+async def test_a_session_is_compared_with_itself_under_other_knobs() -> None:
+    async with samples_compared() as (app, pilot):
+        desk = app.main.session.compare
+        desk.choose(app.main.session.source)
+        app.main.draw()
+        desk.take_row([each.kind for each in page_of(app).choices or []].index("what if"))
+        await pilot.press("enter", *"max_num_batched_tokens=256,batching=", "enter")
+        assert "give a value: batching=..." in screen_text(app)
+        await pilot.press(*["backspace"] * len("batching="))
+        await pilot.press(*"enable_chunked_prefill=true", "enter")
+        await read_all(app, pilot)
+        assert "A freeze  B what if max_num_batched_toke" in screen_text(app)
+        comparer = desk.comparer
+        assert comparer is not None
+        assert comparer.sides is not None
+        whole, chunked = (side.waits["itl"].max_ns or 0 for side in comparer.sides)
+        assert chunked < whole / 3  # as in the sample that was recorded with chunks
+        await pilot.press("s", "enter")  # the other side, at a step
+        assert "simulated" in screen_text(app)
+
+
+def test_knobs_that_do_not_go_together_end_the_simulation_with_a_note() -> None:
+    session = Origin("freeze", SLO(), path=SAMPLES / "freeze.mcap")
+    feed = WhatIfSide(session, "max_num_batched_tokens=64").origin.feed()
+    assert feed.note == "simulating what if max_num_batched_tokens=64"
+    while not feed.is_done:
+        assert not feed.read(time.monotonic() + 0.1)
+    assert "enable_chunked_prefill=false" in (feed.note or "")  # whole prompts do not fit
+    feed.close()
+
+
+def test_a_session_in_memory_is_simulated_with_other_knobs() -> None:
+    history = History()
+    for sequence, message in simulate(3, 600):
+        history.append(sequence, wire.encode(message))
+    feed = WhatIfSide(Origin("engine-0", SLO(), history=history), "max_num_seqs=2").origin.feed()
+    while not feed.is_done:
+        feed.read(time.monotonic() + 0.1)
+    assert feed.side is not None
+    assert feed.side.knob_values["max_num_seqs"] == [2]
+    feed.close()
 
 
 async def test_escape_stops_reading_and_keeps_what_was_read(

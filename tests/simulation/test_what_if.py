@@ -93,6 +93,16 @@ def test_a_sweep_is_a_row_for_each_value_and_a_figure(run: Run, tmp_path: Path) 
     assert "<!-- recorded -->" in drawn
 
 
+def test_a_variant_is_written_as_a_recording_to_compare_with(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "chunked.mcap"
+    variant = "enable_chunked_prefill=true,max_num_batched_tokens=256"
+    assert f"wrote {path}" in run("what-if", "freeze", variant, "-o", str(path))
+    with Recording(path) as recording:
+        assert variant in str(recording.info.simulated)
+    assert "B better" in run("compare", "freeze", str(path))
+    assert "of one variant" in run("what-if", "freeze", variant, "order=arrival", "-o", str(path))
+
+
 def test_a_report_says_that_the_machine_was_disturbed() -> None:
     with Recording(samples.shipped()["chunked"]) as recording:
         basis = basis_of(recording, [SLO()])

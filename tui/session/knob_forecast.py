@@ -1,7 +1,5 @@
 """`KnobForecast`: what another value of a knob would have made of the steps in memory."""
 
-import subprocess
-import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -12,6 +10,7 @@ from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.knob_text import typed_text
+from stepscope.tui.session.what_if_process import WhatIfProcess
 
 _SHOWN = (("TTFT p99", "ttft_p99_ms"), ("ITL p99", "itl_p99_ms"))
 _MAX_STEPS = 10_000  # the newest ones: more would take minutes
@@ -96,24 +95,12 @@ class _Question(threading.Thread):
             raise _Dropped
 
     def _simulated(self, path: Path) -> str:
-        command = [sys.executable, "-m", "stepscope.tui.cli", "what-if", str(path), self._change]
-        process = subprocess.Popen(
-            [*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        with process:
-            try:
-                while True:
-                    try:
-                        out, wrong = process.communicate(timeout=_WAIT_S)
-                        break
-                    except subprocess.TimeoutExpired:
-                        self._look()
-            except BaseException:
-                process.kill()
-                raise
-        if process.returncode:
-            last = wrong.strip().rpartition("\n")[2]
-            return last.removeprefix("stepscope: error: ").removeprefix(f"{path}: ")
+        process = WhatIfProcess(path, self._change, "--json")
+        try:
+            while (out := process.wait(_WAIT_S)) is None:
+                self._look()
+        finally:
+            process.end()
         return _in_words(msgspec.json.decode(out, type=_Answer))
 
 

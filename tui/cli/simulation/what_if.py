@@ -9,12 +9,15 @@ from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.export.output import MissingPackage, writing
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.file.service_levels import levels_in
+from stepscope.recordings.file.service_levels import levels_in, levels_of
 from stepscope.recordings.plot.frontier import frontier_figure
-from stepscope.recordings.simulation.basis import basis_of
+from stepscope.recordings.simulation.basis import WhatIfBasis, basis_of
 from stepscope.recordings.simulation.what_if import WhatIf, what_if
+from stepscope.recordings.simulation.writing import write_what_if
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import level_of
+from stepscope.tui.cli.shared.output_path import output_path
 from stepscope.tui.cli.shared.picture_path import picture_path
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.recording_path import find_recording
@@ -44,13 +47,22 @@ def run(
     """
     path = find_recording(file)
     variants = _variants(assignments, sweep)
-    if output is not None and sweep is None:
+    session = picture = None
+    if output is not None and output.endswith(".mcap"):
+        if sweep is not None or len(variants) != 1:
+            raise WrongUsage("--output: a recording is of one variant; give one KNOB=VALUE,...")
+        session = output_path(output)
+    elif output is not None and sweep is None:
         raise WrongUsage("--output: a figure shows a sweep; give --sweep KNOB=FIRST..LAST")
-    picture = None if output is None else picture_path(output, (".svg", ".png", ".pdf"))
+    elif output is not None:
+        picture = picture_path(output, (".svg", ".png", ".pdf"))
     stop = StopSignals(signal.SIGINT, signal.SIGTERM)
     with stop, Progress() as progress, Recording(path) as recording:
         levels = levels_of_options(slos) or [level_of({}, levels_in(recording.metadata))]
         basis = basis_of(recording, levels, lambda share: progress("reading", share))
+        if session is not None:
+            _write(session, basis, variants[0], levels[0], progress, stop)
+            return
 
         def on_run(share: float) -> bool:
             progress("simulating", share)
@@ -65,6 +77,26 @@ def run(
         say(*report(found, basis, levels))
     if picture is not None and sweep is not None:
         _draw(picture, found, sweep.partition("=")[0], path.stem)
+
+
+def _write(
+    path: Path,
+    basis: WhatIfBasis,
+    variant: Variant,
+    level: SLO,
+    progress: Progress,
+    stop: StopSignals,
+) -> None:
+    num_requests = len(basis.work.requests)
+
+    def on_request(number: int) -> bool:
+        progress("simulating", number / num_requests)
+        return bool(stop)
+
+    write_what_if(basis, *variant, levels_of(level), path, on_request)
+    if stop:
+        raise Interrupted(f"interrupted; {path} holds the session up to there")
+    print(f"stepscope: wrote {path}", file=sys.stderr)
 
 
 def _draw(picture: Path, found: WhatIf, knob: str, name: str) -> None:

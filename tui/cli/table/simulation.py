@@ -137,6 +137,7 @@ def simulate(
         "stepscope what-if session.mcap max_num_batched_tokens=1024",
         "stepscope what-if session.mcap max_num_seqs=8 batching=static,order=arrival",
         "stepscope what-if s.mcap --sweep max_num_batched_tokens=64..8192 -o s.svg",
+        "stepscope what-if s.mcap max_num_seqs=8 -o 8.mcap",
     ),
 )
 def what_if(
@@ -168,7 +169,8 @@ def what_if(
             "--output",
             "-o",
             metavar="FILE",
-            help="with --sweep: also draw TTFT against ITL (.svg, .png or .pdf)",
+            help="of one variant: a simulated session as a recording, and nothing else (.mcap); of "
+            "--sweep: also TTFT against ITL (.svg, .png or .pdf)",
         ),
     ] = None,
     as_json: AsJson = False,

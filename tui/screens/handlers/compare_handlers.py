@@ -4,14 +4,16 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from stepscope.engine.protocol.config import Knobs
 from stepscope.recordings.compare.side.points import PREEMPTED
 from stepscope.recordings.errors import RecordingError
 from stepscope.tui.screens.handlers.stage import Stage
 from stepscope.tui.screens.overlays.prompt import Prompt
 from stepscope.tui.session.compare.desk import EVENTS
+from stepscope.tui.session.compare.what_if_side import WhatIfSide
 from stepscope.tui.session.session import Session
 from stepscope.tui.settings.page_names import Page
-from stepscope.tui.views.frame.compare_choices import file_origin, session_origin
+from stepscope.tui.views.frame.compare_choices import WHAT_IF, file_origin, session_origin
 from stepscope.tui.views.frame.compare_origin import Origin
 from stepscope.tui.views.notices import Notices
 from stepscope.tui.views.view import View
@@ -122,6 +124,9 @@ class CompareHandlers:
         if choice.origins is not None:
             self.begin(*choice.origins)
             return
+        if choice.kind == WHAT_IF:
+            self._ask_what_if()
+            return
 
         def use(text: str | None) -> None:
             if text is not None and text.strip():
@@ -132,6 +137,16 @@ class CompareHandlers:
         question = "compare with this recording:"
         self._stage.open_overlay(Prompt(self._stage.skin, question, check=_no_such_file), use)
 
+    def _ask_what_if(self) -> None:
+        def use(text: str | None) -> None:
+            if text is not None and text.strip():
+                session = session_origin(self._session.source)
+                self.begin(session, WhatIfSide(session, text.strip()).origin)
+                self._stage.draw()
+
+        question = "what if (KNOB=VALUE, more with commas):"
+        self._stage.open_overlay(Prompt(self._stage.skin, question, check=_no_such_knobs), use)
+
     def begin(self, a: Origin, b: Origin) -> None:
         """Compare these two; what is wrong with one of them is said."""
         with _errors_said(self._notices):
@@ -141,6 +156,16 @@ class CompareHandlers:
 def _no_such_file(text: str) -> str | None:
     path = Path(text.strip()).expanduser()
     return None if not text.strip() or path.is_file() else f"there is no file {path}"
+
+
+def _no_such_knobs(text: str) -> str | None:
+    for part in text.strip().split(",") if text.strip() else []:
+        name, equals, value = part.partition("=")
+        if name not in Knobs.__struct_fields__:
+            return f"no knob is called {name!r}"
+        if not equals or not value:
+            return f"give a value: {name}=..."
+    return None
 
 
 class _errors_said:  # noqa: N801 - reads as what it does

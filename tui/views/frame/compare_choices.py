@@ -20,8 +20,11 @@ from stepscope.tui.views.frame.compare_origin import Origin
 MAX_SPLITS, MAX_FILES = 8, 12
 
 
+WHAT_IF = "what if"
+
+
 class CompareChoice(NamedTuple):
-    """A row to choose from; without origins it asks for the name of a file."""
+    """A row to choose from; without origins it asks for knobs, or for the name of a file."""
 
     kind: str
     name: str
@@ -55,7 +58,11 @@ def choices(
     for path in [path for path in shipped if path != own]:
         both = session, file_origin(path, session)
         found.append(CompareChoice("sample", path.stem, "shipped with stepscope", both))
-    return [*found, CompareChoice("file", "another file …", "type its name", None)]
+    return [
+        *found,
+        CompareChoice(WHAT_IF, "other knobs …", "this session, simulated with them", None),
+        CompareChoice("file", "another file …", "type its name", None),
+    ]
 
 
 def session_origin(source: Source) -> Origin:

@@ -1,5 +1,6 @@
 """`Origin`: where one side of a comparison comes from, so that it can be read, and opened."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ class Origin(NamedTuple):
     history: History | None = None
     stretch: Stretch = Stretch()
     is_shown: bool = False
+    make_feed: Callable[[], Feed] | None = None  # for what must be made before it can be read
 
     def feed(self) -> Feed:
         """A reader of it, from its beginning.
@@ -29,6 +31,8 @@ class Origin(NamedTuple):
         Raises:
             RecordingError: it cannot be read.
         """
+        if self.make_feed is not None:
+            return self.make_feed()
         if self.history is not None:
             return HistoryFeed(self.history, self.name, self.slo, self.stretch)
         from stepscope.recordings.compare.side.recording_feed import RecordingFeed
