@@ -1,9 +1,9 @@
 """Tables of a session: of steps, of the rows of their batches, and of requests."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from stepscope.engine.protocol.wire import Phase, RequestView, RowFlag, StepRecord
+from stepscope.engine.protocol.wire import DraftRow, Phase, RequestView, RowFlag, StepRecord
 from stepscope.recordings.export.moments import Moment
 from stepscope.recordings.state.outcome import Outcome
 
@@ -19,6 +19,8 @@ class ExportColumn(NamedTuple):
     kind: Literal["int", "float", "bool", "text"] = "int"
 
 
+# Of n-gram speculation; None where nothing was guessed.
+_DRAFTS = (ExportColumn("num_drafted_tokens"), ExportColumn("num_accepted_tokens"))
 STEP_COLUMNS = (
     ExportColumn("step"),
     ExportColumn("wall_ns"),
@@ -45,6 +47,7 @@ STEP_COLUMNS = (
     ExportColumn("hidden_ns"),
     ExportColumn("num_wasted_tokens"),
     ExportColumn("token_limit"),
+    *_DRAFTS,
 )
 ROW_COLUMNS = (
     ExportColumn("step"),
@@ -58,6 +61,7 @@ ROW_COLUMNS = (
     ExportColumn("last_chunk", "bool"),
     ExportColumn("first_token", "bool"),
     ExportColumn("resumed", "bool"),
+    *_DRAFTS,
 )
 REQUEST_COLUMNS = (
     ExportColumn("request_id"),
@@ -137,11 +141,20 @@ def _step(record: StepRecord, outcome: Outcome, moment: Moment) -> tuple[Any, ..
         record.hidden_ns,
         record.num_wasted_tokens,
         record.token_limit,
+        *_sums(record.drafts),
     )
 
 
+def _sums(drafts: Sequence[DraftRow] | None) -> tuple[int | None, int | None]:
+    if not drafts:
+        return None, None
+    return sum(each.num_drafted for each in drafts), sum(each.num_accepted for each in drafts)
+
+
 def _rows(record: StepRecord) -> Iterator[tuple[Any, ...]]:
+    drafts = {each.request_id: each for each in record.drafts or ()}
     for row in record.batch or ():
+        draft = drafts.get(row.request_id)
         yield (
             record.step,
             record.tokens_ns,
@@ -154,6 +167,7 @@ def _rows(record: StepRecord) -> Iterator[tuple[Any, ...]]:
             bool(row.flags & RowFlag.LAST_CHUNK),
             bool(row.flags & RowFlag.FIRST_TOKEN),
             bool(row.flags & RowFlag.RESUMED),
+            *_sums(None if draft is None else [draft]),
         )
 
 

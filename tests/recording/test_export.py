@@ -22,6 +22,7 @@ from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import (
     Admitted,
     Arrived,
+    DraftRow,
     EngineStatus,
     Finished,
     KnobsChanged,
@@ -123,6 +124,26 @@ def test_export_has_overlap_and_memory_where_the_engine_publishes_them(
     for row in pyarrow.parquet.read_table(tmp_path / "steps").to_pylist():
         found = row["hidden_ns"], row["num_wasted_tokens"], row["token_limit"]
         assert found == ((20, 1, 512) if row["step"] % 2 else (None, None, None))
+
+
+def test_steps_and_rows_have_the_tokens_that_were_guessed_and_accepted(tmp_path: Path) -> None:
+    drafts: dict[int, list[DraftRow]] = {}
+    guessed = []
+    for sequence, message in MESSAGES[:200]:
+        if isinstance(message, StepRecord) and message.batch and message.step % 2:
+            drafts[message.step] = [DraftRow(row.request_id, 5, 2) for row in message.batch[:2]]
+            message = msgspec.structs.replace(message, drafts=drafts[message.step])
+        guessed.append((sequence, message))
+    names = ("num_drafted_tokens", "num_accepted_tokens")
+    with Recording(record(tmp_path / "guessed.mcap", guessed)) as recording:
+        for table in ("steps", "rows"):
+            export(recording, tmp_path / table, "parquet", StepRange(None, None), table, print)
+    for row in pyarrow.parquet.read_table(tmp_path / "steps").to_pylist():
+        count = len(drafts.get(row["step"], ()))
+        assert [row[name] for name in names] == ([5 * count, 2 * count] if count else [None] * 2)
+    for row in pyarrow.parquet.read_table(tmp_path / "rows").to_pylist():
+        has_draft = row["request_id"] in {each.request_id for each in drafts.get(row["step"], ())}
+        assert [row[name] for name in names] == ([5, 2] if has_draft else [None, None])
 
 
 def test_the_rows_of_all_batches_are_a_table_too(exported: Callable[..., Path]) -> None:

@@ -19,6 +19,8 @@ from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import InFlight, ScheduledRow, ScheduledStep, StepResult
 from stepscope.engine.simulation.simulated import simulated_info
+from stepscope.engine.text.stop_strings import StopText
+from stepscope.engine.text.tokenizer import TextStream
 from stepscope.recordings.state.session import SessionState
 
 MAX_MODEL_LEN = 128
@@ -135,10 +137,14 @@ class Engine:
         )
         self.core.publish_heartbeat(idle=True)
 
-    def submit(self, prompt: list[int], sampling: SamplingParams) -> Client:
+    def submit(self, prompt: list[int], sampling: SamplingParams, *, stream: bool = True) -> Client:
         client = Client()
-        submit = Submit(client_id="c", prompt_token_ids=prompt, sampling=sampling)
-        self.core.inbox.put(Call(submit, client, prompt))
+        submit = Submit(client_id="c", prompt_token_ids=prompt, sampling=sampling, stream=stream)
+        stop_text = None
+        if sampling.stop:
+            stream = TextStream(lambda token_ids: "".join(map(str, token_ids)))
+            stop_text = StopText(stream, sampling.stop, sampling.include_stop)
+        self.core.inbox.put(Call(submit, client, prompt, stop_text))
         return client
 
     def run(self) -> None:
@@ -253,6 +259,40 @@ def test_a_burst_ends_with_the_token_that_ends_the_request() -> None:
     assert client.token_ids[-1] == EOS
     assert client.token_ids.count(EOS) == 1
     assert client.outputs[-1].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("include_stop", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_anywhere_in_a_burst_ends_the_request_where_it_would_without(
+    stream: bool, include_stop: bool
+) -> None:
+    prompt = [1, 2, 3, 4, 5] * 3
+
+    def run(speculative: str, stop: str) -> tuple[list[int], str, Output, int]:
+        engine = Engine(speculative=speculative)
+        sampling = SamplingParams(
+            max_tokens=40, ignore_eos=True, stop=(stop,), include_stop=include_stop
+        )
+        client = engine.submit(prompt, sampling, stream=stream)
+        engine.run()
+        assert engine.kv.num_held == 0
+        text = "".join(output.text or "" for output in client.outputs)
+        kept = sum(d.num_accepted for record in engine.sink.records for d in record.drafts or ())
+        return client.token_ids, text, client.outputs[-1], kept
+
+    whole, _, _, _ = run("off", "x")
+    digits = "".join(map(str, whole))
+    num_accepted = 0
+    for length in (1, 2, 3):
+        for stop in {digits[at : at + length] for at in range(len(digits) - length)}:
+            token_ids, text, last, _ = run("off", stop)
+            found = run("ngram", stop)
+            assert found[:2] == (token_ids, text)
+            for name in ("finish_reason", "stop", "num_output_tokens"):
+                assert getattr(found[2], name) == getattr(last, name)
+            assert text == digits[: digits.index(stop) + len(stop) * include_stop]
+            num_accepted += found[3]
+    assert num_accepted > 100
 
 
 def test_an_abort_gives_back_the_blocks_of_drafts() -> None:
