@@ -24,9 +24,9 @@ test-clients: $(INSTALLED)
 test-vllm: $(INSTALLED)
 	$(BIN)/python -m tests.attached.run_vllm $(ARGS)
 
-# The names that the SGLang adapter uses, looked up in a wheel of SGLang (40 MB, unless ARGS is one).
+# SGLang's own scheduler under load, on a CPU; SGLANG_ENVIRONMENT: where it is installed.
 test-sglang: $(INSTALLED)
-	$(BIN)/python -m tests.attached.check_sglang $(ARGS)
+	$(BIN)/python -m tests.attached.run_sglang
 
 lint: $(INSTALLED) types
 	$(BIN)/ruff check .

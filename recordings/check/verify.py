@@ -209,13 +209,19 @@ class _Session:
         elif isinstance(message, EngineStatus):
             self._take_changes(message, f"after step {message.step:,}", message.step < 0)
         elif isinstance(message, Snapshot):
+            self._take_info(message.info)
             self._take_keyframe(frame, message)
         elif isinstance(message, EngineInfo):
-            self._has_map = message.num_blocks is not None
+            self._take_info(message)
 
     def end(self) -> None:
         """Finish after the last message."""
         self._end_gap(None)
+
+    def _take_info(self, info: EngineInfo) -> None:
+        self._has_map = info.num_blocks is not None
+        if not self._has_map:
+            self._ledger.close()
 
     def _check_privacy(self, frame: MessageFrame, message: Telemetry) -> None:
         check = self._report.privacy

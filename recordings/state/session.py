@@ -206,6 +206,8 @@ class SessionState:
         if self.info is not None and self.info.engine_id != info.engine_id:
             self._become(SessionState())
         self.info = info
+        if info.num_blocks is None:
+            self.blocks = None
 
     def _apply_status(self, status: EngineStatus) -> None:
         # An attached engine sends statuses during a step, too.

@@ -14,7 +14,8 @@ from stepscope.engine.adapters.vllm.attachment import attach as attach_to_vllm
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Telemetry
 from tests.adapters.played_vllm import PlayedScheduler
-from tests.adapters.sglang_stand_in import Scheduler, SetInternalStateReq
+from tests.adapters.sglang_objects import SetInternalStateReq
+from tests.adapters.sglang_stand_in import Scheduler
 
 Attach = Callable[..., Attachment]
 AttachSglang = Callable[[Scheduler], Attachment | None]

@@ -1,134 +1,33 @@
 """SGLang's scheduler in small: its names, rules and order of calls, without a model.
 
-Classes, fields and methods are named as in SGLang 0.5.23 wherever the adapter reads them;
-`tests/attached/check_sglang.py` holds those names to a wheel of SGLang.
+Classes, fields and methods are named as in SGLang 0.5.23 wherever the adapter reads them.
+`make test-sglang` holds the adapter to SGLang's own scheduler.
 """
 
 import pickle
-import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
-from tests.adapters.sglang_pool import PAGE, RadixCache, ReqKvInfo
+from tests.adapters.sglang_objects import (
+    PAGE,
+    AbortReq,
+    FinishReason,
+    ForwardMode,
+    NextBatchPlan,
+    RadixCache,
+    Req,
+    ReqKvInfo,
+    ScheduleBatch,
+    SetInternalStateReq,
+    SetInternalStateReqOutput,
+    TokenizedGenerateReqInput,
+)
 
 SECRET_TOKEN = 0x5EC2E7  # every token that a request gets
 CONTEXT = 512
 SEATS = "pp_max_micro_batch_size"
-
-
-class ForwardMode(Enum):
-    EXTEND = 1
-    DECODE = 2
-    MIXED = 3
-    IDLE = 4
-
-    def is_decode(self) -> bool:
-        return self is ForwardMode.DECODE
-
-    def is_extend(self) -> bool:
-        return self in (ForwardMode.EXTEND, ForwardMode.MIXED)
-
-    def is_idle(self) -> bool:
-        return self is ForwardMode.IDLE
-
-
-@dataclass
-class FinishReason:
-    type: str
-
-    def to_json(self) -> dict[str, Any]:
-        return {"type": self.type}
-
-
-@dataclass
-class TokenizedGenerateReqInput:
-    rid: str
-    input_ids: list[int]
-    max_new_tokens: int = 4
-    stop_after: int | None = None  # it then gets a token that ends it
-
-
-@dataclass
-class AbortReq:
-    rid: str
-
-
-@dataclass
-class SetInternalStateReq:
-    server_args: dict[str, int]
-
-
-@dataclass
-class SetInternalStateReqOutput:
-    updated: bool
-
-
-@dataclass(eq=False)
-class Req:
-    rid: str
-    origin_input_ids: list[int]
-    sampling_params: Any
-    stop_after: int | None
-    output_ids: list[int] = field(default_factory=list)
-    finished_len: int | None = None
-    finished_reason: FinishReason | None = None
-    to_finish: FinishReason | None = None
-    priority: int | None = None
-    kv: ReqKvInfo = field(default_factory=ReqKvInfo)
-    is_retracted: bool = False
-    time_stats: Any = field(
-        default_factory=lambda: SimpleNamespace(
-            created_time=0.0, scheduler_recv_time=time.perf_counter()
-        )
-    )
-
-    @property
-    def ids(self) -> list[int]:
-        return self.origin_input_ids + self.output_ids
-
-    def finished(self) -> bool:
-        return self.finished_reason is not None
-
-    def next_output_finishes_by_length(self) -> bool:
-        return len(self.output_ids) + 1 >= self.sampling_params.max_new_tokens
-
-    def update_finish_state(self) -> None:
-        num_output = len(self.output_ids)
-        if self.to_finish is not None:
-            self.finished_reason = self.to_finish
-        elif num_output == self.stop_after:
-            self.finished_reason, self.finished_len = FinishReason("stop"), num_output
-        elif num_output >= self.sampling_params.max_new_tokens:
-            self.finished_reason, self.finished_len = FinishReason("length"), num_output
-
-
-@dataclass
-class ScheduleBatch:
-    reqs: list[Req] = field(default_factory=list)
-    forward_mode: ForwardMode = ForwardMode.DECODE
-    forward_iter: int | None = None
-    batch_is_full: bool = False
-    prefix_lens: list[int] = field(default_factory=list)
-    extend_lens: list[int] = field(default_factory=list)
-    chunked_req: Req | None = None
-
-    def copy(self) -> "ScheduleBatch":
-        return ScheduleBatch(
-            self.reqs[:], self.forward_mode, self.forward_iter, chunked_req=self.chunked_req
-        )
-
-    def filter_batch(self, exclude: tuple[Req | None, ...] = ()) -> None:
-        self.reqs = [req for req in self.reqs if req not in exclude and not req.finished()]
-
-
-@dataclass
-class NextBatchPlan:
-    batch_to_run: ScheduleBatch | None
-    running_batch: ScheduleBatch
 
 
 class Scheduler:

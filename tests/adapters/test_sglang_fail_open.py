@@ -16,7 +16,8 @@ from stepscope.engine.adapters.sglang import plugin, support
 from stepscope.engine.adapters.sglang.pool_books import PoolBooks
 from stepscope.engine.protocol.config import ConfigError
 from tests.adapters.conftest import AttachSglang
-from tests.adapters.sglang_stand_in import AbortReq, Scheduler, TokenizedGenerateReqInput, turn
+from tests.adapters.sglang_objects import AbortReq, TokenizedGenerateReqInput
+from tests.adapters.sglang_stand_in import Scheduler, turn
 from tests.support.waiting import wait_for
 
 

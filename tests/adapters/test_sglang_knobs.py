@@ -13,14 +13,12 @@ from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused
 from stepscope.engine.protocol.wire import KnobValue, StepRecord
 from tests.adapters.conftest import AttachSglang, published
-from tests.adapters.sglang_stand_in import (
-    SEATS,
-    Scheduler,
+from tests.adapters.sglang_objects import (
     SetInternalStateReq,
     SetInternalStateReqOutput,
     TokenizedGenerateReqInput,
-    turn,
 )
+from tests.adapters.sglang_stand_in import SEATS, Scheduler, turn
 from tests.support.waiting import wait_for
 
 BUDGET = "max_num_batched_tokens"

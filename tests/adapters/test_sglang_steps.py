@@ -23,14 +23,8 @@ from stepscope.engine.protocol.wire import (
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.state.session import SessionState
 from tests.adapters.conftest import AttachSglang, published
-from tests.adapters.sglang_pool import PAGE
-from tests.adapters.sglang_stand_in import (
-    SECRET_TOKEN,
-    AbortReq,
-    Scheduler,
-    TokenizedGenerateReqInput,
-    turn,
-)
+from tests.adapters.sglang_objects import PAGE, AbortReq, TokenizedGenerateReqInput
+from tests.adapters.sglang_stand_in import SECRET_TOKEN, Scheduler, turn
 from tests.support.seek_sessions import record
 
 LOOPS: dict[str, dict[str, bool]] = {
@@ -47,6 +41,7 @@ class Run:
     """Twelve requests with a shared prefix in a small KV pool; three of them are aborted.
 
     Attributes:
+        first: the state before them.
         aborted_when: by id, what the request did when the abort came.
     """
 
@@ -60,6 +55,7 @@ class Run:
             )
             for i in range(12)
         ]
+        self.first = attachment.core.snapshot()
         self.aborted_when: dict[str, str] = {}
         while came or self.scheduler.has_work:
             turn([self.scheduler], *came[:1], *self._aborts())
@@ -209,9 +205,17 @@ def test_pages_in_use_and_evicted_ones_are_those_of_sglang_after_every_step(run:
     assert num_evicted > 0
 
 
-def test_a_recording_verifies_and_shows_counts_but_no_map(run: Run, tmp_path: Path) -> None:
-    report = verify(record(tmp_path / "run.mcap", run.messages), lambda share: None)
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_a_recording_verifies(run: Run, tmp_path: Path, is_joined: bool) -> None:
+    messages = run.messages
+    if is_joined:  # it begins with a snapshot, as the recording of a running engine does
+        first = run.first.sequence
+        messages = [(first, run.first), *((n, m) for n, m in messages if n > first)]
+    report = verify(record(tmp_path / "run.mcap", messages), lambda share: None)
     assert {check.name: check.problems for check in report.checks if check.problems} == {}
+
+
+def test_counts_of_pages_are_shown_without_a_map(run: Run) -> None:
     session = SessionState()
     for _, message in run.messages:
         session.apply(message)

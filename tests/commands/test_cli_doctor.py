@@ -147,7 +147,7 @@ def test_it_says_what_can_be_changed_of_the_vllm_beside_it(
     assert said in capsys.readouterr().out
 
 
-def test_it_says_that_attaching_to_the_sglang_beside_it_was_not_seen_running(
+def test_it_says_that_an_attached_sglang_was_not_seen_running_on_a_gpu(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
@@ -156,7 +156,7 @@ def test_it_says_that_attaching_to_the_sglang_beside_it_was_not_seen_running(
     doctor_command.doctor()
     said = capsys.readouterr().out
     assert "sglang 0.5.23: every step and request is seen, KV pages as counts; live:" in said
-    assert "attaching was read in the source of 0.5.23 and not seen running" in said
+    assert "tried with 0.5.23's scheduler on a CPU; not seen running on a GPU" in said
 
 
 def test_it_says_when_sglang_does_not_find_the_plugin(

@@ -133,11 +133,7 @@ class Attachment:
         def stepscope_after(*args: Any, **kwargs: Any) -> Any:
             with self.lock:
                 result = method(*args, **kwargs)
-                if self.is_attached:
-                    try:
-                        then()
-                    except Exception as error:  # noqa: BLE001
-                        self.fail(error)
+                self.note(then)
                 return result
 
         return stepscope_after

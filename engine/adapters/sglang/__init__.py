@@ -6,5 +6,5 @@ objects, `support` what cannot be watched. Knobs go to all tensor-parallel ranks
 broadcast. `forward_passes` reads the stream of `--enable-forward-pass-metrics`: totals only.
 
 May import: engine.adapters.attached, engine.protocol, engine.telemetry, engine.transport.
-Written against the source of SGLang 0.5.23 and not seen running.
+Tried with the scheduler of SGLang 0.5.23 on a CPU; a server of it was not seen running.
 """

@@ -32,8 +32,7 @@ NEEDED = (
     "spec_algorithm",
     "is_generation",
 )
-READ_RELEASE = "0.5.23"
-"""Whose source the adapter was written against."""
+TRIED_RELEASE = "0.5.23"
 LIVE = ("max_num_batched_tokens", "max_num_seqs")
 """Knobs that can be changed while SGLang runs."""
 

@@ -158,7 +158,7 @@ def _sglang() -> Iterator[DoctorFinding]:
     live = ", ".join(support.LIVE)
     text = f"sglang {release}: every step and request is seen, KV pages as counts; live: {live}"
     yield DoctorFinding("ok", "sglang", text)
-    text = f"attaching was read in the source of {support.READ_RELEASE} and not seen running"
+    text = f"tried with {support.TRIED_RELEASE}'s scheduler on a CPU; not seen running on a GPU"
     yield DoctorFinding("note", "sglang", text)
 
 
