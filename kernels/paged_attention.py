@@ -5,6 +5,7 @@ The caller owns the tensors; a backend owns only scratch memory. One file per ba
 
 Layout of a cache: `[num_blocks, block_size, num_kv_heads, head_dim]`, one tensor for keys and one
 for values in each layer. Slot `s` of a cache is block `s // block_size`, offset `s % block_size`.
+Its dtype may be another than that of the queries; `fp8.py` says what FP8 holds.
 """
 
 from collections.abc import Hashable
@@ -14,6 +15,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from stepscope.kernels.fp8 import FP8, KVScales, to_fp8
 
 IntArray = npt.NDArray[np.int64]
 
@@ -115,7 +118,20 @@ def store_kv(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
+    scales: KVScales | None = None,
 ) -> None:
-    """Write the new keys and values `[num_tokens, num_kv_heads, head_dim]` into their slots."""
-    key_cache.flatten(0, 1).index_copy_(0, slot_mapping, key)
-    value_cache.flatten(0, 1).index_copy_(0, slot_mapping, value)
+    """Write the new keys and values `[num_tokens, num_kv_heads, head_dim]` into their slots.
+
+    Args:
+        scales: of caches in FP8.
+    """
+    if scales is not None:
+        key, value = to_fp8(key, scales.key_factor), to_fp8(value, scales.value_factor)
+    for heads, cache in ((key, key_cache), (value, value_cache)):
+        stored = as_bytes(heads.to(cache.dtype))
+        as_bytes(cache).flatten(0, 1).index_copy_(0, slot_mapping, stored)
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory, FP8 as uint8: torch neither gathers nor scatters FP8."""
+    return tensor.view(torch.uint8) if tensor.dtype is FP8 else tensor

@@ -9,6 +9,7 @@ from stepscope.engine.execution.gpu_start import TRIAL_BLOCKS, prepare
 from stepscope.engine.execution.machine.devices import (
     find_device,
     find_dtype,
+    find_kv_dtype,
     free_bytes,
     launch_blocks,
     memory_for,
@@ -47,8 +48,9 @@ def load_runner(
     if device.type == "cpu":
         keep_freed_memory()
     dtype = find_dtype(config.dtype, device)
+    kv_dtype = find_kv_dtype(config.kv_cache_dtype, dtype)
     try:
-        backend, _ = choose(config.attention, str(device), dtype)
+        backend, _ = choose(config.attention, str(device), dtype, kv_dtype)
     except BackendUnavailableError as error:
         raise ConfigError("attention", str(error)) from None
     # A wrong setting is refused now, not after minutes of loading.
@@ -77,7 +79,11 @@ def load_runner(
     if not on_gpu:
         progress("allocating the KV cache", 0.0)
         num_blocks = num_kv_blocks(
-            config, model.kv_shape, max_model_len, free_bytes(device), cap_share=True
+            config,
+            model.kv_shape.in_dtype(kv_dtype.itemsize),
+            max_model_len,
+            free_bytes(device),
+            cap_share=True,
         )
     runner = ModelRunner(
         model,
@@ -89,6 +95,7 @@ def load_runner(
         max_model_len=max_model_len,
         seed=config.seed,
         threads=_thread_choice(config, device, model),
+        kv_dtype=kv_dtype,
     )
     if on_gpu:
         prepare(runner, config, progress)

@@ -1,5 +1,6 @@
 """`ModelRunner`: a real model behind the `Runner` protocol. Owns every tensor of the engine."""
 
+import random
 import time
 from collections.abc import Callable
 from typing import Any
@@ -28,11 +29,13 @@ from stepscope.engine.models.model import Model, StepContext
 from stepscope.engine.protocol.wire import StepCosts
 from stepscope.engine.scheduling.step import InFlight, ScheduledStep, StepResult
 from stepscope.engine.text.tokenizer import Tokenizer
+from stepscope.kernels.fp8 import FP8, KVScales, scales_of
 from stepscope.kernels.paged_attention import AttentionBackend, PagedBatch, to_device
 
 Progress = Callable[[str, float], None]
 
 WARM_UP_TOKENS = 64  # of the chunk that is run first
+SCALE_TOKENS = 256  # of the prompt that scales of FP8 are found from
 
 
 class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +44,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     architecture: str
     dtype: str
+    kv_cache_dtype: str
     device: str
     implementation: str
     attention_backend: str
@@ -71,6 +75,7 @@ class ModelRunner:
         max_model_len: int,
         seed: int,
         threads: ThreadChoice | None = None,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         self.max_model_len = max_model_len
         self.eos_token_ids = eos_token_ids
@@ -79,7 +84,7 @@ class ModelRunner:
         self.block_size = block_size
         self.device = model.device
         self.launch_blocks = launch_blocks(model.device)
-        self.dtype = model.kv_dtype
+        self.dtype = model.dtype  # of logits
         self.kv_shape = model.kv_shape
         self.graphs: DecodeGraphs | None = None
         self.step_costs: StepCosts | None = None
@@ -98,6 +103,13 @@ class ModelRunner:
             )
         self._key_caches: list[torch.Tensor] = []
         self._value_caches: list[torch.Tensor] = []
+        self._kv_dtype = model.dtype
+        self._kv_scales: list[KVScales] | None = None
+        if kv_dtype is FP8:
+            self._kv_scales = self._find_kv_scales()
+        if kv_dtype is not None:
+            self._kv_dtype = kv_dtype
+            self.kv_shape = self.kv_shape.in_dtype(kv_dtype.itemsize)
         self.allocate(num_blocks)
 
     def allocate(self, num_blocks: int) -> None:
@@ -116,7 +128,7 @@ class ModelRunner:
             shape.head_dim,
         )
         self._key_caches, self._value_caches = (
-            [zeros(size, self.dtype, self.device) for _ in range(shape.num_layers)]
+            [zeros(size, self._kv_dtype, self.device) for _ in range(shape.num_layers)]
             for _ in range(2)
         )
         self.num_blocks = num_blocks
@@ -142,7 +154,8 @@ class ModelRunner:
         return ModelDescription(
             model=self._model.name,
             architecture=self._model.architecture,
-            dtype=str(self._model.kv_dtype).removeprefix("torch."),
+            dtype=str(self.dtype).removeprefix("torch."),
+            kv_cache_dtype=str(self._kv_dtype).removeprefix("torch."),
             device=str(self.device),
             implementation=self._model.implementation
             + ("" if self.graphs is None else f", CUDA graphs up to {self.graphs.sizes[-1]}"),
@@ -170,7 +183,9 @@ class ModelRunner:
 
     def forward(self, inputs: StepInputs) -> torch.Tensor:
         """Logits `[len(inputs.logits_of), vocab_size]`; launches, and waits for nothing."""
-        context = StepContext(inputs.batch, self._key_caches, self._value_caches, self._backend)
+        context = StepContext(
+            inputs.batch, self._key_caches, self._value_caches, self._backend, self._kv_scales
+        )
         return self._model.forward(inputs.input_ids, inputs.positions, context, inputs.logits_of)
 
     def launch_whole(self, step: ScheduledStep) -> LaunchedStep:
@@ -254,6 +269,16 @@ class ModelRunner:
     def measure(self) -> None:
         """Find out `step_costs`."""
         self.step_costs = step_costs.measure(self)
+
+    def _find_kv_scales(self) -> list[KVScales]:
+        """Scales of FP8 for each layer, from a prompt of tokens from all over the vocabulary."""
+        num_tokens = min(SCALE_TOKENS, self.max_model_len)
+        self.allocate(-(-num_tokens // self.block_size))
+        tokens = random.Random(0).choices(range(self.vocab_size), k=num_tokens)
+        self.execute(trial_step([(0, num_tokens)], self.num_blocks, self.block_size, tokens))
+        return [
+            scales_of(*caches) for caches in zip(self._key_caches, self._value_caches, strict=True)
+        ]
 
     def _use_threads(self, num_tokens: int) -> int:
         if self._threads is None:

@@ -9,17 +9,23 @@ from stepscope.engine.scheduling.step import ScheduledRow, ScheduledStep
 
 
 def trial_step(
-    lengths: Sequence[tuple[int, int]], num_blocks: int, block_size: int
+    lengths: Sequence[tuple[int, int]],
+    num_blocks: int,
+    block_size: int,
+    token_ids: Sequence[int] | None = None,
 ) -> ScheduledStep:
     """(tokens before the step, tokens in it) of each request; every row asks for a token.
 
     Requests share blocks where `num_blocks` are not enough: no request uses what they store.
+
+    Args:
+        token_ids: of all prompts, as many as the longest has; None: token 0.
     """
     rows = []
     for i, (before, count) in enumerate(lengths):
         request = Request(
             request_id=-1 - i,
-            prompt_token_ids=[0] * (before + count),
+            prompt_token_ids=list((token_ids or [0] * (before + count))[: before + count]),
             sampling=SamplingParams(),
             arrival_ns=0,
         )

@@ -63,7 +63,7 @@ class Decoder:
         """
         self.name = name
         self.device = device
-        self.kv_dtype = dtype
+        self.dtype = dtype
         self._config = shape = DecoderConfig.of(config)
         self._weights = weights
         self._weights.check(shape.weight_shapes())
@@ -119,7 +119,7 @@ class Decoder:
         shapes = config.weight_shapes()
         others = [shape for name, shape in shapes.items() if len(shape) == 1 or "embed" in name]
         num_others = sum(torch.Size(shape).numel() for shape in others)
-        return num_others * self.kv_dtype.itemsize + sum(each.num_bytes for each in products)
+        return num_others * self.dtype.itemsize + sum(each.num_bytes for each in products)
 
     @property
     def _products(self) -> Iterator[Linear | GatedLinear]:
@@ -154,24 +154,22 @@ class Decoder:
         x = F.embedding(input_ids, self._embeddings)
         residual: torch.Tensor | None = None
         for i, layer in enumerate(self._layers):
-            key_cache, value_cache = context.key_caches[i], context.value_caches[i]
             x, residual = add_rms_norm(x, residual, layer.input_norm, eps)
             query = norm_rope_store(
                 layer.qkv(x),
                 self._rope,
                 positions,
                 batch.slot_mapping,
-                key_cache,
-                value_cache,
+                context.key_caches[i],
+                context.value_caches[i],
                 config.num_heads,
                 config.num_kv_heads,
                 layer.q_norm,
                 layer.k_norm,
                 eps,
+                context.scales_of(i),
             )
-            x = context.backend(
-                query, key_cache, value_cache, batch, scale=scale, sliding_window=layer.window
-            ).flatten(1)
+            x = context.attend(i, query, scale=scale, sliding_window=layer.window).flatten(1)
             if i == last and len(logits_of) < len(x):
                 # All keys and values are stored: from here on only these tokens are asked for.
                 x, residual = x[logits_of], residual[logits_of]
@@ -219,7 +217,7 @@ class Decoder:
         return weight, biases
 
     def _read(self, tensor: str) -> torch.Tensor:
-        return self._weights.read(tensor, self.kv_dtype).to(self.device)
+        return self._weights.read(tensor, self.dtype).to(self.device)
 
 
 def _rope_table(config: Any, head_dim: int, num_positions: int) -> torch.Tensor:

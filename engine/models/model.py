@@ -5,11 +5,12 @@ transformers library (`transformers_model.py`).
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from stepscope.engine.scheduling.kv_memory import KVShape
+from stepscope.kernels.fp8 import KVScales, per_query_head
 from stepscope.kernels.paged_attention import AttentionBackend, PagedBatch
 
 
@@ -21,6 +22,19 @@ class StepContext:
     key_caches: list[torch.Tensor]  # one a layer
     value_caches: list[torch.Tensor]
     backend: AttentionBackend
+    scales: list[KVScales] | None = None  # one a layer, of caches in FP8
+
+    def scales_of(self, layer: int) -> KVScales | None:
+        return None if self.scales is None else self.scales[layer]
+
+    def attend(self, layer: int, query: torch.Tensor, **options: Any) -> torch.Tensor:
+        """`AttentionBackend` over the caches of a layer; `options` are its own."""
+        scales = self.scales_of(layer)
+        if scales is not None:
+            query = per_query_head(scales.key, query)
+        key_cache, value_cache = self.key_caches[layer], self.value_caches[layer]
+        output = self.backend(query, key_cache, value_cache, self.batch, **options)
+        return output if scales is None else per_query_head(scales.value, output)
 
 
 class Model(Protocol):
@@ -28,7 +42,7 @@ class Model(Protocol):
 
     name: str
     device: torch.device
-    kv_dtype: torch.dtype
+    dtype: torch.dtype  # of weights, keys and values as they are computed
     kv_shape: KVShape
 
     @property

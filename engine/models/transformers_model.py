@@ -83,20 +83,17 @@ def attention(
             raise ConfigError("unsupported_model", f"two of its layers are number {layer}")
         step_context.calls[layer] = LayerCall(key.shape[1], key.shape[3], sliding_window, key.dtype)
         return query.transpose(1, 2).contiguous(), None
-    key_cache, value_cache = step_context.key_caches[layer], step_context.value_caches[layer]
-    batch = step_context.batch
     store_kv(
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
-        key_cache,
-        value_cache,
-        batch.slot_mapping,
+        step_context.key_caches[layer],
+        step_context.value_caches[layer],
+        step_context.batch.slot_mapping,
+        step_context.scales_of(layer),
     )
-    output = step_context.backend(
+    output = step_context.attend(
+        layer,
         query[0].transpose(0, 1),
-        key_cache,
-        value_cache,
-        batch,
         scale=query.shape[3] ** -0.5 if scaling is None else float(scaling),
         sliding_window=sliding_window,
         softcap=softcap,
@@ -155,7 +152,7 @@ class TransformersModel:
                 raise ConfigError(
                     "unsupported_model", f"{name} cannot be served: it takes no {needed}"
                 )
-        self.kv_dtype, self.kv_shape = self._probe()
+        self.dtype, self.kv_shape = self._probe()
 
     @property
     def implementation(self) -> str:

@@ -207,6 +207,7 @@ def _info(
         model=description.model,
         architecture=description.architecture,
         dtype=description.dtype,
+        kv_cache_dtype=description.kv_cache_dtype,
         device=description.device,
         implementation=description.implementation,
         attention_backend=description.attention_backend,

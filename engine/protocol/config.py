@@ -18,6 +18,7 @@ Batching: TypeAlias = Literal["naive", "static", "continuous", "separate", "chun
 Order: TypeAlias = Literal["decode_first", "arrival"]
 Policy: TypeAlias = Literal["fcfs", "priority"]
 Reserve: TypeAlias = Literal["none", "prompt", "output"]
+KVCacheDtype: TypeAlias = Literal["auto", "bf16", "fp8_e4m3"]
 Speculative: TypeAlias = Literal["off", "ngram"]
 
 
@@ -64,7 +65,15 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = ""
     device: Annotated[str, Meta(description="'auto', 'cpu', 'cuda' or 'cuda:N'")] = "auto"
     dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"], Meta(description="weights and KV cache")
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Meta(description="of weights, and of the KV cache unless kv_cache_dtype says otherwise"),
+    ] = "auto"
+    kv_cache_dtype: Annotated[
+        KVCacheDtype,
+        Meta(
+            description="of the KV cache; 'fp8_e4m3' takes half the memory of bf16, so that twice "
+            "the blocks fit, and costs some accuracy; 'auto': as dtype"
+        ),
     ] = "auto"
     model_impl: Annotated[
         ModelImpl,

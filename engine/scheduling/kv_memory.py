@@ -29,6 +29,9 @@ class KVShape(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: int
     dtype_bytes: int
 
+    def in_dtype(self, dtype_bytes: int) -> "KVShape":
+        return msgspec.structs.replace(self, dtype_bytes=dtype_bytes)
+
     def block_bytes(self, block_size: int) -> int:
         """Keys and values of one block, in all layers."""
         return (

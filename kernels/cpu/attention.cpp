@@ -12,9 +12,10 @@ constexpr int64_t WORK_FOR_THREADS = 1 << 20;
 
 thread_local Scratch item_scratch, call_scratch;
 
-template <class T>
+template <class T, class C>
 void run_item(Call& call, const Item& item, const Item* next) {
-    item.is_chunk ? chunk<T>(call, item, item_scratch) : decode<T>(call, item, next, item_scratch);
+    item.is_chunk ? chunk<T, C>(call, item, item_scratch)
+                  : decode<T, C>(call, item, next, item_scratch);
 }
 
 // The partitions of a decode that hold keys it sees.
@@ -78,9 +79,12 @@ int attend(Call& call, int num_threads) {
     }
 
     if (work < WORK_FOR_THREADS) num_threads = 1;
+    const auto run = with_dtypes(call.dtype, call.kv_dtype, [](auto t, auto c) {
+        return run_item<decltype(t), decltype(c)>;
+    });
     for_each(num_items, num_threads, [&](int64_t i) {
         const Item* next = i + num_threads < num_items ? &items[i + num_threads] : nullptr;
-        call.is_bf16 ? run_item<bf16>(call, items[i], next) : run_item<float>(call, items[i], next);
+        run(call, items[i], next);
     });
     return call.invalid_block ? -1 : 0;
 }

@@ -23,7 +23,8 @@ struct Step {
     int64_t num_heads;
     int64_t num_kv_heads;
     int64_t head_dim;
-    int64_t is_bf16;
+    int64_t dtype;     // a Dtype; of queries and output
+    int64_t kv_dtype;  // of the caches
     int64_t sliding_window;  // 0: none
     double scale;
     double softcap;  // 0: none

@@ -11,10 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from stepscope.kernels.cpu.library import ATTENTION, STEP, CpuLibrary
+from stepscope.kernels.cpu.library import ATTENTION, CACHES, DTYPES, STEP, CpuLibrary
 from stepscope.kernels.paged_attention import IntArray, PagedBatch
-
-DTYPES = (torch.float32, torch.bfloat16)
 
 
 class _CpuPlan(NamedTuple):
@@ -49,7 +47,10 @@ class CpuAttention:
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        key = (query.dtype, query.shape[1:], key_cache.shape, scale, sliding_window, softcap)
+        key = (
+            *(query.dtype, query.shape[1:], key_cache.dtype, key_cache.shape),
+            *(scale, sliding_window, softcap),
+        )
         plan = batch.plans.get(key)
         if not isinstance(plan, _CpuPlan):
             plan = _make_plan(query, key_cache, batch, scale, sliding_window, softcap)
@@ -82,11 +83,8 @@ def _make_plan(
     sliding_window: int | None,
     softcap: float | None,
 ) -> _CpuPlan:
-    if query.dtype not in DTYPES or key_cache.dtype != query.dtype:
-        raise TypeError(
-            f"queries and keys must both be float32 or bfloat16, not {query.dtype} and "
-            f"{key_cache.dtype}"
-        )
+    if key_cache.dtype not in CACHES.get(query.dtype, ()):
+        raise TypeError(f"no kernel for queries of {query.dtype} and keys of {key_cache.dtype}")
     if not key_cache.is_contiguous():
         raise ValueError("the KV cache of a layer must be contiguous")
     arrays = tuple(
@@ -112,7 +110,8 @@ def _make_plan(
         query.shape[1],
         num_kv_heads,
         head_dim,
-        query.dtype is torch.bfloat16,
+        DTYPES[query.dtype],
+        DTYPES[key_cache.dtype],
         sliding_window or 0,
         scale,
         softcap or 0.0,

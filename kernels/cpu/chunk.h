@@ -117,9 +117,10 @@ INLINE const uint32_t* packed_weights(Pair, const float (&weights)[ROWS][KEY_TIL
 }
 #endif
 
-template <class T>
+// Queries of T, keys and values of C.
+template <class T, class C>
 void chunk(Call& call, const Item& item, Scratch& scratch) {
-    using Packed = typename Packing<T>::type;
+    using Packed = typename Packing<T, C>::type;
     constexpr int64_t PACK = Packed::PACK;
     const int64_t D = call.head_dim, G = call.group(), H = call.num_heads;
     const int64_t depth = (D + PACK - 1) / PACK, padded_dim = round_up(D, VL);
@@ -169,8 +170,8 @@ void chunk(Call& call, const Item& item, Scratch& scratch) {
         for (int64_t tile = first_key; tile < last_key; tile += KEY_TILE) {
             const int64_t num_keys = min(KEY_TILE, last_key - tile);
             call.row_offsets(item.request, tile, tile + num_keys, tile + KEY_TILE, offsets);
-            pack_keys<T, Packed>((const T*)call.key_cache + head * D, offsets, num_keys, D, keys);
-            pack_values(Packed(), (const T*)call.value_cache + head * D, offsets, num_keys, D,
+            pack_keys<C, Packed>((const C*)call.key_cache + head * D, offsets, num_keys, D, keys);
+            pack_values(Packed(), (const C*)call.value_cache + head * D, offsets, num_keys, D,
                         padded_dim, values);
             for (int64_t b = 0; b < num_blocks; b++) {
                 int64_t from[ROWS], to[ROWS];

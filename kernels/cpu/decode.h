@@ -37,10 +37,11 @@ constexpr int64_t KEYS_AHEAD = 64;
 constexpr int64_t VALUES_AT_ONCE = 32;  // keys whose values are added up head by head
 
 // `next` is what this thread will probably do after it, or null.
-template <class T>
+// Queries of T, keys and values of C.
+template <class T, class C>
 void decode(Call& call, const Item& item, const Item* next, Scratch& scratch) {
-    using Packed = typename Packing<T>::type;
-    using R = Rows<T, Packed>;
+    using Packed = typename Packing<T, C>::type;
+    using R = Rows<C, Packed>;
     using Query = typename R::Query;
     const int64_t D = call.head_dim, G = call.group();
     const int64_t padded_dim = round_up(D, R::WIDTH), num_rows = item.num_kv_heads * G;
@@ -69,22 +70,22 @@ void decode(Call& call, const Item& item, const Item* next, Scratch& scratch) {
         for (int64_t d = D; d < padded_dim; d++) queries[row * padded_dim + d] = Query{};
     }
 
-    const T* first_key = (const T*)call.key_cache + item.first_kv_head * D;
-    const T* first_value = (const T*)call.value_cache + item.first_kv_head * D;
+    const C* first_key = (const C*)call.key_cache + item.first_kv_head * D;
+    const C* first_value = (const C*)call.value_cache + item.first_kv_head * D;
     const int64_t num_ahead = min(KEYS_AHEAD, padded);
     for (int64_t k = 0; k < num_ahead; k++) {
-        Ahead<T>{first_key, offsets}.fetch(k, item.num_kv_heads * D);
+        Ahead<C>{first_key, offsets}.fetch(k, item.num_kv_heads * D);
     }
     // The KV heads of a token lie side by side: taken in turn, memory is read in order.
     for (int64_t k = 0; k < n; k += VL) {
         const int64_t later = k + num_ahead;
         for (int64_t h = 0; h < item.num_kv_heads; h++) {
-            Ahead<T> ahead = later < padded
-                                 ? Ahead<T>{first_key + h * D, offsets + later}
-                                 : Ahead<T>{first_value + h * D, offsets + later - padded};
+            Ahead<C> ahead = later < padded
+                                 ? Ahead<C>{first_key + h * D, offsets + later}
+                                 : Ahead<C>{first_value + h * D, offsets + later - padded};
             in_pieces<QUERY_HEADS>(G, [&](auto count, int64_t g) {
                 const int64_t row = h * G + g;
-                score<T, Packed, count()>(first_key + h * D, offsets + k, D, ahead,
+                score<C, Packed, count()>(first_key + h * D, offsets + k, D, ahead,
                                           queries + row * padded_dim, padded_dim,
                                           scores + row * PARTITION + k);
                 ahead.rows = nullptr;
@@ -125,8 +126,8 @@ void decode(Call& call, const Item& item, const Item* next, Scratch& scratch) {
     for (int64_t k = 0; k < n; k += VALUES_AT_ONCE) {
         const int64_t num_keys = min(VALUES_AT_ONCE, n - k), later = k + num_ahead;
         for (int64_t h = 0; h < item.num_kv_heads; h++) {
-            const T* values = first_value + h * D;
-            Ahead<T> ahead{nullptr, nullptr};
+            const C* values = first_value + h * D;
+            Ahead<C> ahead{nullptr, nullptr};
             if (later + num_keys <= padded) {
                 ahead = {values, offsets + later};
             } else if (later >= padded && later - padded + num_keys <= num_next) {
@@ -137,7 +138,7 @@ void decode(Call& call, const Item& item, const Item* next, Scratch& scratch) {
                 const int64_t row = h * G + g;
                 const Weight* w = weights + row * WEIGHTS + k / Packed::PACK;
                 auto run = [&](auto num_vectors, auto is_short, int64_t d) {
-                    weigh<T, GT, num_vectors(), is_short()>(Packed(), values + d, offsets + k,
+                    weigh<C, GT, num_vectors(), is_short()>(Packed(), values + d, offsets + k,
                                                             num_keys, D - d,
                                                             {ahead.rows ? ahead.rows + d : nullptr,
                                                              ahead.offsets},

@@ -49,10 +49,10 @@ void add_rms_norm(const T* x, T* residual, const T* weight, T* out, int64_t num_
     });
 }
 
-// One head: normalised when `norm` is there, then its halves turned against each other.
-template <class T>
+// One head: normalised when `norm` is there, its halves turned against each other, times `factor`.
+template <class T, class C>
 INLINE void norm_rotate(const T* head, const T* norm, const float* rope, int64_t dim, float eps,
-                        T* out) {
+                        float factor, C* out) {
     float scale = 1;
     if (norm != nullptr) {
         vf squares = {};
@@ -71,15 +71,17 @@ INLINE void norm_rotate(const T* head, const T* norm, const float* rope, int64_t
             b = b * scale * load(norm + half + d, n);
         }
         vf cos = load(rope + d, n), sin = load(rope + half + d, n);
-        store(out + d, a * cos - b * sin, n);
-        store(out + half + d, b * cos + a * sin, n);
+        store(out + d, rounded_to<T>(a * cos - b * sin) * factor, n);
+        store(out + half + d, rounded_to<T>(b * cos + a * sin) * factor, n);
     }
 }
 
-template <class T>
+// `factors` of KV heads: what their numbers are multiplied by before they are stored; null: 1.
+template <class T, class C>
 int norm_rope_store(const T* qkv, const float* rope, int64_t num_positions,
                     const int64_t* positions, const int64_t* slots, int64_t num_slots,
-                    T* key_cache, T* value_cache, const T* q_norm, const T* k_norm, T* query,
+                    C* key_cache, C* value_cache, const float* key_factors,
+                    const float* value_factors, const T* q_norm, const T* k_norm, T* query,
                     int64_t num_rows, int64_t num_heads, int64_t num_kv_heads, int64_t dim,
                     float eps, int num_threads) {
     int invalid = 0;
@@ -93,15 +95,23 @@ int norm_rope_store(const T* qkv, const float* rope, int64_t num_positions,
         const T* from = qkv + row * num_all * dim;
         const float* turn = rope + position * dim;
         for (int64_t h = 0; h < num_heads; h++) {
-            norm_rotate(from + h * dim, q_norm, turn, dim, eps,
+            norm_rotate(from + h * dim, q_norm, turn, dim, eps, 1,
                         query + (row * num_heads + h) * dim);
         }
-        T* key = key_cache + slot * num_kv_heads * dim;
+        C* key = key_cache + slot * num_kv_heads * dim;
+        C* value = value_cache + slot * num_kv_heads * dim;
         for (int64_t h = 0; h < num_kv_heads; h++) {
-            norm_rotate(from + (num_heads + h) * dim, k_norm, turn, dim, eps, key + h * dim);
+            norm_rotate(from + (num_heads + h) * dim, k_norm, turn, dim, eps,
+                        key_factors == nullptr ? 1 : key_factors[h], key + h * dim);
         }
-        memcpy(value_cache + slot * num_kv_heads * dim, from + (num_heads + num_kv_heads) * dim,
-               num_kv_heads * dim * sizeof(T));
+        const T* values = from + (num_heads + num_kv_heads) * dim;
+        for (int64_t h = 0; h < num_kv_heads; h++) {
+            const float factor = value_factors == nullptr ? 1 : value_factors[h];
+            for (int64_t d = h * dim; d < (h + 1) * dim; d += VL) {
+                const int64_t n = (h + 1) * dim - d;
+                store(value + d, load(values + d, n) * factor, n);
+            }
+        }
     });
     return invalid;
 }
@@ -180,7 +190,11 @@ struct NormRopeStore {
     const void* q_norm;  // or null, as the next
     const void* k_norm;
     void* query;
-    int64_t num_positions, num_slots, num_rows, num_heads, num_kv_heads, dim, is_bf16, num_threads;
+    const float* key_factors;  // or null, as the next
+    const float* value_factors;
+    int64_t num_positions, num_slots, num_rows, num_heads, num_kv_heads, dim;
+    int64_t dtype, kv_dtype;  // Dtypes
+    int64_t num_threads;
     double eps;
 };
 
@@ -208,15 +222,16 @@ EXPORT int stepscope_add_rms_norm(const AddRmsNorm* a) {
 
 // 0, or -1 when a position or a slot is not there (its row is left out).
 EXPORT int stepscope_norm_rope_store(const NormRopeStore* a) {
-    auto run = [&](auto t) {
+    auto run = [&](auto t, auto c) {
         using T = decltype(t);
+        using C = decltype(c);
         return stepscope::norm_rope_store(
             (const T*)a->qkv, a->rope, a->num_positions, a->positions, a->slots, a->num_slots,
-            (T*)a->key_cache, (T*)a->value_cache, (const T*)a->q_norm, (const T*)a->k_norm,
-            (T*)a->query, a->num_rows, a->num_heads, a->num_kv_heads, a->dim, (float)a->eps,
-            (int)a->num_threads);
+            (C*)a->key_cache, (C*)a->value_cache, a->key_factors, a->value_factors,
+            (const T*)a->q_norm, (const T*)a->k_norm, (T*)a->query, a->num_rows, a->num_heads,
+            a->num_kv_heads, a->dim, (float)a->eps, (int)a->num_threads);
     };
-    return a->is_bf16 ? run(bf16()) : run(float());
+    return stepscope::with_dtypes(a->dtype, a->kv_dtype, run);
 }
 
 EXPORT int stepscope_silu_mul(const SiluMul* a) {
@@ -239,7 +254,7 @@ EXPORT int stepscope_argmax(const Argmax* a) {
 }
 
 // To be counted up, with INTERFACE of kernels/cpu/library.py, when a structure changes.
-EXPORT int stepscope_interface(void) { return 4; }
+EXPORT int stepscope_interface(void) { return 5; }
 
 // Which of the libraries that were built this CPU can run: 0 the portable one, 1 also x86-64-v3,
 // 2 also x86-64-v4 with bf16 products.

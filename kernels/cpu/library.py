@@ -13,11 +13,11 @@ from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
 
-import torch  # noqa: F401  (first, for its OpenMP runtime)
+import torch  # first, for its OpenMP runtime
 
 # In the order of `stepscope_cpu_level`. The names are those of the built files, `_<level>`.
 LEVELS = ("baseline", "avx2", "avx512_bf16")
-INTERFACE = 4  # of `stepscope_interface`: that of the structures below
+INTERFACE = 5  # of `stepscope_interface`: that of the structures below
 # For debugging, and for tests of what another CPU runs: the highest level to use, or `none`.
 LEVEL_VARIABLE = "STEPSCOPE_CPU_LEVEL"
 # Without the options pip would take what it has built before.
@@ -26,13 +26,21 @@ AGAIN = "install stepscope again with pip's --force-reinstall --no-deps --no-cac
 # The structures that the functions take, as `Struct.pack` makes them: fields in the order of
 # kernels/cpu/*.cpp, addresses and counts of 64 bits each (0 for none). One structure costs a call
 # a third of what ctypes takes to convert as many arguments.
-STEP = Struct("13q2d")
+STEP = Struct("14q2d")
 ATTENTION = Struct("7q")
 ADD_RMS_NORM = Struct("8qd")
-NORM_ROPE_STORE = Struct("17qd")
+NORM_ROPE_STORE = Struct("20qd")
 SILU_MUL = Struct("6q")
 ARGMAX = Struct("6q")
 LINEAR = Struct("11q")
+
+# `Dtype` of kernels/cpu/vec.h.
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2}
+# Of queries, and what KV caches of these kernels can then hold.
+CACHES = {
+    torch.float32: (torch.float32, torch.bfloat16, torch.float8_e4m3fn),
+    torch.bfloat16: (torch.bfloat16, torch.float8_e4m3fn),
+}
 
 Function = Callable[[bytes], int]
 

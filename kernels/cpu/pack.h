@@ -6,13 +6,12 @@
 namespace stepscope {
 
 // Element `d` (a pair of them: `d` and the next) of a row, zeros from `dim` on.
-INLINE uint32_t packed_at(Single, const float* row, int64_t d, int64_t) {
+template <class T>
+INLINE uint32_t packed_at(Single, const T* row, int64_t d, int64_t) {
+    const float wide = to_float(row[d]);
     uint32_t bits;
-    memcpy(&bits, row + d, sizeof bits);
+    memcpy(&bits, &wide, sizeof bits);
     return bits;
-}
-INLINE uint32_t packed_at(Single, const bf16* row, int64_t d, int64_t) {
-    return (uint32_t)row[d].bits << 16;
 }
 #if defined(__AVX512BF16__)
 INLINE uint32_t packed_at(Pair, const bf16* row, int64_t d, int64_t dim) {

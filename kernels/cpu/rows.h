@@ -22,7 +22,8 @@ struct Rows<T, Single> {
     static INLINE vu key(const T* p) { return (vu)load(p); }
     static INLINE vu key(const T* p, int64_t n) { return (vu)load(p, n); }
     static INLINE vu query(const float* p) { return (vu)load(p); }
-    static INLINE float to_query(T x) { return to_float(x); }
+    template <class Q>
+    static INLINE float to_query(Q x) { return to_float(x); }
 };
 
 #if defined(__AVX512BF16__)

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <utility>
 
-#if defined(__AVX512BF16__)
+#if defined(__F16C__)
 #include <immintrin.h>
 #endif
 
@@ -29,14 +29,21 @@ typedef float vf __attribute__((vector_size(VECTOR_BYTES)));
 typedef int32_t vi __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint32_t vu __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint16_t vh __attribute__((vector_size(VECTOR_BYTES / 2)));  // VL values of 16 bits
+typedef int16_t vs __attribute__((vector_size(VECTOR_BYTES / 2)));
+typedef int8_t vb __attribute__((vector_size(VL)));
 
 // The same in memory, aligned to nothing but their elements.
 typedef float vf_mem __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
 typedef uint32_t vu_mem __attribute__((vector_size(VECTOR_BYTES), aligned(2), may_alias));
 typedef uint16_t vh_mem __attribute__((vector_size(VECTOR_BYTES / 2), aligned(2), may_alias));
+typedef int8_t vb_mem __attribute__((vector_size(VL), aligned(1), may_alias));
 
 struct bf16 {
     uint16_t bits;
+};
+// Sign, 4 bits of exponent, 3 of mantissa (e4m3fn); NaN is read as 480.
+struct fp8 {
+    int8_t bits;
 };
 
 constexpr float INFINITE = __builtin_inff();
@@ -58,6 +65,16 @@ INLINE float to_float(bf16 x) {
     return wide;
 }
 
+// The bits where fp32 has them make a number that is too small by the difference of the biases.
+constexpr float FP8_BIAS = 0x1p120f;
+constexpr uint32_t FP8_BITS = 0x87f00000;
+INLINE float to_float(fp8 x) {
+    const uint32_t bits = ((uint32_t)(int32_t)x.bits << 20) & FP8_BITS;
+    float small;
+    memcpy(&small, &bits, sizeof small);
+    return small * FP8_BIAS;
+}
+
 INLINE vf widen(vh h) { return (vf)(__builtin_convertvector(h, vu) << 16); }
 
 // Round to nearest even; NaN stays NaN.
@@ -70,8 +87,33 @@ INLINE vh narrow(vf x) {
 
 INLINE vf load(const float* p) { return *(const vf_mem*)p; }
 INLINE vf load(const bf16* p) { return widen(*(const vh_mem*)p); }
+INLINE vf load(const fp8* p) {
+#if defined(__F16C__)
+    // By way of fp16: a CPU takes a hundred cycles for fp32 that is too small to be normal.
+    const vh half = ((vh)__builtin_convertvector(*(const vb_mem*)p, vs) << 7) & 0xbf80;
+#if VECTOR_BYTES == 64
+    return (vf)_mm512_cvtph_ps((__m256i)half) * 256;
+#else
+    return (vf)_mm256_cvtph_ps((__m128i)half) * 256;
+#endif
+#else
+    const vu bits = (vu)__builtin_convertvector(*(const vb_mem*)p, vi) << 20;
+    return (vf)(bits & FP8_BITS) * FP8_BIAS;
+#endif
+}
 INLINE void store(float* p, vf x) { *(vf_mem*)p = x; }
 INLINE void store(bf16* p, vf x) { *(vh_mem*)p = narrow(x); }
+// Round to nearest even, and what is too large to the largest, 448.
+INLINE void store(fp8* p, vf x) {
+    const vu sign = ((vu)x >> 24) & 0x80, all = (vu)x & 0x7fffffff;
+    const vf size = (vf)all > 448.0f ? splat(448.0f) : (vf)all;
+    const vu normal = (((vu)size + 0x7ffff + (((vu)size >> 20) & 1)) >> 20) - (120 << 3);
+    // Below 2^-6 it is a count of 2^-9: what is added leaves only the count in the last bits.
+    const vu subnormal = (vu)(size + 0x1p14f) - (vu)splat(0x1p14f);
+    const vu finite = size < 0x1p-6f ? subnormal : normal;
+    const vu bits = sign | (x == x ? finite : splat(0x7fu));
+    *(vb_mem*)p = __builtin_convertvector((vi)bits, vb);
+}
 
 // The first `n` elements, zeros behind them; nothing past them is read or written.
 template <class T>
@@ -94,6 +136,17 @@ template <class T>
 INLINE vf rounded_to(vf x) {
     if constexpr (sizeof(T) == 2) return widen(narrow(x));
     return x;
+}
+
+// As kernels/cpu/library.py numbers them.
+enum Dtype : int64_t { FLOAT = 0, BF16 = 1, FP8 = 2 };
+
+// f(T(), C()) for queries of T and a KV cache of C; the caller refuses bf16 with fp32.
+template <class F>
+INLINE auto with_dtypes(int64_t dtype, int64_t kv_dtype, const F& f) {
+    if (kv_dtype == FP8) return dtype == BF16 ? f(bf16(), fp8()) : f(float(), fp8());
+    if (kv_dtype == BF16) return dtype == BF16 ? f(bf16(), bf16()) : f(float(), bf16());
+    return f(float(), float());
 }
 
 // ---- across lanes ----
@@ -235,14 +288,14 @@ INLINE vu narrow_pairs(vf low, vf high) {
 }
 #endif
 
-// How products with a T are computed.
-template <class T>
+// How products of a T with a C, as the KV cache has it, are computed.
+template <class T, class C = T>
 struct Packing {
     using type = Single;
 };
 #if defined(__AVX512BF16__)
 template <>
-struct Packing<bf16> {
+struct Packing<bf16, bf16> {
     using type = Pair;
 };
 #endif

@@ -40,6 +40,7 @@ class _Candidate:
     device: str | None
     probe: Callable[[str, torch.dtype], tuple[bool, str]]
     create: Callable[[], AttentionBackend]
+    widens: bool = True  # reads a KV cache of another dtype than the queries
 
 
 def _for_gpus(
@@ -47,11 +48,17 @@ def _for_gpus(
     dtypes: tuple[torch.dtype, ...],
     what: str,
     create: Callable[[], AttentionBackend],
+    *,
+    widens: bool,
 ) -> _Candidate:
     """One that is usable after a trial on the current GPU; `what` it does is said of it then."""
     return _Candidate(
-        name, "cuda", lambda _, dtype: _probe_gpu(create, dtypes, dtype, what), create
+        name, "cuda", lambda _, dtype: _probe_gpu(create, dtypes, dtype, what), create, widens
     )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _create_triton() -> AttentionBackend:
@@ -86,8 +93,7 @@ def _probe_gpu(
     if not torch.cuda.is_available():
         return False, "torch sees no GPU"
     if dtype not in dtypes:
-        names = " and ".join(str(each).removeprefix("torch.") for each in dtypes)
-        return False, f"has {names}, not {str(dtype).removeprefix('torch.')}"
+        return False, f"has {' and '.join(map(_name, dtypes))}, not {_name(dtype)}"
     try:
         backend = create()
     except ImportError as error:
@@ -103,11 +109,10 @@ def _probe_gpu(
 
 
 def _probe_cpu(device: str, dtype: torch.dtype) -> tuple[bool, str]:
-    from stepscope.kernels.cpu import attention as cpu_attention
     from stepscope.kernels.cpu import library as cpu_library
 
-    if dtype not in cpu_attention.DTYPES:
-        return False, f"has float32 and bfloat16, not {str(dtype).removeprefix('torch.')}"
+    if dtype not in cpu_library.CACHES:
+        return False, f"has float32 and bfloat16, not {_name(dtype)}"
     try:
         level = cpu_library.usable_levels()[-1]
     except cpu_library.LibraryMissingError as error:
@@ -141,18 +146,21 @@ _CANDIDATES = (
         (torch.float16, torch.bfloat16),
         "prefill by flash-attn, decode by our Triton kernel",
         _create_flash_attn,
+        widens=False,
     ),
     _for_gpus(
         "triton",
         (torch.float32, torch.float16, torch.bfloat16),
         "prefill and decode by our Triton kernel",
         _create_triton,
+        widens=True,
     ),
     _for_gpus(
         "torch-varlen",
         (torch.float16, torch.bfloat16),
         "prefill by torch, decode by our Triton kernel",
         _create_torch_varlen,
+        widens=False,
     ),
     _Candidate("cpu", "cpu", _probe_cpu, _create_cpu),
     _Candidate(
@@ -170,9 +178,13 @@ _CANDIDATES = (
 )
 
 
-def _probe(candidate: _Candidate, kind: str, dtype: torch.dtype) -> tuple[bool, str]:
+def _probe(
+    candidate: _Candidate, kind: str, dtype: torch.dtype, kv_dtype: torch.dtype | None = None
+) -> tuple[bool, str]:
     if candidate.device not in (None, kind):
         return False, f"runs on {candidate.device}, not on {kind}"
+    if kv_dtype not in (None, dtype) and not candidate.widens:
+        return False, f"reads no KV cache in {_name(kv_dtype)} for queries in {_name(dtype)}"
     return candidate.probe(kind, dtype)
 
 
@@ -185,11 +197,18 @@ def available_backends(
 
 
 def choose(
-    name: str = "auto", device: str = "cpu", dtype: torch.dtype = torch.float32
+    name: str = "auto",
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype | None = None,
 ) -> BackendChoice:
     """The backend called `name`, or with 'auto' the fastest that runs on `device`.
 
     The reason also says what a faster one lacks.
+
+    Args:
+        dtype: of the queries.
+        kv_dtype: of the KV cache; None: the same.
 
     Raises:
         BackendUnavailableError: no such backend, or it cannot run here.
@@ -203,7 +222,7 @@ def choose(
         )
     reasons: list[tuple[str | None, str]] = []
     for candidate in found:
-        usable, reason = _probe(candidate, kind, dtype)
+        usable, reason = _probe(candidate, kind, dtype, kv_dtype)
         if usable:
             missed = [text for device, text in reasons if device in (None, kind)]
             return BackendChoice(candidate.create(), "; ".join([reason, *missed]))

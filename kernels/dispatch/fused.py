@@ -16,10 +16,13 @@ import torch.nn.functional as F  # noqa: N812
 from stepscope.kernels.cpu.library import (
     ADD_RMS_NORM,
     ARGMAX,
+    CACHES,
+    DTYPES,
     NORM_ROPE_STORE,
     SILU_MUL,
     default_library,
 )
+from stepscope.kernels.fp8 import KVScales
 from stepscope.kernels.paged_attention import store_kv
 
 log = logging.getLogger("stepscope.kernels")
@@ -123,6 +126,7 @@ def norm_rope_store(
     q_norm: torch.Tensor | None,
     k_norm: torch.Tensor | None,
     eps: float,
+    scales: KVScales | None = None,
 ) -> torch.Tensor:
     """Split `qkv` into heads, rotate them, store K and V; the queries `[N, num_heads, D]`.
 
@@ -130,7 +134,7 @@ def norm_rope_store(
     of q and k is RMS-normalised first. RoPE (Su et al., 2021) turns halves of a head against each
     other; `rope` is `[positions, D]` in fp32, cosines in the first half and sines in the second.
     Everything is computed in fp32 and rounded once. Keys and values go to the slots of the paged
-    caches that `slot_mapping` (`[N]`) names.
+    caches that `slot_mapping` (`[N]`) names; `scales` are those of caches in FP8.
 
     Raises:
         IndexError: a position or a slot that is not there (unchecked on a GPU).
@@ -139,18 +143,23 @@ def norm_rope_store(
     dtype = qkv.dtype
     if (
         library is None
-        or dtype not in _IS_BF16
+        or dtype not in CACHES
         or not (qkv.is_cpu and qkv.is_contiguous())
         or not (rope.dtype is torch.float32 and rope.is_contiguous())
         or not (positions.dtype is slot_mapping.dtype is torch.int64)
         or not (positions.is_contiguous() and slot_mapping.is_contiguous())
-        or not (key_cache.dtype is value_cache.dtype is dtype)
+        or key_cache.dtype not in CACHES[dtype]
         or not (key_cache.is_contiguous() and value_cache.is_contiguous())
         or not (q_norm is None or (q_norm.dtype is dtype and q_norm.is_contiguous()))
         or not (k_norm is None or (k_norm.dtype is dtype and k_norm.is_contiguous()))
     ):
         kernels = _on_device(qkv, q_norm, k_norm)
-        operation = torch_norm_rope_store if kernels is None else kernels.norm_rope_store
+        if kernels is None or key_cache.dtype is not dtype:
+            operation: Callable[..., torch.Tensor] = functools.partial(
+                torch_norm_rope_store, scales=scales
+            )
+        else:
+            operation = kernels.norm_rope_store
         return operation(
             qkv,
             rope,
@@ -179,13 +188,16 @@ def norm_rope_store(
             0 if q_norm is None else q_norm.data_ptr(),
             0 if k_norm is None else k_norm.data_ptr(),
             query.data_ptr(),
+            0 if scales is None else scales.key_factor.data_ptr(),
+            0 if scales is None else scales.value_factor.data_ptr(),
             num_positions,
             num_blocks * block_size,
             num_rows,
             num_heads,
             num_kv_heads,
             head_dim,
-            _IS_BF16[dtype],
+            DTYPES[dtype],
+            DTYPES[key_cache.dtype],
             torch.get_num_threads(),
             eps,
         )
@@ -209,12 +221,14 @@ def torch_norm_rope_store(
     q_norm: torch.Tensor | None,
     k_norm: torch.Tensor | None,
     eps: float,
+    scales: KVScales | None = None,
 ) -> torch.Tensor:
     """What `norm_rope_store` computes."""
     heads = qkv.unflatten(1, (num_heads + 2 * num_kv_heads, -1))
     query, key, value = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     cos, sin = rope[positions].unsqueeze(1).chunk(2, dim=-1)
-    store_kv(_norm_rotate(key, k_norm, cos, sin, eps), value, key_cache, value_cache, slot_mapping)
+    key = _norm_rotate(key, k_norm, cos, sin, eps)
+    store_kv(key, value, key_cache, value_cache, slot_mapping, scales)
     return _norm_rotate(query, q_norm, cos, sin, eps)
 
 

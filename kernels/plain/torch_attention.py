@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from stepscope.kernels.paged_attention import IntArray, PagedBatch
+from stepscope.kernels.paged_attention import IntArray, PagedBatch, as_bytes
 
 # Queries of a prefill chunk that share one call and one mask: small tiles skip more of the keys
 # that none of their queries can see, large ones have fewer calls.
@@ -88,7 +88,7 @@ class TorchAttention:
         for rows in plan.decodes:
             keys, values = (
                 gathered.view(rows.num_rows, -1, *gathered.shape[2:]).transpose(1, 2)
-                for gathered in self._gather(key_cache, value_cache, rows.blocks)
+                for gathered in self._gather(key_cache, value_cache, rows.blocks, query.dtype)
             )
             output[rows.tokens] = _attend(
                 query[rows.tokens], keys, values, rows.mask, scale, softcap, sinks
@@ -99,7 +99,7 @@ class TorchAttention:
                 .transpose(0, 1)
                 .unsqueeze(1)
                 .expand(-1, query.shape[2], -1, -1)
-                for gathered in self._gather(key_cache, value_cache, chunk.blocks)
+                for gathered in self._gather(key_cache, value_cache, chunk.blocks, query.dtype)
             )
             self._prefill(query, keys, values, chunk, output, scale, sliding_window, softcap, sinks)
         return output.flatten(1, 2)
@@ -121,11 +121,15 @@ class TorchAttention:
         return plan
 
     def _gather(
-        self, key_cache: torch.Tensor, value_cache: torch.Tensor, blocks: torch.Tensor
+        self,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        blocks: torch.Tensor,
+        dtype: torch.dtype,
     ) -> list[torch.Tensor]:
         """Keys and values of `blocks`, each [blocks, block_size, kv heads, head_dim].
 
-        They are good until the next call.
+        They are of `dtype`, and good until the next call.
         """
         shape = (len(blocks), *key_cache.shape[1:])
         size = math.prod(shape)
@@ -137,7 +141,8 @@ class TorchAttention:
                 scratch = torch.empty(size, dtype=cache.dtype, device=cache.device)
                 self._scratch[key] = scratch
             out = scratch[:size].view(shape)
-            gathered.append(torch.index_select(cache, 0, blocks, out=out))
+            torch.index_select(as_bytes(cache), 0, blocks, out=as_bytes(out))
+            gathered.append(out.to(dtype))
         return gathered
 
     def _prefill(

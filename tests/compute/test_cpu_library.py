@@ -14,12 +14,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.kernels.cpu import library as cpu_library
 from stepscope.kernels.dispatch import fused
 from stepscope.kernels.dispatch.backends import choose
+from stepscope.kernels.fp8 import FP8, KVScales, scales_of, to_fp8
 from tests.support.cpu_levels import EACH_LEVEL, USABLE, highest_level, needs_level
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -141,6 +143,35 @@ ROWS, SIZES = st.integers(0, 9), st.integers(1, 300)
 
 
 @EACH_LEVEL
+@pytest.mark.usefixtures("at_level")
+def test_numbers_become_the_nearest_of_fp8_as_torch_has_it(level: str) -> None:
+    every = torch.arange(128, dtype=torch.uint8)[:-1].view(FP8).float()
+    between = (every[1:] + every[:-1]) / 2
+    sizes = torch.cat(
+        [
+            *(every, between, between.nextafter(every[1:]), between.nextafter(every[:-1])),
+            torch.tensor([448.0, 449.0, 464.0, 465.0, 1e30, math.inf, 1e-30, 2.0**-10, math.nan]),
+        ]
+    )
+    numbers = torch.cat([sizes, -sizes])
+    numbers = F.pad(numbers, (0, len(numbers) % 2))
+    one = torch.ones(1)
+    caches = [torch.zeros(1, 1, 1, len(numbers)).to(FP8) for _ in range(2)]
+    fused.norm_rope_store(
+        numbers.repeat(3)[None],
+        torch.cat([torch.ones(1, len(numbers) // 2), torch.zeros(1, len(numbers) // 2)], dim=1),
+        *(torch.zeros(1, dtype=torch.int64) for _ in range(2)),
+        *caches,
+        *(1, 1, None, None, 1e-6),
+        KVScales(one[:, None, None], one[:, None, None], one, one),
+    )
+    stored, expected = caches[1].flatten(), to_fp8(numbers[None, None], one).flatten()
+    assert torch.equal(stored.isnan(), expected.isnan())
+    is_number = ~expected.isnan()
+    assert torch.equal(stored.view(torch.uint8)[is_number], expected.view(torch.uint8)[is_number])
+
+
+@EACH_LEVEL
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.sampled_from(DTYPES), ROWS, SIZES, st.booleans())
 def test_add_rms_norm_is_that_of_torch(
@@ -168,6 +199,7 @@ def test_add_rms_norm_is_that_of_torch(
     st.sampled_from([2, 10, 32, 64, 80, 96, 128]),
     st.booleans(),
     st.booleans(),
+    st.sampled_from([torch.float32, torch.bfloat16, FP8]),
 )
 def test_norm_rope_store_is_that_of_torch(
     level: str,
@@ -178,7 +210,13 @@ def test_norm_rope_store_is_that_of_torch(
     head_dim: int,
     with_q_norm: bool,
     with_k_norm: bool,
+    cache_dtype: torch.dtype,
 ) -> None:
+    if cache_dtype is torch.float32:
+        cache_dtype = dtype
+    scales = None
+    if cache_dtype is FP8:
+        scales = scales_of(*(random(2, 2, num_kv_heads, 8, dtype=dtype, seed=i) for i in (7, 8)))
     qkv = random(num_rows, (num_heads + 2 * num_kv_heads) * head_dim, dtype=dtype)
     angles = random(30, head_dim // 2, dtype=torch.float32, seed=1) * 7
     rope = torch.cat([angles.cos(), angles.sin()], dim=-1)
@@ -191,12 +229,19 @@ def test_norm_rope_store_is_that_of_torch(
     ]
     results = []
     for function in (fused.norm_rope_store, fused.torch_norm_rope_store):
-        caches = [torch.full((5, 4, num_kv_heads, head_dim), 9.0, dtype=dtype) for _ in range(2)]
+        shape = (5, 4, num_kv_heads, head_dim)
+        caches = [torch.full(shape, 9.0).to(cache_dtype) for _ in range(2)]
         with highest_level(level):
             query = function(
-                qkv, rope, positions, slots, *caches, num_heads, num_kv_heads, *norms, 1e-6
+                qkv, rope, positions, slots, *caches, num_heads, num_kv_heads, *norms, 1e-6, scales
             )
         results.append((query, *caches))
+    if cache_dtype is FP8:
+        assert torch.equal(results[0][2].view(torch.uint8), results[1][2].view(torch.uint8))
+        # A key that lies between two numbers of FP8 may be rounded to either.
+        numbers = [keys.view(torch.uint8).int() for _, keys, _ in results]
+        assert int((numbers[0] - numbers[1]).abs().max()) <= 1
+        results = [result[:1] for result in results]
     for actual, expected in zip(*results, strict=True):
         assert actual.shape == expected.shape
         torch.testing.assert_close(actual, expected)

@@ -137,10 +137,11 @@ def test_decodes_of_very_different_lengths_are_grouped_and_still_exact(
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_bf16_stays_close_to_the_reference(backend: str) -> None:
+def test_bf16_stays_close_to_the_reference(backend: str, cache_dtype: torch.dtype) -> None:
     case = make_case(MIXED, head_dim=64)
-    half = [t.to(torch.bfloat16) for t in case[:3]]
+    half = [case.query.to(torch.bfloat16), *(cache.to(cache_dtype) for cache in case[1:3])]
     expected = ReferenceAttention()(*half, case.batch, scale=0.125)
     actual = create(backend)(*half, case.batch, scale=0.125)
     assert actual.dtype == torch.bfloat16
@@ -217,12 +218,32 @@ def test_cpp_computes_what_the_reference_does_whatever_the_shape(
         rtol=1e-5,
         atol=1e-5,
     )
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn):
+        smaller = [t.to(dtype) for t in case[1:3]]
+        torch.testing.assert_close(
+            chosen(case.query, *smaller, case.batch, **options),  # type: ignore[arg-type]
+            ReferenceAttention()(case.query, *smaller, case.batch, **options),  # type: ignore[arg-type]
+            rtol=1e-5,
+            atol=1e-5,
+        )
     # Of the same rounded inputs the exact result: what bf16 adds is the rounding of weights and of
     # the result, 2^-9 of the largest value each.
     half = [t.to(torch.bfloat16) for t in case[:3]]
     exact = ReferenceAttention()(*(t.float() for t in half), case.batch, **options)  # type: ignore[arg-type]
     error = (chosen(*half, case.batch, **options).float() - exact).abs()  # type: ignore[arg-type]
     assert float(error.max()) <= 2**-8 * float(half[2].abs().max())
+
+
+@EACH_LEVEL
+def test_every_number_of_fp8_is_read_as_torch_reads_it(level: str) -> None:
+    codes = torch.arange(256, dtype=torch.uint8)
+    codes = codes[(codes & 0x7F) != 0x7F]  # NaN, which our kernel reads as 480
+    value_cache = codes.view(torch.float8_e4m3fn).view(1, 1, 1, -1)
+    case = make_case([(0, 1)], block_size=1, num_heads=1, num_kv_heads=1, head_dim=len(codes))
+    case.batch.block_tables[:] = 0
+    # One key: the output is its value, to the bit.
+    output = create(f"cpu-{level}")(case.query, value_cache, value_cache, case.batch, scale=1)
+    assert torch.equal(output.flatten(), codes.view(torch.float8_e4m3fn).float())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -303,7 +324,7 @@ def test_cpp_takes_queries_in_any_layout_and_refuses_what_it_cannot_read(level: 
     expected = chosen(*case, scale=0.3)
     by_head = case.query.transpose(0, 1).contiguous().transpose(0, 1)
     assert torch.equal(chosen(by_head, *case[1:], scale=0.3), expected)
-    with pytest.raises(TypeError, match="both be float32 or bfloat16"):
+    with pytest.raises(TypeError, match="no kernel for queries of"):
         chosen(case.query.bfloat16(), *case[1:], scale=0.3)
     case.batch.block_tables[0, 0] = len(case.key_cache)
     case.batch.plans.clear()

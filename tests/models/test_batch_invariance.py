@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stepscope.engine.execution.loading import load_runner
-from stepscope.engine.protocol.config import EngineConfig
+from stepscope.engine.protocol.config import EngineConfig, KVCacheDtype
 from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Phase
 from stepscope.engine.scheduling.request import Request
@@ -31,10 +31,11 @@ Cut = Callable[[Request], int]  # the most tokens of its next step
 class Steps:
     """A runner, and requests that are put through it by hand; output tokens are forced."""
 
-    def __init__(self, folder: Path, threads: int) -> None:
+    def __init__(self, folder: Path, kv_cache_dtype: KVCacheDtype, threads: int) -> None:
         config = EngineConfig(
             model=str(folder),
             dtype="bfloat16",
+            kv_cache_dtype=kv_cache_dtype,
             device="cpu",
             threads=threads,
             kv_memory="4MB",
@@ -95,10 +96,14 @@ def _uses_our_products() -> None:
         pytest.skip("with matrix instructions (AMX) bf16 is multiplied by oneDNN, not by us")
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3"])
+SERVED = [("llama", "auto"), ("qwen3", "auto"), ("llama", "fp8_e4m3")]
+
+
+@pytest.fixture(scope="module", params=SERVED, ids="-".join)
 def steps(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path]) -> Iterator[Steps]:
     threads = torch.get_num_threads()
-    yield Steps(tiny_checkpoint(request.param), threads=1)
+    family, kv_cache_dtype = request.param
+    yield Steps(tiny_checkpoint(family), kv_cache_dtype, threads=1)
     torch.set_num_threads(threads)
 
 

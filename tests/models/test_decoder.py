@@ -44,7 +44,7 @@ class Pages:
         size = (MAX_MODEL_LEN // BLOCK_SIZE, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
         self.model = model
         self.keys, self.values = (
-            [torch.zeros(size, dtype=model.kv_dtype) for _ in range(shape.num_layers)]
+            [torch.zeros(size, dtype=model.dtype) for _ in range(shape.num_layers)]
             for _ in range(2)
         )
         self.num_computed = 0

@@ -32,6 +32,7 @@ def describe(
         model=str(known(lambda: _first(model.served_model_name)) or model.model),
         architecture=known(lambda: str(model.architectures[0])),
         dtype=known(lambda: str(model.dtype).removeprefix("torch.")),
+        kv_cache_dtype=known(lambda: str(config.cache_config.cache_dtype)),
         device=known(lambda: str(config.device_config.device)),
         implementation=f"vLLM {vllm_version or ''}".strip(),
         num_layers=known(lambda: int(model.get_num_layers(parallel))),

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.config import ConfigError, KVCacheDtype
 from stepscope.engine.scheduling.kv_memory import free_host_bytes
+from stepscope.kernels.fp8 import FP8
 
 
 def find_device(setting: str) -> torch.device:
@@ -53,6 +54,11 @@ def find_dtype(setting: str, device: torch.device) -> torch.dtype:
     dtype = getattr(torch, setting)
     assert isinstance(dtype, torch.dtype)
     return dtype
+
+
+def find_kv_dtype(setting: KVCacheDtype, dtype: torch.dtype) -> torch.dtype:
+    """What the KV cache of a model in `dtype` holds."""
+    return {"auto": dtype, "bf16": torch.bfloat16, "fp8_e4m3": FP8}[setting]
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

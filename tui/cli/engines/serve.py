@@ -46,7 +46,10 @@ def serve(flags: Mapping[str, Any], exit_with_stdin: bool, like: str | None = No
 
     def ready(info: EngineInfo) -> None:
         progress.close()
-        what = ", ".join(part for part in (info.dtype, info.device, info.attention_backend) if part)
+        parts = [info.dtype, info.device, info.attention_backend]
+        if info.kv_cache_dtype != info.dtype:
+            parts.append(f"KV cache in {info.kv_cache_dtype}")
+        what = ", ".join(filter(None, parts))
         if info.model == smollm2.NAME:
             print(smollm2.NOTICE, flush=True)
         print(f"{info.name} serves {info.model} ({what}) on {info.control_endpoint}", flush=True)

@@ -5,7 +5,7 @@ from array import array
 from functools import lru_cache
 from itertools import pairwise, product, starmap
 
-from stepscope.engine.protocol.wire import CACHED, EMPTY
+from stepscope.engine.protocol.wire import CACHED, EMPTY, EngineInfo
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame
@@ -20,6 +20,7 @@ from stepscope.tui.views.theme import (
 )
 
 _NAMES = ("free", "cached", "used", "shared")
+_SHORT_DTYPES = {"float8_e4m3fn": "FP8", "bfloat16": "BF16"}
 _OWNERS_WIDTH = 26
 _MAX_SAMPLED = 16_384  # blocks looked at one by one
 _FEW = 3  # blocks
@@ -47,10 +48,20 @@ def _title(frame: Frame) -> Line:
     info = frame.state.info
     if info is None or info.num_blocks is None:
         return (("KV map", "title"),)
-    size = "" if info.block_size is None else f" × {info.block_size} tok"
+    size = size_of_pool(info)
     evictions = frame.rates.evictions_per_s
     lost = "" if evictions is None else f"  evict {evictions:.0f}/s"
-    return (("KV map", "title"), (f"  {info.num_blocks:,} blocks{size}{lost}", "muted"))
+    return (("KV map", "title"), (f"  {size}{lost}", "muted"))
+
+
+def size_of_pool(info: EngineInfo) -> str:
+    """How many blocks there are, of how many tokens, in which dtype if not that of the model."""
+    words = [f"{info.num_blocks or 0:,} blocks"]
+    if info.block_size is not None:
+        words.append(f"× {info.block_size} tok")
+    if info.kv_cache_dtype not in (None, "auto", info.dtype):
+        words.append(f"in {_SHORT_DTYPES.get(info.kv_cache_dtype, info.kv_cache_dtype)}")
+    return " ".join(words)
 
 
 def key(frame: Frame, width: int) -> Line:

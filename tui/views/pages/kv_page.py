@@ -41,8 +41,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     what = "by owner" if by_owner else "by state"
     size = ""
     if info is not None and info.num_blocks is not None:
-        size = f"  {info.num_blocks:,} blocks"
-        size += "" if info.block_size is None else f" × {info.block_size} tok"
+        size = f"  {kv_map.size_of_pool(info)}"
     title: Line = (
         (f"KV map {what}", "title"),
         (f"{size}  ({frame.key('sort')}: the other way)", "muted"),

@@ -191,7 +191,7 @@ def _our_logits(model: Model, backend: Any, prompt: list[int]) -> torch.Tensor:
     num_blocks = -(-count // BLOCK_SIZE)
     size = (num_blocks, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
     keys, values = (
-        [torch.zeros(size, dtype=model.kv_dtype, device=device) for _ in range(shape.num_layers)]
+        [torch.zeros(size, dtype=model.dtype, device=device) for _ in range(shape.num_layers)]
         for _ in range(2)
     )
     batch = PagedBatch(

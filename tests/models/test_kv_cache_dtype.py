@@ -1,0 +1,148 @@
+"""A KV cache of another dtype than the model: as many more blocks, and the tokens that follow from
+what is stored, however a prompt is cut into chunks."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from stepscope.engine.execution.loading import load_runner
+from stepscope.engine.execution.runner import ModelRunner
+from stepscope.engine.protocol.config import ConfigError, EngineConfig, KVCacheDtype
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import Phase
+from stepscope.engine.scheduling.request import Request
+from stepscope.engine.scheduling.step import ScheduledRow, ScheduledStep
+from stepscope.kernels.fp8 import to_fp8
+
+MAX_MODEL_LEN = 256
+NUM_OUTPUT = 8
+PROMPT_LENGTHS = (5, 64, 101)
+
+
+def load(folder: Path, kv_cache_dtype: KVCacheDtype, **settings: Any) -> ModelRunner:
+    config = EngineConfig(
+        model=str(folder),
+        **{
+            "dtype": "float32",
+            "device": "cpu",
+            "threads": 1,
+            "kv_memory": "256KB",
+            "max_model_len": MAX_MODEL_LEN,
+            "kv_cache_dtype": kv_cache_dtype,
+            **settings,
+        },
+    )
+    return load_runner(config, lambda what, share: None)
+
+
+class RoundedCache(DynamicCache):
+    """The transformers library's own cache; attention sees what a cache of `runner` would hold."""
+
+    def __init__(self, runner: ModelRunner, kv_cache_dtype: KVCacheDtype) -> None:
+        super().__init__()
+        self._scales = runner._kv_scales
+        self._is_fp8 = kv_cache_dtype == "fp8_e4m3"
+
+    def update(
+        self, key: torch.Tensor, value: torch.Tensor, layer: int, *others: Any, **more: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rounded = []
+        for i, heads in enumerate((key, value)):  # [1, kv heads, tokens, head_dim]
+            if self._is_fp8:
+                assert self._scales is not None
+                factor = self._scales[layer][2 + i]
+                stored = to_fp8(heads[0].transpose(0, 1), factor).float() / factor[:, None]
+                rounded.append(stored.transpose(0, 1)[None])
+            else:
+                rounded.append(heads.to(torch.bfloat16).float())
+        return super().update(*rounded, layer, *others, **more)
+
+
+def run(runner: ModelRunner, prompt: list[int], chunk: int) -> list[int]:
+    """The greedy tokens after `prompt`, which is computed in chunks of at most `chunk` tokens."""
+    request = Request(0, list(prompt), SamplingParams(max_tokens=NUM_OUTPUT), arrival_ns=0)
+    request.block_table = random.Random(chunk).sample(
+        range(runner.num_blocks), -(-(len(prompt) + NUM_OUTPUT) // runner.block_size)
+    )
+    while request.num_output_tokens < NUM_OUTPUT:
+        start = request.num_computed_tokens
+        count = min(chunk, request.num_tokens - start)
+        phase = Phase.DECODE if start >= len(prompt) else Phase.PREFILL
+        row = ScheduledRow(request, phase, start, count, start + count == request.num_tokens)
+        (token,) = runner.execute(ScheduledStep(0, [row])).token_ids
+        request.num_computed_tokens += count
+        if token is not None:
+            request.token_ids.append(token)
+    return request.output_token_ids
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["bf16", "fp8_e4m3"])
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("llama", {}),
+        ("qwen3", {}),
+        ("llama", {"attention": "torch"}),
+        ("gemma2", {"model_impl": "transformers"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value.values()),
+)
+def test_tokens_are_those_of_a_model_whose_keys_and_values_are_rounded(
+    family: str,
+    settings: dict[str, str],
+    kv_cache_dtype: KVCacheDtype,
+    tiny_checkpoint: Callable[..., Path],
+) -> None:
+    folder = tiny_checkpoint(family)
+    runner = load(folder, kv_cache_dtype, **settings)
+    oracle = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    rng = random.Random(5)
+    for length in PROMPT_LENGTHS:
+        prompt = [rng.randrange(256) for _ in range(length)]
+        generated = oracle.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, length),
+            past_key_values=RoundedCache(runner, kv_cache_dtype),
+            max_new_tokens=NUM_OUTPUT,
+            do_sample=False,
+            eos_token_id=None,
+        )
+        expected = generated[0, length:].tolist()
+        for chunk in (7, 64, MAX_MODEL_LEN):
+            assert run(runner, prompt, chunk) == expected, f"{length} tokens in chunks of {chunk}"
+
+
+def test_the_same_memory_holds_as_many_more_blocks_as_its_numbers_are_smaller(
+    tiny_checkpoint: Callable[..., Path],
+) -> None:
+    folder = tiny_checkpoint("llama")
+    runners = [load(folder, each) for each in ("auto", "bf16", "fp8_e4m3")]
+    blocks = [runner.num_blocks for runner in runners]
+    assert blocks == [blocks[0], 2 * blocks[0], 4 * blocks[0]]
+    assert len({runner.kv_bytes for runner in runners}) == 1
+    names = [runner.description.kv_cache_dtype for runner in runners]
+    assert names == ["float32", "bfloat16", "float8_e4m3fn"]
+
+
+@pytest.mark.parametrize("attention", ["flash-attn", "torch-varlen"])
+def test_a_backend_that_reads_one_dtype_only_is_refused_with_the_reason(attention: str) -> None:
+    from stepscope.kernels.dispatch.backends import BackendUnavailableError, choose
+
+    with pytest.raises(BackendUnavailableError, match="no KV cache in float8_e4m3fn for queries"):
+        choose(attention, "cuda", torch.bfloat16, torch.float8_e4m3fn)
+
+
+def test_a_cpu_without_compiled_kernels_for_a_dtype_uses_another_backend(
+    tiny_checkpoint: Callable[..., Path],
+) -> None:
+    runner = load(tiny_checkpoint("llama"), "fp8_e4m3", dtype="float16")
+    assert runner.description.attention_backend == "torch"
+    with pytest.raises(ConfigError, match="has float32 and bfloat16, not float16"):
+        load(tiny_checkpoint("llama"), "fp8_e4m3", dtype="float16", attention="cpu")
