@@ -1,7 +1,8 @@
 """Data-parallel ranks of vLLM: one endpoint each, found and changed as one group."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from stepscope.engine.client.errors import CommandRefused
 from stepscope.engine.client.group import set_on_all
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.transport.data_parallel import ranks_of
+from stepscope.recordings.file.reader import Recording
 from stepscope.tui.cli.engines.set import set_knobs
 from stepscope.tui.session.live_source import addresses
 from tests.adapters.played_vllm import PlayedScheduler
@@ -102,3 +104,19 @@ def test_a_rank_that_refuses_late_gives_the_others_their_old_values_back(
     assert [entry.new for entry in ranks[0].core.audit.last()] == [{BUDGET: 32}, {BUDGET: 64}]
     for client in clients:
         client.close()
+
+
+@pytest.mark.usefixtures("ranks")
+def test_a_group_is_recorded_to_a_file_a_rank(
+    stepscope: Callable[..., Any], tmp_path: Path
+) -> None:
+    done = stepscope("record", "vllm-0", "-o", str(tmp_path / "run.mcap"), "--seconds", "0.5")
+    assert done.exit_code == 0, done.stderr
+    for rank in range(2):
+        with Recording(tmp_path / f"run.dp{rank}.mcap") as recording:
+            assert recording.info.data_parallel_rank == rank
+    refused = stepscope(
+        *("record", "vllm-0", "-o", str(tmp_path / "b.mcap"), "--vary", f"{BUDGET}=32..64")
+    )
+    assert refused.exit_code == 2
+    assert "--vary: name one rank, like vllm-0.dp0" in refused.stderr

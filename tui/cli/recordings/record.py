@@ -3,12 +3,16 @@
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from stepscope.engine.adapters.metrics.address import MetricsAddress, is_metrics_url
 from stepscope.engine.adapters.sglang.forward_passes import PREFIX, ForwardPassAddress
 from stepscope.engine.protocol.silence import publishes
+from stepscope.engine.transport.data_parallel import ranks_of
+from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.recordings.file.service_levels import Levels
 from stepscope.recordings.file.writing.rotation import (
     MIN_ROTATE_BYTES,
     MIN_ROTATE_S,
@@ -79,42 +83,104 @@ def record(
     levels = chosen_levels(level_flags(slo_itl, slo_ttft))
     limits = _limits("--rotate", rotate)
     kept = _limits("--keep", keep)
-    output = output_path(file, is_new=limits is None)
-    source = _source(endpoint, past_s)
-    target = output if limits is None else FileSeries(output, limits, kept)
+    ranks = _ranks(endpoint)
+    if ranks and vary is not None:
+        raise WrongUsage(f"--vary: name one rank, like {ranks[0].name}")
+    outputs = [output_path(each, is_new=limits is None) for each in _files(file, ranks)]
+    engines: list[Endpoint] | list[str | None] = ranks or [endpoint]
+    sources = [_source(each, past_s) for each in engines]
     stop = StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     # Signals wait from before there is a file that one could leave unfinished.
     with stop, _varied(endpoint, vary) as variation:
-        recorder = Recorder(source, target, lambda: levels)
-        source.start()
+        sessions: list[_Session] = []
         try:
+            for source, output in zip(sources, outputs, strict=True):
+                target = output if limits is None else FileSeries(output, limits, kept)
+                sessions.append(_Session(source, target, levels))
             with Progress() as progress:
-                why = _watch(
-                    source, recorder, stop, seconds, limits is not None, progress, variation
-                )
+                _watch(sessions, stop, seconds, limits is not None, progress, variation)
         finally:
-            source.stop()
-            recorder.stop()
-    if recorder.state == "failed":
-        raise CommandFailed(recorder.error or f"{output} could not be written")
-    remember(recorder.path)
-    lost = f"{source.history.num_lost} messages lost"
-    what = f"{recorder.path}: " if recorder.num_files == 1 else f"{recorder.num_files} files, "
-    last = "" if recorder.num_files == 1 else f", the last one {recorder.path}"
-    say(f"{what}{recorder.num_steps:,} steps, {file_size(recorder.num_bytes)}, {lost}{last}")
-    if why is not None:
-        raise type(why)(f"{why}; {recorder.path} holds what came before")
-    if recorder.error is not None:  # the engine started anew: nothing records the new one
-        raise CommandFailed(recorder.error)
+            for session in sessions:
+                session.stop()
+    problems = [problem for session in sessions if (problem := session.report()) is not None]
+    if problems:
+        raise problems[0]
 
 
-def _source(endpoint: str | None, past_s: float) -> LiveSource:
-    if endpoint is not None and is_metrics_url(endpoint):
-        check_metrics(MetricsAddress.parse(endpoint))
-        return receive(MetricsAddress.parse(endpoint), Journal())
-    if endpoint is not None and endpoint.startswith(PREFIX):
-        return receive(ForwardPassAddress.parse(endpoint), Journal())
-    chosen = choose(endpoint, "stepscope record {} -o FILE")
+def _ranks(endpoint: str | None) -> list[Endpoint]:
+    """The data-parallel ranks that the name stands for; empty when it is one engine's."""
+    if endpoint is None or is_metrics_url(endpoint) or endpoint.startswith(PREFIX):
+        return []
+    ranks = ranks_of(endpoint)
+    return ranks if len(ranks) > 1 else []
+
+
+def _files(file: str, ranks: Sequence[Endpoint]) -> list[str]:
+    """`run.mcap`, or for ranks `run.dp0.mcap`, `run.dp1.mcap` and so on."""
+    path = Path(file)
+    return [str(path.with_suffix(f".dp{i}{path.suffix}")) for i in range(len(ranks))] or [file]
+
+
+class _Session:
+    """One engine that is recorded."""
+
+    def __init__(self, source: LiveSource, target: Path | FileSeries, levels: Levels) -> None:
+        self.source = source
+        self.recorder = Recorder(source, target, lambda: levels)
+        self.problem: CommandFailed | None = None  # why it ended too early, if it did
+        self.is_over = self.is_joined = False
+        self.last_heard_s = self._last_live_s = time.monotonic()
+        self._num_steps = 0
+        source.start()
+
+    def look(self, now_s: float, is_series: bool) -> None:
+        """Note whether it goes on; a series goes on with the next engine."""
+        source, recorder = self.source, self.recorder
+        self.is_joined = self.is_joined or source.status == "live" or source.error is not None
+        if source.status in ("live", "stale") or recorder.num_steps > self._num_steps:
+            self._last_live_s, self._num_steps = now_s, recorder.num_steps
+        if source.status == "live":
+            self.last_heard_s = now_s
+        self.is_over = recorder.state != "recording" or recorder.error is not None
+        if is_series or self.is_over:
+            return
+        self.is_over = source.history.state.state == "stopped"
+        if not self.is_over and now_s - self._last_live_s > _GONE_S:
+            self.is_over = True
+            self.problem = CommandFailed(f"the engine no longer answers ({source.error})")
+
+    def stop(self) -> None:
+        self.source.stop()
+        self.recorder.stop()
+
+    def report(self) -> CommandFailed | None:
+        """Say what was recorded; the error that the command ends with, if any."""
+        recorder = self.recorder
+        if recorder.state == "failed":
+            return CommandFailed(recorder.error or f"{recorder.path} could not be written")
+        remember(recorder.path)
+        lost = f"{self.source.history.num_lost} messages lost"
+        what = f"{recorder.path}: " if recorder.num_files == 1 else f"{recorder.num_files} files, "
+        last = "" if recorder.num_files == 1 else f", the last one {recorder.path}"
+        say(f"{what}{recorder.num_steps:,} steps, {file_size(recorder.num_bytes)}, {lost}{last}")
+        if self.problem is not None:
+            text = f"{self.problem}; {recorder.path} holds what came before"
+            return type(self.problem)(text)
+        if recorder.error is not None:  # the engine started anew: nothing records the new one
+            return CommandFailed(recorder.error)
+        return None
+
+
+def _source(endpoint: str | Endpoint | None, past_s: float) -> LiveSource:
+    if isinstance(endpoint, Endpoint):
+        chosen = endpoint
+    else:
+        if endpoint is not None and is_metrics_url(endpoint):
+            check_metrics(MetricsAddress.parse(endpoint))
+            return receive(MetricsAddress.parse(endpoint), Journal())
+        if endpoint is not None and endpoint.startswith(PREFIX):
+            return receive(ForwardPassAddress.parse(endpoint), Journal())
+        chosen = choose(endpoint, "stepscope record {} -o FILE")
     with connect(chosen) as client:
         if not publishes(client.info()):
             note = "publishes nothing (--no-telemetry): no step of it will be in the recording"
@@ -157,49 +223,42 @@ def _limits(option: str, text: str | None) -> SeriesLimits | None:
 
 
 def _watch(
-    source: LiveSource,
-    recorder: Recorder,
+    sessions: Sequence[_Session],
     stop: StopSignals,
     seconds: float | None,
     is_series: bool,
     progress: Progress,
     variation: KnobVariation | None,
-) -> CommandFailed | None:
-    """Wait for the end of the recording; return why it ended too early, if it did."""
-    start_s = last_live_s = last_heard_s = time.monotonic()
-    num_steps, is_joined = 0, False
+) -> None:
+    """Wait for the end of all sessions."""
+    start_s = time.monotonic()
+    names = ", ".join(session.source.name for session in sessions)
     while not stop.wait(_TICK_S):
         now_s = time.monotonic()
-        is_joined = is_joined or source.status == "live"
-        if not is_joined and source.error is None:
+        for session in sessions:
+            if not session.is_over:
+                session.look(now_s, is_series)
+        if not all(session.is_joined for session in sessions):
             start_s = now_s  # `seconds` begin when all that was before has come
-        if source.status in ("live", "stale") or recorder.num_steps > num_steps:
-            last_live_s, num_steps = now_s, recorder.num_steps
-        if source.status == "live":
-            last_heard_s = now_s
         elapsed_s = now_s - start_s
         if variation is not None:
             variation.tick(elapsed_s)
-        share = None if seconds is None else min(1.0, elapsed_s / seconds)
-        written = f"{recorder.num_steps:,} steps, {file_size(recorder.num_bytes)}"
+        recorders = [session.recorder for session in sessions]
+        num_bytes = sum(recorder.num_bytes for recorder in recorders)
+        written = f"{sum(each.num_steps for each in recorders):,} steps, {file_size(num_bytes)}"
         if is_series:
-            written += f", file {recorder.num_files}"
+            written += f", file {max(recorder.num_files for recorder in recorders)}"
         what = "recording"
-        if now_s - last_heard_s > _GONE_S:  # else it would seem to record for days
+        silent = [each for each in sessions if now_s - each.last_heard_s > _GONE_S]
+        if len(silent) == len(sessions):  # else it would seem to record for days
             what = "waiting for"
-            written += f"; {source.error}"
-        progress(f"{what} {source.name}", share, f"{elapsed_s:.0f} s, {written}")
-        if recorder.state != "recording" or recorder.error is not None:
-            return None
+            written += f"; {silent[0].source.error}"
+        share = None if seconds is None else min(1.0, elapsed_s / seconds)
+        progress(f"{what} {names}", share, f"{elapsed_s:.0f} s, {written}")
+        if all(session.is_over for session in sessions):
+            return
         if seconds is not None and elapsed_s >= seconds:
-            return None
-        if is_series:
-            continue  # the next engine goes into the next file
-        if source.history.state.state == "stopped":
-            return None
-        if now_s - last_live_s > _GONE_S:
-            return CommandFailed(f"the engine no longer answers ({source.error})")
+            return
     elapsed_s = time.monotonic() - start_s
-    if seconds is None or elapsed_s >= seconds:
-        return None
-    return Interrupted(f"interrupted after {elapsed_s:.0f} of {seconds:g} s")
+    if seconds is not None and elapsed_s < seconds:
+        sessions[0].problem = Interrupted(f"interrupted after {elapsed_s:.0f} of {seconds:g} s")
