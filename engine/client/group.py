@@ -3,9 +3,11 @@
 import contextlib
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
-from stepscope.engine.protocol.commands import Ack
+from stepscope.engine.protocol.commands import Ack, AnyReply, SetKnobs
 from stepscope.engine.protocol.wire import KnobValue, Snapshot
 
 
@@ -30,13 +32,52 @@ def set_on_all(
         for client, state in states:
             acks.append(_set(client, changes, who, state.knobs_version))
     except (CommandRefused, EngineUnreachable):
-        for (client, state), ack in zip(states, acks, strict=False):  # those that have taken it
-            old = {name: state.knobs[name] for name in changes}
-            # An engine that is gone, or that another client changed since, keeps its values.
-            with contextlib.suppress(CommandRefused, EngineUnreachable):
-                _set(client, old, who, ack.version)
+        _put_back(clients, before, acks, changes, who)
         raise
     return before, acks
+
+
+def ask_with_siblings(
+    client: ControlClient, siblings: Sequence[ControlClient], command: SetKnobs
+) -> AnyReply:
+    """Change the knobs of a rank and of its siblings: of all of them, or of none.
+
+    The answer is that of the rank itself, and says from which steps the siblings have the change.
+
+    Raises:
+        CommandRefused: one rank does not take it; the message of a sibling names it.
+        EngineUnreachable: one does not answer.
+    """
+    client.ask(msgspec.structs.replace(command, dry_run=True))
+    who, changes = command.who, command.changes
+    before, acks = set_on_all(siblings, changes, who)
+    try:
+        reply = client.ask(command)
+    except CommandRefused:
+        _put_back(siblings, before, acks, changes, who)
+        raise
+    steps = (
+        f"{each.endpoint.name} from step {ack.effective_step:,}"
+        for each, ack in zip(siblings, acks, strict=True)
+    )
+    return (
+        msgspec.structs.replace(reply, detail=", ".join(steps)) if isinstance(reply, Ack) else reply
+    )
+
+
+def _put_back(
+    clients: Sequence[ControlClient],
+    before: Sequence[Snapshot],
+    acks: Sequence[Ack],
+    changes: Mapping[str, KnobValue],
+    who: str,
+) -> None:
+    """Give those that have taken the changes, the first of `clients`, their old values."""
+    for client, state, ack in zip(clients, before, acks, strict=False):
+        old = {name: state.knobs[name] for name in changes}
+        # An engine that is gone, or that another client changed since, keeps its values.
+        with contextlib.suppress(CommandRefused, EngineUnreachable):
+            _set(client, old, who, ack.version)
 
 
 def _set(

@@ -11,6 +11,13 @@ from stepscope.engine.transport.endpoints import Endpoint, find_local
 _RANK = re.compile(r"(?P<group>.+)\.dp(?P<rank>\d+)")
 
 
+def siblings_of(rank: Endpoint) -> list[Endpoint]:
+    """The other ranks of its group that run on this machine."""
+    match = _RANK.fullmatch(rank.control)
+    group = rank.control if match is None else match["group"]
+    return [each for each in ranks_of(group) if each.control != rank.control]
+
+
 def ranks_of(text: str) -> list[Endpoint]:
     """The ranks that run on this machine under one name; without any, the endpoint of that name.
 

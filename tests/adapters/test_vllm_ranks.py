@@ -11,12 +11,15 @@ from stepscope.engine.adapters.vllm.attachment import attach
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused
 from stepscope.engine.client.group import set_on_all
+from stepscope.engine.protocol.commands import Ack, SetKnobs
 from stepscope.engine.protocol.wire import KnobValue
-from stepscope.engine.transport.data_parallel import ranks_of
+from stepscope.engine.transport.data_parallel import ranks_of, siblings_of
 from stepscope.recordings.file.reader import Recording
 from stepscope.tui.cli.engines.set import set_knobs
+from stepscope.tui.session.control.engine_link import Answer, EngineLink
 from stepscope.tui.session.live_source import addresses
 from tests.adapters.played_vllm import PlayedScheduler
+from tests.support.waiting import wait_for
 
 BUDGET = "max_num_batched_tokens"
 
@@ -104,6 +107,50 @@ def test_a_rank_that_refuses_late_gives_the_others_their_old_values_back(
     assert [entry.new for entry in ranks[0].core.audit.last()] == [{BUDGET: 32}, {BUDGET: 64}]
     for client in clients:
         client.close()
+
+
+@pytest.fixture
+def link() -> Iterator[EngineLink]:
+    """That of a dashboard which shows the second rank."""
+    (rank,) = ranks_of("vllm-0.dp1")
+    link = EngineLink(lambda: ControlClient(rank), lambda: siblings_of(rank))
+    yield link
+    link.close()
+
+
+def answer_of(link: EngineLink, value: int) -> Answer:
+    link.ask("budget", SetKnobs(changes={BUDGET: value}, who="Ada", expected_version=0))
+    answers: list[Answer] = []
+    wait_for(lambda: bool(answers.extend(link.answers()) or answers), "an answer")
+    return answers[0]
+
+
+def test_a_key_of_the_dashboard_changes_all_ranks(
+    ranks: list[Attachment], link: EngineLink
+) -> None:
+    reply = answer_of(link, 32).reply
+    assert isinstance(reply, Ack)
+    assert reply.detail == "vllm-0.dp0 from step 0"
+    assert budgets(ranks) == [32, 32]
+
+
+def test_a_key_changes_no_rank_where_one_refuses(ranks: list[Attachment], link: EngineLink) -> None:
+    board = ranks[0]._engine.board
+    board.specs = tuple(spec for spec in board.specs if spec.name != BUDGET)
+    refused = answer_of(link, 32)
+    assert "vllm-0.dp0: " in (refused.error or "")
+    assert "no engine of the group is changed" in (refused.error or "")
+    assert budgets(ranks) == [64, 64]
+
+
+def test_a_key_that_comes_too_late_on_its_own_rank_changes_no_other(
+    ranks: list[Attachment], link: EngineLink
+) -> None:
+    with ControlClient(ranks_of("vllm-0.dp1")[0]) as other:
+        other.set_knobs({BUDGET: 48}, "Bob")
+    assert answer_of(link, 32).code == "conflict"
+    assert budgets(ranks) == [64, 48]
+    assert ranks[0].core.audit.last() == []
 
 
 @pytest.mark.usefixtures("ranks")

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepscope.engine.client.client import ControlClient
+from stepscope.engine.transport.data_parallel import siblings_of
+from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.alerts.rule import Rule
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
@@ -59,7 +61,10 @@ class SessionMaker:
             needs.add("recorder")
         link = autopilot = None
         if control_endpoint is not None and not self.readonly:
-            link = EngineLink(partial(ControlClient, control_endpoint))
+            link = EngineLink(
+                partial(ControlClient, control_endpoint),
+                lambda: siblings_of(Endpoint.parse(control_endpoint)),
+            )
             autopilot = AutopilotSwitch(control_endpoint, who)
         return Session(
             source,

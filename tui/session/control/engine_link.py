@@ -1,15 +1,18 @@
 """`EngineLink`: sends commands from its own thread, so that the screen never waits."""
 
+import contextlib
 import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable, NoAnswer
-from stepscope.engine.protocol.commands import AnyReply, Command
+from stepscope.engine.client.group import ask_with_siblings
+from stepscope.engine.protocol.commands import AnyReply, Command, SetKnobs
+from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.tui.settings.log_file import see_log
 
 log = logging.getLogger("stepscope.tui")
@@ -38,10 +41,16 @@ class EngineLink:
 
     Args:
         connect: makes the client, in the thread that uses it.
+        siblings: the other data-parallel ranks of the engine, asked for at each change.
     """
 
-    def __init__(self, connect: Callable[[], ControlClient]) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], ControlClient],
+        siblings: Callable[[], Sequence[Endpoint]] = tuple,
+    ) -> None:
         self._connect = connect
+        self._siblings = siblings
         self._commands: queue.SimpleQueue[tuple[str, Command, str] | None] = queue.SimpleQueue()
         self._answers: deque[Answer] = deque()
         self._asked: deque[str] = deque()
@@ -76,6 +85,15 @@ class EngineLink:
         """Let the thread end after the command it is at."""
         self._commands.put(None)
 
+    def _ask_all(self, client: ControlClient, command: Command) -> AnyReply:
+        """A change of knobs goes to all data-parallel ranks, or to none."""
+        siblings = self._siblings() if isinstance(command, SetKnobs) else []
+        if not isinstance(command, SetKnobs) or not siblings:
+            return client.ask(command)
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(ControlClient(each)) for each in siblings]
+            return ask_with_siblings(client, clients, command)
+
     def _run(self) -> None:
         client: ControlClient | None = None
         try:
@@ -96,7 +114,7 @@ class EngineLink:
                 try:
                     if client is None:
                         client = self._connect()
-                    reply = client.ask(command)
+                    reply = self._ask_all(client, command)
                 except (EngineUnreachable, CommandRefused) as refusal:
                     error = str(refusal)
                     may_follow = isinstance(refusal, NoAnswer)
