@@ -7,7 +7,7 @@ import msgspec
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
-from stepscope.engine.protocol.commands import Ack, AnyReply, SetKnobs
+from stepscope.engine.protocol.commands import Ack, SetKnobs
 from stepscope.engine.protocol.wire import KnobValue, Snapshot
 
 
@@ -39,7 +39,7 @@ def set_on_all(
 
 def ask_with_siblings(
     client: ControlClient, siblings: Sequence[ControlClient], command: SetKnobs
-) -> AnyReply:
+) -> Ack:
     """Change the knobs of a rank and of its siblings: of all of them, or of none.
 
     The answer is that of the rank itself, and says from which steps the siblings have the change.
@@ -60,9 +60,8 @@ def ask_with_siblings(
         f"{each.endpoint.name} from step {ack.effective_step:,}"
         for each, ack in zip(siblings, acks, strict=True)
     )
-    return (
-        msgspec.structs.replace(reply, detail=", ".join(steps)) if isinstance(reply, Ack) else reply
-    )
+    assert isinstance(reply, Ack), "a change that is not refused is acknowledged"
+    return msgspec.structs.replace(reply, detail=", ".join(steps))
 
 
 def _put_back(
