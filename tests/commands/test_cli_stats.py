@@ -72,6 +72,9 @@ def test_every_command_gives_a_live_engine_the_same_names(
     assert set(of_engine) == set(in_snapshot) == set(FIGURES)
     assert of_engine["finished"] == in_snapshot["finished"] == 20
     assert of_engine["itl_p99"] == in_snapshot["itl_p99"] > 0
+    path = endpoint.removeprefix("ipc://")  # as a shell completes it
+    assert json.loads(stepscope("stats", path, "--json").stdout)["figures"]["finished"] == 20
+    assert stepscope("audit", path).exit_code == 0
 
 
 def test_load_says_how_much_came_from_the_prefix_cache(

@@ -14,7 +14,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.state.audit_text import change_text, who_text
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.errors import say, writing_output
-from stepscope.tui.cli.shared.recording_path import find_recording
+from stepscope.tui.cli.shared.recording_path import find_recording, is_recorded
 from stepscope.tui.settings.cli_errors import CommandFailed
 from stepscope.tui.views import format as fmt
 
@@ -45,7 +45,7 @@ def audit(target: str | None, as_json: bool) -> None:
 
 def _is_recording(target: str) -> bool:
     try:
-        return not find_recording(target).is_dir()
+        return is_recorded(find_recording(target))
     except CommandFailed:
         return False
 

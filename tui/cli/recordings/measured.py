@@ -20,7 +20,7 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.levels import level_of
 from stepscope.tui.cli.shared.progress import Progress
-from stepscope.tui.cli.shared.recording_path import find_recording
+from stepscope.tui.cli.shared.recording_path import find_recording, is_recorded
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 
 LIVE_S = 60.0  # of an engine, by default
@@ -87,7 +87,7 @@ def is_recording(target: str) -> bool:
     if target.endswith(_SUFFIXES):
         return True
     try:
-        return not find_recording(target).is_dir()
+        return is_recorded(find_recording(target))
     except CommandFailed:
         if any(each.name == target for each in find_local()):
             return False

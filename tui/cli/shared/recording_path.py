@@ -19,3 +19,8 @@ def find_recording(file: str) -> Path:
         return sample
     known = f"; shipped samples: {', '.join(shipped)}" if shipped else ""
     raise CommandFailed(f"there is no recording {file}{known}")
+
+
+def is_recorded(path: Path) -> bool:
+    """Whether it can be a recording, and not the socket of an engine or a folder of sockets."""
+    return not path.is_dir() and not path.is_socket()
