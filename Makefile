@@ -61,6 +61,7 @@ pictures: $(INSTALLED)
 	$(BIN)/stepscope screenshot freeze --page latency -o docs/pictures/latency.svg
 	$(BIN)/stepscope compare freeze chunked -o docs/pictures/compare.svg
 	$(BIN)/stepscope screenshot vllm --at 420 --size 120x34 -o docs/pictures/vllm.svg
+	$(BIN)/stepscope screenshot speculation --at 110 --size 120x34 -o docs/pictures/speculation.svg
 
 # The lists of keys, commands and knobs in docs/ anew, after one of them was changed.
 docs: $(INSTALLED)

@@ -12,6 +12,7 @@ SHOWS: Mapping[str, str] = {
     "freeze": "long prompts prefilled whole: every chat stands still for most of a second",
     "chunked": "the same prompts in chunks of 256 tokens: the chats go on beside them",
     "vllm": "an unmodified vLLM 0.32 whose token budget is turned from 1,024 to 256",
+    "speculation": "a model that guesses ahead: copies take several tokens a step, chats do not",
 }
 
 

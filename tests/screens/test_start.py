@@ -313,7 +313,7 @@ async def test_it_fills_every_size(ascii_only: bool) -> None:
                 assert screen_text(app).isascii()
             if size[1] >= 15:
                 assert "the engine is gone" in screen_text(app)
-                assert (">" if ascii_only else "▶") + "9 e  address" in screen_text(app)
+                assert (">" if ascii_only else "▶") + "  e  address" in screen_text(app)
 
 
 async def test_a_failure_of_ours_is_a_line_and_the_next_look_comes(
