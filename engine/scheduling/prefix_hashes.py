@@ -5,8 +5,6 @@ import hashlib
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request
 
-_NUM_BYTES = 8
-
 
 class PrefixHashes:
     """Names the full blocks of requests by salted 64-bit hashes.
@@ -36,5 +34,9 @@ class PrefixHashes:
         digest = self._kv.digest(request, index)
         if isinstance(digest, int):
             digest = digest.to_bytes(16, "big", signed=True)
-        hashed = hashlib.blake2b(digest, digest_size=_NUM_BYTES, key=self._salt)
-        return int.from_bytes(hashed.digest(), "big")
+        return salted(digest, self._salt)
+
+
+def salted(digest: bytes, salt: bytes) -> int:
+    """What an engine's own hash of a block is called outside of it, in 64 bits."""
+    return int.from_bytes(hashlib.blake2b(digest, digest_size=8, key=salt).digest(), "big")

@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from stepscope.engine.adapters.attached.hooks import Hooks
 from stepscope.engine.adapters.vllm import versions
+from stepscope.engine.adapters.vllm.prefix_hashes import VllmPrefixHashes
 
 
 def test_without_the_variable_the_plugin_imports_nothing_of_ours() -> None:
@@ -74,3 +76,27 @@ def test_a_foreign_wrapper_around_ours_stays() -> None:
     target.schedule = lambda: ours() + "!"  # type: ignore[method-assign]
     hooks.restore()
     assert target.schedule() == "THEIRS!"
+
+
+def test_contexts_that_begin_alike_have_the_same_salted_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def request(*blocks: bytes, num_prompt_tokens: int) -> SimpleNamespace:
+        return SimpleNamespace(
+            block_hashes=list(blocks), num_prompt_tokens=num_prompt_tokens, num_tokens=50
+        )
+
+    monkeypatch.delenv("STEPSCOPE_PREFIX_HASHES", raising=False)
+    assert VllmPrefixHashes.if_wanted(16) is None
+    monkeypatch.setenv("STEPSCOPE_PREFIX_HASHES", "1")
+    names, others = VllmPrefixHashes.if_wanted(16), VllmPrefixHashes.if_wanted(16)
+    assert names is not None
+    assert others is not None
+    one = request(b"system", b"one", b"more", num_prompt_tokens=40)
+    two = request(b"system", b"two", b"more", num_prompt_tokens=40)
+    assert names.of_prompt(one)[0] == names.of_prompt(two)[0]
+    assert names.of_prompt(one)[1] != names.of_prompt(two)[1]
+    assert len(names.of_prompt(one)) == 2
+    assert names.of_output(one) == names.of_output(two)
+    assert len(names.of_output(one)) == 1
+    assert others.of_prompt(one)[0] != names.of_prompt(one)[0]

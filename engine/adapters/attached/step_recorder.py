@@ -64,8 +64,10 @@ class StepRecorder:
 
     # What the engine does
 
-    def arrived(self, source: EngineRequest, arrival_ns: int) -> TrackedRequest:
-        """A request has come that is not in the table."""
+    def arrived(
+        self, source: EngineRequest, arrival_ns: int, prefix_hashes: list[int] | None = None
+    ) -> TrackedRequest:
+        """A request has come that is not in the table; `prefix_hashes`: see `Arrived`."""
         tracked = TrackedRequest(self._next_id, source, min(arrival_ns, monotonic_ns()))
         self._next_id += 1
         self.table[source.request_id] = tracked
@@ -77,6 +79,7 @@ class StepRecorder:
                 max_tokens=source.max_tokens,
                 priority=source.priority,
                 time_ns=tracked.arrival_ns,
+                prefix_hashes=prefix_hashes,
             )
         )
         self.has_unpublished = True

@@ -20,6 +20,7 @@ class VllmRequest(Protocol):
     num_computed_tokens: int
     num_prompt_tokens: int
     priority: int
+    block_hashes: Sequence[bytes]  # of full blocks, each of all tokens before its end
 
     @property
     def num_output_tokens(self) -> int: ...

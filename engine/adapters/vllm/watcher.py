@@ -9,6 +9,7 @@ from stepscope.engine.adapters.attached.tracked import TrackedRequest
 from stepscope.engine.adapters.attached.unfinished_step import UnfinishedStep
 from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.block_books import BlockBooks
+from stepscope.engine.adapters.vllm.prefix_hashes import VllmPrefixHashes
 from stepscope.engine.adapters.vllm.scheduled import make_rows, note_blocks
 from stepscope.engine.adapters.vllm.shapes import SchedulerOutput, VllmRequest, VllmScheduler
 from stepscope.engine.protocol.wire import Aborted, Finished, RequestEvent
@@ -27,7 +28,9 @@ class Watcher:
         self._queues = versions.queues(scheduler)
         knows_blocks = versions.knows_blocks(scheduler)
         self.books = BlockBooks(scheduler.kv_cache_manager.block_pool) if knows_blocks else None
-        self.recorder = StepRecorder(self.books, bool(scheduler.cache_config.enable_prefix_caching))
+        caches_prefixes = bool(scheduler.cache_config.enable_prefix_caching)
+        self.recorder = StepRecorder(self.books, caches_prefixes)
+        self._hashes = VllmPrefixHashes.if_wanted(scheduler.block_size) if caches_prefixes else None
 
     def added(self, request: VllmRequest) -> None:
         """A request has come; a further turn of a known one is no arrival."""
@@ -35,7 +38,8 @@ class Watcher:
             return
         # Their clock is the wall clock of another process.
         arrival_ns = int(request.arrival_time * 1e9) - (time.time_ns() - monotonic_ns())
-        self.recorder.arrived(request, arrival_ns)
+        hashes = None if self._hashes is None else self._hashes.of_prompt(request)
+        self.recorder.arrived(request, arrival_ns, hashes)
 
     def scheduled(self, out: SchedulerOutput, start_ns: int, end_ns: int, budget: int) -> None:
         """`schedule()` has returned.
@@ -90,7 +94,7 @@ class Watcher:
             return set()
         found = self.recorder.known(finished)
         for tracked in found:
-            self.recorder.ended(tracked, _end_of(tracked))
+            self.recorder.ended(tracked, self._end_of(tracked))
         return set(found)
 
     def forgot_cache(self) -> None:
@@ -120,11 +124,15 @@ class Watcher:
         reasons = {"deferred": num_deferred, "kv_blocks": min(1, rest), "queued": max(0, rest - 1)}
         return {reason: count for reason, count in reasons.items() if count}
 
-
-def _end_of(tracked: TrackedRequest) -> RequestEvent:
-    request = cast(VllmRequest, tracked.source)
-    status = request.status.name.removeprefix("FINISHED_").lower()
-    if status == "aborted":
-        return Aborted(tracked.request_id, "aborted in vLLM")
-    reasons = {"stopped": "stop", "length_capped": "length", "ignored": "length"}
-    return Finished(tracked.request_id, reasons.get(status, status), request.num_output_tokens)
+    def _end_of(self, tracked: TrackedRequest) -> RequestEvent:
+        request = cast(VllmRequest, tracked.source)
+        status = request.status.name.removeprefix("FINISHED_").lower()
+        if status == "aborted":
+            return Aborted(tracked.request_id, "aborted in vLLM")
+        reasons = {"stopped": "stop", "length_capped": "length", "ignored": "length"}
+        return Finished(
+            tracked.request_id,
+            reasons.get(status, status),
+            request.num_output_tokens,
+            None if self._hashes is None else self._hashes.of_output(request),
+        )
