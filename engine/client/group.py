@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.client.errors import CommandRefused, EngineUnreachable, NoAnswer
 from stepscope.engine.protocol.commands import Ack, SetKnobs
 from stepscope.engine.protocol.wire import KnobValue, Snapshot
 
@@ -53,7 +53,9 @@ def ask_with_siblings(
     before, acks = set_on_all(siblings, changes, who)
     try:
         reply = client.ask(command)
-    except CommandRefused:
+    except NoAnswer:
+        raise  # it may still take the change
+    except (CommandRefused, EngineUnreachable):
         _put_back(siblings, before, acks, changes, who)
         raise
     steps = (

@@ -90,7 +90,7 @@ class EngineInfo(Telemetry, frozen=True, kw_only=True):
     model: str
     architecture: str | None = None
     dtype: str | None = None
-    kv_cache_dtype: str | None = None
+    kv_cache_dtype: str | None = None  # None: an old recording, or not known
     device: str | None = None
     implementation: str | None = None  # whose layers run, and how
     attention_backend: str | None = None

@@ -9,9 +9,9 @@ import pytest
 from stepscope.engine.adapters.attached.attachment import Attachment
 from stepscope.engine.adapters.vllm.attachment import attach
 from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import CommandRefused
-from stepscope.engine.client.group import set_on_all
-from stepscope.engine.protocol.commands import Ack, SetKnobs
+from stepscope.engine.client.errors import CommandRefused, EngineUnreachable, NoAnswer
+from stepscope.engine.client.group import ask_with_siblings, set_on_all
+from stepscope.engine.protocol.commands import Ack, AnyReply, Command, SetKnobs
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.transport.data_parallel import ranks_of, siblings_of
 from stepscope.recordings.file.reader import Recording
@@ -151,6 +151,25 @@ def test_a_key_that_comes_too_late_on_its_own_rank_changes_no_other(
     assert answer_of(link, 32).code == "conflict"
     assert budgets(ranks) == [64, 48]
     assert ranks[0].core.audit.last() == []
+
+
+@pytest.mark.parametrize("error", [EngineUnreachable, NoAnswer])
+def test_a_rank_that_is_gone_changes_no_other_and_one_that_is_silent_may_follow_them(
+    ranks: list[Attachment], monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    first, second = ranks_of("vllm-0")
+    with ControlClient(second) as client, ControlClient(first) as sibling:
+        ask = client.ask
+
+        def ask_once(command: Command, *args: Any) -> AnyReply:
+            if isinstance(command, SetKnobs) and not command.dry_run:
+                raise error("gone")
+            return ask(command, *args)
+
+        monkeypatch.setattr(client, "ask", ask_once)
+        with pytest.raises(error):
+            ask_with_siblings(client, [sibling], SetKnobs(changes={BUDGET: 32}, who="Ada"))
+    assert budgets(ranks) == [64 if error is EngineUnreachable else 32, 64]
 
 
 @pytest.mark.usefixtures("ranks")
