@@ -8,7 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.protocol.commands import Pause, Resume, Submit
 from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import EngineStatus, StepRecord, Telemetry
 from stepscope.engine.scheduling.request import Request, RequestStatus
 from stepscope.engine.scheduling.step_plan import StepPlan
@@ -21,6 +24,7 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from tests.attribution.test_explain import MS, Script
 from tests.support.seek_sessions import record
+from tests.support.waiting import wait_for
 
 CROWD = SimulatedWorkload(rate=14.0, document_share=0.1, document_tokens=1500, output_tokens=90)
 
@@ -235,8 +239,13 @@ def test_a_preemption_storm_of_a_live_engine_is_in_the_books(
     live_engine: Any, stepscope: Callable[..., Any]
 ) -> None:
     endpoint = live_engine.endpoint.control
-    load = ["--num-requests", "40", "--rate", "1000", "--document-share", "0"]
-    stepscope("load", endpoint, *load, "--chat-tokens", "120", "--output-tokens", "150")
+    sampling = SamplingParams(max_tokens=150, ignore_eos=True)
+    with ControlClient(live_engine.endpoint) as client:
+        client.ask(Pause())  # all come at once, however busy the machine is
+        for number in range(40):
+            client.send(Submit(prompt_token_ids=[number] * 120, sampling=sampling))
+        client.ask(Resume())
+        wait_for(lambda: not client.snapshot().requests, "the end of all requests")
     found = json.loads(stepscope("ledger", endpoint, "--json").stdout)
     assert found["recompute_tax"]["preemptions"] > 10
     figures = json.loads(stepscope("stats", endpoint, "--json").stdout)["figures"]
