@@ -125,8 +125,20 @@ class ControlClient:
         """To be called once a minute by who asks nothing: libzmq stands still at 2000 events."""
         self._handshakes.refusal()
 
-    def receive(self, timeout_s: float) -> tuple[int, AnyReply] | None:
-        """The next reply to anything that was sent, None when none comes in time."""
+    def receive(
+        self, timeout_s: float, or_readable: int | None = None
+    ) -> tuple[int, AnyReply] | None:
+        """The next reply to anything that was sent, None when none comes in time.
+
+        Args:
+            or_readable: a file descriptor; wait no longer than until it is readable.
+        """
+        if or_readable is not None and not self._early:
+            poller = zmq.Poller()
+            for each in (self._socket, or_readable):
+                poller.register(each, zmq.POLLIN)
+            poller.poll(round(timeout_s * 1000))
+            timeout_s = 0
         if not self._early and (received := self._receive(timeout_s)) is not None:
             return received
         return self._early.popleft() if self._early else None

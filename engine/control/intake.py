@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
+from msgspec import UNSET
 
 from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.config import ConfigError
@@ -75,6 +76,12 @@ class Intake:
             raise ConfigError("bad_prompt", "the prompt is empty")
         if (largest := max(token_ids)) >= self._vocab_size:
             raise ConfigError("bad_prompt", self._outside(largest))
+        if command.handed_over is not UNSET:
+            output = command.handed_over.output_token_ids
+            if (largest := max(output)) >= self._vocab_size:
+                raise ConfigError("bad_output", self._outside(largest))
+            if len(output) >= command.sampling.max_tokens:
+                raise ConfigError("bad_output", "the request has all its tokens already")
         self._check_sampling(command.sampling)
         at_least = 1 if command.fit_max_tokens else command.sampling.max_tokens
         self._check_length(len(token_ids), max(at_least, command.sampling.min_tokens))

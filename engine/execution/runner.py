@@ -1,5 +1,6 @@
 """`ModelRunner`: a real model behind the `Runner` protocol. Owns every tensor of the engine."""
 
+import hashlib
 import random
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import torch
 
 from stepscope.engine.execution import input_batch, step_costs
 from stepscope.engine.execution.graphs import DecodeGraphs
+from stepscope.engine.execution.kv_frames import KVFrames
 from stepscope.engine.execution.machine.devices import (
     DeviceTimer,
     give_back_memory,
@@ -27,6 +29,7 @@ from stepscope.engine.execution.step_in_flight import LaunchedStep
 from stepscope.engine.execution.trial_steps import trial_step
 from stepscope.engine.models.model import Model, StepContext
 from stepscope.engine.protocol.wire import StepCosts
+from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.step import InFlight, ScheduledStep, StepResult
 from stepscope.engine.text.tokenizer import Tokenizer
 from stepscope.kernels.fp8 import FP8, KVScales, scales_of
@@ -142,6 +145,26 @@ class ModelRunner:
     def kv_bytes(self) -> int:
         """Memory of the KV cache."""
         return sum(cache.nbytes for cache in (*self._key_caches, *self._value_caches))
+
+    def kv_frames(self, model: str) -> KVFrames:
+        """Its KV blocks, as they are handed over between engines.
+
+        Args:
+            model: names the very weights that were loaded.
+        """
+        scales = [
+            scale.tolist()
+            for scales in self._kv_scales or ()
+            for scale in (scales.key, scales.value)
+        ]
+        facts = (model, self._model.num_parameters, self.kv_shape, self.block_size, scales)
+        dtypes = f"{self.dtype} {self._kv_dtype}"
+        layout = hashlib.sha256(f"{facts} {dtypes}".encode()).hexdigest()[:32]
+        return KVFrames([*self._key_caches, *self._value_caches], layout)
+
+    def seed_of(self, request: Request) -> int:
+        """The seed that the tokens of a request are drawn by."""
+        return self._sampler.seed_of(request)
 
     @property
     def is_capturable(self) -> bool:

@@ -239,8 +239,7 @@ def _reset_prefix_cache(core: EngineCore, _: ResetPrefixCache, __: Asker) -> Cha
 
 def _abort(core: EngineCore, command: Abort, _: Asker) -> ChangeEffect:
     request_id = command.request_id
-    request = core.scheduler.requests.get(request_id)
-    status = None if request is None else request.status.value
+    status = core.status_of(request_id)
     if status is None or not core.abort(request_id, "asked for"):
         _check_running(core, request_id)
         raise _TooLateError("not_found", f"request {request_id} has ended already")
@@ -252,7 +251,7 @@ def _check_running(core: EngineCore, request_id: int) -> None:
     """Raises ConfigError when a request has ended, or never was."""
     if request_id < 0 or request_id >= core.new_requests.next_request_id:
         raise ConfigError("not_found", f"there is no request {request_id}")
-    if request_id not in core.scheduler.requests:
+    if core.status_of(request_id) is None:
         raise _TooLateError("not_found", f"request {request_id} has ended already")
 
 

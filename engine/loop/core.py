@@ -8,8 +8,10 @@ step is in flight, so that it holds from the next step on, as without overlap.
 """
 
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
+
+import msgspec
 
 from stepscope.engine.loop.audit import AuditTrail
 from stepscope.engine.loop.control_tally import ControlTally
@@ -22,6 +24,7 @@ from stepscope.engine.loop.inbox import (
     Item,
     Refusal,
     Settled,
+    Task,
     Turn,
 )
 from stepscope.engine.loop.knob_lease import KnobLease
@@ -41,7 +44,7 @@ from stepscope.engine.protocol.wire import (
     Telemetry,
 )
 from stepscope.engine.scheduling.scheduler import Scheduler
-from stepscope.engine.scheduling.step import Runner, StepResult
+from stepscope.engine.scheduling.step import Runner, ScheduledRow, StepResult
 from stepscope.engine.telemetry.heartbeat import Heartbeat
 from stepscope.engine.telemetry.kept_snapshots import KeptSnapshots
 from stepscope.engine.telemetry.snapshots import snapshot
@@ -57,6 +60,23 @@ class CommandTable(Protocol):
         self, core: "EngineCore", command: Change, asker: Asker, is_alone: bool
     ) -> Settled | None: ...
     def end_lease_if_due(self, core: "EngineCore") -> None: ...
+
+
+class HandsOver(Protocol):
+    """Lets another engine go on with requests; `handover.HandOver` is the real one."""
+
+    @property
+    def num_away(self) -> int:
+        """Unfinished requests that are in the other engine. From any thread."""
+        ...
+
+    def is_away(self, request_id: int) -> bool:
+        """From any thread."""
+        ...
+
+    def after_step(self, rows: Sequence[ScheduledRow]) -> None: ...
+    def abort(self, request_id: int) -> bool: ...
+    def close(self) -> None: ...
 
 
 class EngineCore:
@@ -78,6 +98,7 @@ class EngineCore:
         control_tally: what the control socket refused; None: an empty one.
         anchor: brings the clocks in `info` up to date before it is published.
         lease: of its knobs; None: one by the wall clock.
+        hand_over: makes what hands requests over to another engine; None: they stay.
     """
 
     def __init__(
@@ -98,6 +119,7 @@ class EngineCore:
         control_tally: ControlTally | None = None,
         anchor: Callable[[EngineInfo], EngineInfo] | None = None,
         lease: KnobLease | None = None,
+        hand_over: "Callable[[EngineCore], HandsOver] | None" = None,
     ) -> None:
         self.info = info
         self.runner = runner
@@ -121,10 +143,11 @@ class EngineCore:
         self.kept_snapshots = KeptSnapshots()
         self._commands = commands
         self._anchor = anchor
-        self._delivery = Delivery(scheduler, token_publisher)
-        self.new_requests = NewRequests(scheduler, self._delivery, runner.clock, eos_token_ids)
-        self._pipeline = Pipeline(runner, scheduler, self._delivery, overlap=overlap)
+        self.delivery = Delivery(scheduler, token_publisher)
+        self.new_requests = NewRequests(scheduler, self.delivery, runner.clock, eos_token_ids)
+        self._pipeline = Pipeline(runner, scheduler, self.delivery, overlap=overlap)
         self._heartbeat = Heartbeat(self)
+        self._hand_over = None if hand_over is None else hand_over(self)
 
     # The loop
 
@@ -141,7 +164,10 @@ class EngineCore:
                     self.publish_heartbeat(idle=False)
             self.settle()
             for request_id in list(self.scheduler.requests):
+                self.delivery.give_back(request_id)
                 self.abort(request_id, "the engine was shut down")
+            if self._hand_over is not None:
+                self._hand_over.close()
             self.snapshots.serve(at_once=True)
             self.audit.publish_all()
             self._heartbeat.publish_status("stopped")
@@ -160,6 +186,8 @@ class EngineCore:
         step = self._pipeline.schedule(self.knobs_version, with_record=self.sink is not None)
         if step is not None and (result := self._execute(step)) is not None:
             num_finished = self._pipeline.update(step, result)
+            if self._hand_over is not None:
+                self._hand_over.after_step(step.rows)
             self._publish_record(step, result, num_finished)
         return True
 
@@ -241,7 +269,9 @@ class EngineCore:
             self.audit.refused(item.command, item.asker, item.code, item.message, item.count)
             return
         self._outlet.has_unpublished = True
-        if isinstance(item, Refusal):
+        if isinstance(item, Task):
+            item.do()
+        elif isinstance(item, Refusal):
             self.new_requests.refuse(item.client_id, item.reason)
         elif isinstance(item, Departure):
             self._settle_for_client()
@@ -276,8 +306,23 @@ class EngineCore:
     # What commands do (called by dispatch, between steps)
 
     def abort(self, request_id: int, reason: str) -> bool:
-        """End a request now; its client gets a last Output. False if there is no such request."""
-        return self._delivery.abort(request_id, reason)
+        """End a request; its client gets a last Output. False if there is no such request."""
+        if self._hand_over is not None and self._hand_over.abort(request_id):
+            return True
+        return self.delivery.abort(request_id, reason)
+
+    def status_of(self, request_id: int) -> str | None:
+        """Of an unfinished request; None: there is no such. From any thread."""
+        if self._hand_over is not None and self._hand_over.is_away(request_id):
+            return "handed over"
+        request = self.scheduler.requests.get(request_id)
+        return None if request is None else request.status.value
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests here, and those that were handed over. From any thread."""
+        num_away = 0 if self._hand_over is None else self._hand_over.num_away
+        return len(self.scheduler.requests) + num_away
 
     def set_knobs(self, knobs: Knobs) -> None:
         """They hold from the next step on."""
@@ -324,6 +369,11 @@ class EngineCore:
             self.info = self._anchor(self.info)
         self.publish(self.info)
 
+    def set_decode_engine(self, name: str | None) -> None:
+        """To whom requests are handed over now; None: they stay."""
+        self.info = msgspec.structs.replace(self.info, decode_engine=name)
+        self.publish_info()
+
     def publish_status(self, state: EngineState, now_ns: int) -> None:
         """How it stands, and what happened since the last message."""
         self._outlet.publish_status(state, self.last_step, now_ns, self.lease.published())
@@ -344,7 +394,7 @@ class EngineCore:
             return "paused"
         if self.draining:
             return "draining"
-        return "running" if has_work else "idle"
+        return "running" if self.scheduler.requests else "idle"
 
     def snapshot(self) -> Snapshot:
         """The state as of the last published message.

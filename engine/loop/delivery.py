@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from msgspec import UNSET
+
 from stepscope.engine.loop.inbox import Client
-from stepscope.engine.protocol.commands import Output, Submit
+from stepscope.engine.protocol.commands import Error, Loaded, Output, Submit
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledRow, StepResult
@@ -33,6 +35,28 @@ class Delivery:
         self._clients[request.request_id] = (client, submit)
         if self.token_publisher is not None:
             self.token_publisher.arrived(request, prompt_text)
+
+    def release(self, request_id: int) -> tuple[Client, Submit]:
+        """A request goes on elsewhere: its client and what it asked, for whoever delivers then."""
+        if self.token_publisher is not None:
+            self.token_publisher.ended(request_id)
+        return self._clients.pop(request_id)
+
+    def give_back(self, request_id: int) -> bool:
+        """Tell the prefill engine that its request cannot go on here; False: it is none of those.
+
+        The request itself has to be ended.
+        """
+        client, submit = self._clients[request_id]
+        if submit.handed_over is UNSET:
+            return False
+        client.reply(Error(code="stopped", message="the decode engine was shut down"))
+        return True
+
+    def note_loaded(self, request: Request) -> None:
+        """Its keys and values were copied: the prefill engine needs them no more."""
+        client, _ = self._clients[request.request_id]
+        client.reply(Loaded(request_id=request.request_id))
 
     def deliver(
         self,
@@ -64,7 +88,7 @@ class Delivery:
                 token_ids = request.output_token_ids
                 if submit.stream:
                     token_ids = bursts.get(index, [token_id])
-                client.reply(_output(request, token_ids, reason))
+                client.reply(output_of(request, token_ids, reason))
 
     def abort(self, request_id: int, reason: str) -> bool:
         """End a request now; its client gets a last Output. False: there is no such request."""
@@ -74,13 +98,13 @@ class Delivery:
         client, submit = self._clients.pop(request.request_id)
         if request.stop_text is not None:
             request.stop_text.finish(armed=False)
-        client.reply(_output(request, [] if submit.stream else request.output_token_ids, "abort"))
+        client.reply(output_of(request, [] if submit.stream else request.output_token_ids, "abort"))
         if self.token_publisher is not None:
             self.token_publisher.ended(request_id)
         return True
 
 
-def _output(request: Request, token_ids: list[int], finish_reason: str | None) -> Output:
+def output_of(request: Request, token_ids: list[int], finish_reason: str | None) -> Output:
     """What is due to the client; text only where it had to be made to find a stop string."""
     logprobs = None
     if request.sampling.logprobs is not None:

@@ -4,6 +4,8 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from msgspec import UNSET
+
 from stepscope.engine.loop.changes import apply_change
 from stepscope.engine.loop.changes import end_lease_if_due as end_lease_if_due
 from stepscope.engine.loop.changes import settled as settled
@@ -52,6 +54,7 @@ def _submit(core: EngineCore, call: Call, command: Submit) -> None:
     if core.draining:
         core.new_requests.refuse(command.client_id, "draining")
         raise ConfigError("draining", "the engine takes no new requests: it is being drained")
+    _check_role(core, command, len(call.token_ids))
     if len(core.scheduler.waiting) >= core.max_waiting:
         core.new_requests.refuse(command.client_id, "queue full")
         raise ConfigError(
@@ -63,6 +66,22 @@ def _submit(core: EngineCore, call: Call, command: Submit) -> None:
     call.client.reply(
         Submitted(request_id=request.request_id, num_prompt_tokens=request.num_prompt_tokens)
     )
+
+
+def _check_role(core: EngineCore, command: Submit, num_prompt_tokens: int) -> None:
+    """Raises ConfigError for a plain request to a decode engine, and the other way round."""
+    receiver, handed_over = core.scheduler.receiver, command.handed_over
+    if receiver is None:
+        if handed_over is not UNSET:
+            raise ConfigError("role", "this is no decode engine: start it with --role decode")
+    elif handed_over is UNSET:
+        core.new_requests.refuse(command.client_id, "no prefill engine")
+        raise ConfigError(
+            "role", "a decode engine takes no prompts: send them to its prefill engine"
+        )
+    else:
+        num_tokens = num_prompt_tokens + len(handed_over.output_token_ids) - 1
+        receiver.check(handed_over.kv, num_tokens)
 
 
 def _get_snapshot(core: EngineCore, call: Call, _: GetSnapshot) -> None:

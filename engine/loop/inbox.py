@@ -71,6 +71,14 @@ class Departure:
     lane: bytes = b""
 
 
+@dataclass(slots=True)
+class Task:
+    """Something that a thread of the engine's own process has to have done."""
+
+    do: Callable[[], None]
+    lane: bytes = b""
+
+
 class Settled(NamedTuple):
     """The answer to a change that does not have to wait for the engine's thread."""
 
@@ -78,7 +86,7 @@ class Settled(NamedTuple):
     is_audited: bool
 
 
-Item: TypeAlias = Call | Refusal | Denial | Departure
+Item: TypeAlias = Call | Refusal | Denial | Departure | Task
 
 _MAX_SORTED = 512  # items that are sorted into lanes in one go, however many have come
 MIN_TURN_NS = 1_000_000

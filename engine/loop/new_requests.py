@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Sequence
 
+import msgspec
+from msgspec import UNSET
+
 from stepscope.engine.loop.delivery import Delivery
 from stepscope.engine.loop.inbox import Client
-from stepscope.engine.protocol.commands import Submit
-from stepscope.engine.protocol.wire import Arrived, Rejected
+from stepscope.engine.protocol.commands import HandedOver, Submit
+from stepscope.engine.protocol.wire import Arrived, Origin, Rejected
 from stepscope.engine.scheduling.block_pool import BlockHash
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
@@ -67,6 +70,21 @@ class NewRequests:
             stop_text=stop_text,
             block_hashes=list(block_hashes),
         )
+        if submit.handed_over is not UNSET:
+            _go_on(request, submit.handed_over)
+        self._begin(request, client, submit, prompt_text)
+        self._scheduler.add(request)
+        return request
+
+    def take_back(self, request: Request, client: Client, submit: Submit, origin: Origin) -> None:
+        """Queue a request that had been handed over, before all others."""
+        request.origin = origin
+        self._begin(request, client, submit, None)
+        self._scheduler.take_back(request)
+
+    def _begin(
+        self, request: Request, client: Client, submit: Submit, prompt_text: str | None
+    ) -> None:
         self._delivery.expect(request, client, submit, prompt_text)
         publishes_tokens = self._delivery.token_publisher is not None
         prefix_hashes = self._scheduler.prefix_hashes
@@ -75,16 +93,15 @@ class NewRequests:
                 request_id=request.request_id,
                 client_id=request.client_id,
                 num_prompt_tokens=request.num_prompt_tokens,
-                max_tokens=submit.sampling.max_tokens,
+                max_tokens=request.sampling.max_tokens,
                 priority=request.priority,
                 time_ns=request.arrival_ns,
-                prompt_token_ids=token_ids if publishes_tokens else None,
+                prompt_token_ids=request.prompt_token_ids if publishes_tokens else None,
                 prompt_text=prompt_text,
                 prefix_hashes=None if prefix_hashes is None else prefix_hashes.of(request),
+                origin=request.origin,
             )
         )
-        self._scheduler.add(request)
-        return request
 
     def refuse(self, client_id: str, reason: str) -> None:
         """Note that a request was turned away."""
@@ -95,3 +112,27 @@ class NewRequests:
     def _new_request_id(self) -> int:
         self.next_request_id += 1
         return self.next_request_id - 1
+
+
+def _go_on(request: Request, handed_over: HandedOver) -> None:
+    """Make a new request what a prefill engine has made of it."""
+    output = handed_over.output_token_ids
+    received_ns, request.arrival_ns = request.arrival_ns, handed_over.arrival_ns
+    request.first_token_ns = handed_over.first_token_ns
+    request.last_token_ns = handed_over.last_token_ns
+    request.sampling = msgspec.structs.replace(request.sampling, seed=handed_over.seed)
+    request.ticket = handed_over.kv
+    request.origin = Origin(
+        handed_over.engine,
+        handed_over.request_id,
+        len(output),
+        handed_over.first_token_ns,
+        handed_over.last_token_ns,
+        handed_over.sent_ns,
+        received_ns,
+    )
+    for token_id in output:
+        request.token_ids.append(token_id)
+        request.finish_reason_after(token_id)
+    if request.stop_text is not None:
+        request.stop_text.take()  # the client has it

@@ -117,6 +117,8 @@ class Pipeline:
         start_ns = clock()
         rows = scheduler.schedule()
         end_ns = clock()
+        for request in scheduler.loaded_now:
+            self._delivery.note_loaded(request)
         if not rows:
             return None
         number = self.next_step

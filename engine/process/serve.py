@@ -19,12 +19,13 @@ from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.control_tally import ControlTally
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, Inbox, Refusal
+from stepscope.engine.process.role import EngineRole, open_role
 from stepscope.engine.process.start_check import check_settings, limits_of
 from stepscope.engine.protocol.commands import AnyReply, Shutdown, Submit
 from stepscope.engine.protocol.config import ConfigError, EngineConfig, Knobs, Limits, knob_specs
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
-from stepscope.engine.scheduling.kv_memory import replay_memory_bytes
+from stepscope.engine.scheduling.kv_memory import memory_bytes
 from stepscope.engine.scheduling.prefix_hashes import PrefixHashes
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.telemetry.clock_anchor import anchored
@@ -107,13 +108,14 @@ def open_engine(
     check_settings(config, knobs)
     name = config.name or (free_name() if not config.endpoint else "")
     endpoint = Endpoint.parse(config.endpoint or name)
-    replay_bytes = replay_memory_bytes(config.replay_memory)
+    replay_bytes = memory_bytes("replay_memory", config.replay_memory)
     prepare_environment(config)
     sweep()
     allow_many_files()  # for connections
     with (
         gate_of(config.keys, endpoint) as gate,
         EndpointLock(endpoint, local_key(gate), name or endpoint.name),
+        open_role(config, name or endpoint.name) as role,
         contextlib.ExitStack() as stack,
     ):
         # Only here: it imports torch, which reads the environment.
@@ -129,7 +131,9 @@ def open_engine(
         # a garbage collection last milliseconds.
         gc.collect()
         gc.freeze()
-        scheduler = Scheduler(KVCacheManager(runner.num_blocks, config.block_size), knobs, limits)
+        role.load(runner)
+        kv = KVCacheManager(runner.num_blocks, config.block_size)
+        scheduler = Scheduler(kv, knobs, limits, receiver=role.receiver)
         if config.prefix_hashes and config.telemetry:
             scheduler.prefix_hashes = PrefixHashes(scheduler.kv, secrets.token_bytes(16))
         try:
@@ -150,11 +154,11 @@ def open_engine(
             workload_submit(inbox, intake, runner.clock),
             chars_per_token=runner.tokenizer.chars_per_token,
             max_model_len=limits.max_model_len,
-            num_unfinished=lambda: len(scheduler.requests) + inbox.qsize(),
+            num_unfinished=lambda: core.num_unfinished + inbox.qsize(),
         )
         with_tokens = config.with_tokens and config.telemetry
         core = EngineCore(
-            _info(config, name or endpoint.name, endpoint, limits, runner, http_endpoint),
+            _info(config, name or endpoint.name, endpoint, limits, runner, role, http_endpoint),
             runner,
             scheduler,
             limits,
@@ -164,10 +168,11 @@ def open_engine(
             config.max_waiting,
             overlap=config.overlaps(launch_blocks=runner.launch_blocks),
             inbox=inbox,
-            workload=workload,
+            workload=None if config.role == "decode" else workload,
             token_publisher=TokenPublisher(runner.tokenizer.text_stream) if with_tokens else None,
             control_tally=ControlTally(gate),
             anchor=anchored,
+            hand_over=role.hand_over,
         )
         control = ControlServer(
             endpoint.control,
@@ -196,6 +201,7 @@ def _info(
     endpoint: Endpoint,
     limits: Limits,
     runner: "ModelRunner",
+    role: EngineRole,
     http_endpoint: str | None,
 ) -> EngineInfo:
     description = runner.description
@@ -235,6 +241,9 @@ def _info(
         step_costs=runner.step_costs,
         bundles=True,
         keeps_snapshots=config.telemetry,
+        role=role.name,
+        decode_engine=role.decode_engine,
+        kv_layout=role.kv_layout,
     )
 
 

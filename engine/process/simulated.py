@@ -15,7 +15,7 @@ from stepscope.engine.loop.inbox import Inbox
 from stepscope.engine.process.serve import stop_signals, workload_submit
 from stepscope.engine.protocol.config import EngineConfig
 from stepscope.engine.protocol.wire import EngineInfo
-from stepscope.engine.scheduling.kv_memory import replay_memory_bytes
+from stepscope.engine.scheduling.kv_memory import memory_bytes
 from stepscope.engine.simulation.simulated import START_NS, VOCAB_SIZE
 from stepscope.engine.simulation.virtual.drawn import DrawnStepTimes
 from stepscope.engine.simulation.virtual.made_up_text import CHARS_PER_TOKEN, MadeUpCodec
@@ -50,7 +50,7 @@ def serve_simulated(
     intake = Intake(MadeUpCodec(), VOCAB_SIZE, max_model_len)
     inbox = Inbox()
     with gate_of("", endpoint) as gate, EndpointLock(endpoint, local_key(gate), endpoint.name):
-        replay_bytes = replay_memory_bytes(_DEFAULTS.replay_memory)
+        replay_bytes = memory_bytes("replay_memory", _DEFAULTS.replay_memory)
         publisher = Publisher(endpoint.telemetry, _DEFAULTS.replay_steps, replay_bytes, gate)
         workload = WorkloadDriver(
             workload_submit(inbox, intake, runner.clock),

@@ -3,7 +3,7 @@
 import re
 
 from stepscope.engine.protocol.config import ConfigError, EngineConfig, Knobs, Limits, WrongValue
-from stepscope.engine.scheduling.kv_memory import check_kv_memory, replay_memory_bytes
+from stepscope.engine.scheduling.kv_memory import check_kv_memory, memory_bytes
 
 MIN_TOKEN_CAPACITY = 8192
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
@@ -16,7 +16,8 @@ def check_settings(config: EngineConfig, knobs: Knobs) -> None:
         WrongValue: a value is not of the form that its setting has, or two do not go together.
     """
     check_kv_memory(config.kv_memory)
-    replay_memory_bytes(config.replay_memory)
+    memory_bytes("replay_memory", config.replay_memory)
+    _check_role(config)
     if not _DEVICE.fullmatch(config.device):
         raise WrongValue("device", f"device is auto, cpu, cuda or cuda:N, not {config.device!r}")
     for knob, capacity, bound in (
@@ -45,3 +46,15 @@ def limits_of(config: EngineConfig, knobs: Knobs, max_model_len: int) -> Limits:
         max_num_seqs=config.seq_capacity,
         max_model_len=max_model_len,
     )
+
+
+def _check_role(config: EngineConfig) -> None:
+    """Raises WrongValue when `role`, `decode_to` and `transfer_memory` do not go together."""
+    if config.transfer_memory != "auto":
+        memory_bytes("transfer_memory", config.transfer_memory)
+    if config.role == "prefill" and not config.decode_to:
+        raise WrongValue(
+            "role", "role=prefill needs the engine that decodes: --decode-to NAME or ADDRESS"
+        )
+    if config.role != "prefill" and config.decode_to:
+        raise WrongValue("role", "decode_to is for role=prefill")

@@ -120,6 +120,32 @@ class StepOnce(Change, frozen=True, kw_only=True, tag="Step"):
     n: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
 
 
+class KVTicket(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the keys and values of a request lie until the engine that goes on has loaded them."""
+
+    file: Annotated[str, Meta(pattern="^stepscope-kv-[0-9a-f]{32}$")]
+    layout: Annotated[str, Meta(max_length=64)]  # the model and the shape of its KV blocks
+    frames: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1, max_length=1_000_000)]
+    stamp: Annotated[int, Meta(ge=1)]  # of the frames for as long as this is in them
+
+
+class HandedOver(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a prefill engine has done for a request. Times are nanoseconds of `time.monotonic_ns`.
+
+    The KV cache has all tokens but the newest, which is to be computed next.
+    """
+
+    engine: Name
+    request_id: Annotated[int, Meta(ge=0)]  # there
+    output_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=1_000_000)]
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)]  # its further tokens are drawn by
+    arrival_ns: int
+    first_token_ns: int
+    last_token_ns: int
+    sent_ns: int  # its keys and values were copied
+    kv: KVTicket
+
+
 class Submit(Command, frozen=True, kw_only=True):
     """A prompt as text, as token ids or as a conversation (exactly one of the three).
 
@@ -141,6 +167,8 @@ class Submit(Command, frozen=True, kw_only=True):
     with_text: bool = True
     # Its outputs may come in a `Bundle`; to be set where `EngineInfo.bundles` is.
     bundle: bool | UnsetType = UNSET
+    # Of a request that a prefill engine hands over; to be sent where `EngineInfo.role` is "decode".
+    handed_over: HandedOver | UnsetType = UNSET
 
 
 class Withdraw(Command, frozen=True, kw_only=True):
@@ -231,6 +259,12 @@ class Submitted(Reply, frozen=True, kw_only=True):
     num_prompt_tokens: int
 
 
+class Loaded(Reply, frozen=True, kw_only=True):
+    """The keys and values of a request that was handed over are copied: their frames are free."""
+
+    request_id: int
+
+
 class TokenLogprob(Struct, array_like=True, frozen=True):
     token_id: int
     logprob: float  # a finite number: -9999 for what is impossible
@@ -289,7 +323,16 @@ class AuditPage(Reply, frozen=True, kw_only=True):
 
 
 AnyReply: TypeAlias = (
-    Ack | Error | Submitted | Output | Bundle | Replayed | AuditPage | EngineInfo | Snapshot
+    Ack
+    | Error
+    | Submitted
+    | Loaded
+    | Output
+    | Bundle
+    | Replayed
+    | AuditPage
+    | EngineInfo
+    | Snapshot
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -20,6 +20,7 @@ Policy: TypeAlias = Literal["fcfs", "priority"]
 Reserve: TypeAlias = Literal["none", "prompt", "output"]
 KVCacheDtype: TypeAlias = Literal["auto", "bf16", "fp8_e4m3"]
 Speculative: TypeAlias = Literal["off", "ngram"]
+Role: TypeAlias = Literal["both", "prefill", "decode"]
 
 
 class ConfigError(ValueError):
@@ -157,6 +158,23 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ),
     ] = False
     seed: Annotated[int, Meta(description="seed of sampled requests that bring none")] = 0
+    role: Annotated[
+        Role,
+        Meta(
+            description="'prefill' computes prompts and hands requests over to the engine of "
+            "decode_to, 'decode' takes only such requests; both on the same machine"
+        ),
+    ] = "both"
+    decode_to: Annotated[
+        str, Meta(description="name or address of the decode engine of a prefill engine")
+    ] = ""
+    transfer_memory: Annotated[
+        str,
+        Meta(
+            description="shared memory for what a prefill engine hands over: a size (512MB), or "
+            "'auto': twice the longest request"
+        ),
+    ] = "auto"
 
     def overlaps(self, *, launch_blocks: bool) -> bool:
         """Whether steps are prepared while those before them run.
@@ -173,7 +191,11 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 "overlap: a CPU runs the model within the launch, so nothing can overlap; "
                 "use --overlap auto",
             )
-        return self.overlap != "off" and not launch_blocks
+        if self.overlap == "on" and self.role != "both":
+            raise ConfigError(
+                "overlap", f"overlap does not go with role={self.role}; use --overlap auto"
+            )
+        return self.overlap != "off" and self.role == "both" and not launch_blocks
 
     def hash(self) -> str:
         """Short fingerprint of the whole configuration, for telling recordings apart."""

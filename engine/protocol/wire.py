@@ -23,6 +23,7 @@ from stepscope.engine.protocol.wire_events import Arrived as Arrived
 from stepscope.engine.protocol.wire_events import Event as Event
 from stepscope.engine.protocol.wire_events import Finished as Finished
 from stepscope.engine.protocol.wire_events import FirstToken as FirstToken
+from stepscope.engine.protocol.wire_events import Origin as Origin
 from stepscope.engine.protocol.wire_events import Preempted as Preempted
 from stepscope.engine.protocol.wire_events import Rejected as Rejected
 from stepscope.engine.protocol.wire_events import RequestEvent as RequestEvent
@@ -123,6 +124,9 @@ class EngineInfo(Telemetry, frozen=True, kw_only=True):
     data_parallel_rank: int | None = None  # None: it is the only one
     data_parallel_size: int | None = None
     tensor_parallel_size: int | None = None
+    role: str | None = None  # prefill or decode; None: it does both
+    decode_engine: str | None = None  # whom a prefill engine hands over to; None: nobody, for now
+    kv_layout: str | None = None  # what KV blocks must have in common to be handed over
     simulated: str | None = None  # by which model of step times; None: a model ran, and time passed
     # Each `StepRecord` sums up about so many seconds; None: it is one forward step.
     totals_every_s: float | None = None

@@ -4,6 +4,8 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
+from stepscope.engine.protocol.wire_events import Origin
+
 RequestStatus: TypeAlias = Literal["waiting", "running", "preempted", "finished"]
 
 
@@ -30,6 +32,8 @@ class RequestView(Struct, kw_only=True):
     # First seen in mid-life, after a gap: arrival_ns and max_tokens are 0 and not known, and
     # num_prompt_tokens is the context it had by then.
     is_partial: bool = False
+    origin: Origin | None = None  # of a request that was handed over to this engine
+    handed_to: str | None = None  # the engine it goes on in
 
 
 class Transcript(Struct, frozen=True, kw_only=True, omit_defaults=True):

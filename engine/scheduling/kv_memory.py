@@ -80,15 +80,18 @@ def kv_memory_bytes(
     )
 
 
-def replay_memory_bytes(setting: str) -> int:
+def memory_bytes(name: str, setting: str) -> int:
     """Bytes of a size ("256MB", "1.5GiB").
+
+    Args:
+        name: of the setting.
 
     Raises:
         WrongValue: not a size, or zero.
     """
     wanted = _size_bytes(setting.strip())
     if not wanted:
-        raise WrongValue("replay_memory", f"replay_memory is a size (256MB), not {setting!r}")
+        raise WrongValue(name, f"{name} is a size (256MB), not {setting!r}")
     return wanted
 
 

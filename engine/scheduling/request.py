@@ -7,8 +7,9 @@ names; the request itself is the state both read.
 from dataclasses import dataclass, field
 from enum import Enum
 
-from stepscope.engine.protocol.commands import PositionLogprobs
+from stepscope.engine.protocol.commands import KVTicket, PositionLogprobs
 from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import Origin
 from stepscope.engine.scheduling.block_pool import BlockHash
 from stepscope.engine.text.stop_strings import StopText
 
@@ -53,6 +54,8 @@ class Request:
     finish_reason: str | None = None
     stop: str | int | None = None  # the stop string or token id that ended it; None for EOS
     logprobs: list[PositionLogprobs] = field(default_factory=list)  # not sent to the client yet
+    origin: Origin | None = None  # of a request that was handed over to this engine
+    ticket: KVTicket | None = None  # where its keys and values lie until they are loaded
 
     def __post_init__(self) -> None:
         sampling = self.sampling

@@ -29,7 +29,7 @@ from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.ngram import NgramProposer
 from stepscope.engine.scheduling.prefix_hashes import PrefixHashes
 from stepscope.engine.scheduling.request import Request, RequestStatus
-from stepscope.engine.scheduling.step import ScheduledRow
+from stepscope.engine.scheduling.step import KVReceiver, ScheduledRow
 from stepscope.engine.scheduling.step_plan import StepPlan
 from stepscope.engine.scheduling.waiting_queue import WaitingQueue
 
@@ -39,6 +39,11 @@ class Scheduler:
 
     Args:
         own_mode: a batching mode in place of the one that the knobs name.
+        receiver: loads what a prefill engine hands over; None: nobody does.
+
+    Attributes:
+        leaving: running requests that wait to be handed over. They keep their blocks and get no
+            row, and no other request is admitted meanwhile.
 
     Raises:
         ConfigError: the cache does not hold one request of `limits.max_model_len` tokens, so that
@@ -51,6 +56,7 @@ class Scheduler:
         knobs: Knobs,
         limits: Limits,
         own_mode: SpendBudget | None = None,
+        receiver: KVReceiver | None = None,
     ) -> None:
         if kv.num_blocks * kv.block_size < limits.max_model_len:
             raise ConfigError(
@@ -63,9 +69,12 @@ class Scheduler:
         self.limits = limits
         self.own_mode = own_mode
         self.waiting = WaitingQueue(knobs.policy)
+        self.receiver = receiver
         self.running: list[Request] = []  # in order of admission
+        self.leaving: list[Request] = []
         self.requests: dict[int, Request] = {}  # all unfinished ones
         self.admitted_now: dict[int, int] = {}  # in the last step: request id -> tokens hit
+        self.loaded_now: list[Request] = []  # ... those whose keys and values were handed over
         self.resumed_now: dict[int, int] = {}  # ... those of them that had been preempted before
         self.unpublished_events: list[RequestEvent] = []  # what happened to requests, in order
         self.num_prefill_tokens = 0  # of the last step, recomputed ones included
@@ -131,16 +140,44 @@ class Scheduler:
         request = self.requests.get(request_id)
         if request is None:
             return None
-        if request.status is RequestStatus.RUNNING:
-            self.running.remove(request)
-        else:
+        if request.status is not RequestStatus.RUNNING:
             self.waiting.remove(request)
+        else:
+            (self.leaving if request in self.leaving else self.running).remove(request)
         self._end(request, "abort")
         self.unpublished_events.append(Aborted(request_id, reason))
         return request
 
     def has_work(self) -> bool:
-        return bool(self.requests)
+        """Whether a step could give somebody a token."""
+        return bool(self.running) or (bool(self.waiting) and not self.leaving)
+
+    def set_aside(self, request: Request) -> None:
+        """A running request is to be handed over as soon as there is room for it: `leaving`."""
+        self.running.remove(request)
+        self.leaving.append(request)
+
+    def keep(self, request: Request) -> None:
+        """One of `leaving` stays after all."""
+        self.leaving.remove(request)
+        self.running.append(request)
+
+    def hand_over(self, request: Request, engine: str) -> None:
+        """A running request goes on in the engine of this name. Its blocks are free."""
+        (self.leaving if request in self.leaving else self.running).remove(request)
+        request.high_water = max(request.high_water, request.num_computed_tokens)
+        request.num_computed_tokens = 0
+        self._end(request, None)
+        self.unpublished_events.append(
+            Finished(request.request_id, "handed_over", request.num_output_tokens, handed_to=engine)
+        )
+
+    def take_back(self, request: Request) -> None:
+        """One that was handed over goes on here, before all others; it is computed anew."""
+        request.status = RequestStatus.WAITING
+        self.requests[request.request_id] = request
+        self._num_penalised += request.has_penalties
+        self.waiting.prepend(request)
 
     def drain_events(self) -> list[RequestEvent]:
         """Take `unpublished_events`, to publish them."""
@@ -155,9 +192,10 @@ class Scheduler:
         """How many requests wait, by what they wait for.
 
         `seats` (max_num_seqs), `budget` (tokens of the step), `preemption` (a step that preempted
-        admits no request) and `batch` (in the modes `naive` and `static`: what runs has to end
-        first) hold up all that wait; `kv_blocks` holds up the first, and the others are `queued`
-        behind it.
+        admits no request), `batch` (in the modes `naive` and `static`: what runs has to end first),
+        `decode_engine` (it has no room for what is to be handed over) and `transfer` (one request
+        that was handed over is loaded a step) hold up all that wait; `kv_blocks` holds up the
+        first, and the others are `queued` behind it.
         """
         num_waiting = len(self.waiting)
         if not num_waiting:
@@ -221,6 +259,8 @@ class Scheduler:
             num_slots=self._num_slots,
             ending=self._ending,
             proposer=self._proposer,
+            receiver=self.receiver,
+            wait_reason="decode_engine" if self.leaving else "queued",
         )
         if self._proposer is not None:
             self._proposer.begin_step()
@@ -228,6 +268,7 @@ class Scheduler:
         spend(plan)
         plan.register_filled()
         self.admitted_now, self.resumed_now = plan.admitted, plan.resumed
+        self.loaded_now = plan.loaded
         self.num_prefill_tokens = plan.num_prefill_tokens
         self.num_decode_tokens = plan.num_tokens - plan.num_prefill_tokens
         self.num_draft_tokens = plan.num_draft_tokens
@@ -294,7 +335,7 @@ class Scheduler:
         hashes = None if self.prefix_hashes is None else self.prefix_hashes.of_output(request)
         return Finished(request.request_id, reason, request.num_output_tokens, hashes)
 
-    def _end(self, request: Request, reason: str) -> None:
+    def _end(self, request: Request, reason: str | None) -> None:
         self._num_penalised -= request.has_penalties
         self.kv.free(request)
         request.status = RequestStatus.FINISHED

@@ -1,9 +1,10 @@
-"""What is handed over inside a step: from the scheduler to a runner, and back."""
+"""What goes to and fro inside a step: between the scheduler, a runner and a KV receiver."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from stepscope.engine.protocol.commands import PositionLogprobs
+from stepscope.engine.protocol.commands import KVTicket, PositionLogprobs
 from stepscope.engine.protocol.wire import Phase
 from stepscope.engine.scheduling.request import Request
 
@@ -104,5 +105,21 @@ class Runner(Protocol):
         Steps run one after another: what one stores in the KV cache, the next one finds. Where a
         CPU runs them they have run when this returns: then overlap gains nothing, only delays what
         is known of a step by the run of the next (`EngineConfig.overlaps`).
+        """
+        ...
+
+
+class KVReceiver(Protocol):
+    """Brings keys and values that another engine has computed into our KV cache."""
+
+    def check(self, ticket: KVTicket, num_tokens: int) -> None:
+        """Raises ConfigError when what it stands for is not `num_tokens` of our model."""
+        ...
+
+    def load(self, ticket: KVTicket, blocks: Sequence[int], num_present: int) -> bool:
+        """Copy into `blocks`, of which the first `num_present` have their content already.
+
+        Returns:
+            False: it is not there any more. The content of the other blocks is undefined then.
         """
         ...

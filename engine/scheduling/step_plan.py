@@ -10,6 +10,7 @@ A plan made while the tokens of the step before are still to come counts them as
 no request: it is made only if there are blocks for all that run (`Scheduler.can_run_ahead`).
 """
 
+import time
 from collections.abc import Callable, Collection
 from functools import partial
 
@@ -18,7 +19,7 @@ from stepscope.engine.protocol.wire import Admitted, Phase, Preempted, RequestEv
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.ngram import NgramProposer
 from stepscope.engine.scheduling.request import Request, RequestStatus
-from stepscope.engine.scheduling.step import ScheduledRow
+from stepscope.engine.scheduling.step import KVReceiver, ScheduledRow
 from stepscope.engine.scheduling.waiting_queue import WaitingQueue, rank
 
 # The constructor of a NamedTuple takes twice as long, which shows at a thousand rows a step.
@@ -37,6 +38,8 @@ class StepPlan:
         num_slots: rows of the static batch under way, those included that have ended.
         ending: the token to come is their last one, whatever it is: they get no row.
         proposer: guesses the next tokens of decodes; None: nothing is guessed.
+        receiver: loads what a prefill engine hands over; None: nobody does.
+        wait_reason: why no request is admitted; "queued": they are.
     """
 
     def __init__(
@@ -50,6 +53,8 @@ class StepPlan:
         num_slots: int,
         ending: Collection[Request] = (),
         proposer: NgramProposer | None = None,
+        receiver: KVReceiver | None = None,
+        wait_reason: str = "queued",
     ) -> None:
         self.running = running
         self.waiting = waiting
@@ -62,8 +67,9 @@ class StepPlan:
         self.num_padded_tokens = 0  # of a static batch; within the budget, like the rows
         self.budget = knobs.max_num_batched_tokens  # what is left of it
         self.has_preempted = False
-        self.wait_reason = "queued"  # why the first waiting request is not admitted
+        self.wait_reason = wait_reason  # why the first waiting request is not admitted
         self.admitted: dict[int, int] = {}  # request id -> tokens of the prefix hit
+        self.loaded: list[Request] = []  # ... whose keys and values were handed over
         self.resumed: dict[int, int] = {}  # ... those of them that had been preempted
         self.events: list[RequestEvent] = []
         self._kv = kv
@@ -71,6 +77,7 @@ class StepPlan:
         self._max_chunk = 0 if alone else knobs.long_prefill_token_threshold
         self._ending = ending
         self._proposer = proposer
+        self._receiver = receiver
         self._num_spare_tokens = 0  # of the budget, for drafts
         self.num_draft_tokens = 0  # of the rows
         self._filled: list[tuple[Request, int]] = []  # (request, tokens computed after the step)
@@ -290,18 +297,32 @@ class StepPlan:
                 self.wait_reason = "batch"
             elif self.budget <= 0:
                 self.wait_reason = "budget"
+            elif self.loaded and self.waiting.peek().ticket is not None:
+                self.wait_reason = "transfer"  # one a step, so that no step waits for many copies
         return self.wait_reason == "queued"
 
     def _try_to_admit(self, request: Request) -> None:
         hit = self._kv.lookup(request)
         start = len(hit) * self._kv.block_size
         chunk = self._chunk(request.num_tokens - start)
-        if not chunk:
+        if request.ticket is not None:
+            self._try_to_load(request, hit)
+        elif not chunk:
             self.wait_reason = "budget"
         elif self._may_enter(request, hit, start + chunk):
             self._enter(request, hit, start + chunk)
             self._kv.register(request, start + chunk)
             self._add_row(request, start, chunk)
+
+    def _try_to_load(self, request: Request, hit: list[int]) -> None:
+        """Admit a request that was handed over; it gets a row at once if it can be loaded."""
+        if not self._may_enter(request, hit, request.num_tokens):
+            return
+        self._enter(request, hit, request.num_tokens)
+        start = request.num_computed_tokens
+        if start == request.num_tokens - 1:
+            self._kv.register(request, request.num_tokens)
+            self._add_row(request, start, 1)
 
     def _may_enter(self, request: Request, hit: list[int], num_tokens: int) -> bool:
         """Whether there are blocks for the first waiting request and its next `num_tokens`."""
@@ -321,9 +342,28 @@ class StepPlan:
         else:
             request.num_cached_tokens = num_cached_tokens
         self.admitted[request.request_id] = num_cached_tokens
-        self.events.append(Admitted(request.request_id, num_cached_tokens))
         request.status = RequestStatus.RUNNING
         request.num_computed_tokens = num_cached_tokens
+        load_ns = 0
+        if request.ticket is not None:
+            load_ns = self._load(request, len(hit))
+        num_loaded_tokens = request.num_computed_tokens - num_cached_tokens
+        self.events.append(
+            Admitted(request.request_id, num_cached_tokens, num_loaded_tokens, load_ns)
+        )
+
+    def _load(self, request: Request, num_hit_blocks: int) -> int:
+        """Load what is not hit; where that fails, it is computed anew. Returns the time, in ns."""
+        assert self._receiver is not None, "only an engine with a receiver takes such requests"
+        assert request.ticket is not None
+        start_ns = time.monotonic_ns()
+        blocks = request.block_table[: len(request.ticket.frames)]
+        request.high_water = request.num_tokens - 1
+        if self._receiver.load(request.ticket, blocks, num_hit_blocks):
+            request.num_computed_tokens = request.high_water
+        request.ticket = None
+        self.loaded.append(request)
+        return time.monotonic_ns() - start_ns
 
     def _num_blocks_needed(self, request: Request, hit: list[int], num_computed_tokens: int) -> int:
         """Free blocks without which a waiting request is not admitted."""

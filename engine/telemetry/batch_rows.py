@@ -49,8 +49,10 @@ class BatchRows:
         To be called between `schedule` and `update`: after it, finished requests hold no blocks and
         a first token looks like a later one.
         """
-        # A resumed request may have only its newest token to compute, which is no ordinary decode.
-        ordinary = None if self._scheduler.resumed_now else Phase.DECODE
+        # A resumed request, or one that was handed over, may have only its newest token to compute,
+        # which is no ordinary decode.
+        scheduler = self._scheduler
+        ordinary = None if scheduler.resumed_now or scheduler.loaded_now else Phase.DECODE
         return msgspec.Raw(_encode(rows, ordinary, Request, self._describe))
 
 

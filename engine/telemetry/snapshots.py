@@ -35,6 +35,7 @@ def request_view(request: Request) -> RequestView:
         num_preemptions=request.num_preemptions,
         first_token_ns=request.first_token_ns,
         last_token_ns=request.last_token_ns,
+        origin=request.origin,
     )
 
 

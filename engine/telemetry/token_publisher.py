@@ -43,7 +43,11 @@ class TokenPublisher:
 
     def arrived(self, request: Request, prompt_text: str | None) -> None:
         stream = None if self._text_stream is None else self._text_stream()
-        self._published[request.request_id] = _PublishedText(request, prompt_text, stream)
+        published = self._published[request.request_id] = _PublishedText(
+            request, prompt_text, stream
+        )
+        if stream is not None and request.num_output_tokens:  # it comes from another engine
+            published.pieces.append(stream.push(request.output_token_ids))
 
     def ended(self, request_id: int) -> None:
         """Forget a request that ended. Call it for those that end outside of a step."""

@@ -16,6 +16,7 @@ Cause: TypeAlias = Literal[
     "left_out",  # not in a step for another reason: whole prompts, one request at a time
     "preempted",  # lost its blocks and waited to be admitted again
     "recompute",  # tokens computed before the preemption were computed again
+    "transfer",  # its keys and values, or another's, came from a prefill engine
     "paused",  # the operator had paused the engine
     "between",  # the engine had work and was between two steps
     "idle",  # the engine had nothing to run
@@ -36,6 +37,8 @@ QUEUE_REASONS = {
     "kv_blocks": "for KV blocks",
     "preemption": "because a step preempted",
     "batch": "for the batch before it to end",
+    "decode_engine": "for room in the decode engine",
+    "transfer": "for the keys and values of others to be loaded",
     "queued": "behind others",
     "step": "for the step under way to end",
     "": "for an unknown reason",
@@ -51,9 +54,10 @@ class Piece(NamedTuple):
     step: int  # the first step of this time; for time between steps, the next step
     num_steps: int = 0  # 0: between steps
     # queued, preempted: what was waited for; left_out: "prompts" or ""; unknown: "forgotten" (may
-    # be somewhere, but is not in memory), "unrecorded" (was before the recording) or "" (was lost)
+    # be somewhere, but is not in memory), "unrecorded" (was before the recording) or "" (was lost);
+    # transfer: "room", "way" or "load"
     detail: str = ""
-    request_id: int | None = None  # the request with the largest prefill
+    request_id: int | None = None  # the request with the largest prefill, or that was loaded
     num_tokens: int = 0  # of that prefill, of its own prompt, or recomputed
     num_other_tokens: int = 0  # prefill tokens of further requests in these steps
     # held_up: the duration of these steps and their baseline; `ns` is the difference
@@ -92,6 +96,8 @@ class Piece(NamedTuple):
             return f"preempted, waited {reason}, {steps}"
         if self.cause == "recompute":
             return f"recomputed {self.num_tokens:,} tokens in {steps}"
+        if self.cause == "transfer":
+            return self._transfer
         if self.cause == "step":
             return f"{steps} of decodes alone"
         if self.cause == "held_up":
@@ -111,6 +117,15 @@ class Piece(NamedTuple):
         }.get(self.cause, "records are missing")
 
     @property
+    def _transfer(self) -> str:
+        if self.detail == "room":
+            return "waited in the prefill engine until the decode engine had room"
+        if self.request_id is None:
+            return "on its way from the prefill engine"
+        whose = request_name(self.request_id)
+        return f"{self.num_tokens:,} tokens of {whose} were loaded"
+
+    @property
     def times(self) -> float:
         """How many times their baseline slow steps took."""
         return self.took_ns / max(1, self.baseline_ns)
@@ -123,6 +138,8 @@ class Piece(NamedTuple):
     @property
     def short(self) -> str:
         """A short form for narrow lines."""
+        if self.cause == "transfer" and self.request_id is not None:
+            return f"loading {request_name(self.request_id)} {self.num_tokens} tok"
         if self.request_id is not None:
             verb = {"prefill": "prefill", "budget": "budget spent on"}.get(self.cause, "given to")
             return f"{verb} {request_name(self.request_id)} {self.num_tokens} tok"
@@ -138,6 +155,7 @@ class Piece(NamedTuple):
             "budget": "budget spent",
             "left_out": "left out",
             "preempted": "preempted",
+            "transfer": "no room to decode" if self.detail == "room" else "handed over",
             "paused": "engine paused",
             "between": "between steps",
             "idle": "engine idle",

@@ -26,6 +26,7 @@ from stepscope.recordings.attribution.open_waits import (
     StepSpan,
     Wait,
     left_out,
+    loads_of,
     own,
     prefills_of,
     span_of,
@@ -167,10 +168,13 @@ class Explainer:
         start_ns = max(record.schedule_start_ns, before_ns or 0)
         end_ns = max(record.tokens_ns, start_ns)
         between = self._between(record.step, start_ns)
+        for load in loads_of(record, start_ns):
+            between.append(load)
+            start_ns += load.ns
         request_waits = self._request_waits
         for event in record.events:
             if isinstance(event, Arrived):  # may have come while the step ran
-                request_waits.arrive(event, end_ns)
+                request_waits.arrive(event, end_ns, record.step)
             elif not isinstance(event, Finished):
                 request_waits.take(event, start_ns, between, record.step)
         prefills = prefills_of(record)

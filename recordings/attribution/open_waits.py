@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Literal, NamedTuple, TypeAlias
 
-from stepscope.engine.protocol.wire import BatchRow, Phase, RequestView, StepRecord
+from stepscope.engine.protocol.wire import Admitted, BatchRow, Phase, RequestView, StepRecord
 from stepscope.recordings.attribution.baseline import SlowStep
 from stepscope.recordings.attribution.causes import Piece
 from stepscope.recordings.state.pauses import Pauses
@@ -116,6 +116,22 @@ def prefills_of(record: StepRecord) -> list[BatchRow]:
     rows = [row for row in record.batch or () if row.phase != _DECODE]
     rows.sort(key=_num_tokens, reverse=True)
     return rows
+
+
+def loads_of(record: StepRecord, start_ns: int) -> list[Piece]:
+    """The time in which a step loaded what was handed over, before it began with its work."""
+    pieces = []
+    for event in record.events:
+        if isinstance(event, Admitted) and event.load_ns:
+            pieces.append(
+                Piece(
+                    *("transfer", start_ns, event.load_ns, record.step, 1, "load"),
+                    request_id=event.request_id,
+                    num_tokens=event.num_loaded_tokens,
+                )
+            )
+            start_ns += event.load_ns
+    return pieces
 
 
 def _num_tokens(row: BatchRow) -> int:

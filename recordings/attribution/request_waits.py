@@ -47,7 +47,7 @@ class RequestWaits:
             return
         request = self.requests.get(request_id)
         if isinstance(event, Arrived):
-            self.arrive(event, time_ns)
+            self.arrive(event, time_ns, step)
         elif isinstance(event, Finished | Aborted):
             self.end(request_id)
         elif request is None:
@@ -60,14 +60,25 @@ class RequestWaits:
             request.status = "out"
             self.running.pop(request_id, None)
 
-    def arrive(self, event: Arrived, latest_ns: int) -> None:
+    def arrive(self, event: Arrived, latest_ns: int, step: int) -> None:
         """Add a request. Its arrival is at most `latest_ns`, whatever its clock says."""
-        request_id = event.request_id
-        if self._only in (None, request_id) and request_id not in self.requests:
-            since_ns = min(event.time_ns, latest_ns)
-            self.requests[request_id] = Wait(
-                event.client_id, "waiting", since_ns, event.num_prompt_tokens, 0
-            )
+        request_id, origin = event.request_id, event.origin
+        if self._only not in (None, request_id) or request_id in self.requests:
+            return
+        since_ns, num_output = event.time_ns, 0
+        if origin is not None:
+            since_ns, num_output = origin.last_token_ns, origin.num_output_tokens
+        wait = self.requests[request_id] = Wait(
+            event.client_id,
+            "waiting",
+            min(since_ns, latest_ns),
+            event.num_prompt_tokens,
+            num_output,
+        )
+        if origin is not None:
+            for detail, end_ns in (("room", origin.sent_ns), ("way", origin.received_ns)):
+                piece = Piece("transfer", wait.covered_ns, 0, step, detail=detail)
+                wait.add(piece, min(end_ns, latest_ns))
 
     def admit(self, request_id: int, between: list[Piece], start_ns: int, step: int) -> None:
         """End the wait in the queue at `start_ns`."""

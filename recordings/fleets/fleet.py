@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from stepscope.recordings.fleets.figures import EngineFigures, SlowFigures, figures, measure
 from stepscope.recordings.fleets.imbalance import Imbalance, ImbalanceKeeper, differences
+from stepscope.recordings.fleets.whole_lives import WholeLife, WholeLives
 from stepscope.recordings.history.history import MAX_BYTES, MAX_STEPS
 from stepscope.recordings.history.source import Source
 
@@ -62,6 +63,8 @@ class FleetPicture(NamedTuple):
     num_looks: int = 0  # so far
     now_s: float = 0.0  # of the clock that `Imbalance.since_s` is of
     wall_s: float = 0.0
+    lives: tuple[WholeLife, ...] = ()  # across prefill and decode engines
+    lives_ns: int = 0  # the moment they are of
 
     @property
     def num_up(self) -> int:
@@ -112,6 +115,7 @@ class Fleet:
         self._opened: Source | None = None
         self._members: list[_FleetMember] = []
         self._keeper = ImbalanceKeeper()
+        self._lives = WholeLives()
         self._events: deque[FleetEvent] = deque(maxlen=_NUM_EVENTS)
         self._look_due_s = 0.0
         self.picture = FleetPicture()
@@ -204,6 +208,8 @@ class Fleet:
             self.version,
             now_s,
             self._wall_clock(),
+            self._lives.look(engines, [member.source.history.state for member in self._members]),
+            self._lives.now_ns,
         )
         return self.picture
 

@@ -96,16 +96,27 @@ _ROOM_SHARE = 0.5  # of seats, and of KV blocks, at most in use
 def findings(engines: Sequence[EngineFigures], share: float = 1.0) -> list[Finding]:
     """What stands out now among the engines that are up, the worst first.
 
+    Engines that only prefill, or only decode, are compared among themselves.
+
     Args:
         share: of the way from the others to its bound that a figure must be at.
     """
+    roles = [None if engine.info is None else engine.info.role for engine in engines]
+    found: list[Finding] = []
+    for role in dict.fromkeys(roles):
+        places = [place for place, each in enumerate(roles) if each == role]
+        for finding in _findings([engines[place] for place in places], share):
+            found.append(finding._replace(engine=places[finding.engine]))
+    return sorted(found, key=lambda each: -each.weight)
+
+
+def _findings(engines: Sequence[EngineFigures], share: float) -> list[Finding]:
     found: list[Finding] = []
     for rule in _RULES:
         found += _high(engines, rule, share)
     found += _waiting(engines, share)
     found += _few_hits(engines, share)
-    found += _room(engines)
-    return sorted(found, key=lambda each: -each.weight)
+    return [*found, *_room(engines)]
 
 
 def _known(

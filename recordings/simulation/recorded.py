@@ -58,6 +58,10 @@ def recorded_work(
         raise RecordingError(
             f"{recording.path} does not say how large the KV cache was: it cannot be simulated"
         )
+    if info.role is not None:
+        raise RecordingError(
+            f"{recording.path} is of a {info.role} engine: one of two engines cannot be simulated"
+        )
     snapshot, _ = recording.keyframe_before(Position(0, 0))
     max_model_len = info.max_model_len or _DEFAULT_LEN
     knobs = _known_knobs(snapshot.knobs)

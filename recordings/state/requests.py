@@ -139,10 +139,7 @@ class RequestTable:
     def take_event(self, event: RequestEvent, step: int, time_ns: int, outcome: Outcome) -> None:
         """Apply an event that happened in or after `step`."""
         if isinstance(event, Arrived):
-            outcome.num_arrived += 1
-            known = self.views.get(event.request_id)
-            if known is None or known.is_partial:
-                self.views[event.request_id] = _arrived(event, known)
+            self._take_arrival(event, outcome)
             return
         if not isinstance(event, _OF_KNOWN):
             return  # a rejected request is never in the table
@@ -177,9 +174,11 @@ class RequestTable:
             if isinstance(event, Aborted):
                 view.finish_reason = "abort"
                 return
-            outcome.num_finished += 1
-            view.finish_reason = event.reason
+            view.finish_reason, view.handed_to = event.reason, event.handed_to
             view.num_output_tokens = event.num_output_tokens
+            if event.handed_to is not None:
+                return  # it ends there
+            outcome.num_finished += 1
             if not view.is_partial:
                 e2e_ns = max(0, time_ns - view.arrival_ns)
                 outcome.e2e_ns = [*outcome.e2e_ns, (view.request_id, e2e_ns)]
@@ -192,6 +191,16 @@ class RequestTable:
                 outcome.tpot_ns.append(
                     (view.request_id, round(decode_ns / (view.num_output_tokens - 1)))
                 )
+
+    def _take_arrival(self, event: Arrived, outcome: Outcome) -> None:
+        known = self.views.get(event.request_id)
+        if event.origin is None:
+            outcome.num_arrived += 1
+        elif known is not None and known.status == "finished":  # handed over, and given back
+            self._finished.remove(event.request_id)
+            known = None
+        if known is None or known.is_partial:
+            self.views[event.request_id] = _arrived(event, known)
 
     def forget_finished(self, step: int) -> None:
         """Forget requests that finished `KEEP_FINISHED_STEPS` or more before `step`."""
@@ -258,4 +267,9 @@ def _arrived(event: Arrived, known: RequestView | None) -> RequestView:
     view.max_tokens = event.max_tokens
     view.priority = event.priority
     view.is_partial = False
+    if (origin := event.origin) is not None:
+        view.origin = origin
+        view.num_output_tokens = origin.num_output_tokens
+        view.first_token_ns = origin.first_token_ns
+        view.last_token_ns = origin.last_token_ns
     return view

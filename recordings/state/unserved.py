@@ -77,7 +77,7 @@ class Unserved:
         for event in events:
             request_id = event.request_id
             if isinstance(event, Arrived):
-                if self._only in (None, request_id):
+                if self._only in (None, request_id) and event.origin is None:
                     self._waiting[request_id] = event.time_ns
             elif isinstance(event, Aborted) and request_id in self._waiting:
                 self._given_up_ns.append(self._latest_ns - self._waiting.pop(request_id))

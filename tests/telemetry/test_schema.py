@@ -39,6 +39,7 @@ from stepscope.engine.protocol.wire import (
     LatencyEstimate,
     LeasedKnobs,
     Mark,
+    Origin,
     PauseSpan,
     Phase,
     Preempted,
@@ -132,10 +133,14 @@ INFO = EngineInfo(
     data_parallel_rank=1,
     data_parallel_size=2,
     tensor_parallel_size=4,
+    role="prefill",
+    decode_engine="beta",
+    kv_layout="9f3a",
     simulated="llama-3.1-8b on H100 SXM, by roofline",
     totals_every_s=1.0,
 )
 KV = KVCounts(used=3, cached=2, empty=1019, evicted=1, queried_tokens=700, hit_tokens=64)
+ORIGIN = Origin("beta", 12, 1, 1_000_000_100_000, 1_000_000_100_000, 1_000_000_100_500, 10**12)
 EVENTS: list[wire.RequestEvent] = [
     Arrived(7, "chat-7", 300, 60, 2, 1_000_000_000_100, prefix_hashes=[1 << 63, 9]),
     Admitted(7, 64),
@@ -145,6 +150,9 @@ EVENTS: list[wire.RequestEvent] = [
     Aborted(4, "client"),
     Rejected(3, "chat-3", "too long"),
     Arrived(8, "chat-8", 3, 60, 2, 1_000_000_000_200, [17, 4, 99], "Why?"),
+    Finished(8, "handed_over", 1, handed_to="beta"),
+    Arrived(9, "chat-9", 300, 60, 0, 1_000_000_000_300, origin=ORIGIN),
+    Admitted(9, 0, 300, 1_500_000),
 ]
 MOVES = [BlockMove(0, 7, 1), BlockMove(1, CACHED, 0), BlockMove(2, EMPTY, 0)]
 VIEW = RequestView(
@@ -166,6 +174,8 @@ VIEW = RequestView(
     finish_step=41,
     finish_ns=1_000_000_200_000,
     is_partial=True,
+    origin=ORIGIN,
+    handed_to="beta",
 )
 IN_FLIGHT = StepInFlight(
     step=41,

@@ -65,6 +65,7 @@ CAUSE_GLYPHS: Mapping[Cause, tuple[str, str]] = {
     "recompute": ("▒", "prefill"),
     "budget": ("╌", "caution"),
     "left_out": ("┄", "caution"),
+    "transfer": ("→", "prefill"),
     "queued": ("·", "idle"),
     "unknown": ("?", "muted"),
     "held_up": ("≠", "caution"),

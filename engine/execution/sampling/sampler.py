@@ -82,15 +82,17 @@ class Sampler:
             return _OnHost(_sample_on_host(logits, requests, choices, asked), logits.device)
         return SamplesOnDevice(logits, requests, choices, asked)
 
+    def seed_of(self, request: Request) -> int:
+        """The seed that its random numbers are made from: its own, or one of 63 bits."""
+        seed = request.sampling.seed
+        return _mix(_mix(self._seed & _MASK) ^ request.request_id) >> 1 if seed is None else seed
+
     def _choice(self, row: int, request: Request, vocab_size: int, depth: int) -> TokenChoice:
         sampling = request.sampling
         num_output = request.num_output_tokens + request.num_pending_tokens + depth
         random = None
         if sampling.temperature > 0:
-            seed = sampling.seed
-            if seed is None:
-                seed = _mix(_mix(self._seed & _MASK) ^ request.request_id)
-            random = uniform(seed, num_output)
+            random = uniform(self.seed_of(request), num_output)
         forbidden: list[int] = []
         if num_output < sampling.min_tokens:
             forbidden = sorted(token for token in request.end_token_ids if token < vocab_size)

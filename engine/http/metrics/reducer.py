@@ -220,9 +220,14 @@ class EngineMetrics:
     def _apply_arrivals(self, events: list[RequestEvent]) -> None:
         for event in events:
             if isinstance(event, Arrived):
-                self._lives[event.request_id] = _Life(
+                life = self._lives[event.request_id] = _Life(
                     event.time_ns, event.num_prompt_tokens, event.max_tokens
                 )
+                if (origin := event.origin) is not None:
+                    life.first_token_ns = origin.first_token_ns
+                    life.last_token_ns = origin.last_token_ns
+                    ttft_s = (origin.first_token_ns - event.time_ns) / 1e9
+                    life.has_kept_levels = ttft_s <= self.ttft_s
 
     def _apply_events(
         self, events: list[RequestEvent], time_ns: int, *, arrivals: bool = True
@@ -236,7 +241,8 @@ class EngineMetrics:
                     life.num_preemptions += 1
             elif isinstance(event, Finished):
                 self.finished[event.reason] = self.finished.get(event.reason, 0) + 1
-                if (life := self._lives.pop(event.request_id, None)) is not None:
+                life = self._lives.pop(event.request_id, None)
+                if life is not None and event.handed_to is None:
                     self._finish(life, event.num_output_tokens, time_ns)
             elif isinstance(event, Aborted):
                 self.finished["abort"] += 1

@@ -190,8 +190,9 @@ class Ledger:
         for event in events:
             request_id = event.request_id
             if isinstance(event, Arrived):
+                since_ns = event.time_ns if event.origin is None else event.origin.received_ns
                 wait = OpenWait(
-                    request_id, event.client_id, event.num_prompt_tokens, False, event.time_ns
+                    request_id, event.client_id, event.num_prompt_tokens, False, since_ns
                 )
                 self._waits.begin(wait, time_ns)
             elif isinstance(event, Preempted):

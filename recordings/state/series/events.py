@@ -145,6 +145,9 @@ def request_event(
     if isinstance(event, Preempted):
         text = f"preempt {name} ({event.reason}, {event.num_blocks} blocks freed)"
         return SessionEvent(step, time_ns, "preempt", text, event.request_id)
+    if isinstance(event, Finished) and event.handed_to is not None:
+        text = f"{name} handed over to {event.handed_to}"
+        return SessionEvent(step, time_ns, "finish", text, event.request_id)
     if isinstance(event, Finished):
         text = f"{name} done ({event.reason}), {event.num_output_tokens} tok"
         view = state.requests.get(event.request_id)

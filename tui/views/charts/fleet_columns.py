@@ -48,6 +48,9 @@ def state_text(line: EngineLine) -> Run:
         return figures.state.upper(), "caution"
     if line.new_s is not None:
         return f"LIVE new {_ago(line.new_s)}", "mark"
+    role = None if figures.info is None else figures.info.role
+    if role is not None:
+        return f"LIVE {role}", "muted" if figures.state == "idle" else "good"
     return ("LIVE idle", "muted") if figures.state == "idle" else ("LIVE", "good")
 
 

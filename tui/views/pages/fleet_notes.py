@@ -24,6 +24,14 @@ def notes(page: FleetPage, width: int) -> list[Line]:
             error = each.figures.error or "nothing received from it yet"
             begin: Line = ((" ", "text"), (f"{each.figures.name} {text}", style), ("  ", "text"))
             lines += _wrapped(begin, [(clean(error, 300), "text")], width)
+    for each in picture.lines:
+        info = each.figures.info
+        if info is None or info.role != "prefill" or info.decode_engine is not None:
+            continue
+        if each.figures.is_up:
+            begin = ((" ", "text"), (f"▲ {each.figures.name}", "caution"), ("  ", "text"))
+            text = "has no decode engine: it decodes itself until one is there"
+            lines += _wrapped(begin, [(text, "text")], width)
     for group in _alike(picture.imbalances):
         lines += _imbalance(picture, group, width)
     if not lines or (not picture.imbalances and picture.num_up > 1):

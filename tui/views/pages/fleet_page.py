@@ -11,6 +11,7 @@ from stepscope.recordings.fleets.figures import EngineFigures
 from stepscope.recordings.fleets.fleet import LOOK_S, EngineLine
 from stepscope.recordings.fleets.imbalance import Figure
 from stepscope.tui.views import format as fmt
+from stepscope.tui.views.charts import whole_life_lanes
 from stepscope.tui.views.charts.fleet_columns import (
     heading,
     labels,
@@ -67,6 +68,9 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         left = height - len(lines)
     if events_height:
         lines += _events(page, width, min(left, events_height))
+        left = height - len(lines)
+    if page.picture.lives and left >= 3:
+        lines += _lives(page, width, left)
     lines += [fitted((), width)] * (height - len(lines))
     return lines
 
@@ -281,6 +285,15 @@ def _loads(page: FleetPage, width: int, rows: int) -> list[Line]:
         (f"  last {seconds:.0f} s, up to {top:,}", "muted"),
     )
     return framed(body, width, len(body) + 2, title)
+
+
+def _lives(page: FleetPage, width: int, height: int) -> list[Line]:
+    """Requests across prefill and decode engines."""
+    picture, inside = page.picture, width - 2
+    body = whole_life_lanes.draw(picture.lives, picture.lives_ns, inside, height - 2)
+    seconds = whole_life_lanes.seconds(inside)
+    title: Line = (("from prefill to decode", "title"), (f"  last {seconds:.0f} s", "muted"))
+    return framed(body, width, height, title, whole_life_lanes.LEGEND)
 
 
 def _events(page: FleetPage, width: int, height: int) -> list[Line]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.recordings.history.source import SourceStatus
 from stepscope.recordings.state.in_flight import seconds_of, work_text
 from stepscope.recordings.state.origin import SIMULATED
@@ -102,6 +103,8 @@ def draw(frame: Frame, connection: SourceState, width: int) -> list[Line]:
         parts.append((0, ((" AUTOPILOT ", "mark"),)))
     if info is not None and info.simulated is not None:
         parts.append((0, ((f" {SIMULATED} ", "caution"),)))
+    if info is not None and (role := _role(info)) is not None:
+        parts.append((0, (role,)))
     if info is not None and info.with_tokens:
         parts.append((0, ((" with tokens ", "caution"),)))
     if info is not None:
@@ -118,6 +121,15 @@ def draw(frame: Frame, connection: SourceState, width: int) -> list[Line]:
         parts.append((1, (("  ● REC ", "mark"), clock, (f" {fmt.size(num_bytes)}", "text"))))
     right = _pace(connection)
     return [spread(_fit(parts, width - length_of(right) - 1), right, width)]
+
+
+def _role(info: EngineInfo) -> Run | None:
+    """Of an engine that does only prefill or only decode."""
+    if info.role == "prefill" and info.decode_engine is None:
+        return " prefill, NO DECODE ENGINE: it decodes itself ", "caution"
+    if info.role == "prefill":
+        return f" prefill → {clean(info.decode_engine or '', 24)} ", "prefill"
+    return None if info.role is None else (f" {clean(info.role, 24)} ", "decode")
 
 
 def _step(frame: Frame) -> Line:

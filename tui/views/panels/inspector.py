@@ -256,10 +256,16 @@ def _event(event: RequestEvent) -> Line:
     icon: Run
     if isinstance(event, Arrived):
         icon, text = ("→", "muted"), f"{name} arrived, {event.num_prompt_tokens:,} prompt tokens"
+        if event.origin is not None:
+            text += f", handed over by {event.origin.engine}"
     elif isinstance(event, Admitted):
         icon, text = ("▲", "good"), f"{name} admitted, {event.num_cached_tokens:,} tokens cached"
+        if event.num_loaded_tokens:
+            text += f", {event.num_loaded_tokens:,} loaded in {event.load_ns / 1e6:.1f} ms"
     elif isinstance(event, FirstToken):
         icon, text = ("━", "decode"), f"{name} first token"
+    elif isinstance(event, Finished) and event.handed_to is not None:
+        icon, text = ("→", "finished"), f"{name} handed over to {event.handed_to}"
     elif isinstance(event, Finished):
         text = f"{name} done ({event.reason}), {event.num_output_tokens:,} tokens"
         icon = ("●", "finished")

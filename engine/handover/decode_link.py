@@ -1,0 +1,305 @@
+"""`DecodeLink`: asks a decode engine to go on with requests, and passes on what it answers.
+
+A thread of its own owns the connection. Once the decode engine is gone, or silent, all that it had
+is given back, and the link asks again and again whether one is there.
+"""
+
+import contextlib
+import logging
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.handover.away_request import AwayRequest
+from stepscope.engine.protocol.commands import (
+    Abort,
+    AnyReply,
+    Error,
+    GetInfo,
+    Loaded,
+    Output,
+    Submit,
+    Submitted,
+)
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.wire import EngineInfo
+from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.engine.transport.local_engines import killed_pid
+
+log = logging.getLogger("stepscope.engine")
+
+LOOK_S = 0.25  # how often the decode engine is looked after
+SILENT_S = 3.0  # without a word for so long, it is gone
+_AGAIN_S = 0.1  # after "not now"
+_REOPEN_S = 1.0  # how long a gone one is asked for, and how long it is left alone after that
+_NOT_NOW = ("rate_limited", "queue_full")
+
+
+class LinkOwner(Protocol):
+    """What a link reports to. All of it is called on the engine's thread."""
+
+    def loaded(self, away: AwayRequest) -> None: ...
+    def ended(self, away: AwayRequest) -> None: ...
+
+    def refused(self, away: AwayRequest, message: str, *, for_good: bool) -> None:
+        """The decode engine does not take it (any more). Not `for_good`: another one may."""
+        ...
+
+    def lost(self, aways: list[AwayRequest]) -> None:
+        """The decode engine is gone, and with it what these were given."""
+        ...
+
+    def opened(self) -> None:
+        """A decode engine is there (again)."""
+        ...
+
+
+class DecodeLink:
+    """The connection of a prefill engine to its decode engine.
+
+    Args:
+        endpoint: of the decode engine.
+        who: our name, for its audit trail.
+
+    Attributes:
+        engine: name of the decode engine that was there last.
+        is_open: it takes requests. From any thread.
+    """
+
+    def __init__(self, endpoint: Endpoint, who: str) -> None:
+        self.engine = ""
+        self.is_open = False
+        self._endpoint = endpoint
+        self._who = who
+        self._layout: str | None = None  # of our KV blocks, once the model is loaded
+        self._info: EngineInfo | None = None  # of the decode engine
+        self._client: ControlClient | None = None
+        self._away: dict[int, AwayRequest] = {}  # by the id of their `Submit`
+        self._asked: deque[Callable[[], None]] = deque()  # of the engine's thread
+        self._again: deque[tuple[float, AwayRequest]] = deque()  # when to ask again; in that order
+        self._heard_s = self._looked_s = 0.0
+        self._is_closing = False
+        self._woken, self._wake = os.pipe()
+        for end in (self._woken, self._wake):
+            os.set_blocking(end, False)
+        self._thread: threading.Thread | None = None
+
+    def connect(self, timeout_s: float = SILENT_S) -> None:
+        """Meet the decode engine.
+
+        Raises:
+            ConfigError: there is none, or it cannot go on with our requests.
+        """
+        client = ControlClient(self._endpoint, timeout_s)
+        try:
+            info = client.info(again_s=1.0)
+            if info.role != "decode":
+                raise ConfigError("decode_to", f"{info.name} is no decode engine: --role decode")
+            self._check_layout(info)
+        except (EngineUnreachable, CommandRefused) as error:
+            client.close()
+            raise ConfigError(
+                "decode_to",
+                f"{error}. Start the decode engine first: stepscope serve --role decode",
+            ) from None
+        except ConfigError:
+            client.close()
+            raise
+        self._client, self._info, self.engine = client, info, info.name
+        self._heard_s = time.monotonic()
+        self.is_open = True
+
+    def check_layout(self, layout: str) -> None:
+        """Raises ConfigError when our KV blocks are not like those of the decode engine."""
+        self._layout = layout
+        assert self._info is not None, "connect comes first"
+        self._check_layout(self._info)
+
+    def start(self, owner: LinkOwner, post: Callable[[Callable[[], None]], None]) -> None:
+        """To be called once, after `connect`.
+
+        Args:
+            post: has something done on the engine's thread.
+        """
+        self._owner, self._post = owner, post
+        self._heard_s = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="decode-link", daemon=True)
+        self._thread.start()
+
+    def send(self, away: AwayRequest) -> None:
+        """Have the decode engine go on with a request."""
+        self._ask(lambda: self._send(away))
+
+    def abort(self, away: AwayRequest) -> None:
+        self._ask(lambda: self._abort(away))
+
+    def close(self) -> None:
+        """End what is away, and the thread. May be called again."""
+        self.is_open = False
+        if self._thread is not None:
+            self._ask(self._begin_to_close)
+            self._thread.join()
+            self._thread = None
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _check_layout(self, info: EngineInfo) -> None:
+        if self._layout is not None and info.kv_layout != self._layout:
+            raise ConfigError(
+                "kv_layout",
+                f"{info.name} serves another model, or its KV blocks have another shape (it has "
+                f"{info.model}, {info.dtype}, KV cache in {info.kv_cache_dtype}, blocks of "
+                f"{info.block_size} tokens): start both engines with the same options",
+            )
+
+    def _ask(self, do: Callable[[], None]) -> None:
+        self._asked.append(do)
+        with contextlib.suppress(BlockingIOError):  # full: it is woken already
+            os.write(self._wake, b"\0")
+
+    # On the link's thread
+
+    def _run(self) -> None:
+        while not self._is_closing:
+            try:
+                self._turn()
+            except EngineUnreachable as error:
+                self._lose(str(error))
+            except Exception:
+                log.exception("the link to the decode engine failed")
+                self._lose("an error of ours")
+        for away in self._take_all():
+            away.end()
+
+    def _turn(self) -> None:
+        client = self._client
+        if client is None:
+            self._try_to_reopen()
+        else:
+            received = client.receive(LOOK_S, or_readable=self._woken)
+            while received is not None:
+                self._take(client, *received)
+                received = client.receive(0)
+            self._send_again()
+            self._look_after(client)
+        self._do_asked()
+
+    def _do_asked(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._woken, 65536)
+        while self._asked:
+            self._asked.popleft()()
+
+    def _begin_to_close(self) -> None:
+        self._is_closing = True
+
+    def _send(self, away: AwayRequest) -> None:
+        if self._client is None:
+            self._post(lambda: self._owner.lost([away]))
+            return
+        submit, request = away.submit, away.request
+        try:
+            command_id = self._client.send(
+                Submit(
+                    client_id=submit.client_id,
+                    prompt_token_ids=request.prompt_token_ids,
+                    sampling=request.sampling,
+                    priority=request.priority,
+                    with_text=False,
+                    bundle=True,
+                    handed_over=away.handed_over,
+                )
+            )
+        except CommandRefused as error:  # it is too large to be sent
+            message = str(error)
+            self._post(lambda: self._owner.refused(away, message, for_good=True))
+            return
+        except EngineUnreachable:
+            self._again.append((0.0, away))  # so that it is given back with the others
+            raise
+        self._away[command_id] = away
+
+    def _abort(self, away: AwayRequest) -> None:
+        away.is_aborted = True
+        if away.remote_id is not None and self._client is not None:
+            self._client.send(Abort(request_id=away.remote_id, who=self._who))
+
+    def _take(self, client: ControlClient, command_id: int, reply: AnyReply) -> None:
+        self._heard_s = time.monotonic()
+        if isinstance(reply, EngineInfo):
+            assert self._info is not None
+            if reply.engine_id != self._info.engine_id:
+                raise EngineUnreachable("another engine has taken its place")
+        away = self._away.get(command_id)
+        if away is None:
+            return
+        if isinstance(reply, Submitted):
+            away.remote_id = reply.request_id
+            if away.is_aborted:
+                self._abort(away)
+        elif isinstance(reply, Loaded):
+            self._post(lambda: self._owner.loaded(away))
+        elif isinstance(reply, Output):
+            away.pass_on(reply, time.monotonic_ns())
+            if reply.finish_reason is not None:
+                del self._away[command_id]
+                self._post(lambda: self._owner.ended(away))
+        elif isinstance(reply, Error):
+            self._take_error(command_id, away, reply)
+
+    def _take_error(self, command_id: int, away: AwayRequest, error: Error) -> None:
+        del self._away[command_id]
+        if error.code in _NOT_NOW:
+            self._again.append((time.monotonic() + _AGAIN_S, away))
+            return
+        for_good = error.code != "stopped"
+        log.info("request %d: %s (%s)", away.request.request_id, error.message, error.code)
+        self._post(lambda: self._owner.refused(away, error.message, for_good=for_good))
+
+    def _send_again(self) -> None:
+        while self._again and self._again[0][0] <= time.monotonic():
+            self._send(self._again.popleft()[1])
+
+    def _take_all(self) -> list[AwayRequest]:
+        aways = [*self._away.values(), *(away for _, away in self._again)]
+        self._away.clear()
+        self._again.clear()
+        return aways
+
+    def _look_after(self, client: ControlClient) -> None:
+        now_s = time.monotonic()
+        if now_s - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now_s
+        client.idle()
+        if killed_pid(self._endpoint) is not None:
+            raise EngineUnreachable("it was killed, or crashed")
+        if now_s - self._heard_s > SILENT_S:
+            raise EngineUnreachable(f"it has not answered for {SILENT_S:g} s")
+        client.send(GetInfo())
+
+    def _lose(self, why: str) -> None:
+        """Give everything back. The old connection ends, and with it what the engine still has."""
+        self.is_open = False
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        aways = self._take_all()
+        log.warning("the decode engine %s is gone: %s", self.engine, why)
+        self._post(lambda: self._owner.lost(aways))
+
+    def _try_to_reopen(self) -> None:
+        try:
+            self.connect(_REOPEN_S)
+        except ConfigError:
+            select.select([self._woken], [], [], _REOPEN_S)
+            return
+        log.info("the decode engine %s is there", self.engine)
+        self._post(self._owner.opened)

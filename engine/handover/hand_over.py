@@ -1,0 +1,164 @@
+"""`HandOver`: the engine's thread of a prefill engine hands over what has its first token."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from stepscope.engine.handover.away_request import AwayRequest
+from stepscope.engine.handover.decode_link import DecodeLink
+from stepscope.engine.handover.kv_sender import KVSender
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.inbox import Task
+from stepscope.engine.protocol.commands import HandedOver, KVTicket
+from stepscope.engine.protocol.wire import Origin
+from stepscope.engine.scheduling.request import Request, RequestStatus
+from stepscope.engine.scheduling.step import ScheduledRow
+
+
+class HandOver:
+    """Belongs to the engine's thread.
+
+    While the decode engine has no room, what has its first token waits (`Scheduler.leaving`) and no
+    prompt is admitted. While there is no decode engine, this one computes all tokens itself.
+
+    Args:
+        core: whose requests are handed over.
+        link: to the decode engine; it is open.
+        sender: gives it the keys and values.
+        seed_of: the seed that the tokens of a request are drawn by.
+    """
+
+    def __init__(
+        self,
+        core: EngineCore,
+        link: DecodeLink,
+        sender: KVSender,
+        seed_of: Callable[[Request], int],
+    ) -> None:
+        self._core = core
+        self._link = link
+        self._sender = sender
+        self._seed_of = seed_of
+        self._away: dict[int, AwayRequest] = {}
+        self._staying: set[int] = set()  # requests that the decode engine does not take
+        link.start(self, lambda do: core.inbox.put(Task(do)))
+
+    @property
+    def num_away(self) -> int:
+        """Unfinished requests that are in the decode engine. From any thread."""
+        return len(self._away)
+
+    def is_away(self, request_id: int) -> bool:
+        """From any thread."""
+        return request_id in self._away
+
+    def after_step(self, rows: Sequence[ScheduledRow]) -> None:
+        """Hand over the requests that got a token and have not ended."""
+        if not self._link.is_open:
+            return
+        for row in rows:
+            request = row.request
+            if not row.samples or request.status is not RequestStatus.RUNNING:
+                continue
+            if request.request_id not in self._staying:
+                self._core.scheduler.set_aside(request)
+        self._empty_leaving()
+
+    def abort(self, request_id: int) -> bool:
+        """End a request that is away; its client hears of it. False: there is no such."""
+        away = self._away.get(request_id)
+        if away is None:
+            return False
+        self._link.abort(away)
+        return True
+
+    def close(self) -> None:
+        """End all that is away."""
+        self._link.close()
+        self._away.clear()
+
+    # What the link reports
+
+    def loaded(self, away: AwayRequest) -> None:
+        self._free(away)
+        self._empty_leaving()
+
+    def ended(self, away: AwayRequest) -> None:
+        self._away.pop(away.request.request_id, None)
+        self._free(away)
+        self._empty_leaving()
+
+    def refused(self, away: AwayRequest, message: str, *, for_good: bool) -> None:
+        if for_good:
+            self._staying.add(away.request.request_id)
+        self._take_back(away)
+        self._empty_leaving()
+
+    def lost(self, aways: list[AwayRequest]) -> None:
+        for away in reversed(aways):  # each goes before all that wait
+            self._take_back(away)
+        if not self._link.is_open:
+            for request in list(self._core.scheduler.leaving):
+                self._core.scheduler.keep(request)
+            self._core.set_decode_engine(None)
+
+    def opened(self) -> None:
+        self._core.set_decode_engine(self._link.engine)
+
+    # Back and forth
+
+    def _empty_leaving(self) -> None:
+        """Hand over what waits, as far as there is room."""
+        scheduler = self._core.scheduler
+        for request in list(scheduler.leaving):
+            sent_ns = time.monotonic_ns()
+            num_blocks = scheduler.kv.num_blocks_for(request.num_computed_tokens)
+            ticket = self._sender.put(request.block_table[:num_blocks])
+            if ticket is None:
+                return
+            self._send(request, ticket, sent_ns)
+
+    def _send(self, request: Request, ticket: KVTicket, sent_ns: int) -> None:
+        assert request.first_token_ns is not None
+        assert request.last_token_ns is not None
+        handed_over = HandedOver(
+            engine=self._core.info.name,
+            request_id=request.request_id,
+            output_token_ids=request.output_token_ids,
+            seed=self._seed_of(request),
+            arrival_ns=request.arrival_ns,
+            first_token_ns=request.first_token_ns,
+            last_token_ns=request.last_token_ns,
+            sent_ns=sent_ns,
+            kv=ticket,
+        )
+        client, submit = self._core.delivery.release(request.request_id)
+        away = self._away[request.request_id] = AwayRequest(request, client, submit, handed_over)
+        self._core.scheduler.hand_over(request, self._link.engine)
+        self._link.send(away)
+
+    def _take_back(self, away: AwayRequest) -> None:
+        request = away.request
+        if self._away.pop(request.request_id, None) is None:
+            return
+        self._free(away)
+        if away.is_aborted:
+            away.end()
+            return
+        now_ns = self._core.clock()
+        assert request.first_token_ns is not None
+        assert request.last_token_ns is not None
+        origin = Origin(
+            self._link.engine,
+            away.remote_id,
+            request.num_output_tokens,
+            request.first_token_ns,
+            request.last_token_ns,
+            sent_ns=now_ns,
+            received_ns=now_ns,
+        )
+        self._core.new_requests.take_back(request, away.client, away.submit, origin)
+
+    def _free(self, away: AwayRequest) -> None:
+        if away.ticket is not None:
+            self._sender.free(away.ticket)
+            away.ticket = None

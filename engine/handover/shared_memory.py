@@ -1,0 +1,200 @@
+"""Keys and values between two engines of one machine: a file in memory that both map.
+
+The prefill engine makes the file and owns it: it holds its lock for life, and a file whose lock is
+free is removed by the next engine. It begins with a number for each frame, the stamp of what lies
+in it. The decode engine looks at the stamps before and after it has copied, so that it never takes
+what was overwritten meanwhile.
+"""
+
+import contextlib
+import fcntl
+import mmap
+import os
+import tempfile
+import uuid
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+from stepscope.engine.handover.kv_sender import Frames
+from stepscope.engine.protocol.commands import KVTicket
+from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.transport.endpoints import same_file
+
+PREFIX = "stepscope-kv-"
+_PAGE = 4096
+_MOST_MAPPED = 8  # files; those of engines that have ended stay mapped until then
+
+
+def folder() -> Path:
+    """Where files are memory. Elsewhere than on Linux the system writes them to disk, too."""
+    in_memory = Path("/dev/shm")
+    return in_memory if in_memory.is_dir() else Path(tempfile.gettempdir())
+
+
+def sweep() -> None:
+    """Remove the files of engines of this user that were killed; never fails."""
+    with contextlib.suppress(OSError):
+        for path in folder().glob(PREFIX + "*"):
+            with contextlib.suppress(OSError):  # of a live engine, or of another user
+                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if os.fstat(fd).st_uid == os.getuid():
+                        path.unlink()
+                finally:
+                    os.close(fd)
+
+
+class SharedMemorySender:
+    """The file of a prefill engine.
+
+    Args:
+        frames: copies its KV blocks.
+        num_frames: blocks that the file has room for.
+
+    Raises:
+        ConfigError: there is no memory for it.
+    """
+
+    def __init__(self, frames: Frames, num_frames: int) -> None:
+        self._frames = frames
+        self._free = list(range(num_frames))
+        self._next_stamp = 1
+        self._fd, self._path = _new_file()
+        size = _head_bytes(num_frames) + num_frames * frames.frame_bytes
+        try:
+            # All of it now: a file that finds no memory later ends the process.
+            os.posix_fallocate(self._fd, 0, size)
+            self._map = mmap.mmap(self._fd, size)
+        except OSError as error:
+            self._remove()
+            raise ConfigError(
+                "transfer_memory",
+                f"{self._path.parent} has no room for {size / 1e6:,.0f} MB of keys and values "
+                f"({error.strerror}): lower transfer_memory or max_model_len there, or give it "
+                "more (of a container: --shm-size)",
+            ) from None
+        view = memoryview(self._map)
+        self._stamps = view[: 8 * (num_frames + 1)].cast("Q")
+        self._stamps[0] = num_frames
+        self._memory = view[_head_bytes(num_frames) :]
+
+    def put(self, blocks: Sequence[int]) -> KVTicket | None:
+        if len(blocks) > len(self._free):
+            return None
+        frames = [self._free.pop() for _ in blocks]
+        self._frames.store(blocks, self._memory, frames)
+        stamp = self._next_stamp
+        self._next_stamp += 1
+        for frame in frames:
+            self._stamps[1 + frame] = stamp
+        return KVTicket(
+            file=self._path.name, layout=self._frames.layout, frames=frames, stamp=stamp
+        )
+
+    def free(self, ticket: KVTicket) -> None:
+        for frame in ticket.frames:
+            self._stamps[1 + frame] = 0
+        self._free += ticket.frames
+
+    def close(self) -> None:
+        self._stamps.release()
+        self._memory.release()
+        with contextlib.suppress(BufferError):
+            self._map.close()
+        self._remove()
+
+    def _remove(self) -> None:
+        self._path.unlink(missing_ok=True)
+        os.close(self._fd)
+
+
+class _MappedFile:
+    """The file of another engine, to be read."""
+
+    def __init__(self, name: str, frame_bytes: int) -> None:
+        """Raises OSError or ValueError when there is no such file, or it is none of ours."""
+        fd = os.open(folder() / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            status = os.fstat(fd)
+            if status.st_uid != os.getuid():
+                raise ValueError("it belongs to another user")
+            view = memoryview(mmap.mmap(fd, status.st_size, prot=mmap.PROT_READ))
+        finally:
+            os.close(fd)
+        self.num_frames = int.from_bytes(view[:8], "little")
+        head_bytes = _head_bytes(self.num_frames)
+        if status.st_size != head_bytes + self.num_frames * frame_bytes:
+            raise ValueError("its size is not that of its frames")
+        self.stamps = view[: 8 * (self.num_frames + 1)].cast("Q")
+        self.memory = view[head_bytes:]
+
+    def holds(self, ticket: KVTicket) -> bool:
+        """Whether what the ticket stands for is there still."""
+        return all(
+            frame < self.num_frames and self.stamps[1 + frame] == ticket.stamp
+            for frame in ticket.frames
+        )
+
+
+class SharedMemoryReceiver:
+    """Loads from the files of prefill engines; see `scheduling.step.KVReceiver`.
+
+    Args:
+        frames: copies into our KV blocks.
+        block_size: tokens of a block.
+    """
+
+    def __init__(self, frames: Frames, block_size: int) -> None:
+        self._frames = frames
+        self._block_size = block_size
+        self._mapped: OrderedDict[str, _MappedFile] = OrderedDict()
+
+    def check(self, ticket: KVTicket, num_tokens: int) -> None:
+        if ticket.layout != self._frames.layout:
+            raise ConfigError(
+                "kv_layout",
+                "the prefill engine serves another model, or its KV blocks have another shape: "
+                "start both with the same model, dtype, kv_cache_dtype and block_size",
+            )
+        num_blocks = -(-num_tokens // self._block_size)
+        if len(ticket.frames) != num_blocks:
+            raise ConfigError(
+                "kv_ticket",
+                f"{num_tokens} tokens lie in {num_blocks} blocks, not in {len(ticket.frames)}",
+            )
+
+    def load(self, ticket: KVTicket, blocks: Sequence[int], num_present: int) -> bool:
+        try:
+            mapped = self._map(ticket.file)
+        except (OSError, ValueError):
+            return False
+        if not mapped.holds(ticket):
+            return False
+        if frames := ticket.frames[num_present:]:
+            self._frames.load(mapped.memory, frames, blocks[num_present:])
+        return mapped.holds(ticket)
+
+    def _map(self, name: str) -> _MappedFile:
+        mapped = self._mapped.get(name)
+        if mapped is None:
+            mapped = self._mapped[name] = _MappedFile(name, self._frames.frame_bytes)
+            if len(self._mapped) > _MOST_MAPPED:
+                self._mapped.popitem(last=False)
+        return mapped
+
+
+def _new_file() -> tuple[int, Path]:
+    """A file of a new name, locked."""
+    while True:
+        path = folder() / f"{PREFIX}{uuid.uuid4().hex}"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        if same_file(fd, path):
+            return fd, path
+        os.close(fd)  # swept before it was locked
+
+
+def _head_bytes(num_frames: int) -> int:
+    return -(-8 * (num_frames + 1) // _PAGE) * _PAGE

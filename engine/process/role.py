@@ -1,0 +1,113 @@
+"""`EngineRole`: what an engine needs besides where prefill and decode are apart (`--role`)."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepscope.engine.handover.decode_link import DecodeLink
+from stepscope.engine.handover.hand_over import HandOver
+from stepscope.engine.handover.shared_memory import (
+    SharedMemoryReceiver,
+    SharedMemorySender,
+    sweep,
+)
+from stepscope.engine.loop.core import EngineCore, HandsOver
+from stepscope.engine.protocol.config import ConfigError, EngineConfig
+from stepscope.engine.scheduling.kv_memory import memory_bytes
+from stepscope.engine.scheduling.step import KVReceiver
+from stepscope.engine.transport.endpoints import Endpoint
+
+if TYPE_CHECKING:
+    from stepscope.engine.execution.runner import ModelRunner
+
+_LONGEST_REQUESTS = 2  # that `transfer_memory=auto` has room for
+
+
+class EngineRole:
+    """Of an engine that does both: nothing besides.
+
+    Attributes:
+        receiver: of a decode engine.
+        hand_over: of a prefill engine.
+        decode_engine: name of the one that a prefill engine hands over to.
+        kv_layout: None where nothing is handed over.
+    """
+
+    def __init__(self, config: EngineConfig, link: DecodeLink | None) -> None:
+        self.receiver: KVReceiver | None = None
+        self.hand_over: Callable[[EngineCore], HandsOver] | None = None
+        self.name = None if config.role == "both" else config.role
+        self.decode_engine = None if link is None else link.engine
+        self.kv_layout: str | None = None
+        self._config = config
+        self._link = link
+        self._sender: SharedMemorySender | None = None
+
+    def load(self, runner: "ModelRunner") -> None:
+        """The model is loaded.
+
+        Raises:
+            ConfigError: the decode engine has another model, or there is no memory to share.
+        """
+        config = self._config
+        if self.name is None:
+            return
+        frames = runner.kv_frames(_weights_of(config.model))
+        self.kv_layout = frames.layout
+        if self._link is None:
+            self.receiver = SharedMemoryReceiver(frames, config.block_size)
+            return
+        self._link.check_layout(frames.layout)
+        least = -(-runner.max_model_len // config.block_size)
+        num_frames = _LONGEST_REQUESTS * least
+        if config.transfer_memory != "auto":
+            num_frames = (
+                memory_bytes("transfer_memory", config.transfer_memory) // frames.frame_bytes
+            )
+        if num_frames < least:
+            raise ConfigError(
+                "transfer_memory",
+                f"transfer_memory={config.transfer_memory} does not hold one request of "
+                f"max_model_len={runner.max_model_len} tokens, which takes "
+                f"{least * frames.frame_bytes / 1e6:,.0f} MB: raise it, or lower max_model_len",
+            )
+        sweep()
+        self._sender = SharedMemorySender(frames, num_frames)
+        self.hand_over = partial(
+            HandOver, link=self._link, sender=self._sender, seed_of=runner.seed_of
+        )
+
+    def close(self) -> None:
+        if self._link is not None:
+            self._link.close()
+        if self._sender is not None:
+            self._sender.close()
+
+
+@contextlib.contextmanager
+def open_role(config: EngineConfig, name: str) -> Iterator[EngineRole]:
+    """To be entered before the model is loaded: it takes minutes.
+
+    Args:
+        name: of this engine.
+
+    Raises:
+        ConfigError: a prefill engine does not reach its decode engine.
+    """
+    link = None
+    if config.role == "prefill":
+        link = DecodeLink(Endpoint.parse(config.decode_to), name)
+        link.connect()
+    role = EngineRole(config, link)
+    try:
+        yield role
+    finally:
+        role.close()
+
+
+def _weights_of(model: str) -> str:
+    """Names the weights, to engines of the same machine."""
+    path = Path(model).expanduser()
+    return str(path.resolve()) if path.exists() else model

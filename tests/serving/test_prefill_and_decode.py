@@ -1,0 +1,446 @@
+"""Prefill and decode apart: two engines of one model serve as one does, and lose no request.
+
+The engines are processes with a tiny model in float32, whose tokens do not depend on the batch.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.handover.shared_memory import PREFIX
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.commands import (
+    Abort,
+    Error,
+    Output,
+    Pause,
+    Replayed,
+    ReplayFrom,
+    Resume,
+    Submit,
+    Submitted,
+)
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import (
+    Arrived,
+    EngineInfo,
+    EngineStatus,
+    Finished,
+    FirstToken,
+    RequestEvent,
+    StepRecord,
+    TelemetryMessage,
+)
+from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.recordings.attribution.explain import Explainer
+from stepscope.recordings.check.verify import verify
+from stepscope.recordings.live.recorder import Recorder
+from stepscope.recordings.live.subscriber import Subscriber
+from tests.support.waiting import wait_for
+
+STEPSCOPE = [sys.executable, "-m", "stepscope.tui.cli"]
+START_S = 90.0
+
+
+class Pair:
+    """A prefill and a decode engine, and one that does both. Whoever is dead is started anew."""
+
+    def __init__(self, model: Path, folder: Path) -> None:
+        self.folder = folder
+        self._model = model
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def endpoint(self, name: str) -> str:
+        return f"{self.folder}/{name}"
+
+    def ensure(self) -> "Pair":
+        for name, options in (
+            ("one", ()),
+            ("decode", ("--role", "decode")),
+            ("prefill", ("--role", "prefill", "--decode-to", self.endpoint("decode"))),
+        ):
+            process = self._processes.get(name)
+            if process is None or process.poll() is not None:
+                self.start(name, *options)
+                if name == "decode" and "prefill" in self._processes:
+                    wait_for(lambda: self.info().decode_engine is not None, "met again")
+        return self
+
+    def start(self, name: str, *options: str) -> None:
+        self._processes[name] = self.run(
+            *("--endpoint", self.endpoint(name), "--name", name, *options)
+        )
+        deadline_s = time.monotonic() + START_S
+        with ControlClient(self.endpoint(name), timeout_s=1.0) as client:
+            while True:
+                try:
+                    client.info()
+                    return
+                except EngineUnreachable:
+                    process = self._processes[name]
+                    assert process.poll() is None, process.stderr and process.stderr.read()
+                    assert time.monotonic() < deadline_s, "it did not start"
+
+    def run(self, *options: str) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            [*STEPSCOPE, "serve", "--model", str(self._model), "--dtype", "float32",
+             "--kv-memory", "4MB", "--threads", "1", "--transfer-memory", "300KB",
+             "--max-num-batched-tokens", "64", *options],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            env={**os.environ, "XDG_CONFIG_HOME": str(self.folder)},
+        )  # fmt: skip
+
+    def send(self, name: str, number: signal.Signals) -> None:
+        self._processes[name].send_signal(number)
+
+    def kill(self, name: str) -> None:
+        self._processes[name].kill()
+        self._processes[name].wait()
+
+    def stop(self, name: str) -> None:
+        self._processes[name].terminate()
+        assert self._processes[name].wait(timeout=30) == 0
+
+    def info(self, name: str = "prefill") -> EngineInfo:
+        with ControlClient(self.endpoint(name)) as client:
+            return client.info(again_s=1.0)
+
+    def num_requests(self, name: str) -> int:
+        with ControlClient(self.endpoint(name)) as client:
+            return len(client.snapshot().requests)
+
+    def shared_file(self) -> Path:
+        """The file that the prefill engine shares keys and values in."""
+        opened = Path(f"/proc/{self._processes['prefill'].pid}/fd").iterdir()
+        [file] = {each.readlink() for each in opened if each.readlink().name.startswith(PREFIX)}
+        return file
+
+    def close(self) -> None:
+        for process in self._processes.values():
+            process.terminate()
+        for process in self._processes.values():
+            assert process.wait(timeout=30) == 0
+
+
+@pytest.fixture(scope="module")
+def engines(
+    tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Callable[..., Path]
+) -> Iterator[Pair]:
+    pair = Pair(tiny_checkpoint("llama"), tmp_path_factory.mktemp("pair"))
+    yield pair
+    pair.close()
+
+
+@pytest.fixture
+def pair(engines: Pair) -> Pair:
+    return engines.ensure()
+
+
+class Answer(NamedTuple):
+    token_ids: list[int]
+    text: str
+    num_logprobs: int
+    reason: str | None
+    stop: str | int | None
+
+
+def ask(number: int, max_tokens: int, **sampling: object) -> Submit:
+    """A prompt of its own, of 8 to 200 tokens."""
+    return Submit(
+        client_id=f"client-{number}",
+        prompt=f"{number} " + "a stream of tokens "[: 6 + number % 13] * (1 + number % 10),
+        sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True, **sampling),  # type: ignore[arg-type]
+        stream=number % 4 != 3,
+    )
+
+
+def answers(
+    endpoint: str, asked: list[Submit], meanwhile: Callable[[int], None] = lambda num_tokens: None
+) -> list[Answer]:
+    """What becomes of requests that are sent all at once.
+
+    Args:
+        meanwhile: called with the tokens that have come so far.
+    """
+    with ControlClient(endpoint, timeout_s=20.0) as client:
+        places = {client.send(each): place for place, each in enumerate(asked)}
+        found = [Answer([], "", 0, None, None)] * len(asked)
+        deadline_s = time.monotonic() + 60
+        while any(each.reason is None for each in found):
+            assert time.monotonic() < deadline_s, found
+            received = client.receive(0.2)
+            if received is None or received[0] not in places:
+                continue
+            reply = received[1]
+            assert not isinstance(reply, Error), reply
+            if isinstance(reply, Output):
+                place = places[received[0]]
+                before = found[place]
+                found[place] = Answer(
+                    [*before.token_ids, *reply.token_ids],
+                    before.text + (reply.text or ""),
+                    before.num_logprobs + len(reply.logprobs or ()),
+                    reply.finish_reason,
+                    reply.stop,
+                )
+                meanwhile(sum(len(each.token_ids) for each in found))
+    return found
+
+
+def messages(endpoint: str, since: int = 0) -> list[TelemetryMessage]:
+    """All that an engine has published."""
+    found: list[TelemetryMessage] = []
+    with ControlClient(endpoint) as client:
+        client.snapshot()  # what happened before it is published
+        while True:
+            replayed = client.ask(ReplayFrom(sequence=since))
+            assert isinstance(replayed, Replayed)
+            if not replayed.frames:
+                return found
+            found += [wire.decode(frame.payload) for frame in replayed.frames]
+            since = replayed.frames[-1].sequence + 1
+
+
+def events_of(endpoint: str) -> list[RequestEvent]:
+    return [
+        event
+        for message in messages(endpoint)
+        if isinstance(message, StepRecord | EngineStatus)
+        for event in message.events
+    ]
+
+
+MIXED = [
+    *(ask(number, 1 + 7 * (number % 5)) for number in range(8)),
+    ask(8, 40, temperature=0.9, seed=8),
+    ask(9, 40, temperature=0.9, seed=7),
+    ask(10, 24, logprobs=2),
+    ask(11, 24, temperature=0.8, seed=3, repetition_penalty=1.2, min_tokens=3),
+    ask(12, 60, temperature=1.0, seed=5, stop=list("aeioust")),
+    ask(13, 60, temperature=1.0, seed=6, stop_token_ids=[*range(0, 250, 8)]),
+]
+
+
+def test_two_engines_answer_as_one_does(pair: Pair) -> None:
+    expected = answers(pair.endpoint("one"), MIXED)
+    assert {each.reason for each in expected} == {"stop", "length"}
+    assert answers(pair.endpoint("prefill"), MIXED) == expected
+    assert answers(pair.endpoint("prefill"), MIXED) == expected  # with prefixes that are cached
+
+
+def test_the_life_of_a_request_is_in_two_sessions_and_each_part_once(pair: Pair) -> None:
+    begun = len(events_of(pair.endpoint("decode")))
+    asked = [ask(20 + number, 12) for number in range(5)]
+    answers(pair.endpoint("prefill"), asked)
+    names = {each.client_id for each in asked}
+    here = {
+        event.request_id: event
+        for event in events_of(pair.endpoint("prefill"))
+        if isinstance(event, Arrived) and event.client_id in names
+    }
+    there = events_of(pair.endpoint("decode"))[begun:]
+    arrived = [event for event in there if isinstance(event, Arrived)]
+    assert {each.origin.request_id for each in arrived if each.origin} == set(here)
+    for each in arrived:
+        origin = each.origin
+        assert origin is not None
+        assert origin.engine == "prefill"
+        assert each.time_ns == here[origin.request_id or 0].time_ns
+        assert each.time_ns < origin.first_token_ns <= origin.sent_ns <= origin.received_ns
+    assert not any(isinstance(event, FirstToken) for event in there)
+    assert sorted(e.num_output_tokens for e in there if isinstance(e, Finished)) == [12] * 5
+    left = [e for e in events_of(pair.endpoint("prefill")) if isinstance(e, Finished)]
+    assert {e.handed_to for e in left if e.request_id in here} == {"decode"}
+
+
+def test_the_hand_over_is_a_cause_of_the_second_token(pair: Pair) -> None:
+    with ControlClient(pair.endpoint("decode")) as client:
+        client.ask(Pause(who="test"))
+        try:
+            since = client.snapshot().sequence + 1
+            with ControlClient(pair.endpoint("prefill")) as other:
+                command_id = other.send(ask(32, 4))
+                while not isinstance((other.receive(5) or (0, None))[1], Output):
+                    continue
+                time.sleep(0.1)
+                client.ask(Resume(who="test"))
+                while True:
+                    received = other.receive(5)
+                    assert received is not None
+                    assert received[0] == command_id
+                    if isinstance(received[1], Output) and received[1].finish_reason:
+                        break
+        finally:
+            client.ask(Resume(who="test"))
+    explainer = Explainer(itl_bound_ns=1, ttft_bound_ns=1, with_begun=True)
+    told = messages(pair.endpoint("decode"), since)
+    for message in told:
+        explainer.take(message)
+    [late] = [each for each in explainer.late if each.token_idx == 1]
+    assert late.kind == "ITL"
+    assert sum(piece.ns for piece in late.pieces) == late.gap_ns > 100_000_000
+    assert {"transfer", "paused"} <= {piece.cause for piece in late.pieces}
+
+
+def test_a_full_decode_engine_makes_the_prefill_engine_wait(pair: Pair) -> None:
+    asked = [ask(40 + number, 30) for number in range(12)]
+    with ControlClient(pair.endpoint("prefill")) as client:
+        since = client.snapshot().sequence + 1
+    with ControlClient(pair.endpoint("decode")) as client:
+        client.set_knobs({"max_num_seqs": 1}, "test")
+        try:
+            found = answers(pair.endpoint("prefill"), asked)
+        finally:
+            client.set_knobs({"max_num_seqs": 256}, "test")
+    assert found == answers(pair.endpoint("one"), asked)
+    steps = [e for e in messages(pair.endpoint("prefill"), since) if isinstance(e, StepRecord)]
+    statuses = [e for e in messages(pair.endpoint("prefill"), since) if isinstance(e, EngineStatus)]
+    waited = any("decode_engine" in (step.waiting_reasons or {}) for step in steps)
+    assert waited or any(each.num_waiting and not each.num_running for each in statuses)
+    assert pair.num_requests("prefill") == pair.num_requests("decode") == 0
+
+
+def long_ones(first: int) -> list[Submit]:
+    return [ask(first + number, 150, temperature=0.7, seed=number) for number in range(6)]
+
+
+def once(do: Callable[[], None], at: int) -> Callable[[int], None]:
+    done: list[int] = []
+
+    def meanwhile(num_tokens: int) -> None:
+        if num_tokens >= at and not done:
+            done.append(num_tokens)
+            do()
+
+    return meanwhile
+
+
+def test_requests_of_a_killed_decode_engine_go_on_in_the_prefill_engine(pair: Pair) -> None:
+    asked = long_ones(60)
+    expected = answers(pair.endpoint("one"), asked)
+    kill = once(lambda: pair.kill("decode"), at=100)
+    assert answers(pair.endpoint("prefill"), asked, kill) == expected
+    assert pair.info().decode_engine is None
+    assert answers(pair.endpoint("prefill"), MIXED) == answers(pair.endpoint("one"), MIXED)
+    pair.ensure()  # another decode engine takes its place
+    assert pair.info().decode_engine == "decode"
+    assert answers(pair.endpoint("prefill"), asked) == expected
+    assert any(isinstance(event, Arrived) for event in events_of(pair.endpoint("decode")))
+
+
+def test_a_decode_engine_that_is_shut_down_gives_its_requests_back(pair: Pair) -> None:
+    asked = long_ones(70)
+    expected = answers(pair.endpoint("one"), asked)
+    stop = once(lambda: pair.send("decode", signal.SIGTERM), at=100)
+    assert answers(pair.endpoint("prefill"), asked, stop) == expected
+
+
+def test_requests_of_a_silent_decode_engine_are_taken_back(pair: Pair) -> None:
+    asked = long_ones(80)
+    expected = answers(pair.endpoint("one"), asked)
+    freeze = once(lambda: pair.send("decode", signal.SIGSTOP), at=100)
+    try:
+        assert answers(pair.endpoint("prefill"), asked, freeze) == expected
+    finally:
+        pair.send("decode", signal.SIGCONT)
+    wait_for(lambda: pair.info().decode_engine == "decode", "met again")
+    wait_for(lambda: pair.num_requests("decode") == 0, "what it had has ended")
+    # It has loaded nothing that was overwritten meanwhile.
+    assert answers(pair.endpoint("prefill"), asked) == expected
+
+
+def test_a_killed_prefill_engine_leaves_nothing(pair: Pair) -> None:
+    with ControlClient(pair.endpoint("prefill")) as client:
+        for each in long_ones(90):
+            client.send(each)
+        wait_for(lambda: pair.num_requests("decode") > 0, "handed over")
+        file = pair.shared_file()
+        pair.kill("prefill")
+    wait_for(lambda: pair.num_requests("decode") == 0, "what it had has ended")
+    assert file.exists()
+    pair.ensure()
+    assert not file.exists()
+
+
+def test_a_client_ends_its_request_wherever_that_is(pair: Pair) -> None:
+    with ControlClient(pair.endpoint("prefill")) as client:
+        command_id = client.send(ask(101, 400))
+        request_id = None
+        while pair.num_requests("decode") == 0:
+            received = client.receive(0.05)
+            if received is not None and isinstance(received[1], Submitted):
+                request_id = received[1].request_id
+        assert request_id is not None
+        client.ask(Abort(request_id=request_id, who="test"))
+        while True:
+            received = client.receive(5.0)
+            assert received is not None
+            if isinstance(received[1], Output) and received[1].finish_reason is not None:
+                assert received == (command_id, received[1])
+                assert received[1].finish_reason == "abort"
+                break
+        wait_for(lambda: pair.num_requests("decode") == 0, "it has ended there")
+        with pytest.raises(CommandRefused, match="has ended already"):
+            client.ask(Abort(request_id=request_id, who="test"))
+        client.send(ask(102, 400))
+        wait_for(lambda: pair.num_requests("decode") > 0, "handed over")
+    wait_for(lambda: pair.num_requests("decode") == 0, "its client was gone")
+
+
+def test_what_does_not_go_together_is_refused(
+    pair: Pair, tiny_checkpoint: Callable[..., Path]
+) -> None:
+    with (
+        ControlClient(pair.endpoint("decode")) as client,
+        pytest.raises(CommandRefused, match="send them to its prefill engine"),
+    ):
+        client.ask(ask(110, 4))
+    prefill = ["--role", "prefill", "--decode-to"]
+    wrong = [
+        (["--role", "prefill"], b"--decode-to NAME or ADDRESS"),
+        (["--decode-to", "x"], b"decode_to is for role=prefill"),
+        ([*prefill, pair.endpoint("one")], b"no decode engine"),
+        ([*prefill, pair.endpoint("none")], b"Start the decode engine"),
+        ([*prefill, pair.endpoint("decode"), "--block-size", "8"], b"with the same options"),
+        ([*prefill, pair.endpoint("decode"), "--transfer-memory", "1KB"], b"does not hold one"),
+    ]
+    processes = [
+        pair.run("--endpoint", pair.endpoint(f"wrong-{number}"), *options)
+        for number, (options, _) in enumerate(wrong)
+    ]
+    for process, (_, said) in zip(processes, wrong, strict=True):
+        _, stderr = process.communicate(timeout=60)
+        assert process.returncode != 0
+        assert said in stderr
+
+
+def test_both_recordings_are_sound(pair: Pair, tmp_path: Path) -> None:
+    files = [tmp_path / f"{name}.mcap" for name in ("prefill", "decode")]
+    sources = [Subscriber(Endpoint.parse(pair.endpoint(file.stem))) for file in files]
+    recorders = [Recorder(source, file, dict) for source, file in zip(sources, files, strict=True)]
+    for source in sources:
+        source.start()
+    for source in sources:
+        wait_for(lambda source=source: source.history.info is not None, "it is heard")
+    answers(pair.endpoint("prefill"), MIXED)
+    for file, source in zip(files, sources, strict=True):
+        with ControlClient(pair.endpoint(file.stem)) as client:
+            step = client.snapshot().step
+        wait_for(lambda source=source, step=step: (source.history.last_step or 0) >= step, "all")
+    for recorder in recorders:
+        recorder.stop()
+        assert recorder.error is None
+    for file, source in zip(files, sources, strict=True):
+        source.stop()
+        report = verify(file, lambda share: None)
+        assert report.is_good, [check.problems for check in report.checks]
+        assert report.num_steps
