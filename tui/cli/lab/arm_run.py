@@ -33,6 +33,7 @@ class ArmRun:
     Args:
         outputs: token ids by the name of the request, as its client got them.
         refused: requests the engine refused.
+        decoding: what the decode engine recorded, where there was one.
     """
 
     def __init__(
@@ -41,11 +42,13 @@ class ArmRun:
         path: Path,
         outputs: Mapping[str, Sequence[int]],
         refused: Sequence[Refused],
+        decoding: "ArmRun | None" = None,
     ) -> None:
         self.name = name
         self.path = path
         self.outputs = outputs
         self.refused = refused
+        self.decoding = self if decoding is None else decoding
 
     @cached_property
     def side(self) -> Side:
@@ -94,6 +97,13 @@ class ArmRun:
         steps = [each for each in self.steps if wanted(each)]
         num_tokens = sum(each.num_prefill_tokens + each.num_decode_tokens for each in steps)
         return num_tokens / max(1e-9, sum(map(seconds, steps)))
+
+    @property
+    def tokens_out_per_s(self) -> float:
+        """Of all clients together, from the first arrival to the last token."""
+        begin_ns = min(each.arrival_ns for each in self.side.requests.values())
+        end_ns = max(run.steps[-1].tokens_ns for run in {self, self.decoding})
+        return sum(map(len, self.outputs.values())) / ((end_ns - begin_ns) / 1e9)
 
     def main_cause(self) -> str:
         """What late waits of this run were made of most, as `stepscope explain` calls it."""

@@ -2,9 +2,11 @@
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
+from typing import TypeAlias
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.commands import (
@@ -20,6 +22,7 @@ from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.file.service_levels import levels_of
+from stepscope.recordings.history.source import Source
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.lab.arm_run import LEVELS, ArmRun, Refused
@@ -31,6 +34,7 @@ _WHO = "stepscope lab"
 _LARGEST_TOKEN_ID = 250  # every vocabulary has these
 _MOST_S = 120.0  # of an arm
 _START_S = 20.0
+Pair: TypeAlias = Callable[[], AbstractContextManager[Sequence[Endpoint]]]
 
 
 class LabBench:
@@ -39,11 +43,13 @@ class LabBench:
     Args:
         endpoint: of an engine that has nothing else to do.
         folder: where recordings go.
+        pair: starts a prefill and a decode engine; None: there cannot be any.
     """
 
-    def __init__(self, endpoint: Endpoint, folder: Path) -> None:
+    def __init__(self, endpoint: Endpoint, folder: Path, pair: Pair | None) -> None:
         self._endpoint = endpoint
         self._folder = folder
+        self._pair = pair
         self._client = ControlClient(endpoint, timeout_s=20.0)
         self._before: dict[str, KnobValue] = {}
         self._done: dict[int, ArmRun] = {}  # arms that several experiments share
@@ -77,29 +83,64 @@ class LabBench:
             self._done[id(arm)] = self._record(f"{name}-{arm.name}", arm, progress)
         return self._done[id(arm)]
 
-    def _record(self, name: str, arm: Arm, progress: Callable[[float], None]) -> ArmRun:
-        self._client.set_knobs(BASE | dict(arm.knobs), _WHO)
-        if not arm.is_warm:
-            self._client.ask(ResetPrefixCache(who=_WHO))
-        path = self._folder / f"{name.replace(' ', '-')}.mcap"
-        path.unlink(missing_ok=True)
-        source = Subscriber(self._endpoint)
-        recorder = Recorder(source, path, lambda: levels_of(LEVELS))
-        source.start()
-        try:
-            _wait(lambda: source.history.info is not None, "the engine publishes nothing")
-            outputs, refused = self._drive(arm, progress)
-            step = self._client.snapshot().step
-            _wait(lambda: (source.history.last_step or 0) >= step, "steps were not received")
-        finally:
-            recorder.stop()
-            source.stop()
-        if recorder.error is not None:
-            raise CommandFailed(recorder.error)
-        return ArmRun(arm.name, path, outputs, refused)
+    def can_try(self, arms: Sequence[Arm]) -> bool:
+        """Whether there are the engines that these take."""
+        return self._pair is not None or not any(arm.is_apart for arm in arms)
 
+    def _record(self, name: str, arm: Arm, progress: Callable[[float], None]) -> ArmRun:
+        if not arm.is_apart:
+            return self._record_on([self._endpoint], [self._client], name, arm, progress)
+        assert self._pair is not None, "can_try was asked"
+        with ExitStack() as stack:
+            endpoints = stack.enter_context(self._pair())
+            clients = [
+                stack.enter_context(ControlClient(each, timeout_s=20.0)) for each in endpoints
+            ]
+            return self._record_on(endpoints, clients, name, arm, progress)
+
+    def _record_on(
+        self,
+        endpoints: Sequence[Endpoint],
+        clients: Sequence[ControlClient],
+        name: str,
+        arm: Arm,
+        progress: Callable[[float], None],
+    ) -> ArmRun:
+        """Run an arm on one engine, or on a prefill and a decode engine."""
+        for client in clients:
+            client.set_knobs(BASE | dict(arm.knobs), _WHO)
+            if not arm.is_warm:
+                client.ask(ResetPrefixCache(who=_WHO))
+        stem = name.replace(" ", "-")
+        paths = [self._folder / f"{stem}{end}.mcap" for end in ("", "-decode")[: len(endpoints)]]
+        for path in paths:
+            path.unlink(missing_ok=True)
+        sources = [Subscriber(each) for each in endpoints]
+        recorders = [
+            Recorder(source, path, lambda: levels_of(LEVELS))
+            for source, path in zip(sources, paths, strict=True)
+        ]
+        for source in sources:
+            source.start()
+        try:
+            for source in sources:
+                _wait_for_info(source)
+            outputs, refused = self._drive(clients[0], arm, progress)
+            for source, client in zip(sources, clients, strict=True):
+                _wait_for_step(source, client.snapshot().step)
+        finally:
+            for recorder, source in zip(recorders, sources, strict=True):
+                recorder.stop()
+                source.stop()
+        for recorder in recorders:
+            if recorder.error is not None:
+                raise CommandFailed(recorder.error)
+        decoding = ArmRun(arm.name, paths[1], {}, []) if len(paths) > 1 else None
+        return ArmRun(arm.name, paths[0], outputs, refused, decoding)
+
+    @staticmethod
     def _drive(
-        self, arm: Arm, progress: Callable[[float], None]
+        client: ControlClient, arm: Arm, progress: Callable[[float], None]
     ) -> tuple[Mapping[str, list[int]], list[Refused]]:
         """Send the work in its time, and collect what comes back."""
         waiting = sorted(arm.work, key=lambda each: each.at_s)
@@ -117,10 +158,10 @@ class LabBench:
                     raise CommandFailed(f"arm {arm.name!r} did not end within {_MOST_S:.0f} s")
                 while waiting and now_s >= waiting[0].at_s:
                     work = waiting.pop(0)
-                    sent[self._client.send(_submit(work))] = work
+                    sent[client.send(_submit(work))] = work
                 while changes and now_s >= changes[0].at_s:
-                    self._client.set_knobs(changes.pop(0).knobs, _WHO)
-                received = self._client.receive(0.005)
+                    client.set_knobs(changes.pop(0).knobs, _WHO)
+                received = client.receive(0.005)
                 if received is None or received[0] not in sent:
                     continue
                 work, reply = sent[received[0]], received[1]
@@ -138,7 +179,7 @@ class LabBench:
                         num_open -= 1
         finally:
             for request_id in running:
-                self._client.send(Abort(request_id=request_id))
+                client.send(Abort(request_id=request_id))
         return outputs, refused
 
 
@@ -154,6 +195,14 @@ def _submit(work: Work) -> Submit:
         priority=work.priority,
         with_text=False,
     )
+
+
+def _wait_for_info(source: Source) -> None:
+    _wait(lambda: source.history.info is not None, "the engine publishes nothing")
+
+
+def _wait_for_step(source: Source, step: int) -> None:
+    _wait(lambda: (source.history.last_step or 0) >= step, "steps were not received")
 
 
 def _wait(condition: Callable[[], bool], failure: str) -> None:

@@ -36,6 +36,7 @@ class Arm(NamedTuple):
     Attributes:
         knobs: others than `bench.BASE`.
         is_warm: the prefix cache keeps what the arm before left in it.
+        is_apart: on a prefill and a decode engine, with half of the cores each.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Arm(NamedTuple):
     work: tuple[Work, ...]
     changes: tuple[ArmChange, ...] = ()
     is_warm: bool = False
+    is_apart: bool = False
 
 
 class Column(NamedTuple):

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from stepscope.engine.client.client import ControlClient
@@ -45,7 +46,8 @@ def run(names: Sequence[str], runs_all: bool, model: str, engine: str | None, fo
         target = Path(kept)
         target.mkdir(parents=True, exist_ok=True)
         endpoint, info = stack.enter_context(_engine(model, engine, progress))
-        bench = stack.enter_context(LabBench(endpoint, target))
+        pair = None if engine is not None else partial(_pair, model, progress)
+        bench = stack.enter_context(LabBench(endpoint, target, pair))
         found = []
         for place, experiment in enumerate(chosen):
             finding = _try(experiment, bench, progress, (place, len(chosen)))
@@ -72,6 +74,12 @@ def _chosen(names: Sequence[str], runs_all: bool) -> list[Experiment]:
 def _try(
     experiment: Experiment, bench: LabBench, progress: Progress, place: tuple[int, int]
 ) -> LabFinding:
+    if not bench.can_try(experiment.arms):
+        finding = LabFinding(
+            "cannot be tried here", "nothing", "it starts engines of its own: leave out --engine"
+        )
+        say(*lines(experiment, finding, []), "")
+        return finding
     runs = []
     for number, arm in enumerate(experiment.arms):
         what = f"{experiment.name}: {arm.name}"
@@ -100,14 +108,37 @@ def _engine(
         yield endpoint, info
         return
     progress("starting the engine", None)
-    options = {**_OPTIONS, "model": model, **(_DEMO_OPTIONS if model == "demo" else {})}
-    with EngineProcess(options, lambda line: progress(line, None)) as process:
+    with EngineProcess(_options(model), lambda line: progress(line, None)) as process:
         yield process.endpoint, process.wait_until_ready()
+
+
+@contextmanager
+def _pair(model: str, progress: Progress) -> Iterator[tuple[Endpoint, Endpoint]]:
+    """A prefill and a decode engine, with half of the cores each."""
+
+    def on_line(line: str) -> None:
+        progress(line, None)
+
+    half: Mapping[str, KnobValue] = {**_options(model), "threads": max(1, _num_cores() // 2)}
+    with EngineProcess({**half, "role": "decode"}, on_line, name="decode") as decode:
+        decode.wait_until_ready()
+        roles = {"role": "prefill", "decode_to": decode.endpoint.control}
+        with EngineProcess({**half, **roles}, on_line, name="prefill") as prefill:
+            prefill.wait_until_ready()
+            yield prefill.endpoint, decode.endpoint
+
+
+def _options(model: str) -> Mapping[str, KnobValue]:
+    return {**_OPTIONS, "model": model, **(_DEMO_OPTIONS if model == "demo" else {})}
+
+
+def _num_cores() -> int:
+    has_affinity = hasattr(os, "sched_getaffinity")
+    return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
 
 
 def _machine(info: EngineInfo) -> str:
     day = datetime.now(UTC).date()
     what: Sequence[str | None] = (info.model, info.dtype, info.device, info.attention_backend)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     known = ", ".join(each for each in what if each)
-    return f"Measured on {day}: {known}; {platform.machine()}, {cores} cores."
+    return f"Measured on {day}: {known}; {platform.machine()}, {_num_cores()} cores."

@@ -33,6 +33,7 @@ class EngineProcess:
         options: of the command, by field name.
         on_progress: gets each line the engine prints while it loads.
         command: that runs the engine.
+        name: of its sockets, followed by our process id.
     """
 
     def __init__(
@@ -40,8 +41,9 @@ class EngineProcess:
         options: Mapping[str, KnobValue],
         on_progress: Callable[[str], None],
         command: str = "serve",
+        name: str = "demo",
     ) -> None:
-        self.endpoint = Endpoint.parse(f"demo-{os.getpid()}")
+        self.endpoint = Endpoint.parse(f"{name}-{os.getpid()}")
         self._options = options
         self._command = command
         self._on_progress = on_progress
