@@ -59,13 +59,15 @@ class SharedMemorySender:
 
     def __init__(self, frames: Frames, num_frames: int) -> None:
         self._frames = frames
-        self._free = list(range(num_frames))
         self._next_stamp = 1
         self._fd, self._path = _new_file()
         size = _head_bytes(num_frames) + num_frames * frames.frame_bytes
         try:
-            # All of it now: a file that finds no memory later ends the process.
-            os.posix_fallocate(self._fd, 0, size)
+            if hasattr(os, "posix_fallocate"):
+                # All of it now: a file that finds no memory later ends the process.
+                os.posix_fallocate(self._fd, 0, size)
+            else:
+                os.truncate(self._fd, size)
             self._map = mmap.mmap(self._fd, size)
         except OSError as error:
             self._remove()
@@ -75,6 +77,7 @@ class SharedMemorySender:
                 f"({error.strerror}): lower transfer_memory or max_model_len there, or give it "
                 "more (of a container: --shm-size)",
             ) from None
+        self._free = list(range(num_frames))
         view = memoryview(self._map)
         self._stamps = view[: 8 * (num_frames + 1)].cast("Q")
         self._stamps[0] = num_frames
@@ -120,7 +123,9 @@ class _MappedFile:
             status = os.fstat(fd)
             if status.st_uid != os.getuid():
                 raise ValueError("it belongs to another user")
-            view = memoryview(mmap.mmap(fd, status.st_size, prot=mmap.PROT_READ))
+            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # no page fault in a step
+            mapped = mmap.mmap(fd, status.st_size, flags=flags, prot=mmap.PROT_READ)
+            view = memoryview(mapped)
         finally:
             os.close(fd)
         self.num_frames = int.from_bytes(view[:8], "little")
@@ -164,6 +169,8 @@ class SharedMemoryReceiver:
                 "kv_ticket",
                 f"{num_tokens} tokens lie in {num_blocks} blocks, not in {len(ticket.frames)}",
             )
+        with contextlib.suppress(OSError, ValueError):  # it will be computed anew
+            self._map(ticket.file)
 
     def load(self, ticket: KVTicket, blocks: Sequence[int], num_present: int) -> bool:
         try:

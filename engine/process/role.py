@@ -15,7 +15,7 @@ from stepscope.engine.handover.shared_memory import (
 )
 from stepscope.engine.loop.core import EngineCore, HandsOver
 from stepscope.engine.protocol.config import ConfigError, EngineConfig
-from stepscope.engine.scheduling.kv_memory import memory_bytes
+from stepscope.engine.scheduling.kv_memory import free_host_bytes, memory_bytes
 from stepscope.engine.scheduling.step import KVReceiver
 from stepscope.engine.transport.endpoints import Endpoint
 
@@ -72,6 +72,13 @@ class EngineRole:
                 f"transfer_memory={config.transfer_memory} does not hold one request of "
                 f"max_model_len={runner.max_model_len} tokens, which takes "
                 f"{least * frames.frame_bytes / 1e6:,.0f} MB: raise it, or lower max_model_len",
+            )
+        num_bytes, free_bytes = num_frames * frames.frame_bytes, free_host_bytes()
+        if num_bytes > free_bytes:  # to take it would end some process
+            raise ConfigError(
+                "transfer_memory",
+                f"{num_bytes / 1e6:,.0f} MB of transfer memory do not fit into the "
+                f"{free_bytes / 1e6:,.0f} MB that are free: lower transfer_memory or max_model_len",
             )
         sweep()
         self._sender = SharedMemorySender(frames, num_frames)

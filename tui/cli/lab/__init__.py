@@ -3,6 +3,6 @@
 It starts engines and reads recordings, and only commands may do both: so it is a room of `tui.cli`.
 May import: engine.client, engine.protocol, engine.transport, recordings.attribution,
   recordings.compare, recordings.compare.side, recordings.export, recordings.file,
-  recordings.live, recordings.state.series, tui.cli.shared, tui.settings.
+  recordings.history, recordings.live, recordings.state.series, tui.cli.shared, tui.settings.
 A new experiment is one file in `experiments`.
 """

@@ -22,8 +22,9 @@ from stepscope.tui.settings.cli_errors import WrongUsage
 
 # Room for the largest prompts whole.
 _OPTIONS: Mapping[str, KnobValue] = {"max_num_batched_tokens": 8192, "max_num_seqs": 16}
-# Of the demo model: a cache that a few long requests fill.
-_DEMO_OPTIONS: Mapping[str, KnobValue] = {"kv_memory": "64MB"}
+# Of the demo model: a cache that a few long requests fill, and the dtype in which tokens do not
+# depend on the chunks, on a CPU with matrix instructions too.
+_DEMO_OPTIONS: Mapping[str, KnobValue] = {"kv_memory": "64MB", "dtype": "float32"}
 
 
 def show() -> None:

@@ -1,0 +1,73 @@
+"""Requests across a prefill and a decode engine, as the fleet screen draws them."""
+
+from stepscope.engine.protocol.wire import EngineInfo, Origin, RequestView
+from stepscope.recordings.fleets.figures import EngineFigures
+from stepscope.recordings.fleets.imbalance import findings
+from stepscope.recordings.fleets.whole_lives import KEPT_NS, WholeLife, WholeLives
+from stepscope.recordings.state.session import SessionState
+from stepscope.tui.views.charts import whole_life_lanes
+
+S = 1_000_000_000
+
+
+def engine(name: str, role: str | None, **figures: float) -> EngineFigures:
+    info = EngineInfo(
+        engine_id=name, name=name, software_version="0", model="m", monotonic_ns=0, wall_ns=0,
+        role=role,
+    )  # fmt: skip
+    return EngineFigures(name, "live", info=info, **figures)  # type: ignore[arg-type]
+
+
+def state(time_ns: int, *views: RequestView) -> SessionState:
+    made = SessionState()
+    made.time_ns = time_ns
+    made.table.views = {view.request_id: view for view in views}
+    return made
+
+
+def view(request_id: int, status: str, **fields: object) -> RequestView:
+    return RequestView(
+        request_id=request_id, client_id=f"chat-{request_id}", status=status,  # type: ignore[arg-type]
+        arrival_ns=10 * S, num_prompt_tokens=8, max_tokens=9, **fields,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+ENGINES = [engine("p", "prefill"), engine("d", "decode")]
+ORIGIN = Origin("p", 3, 1, 12 * S, 12 * S, 13 * S, 14 * S)
+
+
+def text_of(life: WholeLife, now_s: float) -> str:
+    """The lane of the last ten seconds, a character a second."""
+    [line] = whole_life_lanes.draw([life], round(now_s * S), 125, 1)
+    return "".join(text for text, _ in line)[-100:][9::10]
+
+
+def test_a_request_is_one_lane_through_both_engines() -> None:
+    lives = WholeLives()
+    waiting = view(3, "waiting")
+    [life] = lives.look(ENGINES, [state(11 * S, waiting), state(11 * S)])
+    assert text_of(life, 19) == " ·········"
+    gone = view(3, "finished", handed_to="d", finish_ns=13 * S, first_token_ns=12 * S)
+    here = view(7, "running", origin=ORIGIN)
+    [life] = lives.look(ENGINES, [state(15 * S, gone), state(16 * S, here)])
+    assert (life.decode, life.decode_id, life.end_ns) == ("d", 7, None)
+    assert text_of(life, 19) == " ▓▓·→━━━━━"
+    done = view(7, "finished", origin=ORIGIN, finish_ns=17 * S)
+    [life] = lives.look(ENGINES, [state(17 * S, gone), state(17 * S, done)])
+    assert text_of(life, 19).rstrip() == " ▓▓·→━━●"
+
+
+def test_what_ended_is_kept_for_a_while_and_what_is_unknown_stays_unknown() -> None:
+    lives = WholeLives()
+    done = view(3, "finished", finish_ns=12 * S, first_token_ns=11 * S)
+    assert len(lives.look(ENGINES, [state(12 * S, done), state(12 * S)])) == 1
+    assert len(lives.look(ENGINES, [state(12 * S + KEPT_NS // 2), state(12 * S)])) == 1
+    assert not lives.look(ENGINES, [state(12 * S + KEPT_NS), state(12 * S)])
+    assert not lives.look([engine("a", None)], [state(12 * S, done)])
+
+
+def test_prefill_and_decode_engines_are_not_compared_with_each_other() -> None:
+    apart = [engine("p", "prefill", kv_used=0.1), engine("d", "decode", kv_used=0.9)]
+    assert not findings(apart)
+    alike = [engine("d0", "decode", kv_used=0.1), engine("d1", "decode", kv_used=0.9)]
+    assert [finding.engine for finding in findings([apart[0], *alike])] == [2]
