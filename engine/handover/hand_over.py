@@ -39,7 +39,6 @@ class HandOver:
         self._sender = sender
         self._seed_of = seed_of
         self._away: dict[int, AwayRequest] = {}
-        self._staying: set[int] = set()  # requests that the decode engine does not take
         link.start(self, lambda do: core.inbox.put(Task(do)))
 
     @property
@@ -59,7 +58,7 @@ class HandOver:
             request = row.request
             if not row.samples or request.status is not RequestStatus.RUNNING:
                 continue
-            if request.request_id not in self._staying:
+            if request.may_leave:
                 self._core.scheduler.set_aside(request)
         self._empty_leaving()
 
@@ -88,8 +87,7 @@ class HandOver:
         self._empty_leaving()
 
     def refused(self, away: AwayRequest, message: str, *, for_good: bool) -> None:
-        if for_good:
-            self._staying.add(away.request.request_id)
+        away.request.may_leave = not for_good
         self._take_back(away)
         self._empty_leaving()
 

@@ -55,6 +55,7 @@ class Request:
     stop: str | int | None = None  # the stop string or token id that ended it; None for EOS
     logprobs: list[PositionLogprobs] = field(default_factory=list)  # not sent to the client yet
     origin: Origin | None = None  # of a request that was handed over to this engine
+    may_leave: bool = True  # False: a decode engine has refused it
     ticket: KVTicket | None = None  # where its keys and values lie until they are loaded
 
     def __post_init__(self) -> None:

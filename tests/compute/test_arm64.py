@@ -1,4 +1,4 @@
-"""Attention compiled for arm64 (NEON) and run on an emulated processor equals the reference."""
+"""Kernels compiled for arm64 (NEON), run on an emulated processor, equal the reference."""
 
 import ctypes
 import importlib.util
@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from stepscope.kernels.cpu import library as cpu_library
+from stepscope.kernels.cpu import linear as cpu_linear
 from stepscope.kernels.cpu.attention import CpuAttention
-from stepscope.kernels.cpu.library import ATTENTION, CACHES, STEP, CpuLibrary
+from stepscope.kernels.cpu.library import ATTENTION, CACHES, LINEAR, STEP, CpuLibrary
+from stepscope.kernels.cpu.linear import PackedLinear
 from stepscope.kernels.reference import ReferenceAttention
 from tests.compute.test_kernels import CHUNKS, DECODES, MIXED, make_case
 
@@ -22,32 +24,67 @@ ITEM_BYTES = (4, 2, 1)  # by the number of a dtype
 
 
 @pytest.fixture(scope="module")
-def arm64(tmp_path_factory: pytest.TempPathFactory) -> CpuAttention:
+def arm64(tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
     if QEMU is None:
         pytest.skip("no emulator of arm64: apt install qemu-user-static")
     if importlib.util.find_spec("ziglang") is None:
         pytest.skip("no compiler for arm64: pip install ziglang")
-    program = tmp_path_factory.mktemp("arm64") / "attention"
+    programs = [
+        _compiled(name, tmp_path_factory.mktemp("arm64")) for name in ("attention", "linear")
+    ]
+
+    def attention(packed: bytes) -> int:
+        return _attention(programs[0], packed)
+
+    def linear(packed: bytes) -> int:
+        return _linear(programs[1], packed)
+
+    def linear_width() -> int:
+        return int.from_bytes(_output(programs[1], b"")[:8], "little")
+
+    def missing(*_: object) -> int:
+        raise NotImplementedError
+
+    return CpuLibrary("arm64", attention, *(missing,) * 4, linear, linear_width)
+
+
+def _compiled(name: str, folder: Path) -> Path:
+    program = folder / name
     subprocess.run(
         [
             *(sys.executable, "-m", "ziglang", "c++", "-target", "aarch64-linux-musl", "-static"),
             *("-std=c++17", "-O2", "-fno-math-errno", "-fno-trapping-math"),
             *("-I", str(Path(cpu_library.__file__).parent)),
-            *(str(Path(__file__).with_name("attention_program.cpp")), "-o", str(program)),
+            *(str(Path(__file__).with_name(f"{name}_program.cpp")), "-o", str(program)),
         ],
         check=True,
     )
-
-    def attention(packed: bytes) -> int:
-        return _run(program, packed)
-
-    def missing(*_: object) -> int:
-        raise NotImplementedError
-
-    return CpuAttention(CpuLibrary("arm64", attention, *(missing,) * 6))
+    return program
 
 
-def _run(program: Path, packed: bytes) -> int:
+def _output(program: Path, given: bytes) -> bytes:
+    assert QEMU is not None
+    return subprocess.run([QEMU, str(program)], input=given, capture_output=True, check=True).stdout
+
+
+def _linear(program: Path, packed: bytes) -> int:
+    """One call of `stepscope_linear` in fp32, whose memory is copied to the program and back."""
+    x_at, packed_at, bias_at, output_at, *numbers = LINEAR.unpack(packed)
+    num_rows, num_columns, size, num_panels, *_, is_bf16 = numbers
+    assert not is_bf16
+    width = int.from_bytes(_output(program, b"")[:8], "little")
+    arrays = [
+        ctypes.string_at(x_at, 4 * num_rows * size),
+        ctypes.string_at(packed_at, 2 * num_panels * width * size),
+        ctypes.string_at(bias_at, 4 * num_panels * width) if bias_at else b"",
+    ]
+    given = b"".join([packed, struct.pack("3q", *map(len, arrays)), *arrays])
+    _, status = struct.unpack("2q", (said := _output(program, given))[:16])
+    ctypes.memmove(output_at, said[16:], 4 * num_rows * num_columns)
+    return int(status)
+
+
+def _attention(program: Path, packed: bytes) -> int:
     """One call of `stepscope_attention`, whose memory is copied to the program and back."""
     step_at, *tensors_at, output_at, _ = ATTENTION.unpack(packed)
     raw = ctypes.string_at(step_at, STEP.size)
@@ -70,27 +107,46 @@ def _run(program: Path, packed: bytes) -> int:
         ctypes.string_at(sinks_at, 4 * num_heads) if sinks_at else b"",
     ]
     given = b"".join([raw, struct.pack("8q", *map(len, arrays)), *arrays])
-    assert QEMU is not None
-    done = subprocess.run([QEMU, str(program)], input=given, capture_output=True, check=True)
-    (status,) = struct.unpack("q", done.stdout[:8])
-    ctypes.memmove(output_at, done.stdout[8:], query_bytes)
+    said = _output(program, given)
+    (status,) = struct.unpack("q", said[:8])
+    ctypes.memmove(output_at, said[8:], query_bytes)
     return int(status)
 
 
 @pytest.mark.parametrize("lengths", [DECODES, CHUNKS, MIXED], ids=["decodes", "chunks", "mixed"])
 @pytest.mark.parametrize(("head_dim", "window"), [(64, None), (33, 9)])
 def test_attention_on_arm64_is_that_of_the_reference(
-    arm64: CpuAttention, lengths: list[tuple[int, int]], head_dim: int, window: int | None
+    arm64: CpuLibrary, lengths: list[tuple[int, int]], head_dim: int, window: int | None
 ) -> None:
     case = make_case(lengths, head_dim=head_dim)
+    attention = CpuAttention(arm64)
     options = {"scale": 0.3, "sliding_window": window, "sinks": torch.linspace(-2, 3, 4)}
     for dtype, cache_dtypes in CACHES.items():
         for cache_dtype in cache_dtypes:
             query = case.query.to(dtype)
             caches = [cache.to(cache_dtype) for cache in case[1:3]]
             exact = ReferenceAttention()(query.float(), *caches, case.batch, **options)  # type: ignore[arg-type]
-            error = (arm64(query, *caches, case.batch, **options).float() - exact).abs()  # type: ignore[arg-type]
+            error = (attention(query, *caches, case.batch, **options).float() - exact).abs()  # type: ignore[arg-type]
             allowed = (
                 1e-5 if dtype is torch.float32 else 2**-8 * float(caches[1].float().abs().max())
             )
             assert float(error.max()) <= allowed, (dtype, cache_dtype)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 17])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_weights_in_bf16_are_widened_on_arm64(
+    arm64: CpuLibrary, monkeypatch: pytest.MonkeyPatch, num_rows: int, has_bias: bool
+) -> None:
+    monkeypatch.setattr(cpu_linear, "default_library", lambda: arm64)
+    generator = torch.Generator().manual_seed(num_rows)
+    x = torch.randn(num_rows, 46, generator=generator)
+    weight = torch.randn(37, 46, generator=generator).bfloat16().float()
+    bias = torch.randn(37, generator=generator) if has_bias else None
+    exact = torch.nn.functional.linear(
+        x.double(), weight.double(), None if bias is None else bias.double()
+    )
+    assert float((PackedLinear(weight, bias)(x) - exact).abs().max()) < 1e-4
+    gate, up = weight[:18].double(), weight[18:36].double()
+    gated = torch.nn.functional.silu(x.double() @ gate.T) * (x.double() @ up.T)
+    assert float((PackedLinear.gated(weight[:36], None)(x) - gated).abs().max()) < 1e-4

@@ -7,16 +7,20 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
 from stepscope.engine.handover.shared_memory import PREFIX
+from stepscope.engine.loop.inbox import Call
+from stepscope.engine.process.serve import Silent, open_engine
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import (
     Abort,
@@ -26,9 +30,11 @@ from stepscope.engine.protocol.commands import (
     Replayed,
     ReplayFrom,
     Resume,
+    Shutdown,
     Submit,
     Submitted,
 )
+from stepscope.engine.protocol.config import ConfigError, EngineConfig, Knobs
 from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import (
     Arrived,
@@ -49,22 +55,35 @@ from tests.support.waiting import wait_for
 
 STEPSCOPE = [sys.executable, "-m", "stepscope.tui.cli"]
 START_S = 90.0
+FIXED = (
+    "model", "endpoint", "name", "dtype", "kv_memory", "threads", "transfer_memory",
+)  # fmt: skip
 
 
 class Pair:
-    """A prefill and a decode engine, and one that does both. Whoever is dead is started anew."""
+    """A prefill and a decode engine. Whoever is dead is started anew."""
 
     def __init__(self, model: Path, folder: Path) -> None:
         self.folder = folder
         self._model = model
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
+    def config(self, name: str, **changes: Any) -> EngineConfig:
+        return EngineConfig(
+            model=str(self._model),
+            endpoint=self.endpoint(name),
+            name=name,
+            dtype="float32",
+            kv_memory="4MB",
+            threads=1,
+            **{"transfer_memory": "300KB", **changes},
+        )
+
     def endpoint(self, name: str) -> str:
         return f"{self.folder}/{name}"
 
     def ensure(self) -> "Pair":
         for name, options in (
-            ("one", ()),
             ("decode", ("--role", "decode")),
             ("prefill", ("--role", "prefill", "--decode-to", self.endpoint("decode"))),
         ):
@@ -76,9 +95,14 @@ class Pair:
         return self
 
     def start(self, name: str, *options: str) -> None:
-        self._processes[name] = self.run(
-            *("--endpoint", self.endpoint(name), "--name", name, *options)
-        )
+        config = msgspec.structs.asdict(self.config(name))
+        fixed = {each: config[each] for each in FIXED}
+        flags = [f"--{each.replace('_', '-')}={value}" for each, value in fixed.items()]
+        self._processes[name] = subprocess.Popen(
+            [*STEPSCOPE, "serve", *flags, "--max-num-batched-tokens", "64", *options],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            env={**os.environ, "XDG_CONFIG_HOME": str(self.folder)},
+        )  # fmt: skip
         deadline_s = time.monotonic() + START_S
         with ControlClient(self.endpoint(name), timeout_s=1.0) as client:
             while True:
@@ -89,15 +113,6 @@ class Pair:
                     process = self._processes[name]
                     assert process.poll() is None, process.stderr and process.stderr.read()
                     assert time.monotonic() < deadline_s, "it did not start"
-
-    def run(self, *options: str) -> "subprocess.Popen[bytes]":
-        return subprocess.Popen(
-            [*STEPSCOPE, "serve", "--model", str(self._model), "--dtype", "float32",
-             "--kv-memory", "4MB", "--threads", "1", "--transfer-memory", "300KB",
-             "--max-num-batched-tokens", "64", *options],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            env={**os.environ, "XDG_CONFIG_HOME": str(self.folder)},
-        )  # fmt: skip
 
     def send(self, name: str, number: signal.Signals) -> None:
         self._processes[name].send_signal(number)
@@ -136,7 +151,13 @@ def engines(
     tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Callable[..., Path]
 ) -> Iterator[Pair]:
     pair = Pair(tiny_checkpoint("llama"), tmp_path_factory.mktemp("pair"))
-    yield pair
+    knobs = Knobs(max_num_batched_tokens=64)
+    with open_engine(pair.config("one"), knobs, progress=lambda what, share: None) as (core, _, _):
+        thread = threading.Thread(target=core.run)
+        thread.start()
+        yield pair
+        core.inbox.put(Call(Shutdown(), Silent()))
+        thread.join()
     pair.close()
 
 
@@ -337,13 +358,6 @@ def test_requests_of_a_killed_decode_engine_go_on_in_the_prefill_engine(pair: Pa
     assert any(isinstance(event, Arrived) for event in events_of(pair.endpoint("decode")))
 
 
-def test_a_decode_engine_that_is_shut_down_gives_its_requests_back(pair: Pair) -> None:
-    asked = long_ones(70)
-    expected = answers(pair.endpoint("one"), asked)
-    stop = once(lambda: pair.send("decode", signal.SIGTERM), at=100)
-    assert answers(pair.endpoint("prefill"), asked, stop) == expected
-
-
 def test_requests_of_a_silent_decode_engine_are_taken_back(pair: Pair) -> None:
     asked = long_ones(80)
     expected = answers(pair.endpoint("one"), asked)
@@ -404,23 +418,19 @@ def test_what_does_not_go_together_is_refused(
         pytest.raises(CommandRefused, match="send them to its prefill engine"),
     ):
         client.ask(ask(110, 4))
-    prefill = ["--role", "prefill", "--decode-to"]
-    wrong = [
-        (["--role", "prefill"], b"--decode-to NAME or ADDRESS"),
-        (["--decode-to", "x"], b"decode_to is for role=prefill"),
-        ([*prefill, pair.endpoint("one")], b"no decode engine"),
-        ([*prefill, pair.endpoint("none")], b"Start the decode engine"),
-        ([*prefill, pair.endpoint("decode"), "--block-size", "8"], b"with the same options"),
-        ([*prefill, pair.endpoint("decode"), "--transfer-memory", "1KB"], b"does not hold one"),
-    ]
-    processes = [
-        pair.run("--endpoint", pair.endpoint(f"wrong-{number}"), *options)
-        for number, (options, _) in enumerate(wrong)
-    ]
-    for process, (_, said) in zip(processes, wrong, strict=True):
-        _, stderr = process.communicate(timeout=60)
-        assert process.returncode != 0
-        assert said in stderr
+    there = pair.endpoint("decode")
+    for changes, said in (
+        ({"role": "prefill"}, "--decode-to NAME or ADDRESS"),
+        ({"decode_to": "x"}, "decode_to is for role=prefill"),
+        ({"role": "prefill", "decode_to": pair.endpoint("one")}, "is no decode engine"),
+        ({"role": "prefill", "decode_to": pair.endpoint("none")}, "Start the decode engine first"),
+        ({"role": "prefill", "decode_to": there, "block_size": 8}, "with the same options"),
+        ({"role": "prefill", "decode_to": there, "transfer_memory": "1KB"}, "does not hold one"),
+    ):
+        config = pair.config("wrong", **changes)
+        opened = open_engine(config, Knobs(), progress=lambda what, share: None)
+        with pytest.raises(ConfigError, match=said), opened:
+            pass
 
 
 def test_both_recordings_are_sound(pair: Pair, tmp_path: Path) -> None:
@@ -444,3 +454,10 @@ def test_both_recordings_are_sound(pair: Pair, tmp_path: Path) -> None:
         report = verify(file, lambda share: None)
         assert report.is_good, [check.problems for check in report.checks]
         assert report.num_steps
+
+
+def test_a_decode_engine_that_is_shut_down_gives_its_requests_back(pair: Pair) -> None:
+    asked = long_ones(70)
+    expected = answers(pair.endpoint("one"), asked)
+    stop = once(lambda: pair.send("decode", signal.SIGTERM), at=100)
+    assert answers(pair.endpoint("prefill"), asked, stop) == expected

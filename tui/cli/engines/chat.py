@@ -176,7 +176,9 @@ class _Conversation:
         if life is None or not life.waits:
             return "no token came"
         columns = shutil.get_terminal_size().columns
-        return figures_line(life, room=columns - 2 if sys.stdout.isatty() else 200)
+        elsewhere = "" if view.handed_to is None else f"; {view.handed_to} made the further tokens"
+        room = columns - 2 if sys.stdout.isatty() else 200
+        return figures_line(life, room - len(elsewhere)) + elsewhere
 
 
 def figures_line(life: Life, room: int) -> str:
