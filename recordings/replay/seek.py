@@ -88,6 +88,12 @@ def window_start(recording: Recording, step: int, num_shown: int) -> tuple[Snaps
     start = recording.find_step(step - max(num_shown, WINDOW_STEPS)) or Position(0, 0)
     frame = recording.frame_before(recording.find_step(step) or Position(0, 0))
     if frame is not None:
-        start = min(start, recording.find_time(frame.log_ns - round(WINDOW_S * 1e9)))
+        # With the last step before the window: else nobody knows whether the engine stood still
+        # between the beginning of the window and its first step.
+        begin = recording.find_time(frame.log_ns - round(WINDOW_S * 1e9))
+        before = recording.step_before(begin)
+        if before is not None:
+            begin = recording.find_step(before - 1) or Position(0, 0)
+        start = min(start, begin)
     latest = recording.find_step(step - MAX_WINDOW_STEPS)
     return recording.keyframe_before(start if latest is None else max(start, latest))

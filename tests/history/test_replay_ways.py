@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stepscope.engine.protocol.config import Knobs
@@ -99,6 +99,7 @@ def straight(file: Path) -> Iterator[ReplaySource]:
 
 
 @settings(max_examples=8, deadline=None)
+@example(moves=[NUM_STEPS - 1, 4_014])  # a minute before it the engine stood still
 @given(
     moves=st.lists(
         st.one_of(
