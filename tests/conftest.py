@@ -25,8 +25,7 @@ from stepscope.engine.control.intake import Intake
 from stepscope.engine.control.server import ControlServer
 from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
-from stepscope.engine.loop.inbox import Call
-from stepscope.engine.process.serve import Silent
+from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.protocol.commands import AnyReply, GetAudit, Shutdown
 from stepscope.engine.protocol.config import ConfigError, Knobs, Limits
 from stepscope.engine.protocol.wire import TOPICS, Telemetry, encode
@@ -178,7 +177,7 @@ def _live_engine(tmp_path: Path, *, with_tokens: bool, **options: Any) -> Iterat
         thread = threading.Thread(target=core.run, name="engine")
         thread.start()
         yield LiveEngine(endpoint, core, publisher, control, workload, changes)
-        core.inbox.put(Call(Shutdown(), Silent()))
+        core.inbox.put(Call(Shutdown(), SilentClient()))
         thread.join(timeout=10)
         assert not thread.is_alive(), "the engine did not stop"
         control.close()

@@ -13,8 +13,7 @@ from stepscope.engine.bench.step_meter import MeteredStep, Percentiles, StepMete
 from stepscope.engine.client.telemetry_reader import TelemetryReader
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.loop.core import EngineCore
-from stepscope.engine.loop.inbox import Call
-from stepscope.engine.process.serve import Silent
+from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.protocol.commands import (
     AnyReply,
     Error,
@@ -173,7 +172,7 @@ class _MeasuredRun:
         self._followers = [_RequestFollower(self) for _ in prepared]
         self._itl_ns = []
         if not is_warmup:
-            self.core.inbox.put(Call(ResetPrefixCache(), Silent()))
+            self.core.inbox.put(Call(ResetPrefixCache(), SilentClient()))
         if self._meter is not None:
             self._meter.reset(first_step)
         self._start_ns = self._end_ns = self.core.runner.clock()

@@ -9,7 +9,7 @@ from stepscope.engine.handover.kv_sender import KVSender
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Task
 from stepscope.engine.protocol.commands import HandedOver, KVTicket
-from stepscope.engine.protocol.wire import Origin
+from stepscope.engine.protocol.wire import RequestOrigin
 from stepscope.engine.scheduling.request import Request, RequestStatus
 from stepscope.engine.scheduling.step import ScheduledRow
 
@@ -145,7 +145,7 @@ class HandOver:
         now_ns = self._core.clock()
         assert request.first_token_ns is not None
         assert request.last_token_ns is not None
-        origin = Origin(
+        origin = RequestOrigin(
             self._link.engine,
             away.remote_id,
             request.num_output_tokens,

@@ -20,7 +20,7 @@ class KVSender(Protocol):
     def close(self) -> None: ...
 
 
-class Frames(Protocol):
+class FrameCopier(Protocol):
     """KV blocks as bytes, one frame a block; `execution.kv_frames.KVFrames` is the real one."""
 
     layout: str

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
-from stepscope.engine.handover.kv_sender import Frames
+from stepscope.engine.handover.kv_sender import FrameCopier
 from stepscope.engine.protocol.commands import KVTicket
 from stepscope.engine.protocol.config import ConfigError
 from stepscope.engine.transport.endpoints import same_file
@@ -57,7 +57,7 @@ class SharedMemorySender:
         ConfigError: there is no memory for it.
     """
 
-    def __init__(self, frames: Frames, num_frames: int) -> None:
+    def __init__(self, frames: FrameCopier, num_frames: int) -> None:
         self._frames = frames
         self._next_stamp = 1
         self._fd, self._path = _new_file()
@@ -151,7 +151,7 @@ class SharedMemoryReceiver:
         block_size: tokens of a block.
     """
 
-    def __init__(self, frames: Frames, block_size: int) -> None:
+    def __init__(self, frames: FrameCopier, block_size: int) -> None:
         self._frames = frames
         self._block_size = block_size
         self._mapped: OrderedDict[str, _MappedFile] = OrderedDict()

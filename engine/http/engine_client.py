@@ -96,7 +96,7 @@ class EngineClient:
             EngineUnreachable: there is no engine, or it does not answer in time.
             CommandRefused: it answered with an error.
         """
-        answer = _Answer()
+        answer = _PendingReply()
         command_id = self.send(command, answer)
         return await self._answer(command_id, answer, timeout_s)
 
@@ -141,7 +141,7 @@ class EngineClient:
                 self._on_change()
 
     async def _hello(self) -> EngineInfo | None:
-        answer = _Answer()
+        answer = _PendingReply()
         command_id = self._send(GetInfo(), answer)
         try:
             info = _checked(await self._answer(command_id, answer, HELLO_S), EngineInfo)
@@ -158,7 +158,7 @@ class EngineClient:
             return None
         return info
 
-    async def _answer(self, command_id: int, answer: "_Answer", timeout_s: float) -> AnyReply:
+    async def _answer(self, command_id: int, answer: "_PendingReply", timeout_s: float) -> AnyReply:
         try:
             async with asyncio.timeout(timeout_s):
                 return await answer.future
@@ -211,7 +211,7 @@ class EngineClient:
         return self._closed_because or f"no engine at {self.endpoint.control} at the moment"
 
 
-class _Answer:
+class _PendingReply:
     """Waits for one reply."""
 
     def __init__(self) -> None:

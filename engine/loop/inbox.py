@@ -22,6 +22,13 @@ class Client(Protocol):
     def reply(self, message: AnyReply) -> None: ...
 
 
+class SilentClient:
+    """A client that does not listen: the engine's own workload and signals."""
+
+    def reply(self, message: AnyReply) -> None:
+        return
+
+
 @dataclass(slots=True)
 class Call:
     """One command in the inbox.

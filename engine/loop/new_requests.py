@@ -8,7 +8,7 @@ from msgspec import UNSET
 from stepscope.engine.loop.delivery import Delivery
 from stepscope.engine.loop.inbox import Client
 from stepscope.engine.protocol.commands import HandedOver, Submit
-from stepscope.engine.protocol.wire import Arrived, Origin, Rejected
+from stepscope.engine.protocol.wire import Arrived, Rejected, RequestOrigin
 from stepscope.engine.scheduling.block_pool import BlockHash
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
@@ -76,7 +76,9 @@ class NewRequests:
         self._scheduler.add(request)
         return request
 
-    def take_back(self, request: Request, client: Client, submit: Submit, origin: Origin) -> None:
+    def take_back(
+        self, request: Request, client: Client, submit: Submit, origin: RequestOrigin
+    ) -> None:
         """Queue a request that had been handed over, before all others."""
         request.origin = origin
         self._begin(request, client, submit, None)
@@ -122,7 +124,7 @@ def _go_on(request: Request, handed_over: HandedOver) -> None:
     request.last_token_ns = handed_over.last_token_ns
     request.sampling = msgspec.structs.replace(request.sampling, seed=handed_over.seed)
     request.ticket = handed_over.kv
-    request.origin = Origin(
+    request.origin = RequestOrigin(
         handed_over.engine,
         handed_over.request_id,
         len(output),

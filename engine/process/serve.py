@@ -18,10 +18,10 @@ from stepscope.engine.execution.machine.environment import prepare_environment
 from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.control_tally import ControlTally
 from stepscope.engine.loop.core import EngineCore
-from stepscope.engine.loop.inbox import Call, Inbox, Refusal
+from stepscope.engine.loop.inbox import Call, Inbox, Refusal, SilentClient
 from stepscope.engine.process.role import EngineRole, open_role
 from stepscope.engine.process.start_check import check_settings, limits_of
-from stepscope.engine.protocol.commands import AnyReply, Shutdown, Submit
+from stepscope.engine.protocol.commands import Shutdown, Submit
 from stepscope.engine.protocol.config import ConfigError, EngineConfig, Knobs, Limits, knob_specs
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
@@ -45,13 +45,6 @@ log = logging.getLogger("stepscope.engine")
 
 
 SIGNAL = "a signal"  # as the audit trail calls who ends the engine by one
-
-
-class Silent:
-    """A client that does not listen: the engine's own workload and signals."""
-
-    def reply(self, message: AnyReply) -> None:
-        return
 
 
 class OpenEngine(NamedTuple):
@@ -251,7 +244,7 @@ def workload_submit(
     inbox: Inbox, intake: Intake, clock: Callable[[], int]
 ) -> Callable[[Submit], None]:
     """What takes the requests of an engine's own workload."""
-    silent = Silent()
+    silent = SilentClient()
 
     def submit(command: Submit) -> None:
         try:
@@ -275,7 +268,7 @@ def stop_signals(core: EngineCore) -> Iterator[None]:
         for each in signals:
             signal.signal(each, signal.SIG_DFL)
         # A SimpleQueue may be filled from a signal handler.
-        core.inbox.put(Call(Shutdown(who=SIGNAL), Silent()))
+        core.inbox.put(Call(Shutdown(who=SIGNAL), SilentClient()))
 
     for number in signals:
         signal.signal(number, stop)

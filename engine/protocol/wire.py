@@ -23,10 +23,10 @@ from stepscope.engine.protocol.wire_events import Arrived as Arrived
 from stepscope.engine.protocol.wire_events import Event as Event
 from stepscope.engine.protocol.wire_events import Finished as Finished
 from stepscope.engine.protocol.wire_events import FirstToken as FirstToken
-from stepscope.engine.protocol.wire_events import Origin as Origin
 from stepscope.engine.protocol.wire_events import Preempted as Preempted
 from stepscope.engine.protocol.wire_events import Rejected as Rejected
 from stepscope.engine.protocol.wire_events import RequestEvent as RequestEvent
+from stepscope.engine.protocol.wire_events import RequestOrigin as RequestOrigin
 from stepscope.engine.protocol.wire_requests import RequestStatus as RequestStatus
 from stepscope.engine.protocol.wire_requests import RequestView as RequestView
 from stepscope.engine.protocol.wire_requests import Transcript as Transcript

@@ -5,7 +5,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 
-class Origin(Struct, frozen=True):
+class RequestOrigin(Struct, frozen=True):
     """The engine that a request comes from, with its output so far. Times as `Arrived.time_ns`."""
 
     engine: str  # its name
@@ -34,7 +34,7 @@ class Arrived(Event, frozen=True, omit_defaults=True):
     # Only of an engine with `prefix_hashes`: of the full blocks of the prompt, 64 bits each, salted
     # by the engine. Two contexts are equal up to their last equal hash.
     prefix_hashes: list[int] | None = None
-    origin: Origin | None = None  # None: from a client
+    origin: RequestOrigin | None = None  # None: from a client
 
 
 class Admitted(Event, frozen=True, omit_defaults=True):

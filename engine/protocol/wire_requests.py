@@ -4,7 +4,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from stepscope.engine.protocol.wire_events import Origin
+from stepscope.engine.protocol.wire_events import RequestOrigin
 
 RequestStatus: TypeAlias = Literal["waiting", "running", "preempted", "finished"]
 
@@ -32,7 +32,7 @@ class RequestView(Struct, kw_only=True):
     # First seen in mid-life, after a gap: arrival_ns and max_tokens are 0 and not known, and
     # num_prompt_tokens is the context it had by then.
     is_partial: bool = False
-    origin: Origin | None = None  # of a request that was handed over to this engine
+    origin: RequestOrigin | None = None  # of a request that was handed over to this engine
     handed_to: str | None = None  # the engine it goes on in
 
 

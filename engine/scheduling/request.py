@@ -9,7 +9,7 @@ from enum import Enum
 
 from stepscope.engine.protocol.commands import KVTicket, PositionLogprobs
 from stepscope.engine.protocol.sampling_params import SamplingParams
-from stepscope.engine.protocol.wire import Origin
+from stepscope.engine.protocol.wire import RequestOrigin
 from stepscope.engine.scheduling.block_pool import BlockHash
 from stepscope.engine.text.stop_strings import StopText
 
@@ -54,7 +54,7 @@ class Request:
     finish_reason: str | None = None
     stop: str | int | None = None  # the stop string or token id that ended it; None for EOS
     logprobs: list[PositionLogprobs] = field(default_factory=list)  # not sent to the client yet
-    origin: Origin | None = None  # of a request that was handed over to this engine
+    origin: RequestOrigin | None = None  # of a request that was handed over to this engine
     may_leave: bool = True  # False: a decode engine has refused it
     ticket: KVTicket | None = None  # where its keys and values lie until they are loaded
 

@@ -11,9 +11,9 @@ from msgspec import Struct
 
 from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
-from stepscope.engine.loop.inbox import Call
+from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.commands import AnyReply, SetKnobs, Submit
+from stepscope.engine.protocol.commands import SetKnobs, Submit
 from stepscope.engine.protocol.config import Knobs, Limits, knob_specs
 from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import EngineInfo, KnobValue, Telemetry
@@ -115,13 +115,6 @@ class _Collector:
         self.next_sequence += 1
 
 
-class _SilentClient:
-    """A client that does not listen."""
-
-    def reply(self, message: AnyReply) -> None:
-        return
-
-
 def simulated_info(
     limits: Limits, num_blocks: int, block_size: int, seed: int, *, is_served: bool = False
 ) -> EngineInfo:
@@ -192,14 +185,14 @@ def simulate(
     while core.next_step < num_steps:
         while arrival_ns <= runner.clock():
             submit, token_ids = _submission(random_source, workload, number, max_model_len)
-            core.inbox.put(Call(submit, _SilentClient(), token_ids))
+            core.inbox.put(Call(submit, SilentClient(), token_ids))
             number += 1
             arrival_ns += round(random_source.expovariate(workload.rate) * 1e9)
         # A step in flight has a number already.
         for step in [step for step in changes or () if step <= core.next_step]:
             assert changes is not None
             command = SetKnobs(changes=changes.pop(step), who="simulated")
-            core.inbox.put(Call(command, _SilentClient()))
+            core.inbox.put(Call(command, SilentClient()))
         if not core.step():
             runner.advance_to(arrival_ns)
         core.publish_heartbeat(idle=False)

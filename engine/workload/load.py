@@ -74,7 +74,7 @@ class LoadReport:
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenRequest:
     """A request that has not ended."""
 
     sent_s: float
@@ -117,7 +117,7 @@ class LoadGenerator:
         self._on_progress = on_progress
         self._wants_stop = wants_stop
         self._patience_s = patience_s
-        self._open: dict[int, _Open] = {}  # by command id
+        self._open: dict[int, _OpenRequest] = {}  # by command id
         self._heard_s = 0.0
         self._answered_s = 0.0  # when it was asked whether it is there
         self._bundles: bool | UnsetType = UNSET  # True: the engine knows them
@@ -185,7 +185,7 @@ class LoadGenerator:
     def _send(self, arrival: Arrival) -> None:
         submit = msgspec.structs.replace(arrival.submit(), bundle=self._bundles)
         command_id = self._client.send(submit)
-        self._open[command_id] = _Open(sent_s=time.perf_counter())
+        self._open[command_id] = _OpenRequest(sent_s=time.perf_counter())
         self.report.num_sent += 1
         self.report.num_cut += arrival.is_cut
 
@@ -227,7 +227,7 @@ class LoadGenerator:
                     self._note_finished(request, reply)
                 del self._open[command_id]
 
-    def _note_finished(self, request: _Open, last: Output) -> None:
+    def _note_finished(self, request: _OpenRequest, last: Output) -> None:
         report = self.report
         report.num_cached_tokens += last.num_cached_tokens
         report.num_finished_prompt_tokens += last.num_prompt_tokens

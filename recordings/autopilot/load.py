@@ -12,7 +12,7 @@ _BINDING = 0.8  # of the budget: a step that uses so much was limited by it
 _DECODE = int(Phase.DECODE)
 
 
-class _Seen(NamedTuple):
+class _SeenStep(NamedTuple):
     """One step."""
 
     step: int
@@ -53,7 +53,7 @@ class Load:
     def __init__(self, level_ns: int) -> None:
         self.num_gaps = self.num_late = 0
         self._level_ns = level_ns
-        self._steps: deque[_Seen] = deque()
+        self._steps: deque[_SeenStep] = deque()
         self._last_token_ns: dict[int, int] = {}
 
     def add(self, step: StepRecord) -> None:
@@ -75,7 +75,7 @@ class Load:
         self.num_late += num_late
         num_tokens, budget = step.num_prefill_tokens + step.num_decode_tokens, step.token_budget
         self._steps.append(
-            _Seen(
+            _SeenStep(
                 step=step.step,
                 time_ns=now_ns,
                 num_gaps=num_gaps,

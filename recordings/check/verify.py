@@ -128,7 +128,7 @@ def verify(path: Path, progress: Progress) -> VerifyReport:
         report.is_being_written = recording.index.is_being_written
         report.first_step, report.last_step = recording.first_step, recording.last_step
         _check_file(recording, report)
-        session = _Session(report)
+        session = _MessageChecks(report)
         chunk = -1
         for frame, position in recording.frames():
             if position.chunk != chunk:
@@ -174,7 +174,7 @@ def _check_chunk(recording: Recording, number: int, report: VerifyReport) -> Non
         )
 
 
-class _Session:
+class _MessageChecks:
     """Checks the messages of a file in order."""
 
     def __init__(self, report: VerifyReport) -> None:

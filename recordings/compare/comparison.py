@@ -9,7 +9,7 @@ from stepscope.recordings.attribution.causes import Cause
 from stepscope.recordings.compare.figures import Figure, total_figures
 from stepscope.recordings.compare.latencies import latency_figures
 from stepscope.recordings.compare.like_work import like_work_figures
-from stepscope.recordings.compare.load import Load, load_of
+from stepscope.recordings.compare.load_difference import LoadDifference, load_of
 from stepscope.recordings.compare.paired import Paired, request_by_request
 from stepscope.recordings.compare.settings import SettingDifference, differing_settings
 from stepscope.recordings.compare.side.requests import (
@@ -67,7 +67,7 @@ class Comparison(NamedTuple):
     resolution_ns: int
     num_unlisted: int
     is_one_session: bool
-    load: Load
+    load: LoadDifference
     paired: list[Paired]
 
     @property

@@ -14,8 +14,8 @@ from stepscope.recordings.compare.figures import (
     judged,
     without_winner,
 )
-from stepscope.recordings.compare.load import ALIKE as ALIKE_LOAD
-from stepscope.recordings.compare.load import Load
+from stepscope.recordings.compare.load_difference import ALIKE as ALIKE_LOAD
+from stepscope.recordings.compare.load_difference import LoadDifference
 from stepscope.recordings.compare.side.counts import spread_of
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.compare.side.sliced import Stretches
@@ -36,7 +36,7 @@ class _Sampled(NamedTuple):
 
 
 def latency_figures(
-    a: Side, b: Side, stretches: tuple[Stretches, Stretches], load: Load
+    a: Side, b: Side, stretches: tuple[Stretches, Stretches], load: LoadDifference
 ) -> Iterator[Figure]:
     """Percentiles of each kind of latency, and the share within the service level.
 
@@ -64,7 +64,9 @@ def _has_queue(side: Side) -> bool:
     return side.totals.num_waiting_sum >= side.totals.num_steps > 0
 
 
-def _percentile(kind: LatencyKind, label: str, rank: int, sampled: _Sampled, load: Load) -> Figure:
+def _percentile(
+    kind: LatencyKind, label: str, rank: int, sampled: _Sampled, load: LoadDifference
+) -> Figure:
     left, right = sampled.a, sampled.b
     value_a, value_b = left.at(rank), right.at(rank)
     # The longest of all says nothing of a run that would have been longer.
@@ -92,7 +94,7 @@ def _percentile(kind: LatencyKind, label: str, rank: int, sampled: _Sampled, loa
 
 
 def _within(
-    kind: LatencyKind, label: str, bound_ns: float, sampled: _Sampled, load: Load
+    kind: LatencyKind, label: str, bound_ns: float, sampled: _Sampled, load: LoadDifference
 ) -> Figure:
     left, right = sampled.a, sampled.b
     within_a, within_b = left.within_slo, right.within_slo
@@ -116,7 +118,9 @@ def _within(
     )
 
 
-def _under(load: Load, verdict: Verdict, factor: float, queued: tuple[bool, bool]) -> Verdict:
+def _under(
+    load: LoadDifference, verdict: Verdict, factor: float, queued: tuple[bool, bool]
+) -> Verdict:
     """The part of a verdict that a difference in load does not explain.
 
     Args:

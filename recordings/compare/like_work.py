@@ -7,7 +7,7 @@ long it then waits. So these figures have a winner even where the load differs.
 from collections.abc import Iterator
 
 from stepscope.recordings.compare.figures import Figure, judged, without_winner
-from stepscope.recordings.compare.load import Load
+from stepscope.recordings.compare.load_difference import LoadDifference
 from stepscope.recordings.compare.side.sliced import GapWork, Stretches
 from stepscope.recordings.compare.side.slices import Slice, Stratum, in_strata, num_waits
 from stepscope.recordings.compare.statistics.contrast import MIN_COVERED, Contrast
@@ -17,7 +17,9 @@ LIKE_STEP = "step, like work"
 _RANKS = {50: "p50", 99: "p99"}
 
 
-def like_work_figures(stretches: tuple[Stretches, Stretches], load: Load) -> Iterator[Figure]:
+def like_work_figures(
+    stretches: tuple[Stretches, Stretches], load: LoadDifference
+) -> Iterator[Figure]:
     """ITL with and without a prefill, among steps with as many decodes; time of steps of like size.
 
     Args:

@@ -27,7 +27,7 @@ _LEFT = 0.5  # of what makes an engine stand out, while its finding lapses
 Figure: TypeAlias = Literal["waiting", "kv", "preemptions", "ttft", "itl", "hits", "room"]
 
 
-class Finding(NamedTuple):
+class OutlierFigure(NamedTuple):
     """One figure of one engine that stands out now."""
 
     engine: int  # place among the engines
@@ -93,7 +93,7 @@ _ROOM_WAITING = 4  # so many wait elsewhere
 _ROOM_SHARE = 0.5  # of seats, and of KV blocks, at most in use
 
 
-def findings(engines: Sequence[EngineFigures], share: float = 1.0) -> list[Finding]:
+def findings(engines: Sequence[EngineFigures], share: float = 1.0) -> list[OutlierFigure]:
     """What stands out now among the engines that are up, the worst first.
 
     Engines that only prefill, or only decode, are compared among themselves.
@@ -102,7 +102,7 @@ def findings(engines: Sequence[EngineFigures], share: float = 1.0) -> list[Findi
         share: of the way from the others to its bound that a figure must be at.
     """
     roles = [None if engine.info is None else engine.info.role for engine in engines]
-    found: list[Finding] = []
+    found: list[OutlierFigure] = []
     for role in dict.fromkeys(roles):
         places = [place for place, each in enumerate(roles) if each == role]
         for finding in _findings([engines[place] for place in places], share):
@@ -110,8 +110,8 @@ def findings(engines: Sequence[EngineFigures], share: float = 1.0) -> list[Findi
     return sorted(found, key=lambda each: -each.weight)
 
 
-def _findings(engines: Sequence[EngineFigures], share: float) -> list[Finding]:
-    found: list[Finding] = []
+def _findings(engines: Sequence[EngineFigures], share: float) -> list[OutlierFigure]:
+    found: list[OutlierFigure] = []
     for rule in _RULES:
         found += _high(engines, rule, share)
     found += _waiting(engines, share)
@@ -129,7 +129,7 @@ def _known(
     }
 
 
-def _high(engines: Sequence[EngineFigures], rule: _Rule, share: float) -> list[Finding]:
+def _high(engines: Sequence[EngineFigures], rule: _Rule, share: float) -> list[OutlierFigure]:
     values = _known(engines, rule.value)
     found = []
     for place, value in values.items():
@@ -142,11 +142,11 @@ def _high(engines: Sequence[EngineFigures], rule: _Rule, share: float) -> list[F
             lowest = min(others, key=lambda other: others[other])
             low = f"{engines[lowest].name} {_percent(others[lowest])}"
             text = rule.text(value, middle, low)
-            found.append(Finding(place, rule.figure, value / bound, text))
+            found.append(OutlierFigure(place, rule.figure, value / bound, text))
     return found
 
 
-def _waiting(engines: Sequence[EngineFigures], share: float) -> list[Finding]:
+def _waiting(engines: Sequence[EngineFigures], share: float) -> list[OutlierFigure]:
     """Its share of all that wait says most: it is what a router would have to send elsewhere."""
     waiting = _known(engines, lambda e: e.num_waiting)
     total = sum(waiting.values())
@@ -163,11 +163,11 @@ def _waiting(engines: Sequence[EngineFigures], share: float) -> list[Finding]:
                 f"{_percent(number / total)} of all waiting requests ({number:.0f} of {total:.0f}),"
                 f" {engines[least].name} has {others[least]:.0f}"
             )
-            found.append(Finding(place, "waiting", number / bound, text))
+            found.append(OutlierFigure(place, "waiting", number / bound, text))
     return found
 
 
-def _few_hits(engines: Sequence[EngineFigures], share: float) -> list[Finding]:
+def _few_hits(engines: Sequence[EngineFigures], share: float) -> list[OutlierFigure]:
     """Requests that were sent to another engine than the one that has their beginning cached."""
     rates = _known(engines, lambda e: e.prefix_hit_rate)
     found = []
@@ -176,11 +176,11 @@ def _few_hits(engines: Sequence[EngineFigures], share: float) -> list[Finding]:
         if others and median(others) - rate >= _HITS_DISTANCE * share:
             middle = median(others)
             text = f"prefix hits {_percent(rate)}, the others {_percent(middle)}"
-            found.append(Finding(place, "hits", (middle - rate) / _HITS_DISTANCE, text))
+            found.append(OutlierFigure(place, "hits", (middle - rate) / _HITS_DISTANCE, text))
     return found
 
 
-def _room(engines: Sequence[EngineFigures]) -> list[Finding]:
+def _room(engines: Sequence[EngineFigures]) -> list[OutlierFigure]:
     """Where to send what waits elsewhere."""
     waiting = _known(engines, lambda e: e.num_waiting)
     found = []
@@ -195,7 +195,7 @@ def _room(engines: Sequence[EngineFigures]) -> list[Finding]:
         if is_open and running <= seats * _ROOM_SHARE and (kv is None or kv <= _ROOM_SHARE):
             cache = "" if kv is None else f", KV {_percent(kv)}"
             text = f"has room: {running} of {seats} seats{cache}, {elsewhere:.0f} wait elsewhere"
-            found.append(Finding(place, "room", 1 - running / seats, text))
+            found.append(OutlierFigure(place, "room", 1 - running / seats, text))
     return found
 
 

@@ -48,7 +48,7 @@ class KeptIncident(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenIncident:
     """An incident that goes on."""
 
     began_s: float
@@ -85,7 +85,7 @@ class IncidentKeeper:
         self._after_s = after_s
         self._clock = clock
         self._meter = Meter(source, clock)
-        self._open: _Open | None = None
+        self._open: _OpenIncident | None = None
         self._spent: set[str] = set()  # rules that hold since before the last file was written
         self._written_s: deque[float] = deque()
 
@@ -117,19 +117,19 @@ class IncidentKeeper:
             engine_id = None if info is None else info.engine_id
             if any(each.rule.figure == "restarts" for each in bad):
                 engine_id = ""  # of the one before, which is not there any more
-            self._open = _Open(now_s, time.time_ns(), engine_id, now_s)
+            self._open = _OpenIncident(now_s, time.time_ns(), engine_id, now_s)
         self._open.last_bad_s = now_s
         for each in bad:
             self._open.rules[each.rule.text] = each
             self._open.worst[each.rule.text] = each.worst
 
-    def _is_complete(self, incident: _Open, now_s: float) -> bool:
+    def _is_complete(self, incident: _OpenIncident, now_s: float) -> bool:
         if self._source.status != "live":  # nothing more comes
             return now_s - incident.began_s >= self._after_s
         is_calm = now_s - incident.last_bad_s >= self._after_s
         return is_calm or now_s - incident.began_s >= MAX_S
 
-    def _end(self, ended: _Open, now_s: float, *, is_over: bool) -> KeptIncident | None:
+    def _end(self, ended: _OpenIncident, now_s: float, *, is_over: bool) -> KeptIncident | None:
         self._open = None
         self._spent = {each.rule.text for each in self.judge.firing if each.holds}
         while self._written_s and now_s - self._written_s[0] > 3_600:
@@ -156,7 +156,7 @@ class IncidentKeeper:
         )
         return self._write(history, first, incident)
 
-    def _history_of(self, ended: _Open) -> History:
+    def _history_of(self, ended: _OpenIncident) -> History:
         """That of the engine it happened to; another one may be there by now."""
         history = self._source.history
         info, previous = history.info, history.previous

@@ -59,7 +59,7 @@ def waits_in(recording: Recording, number: int, turn: Turn) -> ChunkLatency | No
         msgspec.DecodeError: a message cannot be decoded.
     """
     try:
-        return _Reader(recording, number).read(turn)
+        return _ChunkReader(recording, number).read(turn)
     except (_NeedsHistoryError, *DAMAGE):
         return _of_history(recording, number, turn)
 
@@ -68,7 +68,7 @@ class _NeedsHistoryError(Exception):
     """A message does not follow the one before it, so a full history must read the chunk."""
 
 
-class _Reader:
+class _ChunkReader:
     """Reads one chunk without unusual messages."""
 
     def __init__(self, recording: Recording, number: int) -> None:

@@ -70,7 +70,7 @@ def recorded_work(
         max_num_seqs=max(info.max_num_seqs or 256, knobs.max_num_seqs),
         max_model_len=min(max_model_len, info.num_blocks * info.block_size),
     )
-    reader = _Reader(info.block_size, knobs, levels)
+    reader = _WorkReader(info.block_size, knobs, levels)
     last: Moment | None = None
     for last in moments(recording, StepRange(), progress):
         reader.take(last)
@@ -92,7 +92,7 @@ def recorded_work(
     )
 
 
-class _Reader:
+class _WorkReader:
     """Fed with moments in order."""
 
     def __init__(self, block_size: int, knobs: Knobs, levels: Sequence[SLO]) -> None:

@@ -4,7 +4,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from stepscope.engine.adapters.vllm.watcher import Watcher
+from stepscope.engine.adapters.vllm.watcher import VllmWatcher
 
 
 def scheduler(request: Any) -> Any:
@@ -42,7 +42,7 @@ def test_a_step_is_under_way_until_vllm_has_finished_it() -> None:
         total_num_scheduled_tokens=64,
         preempted_req_ids=None,
     )
-    watcher = Watcher(scheduler(request))
+    watcher = VllmWatcher(scheduler(request))
     watcher.added(request)
     assert watcher.recorder.step_under_way is None
     watcher.scheduled(out, 1_000, 2_000, 512)

@@ -150,15 +150,15 @@ def note_ends(output: Any, witness: Witness) -> None:
 
 def fail_after(num_steps: int) -> None:
     """Put an error into the plugin."""
-    from stepscope.engine.adapters.sglang.watcher import Watcher
+    from stepscope.engine.adapters.sglang.watcher import SglangWatcher
 
-    processed, count = Watcher.processed, iter(range(num_steps))
+    processed, count = SglangWatcher.processed, iter(range(num_steps))
 
     def fail(*args: Any) -> Any:
         next(count)
         return processed(*args)
 
-    Watcher.processed = fail  # type: ignore[method-assign]
+    SglangWatcher.processed = fail  # type: ignore[method-assign]
 
 
 def port_args(server: Any, folder: Path, rank: int) -> Any:

@@ -73,12 +73,12 @@ def _execute(execute: Callable[..., Any], folder: Path) -> Callable[..., Any]:
 
 
 def _break_stepscope() -> None:
-    from stepscope.engine.adapters.vllm.watcher import Watcher
+    from stepscope.engine.adapters.vllm.watcher import VllmWatcher
 
     def updated(*args: object) -> None:
         raise RuntimeError("injected by the witness")
 
-    Watcher.updated = updated  # type: ignore[method-assign,assignment]
+    VllmWatcher.updated = updated  # type: ignore[method-assign,assignment]
 
 
 def _modules() -> list[str]:

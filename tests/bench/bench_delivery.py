@@ -24,8 +24,7 @@ from stepscope.engine.control.intake import Intake
 from stepscope.engine.control.server import ControlServer
 from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
-from stepscope.engine.loop.inbox import Call
-from stepscope.engine.process.serve import Silent
+from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.protocol.commands import Shutdown
 from stepscope.engine.protocol.config import Knobs, Limits
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
@@ -130,7 +129,7 @@ def measure(num_requests: int, rounds: int, pause: str) -> None:
                     steps.append(_a_step(runner.steps))
             client.stdin.close()
             client.wait()
-            core.inbox.put(Call(Shutdown(), Silent()))
+            core.inbox.put(Call(Shutdown(), SilentClient()))
             engine.join()
             control.close()
             publisher.close()

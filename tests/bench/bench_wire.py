@@ -31,8 +31,7 @@ from pausing_runner import PAUSES, PausingRunner  # type: ignore[import-not-foun
 from stepscope.engine.execution.machine.environment import prepare_environment
 from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
-from stepscope.engine.loop.inbox import Call
-from stepscope.engine.process.serve import Silent
+from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.config import EngineConfig, Knobs, Limits
@@ -213,7 +212,7 @@ def engine(runner: Runner, num_blocks: int, limits: Limits, rounds: int) -> Engi
     sampling = SamplingParams(max_tokens=2 * rounds * STEPS_A_ROUND + 50, ignore_eos=True)
     for number in range(limits.max_num_seqs):
         token_ids = [(number * 37 + i) % 256 for i in range(64 + number % 16)]
-        core.inbox.put(Call(Submit(sampling=sampling), Silent(), token_ids))
+        core.inbox.put(Call(Submit(sampling=sampling), SilentClient(), token_ids))
     return core
 
 

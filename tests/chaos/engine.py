@@ -21,8 +21,7 @@ from stepscope.engine.control.intake import Intake
 from stepscope.engine.control.server import ControlServer
 from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
-from stepscope.engine.loop.inbox import Call
-from stepscope.engine.process.serve import Silent
+from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import Shutdown, Submit
 from stepscope.engine.protocol.config import Knobs, Limits
@@ -111,7 +110,7 @@ def main() -> None:
         resting = threading.Event()
         signal.signal(signal.SIGUSR1, lambda number, frame: resting.set())
         signal.signal(
-            signal.SIGTERM, lambda number, frame: core.inbox.put(Call(Shutdown(), Silent()))
+            signal.SIGTERM, lambda number, frame: core.inbox.put(Call(Shutdown(), SilentClient()))
         )
         threading.Thread(target=work, args=(core, resting, args.seed), daemon=True).start()
         core.run()
@@ -128,7 +127,7 @@ def work(core: EngineCore, resting: threading.Event, seed: int) -> None:
             prompt = [0] * 64 + [rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(1, 200))]
             sampling = SamplingParams(max_tokens=rng.randrange(1, 120), ignore_eos=True)
             submit = Submit(client_id=f"c-{number}", prompt_token_ids=prompt, sampling=sampling)
-            core.inbox.put(Call(submit, Silent(), prompt))
+            core.inbox.put(Call(submit, SilentClient(), prompt))
             number += 1
 
 

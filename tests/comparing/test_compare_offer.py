@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterable
 
 from stepscope.engine.protocol import wire
-from stepscope.recordings.compare.load import Load, load_of
+from stepscope.recordings.compare.load_difference import LoadDifference, load_of
 from stepscope.recordings.compare.side.requests import RequestRun
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.state.series.latency import SLO
@@ -54,7 +54,7 @@ def evenly(number: int, seconds: float) -> list[float]:
 def test_the_load_is_what_was_asked_for_not_what_was_done() -> None:
     """Of each kind: what differs, and what only a slower engine makes of the same."""
 
-    def load(a: Side, b: Side, *, is_one_session: bool = False) -> Load:
+    def load(a: Side, b: Side, *, is_one_session: bool = False) -> LoadDifference:
         return load_of(a, b, is_one_session=is_one_session)
 
     def told(a: Side, b: Side, *, is_one_session: bool = False) -> str | None:

@@ -14,7 +14,7 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings import samples
 from stepscope.recordings.compare.figures import Figure
-from stepscope.recordings.compare.load import Load
+from stepscope.recordings.compare.load_difference import LoadDifference
 from stepscope.recordings.compare.side.feed import Stretch
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
@@ -214,7 +214,7 @@ async def test_a_large_uncertain_difference_is_shown_with_its_number_of_requests
     assert unclear(found) == ["TTFT p50 22.6→484 ms (21x), p95 (of 39 and 78, too few to be sure)"]
     assert [verdict(each) for each in found.figures] == ["too few to be sure", "may be chance"]
     # Under another load more requests would not tell, either.
-    load = Load(False, "twice the work", is_chance=False, more_a=1.0, more_b=2.0,
+    load = LoadDifference(False, "twice the work", is_chance=False, more_a=1.0, more_b=2.0,
                 has_like_prompts=True)  # fmt: skip
     assert unclear(found._replace(load=load)) == ["TTFT p50, p95"]
     assert outcome(found._replace(load=load), "a") == ("A lower", ["in no latency"])

@@ -1,6 +1,6 @@
 """Requests across a prefill and a decode engine, as the fleet screen draws them."""
 
-from stepscope.engine.protocol.wire import EngineInfo, Origin, RequestView
+from stepscope.engine.protocol.wire import EngineInfo, RequestOrigin, RequestView
 from stepscope.recordings.fleets.figures import EngineFigures
 from stepscope.recordings.fleets.imbalance import findings
 from stepscope.recordings.fleets.whole_lives import KEPT_NS, WholeLife, WholeLives
@@ -33,7 +33,7 @@ def view(request_id: int, status: str, **fields: object) -> RequestView:
 
 
 ENGINES = [engine("p", "prefill"), engine("d", "decode")]
-ORIGIN = Origin("p", 3, 1, 12 * S, 12 * S, 13 * S, 14 * S)
+ORIGIN = RequestOrigin("p", 3, 1, 12 * S, 12 * S, 13 * S, 14 * S)
 
 
 def text_of(life: WholeLife, now_s: float) -> str:

@@ -58,6 +58,16 @@ def import_line(room: str) -> str:
     return textwrap.fill(f"May import: {names}.", 96, subsequent_indent="  ")
 
 
+def test_no_two_classes_have_the_same_name() -> None:
+    places = defaultdict(list)
+    for floor in FLOORS:
+        for path in (ROOT / floor).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                if isinstance(node, ast.ClassDef):
+                    places[node.name].append(str(path.relative_to(ROOT)))
+    assert not {name: found for name, found in places.items() if len(found) > 1}
+
+
 @pytest.mark.parametrize("room", [room for room in rooms() if room != WITHOUT_INIT])
 def test_a_room_names_the_rooms_it_imports(room: str) -> None:
     text = docstring(room)

@@ -20,8 +20,7 @@ from stepscope.engine.client.telemetry_reader import TelemetryReader
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
-from stepscope.engine.loop.inbox import Call
-from stepscope.engine.process.serve import Silent
+from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import Shutdown, Submit
 from stepscope.engine.protocol.config import ConfigError, Knobs, Limits
@@ -216,7 +215,7 @@ class StoppedAt(SimulatedRunner):
         self.num_steps += 1
         if self.num_steps == self._n:
             assert self.core is not None
-            self.core.inbox.put(Call(Shutdown(), Silent()))
+            self.core.inbox.put(Call(Shutdown(), SilentClient()))
         return super().execute(step)
 
 

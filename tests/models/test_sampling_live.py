@@ -19,8 +19,7 @@ from stepscope.engine.execution.loading import load_runner
 from stepscope.engine.execution.runner import ModelRunner
 from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
-from stepscope.engine.loop.inbox import Call
-from stepscope.engine.process.serve import Silent
+from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.protocol.commands import (
     Abort,
     ChatMessage,
@@ -89,7 +88,7 @@ def endpoint(runner: ModelRunner, tmp_path_factory: pytest.TempPathFactory) -> I
         thread = threading.Thread(target=core.run, name="engine")
         thread.start()
         yield endpoint
-        core.inbox.put(Call(Shutdown(), Silent()))
+        core.inbox.put(Call(Shutdown(), SilentClient()))
         thread.join(timeout=10)
         assert not thread.is_alive(), "the engine did not stop"
         control.close()

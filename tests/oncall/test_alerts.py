@@ -203,7 +203,7 @@ def test_watch_prints_each_change_of_state(
 
 def test_once_says_unknown_where_nothing_can_be_measured() -> None:
     judge = Judge([parse_rule("itl_p99 > 50ms")])
-    out = watch._Output("engine-0", as_json=True)
+    out = watch._MessagePrinter("engine-0", as_json=True)
     assert watch._verdict(judge, out) == watch.TOO_LITTLE
 
 

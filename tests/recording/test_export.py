@@ -356,8 +356,7 @@ def replayed_hits(rows: list[Any]) -> int:
     """Tokens found in the prefix cache when the trace runs through the simulated engine."""
     from stepscope.engine.loop import dispatch
     from stepscope.engine.loop.core import EngineCore
-    from stepscope.engine.loop.inbox import Call
-    from stepscope.engine.process.serve import Silent
+    from stepscope.engine.loop.inbox import Call, SilentClient
     from stepscope.engine.protocol.commands import Submit
     from stepscope.engine.protocol.config import Limits
     from stepscope.engine.protocol.sampling_params import SamplingParams
@@ -388,7 +387,7 @@ def replayed_hits(rows: list[Any]) -> int:
             prompt = ids[: row.num_prompt_tokens]
             sampling = SamplingParams(max_tokens=row.num_output_tokens, ignore_eos=True)
             core.inbox.put(
-                Call(Submit(prompt_token_ids=prompt, sampling=sampling), Silent(), prompt)
+                Call(Submit(prompt_token_ids=prompt, sampling=sampling), SilentClient(), prompt)
             )
         if not core.step() and waiting:
             runner.advance_to(START_NS + round(waiting[0].offset_s * 1e9))

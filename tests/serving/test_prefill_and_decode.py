@@ -19,8 +19,8 @@ import pytest
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
 from stepscope.engine.handover.shared_memory import PREFIX
-from stepscope.engine.loop.inbox import Call
-from stepscope.engine.process.serve import Silent, open_engine
+from stepscope.engine.loop.inbox import Call, SilentClient
+from stepscope.engine.process.serve import open_engine
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import (
     Abort,
@@ -156,7 +156,7 @@ def engines(
         thread = threading.Thread(target=core.run)
         thread.start()
         yield pair
-        core.inbox.put(Call(Shutdown(), Silent()))
+        core.inbox.put(Call(Shutdown(), SilentClient()))
         thread.join()
     pair.close()
 

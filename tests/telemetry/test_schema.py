@@ -39,12 +39,12 @@ from stepscope.engine.protocol.wire import (
     LatencyEstimate,
     LeasedKnobs,
     Mark,
-    Origin,
     PauseSpan,
     Phase,
     Preempted,
     PrefillPart,
     Rejected,
+    RequestOrigin,
     RequestView,
     RowFlag,
     Snapshot,
@@ -140,7 +140,9 @@ INFO = EngineInfo(
     totals_every_s=1.0,
 )
 KV = KVCounts(used=3, cached=2, empty=1019, evicted=1, queried_tokens=700, hit_tokens=64)
-ORIGIN = Origin("beta", 12, 1, 1_000_000_100_000, 1_000_000_100_000, 1_000_000_100_500, 10**12)
+ORIGIN = RequestOrigin(
+    "beta", 12, 1, 1_000_000_100_000, 1_000_000_100_000, 1_000_000_100_500, 10**12
+)
 EVENTS: list[wire.RequestEvent] = [
     Arrived(7, "chat-7", 300, 60, 2, 1_000_000_000_100, prefix_hashes=[1 << 63, 9]),
     Admitted(7, 64),

@@ -27,7 +27,7 @@ class _Case(msgspec.Struct):
     figures: dict[str, _Range]
 
 
-class _Answer(msgspec.Struct):
+class _WhatIfDocument(msgspec.Struct):
     """What is needed of the document that `stepscope what-if --json` prints."""
 
     recorded: dict[str, float | None]
@@ -101,10 +101,10 @@ class _Question(threading.Thread):
                 self._look()
         finally:
             process.end()
-        return _in_words(msgspec.json.decode(out, type=_Answer))
+        return _in_words(msgspec.json.decode(out, type=_WhatIfDocument))
 
 
-def _in_words(answer: _Answer) -> str:
+def _in_words(answer: _WhatIfDocument) -> str:
     figures = answer.variants[0].figures
     parts = []
     for label, name in _SHOWN:

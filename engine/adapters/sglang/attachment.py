@@ -17,7 +17,7 @@ from stepscope.engine.adapters.sglang.shapes import (
     SglangReq,
     SglangScheduler,
 )
-from stepscope.engine.adapters.sglang.watcher import Watcher
+from stepscope.engine.adapters.sglang.watcher import SglangWatcher
 
 
 def attach(scheduler: Any, endpoint: str) -> Attachment | None:
@@ -38,7 +38,7 @@ def attach(scheduler: Any, endpoint: str) -> Attachment | None:
     if not support.is_first_rank(parallel):
         return None
     support.check(scheduler, parallel)
-    board, watcher = SglangKnobBoard(scheduler, parallel), Watcher(scheduler, parallel)
+    board, watcher = SglangKnobBoard(scheduler, parallel), SglangWatcher(scheduler, parallel)
     at = endpoint_of(parallel, endpoint)
     return Attachment(
         AttachedEngine(
@@ -48,16 +48,16 @@ def attach(scheduler: Any, endpoint: str) -> Attachment | None:
             describe(scheduler, parallel, board, at),
             watcher,
             board,
-            _MethodHooks(scheduler, watcher, board).hook,
+            _SglangHooks(scheduler, watcher, board).hook,
         )
     )
 
 
-class _MethodHooks:
+class _SglangHooks:
     """Our functions around the methods of one scheduler."""
 
     def __init__(
-        self, scheduler: SglangScheduler, watcher: Watcher, board: SglangKnobBoard
+        self, scheduler: SglangScheduler, watcher: SglangWatcher, board: SglangKnobBoard
     ) -> None:
         self._scheduler = scheduler
         self._watcher = watcher

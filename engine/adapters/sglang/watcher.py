@@ -1,4 +1,4 @@
-"""`Watcher`: reads what SGLang queues, batches and finishes, for the step recorder."""
+"""`SglangWatcher`: reads what SGLang queues, batches and finishes, for the step recorder."""
 
 import time
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _ABORTED = "aborted in SGLang"
 _FULL, _NOT_FULL = "out of KV blocks", "for a request of higher priority, or a pause"
 
 
-class Watcher:
+class SglangWatcher:
     """Used only under the attachment's lock.
 
     Args:

@@ -10,7 +10,7 @@ from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.description import describe, endpoint_of
 from stepscope.engine.adapters.vllm.knobs import VllmKnobBoard
 from stepscope.engine.adapters.vllm.shapes import SchedulerOutput, VllmRequest, VllmScheduler
-from stepscope.engine.adapters.vllm.watcher import Watcher
+from stepscope.engine.adapters.vllm.watcher import VllmWatcher
 
 
 def attach(scheduler: Any, endpoint: str) -> Attachment:
@@ -23,7 +23,7 @@ def attach(scheduler: Any, endpoint: str) -> Attachment:
         Exception: it cannot be watched, or the endpoint cannot be had. Nothing is changed then.
     """
     versions.check(scheduler)
-    board, watcher = VllmKnobBoard(scheduler), Watcher(scheduler)
+    board, watcher = VllmKnobBoard(scheduler), VllmWatcher(scheduler)
     at = endpoint_of(scheduler, endpoint)
     num_blocks = None if watcher.books is None else watcher.books.num_blocks
     return Attachment(
@@ -34,15 +34,15 @@ def attach(scheduler: Any, endpoint: str) -> Attachment:
             describe(scheduler, board, at, num_blocks),
             watcher,
             board,
-            _MethodHooks(scheduler, watcher).hook,
+            _VllmHooks(scheduler, watcher).hook,
         )
     )
 
 
-class _MethodHooks:
+class _VllmHooks:
     """Our functions around the methods of one scheduler."""
 
-    def __init__(self, scheduler: VllmScheduler, watcher: Watcher) -> None:
+    def __init__(self, scheduler: VllmScheduler, watcher: VllmWatcher) -> None:
         self._scheduler = scheduler
         self._watcher = watcher
 

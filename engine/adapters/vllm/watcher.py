@@ -1,4 +1,4 @@
-"""`Watcher`: reads what vLLM schedules and finishes, for the step recorder."""
+"""`VllmWatcher`: reads what vLLM schedules and finishes, for the step recorder."""
 
 import time
 from time import monotonic_ns
@@ -16,7 +16,7 @@ from stepscope.engine.protocol.wire import Aborted, Finished, RequestEvent
 from stepscope.engine.telemetry.step_draft import StepDraft
 
 
-class Watcher:
+class VllmWatcher:
     """Used only under the attachment's lock.
 
     Attributes:

@@ -6,9 +6,9 @@ same steps and times, without the messages.
 
 from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
-from stepscope.engine.loop.inbox import Call
+from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.loop.outlet import TelemetrySink
-from stepscope.engine.protocol.commands import AnyReply, SetKnobs, Submit
+from stepscope.engine.protocol.commands import SetKnobs, Submit
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import Snapshot
 from stepscope.engine.scheduling.prefix_hashes import PrefixHashes
@@ -19,13 +19,6 @@ from stepscope.engine.simulation.virtual.setup import SimulatedSetup
 
 _SALT = b"simulated"  # equal runs have equal recordings; nothing in them is secret
 _WHO = "the recording"  # whose changes of knobs are repeated
-
-
-class _SilentClient:
-    """A client that does not listen."""
-
-    def reply(self, message: AnyReply) -> None:
-        return
 
 
 class SimulatedSession:
@@ -43,7 +36,7 @@ class SimulatedSession:
             setup.info(seed), self._runner, scheduler, setup.limits, sink, dispatch
         )
         self._names = BlockNames(setup.block_size)
-        self._client = _SilentClient()
+        self._client = SilentClient()
 
     @property
     def num_unfinished(self) -> int:

@@ -27,7 +27,7 @@ class Advice(NamedTuple):
     text: str
 
 
-class _Seen(NamedTuple):
+class _Evidence(NamedTuple):
     """What a rule looks at."""
 
     share: float  # of the steps that the limit in question limited
@@ -50,13 +50,13 @@ def advice(side: Side) -> list[Advice]:
         share = steps.num_steps / known
         if share < MIN_SHARE or limit not in _RULES:
             continue
-        said = _RULES[limit](_Seen(share, steps, figures, knobs, side.slo.itl_ms))
+        said = _RULES[limit](_Evidence(share, steps, figures, knobs, side.slo.itl_ms))
         if said is not None:
             found.append((share, Advice(limit, *said)))
     return [each for _, each in sorted(found, key=lambda each: -each[0])]
 
 
-def _seats(seen: _Seen) -> tuple[str, str] | None:
+def _seats(seen: _Evidence) -> tuple[str, str] | None:
     budget_used, kv_used = seen.steps.budget_used, seen.steps.kv_used
     if budget_used is None or budget_used > _HALF or kv_used is None or kv_used > _FULL_KV:
         return None
@@ -67,7 +67,7 @@ def _seats(seen: _Seen) -> tuple[str, str] | None:
     )
 
 
-def _budget(seen: _Seen) -> tuple[str, str] | None:
+def _budget(seen: _Evidence) -> tuple[str, str] | None:
     itl, ttft = seen.figures["itl_p99"], seen.figures["ttft_within_slo"]
     if itl is None or ttft is None:
         return None
@@ -82,7 +82,7 @@ def _budget(seen: _Seen) -> tuple[str, str] | None:
     )
 
 
-def _kv(seen: _Seen) -> tuple[str, str] | None:
+def _kv(seen: _Evidence) -> tuple[str, str] | None:
     kv_used, preemptions = seen.steps.kv_used, seen.figures["preemptions"]
     if kv_used is None:
         return None
@@ -102,14 +102,14 @@ def _kv(seen: _Seen) -> tuple[str, str] | None:
     return evidence, "give the KV cache more memory (--kv-memory)"
 
 
-def _mode(seen: _Seen) -> tuple[str, str] | None:
+def _mode(seen: _Evidence) -> tuple[str, str] | None:
     mode = seen.knobs.get("batching")
     if mode is None or mode == "chunked":
         return None
     return f"batching={mode} limited {seen.share:.0%} of the steps", "set batching=chunked"
 
 
-def _threshold(seen: _Seen) -> tuple[str, str] | None:
+def _threshold(seen: _Evidence) -> tuple[str, str] | None:
     threshold, budget_used = seen.knobs.get("long_prefill_token_threshold"), seen.steps.budget_used
     if not threshold or budget_used is None or budget_used > _HALF:
         return None
@@ -123,7 +123,7 @@ def _threshold(seen: _Seen) -> tuple[str, str] | None:
     )
 
 
-_RULES: Mapping[Limit, Callable[[_Seen], tuple[str, str] | None]] = {
+_RULES: Mapping[Limit, Callable[[_Evidence], tuple[str, str] | None]] = {
     "seats": _seats,
     "budget": _budget,
     "kv": _kv,

@@ -7,7 +7,7 @@ from typing import Any
 from stepscope.recordings.compare.columns import Align, stretches
 from stepscope.recordings.compare.comparison import Comparison, SideWork
 from stepscope.recordings.compare.figures import Figure
-from stepscope.recordings.compare.load import Load
+from stepscope.recordings.compare.load_difference import LoadDifference
 from stepscope.recordings.compare.side.advice import advice
 from stepscope.recordings.compare.side.points import StepPoint
 from stepscope.recordings.compare.side.requests import Pair, RequestRun
@@ -75,7 +75,7 @@ def document(found: Comparison, sides: tuple[Side, Side], align: Align | None) -
     return found_all
 
 
-def _load(load: Load) -> dict[str, Any]:
+def _load(load: LoadDifference) -> dict[str, Any]:
     more = {name: _number(getattr(load, name)) for name in ("more_a", "more_b")}
     return {**load._asdict(), **more}
 

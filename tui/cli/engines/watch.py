@@ -55,7 +55,7 @@ def watch(
     connect(chosen).close()
     source = Subscriber(chosen, History(slo, MAX_STEPS, MAX_BYTES), past_s=WINDOW_S)
     judge, meter = Judge(rules), Meter(source)
-    out = _Output(source.name, as_json)
+    out = _MessagePrinter(source.name, as_json)
     has_fired = False
     start_s = time.monotonic()
     stop = StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -103,7 +103,7 @@ def _is_decided(judge: Judge, elapsed_s: float) -> bool:
     return "unknown" not in states or elapsed_s > _UNKNOWN_S
 
 
-def _verdict(judge: Judge, out: "_Output") -> int:
+def _verdict(judge: Judge, out: "_MessagePrinter") -> int:
     out.states(judge.watches)
     states = [each.state for each in judge.watches]
     if "firing" in states:
@@ -111,7 +111,7 @@ def _verdict(judge: Judge, out: "_Output") -> int:
     return TOO_LITTLE if "unknown" in states else DONE
 
 
-class _Output:
+class _MessagePrinter:
     def __init__(self, name: str, as_json: bool) -> None:
         self._name = name
         self._as_json = as_json

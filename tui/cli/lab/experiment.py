@@ -47,7 +47,7 @@ class Arm(NamedTuple):
     is_apart: bool = False
 
 
-class Column(NamedTuple):
+class ArmFigure(NamedTuple):
     """A figure of each arm; `is_drawn`: in the picture too."""
 
     name: str
@@ -70,7 +70,7 @@ class LabFinding(NamedTuple):
     measured: str
     why: str = ""
     arms: str = ""
-    columns: tuple[Column, ...] = ()
+    columns: tuple[ArmFigure, ...] = ()
     rows: tuple[tuple[str, *tuple[float, ...]], ...] = ()
     marked: tuple[str, str] | None = None
 

@@ -92,11 +92,11 @@ def record(
     stop = StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     # Signals wait from before there is a file that one could leave unfinished.
     with stop, _varied(endpoint, vary) as variation:
-        sessions: list[_Session] = []
+        sessions: list[_RecordedEngine] = []
         try:
             for source, output in zip(sources, outputs, strict=True):
                 target = output if limits is None else FileSeries(output, limits, kept)
-                sessions.append(_Session(source, target, levels))
+                sessions.append(_RecordedEngine(source, target, levels))
             with Progress() as progress:
                 _watch(sessions, stop, seconds, limits is not None, progress, variation)
         finally:
@@ -121,7 +121,7 @@ def _files(file: str, ranks: Sequence[Endpoint]) -> list[str]:
     return [str(path.with_suffix(f".dp{i}{path.suffix}")) for i in range(len(ranks))] or [file]
 
 
-class _Session:
+class _RecordedEngine:
     """One engine that is recorded."""
 
     def __init__(self, source: LiveSource, target: Path | FileSeries, levels: Levels) -> None:
@@ -223,7 +223,7 @@ def _limits(option: str, text: str | None) -> SeriesLimits | None:
 
 
 def _watch(
-    sessions: Sequence[_Session],
+    sessions: Sequence[_RecordedEngine],
     stop: StopSignals,
     seconds: float | None,
     is_series: bool,

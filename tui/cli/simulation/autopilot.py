@@ -43,7 +43,7 @@ def run(
     itl_ms = resolve(DashboardSettings, "dashboard", level_flags(slo_itl, None)).slo_itl_ms
     chosen = choose(endpoint, "stepscope autopilot {}")
     connect(chosen).close()
-    out = _Output(chosen.name, as_json)
+    out = _MovePrinter(chosen.name, as_json)
     begun_s = time.monotonic()
     with StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as stop:
         pilot = LivePilot(chosen, itl_ms, who(), is_shadow=is_shadow)
@@ -61,7 +61,7 @@ def run(
     return DONE if pilot.ended is None else FAILED
 
 
-class _Output:
+class _MovePrinter:
     def __init__(self, engine: str, as_json: bool) -> None:
         self._engine = engine
         self._as_json = as_json

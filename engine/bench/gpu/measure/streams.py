@@ -7,8 +7,7 @@ from typing import NamedTuple
 from stepscope.engine.bench.gpu.measure.bench import NotMeasuredError
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.loop.core import EngineCore
-from stepscope.engine.loop.inbox import Call
-from stepscope.engine.process.serve import Silent
+from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.protocol.commands import (
     AnyReply,
     Error,
@@ -116,7 +115,7 @@ class Streams:
             self._submit()
 
     def _submit(self) -> None:
-        self.core.inbox.put(Call(ResetPrefixCache(who=WHO), Silent()))
+        self.core.inbox.put(Call(ResetPrefixCache(who=WHO), SilentClient()))
         self.start_ns = self.end_ns = self.core.runner.clock()
         for (submit, token_ids), stream in zip(self._calls, self.streams, strict=True):
             stream.sent_ns = self.start_ns
@@ -172,4 +171,4 @@ def set_knobs(core: EngineCore, **changes: KnobValue) -> None:
         ConfigError: the engine does not take them.
     """
     core.scheduler.knobs.changed(changes, core.limits)
-    core.inbox.put(Call(SetKnobs(changes=changes, who=WHO), Silent()))
+    core.inbox.put(Call(SetKnobs(changes=changes, who=WHO), SilentClient()))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from stepscope.tui.cli.lab.arm_run import ArmRun, milliseconds
-from stepscope.tui.cli.lab.experiment import Arm, Column, Experiment, LabFinding, Work
+from stepscope.tui.cli.lab.experiment import Arm, ArmFigure, Experiment, LabFinding, Work
 
 _CHATS = tuple(Work(f"chat-{n}", 0.15 * n, 64 + 16 * n, 160, seed=1 + n) for n in range(12))
 _DOCUMENTS = tuple(Work(f"document-{n}", 0.4 + 0.6 * n, 1500, 32, seed=99 + n) for n in range(5))
@@ -35,12 +35,12 @@ def _judge(runs: Sequence[ArmRun]) -> LabFinding:
         "; ".join(missed),
         "arm",
         (
-            Column("ITL p50, ms", ",.1f"),
-            Column("ITL p99, ms", ",.1f", is_drawn=True),
-            Column("longest ITL, ms", is_drawn=True),
-            Column("TTFT of chats, ms", is_drawn=True),
-            Column("TTFT of documents, ms", is_drawn=True),
-            Column("output tokens/s", is_drawn=True),
+            ArmFigure("ITL p50, ms", ",.1f"),
+            ArmFigure("ITL p99, ms", ",.1f", is_drawn=True),
+            ArmFigure("longest ITL, ms", is_drawn=True),
+            ArmFigure("TTFT of chats, ms", is_drawn=True),
+            ArmFigure("TTFT of documents, ms", is_drawn=True),
+            ArmFigure("output tokens/s", is_drawn=True),
         ),
         tuple(
             (

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from stepscope.tui.cli.lab.arm_run import ArmRun, seconds
-from stepscope.tui.cli.lab.experiment import Arm, Column, Experiment, LabFinding, Work
+from stepscope.tui.cli.lab.experiment import Arm, ArmFigure, Experiment, LabFinding, Work
 
 _WORK = (Work("document", 0.0, 2048, 1, seed=7),)
 _CHUNKS = (64, 128, 256, 512, 1024)
@@ -27,9 +27,9 @@ def _judge(runs: Sequence[ArmRun]) -> LabFinding:
         "" if holds else "the arms did not compute the same tokens",
         "chunk",
         (
-            Column("steps"),
-            Column("seconds of prefill", ".2f", is_drawn=True),
-            Column("tokens of K/V read again", is_drawn=True),
+            ArmFigure("steps"),
+            ArmFigure("seconds of prefill", ".2f", is_drawn=True),
+            ArmFigure("tokens of K/V read again", is_drawn=True),
         ),
         tuple(rows),
     )

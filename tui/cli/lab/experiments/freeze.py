@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from stepscope.tui.cli.lab.arm_run import ArmRun
-from stepscope.tui.cli.lab.experiment import Arm, Column, Experiment, LabFinding, Work
+from stepscope.tui.cli.lab.experiment import Arm, ArmFigure, Experiment, LabFinding, Work
 
 _CHATS = tuple(Work(f"chat-{n}", 0.02 * n, 96, 150, seed=1 + n) for n in range(12))
 _DOCUMENT = (Work("document", 0.6, 4096, 8, seed=99),)
@@ -21,10 +21,10 @@ def _judge(runs: Sequence[ArmRun]) -> LabFinding:
         "" if holds else chunked.main_cause(),
         "arm",
         (
-            Column("ITL p50, ms", ",.1f"),
-            Column("ITL p99, ms", ",.1f"),
-            Column("longest ITL, ms", is_drawn=True),
-            Column("TTFT of the document, ms", is_drawn=True),
+            ArmFigure("ITL p50, ms", ",.1f"),
+            ArmFigure("ITL p99, ms", ",.1f"),
+            ArmFigure("longest ITL, ms", is_drawn=True),
+            ArmFigure("TTFT of the document, ms", is_drawn=True),
         ),
         tuple(
             (

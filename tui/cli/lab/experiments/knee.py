@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from stepscope.tui.cli.lab.arm_run import ArmRun, milliseconds
-from stepscope.tui.cli.lab.experiment import Arm, Column, Experiment, LabFinding, Work
+from stepscope.tui.cli.lab.experiment import Arm, ArmFigure, Experiment, LabFinding, Work
 
 _BUDGETS = (32, 64, 128, 256, 512, 1024)
 _CHATS = tuple(Work(f"chat-{n}", 0.0, 32, 100, seed=1 + n) for n in range(6))
@@ -30,9 +30,9 @@ def _judge(runs: Sequence[ArmRun]) -> LabFinding:
         else f"larger chunks cost the streams no more: {runs[-1].main_cause()}",
         "budget",
         (
-            Column("TTFT of documents, ms", is_drawn=True),
-            Column("ITL p99, ms", ",.1f", is_drawn=True),
-            Column("tokens/s in steps with a chunk", is_drawn=True),
+            ArmFigure("TTFT of documents, ms", is_drawn=True),
+            ArmFigure("ITL p99, ms", ",.1f", is_drawn=True),
+            ArmFigure("tokens/s in steps with a chunk", is_drawn=True),
         ),
         tuple(zip((run.name for run in runs), ttft, itl, rates, strict=True)),
         (runs[knee].name, "bound by compute from here"),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from stepscope.tui.cli.lab.arm_run import ArmRun
-from stepscope.tui.cli.lab.experiment import Arm, Column, Experiment, LabFinding, Work
+from stepscope.tui.cli.lab.experiment import Arm, ArmFigure, Experiment, LabFinding, Work
 
 _PROMPTS = tuple(Work(f"prompt-{n}", 0.5, 1024, 1, seed=50 + n) for n in range(6))
 _CHATS = tuple(Work(f"chat-{n}", 0.0, 32, 120, seed=1 + n) for n in range(8))
@@ -23,7 +23,7 @@ def _judge(runs: Sequence[ArmRun]) -> LabFinding:
         f"({change:+.1%})",
         "" if holds else runs[1].main_cause(),
         "arm",
-        (Column("tokens a second of step time", is_drawn=True), Column("mixed steps", ".0%")),
+        (ArmFigure("tokens a second of step time", is_drawn=True), ArmFigure("mixed steps", ".0%")),
         tuple(
             (run.name, rate, run.value("mixed_steps"))
             for run, rate in zip(runs, (alone, mixed), strict=True)

@@ -5,7 +5,7 @@ from typing import get_args
 
 from stepscope.engine.protocol.config import Batching
 from stepscope.tui.cli.lab.arm_run import ArmRun, milliseconds
-from stepscope.tui.cli.lab.experiment import Arm, Column, Experiment, LabFinding, Work
+from stepscope.tui.cli.lab.experiment import Arm, ArmFigure, Experiment, LabFinding, Work
 
 _CHATS = tuple(Work(f"chat-{n}", 0.1 * n, 64 + 16 * n, 40 + 8 * n, seed=1 + n) for n in range(8))
 _DOCUMENTS = tuple(Work(f"document-{n}", 0.5 + 0.5 * n, 1024, 8, seed=99 + n) for n in range(2))
@@ -39,12 +39,12 @@ def _judge(runs: Sequence[ArmRun]) -> LabFinding:
         f"{runs[last].main_cause()}",
         "mode",
         (
-            Column("TTFT p50, ms", is_drawn=True),
-            Column("ITL p99, ms"),
-            Column("longest ITL, ms", is_drawn=True),
-            Column("output tokens/s", is_drawn=True),
-            Column("goodput, requests/s", ".2f", is_drawn=True),
-            Column("padded tokens"),
+            ArmFigure("TTFT p50, ms", is_drawn=True),
+            ArmFigure("ITL p99, ms"),
+            ArmFigure("longest ITL, ms", is_drawn=True),
+            ArmFigure("output tokens/s", is_drawn=True),
+            ArmFigure("goodput, requests/s", ".2f", is_drawn=True),
+            ArmFigure("padded tokens"),
         ),
         tuple(
             (

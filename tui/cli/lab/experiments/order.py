@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from stepscope.tui.cli.lab.arm_run import ArmRun, milliseconds
-from stepscope.tui.cli.lab.experiment import Arm, Column, Experiment, LabFinding, Work
+from stepscope.tui.cli.lab.experiment import Arm, ArmFigure, Experiment, LabFinding, Work
 
 _CHATS = tuple(Work(f"chat-{n}", 0.02 * n, 96, 60, seed=1 + n) for n in range(10))
 _DOCUMENTS = tuple(Work(f"document-{n}", 0.2, 1024, 8, seed=99 + n) for n in range(2))
@@ -29,10 +29,10 @@ def _judge(runs: Sequence[ArmRun]) -> LabFinding:
         "" if holds else f"{priority.main_cause()}",
         "arm",
         (
-            Column("ITL p99, ms"),
-            Column("TTFT of urgent requests, ms", is_drawn=True),
-            Column("TTFT of all, ms"),
-            Column("output tokens/s", is_drawn=True),
+            ArmFigure("ITL p99, ms"),
+            ArmFigure("TTFT of urgent requests, ms", is_drawn=True),
+            ArmFigure("TTFT of all, ms"),
+            ArmFigure("output tokens/s", is_drawn=True),
         ),
         tuple(
             (

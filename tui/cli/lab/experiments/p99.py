@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from stepscope.tui.cli.lab.arm_run import ArmRun
-from stepscope.tui.cli.lab.experiment import Arm, Column, Experiment, LabFinding, Work
+from stepscope.tui.cli.lab.experiment import Arm, ArmFigure, Experiment, LabFinding, Work
 
 _CHATS = tuple(Work(f"chat-{n}", 0.02 * n, 96, 200, seed=1 + n) for n in range(12))
 _DOCUMENTS = tuple(Work(f"document-{n}", 0.4 + 1.1 * n, 4096, 8, seed=99 + n) for n in range(3))
@@ -22,7 +22,10 @@ def _judge(runs: Sequence[ArmRun]) -> LabFinding:
         f"{out.a:,.0f} to {out.b:,.0f} tokens/s ({change:+.1%})",
         "" if holds else runs[1].main_cause(),
         "arm",
-        (Column("ITL p99, ms", ",.1f", is_drawn=True), Column("output tokens/s", is_drawn=True)),
+        (
+            ArmFigure("ITL p99, ms", ",.1f", is_drawn=True),
+            ArmFigure("output tokens/s", is_drawn=True),
+        ),
         tuple((run.name, run.value("itl_p99"), run.value("out_tokens_per_s")) for run in runs),
     )
 

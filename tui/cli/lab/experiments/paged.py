@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from stepscope.tui.cli.lab.arm_run import ArmRun
-from stepscope.tui.cli.lab.experiment import Arm, Column, Experiment, LabFinding, Work
+from stepscope.tui.cli.lab.experiment import Arm, ArmFigure, Experiment, LabFinding, Work
 
 _LENGTHS = (120, 900, 300, 1800, 450, 700, 220, 1300)
 _WORK = tuple(
@@ -32,7 +32,7 @@ def _judge(runs: Sequence[ArmRun]) -> LabFinding:
         "(counted of the same steps)",
         "" if holds else f"a request has {used / max(1, num_rows):,.0f} tokens on average",
         "way",
-        (Column("share of reserved tokens that is empty", ".1%", is_drawn=True),),
+        (ArmFigure("share of reserved tokens that is empty", ".1%", is_drawn=True),),
         (("paged blocks", waste_paged), ("reserved rows", waste_reserved)),
     )
 

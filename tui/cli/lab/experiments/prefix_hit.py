@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from stepscope.tui.cli.lab.arm_run import ArmRun
-from stepscope.tui.cli.lab.experiment import Arm, Column, Experiment, LabFinding, Work
+from stepscope.tui.cli.lab.experiment import Arm, ArmFigure, Experiment, LabFinding, Work
 
 _KNOBS = {"max_num_batched_tokens": 256}
 
@@ -19,9 +19,9 @@ def _judge(runs: Sequence[ArmRun]) -> LabFinding:
         "" if holds else "the beginning was not in the cache, or the budget was shared",
         "arm",
         (
-            Column("chunks", is_drawn=True),
-            Column("cached tokens"),
-            Column("TTFT, ms", is_drawn=True),
+            ArmFigure("chunks", is_drawn=True),
+            ArmFigure("cached tokens"),
+            ArmFigure("TTFT, ms", is_drawn=True),
         ),
         tuple(
             (run.name, num, each.num_cached_tokens or 0, (each.ttft_ns or 0) / 1e6)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from stepscope.tui.cli.lab.arm_run import ArmRun
-from stepscope.tui.cli.lab.experiment import Arm, ArmChange, Column, Experiment, LabFinding, Work
+from stepscope.tui.cli.lab.experiment import Arm, ArmChange, ArmFigure, Experiment, LabFinding, Work
 
 _NAME = "one"
 _WORK = (Work(_NAME, 0.0, 300, 32, seed=1),)
@@ -58,10 +58,10 @@ def _judge(runs: Sequence[ArmRun]) -> LabFinding:
         "tie between two tokens then falls the other way",
         "arm",
         (
-            Column("prefill steps"),
-            Column("cached"),
-            Column("preempted"),
-            Column(f"equal tokens of {len(whole)}", is_drawn=True),
+            ArmFigure("prefill steps"),
+            ArmFigure("cached"),
+            ArmFigure("preempted"),
+            ArmFigure(f"equal tokens of {len(whole)}", is_drawn=True),
         ),
         tuple(rows),
     )

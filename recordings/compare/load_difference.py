@@ -1,4 +1,4 @@
-"""`Load`: whether two runs had about the same load. Pure functions.
+"""`LoadDifference`: whether two runs had about the same load. Pure functions.
 
 A latency comes from the engine and from its load. Under different loads it does not show which
 engine or setting is better. So loads are compared by what the engine's speed does not change:
@@ -26,7 +26,7 @@ _CACHING = "enable_prefix_caching"
 _SURE = 1.96  # standard deviations
 
 
-class Load(NamedTuple):
+class LoadDifference(NamedTuple):
     """How the load of two runs compares.
 
     Attributes:
@@ -50,7 +50,7 @@ class Load(NamedTuple):
         return None if self.is_chance else self.difference
 
 
-def load_of(a: Side, b: Side, *, is_one_session: bool) -> Load:
+def load_of(a: Side, b: Side, *, is_one_session: bool) -> LoadDifference:
     """Compare the load of both.
 
     Args:
@@ -66,9 +66,17 @@ def load_of(a: Side, b: Side, *, is_one_session: bool) -> Load:
         found = [_other_pace(left, right), _spared(left, right, ALIKE_SHARE)]
         differs = [part for part in found if part is not None]
         if not differs:
-            return Load(True, None, is_chance=False, more_a=1.0, more_b=1.0, has_like_prompts=alike)
-        return Load(False, ", ".join(differs), is_chance=False, more_a=more_a, more_b=more_b,
-                    has_like_prompts=alike)  # fmt: skip
+            return LoadDifference(
+                True, None, is_chance=False, more_a=1.0, more_b=1.0, has_like_prompts=alike
+            )
+        return LoadDifference(
+            False,
+            ", ".join(differs),
+            is_chance=False,
+            more_a=more_a,
+            more_b=more_b,
+            has_like_prompts=alike,
+        )
     parts, is_other = _rates(left, right)
     spared = _spared(left, right, OTHER_HITS)
     if spared is not None and left.computed is not None and right.computed is not None:
@@ -82,8 +90,14 @@ def load_of(a: Side, b: Side, *, is_one_session: bool) -> Load:
     if _has_other_queue(left, right):
         parts.append(f"in the queue to begin with {left.num_queued:,}→{right.num_queued:,}")
         is_other = True
-    return Load(False, ", ".join(parts) or None, is_chance=bool(parts) and not is_other,
-                more_a=more_a, more_b=more_b, has_like_prompts=alike)  # fmt: skip
+    return LoadDifference(
+        False,
+        ", ".join(parts) or None,
+        is_chance=bool(parts) and not is_other,
+        more_a=more_a,
+        more_b=more_b,
+        has_like_prompts=alike,
+    )
 
 
 def _rates(left: Offer, right: Offer) -> tuple[list[str], bool]:
