@@ -47,8 +47,8 @@ class LinkOwner(Protocol):
     def loaded(self, away: AwayRequest) -> None: ...
     def ended(self, away: AwayRequest) -> None: ...
 
-    def refused(self, away: AwayRequest, message: str, *, for_good: bool) -> None:
-        """The decode engine does not take it (any more). Not `for_good`: another one may."""
+    def refused(self, away: AwayRequest) -> None:
+        """The decode engine does not take it, and never will."""
         ...
 
     def lost(self, aways: list[AwayRequest]) -> None:
@@ -81,8 +81,10 @@ class DecodeLink:
         self._info: EngineInfo | None = None  # of the decode engine
         self._client: ControlClient | None = None
         self._away: dict[int, AwayRequest] = {}  # by the id of their `Submit`
-        self._asked: deque[Callable[[], None]] = deque()  # of the engine's thread
-        self._again: deque[tuple[float, AwayRequest]] = deque()  # when to ask again; in that order
+        self._todo: deque[Callable[[], None]] = deque()  # of the engine's thread
+        self._to_resend: deque[tuple[float, AwayRequest]] = (
+            deque()
+        )  # when to ask again; in that order
         self._heard_s = self._looked_s = 0.0
         self._is_closing = False
         self._woken, self._wake = os.pipe()
@@ -156,11 +158,12 @@ class DecodeLink:
                 "kv_layout",
                 f"{info.name} serves another model, or its KV blocks have another shape (it has "
                 f"{info.model}, {info.dtype}, KV cache in {info.kv_cache_dtype}, blocks of "
-                f"{info.block_size} tokens): start both engines with the same options",
+                f"{info.block_size} tokens): give both engines the same --model, --dtype, "
+                "--kv-cache-dtype and --block-size",
             )
 
     def _ask(self, do: Callable[[], None]) -> None:
-        self._asked.append(do)
+        self._todo.append(do)
         with contextlib.suppress(BlockingIOError):  # full: it is woken already
             os.write(self._wake, b"\0")
 
@@ -194,8 +197,8 @@ class DecodeLink:
     def _do_asked(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._woken, 65536)
-        while self._asked:
-            self._asked.popleft()()
+        while self._todo:
+            self._todo.popleft()()
 
     def _begin_to_close(self) -> None:
         self._is_closing = True
@@ -218,11 +221,11 @@ class DecodeLink:
                 )
             )
         except CommandRefused as error:  # it is too large to be sent
-            message = str(error)
-            self._post(lambda: self._owner.refused(away, message, for_good=True))
+            log.warning("request %d stays here: %s", request.request_id, error)
+            self._post(lambda: self._owner.refused(away))
             return
         except EngineUnreachable:
-            self._again.append((0.0, away))  # so that it is given back with the others
+            self._to_resend.append((0.0, away))  # so that it is given back with the others
             raise
         self._away[command_id] = away
 
@@ -255,22 +258,23 @@ class DecodeLink:
             self._take_error(command_id, away, reply)
 
     def _take_error(self, command_id: int, away: AwayRequest, error: Error) -> None:
+        if error.code == "stopped":  # with all that it has
+            raise EngineUnreachable("it was shut down")
         del self._away[command_id]
         if error.code in _NOT_NOW:
-            self._again.append((time.monotonic() + _AGAIN_S, away))
+            self._to_resend.append((time.monotonic() + _AGAIN_S, away))
             return
-        for_good = error.code != "stopped"
-        log.info("request %d: %s (%s)", away.request.request_id, error.message, error.code)
-        self._post(lambda: self._owner.refused(away, error.message, for_good=for_good))
+        log.warning("request %d stays here: %s", away.request.request_id, error.message)
+        self._post(lambda: self._owner.refused(away))
 
     def _send_again(self) -> None:
-        while self._again and self._again[0][0] <= time.monotonic():
-            self._send(self._again.popleft()[1])
+        while self._to_resend and self._to_resend[0][0] <= time.monotonic():
+            self._send(self._to_resend.popleft()[1])
 
     def _take_all(self) -> list[AwayRequest]:
-        aways = [*self._away.values(), *(away for _, away in self._again)]
+        aways = [*self._away.values(), *(away for _, away in self._to_resend)]
         self._away.clear()
-        self._again.clear()
+        self._to_resend.clear()
         return aways
 
     def _look_after(self, client: ControlClient) -> None:
@@ -292,7 +296,9 @@ class DecodeLink:
             self._client.close()
             self._client = None
         aways = self._take_all()
-        log.warning("the decode engine %s is gone: %s", self.engine, why)
+        log.warning(
+            "the decode engine %s is gone: %s; %d requests go on here", self.engine, why, len(aways)
+        )
         self._post(lambda: self._owner.lost(aways))
 
     def _try_to_reopen(self) -> None:
@@ -301,5 +307,5 @@ class DecodeLink:
         except ConfigError:
             select.select([self._woken], [], [], _REOPEN_S)
             return
-        log.info("the decode engine %s is there", self.engine)
+        log.warning("the decode engine %s is there again", self.engine)
         self._post(self._owner.opened)

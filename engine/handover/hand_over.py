@@ -86,8 +86,8 @@ class HandOver:
         self._free(away)
         self._empty_leaving()
 
-    def refused(self, away: AwayRequest, message: str, *, for_good: bool) -> None:
-        away.request.may_leave = not for_good
+    def refused(self, away: AwayRequest) -> None:
+        away.request.may_leave = False
         self._take_back(away)
         self._empty_leaving()
 
@@ -96,7 +96,7 @@ class HandOver:
             self._take_back(away)
         if not self._link.is_open:
             for request in list(self._core.scheduler.leaving):
-                self._core.scheduler.keep(request)
+                self._core.scheduler.keep_here(request)
             self._core.set_decode_engine(None)
 
     def opened(self) -> None:
@@ -151,7 +151,7 @@ class HandOver:
             request.num_output_tokens,
             request.first_token_ns,
             request.last_token_ns,
-            sent_ns=now_ns,
+            sent_ns=None,
             received_ns=now_ns,
         )
         self._core.new_requests.take_back(request, away.client, away.submit, origin)

@@ -26,7 +26,7 @@ _LONGEST_REQUESTS = 2  # that `transfer_memory=auto` has room for
 
 
 class EngineRole:
-    """Of an engine that does both: nothing besides.
+    """An engine that does both needs none of it: then all attributes are None.
 
     Attributes:
         receiver: of a decode engine.
@@ -80,7 +80,6 @@ class EngineRole:
                 f"{num_bytes / 1e6:,.0f} MB of transfer memory do not fit into the "
                 f"{free_bytes / 1e6:,.0f} MB that are free: lower transfer_memory or max_model_len",
             )
-        sweep()
         self._sender = SharedMemorySender(frames, num_frames)
         self.hand_over = partial(
             HandOver, link=self._link, sender=self._sender, seed_of=runner.seed_of
@@ -103,6 +102,7 @@ def open_role(config: EngineConfig, name: str) -> Iterator[EngineRole]:
     Raises:
         ConfigError: a prefill engine does not reach its decode engine.
     """
+    sweep()
     link = None
     if config.role == "prefill":
         link = DecodeLink(Endpoint.parse(config.decode_to), name)

@@ -57,4 +57,4 @@ def _check_role(config: EngineConfig) -> None:
             "role", "role=prefill needs the engine that decodes: --decode-to NAME or ADDRESS"
         )
     if config.role != "prefill" and config.decode_to:
-        raise WrongValue("role", "decode_to is for role=prefill")
+        raise WrongValue("role", f"decode_to needs role=prefill, this engine is {config.role}")

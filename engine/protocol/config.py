@@ -162,7 +162,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Role,
         Meta(
             description="'prefill' computes prompts and hands requests over to the engine of "
-            "decode_to, 'decode' takes only such requests; both on the same machine"
+            "decode_to, 'decode' takes only such requests, on the same machine; 'both': one engine "
+            "does all"
         ),
     ] = "both"
     decode_to: Annotated[

@@ -13,7 +13,9 @@ class RequestOrigin(Struct, frozen=True):
     num_output_tokens: int
     first_token_ns: int
     last_token_ns: int
-    sent_ns: int  # its keys and values were copied; until then it waited for room
+    # Its keys and values were copied; until then it waited for room. None: it was given back, for
+    # that engine is gone.
+    sent_ns: int | None
     received_ns: int
 
 

@@ -157,13 +157,13 @@ class Scheduler:
         self.running.remove(request)
         self.leaving.append(request)
 
-    def keep(self, request: Request) -> None:
+    def keep_here(self, request: Request) -> None:
         """One of `leaving` stays after all."""
         self.leaving.remove(request)
         self.running.append(request)
 
     def hand_over(self, request: Request, engine: str) -> None:
-        """A running request goes on in the engine of this name. Its blocks are free."""
+        """A running request goes on in the engine of this name; frees its blocks."""
         (self.leaving if request in self.leaving else self.running).remove(request)
         request.high_water = max(request.high_water, request.num_computed_tokens)
         request.num_computed_tokens = 0

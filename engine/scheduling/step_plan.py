@@ -339,7 +339,7 @@ class StepPlan:
         num_cached_tokens = len(hit) * self._kv.block_size
         if request.num_preemptions:
             self.resumed[request.request_id] = num_cached_tokens
-        else:
+        elif not request.high_water:  # else it is back from another engine
             request.num_cached_tokens = num_cached_tokens
         self.admitted[request.request_id] = num_cached_tokens
         request.status = RequestStatus.RUNNING

@@ -55,7 +55,7 @@ class Piece(NamedTuple):
     num_steps: int = 0  # 0: between steps
     # queued, preempted: what was waited for; left_out: "prompts" or ""; unknown: "forgotten" (may
     # be somewhere, but is not in memory), "unrecorded" (was before the recording) or "" (was lost);
-    # transfer: "room", "way" or "load"
+    # transfer: "room", "way", "load" or "lost"
     detail: str = ""
     request_id: int | None = None  # the request with the largest prefill, or that was loaded
     num_tokens: int = 0  # of that prefill, of its own prompt, or recomputed
@@ -120,6 +120,8 @@ class Piece(NamedTuple):
     def _transfer(self) -> str:
         if self.detail == "room":
             return "waited in the prefill engine until the decode engine had room"
+        if self.detail == "lost":
+            return "the decode engine was gone, until the prefill engine took it back"
         if self.request_id is None:
             return "on its way from the prefill engine"
         whose = request_name(self.request_id)
@@ -155,7 +157,9 @@ class Piece(NamedTuple):
             "budget": "budget spent",
             "left_out": "left out",
             "preempted": "preempted",
-            "transfer": "no room to decode" if self.detail == "room" else "handed over",
+            "transfer": {"room": "no room to decode", "lost": "decode engine gone"}.get(
+                self.detail, "handed over"
+            ),
             "paused": "engine paused",
             "between": "between steps",
             "idle": "engine idle",

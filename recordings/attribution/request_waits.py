@@ -76,7 +76,8 @@ class RequestWaits:
             num_output,
         )
         if origin is not None:
-            for detail, end_ns in (("room", origin.sent_ns), ("way", origin.received_ns)):
+            way = "lost" if origin.sent_ns is None else "way"
+            for detail, end_ns in (("room", origin.sent_ns or 0), (way, origin.received_ns)):
                 piece = Piece("transfer", wait.covered_ns, 0, step, detail=detail)
                 wait.add(piece, min(end_ns, latest_ns))
 

@@ -1,9 +1,8 @@
 """`WholeLives`: requests that a prefill engine hands over, each as one life across both engines."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from stepscope.engine.protocol.wire import RequestView
 from stepscope.recordings.fleets.figures import EngineFigures
 from stepscope.recordings.state.session import SessionState
 
@@ -17,13 +16,14 @@ class WholeLife(NamedTuple):
     request_id: int  # there
     client_id: str
     arrival_ns: int
-    is_waiting: bool = False  # in the prefill engine, and has no token yet
+    waited_until_ns: int = 0  # when it was last seen waiting in the prefill engine
     first_token_ns: int | None = None
     decode: str | None = None
     decode_id: int | None = None  # its number there
     sent_ns: int | None = None
     received_ns: int | None = None
-    is_admitted: bool = False  # there
+    loaded_after_ns: int = 0  # when it was last seen waiting there
+    decodes_here: bool = False  # the prefill engine gave it more than the first token
     end_ns: int | None = None
 
 
@@ -49,10 +49,10 @@ class WholeLives:
         self._now_ns = max((state.time_ns for state in states), default=0)
         for engine, state in pairs:
             if engine.info is not None and engine.info.role == "prefill":
-                self._take_prefills(engine.info.name, state.requests.values())
+                self._take_prefills(engine.info.name, state)
         for engine, state in pairs:
             if engine.info is not None and engine.info.role == "decode":
-                self._take_decodes(engine.info.name, state.requests.values())
+                self._take_decodes(engine.info.name, state)
         self._lives = {
             key: life
             for key, life in self._lives.items()
@@ -65,37 +65,45 @@ class WholeLives:
         """The newest moment that the engines have told of."""
         return self._now_ns
 
-    def _take_prefills(self, name: str, views: Iterable[RequestView]) -> None:
-        for view in views:
-            key = name, view.request_id
-            if view.is_partial or (key in self._lives and view.handed_to is not None):
+    def _take_prefills(self, name: str, state: SessionState) -> None:
+        for view in state.requests.values():
+            before = self._lives.get((name, view.request_id))
+            if view.is_partial or (before is not None and view.handed_to is not None):
                 continue
+            waited_ns = 0 if before is None else before.waited_until_ns
             is_gone = view.status == "finished" and view.handed_to is None
-            self._lives[key] = WholeLife(
+            self._lives[name, view.request_id] = WholeLife(
                 name,
                 view.request_id,
                 view.client_id,
                 view.arrival_ns,
-                is_waiting=view.status == "waiting" and view.first_token_ns is None,
+                waited_until_ns=state.time_ns if view.status == "waiting" else waited_ns,
                 first_token_ns=view.first_token_ns,
                 end_ns=view.finish_ns if is_gone else None,
+                decodes_here=view.num_output_tokens > 1,
             )
 
-    def _take_decodes(self, name: str, views: Iterable[RequestView]) -> None:
-        for view in views:
+    def _take_decodes(self, name: str, state: SessionState) -> None:
+        for view in state.requests.values():
             origin = view.origin
-            if origin is None or origin.request_id is None:
+            if origin is None or origin.request_id is None or origin.sent_ns is None:
                 continue
-            self._lives[origin.engine, origin.request_id] = WholeLife(
-                origin.engine,
-                origin.request_id,
+            key = origin.engine, origin.request_id
+            before = self._lives.get(key)
+            waited_ns = 0
+            if before is not None and before.decode_id == view.request_id:
+                waited_ns = before.loaded_after_ns
+            self._lives[key] = WholeLife(
+                *key,
                 view.client_id,
                 view.arrival_ns,
+                waited_until_ns=0 if before is None else before.waited_until_ns,
                 first_token_ns=origin.first_token_ns,
                 decode=name,
                 decode_id=view.request_id,
                 sent_ns=origin.sent_ns,
                 received_ns=origin.received_ns,
-                is_admitted=view.status != "waiting",
+                loaded_after_ns=state.time_ns if view.status == "waiting" else waited_ns,
                 end_ns=view.finish_ns,
+                decodes_here=origin.num_output_tokens > 1,
             )

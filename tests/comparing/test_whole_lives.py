@@ -46,15 +46,30 @@ def test_a_request_is_one_lane_through_both_engines() -> None:
     lives = WholeLives()
     waiting = view(3, "waiting")
     [life] = lives.look(ENGINES, [state(11 * S, waiting), state(11 * S)])
-    assert text_of(life, 19) == " ·········"
+    assert text_of(life, 11) == " " * 9 + "·"
     gone = view(3, "finished", handed_to="d", finish_ns=13 * S, first_token_ns=12 * S)
     here = view(7, "running", origin=ORIGIN)
     [life] = lives.look(ENGINES, [state(15 * S, gone), state(16 * S, here)])
     assert (life.decode, life.decode_id, life.end_ns) == ("d", 7, None)
-    assert text_of(life, 19) == " ▓▓·→━━━━━"
+    assert text_of(life, 19) == " ·▓·→━━━━━"
     done = view(7, "finished", origin=ORIGIN, finish_ns=17 * S)
     [life] = lives.look(ENGINES, [state(17 * S, gone), state(17 * S, done)])
-    assert text_of(life, 19).rstrip() == " ▓▓·→━━●"
+    assert text_of(life, 19).rstrip() == " ·▓·→━━●"
+
+
+def test_time_in_the_queue_of_the_decode_engine_is_a_wait_later_too() -> None:
+    lives = WholeLives()
+    gone = view(3, "finished", handed_to="d", finish_ns=13 * S, first_token_ns=12 * S)
+    lives.look(ENGINES, [state(16 * S, gone), state(16 * S, view(7, "waiting", origin=ORIGIN))])
+    here = view(7, "running", origin=ORIGIN)
+    [life] = lives.look(ENGINES, [state(19 * S, gone), state(19 * S, here)])
+    assert text_of(life, 19) == " ▓▓·→··━━━"[:10]
+
+
+def test_without_a_decode_engine_the_prefill_engine_decodes() -> None:
+    views = view(3, "running", first_token_ns=12 * S, num_output_tokens=5)
+    [life] = WholeLives().look(ENGINES, [state(19 * S, views), state(12 * S)])
+    assert text_of(life, 19) == " ▓▓━━━━━━━"
 
 
 def test_what_ended_is_kept_for_a_while_and_what_is_unknown_stays_unknown() -> None:

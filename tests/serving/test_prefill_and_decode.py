@@ -121,9 +121,9 @@ class Pair:
         self._processes[name].kill()
         self._processes[name].wait()
 
-    def stop(self, name: str) -> None:
-        self._processes[name].terminate()
-        assert self._processes[name].wait(timeout=30) == 0
+    def exit_code(self, name: str) -> int:
+        """Of one that is ending."""
+        return self._processes[name].wait(timeout=30)
 
     def info(self, name: str = "prefill") -> EngineInfo:
         with ControlClient(self.endpoint(name)) as client:
@@ -349,7 +349,16 @@ def test_requests_of_a_killed_decode_engine_go_on_in_the_prefill_engine(pair: Pa
     asked = long_ones(60)
     expected = answers(pair.endpoint("one"), asked)
     kill = once(lambda: pair.kill("decode"), at=100)
+    explainer = Explainer(itl_bound_ns=50_000_000, ttft_bound_ns=1_000_000_000)
+    with ControlClient(pair.endpoint("prefill")) as client:
+        explainer.take(snapshot := client.snapshot())
     assert answers(pair.endpoint("prefill"), asked, kill) == expected
+    for message in messages(pair.endpoint("prefill"), snapshot.sequence + 1):
+        explainer.take(message)
+    assert (
+        "the decode engine was gone"
+        in max(explainer.late, key=lambda late: late.gap_ns).explanation
+    )
     assert pair.info().decode_engine is None
     assert answers(pair.endpoint("prefill"), MIXED) == answers(pair.endpoint("one"), MIXED)
     pair.ensure()  # another decode engine takes its place
@@ -421,10 +430,10 @@ def test_what_does_not_go_together_is_refused(
     there = pair.endpoint("decode")
     for changes, said in (
         ({"role": "prefill"}, "--decode-to NAME or ADDRESS"),
-        ({"decode_to": "x"}, "decode_to is for role=prefill"),
+        ({"decode_to": "x"}, "decode_to needs role=prefill"),
         ({"role": "prefill", "decode_to": pair.endpoint("one")}, "is no decode engine"),
         ({"role": "prefill", "decode_to": pair.endpoint("none")}, "Start the decode engine first"),
-        ({"role": "prefill", "decode_to": there, "block_size": 8}, "with the same options"),
+        ({"role": "prefill", "decode_to": there, "block_size": 8}, "give both engines the same"),
         ({"role": "prefill", "decode_to": there, "transfer_memory": "1KB"}, "does not hold one"),
     ):
         config = pair.config("wrong", **changes)
@@ -461,3 +470,4 @@ def test_a_decode_engine_that_is_shut_down_gives_its_requests_back(pair: Pair) -
     expected = answers(pair.endpoint("one"), asked)
     stop = once(lambda: pair.send("decode", signal.SIGTERM), at=100)
     assert answers(pair.endpoint("prefill"), asked, stop) == expected
+    assert pair.exit_code("decode") == 0

