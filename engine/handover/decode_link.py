@@ -34,8 +34,8 @@ from stepscope.engine.transport.local_engines import killed_pid
 
 log = logging.getLogger("stepscope.engine")
 
-LOOK_S = 0.25  # how often the decode engine is looked after
-SILENT_S = 3.0  # without a word for so long, it is gone
+_LOOK_S = 0.25  # how often the decode engine is looked after
+_SILENT_S = 3.0  # without a word for so long, it is gone
 _AGAIN_S = 0.1  # after "not now"
 _REOPEN_S = 1.0  # how long a gone one is asked for, and how long it is left alone after that
 _NOT_NOW = ("rate_limited", "queue_full")
@@ -82,17 +82,17 @@ class DecodeLink:
         self._client: ControlClient | None = None
         self._away: dict[int, AwayRequest] = {}  # by the id of their `Submit`
         self._todo: deque[Callable[[], None]] = deque()  # of the engine's thread
-        self._to_resend: deque[tuple[float, AwayRequest]] = (
-            deque()
-        )  # when to ask again; in that order
+        # When each is sent again, in that order.
+        self._to_resend: deque[tuple[float, AwayRequest]] = deque()
+        self._said = ""  # why no decode engine was found last
         self._heard_s = self._looked_s = 0.0
-        self._is_closing = False
+        self._is_closing = self._is_closed = False
         self._woken, self._wake = os.pipe()
         for end in (self._woken, self._wake):
             os.set_blocking(end, False)
         self._thread: threading.Thread | None = None
 
-    def connect(self, timeout_s: float = SILENT_S) -> None:
+    def connect(self, timeout_s: float = _SILENT_S) -> None:
         """Meet the decode engine.
 
         Raises:
@@ -151,6 +151,10 @@ class DecodeLink:
         if self._client is not None:
             self._client.close()
             self._client = None
+        if not self._is_closed:
+            self._is_closed = True
+            os.close(self._woken)
+            os.close(self._wake)
 
     def _check_layout(self, info: EngineInfo) -> None:
         if self._layout is not None and info.kv_layout != self._layout:
@@ -186,7 +190,7 @@ class DecodeLink:
         if client is None:
             self._try_to_reopen()
         else:
-            received = client.receive(LOOK_S, or_readable=self._woken)
+            received = client.receive(_LOOK_S, or_readable=self._woken)
             while received is not None:
                 self._take(client, *received)
                 received = client.receive(0)
@@ -279,14 +283,14 @@ class DecodeLink:
 
     def _look_after(self, client: ControlClient) -> None:
         now_s = time.monotonic()
-        if now_s - self._looked_s < LOOK_S:
+        if now_s - self._looked_s < _LOOK_S:
             return
         self._looked_s = now_s
         client.idle()
         if killed_pid(self._endpoint) is not None:
             raise EngineUnreachable("it was killed, or crashed")
-        if now_s - self._heard_s > SILENT_S:
-            raise EngineUnreachable(f"it has not answered for {SILENT_S:g} s")
+        if now_s - self._heard_s > _SILENT_S:
+            raise EngineUnreachable(f"it has not answered for {_SILENT_S:g} s")
         client.send(GetInfo())
 
     def _lose(self, why: str) -> None:
@@ -304,8 +308,12 @@ class DecodeLink:
     def _try_to_reopen(self) -> None:
         try:
             self.connect(_REOPEN_S)
-        except ConfigError:
+        except ConfigError as error:
+            if str(error) != self._said:
+                self._said = str(error)
+                log.warning("no decode engine: %s", error)
             select.select([self._woken], [], [], _REOPEN_S)
             return
+        self._said = ""
         log.warning("the decode engine %s is there again", self.engine)
         self._post(self._owner.opened)

@@ -101,6 +101,7 @@ class HandOver:
 
     def opened(self) -> None:
         self._core.set_decode_engine(self._link.engine)
+        self._empty_leaving()  # where the old one was lost and this one found within a step
 
     # Back and forth
 

@@ -185,9 +185,7 @@ class EngineCore:
             return False
         step = self._pipeline.schedule(self.knobs_version, with_record=self.sink is not None)
         if step is not None and (result := self._execute(step)) is not None:
-            num_finished = self._pipeline.update(step, result)
-            if self._hand_over is not None:
-                self._hand_over.after_step(step.rows)
+            num_finished = self._update(step, result)
             self._publish_record(step, result, num_finished)
         return True
 
@@ -195,7 +193,7 @@ class EngineCore:
         """Finish the step in flight, if there is one: the same without `schedule`."""
         step = self._pipeline.take_in_flight()
         if step is not None and (result := self._execute(step)) is not None:
-            num_finished = self._pipeline.update(step, result)
+            num_finished = self._update(step, result)
             self._publish_record(step, result, num_finished)
 
     def _execute(self, step: PendingStep) -> StepResult | None:
@@ -204,6 +202,13 @@ class EngineCore:
         if result is None:
             self._outlet.has_unpublished = True
         return result
+
+    def _update(self, step: PendingStep, result: StepResult) -> int:
+        """Take in the tokens of a step, and hand over what goes on elsewhere."""
+        num_finished = self._pipeline.update(step, result)
+        if self._hand_over is not None:
+            self._hand_over.after_step(step.rows)
+        return num_finished
 
     def _publish_record(self, step: PendingStep, result: StepResult, num_finished: int) -> None:
         sink, draft = self._outlet.sink, step.draft

@@ -42,16 +42,14 @@ class Delivery:
             self.token_publisher.ended(request_id)
         return self._clients.pop(request_id)
 
-    def give_back(self, request_id: int) -> bool:
-        """Tell the prefill engine that its request cannot go on here; False: it is none of those.
+    def give_back(self, request_id: int) -> None:
+        """If a prefill engine handed it over, tell that engine that it cannot go on here.
 
-        The request itself has to be ended.
+        The caller ends the request itself.
         """
         client, submit = self._clients[request_id]
-        if submit.handed_over is UNSET:
-            return False
-        client.reply(Error(code="stopped", message="the decode engine was shut down"))
-        return True
+        if submit.handed_over is not UNSET:
+            client.reply(Error(code="stopped", message="the decode engine was shut down"))
 
     def note_loaded(self, request: Request) -> None:
         """Its keys and values were copied: the prefill engine needs them no more."""

@@ -100,7 +100,7 @@ class NewRequests:
                 time_ns=request.arrival_ns,
                 prompt_token_ids=request.prompt_token_ids if publishes_tokens else None,
                 prompt_text=prompt_text,
-                prefix_hashes=None if prefix_hashes is None else prefix_hashes.of(request),
+                prefix_hashes=None if prefix_hashes is None else prefix_hashes.of_prompt(request),
                 origin=request.origin,
             )
         )

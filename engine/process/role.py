@@ -1,4 +1,4 @@
-"""`EngineRole`: what an engine needs besides where prefill and decode are apart (`--role`)."""
+"""`EngineRole`: the parts of an engine that only prefills or only decodes (`--role`)."""
 
 import contextlib
 from collections.abc import Callable, Iterator

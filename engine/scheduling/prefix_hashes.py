@@ -21,14 +21,16 @@ class PrefixHashes:
         self._kv = kv
         self._salt = salt
 
-    def of(self, request: Request, first: int = 0) -> list[int]:
-        """The hashes of the full blocks that it has by now, from `first` on."""
-        num_full = len(request.token_ids) // self._kv.block_size
-        return [self._named(request, index) for index in range(first, num_full)]
+    def of_prompt(self, request: Request) -> list[int]:
+        """The hashes of the full blocks of its prompt."""
+        num_full = request.num_prompt_tokens // self._kv.block_size
+        return [self._named(request, index) for index in range(num_full)]
 
     def of_output(self, request: Request) -> list[int]:
-        """Those that follow the full blocks of its prompt."""
-        return self.of(request, request.num_prompt_tokens // self._kv.block_size)
+        """Those of the full blocks after them, as far as it has got by now."""
+        first = request.num_prompt_tokens // self._kv.block_size
+        num_full = len(request.token_ids) // self._kv.block_size
+        return [self._named(request, index) for index in range(first, num_full)]
 
     def _named(self, request: Request, index: int) -> int:
         digest = self._kv.digest(request, index)

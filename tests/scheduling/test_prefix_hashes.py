@@ -24,7 +24,7 @@ def _request(number: int, prompt: list[int], max_tokens: int = 1) -> Request:
 
 def _hashes(scheduler: Scheduler, prompt: list[int]) -> list[int]:
     assert scheduler.prefix_hashes is not None
-    return scheduler.prefix_hashes.of(_request(0, prompt))
+    return scheduler.prefix_hashes.of_prompt(_request(0, prompt))
 
 
 def test_prompts_have_equal_hashes_up_to_the_first_block_that_differs() -> None:

@@ -258,7 +258,7 @@ def test_two_engines_answer_as_one_does(pair: Pair) -> None:
     assert answers(pair.endpoint("prefill"), MIXED) == expected  # with prefixes that are cached
 
 
-def test_the_life_of_a_request_is_in_two_sessions_and_each_part_once(pair: Pair) -> None:
+def test_each_part_of_a_request_is_in_the_session_of_one_engine(pair: Pair) -> None:
     begun = len(events_of(pair.endpoint("decode")))
     asked = [ask(20 + number, 12) for number in range(5)]
     answers(pair.endpoint("prefill"), asked)
@@ -283,7 +283,7 @@ def test_the_life_of_a_request_is_in_two_sessions_and_each_part_once(pair: Pair)
     assert {e.handed_to for e in left if e.request_id in here} == {"decode"}
 
 
-def test_the_hand_over_is_a_cause_of_the_second_token(pair: Pair) -> None:
+def test_a_late_second_token_names_the_hand_over(pair: Pair) -> None:
     with ControlClient(pair.endpoint("decode")) as client:
         client.ask(Pause(who="test"))
         try:
