@@ -32,6 +32,7 @@ class WholeLives:
 
     def __init__(self) -> None:
         self._lives: dict[tuple[str, int], WholeLife] = {}
+        self._seen: set[tuple[str, int]] = set()  # in the states that were looked at last
         self._now_ns = 0
 
     def look(
@@ -45,6 +46,7 @@ class WholeLives:
         if not any(each.info is not None and each.info.role == "prefill" for each in engines):
             self._lives.clear()
             return ()
+        self._seen.clear()
         pairs = list(zip(engines, states, strict=True))
         self._now_ns = max((state.time_ns for state in states), default=0)
         for engine, state in pairs:
@@ -53,6 +55,9 @@ class WholeLives:
         for engine, state in pairs:
             if engine.info is not None and engine.info.role == "decode":
                 self._take_decodes(engine.info.name, state)
+        for key in self._lives.keys() - self._seen:
+            if self._lives[key].end_ns is None:  # its engine was killed, and nobody took it back
+                self._lives[key] = self._lives[key]._replace(end_ns=self._now_ns)
         self._lives = {
             key: life
             for key, life in self._lives.items()
@@ -67,6 +72,7 @@ class WholeLives:
 
     def _take_prefills(self, name: str, state: SessionState) -> None:
         for view in state.requests.values():
+            self._seen.add((name, view.request_id))
             before = self._lives.get((name, view.request_id))
             if view.is_partial or (before is not None and view.handed_to is not None):
                 continue
@@ -89,6 +95,7 @@ class WholeLives:
             if origin is None or origin.request_id is None or origin.sent_ns is None:
                 continue
             key = origin.engine, origin.request_id
+            self._seen.add(key)
             before = self._lives.get(key)
             waited_ns = 0
             if before is not None and before.decode_id == view.request_id:

@@ -81,6 +81,14 @@ def test_what_ended_is_kept_for_a_while_and_what_is_unknown_stays_unknown() -> N
     assert not lives.look([engine("a", None)], [state(12 * S, done)])
 
 
+def test_what_no_engine_knows_any_more_has_ended() -> None:
+    lives = WholeLives()
+    here = view(7, "running", origin=ORIGIN)
+    lives.look(ENGINES, [state(15 * S), state(15 * S, here)])
+    [life] = lives.look(ENGINES, [state(16 * S), state(16 * S)])  # both were started anew
+    assert life.end_ns == 16 * S
+
+
 def test_prefill_and_decode_engines_are_not_compared_with_each_other() -> None:
     apart = [engine("p", "prefill", kv_used=0.1), engine("d", "decode", kv_used=0.9)]
     assert not findings(apart)
