@@ -87,6 +87,10 @@ def _all_well(page: FleetPage) -> str:
         return "one engine: there is nothing to compare it with"
     if picture.num_up < 2:
         return "fewer than two engines are up: there is nothing to compare"
+    infos = [line.figures.info for line in picture.lines]
+    roles = {None if info is None else info.role for info in infos}
+    if roles == {"prefill", "decode"} and len(infos) == len(roles):
+        return "one prefill and one decode engine: neither is compared with the other"
     return (
         "no engine stands out: waiting within 2x, KV within 25 points, TTFT within 2x and ITL "
         "within 1.5x of the others"
