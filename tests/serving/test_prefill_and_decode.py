@@ -10,8 +10,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import pytest
@@ -29,8 +30,10 @@ from stepscope.engine.protocol.commands import (
     Pause,
     Replayed,
     ReplayFrom,
+    Reply,
     Resume,
     Shutdown,
+    StepOnce,
     Submit,
     Submitted,
 )
@@ -55,6 +58,7 @@ from tests.support.waiting import wait_for
 
 STEPSCOPE = [sys.executable, "-m", "stepscope.tui.cli"]
 START_S = 90.0
+AnyKind = TypeVar("AnyKind", bound=Reply)
 FIXED = (
     "model", "endpoint", "name", "dtype", "kv_memory", "threads", "transfer_memory",
 )  # fmt: skip
@@ -240,6 +244,15 @@ def events_of(endpoint: str) -> list[RequestEvent]:
     ]
 
 
+def reply_of(client: ControlClient, kind: type[AnyKind]) -> AnyKind:
+    """The next reply of this kind; the others are passed over."""
+    while True:
+        received = client.receive(20.0)
+        assert received is not None, f"no {kind.__name__} came"
+        if isinstance(received[1], kind):
+            return received[1]
+
+
 MIXED = [
     *(ask(number, 1 + 7 * (number % 5)) for number in range(8)),
     ask(8, 40, temperature=0.9, seed=8),
@@ -290,8 +303,7 @@ def test_a_late_second_token_names_the_hand_over(pair: Pair) -> None:
             since = client.snapshot().sequence + 1
             with ControlClient(pair.endpoint("prefill")) as other:
                 command_id = other.send(ask(32, 4))
-                while not isinstance((other.receive(5) or (0, None))[1], Output):
-                    continue
+                reply_of(other, Output)
                 time.sleep(0.1)
                 client.ask(Resume(who="test"))
                 while True:
@@ -381,42 +393,52 @@ def test_requests_of_a_silent_decode_engine_are_taken_back(pair: Pair) -> None:
     assert answers(pair.endpoint("prefill"), asked) == expected
 
 
+@contextmanager
+def standing_still(pair: Pair, name: str) -> Iterator[ControlClient]:
+    """An engine ends nothing meanwhile, however late this process looks."""
+    with ControlClient(pair.endpoint(name)) as client:
+        client.ask(Pause(who="test"))
+        try:
+            yield client
+        finally:
+            client.ask(Resume(who="test"))
+
+
 def test_a_killed_prefill_engine_leaves_nothing(pair: Pair) -> None:
-    with ControlClient(pair.endpoint("prefill")) as client:
+    with standing_still(pair, "decode"), ControlClient(pair.endpoint("prefill")) as client:
         for each in long_ones(90):
             client.send(each)
         wait_for(lambda: pair.num_requests("decode") > 0, "handed over")
         file = pair.shared_file()
         pair.kill("prefill")
-    wait_for(lambda: pair.num_requests("decode") == 0, "what it had has ended")
+        wait_for(lambda: pair.num_requests("decode") == 0, "what it had has ended")
     assert file.exists()
     pair.ensure()
     assert not file.exists()
 
 
 def test_a_client_ends_its_request_wherever_that_is(pair: Pair) -> None:
-    with ControlClient(pair.endpoint("prefill")) as client:
-        command_id = client.send(ask(101, 400))
-        request_id = None
-        while pair.num_requests("decode") == 0:
-            received = client.receive(0.05)
-            if received is not None and isinstance(received[1], Submitted):
-                request_id = received[1].request_id
-        assert request_id is not None
-        client.ask(Abort(request_id=request_id, who="test"))
-        while True:
-            received = client.receive(5.0)
-            assert received is not None
-            if isinstance(received[1], Output) and received[1].finish_reason is not None:
-                assert received == (command_id, received[1])
-                assert received[1].finish_reason == "abort"
-                break
-        wait_for(lambda: pair.num_requests("decode") == 0, "it has ended there")
-        with pytest.raises(CommandRefused, match="has ended already"):
-            client.ask(Abort(request_id=request_id, who="test"))
-        client.send(ask(102, 400))
-        wait_for(lambda: pair.num_requests("decode") > 0, "handed over")
-    wait_for(lambda: pair.num_requests("decode") == 0, "its client was gone")
+    prefill_endpoint = pair.endpoint("prefill")
+    with standing_still(pair, "decode") as decode:
+        with ControlClient(prefill_endpoint) as client:
+            command_id = client.send(ask(101, 400))
+            abort = Abort(request_id=reply_of(client, Submitted).request_id, who="test")
+            wait_for(lambda: pair.num_requests("decode") > 0, "handed over")
+            decode.ask(StepOnce(n=3, who="test"))
+            client.ask(abort)
+            while True:
+                received = client.receive(5.0)
+                assert received is not None
+                if isinstance(received[1], Output) and received[1].finish_reason is not None:
+                    assert received == (command_id, received[1])
+                    assert received[1].finish_reason == "abort"
+                    break
+            wait_for(lambda: pair.num_requests("decode") == 0, "it has ended there")
+            with pytest.raises(CommandRefused, match="has ended already"):
+                client.ask(abort)
+            client.send(ask(102, 400))
+            wait_for(lambda: pair.num_requests("decode") > 0, "handed over")
+        wait_for(lambda: pair.num_requests("decode") == 0, "its client was gone")
 
 
 def test_what_does_not_go_together_is_refused(
