@@ -45,11 +45,11 @@ def test_a_step_is_under_way_until_vllm_has_finished_it() -> None:
     watcher = VllmWatcher(scheduler(request))
     watcher.added(request)
     assert watcher.recorder.step_under_way is None
-    watcher.scheduled(out, 1_000, 2_000, 512)
+    watcher.scheduled(out, watcher.note(out, 1_000, 2_000, 512))
     running = watcher.recorder.step_under_way
     assert running is not None
     said = running.message(5_000_000_000)
     assert (said.step, said.since_ns, said.token_budget) == (0, 1_000, 512)
     assert (said.num_prefill_tokens, said.num_decodes) == (64, 0)
-    watcher.updated(out, 6_000_000_000, 0)
+    watcher.updated(out, 6_000_000_000, 0, set())
     assert watcher.recorder.step_under_way is None

@@ -2,7 +2,8 @@
 
 vLLM's own scheduler runs alone, without a model: two of them with the same requests, one of them
 attached, take turns at every step. Only the processor time of this thread within `schedule` and
-`update_from_output` counts. In vLLM's environment, with stepscope installed beside it:
+`update_from_output` counts; beside it stands what our own threads took meanwhile, to make the
+records and to send them. In vLLM's environment, with stepscope installed beside it:
 
     python tests/bench/bench_attach.py
 """
@@ -13,7 +14,7 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from time import thread_time_ns
+from time import process_time_ns, thread_time_ns
 from typing import Any
 
 AIMS_US = {16: 10, 64: 25, 256: 100}  # by running requests
@@ -32,20 +33,23 @@ def main() -> int:
     from vllm import __version__
 
     print(f"vLLM {__version__}, median of {ROUNDS} rounds of {STEPS} steps, us a step")
-    print(f"{'running':>8}{'vLLM alone':>12}{'attached':>10}{'added':>8}{'aim':>6}")
+    print(f"{'running':>8}{'vLLM alone':>12}{'attached':>10}{'added':>8}{'aim':>6}{'aside':>8}")
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder)
         (model / "config.json").write_text(json.dumps(MODEL))
         for num_running, aim_us in AIMS_US.items():
             rounds = [measure(num_running, model) for _ in range(ROUNDS)]
-            alone, attached = (median(each) for each in zip(*rounds, strict=True))
-            added = median(attached - alone for alone, attached in rounds)
-            print(f"{num_running:>8}{alone:>12.0f}{attached:>10.0f}{added:>8.1f}{aim_us:>6}")
+            alone, attached, aside = (median(each) for each in zip(*rounds, strict=True))
+            added = median(attached - alone for alone, attached, _ in rounds)
+            print(
+                f"{num_running:>8}{alone:>12.0f}{attached:>10.0f}{added:>8.1f}{aim_us:>6}"
+                f"{aside:>8.1f}"
+            )
     return 0
 
 
-def measure(num_running: int, model: Path) -> tuple[float, float]:
-    """Medians of a step alone and of one attached."""
+def measure(num_running: int, model: Path) -> tuple[float, float, float]:
+    """Medians of a step alone and of one attached, and a step's mean on other threads."""
     from stepscope.engine.adapters.vllm.attachment import attach
 
     schedulers = [filled(num_running, model) for _ in range(2)]
@@ -54,17 +58,19 @@ def measure(num_running: int, model: Path) -> tuple[float, float]:
         for scheduler in schedulers:
             add(scheduler, num_running)
         took_us: list[list[float]] = [[], []]
+        aside_ns = thread_time_ns() - process_time_ns()
         for step in range(WARM_UP + STEPS):
             for i in (0, 1) if step % 2 else (1, 0):
                 spent = one_step(schedulers[i])
                 if step >= WARM_UP:
                     took_us[i].append(spent)
+        aside_ns += process_time_ns() - thread_time_ns()
         assert attachment.is_attached
         assert len(schedulers[1].running) == num_running
     finally:
         attachment.close()
     alone, attached = map(median, took_us)
-    return alone, attached
+    return alone, attached, aside_ns / (WARM_UP + STEPS) / 1000
 
 
 def filled(num_running: int, model: Path) -> Any:

@@ -1,9 +1,9 @@
 """`Attachment`: stepscope inside one process of another engine, from attaching to its end.
 
-The engine's own thread does almost everything: it makes the records within its steps, and applies
-commands before it schedules the next one. While it is idle, or in a long step, the pump thread
-answers. A lock keeps the two apart; the pump takes it only when the engine's thread has been quiet
-for a while, so that the engine hardly ever waits for it.
+The engine's own thread applies commands before it schedules a step. Records are made on it, or on
+the pump thread from what it noted (`Backlog`). While the engine is idle, or in a long step, the
+pump answers as well. A lock keeps the two apart; the pump takes it only when the engine's thread
+has been quiet for a while, so that the engine hardly ever waits for it.
 
 The first error of ours detaches: the engine's methods and values are put back at once, under the
 lock; sockets and threads are closed by the pump, so that the engine does not wait for them.
@@ -20,6 +20,7 @@ from time import monotonic_ns
 from typing import Any, NamedTuple
 
 from stepscope.engine.adapters.attached.attached_core import AttachedCore, EngineWatcher, NoIntake
+from stepscope.engine.adapters.attached.backlog import Backlog
 from stepscope.engine.adapters.attached.hooks import Hooks
 from stepscope.engine.adapters.attached.knob_values import KnobBoard
 from stepscope.engine.control.server import ControlServer
@@ -57,8 +58,9 @@ class Attachment:
     """Everything of ours in one process of the engine.
 
     Attributes:
-        lock: held whenever anything of ours is used. The engine calls some of the methods that we
-            wrap from within others.
+        lock: held whenever the engine works on what we read of it. The engine calls some of the
+            methods that we wrap from within others.
+        backlog: read, and held, whenever anything of ours is used; taken after `lock`.
         is_attached: False once it has detached itself, or the engine was shut down.
     """
 
@@ -66,6 +68,7 @@ class Attachment:
         """Raises ConfigError when the endpoint cannot be had. Nothing is changed then."""
         self._engine = engine
         self.lock = threading.RLock()
+        self.backlog = Backlog()
         self._ended = threading.Event()
         self._seen_ns = 0  # when the engine's thread was here last
         self._next_tend_ns = 0
@@ -115,7 +118,8 @@ class Attachment:
         """To be called between two steps, under the lock: the time after it."""
         if now_ns < self._next_tend_ns and not self.core.inbox.qsize():
             return now_ns
-        self._tend()
+        with self.backlog.done():
+            self._tend()
         return monotonic_ns()
 
     def note(self, ours: Callable[[], object]) -> None:
@@ -123,7 +127,8 @@ class Attachment:
         with self.lock:
             if self.is_attached:
                 try:
-                    ours()
+                    with self.backlog.done():
+                        ours()
                 except Exception as error:  # noqa: BLE001
                     self.fail(error)
 
@@ -159,9 +164,9 @@ class Attachment:
             place,
         )
         self._restore()
-        self._ended.set()
+        self._end()
 
-    # Between steps: the lock is held
+    # Between steps: the lock and the backlog are held
 
     def _tend(self) -> None:
         """Apply commands; publish the engine's info and its state, if they are due."""
@@ -194,29 +199,41 @@ class Attachment:
         """The engine ends: say so, and give the endpoint back. Waits for two seconds at most."""
         with self.lock:
             if self.is_attached:
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(Exception), self.backlog.done():
                     self.core.audit.publish_all()
                     self.core.heartbeat.publish_status("stopped")
                 self._restore()
-        self._ended.set()
+        self._end()
         if threading.current_thread() is not self._pump:
             self._pump.join(timeout=2)
 
+    def _end(self) -> None:
+        self._ended.set()
+        self.backlog.wake()
+
     def _run(self) -> None:
-        """The pump: works while the engine's thread is quiet, and closes everything in the end."""
+        """The pump: makes records, works while the engine is quiet, and closes everything."""
         steps = StepWatcher(self._engine.watcher.recorder, self.publisher.publish)
         next_look_s = 0.0
-        while not self._ended.wait(PUMP_S):
+        while not self._ended.is_set():
+            self.backlog.wait(PUMP_S)
+            try:
+                self.backlog.read()
+            except Exception as error:  # noqa: BLE001
+                with self.lock:
+                    self.fail(error)
+                break
             if monotonic_ns() - self._seen_ns < QUIET_NS:
                 continue
             with self.lock:
                 if not self.is_attached:
                     break
                 try:
-                    self._tend()
-                    if time.monotonic() >= next_look_s:
-                        next_look_s = time.monotonic() + LOOK_S
-                        steps.look()
+                    with self.backlog.done():
+                        self._tend()
+                        if time.monotonic() >= next_look_s:
+                            next_look_s = time.monotonic() + LOOK_S
+                            steps.look()
                 except Exception as error:  # noqa: BLE001
                     self.fail(error)
                     break

@@ -55,7 +55,7 @@ class KVBooks(Protocol):
 
 
 class Settlement:
-    """Used only under the attachment's lock.
+    """Used only while the attachment's backlog is held.
 
     Args:
         books: None where the engine does not say what becomes of its blocks.

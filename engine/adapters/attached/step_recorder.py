@@ -32,7 +32,7 @@ from stepscope.engine.telemetry.step_watcher import StepUnderWay
 
 
 class StepRecorder:
-    """Used only under the attachment's lock.
+    """Used only while the attachment's backlog is held.
 
     Args:
         books: None where the engine does not say what becomes of its blocks.

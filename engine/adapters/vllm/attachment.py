@@ -70,6 +70,7 @@ class _VllmHooks:
         self, attachment: Attachment, schedule: Callable[..., SchedulerOutput]
     ) -> Callable[..., Any]:
         scheduler, watcher, lock = self._scheduler, self._watcher, attachment.lock
+        backlog = attachment.backlog
 
         def stepscope_schedule(*args: Any, **kwargs: Any) -> SchedulerOutput:
             with lock:
@@ -84,7 +85,11 @@ class _VllmHooks:
                 out = schedule(*args, **kwargs)
                 if attachment.is_attached:
                     try:
-                        watcher.scheduled(out, start_ns, monotonic_ns(), budget)
+                        if out.total_num_scheduled_tokens or out.preempted_req_ids:
+                            noted = watcher.note(out, start_ns, monotonic_ns(), budget)
+                            backlog.put(watcher.scheduled, out, noted)
+                            if out.scheduled_cached_reqs.resumed_req_ids:
+                                backlog.read()  # what they have to compute again grows
                     except Exception as error:  # noqa: BLE001
                         attachment.fail(error)
                 return out
@@ -94,7 +99,14 @@ class _VllmHooks:
     def _around_update(
         self, attachment: Attachment, update: Callable[..., Any]
     ) -> Callable[..., Any]:
-        watcher, publisher, lock = self._watcher, attachment.publisher, attachment.lock
+        scheduler, watcher, lock = self._scheduler, self._watcher, attachment.lock
+        publisher, backlog = attachment.publisher, attachment.backlog
+
+        def publish(out: SchedulerOutput, tokens_ns: int, has_ended: bool = False) -> None:
+            ended_now = watcher.note_ended() if has_ended else set()
+            record = watcher.updated(out, tokens_ns, publisher.num_dropped, ended_now)
+            if record is not None:
+                publisher.publish(record)
 
         def stepscope_update_from_output(out: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
             with lock:
@@ -102,9 +114,13 @@ class _VllmHooks:
                 result = update(out, *args, **kwargs)
                 if attachment.is_attached:
                     try:
-                        record = watcher.updated(out, tokens_ns, publisher.num_dropped)
-                        if record is not None:
-                            publisher.publish(record)
+                        # Blocks that came back are looked at before somebody else gets them.
+                        if scheduler.finished_req_ids or out.preempted_req_ids:
+                            with backlog.done():
+                                publish(out, tokens_ns, has_ended=True)
+                        else:
+                            backlog.put(publish, out, tokens_ns)
+                            backlog.wake()
                     except Exception as error:  # noqa: BLE001
                         attachment.fail(error)
                 return result
@@ -112,16 +128,18 @@ class _VllmHooks:
         return stepscope_update_from_output
 
     def _around_add(self, attachment: Attachment, add: Callable[..., Any]) -> Callable[..., Any]:
-        watcher = self._watcher
+        scheduler, watcher = self._scheduler, self._watcher
 
         def stepscope_add_request(request: VllmRequest, *args: Any, **kwargs: Any) -> Any:
             with attachment.lock:
                 result = add(request, *args, **kwargs)
                 if attachment.is_attached:
                     try:
-                        watcher.added(request)
+                        attachment.backlog.put(watcher.added, request)
                         # A request may end as it comes, or end another one.
-                        watcher.note_ended()
+                        if scheduler.finished_req_ids:
+                            with attachment.backlog.done():
+                                watcher.note_ended()
                     except Exception as error:  # noqa: BLE001
                         attachment.fail(error)
                 return result

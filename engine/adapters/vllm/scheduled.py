@@ -36,15 +36,15 @@ def note_blocks(
 def make_rows(
     step: UnfinishedStep, out: SchedulerOutput, table: Mapping[str, TrackedRequest]
 ) -> None:
-    """Fill in `rows`, `batch` and `num_prefill_tokens`.
-
-    To be called right after scheduling, while block tables are those of this step.
-    """
+    """Fill in `rows`, `batch` and `num_prefill_tokens`. Block tables are those of this step."""
     rows, ordinary = step.rows, Phase.DECODE
     append = rows.append
+    again = out.scheduled_cached_reqs
+    starts = dict(zip(again.req_ids, again.num_computed_tokens, strict=True))
+    starts.update((new.req_id, new.num_computed_tokens) for new in out.scheduled_new_reqs)
     for name, num_tokens in out.num_scheduled_tokens.items():
         tracked = table[name]
-        start = tracked.source.num_computed_tokens - num_tokens
+        start = starts[name]
         if num_tokens == 1 and not tracked.is_prefilling:
             append((tracked, ordinary, start, None))
             continue

@@ -2,7 +2,7 @@
 
 import time
 from time import monotonic_ns
-from typing import cast
+from typing import NamedTuple, cast
 
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
 from stepscope.engine.adapters.attached.tracked import TrackedRequest
@@ -16,8 +16,24 @@ from stepscope.engine.protocol.wire import Aborted, Finished, RequestEvent
 from stepscope.engine.telemetry.step_draft import StepDraft
 
 
+class Noted(NamedTuple):
+    """What was so when a step had been scheduled.
+
+    Attributes:
+        budget: tokens that this step could have had.
+    """
+
+    start_ns: int
+    end_ns: int
+    budget: int
+    num_seats: int
+    num_running: int
+    num_waiting: int
+    waiting_reasons: dict[str, int]
+
+
 class VllmWatcher:
-    """Used only under the attachment's lock.
+    """Used only while the attachment's backlog is held, but for `note`.
 
     Attributes:
         books: None where vLLM frees blocks that no output names.
@@ -41,45 +57,61 @@ class VllmWatcher:
         hashes = None if self._hashes is None else self._hashes.of_prompt(request)
         self.recorder.arrived(request, arrival_ns, hashes)
 
-    def scheduled(self, out: SchedulerOutput, start_ns: int, end_ns: int, budget: int) -> None:
-        """`schedule()` has returned.
+    def note(self, out: SchedulerOutput, start_ns: int, end_ns: int, budget: int) -> Noted:
+        """What `schedule()` left behind, for `scheduled`. To be called right after it.
 
         Args:
             budget: tokens that this step could have had.
         """
+        scheduler = self._scheduler
+        num_seats, num_waiting = versions.num_seats(scheduler), self.num_waiting
+        return Noted(
+            start_ns,
+            end_ns,
+            budget,
+            num_seats,
+            len(scheduler.running),
+            num_waiting,
+            self._waiting_reasons(out, num_seats, num_waiting, budget) if num_waiting else {},
+        )
+
+    def scheduled(self, out: SchedulerOutput, noted: Noted) -> None:
+        """`schedule()` has returned. Steps are told in order, but may be told later."""
         total = out.total_num_scheduled_tokens
-        preempted = out.preempted_req_ids
-        if not total and not preempted:
-            return
-        scheduler, recorder = self._scheduler, self.recorder
+        recorder = self.recorder
         step = UnfinishedStep(
             out,
             recorder.next_step if total else None,
-            start_ns,
-            end_ns,
+            noted.start_ns,
+            noted.end_ns,
             recorder.knobs_version,
-            budget,
-            versions.num_seats(scheduler),
+            noted.budget,
+            noted.num_seats,
         )
         step.num_tokens = total
-        if preempted:
-            step.preempt(recorder.known(preempted))
-        note_blocks(step, out, recorder.table, scheduler.block_size)
+        if out.preempted_req_ids:
+            step.preempt(recorder.known(out.preempted_req_ids))
+        note_blocks(step, out, recorder.table, self._scheduler.block_size)
         make_rows(step, out, recorder.table)
-        step.num_running = len(scheduler.running)
-        step.num_waiting = self.num_waiting
-        if step.num_waiting:
-            step.waiting_reasons = self._waiting_reasons(step, budget)
+        step.num_running = noted.num_running
+        step.num_waiting = noted.num_waiting
+        step.waiting_reasons = noted.waiting_reasons
         recorder.begun(step)
 
-    def updated(self, out: SchedulerOutput, tokens_ns: int, num_dropped: int) -> StepDraft | None:
+    def updated(
+        self,
+        out: SchedulerOutput,
+        tokens_ns: int,
+        num_dropped: int,
+        ended_now: set[TrackedRequest],
+    ) -> StepDraft | None:
         """`update_from_output` has returned: the record of that step, None if it ran nothing.
 
         Args:
             tokens_ns: when it was called.
             num_dropped: messages that subscribers missed so far.
+            ended_now: requests that ended with its tokens.
         """
-        ended_now = self.note_ended()
         step = self.recorder.take(lambda step: step.key is out)
         if step is None:
             if out.total_num_scheduled_tokens:
@@ -111,13 +143,15 @@ class VllmWatcher:
     def num_waiting(self) -> int:
         return versions.num_waiting(self._scheduler, self._queues)
 
-    def _waiting_reasons(self, step: UnfinishedStep, budget: int) -> dict[str, int]:
-        scheduler, num_waiting = self._scheduler, step.num_waiting
-        if step.preempted:
+    def _waiting_reasons(
+        self, out: SchedulerOutput, num_seats: int, num_waiting: int, budget: int
+    ) -> dict[str, int]:
+        scheduler = self._scheduler
+        if out.preempted_req_ids:
             return {"preemption": num_waiting}
-        if len(scheduler.running) >= step.num_seats:
+        if len(scheduler.running) >= num_seats:
             return {"seats": num_waiting}
-        if step.num_tokens >= budget:
+        if out.total_num_scheduled_tokens >= budget:
             return {"budget": num_waiting}
         num_deferred = min(num_waiting, versions.num_deferred(scheduler))
         rest = num_waiting - num_deferred
