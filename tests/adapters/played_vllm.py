@@ -30,6 +30,19 @@ class Grammars:
         self.num_cleared += 1
 
 
+class PlayedQueue:
+    """vLLM's requests that wait, of which only the number was recorded."""
+
+    def __init__(self) -> None:
+        self.num_waiting = 0
+
+    def __len__(self) -> int:
+        return self.num_waiting
+
+    def prepend_request(self, request: "PlayedRequest") -> None:
+        """The number is set from the recording."""
+
+
 class PlayedRequest:
     """vLLM's `Request`, as far as it was recorded."""
 
@@ -68,7 +81,10 @@ class PlayedScheduler:
         self.running: list[PlayedRequest] = []
         self.finished_req_ids: set[str] = set()
         for name in self.head["queues"]:
-            setattr(self, name, [])
+            setattr(self, name, PlayedQueue())
+        self._release = tuple(map(int, self.head["vllm"].split(".")))
+        if self._release >= (0, 12):
+            self._preempt_request = None
         self._configure()
 
     def _configure(self) -> None:
@@ -127,12 +143,24 @@ class PlayedScheduler:
             ],
             scheduled_cached_reqs=SimpleNamespace(
                 req_ids=[name for name, _, _ in again],
-                resumed_req_ids=set(line.get("resumed", [])),
                 new_block_ids=[blocks for _, blocks, _ in again],
                 num_computed_tokens=[num_computed for _, _, num_computed in again],
             ),
-            preempted_req_ids=set(line.get("preempted", [])),
         )
+        resumed = line.get("resumed", [])
+        if self._release >= (0, 11, 1):
+            output.scheduled_cached_reqs.resumed_req_ids = set(resumed)
+        else:
+            output.scheduled_cached_reqs.resumed_from_preemption = [
+                name in resumed for name, _, _ in again
+            ]
+        preempted = line.get("preempted", [])
+        if self._release >= (0, 12):
+            output.preempted_req_ids = set(preempted)
+        else:
+            for name in preempted:
+                self._all[name].status = SimpleNamespace(name="PREEMPTED")
+                self.waiting.prepend_request(self._all[name])
         self.outputs.append(output)
         return output
 
@@ -165,7 +193,7 @@ class PlayedScheduler:
             self.running = [self._all[name] for name in line["running"]]
         for name in _QUEUES:
             if name in line:
-                setattr(self, name, range(line[name]))
+                getattr(self, name).num_waiting = line[name]
         for block in line.get("hashed", []):
             self.pool.blocks[block].block_hash = b"of its content"
         for block in line.get("unhashed", []):

@@ -44,6 +44,33 @@ def test_no_error_leaves_the_plugin(
     assert "stepscope is not attached" in caplog.text
 
 
+def test_before_0_11_1_both_schedulers_of_vllm_are_wrapped(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from stepscope.engine.adapters.vllm import plugin
+
+    class Scheduler:
+        pass
+
+    class AsyncScheduler(Scheduler):
+        pass
+
+    modules = {
+        "vllm.config.scheduler": SimpleNamespace(SchedulerConfig=object),
+        "vllm.v1.core.sched.scheduler": SimpleNamespace(Scheduler=Scheduler),
+        "vllm.v1.core.sched.async_scheduler": SimpleNamespace(AsyncScheduler=AsyncScheduler),
+    }
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setenv(plugin.VARIABLE, "vllm-0")
+    plugin.register()
+    Scheduler()
+    AsyncScheduler()
+    # Each was tried once: neither has what a scheduler of vLLM has.
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert caplog.text.count("this vLLM's scheduler has no schedule") == 2
+
+
 def test_a_scheduler_without_what_is_needed_is_refused_by_name() -> None:
     with pytest.raises(versions.UnknownVllmError, match=r"update_from_output.*block_pool"):
         versions.check(object())

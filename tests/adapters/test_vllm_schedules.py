@@ -141,7 +141,7 @@ def test_used_blocks_are_those_of_vllm_after_every_step(
 
 def test_preemptions_are_those_of_vllm(attach: Attach, version: str) -> None:
     played = Played(attach, version, "preemption")
-    expected = sum(len(output.preempted_req_ids) for output in played.scheduler.outputs)
+    expected = sum(len(call.get("preempted", ())) for call in played.scheduler.calls)
     assert len(played.events(Preempted)) == expected > 2
     recomputed = [
         row

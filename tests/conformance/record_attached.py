@@ -1,6 +1,7 @@
 """Record what vLLM's own scheduler returns and holds, call by call, without running a model.
 
-`tests/adapters` plays the result through the adapter, on any machine. In vLLM's environment:
+`tests/adapters` plays the result through the adapter, on any machine. In vLLM's environment, with
+stepscope installed beside it:
 
     python tests/conformance/record_attached.py tests/adapters/schedules
 
@@ -14,16 +15,17 @@ import json
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from record_vllm import MODEL, make_request, make_scheduler, result_of
+from record_vllm import MODEL, make_request, make_scheduler, result_of, sha256
 from vllm import __version__
-from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
+
+from stepscope.engine.adapters.vllm import versions
 
 QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting", "deferred_waiting")
 OPTIONAL = ("max_num_active_reqs", "scheduler_reserve_full_isl")
@@ -69,6 +71,7 @@ class Tape:
         )
 
     def schedule(self) -> Any:
+        were_running = list(self._scheduler.running)
         output = self._scheduler.schedule()
         again = output.scheduled_cached_reqs
         self._keep(
@@ -84,10 +87,19 @@ class Tape:
                     again.req_ids, again.new_block_ids, again.num_computed_tokens, strict=True
                 )
             ],
-            resumed=sorted(again.resumed_req_ids),
-            preempted=sorted(output.preempted_req_ids or ()),
+            resumed=sorted(versions.resumed(again)),
+            preempted=sorted(self._preempted(output, were_running)),
         )
         return output
+
+    def _preempted(self, output: Any, were_running: list[Request]) -> Collection[str]:
+        if hasattr(output, "preempted_req_ids"):
+            return output.preempted_req_ids or ()
+        return [
+            request.request_id
+            for request in were_running
+            if request.status is RequestStatus.PREEMPTED
+        ]
 
     def update(self, output: Any, result: Any) -> None:
         self._scheduler.update_from_output(output, result)

@@ -35,7 +35,6 @@ from vllm.config import (
     VllmConfig,
 )
 from vllm.sampling_params import SamplingParams
-from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -46,6 +45,11 @@ from vllm.v1.spec_decode.ngram_proposer import (
     _find_longest_matched_ngram_and_propose_tokens as find_ngram,
 )
 from vllm.v1.structured_output import StructuredOutputManager
+
+try:
+    from vllm.utils.hashing import sha256
+except ImportError:  # before 0.11.1
+    from vllm.utils import sha256
 
 # A model that is only described: nothing of it is ever loaded.
 MODEL = {
@@ -100,6 +104,7 @@ def make_scheduler(
     layer = FullAttentionSpec(
         block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
     )
+    has_block_size = "block_size" in inspect.signature(Scheduler).parameters
     return (AsyncScheduler if is_asynchronous else Scheduler)(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
@@ -108,8 +113,8 @@ def make_scheduler(
             kv_cache_groups=[KVCacheGroupSpec(["layer"], layer)],
         ),
         structured_output_manager=StructuredOutputManager(config),
-        block_size=block_size,
         log_stats=False,
+        **({"block_size": block_size} if has_block_size else {}),
     )
 
 
@@ -231,19 +236,23 @@ def result_of(
     """
     ids = list(output.num_scheduled_tokens)
     requests = [scheduler.requests[request_id] for request_id in ids]
+    wanted_type = str(ModelRunnerOutput.__dataclass_fields__["sampled_token_ids"].type)
+    as_wanted = np.array if "ndarray" in wanted_type else list  # 0.11.1 and 0.11.2 want arrays
     return ModelRunnerOutput(
         req_ids=ids,
         req_id_to_index={request_id: index for index, request_id in enumerate(ids)},
         sampled_token_ids=[
-            tokens_of(
-                request,
-                output.scheduled_spec_decode_tokens.get(request.request_id, []),
-                None
-                if requests_wanted is None
-                else requests_wanted[int(request.request_id)].get("output"),
+            as_wanted(
+                tokens_of(
+                    request,
+                    output.scheduled_spec_decode_tokens.get(request.request_id, []),
+                    None
+                    if requests_wanted is None
+                    else requests_wanted[int(request.request_id)].get("output"),
+                )
             )
             if request.num_computed_tokens >= request.num_tokens
-            else []
+            else as_wanted([])
             for request in requests
         ],
         logprobs=None,

@@ -54,6 +54,10 @@ class _VllmHooks:
         hooks.wrap("update_from_output", lambda method: self._around_update(attachment, method))
         hooks.wrap("add_request", lambda method: self._around_add(attachment, method))
         hooks.wrap("finish_requests", lambda method: attachment.after(method, self._note_ended))
+        if not versions.names_preempted(scheduler):
+            attachment.hooks_on(scheduler.waiting).wrap(
+                "prepend_request", lambda method: self._around_put_back(attachment, method)
+            )
         if hasattr(scheduler, "reset_prefix_cache"):
             hooks.wrap(
                 "reset_prefix_cache", lambda method: attachment.after(method, watcher.forgot_cache)
@@ -85,10 +89,10 @@ class _VllmHooks:
                 out = schedule(*args, **kwargs)
                 if attachment.is_attached:
                     try:
-                        if out.total_num_scheduled_tokens or out.preempted_req_ids:
-                            noted = watcher.note(out, start_ns, monotonic_ns(), budget)
+                        noted = watcher.note(out, start_ns, monotonic_ns(), budget)
+                        if noted is not None:
                             backlog.put(watcher.scheduled, out, noted)
-                            if out.scheduled_cached_reqs.resumed_req_ids:
+                            if versions.resumed(out.scheduled_cached_reqs):
                                 backlog.read()  # what they have to compute again grows
                     except Exception as error:  # noqa: BLE001
                         attachment.fail(error)
@@ -99,7 +103,7 @@ class _VllmHooks:
     def _around_update(
         self, attachment: Attachment, update: Callable[..., Any]
     ) -> Callable[..., Any]:
-        scheduler, watcher, lock = self._scheduler, self._watcher, attachment.lock
+        watcher, lock = self._watcher, attachment.lock
         publisher, backlog = attachment.publisher, attachment.backlog
 
         def publish(out: SchedulerOutput, tokens_ns: int, has_ended: bool = False) -> None:
@@ -115,7 +119,7 @@ class _VllmHooks:
                 if attachment.is_attached:
                     try:
                         # Blocks that came back are looked at before somebody else gets them.
-                        if scheduler.finished_req_ids or out.preempted_req_ids:
+                        if watcher.has_freed(out):
                             with backlog.done():
                                 publish(out, tokens_ns, has_ended=True)
                         else:
@@ -145,6 +149,15 @@ class _VllmHooks:
                 return result
 
         return stepscope_add_request
+
+    def _around_put_back(
+        self, attachment: Attachment, prepend: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        def stepscope_prepend_request(request: VllmRequest) -> None:
+            prepend(request)
+            attachment.note(lambda: self._watcher.put_back(request))
+
+        return stepscope_prepend_request
 
     def _note_ended(self) -> None:
         self._watcher.note_ended()

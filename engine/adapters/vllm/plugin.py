@@ -32,6 +32,9 @@ def _wrap_choice(endpoint: str) -> None:
     """
     from vllm.config.scheduler import SchedulerConfig
 
+    if not hasattr(SchedulerConfig, "get_scheduler_cls"):  # before 0.11.1
+        _wrap_vllms_own(endpoint)
+        return
     choose = SchedulerConfig.get_scheduler_cls
     if hasattr(choose, "_stepscope"):
         return
@@ -47,6 +50,15 @@ def _wrap_choice(endpoint: str) -> None:
 
     get_scheduler_cls._stepscope = True  # type: ignore[attr-defined]
     SchedulerConfig.get_scheduler_cls = get_scheduler_cls
+
+
+def _wrap_vllms_own(endpoint: str) -> None:
+    """Wrap both schedulers of vLLM, where nothing is asked which one is wanted."""
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    for each in (Scheduler, AsyncScheduler):
+        _wrap_init(each, endpoint)
 
 
 def _wrap_init(scheduler_class: Any, endpoint: str) -> None:

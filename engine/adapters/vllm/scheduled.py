@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from stepscope.engine.adapters.attached.rows import DECODE, encode_rows, fields_of
 from stepscope.engine.adapters.attached.tracked import TrackedRequest
 from stepscope.engine.adapters.attached.unfinished_step import Taken, UnfinishedStep
+from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.shapes import SchedulerOutput
 from stepscope.engine.protocol.wire import Phase
 
@@ -19,12 +20,13 @@ def note_blocks(
     for new in out.scheduled_new_reqs:
         _admit(step, table[new.req_id], new.block_ids, new.num_computed_tokens, block_size)
     again = out.scheduled_cached_reqs
+    resumed = versions.resumed(again)
     for i, block_ids in enumerate(again.new_block_ids):
         if block_ids is None:
             continue
         name = again.req_ids[i]
         tracked = table[name]
-        if name in again.resumed_req_ids:
+        if name in resumed:
             step.resume(tracked)
             _admit(step, tracked, block_ids, again.num_computed_tokens[i], block_size)
         else:

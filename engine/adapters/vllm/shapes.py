@@ -45,7 +45,7 @@ class CachedRequestData(Protocol):
     """
 
     req_ids: Sequence[str]
-    resumed_req_ids: Collection[str]
+    resumed_from_preemption: Sequence[bool]  # before 0.11.1; see `versions.resumed`
     new_block_ids: Sequence[Sequence[Sequence[int]] | None]
     num_computed_tokens: Sequence[int]
 
@@ -57,7 +57,6 @@ class SchedulerOutput(Protocol):
     scheduled_cached_reqs: CachedRequestData
     num_scheduled_tokens: Mapping[str, int]
     total_num_scheduled_tokens: int
-    preempted_req_ids: Collection[str] | None
 
 
 class VllmBlock(Protocol):

@@ -1,12 +1,18 @@
 """What differs between releases of vLLM, found by looking at the scheduler and not at a number.
 
-Release by release: 0.12 `preempted_req_ids`; 0.20 `skipped_waiting`, `scheduler_reserve_full_isl`;
-0.31 `max_num_active_reqs`, `kv_holding_waiting`, `deferred_waiting` and the watermark.
+Release by release: 0.11.1 `resumed_req_ids`; 0.12 `preempted_req_ids`; 0.20 `skipped_waiting`,
+`scheduler_reserve_full_isl`; 0.31 `max_num_active_reqs`, `kv_holding_waiting`, `deferred_waiting`
+and the watermark.
 """
 
+from collections.abc import Collection
 from typing import Any
 
-from stepscope.engine.adapters.vllm.shapes import VllmScheduler
+from stepscope.engine.adapters.vllm.shapes import (
+    CachedRequestData,
+    SchedulerOutput,
+    VllmScheduler,
+)
 
 NEEDED = (
     "schedule",
@@ -34,7 +40,7 @@ SEATS = "max_num_active_reqs"
 RESERVE = "scheduler_reserve_full_isl"
 WATERMARK = "watermark_blocks"
 
-FIRST_RELEASE = (0, 12)
+FIRST_RELEASE = (0, 11)
 LIVE_SINCE = {
     "max_num_batched_tokens": FIRST_RELEASE,
     "long_prefill_token_threshold": FIRST_RELEASE,
@@ -77,6 +83,27 @@ def num_waiting(scheduler: VllmScheduler, queues: tuple[str, ...]) -> int:
         if queue := getattr(scheduler, name):
             num_waiting += len(queue)
     return num_waiting
+
+
+def names_preempted(scheduler: VllmScheduler) -> bool:
+    """Whether its outputs say who was preempted. Otherwise only `waiting` shows it."""
+    return hasattr(scheduler, "_preempt_request")
+
+
+def preempted(out: SchedulerOutput) -> Collection[str]:
+    """Requests that this step preempted, as far as the output says it."""
+    return getattr(out, "preempted_req_ids", None) or ()
+
+
+def resumed(again: CachedRequestData) -> Collection[str]:
+    """Requests that run again after a preemption."""
+    if (names := getattr(again, "resumed_req_ids", None)) is not None:
+        return names  # type: ignore[no-any-return]
+    return [
+        name
+        for name, is_resumed in zip(again.req_ids, again.resumed_from_preemption, strict=True)
+        if is_resumed
+    ]
 
 
 def num_deferred(scheduler: VllmScheduler) -> int:

@@ -1,6 +1,7 @@
 """`VllmWatcher`: reads what vLLM schedules and finishes, for the step recorder."""
 
 import time
+from collections.abc import Collection
 from time import monotonic_ns
 from typing import NamedTuple, cast
 
@@ -30,6 +31,7 @@ class Noted(NamedTuple):
     num_running: int
     num_waiting: int
     waiting_reasons: dict[str, int]
+    preempted: Collection[str]
 
 
 class VllmWatcher:
@@ -46,6 +48,8 @@ class VllmWatcher:
         self.books = BlockBooks(scheduler.kv_cache_manager.block_pool) if knows_blocks else None
         caches_prefixes = bool(scheduler.cache_config.enable_prefix_caching)
         self.recorder = StepRecorder(self.books, caches_prefixes)
+        self._put_back: list[str] = []
+        self._freeing: set[int] = set()
         self._hashes = VllmPrefixHashes.if_wanted(scheduler.block_size) if caches_prefixes else None
 
     def added(self, request: VllmRequest) -> None:
@@ -57,13 +61,27 @@ class VllmWatcher:
         hashes = None if self._hashes is None else self._hashes.of_prompt(request)
         self.recorder.arrived(request, arrival_ns, hashes)
 
-    def note(self, out: SchedulerOutput, start_ns: int, end_ns: int, budget: int) -> Noted:
-        """What `schedule()` left behind, for `scheduled`. To be called right after it.
+    def put_back(self, request: VllmRequest) -> None:
+        """A request goes back to those that wait, where outputs do not name preempted ones."""
+        if request.status.name == "PREEMPTED":
+            self._put_back.append(request.request_id)
+
+    def note(self, out: SchedulerOutput, start_ns: int, end_ns: int, budget: int) -> Noted | None:
+        """What `schedule()` left behind, for `scheduled`; None where it did nothing.
+
+        To be called right after it.
 
         Args:
             budget: tokens that this step could have had.
         """
         scheduler = self._scheduler
+        preempted = versions.preempted(out)
+        if self._put_back:
+            preempted, self._put_back = self._put_back, []
+        if preempted:
+            self._freeing.add(id(out))
+        elif not out.total_num_scheduled_tokens:
+            return None
         num_seats, num_waiting = versions.num_seats(scheduler), self.num_waiting
         return Noted(
             start_ns,
@@ -72,8 +90,18 @@ class VllmWatcher:
             num_seats,
             len(scheduler.running),
             num_waiting,
-            self._waiting_reasons(out, num_seats, num_waiting, budget) if num_waiting else {},
+            self._waiting_reasons(out, num_seats, num_waiting, budget, is_short=bool(preempted))
+            if num_waiting
+            else {},
+            preempted,
         )
+
+    def has_freed(self, out: SchedulerOutput) -> bool:
+        """Whether blocks came back with this step, when `update_from_output` has returned."""
+        if id(out) in self._freeing:
+            self._freeing.remove(id(out))
+            return True
+        return bool(self._scheduler.finished_req_ids)
 
     def scheduled(self, out: SchedulerOutput, noted: Noted) -> None:
         """`schedule()` has returned. Steps are told in order, but may be told later."""
@@ -89,8 +117,8 @@ class VllmWatcher:
             noted.num_seats,
         )
         step.num_tokens = total
-        if out.preempted_req_ids:
-            step.preempt(recorder.known(out.preempted_req_ids))
+        if noted.preempted:
+            step.preempt(recorder.known(noted.preempted))
         note_blocks(step, out, recorder.table, self._scheduler.block_size)
         make_rows(step, out, recorder.table)
         step.num_running = noted.num_running
@@ -144,10 +172,16 @@ class VllmWatcher:
         return versions.num_waiting(self._scheduler, self._queues)
 
     def _waiting_reasons(
-        self, out: SchedulerOutput, num_seats: int, num_waiting: int, budget: int
+        self,
+        out: SchedulerOutput,
+        num_seats: int,
+        num_waiting: int,
+        budget: int,
+        *,
+        is_short: bool,
     ) -> dict[str, int]:
         scheduler = self._scheduler
-        if out.preempted_req_ids:
+        if is_short:
             return {"preemption": num_waiting}
         if len(scheduler.running) >= num_seats:
             return {"seats": num_waiting}
