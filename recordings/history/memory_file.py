@@ -1,4 +1,4 @@
-"""What a history holds, as a recording: to keep what was seen before anybody recorded it."""
+"""Writes a history to a recording, to keep what was seen before anybody recorded it."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -24,21 +24,21 @@ def write_memory(
     metadata: Mapping[str, str] | None = None,
     change: Callable[[Telemetry], Telemetry] | None = None,
 ) -> int:
-    """Write the steps in memory, and the marks at them, up to what is the newest one now.
+    """Write the steps in memory with their marks, up to the step that is the newest now.
 
     Args:
-        path: of a file that is not there.
-        progress: called with the share that is done; if it raises, nothing is left.
+        path: of a new file.
+        progress: called with the share that is done. If it raises, the file is deleted.
         first: the first step; None: the oldest in memory.
-        metadata: what the file says of itself beside the service levels.
-        change: makes each message what the file is to hold.
+        metadata: for the file, besides the service levels.
+        change: applied to each message before it is written.
 
     Returns:
-        How many steps there are in the file.
+        The number of steps in the file.
 
     Raises:
-        RecordingError: there is no step in memory, or the file cannot be made.
-        OSError: it is there, or cannot be written to the end.
+        RecordingError: memory holds no step, or the file cannot be created.
+        OSError: the file exists, or the disk is full.
     """
     follower = history.follow(first)
     num_messages = follower.num_ahead

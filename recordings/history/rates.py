@@ -1,4 +1,4 @@
-"""`Rates`: throughput, hit rate and where the time went, summed up from the columns of steps."""
+"""`Rates`: throughput, hit rate and where the time went, from the columns of steps."""
 
 from bisect import bisect_right
 from typing import NamedTuple
@@ -11,7 +11,7 @@ MINUTE_S = 60.0
 
 
 class Rates(NamedTuple):
-    """How things went over a window of engine time; None is unknown or nothing to divide by."""
+    """Rates over a window of engine time. None: unknown, or nothing to divide by."""
 
     seconds: float
     num_steps: int
@@ -31,7 +31,7 @@ class Rates(NamedTuple):
 
 
 def rates_of(columns: StepColumns, start_ns: int, end_ns: int) -> Rates:
-    """Over the steps that ended in (start_ns, end_ns]."""
+    """The rates over the steps that ended in (start_ns, end_ns]."""
     first = bisect_right(columns.tokens_ns, start_ns)
     last = bisect_right(columns.tokens_ns, end_ns)
     preempted = _preempted(columns, end_ns)
@@ -68,7 +68,7 @@ def rates_of(columns: StepColumns, start_ns: int, end_ns: int) -> Rates:
 
 
 def rates_of_totals(rates: Rates, state: SessionState) -> Rates:
-    """Of an engine whose records sum up seconds: without what only steps say."""
+    """The rates of an engine whose records are of seconds. What only steps tell is None."""
     if not state.is_summed_up:
         return rates
     totals = state.totals or Totals()
@@ -84,7 +84,7 @@ def rates_of_totals(rates: Rates, state: SessionState) -> Rates:
 
 
 def _preempted(columns: StepColumns, end_ns: int) -> tuple[int | None, float, float | None]:
-    """How many in the last minute, how much of it is in memory, and the recompute tax.
+    """Preemptions in the last minute, the seconds of it in memory, and the recompute tax.
 
     A count, and no rate: one preemption is never several a minute.
     """

@@ -1,4 +1,4 @@
-"""`ReadMemory`: what explaining a wait needs of a timeline: states, messages, what is forgotten.
+"""`ReadMemory`: gives the states and messages of a timeline that explain a wait.
 
 Decoding happens outside the timeline's lock, on payloads that never change.
 """
@@ -19,7 +19,7 @@ _BATCH = 256  # messages taken out of the ring at a time
 
 
 class ReadMemory:
-    """Reads one timeline, which goes on meanwhile.
+    """Reads one timeline while it grows.
 
     Args:
         lock: guards the timeline.
@@ -32,10 +32,10 @@ class ReadMemory:
         self._cache = cache
 
     def state_before(self, time_ns: int, earliest: int = -1) -> tuple[SessionState, int] | None:
-        """What was known at the last step before a time, and the number of the message after it.
+        """The state at the last step before a time, and the number of the next message.
 
         Args:
-            earliest: place among the steps in memory not to go back beyond; -1 is before them.
+            earliest: index of the first step that may be used; -1: the state before all steps.
         """
         with self._lock:
             timeline = self._timeline
@@ -60,9 +60,9 @@ class ReadMemory:
         last: int | None,
         transcript: TranscriptReader | None = None,
     ) -> int:
-        """Messages from a number on, up to the record of `last` (None: all).
+        """Read messages from a number on, up to the record of `last` (None: all).
 
-        Gives the number to go on from.
+        Returns the number of the next message.
         """
         while True:
             with self._lock:
@@ -86,9 +86,9 @@ class ReadMemory:
                 number += 1
 
     def known_start(self, index: int, request_id: int) -> int | None:
-        """When the longest wait of a step began, by its figures; None for any other wait.
+        """When the longest wait of a step began; None for any other wait.
 
-        The caller has the lock. None too after a pause of the operator, because figures leave
+        The caller holds the lock. Also None after a pause of the operator, because figures leave
         pauses out.
         """
         columns = self._timeline.columns
@@ -101,7 +101,7 @@ class ReadMemory:
         return None
 
     def known_apart(self, pieces: Iterable[Piece]) -> tuple[Piece, ...]:
-        """What was before the first step in memory is kept apart from what was lost."""
+        """Tell what came before the first step in memory from what was lost."""
         with self._lock:
             starts_ns = self._timeline.columns.column("schedule_start_ns")
             begin_ns = starts_ns[0] if starts_ns else 0
@@ -113,6 +113,6 @@ class ReadMemory:
         )
 
     def transcript_of(self, request_id: int) -> Transcript | None:
-        """A request's text in the snapshot that the timeline began from."""
+        """The text of a request in the snapshot that the timeline began with."""
         with self._lock:
             return self._timeline.transcripts.get(request_id)

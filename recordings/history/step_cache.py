@@ -1,4 +1,4 @@
-"""`StepCache`: records and earlier states of a timeline on demand; the last ones again for free.
+"""`StepCache`: decodes records and earlier states of a timeline, and keeps the last ones.
 
 Decoding and replaying happen outside the timeline's lock, on payloads that never change.
 """
@@ -19,7 +19,7 @@ MAX_STATES = 4  # kept: of the cursor, and of waits that are explained beside it
 
 
 class _Visited(NamedTuple):
-    """A state that was asked for: the next one is often a step further."""
+    """A state that was asked for. The next one asked for is often one step later."""
 
     segment: Segment
     place: int
@@ -27,7 +27,7 @@ class _Visited(NamedTuple):
 
 
 class StepCache:
-    """Belongs to one timeline, for as long as steps are only added to it.
+    """Valid for one timeline as long as steps are only added to it.
 
     Args:
         lock: guards the timeline.
@@ -55,14 +55,14 @@ class StepCache:
         return record
 
     def keep(self, record: StepRecord) -> None:
-        """Have it again for free."""
+        """Keep this record."""
         with self._lock:
             self._records[record.step] = record
             while len(self._records) > MAX_RECORDS:
                 self._records.popitem(last=False)
 
     def keep_all(self, other: "StepCache") -> None:
-        """Have the records that another cache of the same timeline has at hand."""
+        """Keep the records that another cache of the same timeline keeps."""
         for record in other._records.values():
             self.keep(record)
 
@@ -91,6 +91,6 @@ class StepCache:
         return state
 
     def _nearest(self, segment: Segment, place: int) -> _Visited | None:
-        """The state nearest before a place that is known already."""
+        """The known state that is nearest before an index."""
         known = [e for e in self._visited if e.segment is segment and e.place <= place]
         return max(known, key=lambda each: each.place, default=None)

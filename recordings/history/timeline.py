@@ -1,4 +1,4 @@
-"""`Timeline`: everything kept of one engine, without any locking. `History` owns it.
+"""`Timeline`: all that is kept of one engine, without a lock. `History` owns it.
 
 It turns each message into the newest state, a summary, latency samples and events, and forgets the
 oldest of all of them together when the ring gives up a segment.
@@ -38,15 +38,15 @@ from stepscope.recordings.state.session import SessionState
 
 
 class Timeline:
-    """One engine from a state on.
+    """One engine, from a first state on.
 
     Args:
-        state: what is known before the first message.
-        last_sequence: of the message after which `state` is true, None when that is not known.
-        max_steps, max_bytes: what is kept at most.
+        state: the state before the first message.
+        last_sequence: number of the message that led to `state`; None if unknown.
+        max_steps, max_bytes: most that is kept.
 
     Attributes:
-        known_since_ns: waits that began before it are in no figure.
+        known_since_ns: waits that began earlier count in no figure.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class Timeline:
         self._mark_steps: set[int] = set()
 
     def know_transcripts(self, snapshot: Snapshot) -> None:
-        """Of the snapshot that it begins from."""
+        """Keep the transcripts of the snapshot that the timeline began with."""
         self.transcripts = {each.request_id: each for each in snapshot.transcripts or ()}
 
     def take(self, sequence: int, message: Telemetry, payload: bytes) -> None:
-        """The next message; see `History.append`."""
+        """Take the next message; see `History.append`."""
         true_after = self._true_after
         if not self._is_next(sequence, message):
             return
@@ -120,10 +120,10 @@ class Timeline:
             self.wall_clock.take(state.info)
 
     def take_run(self, run: Sequence[PackedStep], forward: FastForward) -> None:
-        """The next steps, as they lie in a file: `forward` has brought `state` up to here.
+        """Take the next packed steps of a file, which `forward` has applied to `state` already.
 
         Raises:
-            ValueError: one does not fit those before it; this timeline is of no use any more.
+            ValueError: one does not fit the steps before it. Do not use this timeline any more.
         """
         is_first = not self.columns.steps
         begin = 0
@@ -155,7 +155,7 @@ class Timeline:
                 self._forget_old()
 
     def pass_over(self, sequence: int, message: Telemetry) -> None:
-        """The next message, of which nothing is kept but that it came."""
+        """Note that the next message came, and keep nothing of it."""
         if not self._is_next(sequence, message):
             return
         if isinstance(message, StepRecord):
@@ -168,11 +168,11 @@ class Timeline:
 
     @property
     def _true_after(self) -> int | None:
-        """After which message `state` is true; None where it is not known to be."""
+        """The number of the message that led to `state`; None if unknown."""
         return None if self.gaps.needs_snapshot else self.last_sequence
 
     def _is_next(self, sequence: int, message: Telemetry) -> bool:
-        """Whether a message is new; what is missing before it becomes a gap."""
+        """Whether a message is new. Missing messages before it become a gap."""
         last = self.last_sequence
         if last is not None:
             if isinstance(message, Snapshot):
@@ -189,7 +189,7 @@ class Timeline:
         return True
 
     def rewind(self, step: int) -> bool:
-        """Back to just after the record of `step`; False when it is not kept."""
+        """Go back to right after the record of `step`; False if it is not in memory."""
         found = self.ring.locate(step)
         index = self.columns.index(step)
         if found is None or index is None:
@@ -211,7 +211,7 @@ class Timeline:
         return True
 
     def set_slo(self, slo: SLO) -> None:
-        """Other bounds for breaches, stalls and attainment."""
+        """Change the bounds of breaches, stalls and attainment."""
         self.slo = self.latencies.slo = slo
         self._watch.set_floor(slo.itl_ms, self.state)
         gaps_ns, bound_ns = self.columns.column("max_itl_ns"), slo.itl_ms * 1e6
@@ -240,7 +240,7 @@ class Timeline:
         return summary
 
     def span(self, first: int, last: int) -> Span | None:
-        """The steps `first` to `last` as one; None when none of them is kept."""
+        """The steps `first` to `last` as one; None if none of them is in memory."""
         span = self.columns.span(first, last)
         if span is None or not (self.knob_steps or self._mark_steps):
             return span
@@ -272,7 +272,7 @@ class Timeline:
         self.latencies.add(record.tokens_ns, record.tokens_ns - record.schedule_start_ns, outcome)
 
     def _note_step(self, record: StepRecord, outcome: Outcome) -> None:
-        """What a step brought, all but figures; what is no latency is taken out of `outcome`."""
+        """Note the events of a step, and take out of `outcome` what is no latency."""
         step, now_ns = record.step, record.tokens_ns
         if self.gaps.found:
             self.gaps.end(step)

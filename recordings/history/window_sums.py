@@ -1,4 +1,4 @@
-"""`Sums` of a window of a timeline: of its steps from the columns, and of its latencies."""
+"""`Sums` over a window of a timeline: of its steps, from the columns, and of its latencies."""
 
 from bisect import bisect_right
 
@@ -13,7 +13,7 @@ _RANKS = tuple(rank for rank in RANKS if rank < 100)
 
 
 def step_sums(columns: StepColumns, start_ns: int, end_ns: int) -> Sums:
-    """Over the steps that ended in (start_ns, end_ns]; without latencies."""
+    """Sums over the steps that ended in (start_ns, end_ns], without latencies."""
     first = bisect_right(columns.tokens_ns, start_ns)
     last = bisect_right(columns.tokens_ns, end_ns)
     has_steps = first < last
@@ -61,7 +61,7 @@ def step_sums(columns: StepColumns, start_ns: int, end_ns: int) -> Sums:
 
 
 def seconds_of(columns: StepColumns, start_ns: int, end_ns: int) -> float:
-    """How much of a window is in memory; 0 without a step in it."""
+    """Seconds of a window that are in memory; 0 without a step."""
     first = bisect_right(columns.tokens_ns, start_ns)
     if first >= bisect_right(columns.tokens_ns, end_ns):
         return 0.0
@@ -71,7 +71,7 @@ def seconds_of(columns: StepColumns, start_ns: int, end_ns: int) -> float:
 
 
 def with_latencies(sums: Sums, latencies: Latencies) -> Sums:
-    """The same with the latencies of the window, and who kept them; this takes about 1 ms."""
+    """Add the latencies of the window, and who kept the levels. Takes about 1 ms."""
     slo = latencies.slo
     levels = {"ttft": slo.ttft_ms, "itl": slo.itl_ms}
     spreads = {kind: _spread(latencies.of(kind), levels.get(kind)) for kind in KINDS}
@@ -90,7 +90,7 @@ def _spread(samples: Samples, level_ms: float | None) -> LatencySpread:
 
 
 def _kv_peak(columns: StepColumns, first: int, last: int) -> float | None:
-    """The most blocks in use at once, of all there are."""
+    """The largest share of blocks in use."""
     most = max(columns.column("kv_used")[first:last])
     kv = [columns.column(name)[last - 1] for name in ("kv_used", "kv_cached", "kv_empty")]
     return most / sum(kv) if sum(kv) else None

@@ -1,4 +1,4 @@
-"""`Windows`: figures of a timeline over stretches of engine time."""
+"""`Windows`: figures of a timeline over windows of engine time."""
 
 import math
 import threading
@@ -23,7 +23,7 @@ _MAX_AT_ONCE = 4096  # steps that are looked at while the source waits
 
 
 class LateCounts(NamedTuple):
-    """How many tokens came later than the bounds, and in how many steps."""
+    """Tokens that came later than the bounds, and the number of steps with one."""
 
     num_tokens: int
     num_steps: int
@@ -31,7 +31,7 @@ class LateCounts(NamedTuple):
 
 
 class Goodput(NamedTuple):
-    """Of the requests that finished, and were seen from arrival to end, who kept all levels."""
+    """How many of the requests seen from arrival to end kept all levels."""
 
     num_judged: int
     num_kept: int
@@ -43,14 +43,14 @@ class Goodput(NamedTuple):
 
 
 class Stalls(NamedTuple):
-    """Waits above a bound in memory: for the next token, or where none is, for the first."""
+    """Waits above the ITL bound in memory; without any, waits above the TTFT bound."""
 
     longest: list[Breach]  # the longest of each second, the longest of these first
     number: int  # of the seconds that have one
 
 
 class Windows:
-    """Reads one timeline; what takes long is done outside its lock.
+    """Reads one timeline, and computes outside its lock.
 
     Args:
         lock: guards the timeline.
@@ -62,7 +62,7 @@ class Windows:
         self._begin()
 
     def _begin(self) -> None:
-        """No step has been looked at."""
+        """Begin anew: no step is scanned."""
         self._scanned = -1
         self._longest = {"ITL": Longest(), "TTFT": Longest()}  # up to the step scanned last
         self._seconds = {kind: LateSeconds(late) for kind, late in self._longest.items()}
@@ -118,7 +118,7 @@ class Windows:
             return self._timeline.latencies.of(kind).cut(start_ns, end_ns)
 
     def breaches(self, step: int | None, limit: int) -> list[Breach]:
-        """The last late tokens up to `step` (None: all), one of a kind a step, oldest first."""
+        """The last late tokens up to `step` (None: all), oldest first; one of each kind a step."""
         self._scan()
         with self._lock:
             self._scan_some()
@@ -131,9 +131,9 @@ class Windows:
             return [self._breach(*each) for each in last[max(0, len(last) - limit) :]]
 
     def longest(self, step: int | None, limit: int, kind: str = "ITL") -> list[Breach]:
-        """The longest up to `step` (None: all), the longest first; those of a kind before others.
+        """The longest waits up to `step` (None: all), longest first; `kind` before the others.
 
-        Costs the logarithm of how many there are.
+        The cost grows with the logarithm of their number.
         """
         self._scan()
         with self._lock:
@@ -158,9 +158,9 @@ class Windows:
     def late_events(
         self, step: int | None, limit: int, kinds: Collection[str] = ("ITL", "TTFT")
     ) -> list[SessionEvent]:
-        """The last late tokens up to `step` (None: all), oldest first; one a second of each kind.
+        """The worst late tokens of each second up to `step` (None: all), oldest first.
 
-        It is the one with the longest wait; of the second that is under way, so far.
+        In the second of the newest step it is the worst so far.
         """
         self._scan()
         with self._lock:
@@ -172,7 +172,7 @@ class Windows:
             return [self._late_event(*each) for each in last[max(0, len(last) - limit) :]]
 
     def next_late_event(self, step: int, direction: int) -> SessionEvent | None:
-        """The nearest of them after (direction 1) or before (-1) `step`."""
+        """The nearest late event after (direction 1) or before (-1) `step`."""
         self._scan()
         with self._lock:
             self._scan_some()
@@ -203,9 +203,10 @@ class Windows:
             return LateCounts(num_tokens, num_breaches - num_twice, num_breaches)
 
     def _scan(self) -> None:
-        """Take in the steps since the last time, and forget what the timeline has forgotten.
+        """Scan the steps since the last call, and forget what the timeline forgot.
 
-        After a change of the levels that is all of memory: the source has the lock in between.
+        After a change of the levels it scans all of memory, and lets the source have the lock in
+        between.
         """
         is_more = True
         while is_more:
@@ -215,9 +216,9 @@ class Windows:
                 time.sleep(0)  # else it would hardly ever be another's turn
 
     def _scan_some(self) -> bool:
-        """Whether there are more steps that were not taken in yet.
+        """Scan some steps. Returns whether more are left.
 
-        Of a late step no more is noted than has to be.
+        It keeps as little as possible of a late step.
         """
         columns, slo = self._timeline.columns, self._timeline.slo
         steps = columns.steps
@@ -244,7 +245,7 @@ class Windows:
         return end < len(steps)
 
     def _breach(self, step: int, kind: str) -> Breach:
-        """What is known of a late step."""
+        """Describe a late step."""
         breach = self._at_hand.get((step, kind))
         if breach is None:
             if len(self._at_hand) >= _MAX_AT_HAND:
@@ -286,6 +287,6 @@ class Windows:
 
 
 def _num_late(samples: Samples, first: int, last: int, bound_ns: float) -> int:
-    """Tokens later than a bound, of the samples from one place to before another."""
+    """How many samples of a range are above a bound."""
     ranked = samples.ranked(first, last)
     return 0 if ranked is None else ranked.count - ranked.num_up_to(math.floor(bound_ns))

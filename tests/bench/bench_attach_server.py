@@ -1,11 +1,11 @@
 """Output tokens a second of a real vLLM server, attached and not, in turns.
 
-    VLLM_ENVIRONMENTS=/path python tests/bench/bench_attach_server.py [--rounds 6] [0.32.0]
+    VLLM_ENVIRONMENTS=/path python tests/bench/bench_attach_server.py [--unobserved] [0.32.0]
 
-Two servers with the same tiny model, one with STEPSCOPE_ENDPOINT and a recorder that listens, one
-without; `make test-vllm` makes the environment. The model's steps take a few milliseconds, so what
-attaching costs weighs more than beside any model that people serve. Without that environment it
-says so and ends.
+Two servers with the same tiny model, one with STEPSCOPE_ENDPOINT and a recorder that listens (with
+`--unobserved` nobody does), one without; `make test-vllm` makes the environment. The model's steps
+take a few milliseconds, so what attaching costs weighs more than beside any model that people
+serve. Without that environment it says so and ends.
 """
 
 import argparse
@@ -28,6 +28,7 @@ def main() -> None:
     )
     parser.add_argument("release", nargs="?", default="0.32.0")
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--unobserved", action="store_true", help="nobody listens")
     options = parser.parse_args()
     python = ENVIRONMENTS / options.release / "bin" / "python"
     if not python.exists():
@@ -46,12 +47,13 @@ def main() -> None:
             ),
             "alone": VllmServer(python, folder / "model", folder / "off", {}),
         }
-        recorder = record(endpoint, folder / "run.mcap")
+        recorder = None if options.unobserved else record(endpoint, folder / "run.mcap")
         try:
             measure(servers, options.rounds)
         finally:
-            recorder.terminate()
-            recorder.wait()
+            if recorder is not None:
+                recorder.terminate()
+                recorder.wait()
             for server in servers.values():
                 server.stop()
 

@@ -20,6 +20,7 @@ import pytest
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
 from stepscope.engine.handover.shared_memory import PREFIX
+from stepscope.engine.http.settings import HttpSettings
 from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.process.serve import open_engine
 from stepscope.engine.protocol import wire
@@ -54,6 +55,7 @@ from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.tui.cli.engines.http import announcement
 from tests.support.waiting import wait_for
 
 STEPSCOPE = [sys.executable, "-m", "stepscope.tui.cli"]
@@ -462,6 +464,22 @@ def test_what_does_not_go_together_is_refused(
         opened = open_engine(config, Knobs(), progress=lambda what, share: None)
         with pytest.raises(ConfigError, match=said), opened:
             pass
+
+
+def test_what_an_operator_reads_names_the_role(pair: Pair) -> None:
+    said = {
+        name: subprocess.run(
+            [*STEPSCOPE, "snapshot", pair.endpoint(name)],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for name in ("prefill", "decode")
+    }
+    assert "role       prefill, then decode goes on\n" in said["prefill"]
+    assert "role       decode\n" in said["decode"]
+    [line] = announcement("127.0.0.1:8000", HttpSettings(), takes_prompts=False)
+    assert line.endswith("prompts go to the prefill engine")
 
 
 def test_both_recordings_are_sound(pair: Pair, tmp_path: Path) -> None:

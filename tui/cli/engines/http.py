@@ -82,8 +82,10 @@ def require_packages() -> None:
         ) from error
 
 
-def announcement(address: str, settings: HttpSettings) -> list[str]:
+def announcement(address: str, settings: HttpSettings, *, takes_prompts: bool = True) -> list[str]:
     """Lines for a person: where the API is and how to try it."""
+    if not takes_prompts:
+        return [f"metrics on http://{address}/metrics; prompts go to the prefill engine"]
     key = ' -H "Authorization: Bearer $STEPSCOPE_HTTP_API_KEY"' if settings.api_key else ""
     return [
         f"OpenAI API on http://{address}/v1",

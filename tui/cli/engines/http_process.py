@@ -55,10 +55,10 @@ class HttpProcess:
         check_private(address, settings.api_key)
         self._listener, self.address = _listener_of(address, settings.bind)
 
-    def start(self, endpoint: str) -> None:
-        """The engine is there."""
+    def start(self, endpoint: str, *, takes_prompts: bool = True) -> None:
+        """The engine is there; a decode engine takes no prompts."""
         self._endpoint = endpoint
-        say(*announcement(self.address, self._settings))
+        say(*announcement(self.address, self._settings, takes_prompts=takes_prompts))
         self._thread.start()
 
     def stop(self) -> None:

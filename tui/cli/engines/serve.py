@@ -65,7 +65,7 @@ def serve(flags: Mapping[str, Any], exit_with_stdin: bool, like: str | None = No
             said = "--with-tokens: everyone who watches or records it gets prompts and outputs"
             print(said, flush=True)
         if http is not None:
-            http.start(endpoint.here.control)
+            http.start(endpoint.here.control, takes_prompts=info.role != "decode")
 
     try:
         with engine_packages(), progress:

@@ -42,6 +42,9 @@ def _summary(taken: Snapshot) -> list[tuple[str, str]]:
         ("state", f"{taken.state}, step {taken.step:,}"),
         ("requests", ", ".join(f"{count} {status}" for status, count in by_status.items())),
     ]
+    if info.role is not None:
+        goes_on = f", then {info.decode_engine} goes on" if info.decode_engine else ""
+        lines.insert(2, ("role", info.role + goes_on))
     if taken.kv is not None:
         kv = taken.kv
         total = kv.used + kv.cached + kv.empty
