@@ -130,7 +130,7 @@ def test_it_says_whether_telemetry_has_its_compiled_encoder(
     [
         ("0.32.0", "live: max_num_batched_tokens, long_prefill_token_threshold, reserve, max_num"),
         ("0.14.1", "live: max_num_batched_tokens, long_prefill_token_threshold\n"),
-        ("0.10.2", "too old to attach to: it takes 0.12 or later"),
+        ("0.10.2", "too old to attach to: it takes 0.11 or later"),
     ],
 )
 def test_it_says_what_can_be_changed_of_the_vllm_beside_it(

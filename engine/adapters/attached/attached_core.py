@@ -57,7 +57,7 @@ class EngineWatcher(Protocol):
 
 
 class AttachedCore:
-    """Used only while the attachment's backlog is held; any thread may put into `inbox`.
+    """Used only while the attachment's notes are held; any thread may put into `inbox`.
 
     Args:
         engine: what was attached to, in words.

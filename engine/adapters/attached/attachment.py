@@ -1,7 +1,7 @@
 """`Attachment`: stepscope inside one process of another engine, from attaching to its end.
 
 The engine's own thread applies commands before it schedules a step. Records are made on it, or on
-the pump thread from what it noted (`Backlog`). While the engine is idle, or in a long step, the
+the pump thread from what it noted (`StepNotes`). While the engine is idle, or in a long step, the
 pump answers as well. A lock keeps the two apart; the pump takes it only when the engine's thread
 has been quiet for a while, so that the engine hardly ever waits for it.
 
@@ -20,9 +20,9 @@ from time import monotonic_ns
 from typing import Any, NamedTuple
 
 from stepscope.engine.adapters.attached.attached_core import AttachedCore, EngineWatcher, NoIntake
-from stepscope.engine.adapters.attached.backlog import Backlog
 from stepscope.engine.adapters.attached.hooks import Hooks
 from stepscope.engine.adapters.attached.knob_values import KnobBoard
+from stepscope.engine.adapters.attached.step_notes import StepNotes
 from stepscope.engine.control.server import ControlServer
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.telemetry.publisher import Publisher
@@ -60,7 +60,7 @@ class Attachment:
     Attributes:
         lock: held whenever the engine works on what we read of it. The engine calls some of the
             methods that we wrap from within others.
-        backlog: read, and held, whenever anything of ours is used; taken after `lock`.
+        notes: read to the end, and held, whenever anything of ours is used; taken after `lock`.
         is_attached: False once it has detached itself, or the engine was shut down.
     """
 
@@ -68,7 +68,7 @@ class Attachment:
         """Raises ConfigError when the endpoint cannot be had. Nothing is changed then."""
         self._engine = engine
         self.lock = threading.RLock()
-        self.backlog = Backlog()
+        self.notes = StepNotes()
         self._ended = threading.Event()
         self._seen_ns = 0  # when the engine's thread was here last
         self._next_tend_ns = 0
@@ -118,7 +118,7 @@ class Attachment:
         """To be called between two steps, under the lock: the time after it."""
         if now_ns < self._next_tend_ns and not self.core.inbox.qsize():
             return now_ns
-        with self.backlog.done():
+        with self.notes.done():
             self._tend()
         return monotonic_ns()
 
@@ -127,7 +127,7 @@ class Attachment:
         with self.lock:
             if self.is_attached:
                 try:
-                    with self.backlog.done():
+                    with self.notes.done():
                         ours()
                 except Exception as error:  # noqa: BLE001
                     self.fail(error)
@@ -166,7 +166,7 @@ class Attachment:
         self._restore()
         self._end()
 
-    # Between steps: the lock and the backlog are held
+    # Between steps: the lock and the notes are held
 
     def _tend(self) -> None:
         """Apply commands; publish the engine's info and its state, if they are due."""
@@ -199,7 +199,7 @@ class Attachment:
         """The engine ends: say so, and give the endpoint back. Waits for two seconds at most."""
         with self.lock:
             if self.is_attached:
-                with contextlib.suppress(Exception), self.backlog.done():
+                with contextlib.suppress(Exception), self.notes.done():
                     self.core.audit.publish_all()
                     self.core.heartbeat.publish_status("stopped")
                 self._restore()
@@ -209,16 +209,16 @@ class Attachment:
 
     def _end(self) -> None:
         self._ended.set()
-        self.backlog.wake()
+        self.notes.wake()
 
     def _run(self) -> None:
         """The pump: makes records, works while the engine is quiet, and closes everything."""
         steps = StepWatcher(self._engine.watcher.recorder, self.publisher.publish)
         next_look_s = 0.0
         while not self._ended.is_set():
-            self.backlog.wait(PUMP_S)
+            self.notes.wait(PUMP_S)
             try:
-                self.backlog.read()
+                self.notes.read()
             except Exception as error:  # noqa: BLE001
                 with self.lock:
                     self.fail(error)
@@ -229,7 +229,7 @@ class Attachment:
                 if not self.is_attached:
                     break
                 try:
-                    with self.backlog.done():
+                    with self.notes.done():
                         self._tend()
                         if time.monotonic() >= next_look_s:
                             next_look_s = time.monotonic() + LOOK_S

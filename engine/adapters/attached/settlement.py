@@ -55,7 +55,7 @@ class KVBooks(Protocol):
 
 
 class Settlement:
-    """Used only while the attachment's backlog is held.
+    """Used only while the attachment's notes are held.
 
     Args:
         books: None where the engine does not say what becomes of its blocks.

@@ -32,7 +32,7 @@ from stepscope.engine.telemetry.step_watcher import StepUnderWay
 
 
 class StepRecorder:
-    """Used only while the attachment's backlog is held.
+    """Used only while the attachment's notes are held.
 
     Args:
         books: None where the engine does not say what becomes of its blocks.
@@ -164,6 +164,7 @@ class StepRecorder:
             schedule_end_ns=max(step.end_ns, not_before_ns),
             launch_ns=None if launch_ns is None else max(launch_ns, not_before_ns),
             tokens_ns=tokens_ns,
+            device_ns=step.device_ns,
             knobs_version=step.knobs_version,
             token_budget=step.token_budget,
             max_num_seqs=step.num_seats,

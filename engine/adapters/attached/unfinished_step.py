@@ -46,6 +46,7 @@ class UnfinishedStep:
     token_budget: int | None
     num_seats: int
     launch_ns: int | None = None
+    device_ns: int | None = None
     batch: msgspec.Raw = field(default_factory=lambda: _NO_ROWS)
     rows: list[Row] = field(default_factory=list)
     taken: list[Taken] = field(default_factory=list)

@@ -58,6 +58,8 @@ class _VllmHooks:
             attachment.hooks_on(scheduler.waiting).wrap(
                 "prepend_request", lambda method: self._around_put_back(attachment, method)
             )
+        if watcher.device_times is not None:
+            watcher.device_times.hook(attachment)
         if hasattr(scheduler, "reset_prefix_cache"):
             hooks.wrap(
                 "reset_prefix_cache", lambda method: attachment.after(method, watcher.forgot_cache)
@@ -74,7 +76,7 @@ class _VllmHooks:
         self, attachment: Attachment, schedule: Callable[..., SchedulerOutput]
     ) -> Callable[..., Any]:
         scheduler, watcher, lock = self._scheduler, self._watcher, attachment.lock
-        backlog = attachment.backlog
+        notes = attachment.notes
 
         def stepscope_schedule(*args: Any, **kwargs: Any) -> SchedulerOutput:
             with lock:
@@ -91,9 +93,9 @@ class _VllmHooks:
                     try:
                         noted = watcher.note(out, start_ns, monotonic_ns(), budget)
                         if noted is not None:
-                            backlog.put(watcher.scheduled, out, noted)
+                            notes.put(watcher.scheduled, out, noted)
                             if versions.resumed(out.scheduled_cached_reqs):
-                                backlog.read()  # what they have to compute again grows
+                                notes.read()  # what they have to compute again grows
                     except Exception as error:  # noqa: BLE001
                         attachment.fail(error)
                 return out
@@ -104,7 +106,7 @@ class _VllmHooks:
         self, attachment: Attachment, update: Callable[..., Any]
     ) -> Callable[..., Any]:
         watcher, lock = self._watcher, attachment.lock
-        publisher, backlog = attachment.publisher, attachment.backlog
+        publisher, notes = attachment.publisher, attachment.notes
 
         def publish(out: SchedulerOutput, tokens_ns: int, has_ended: bool = False) -> None:
             ended_now = watcher.note_ended() if has_ended else set()
@@ -120,11 +122,11 @@ class _VllmHooks:
                     try:
                         # Blocks that came back are looked at before somebody else gets them.
                         if watcher.has_freed(out):
-                            with backlog.done():
+                            with notes.done():
                                 publish(out, tokens_ns, has_ended=True)
                         else:
-                            backlog.put(publish, out, tokens_ns)
-                            backlog.wake()
+                            notes.put(publish, out, tokens_ns)
+                            notes.wake()
                     except Exception as error:  # noqa: BLE001
                         attachment.fail(error)
                 return result
@@ -139,10 +141,10 @@ class _VllmHooks:
                 result = add(request, *args, **kwargs)
                 if attachment.is_attached:
                     try:
-                        attachment.backlog.put(watcher.added, request)
+                        attachment.notes.put(watcher.added, request)
                         # A request may end as it comes, or end another one.
                         if scheduler.finished_req_ids:
-                            with attachment.backlog.done():
+                            with attachment.notes.done():
                                 watcher.note_ended()
                     except Exception as error:  # noqa: BLE001
                         attachment.fail(error)

@@ -12,7 +12,7 @@ from stepscope.engine.scheduling.block_pool import REF_BITS, runs_of
 
 
 class BlockBooks:
-    """Used only while the attachment's backlog is held.
+    """Used only while the attachment's notes are held.
 
     Attributes:
         num_evicted, num_queried, num_hit: since the last `counts`; tokens, but for the first.

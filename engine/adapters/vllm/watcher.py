@@ -10,6 +10,7 @@ from stepscope.engine.adapters.attached.tracked import TrackedRequest
 from stepscope.engine.adapters.attached.unfinished_step import UnfinishedStep
 from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.block_books import BlockBooks
+from stepscope.engine.adapters.vllm.device_times import DeviceTimes
 from stepscope.engine.adapters.vllm.prefix_hashes import VllmPrefixHashes
 from stepscope.engine.adapters.vllm.scheduled import make_rows, note_blocks
 from stepscope.engine.adapters.vllm.shapes import SchedulerOutput, VllmRequest, VllmScheduler
@@ -35,10 +36,11 @@ class Noted(NamedTuple):
 
 
 class VllmWatcher:
-    """Used only while the attachment's backlog is held, but for `note`.
+    """Used only while the attachment's notes are held, but for `note`.
 
     Attributes:
         books: None where vLLM frees blocks that no output names.
+        device_times: None where they are unknown.
     """
 
     def __init__(self, scheduler: VllmScheduler) -> None:
@@ -48,6 +50,7 @@ class VllmWatcher:
         self.books = BlockBooks(scheduler.kv_cache_manager.block_pool) if knows_blocks else None
         caches_prefixes = bool(scheduler.cache_config.enable_prefix_caching)
         self.recorder = StepRecorder(self.books, caches_prefixes)
+        self.device_times = DeviceTimes.if_here()
         self._put_back: list[str] = []
         self._freeing: set[int] = set()
         self._hashes = VllmPrefixHashes.if_wanted(scheduler.block_size) if caches_prefixes else None
@@ -145,6 +148,8 @@ class VllmWatcher:
             if out.total_num_scheduled_tokens:
                 raise RuntimeError("vLLM finished a step that it did not schedule")
             return None
+        if self.device_times is not None:
+            step.device_ns = self.device_times.take_ns(out)
         return self.recorder.record(step, tokens_ns, num_dropped, ended_now)
 
     def note_ended(self) -> set[TrackedRequest]:

@@ -1,4 +1,4 @@
-"""`Backlog`: what the engine's thread noted of its steps, until another thread has read it.
+"""`StepNotes`: what the engine's thread noted of its steps, until another thread has read it.
 
 The engine's thread only writes down what will not be true any more a moment later. Records are made
 from it while the engine waits for its model.
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 
-class Backlog:
+class StepNotes:
     """Notes are read in order, by one thread at a time."""
 
     def __init__(self) -> None:

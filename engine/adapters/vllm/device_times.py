@@ -1,0 +1,85 @@
+"""`DeviceTimes`: how long the GPU took for each step, where vLLM's worker runs in this process.
+
+Two CUDA events lie around `execute_model`, on its stream. They are read when vLLM has the tokens,
+so nothing waits for them. With several GPUs each worker is a process of its own, and the time is
+unknown. No GPU has run this yet.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from stepscope.engine.adapters.attached.attachment import Attachment
+from stepscope.engine.adapters.vllm.shapes import SchedulerOutput
+
+_WORKER_MODULE = "vllm.v1.worker.gpu_worker"
+_MOST = 16  # steps in flight; what was never asked for is forgotten then
+
+
+class _Events(NamedTuple):
+    begin: Any
+    end: Any
+
+
+class DeviceTimes:
+    """`execute_model` runs on the engine's thread; `take_ns` may be called from another one."""
+
+    def __init__(self, cuda: Any, worker_class: Any) -> None:
+        self._cuda = cuda
+        self._worker_class = worker_class
+        self._timed: dict[int, _Events] = {}
+
+    @classmethod
+    def if_here(cls) -> "DeviceTimes | None":
+        """None where no worker of this process uses a GPU."""
+        torch, module = sys.modules.get("torch"), sys.modules.get(_WORKER_MODULE)
+        if torch is None or module is None or not torch.cuda.is_initialized():
+            return None
+        return cls(torch.cuda, module.Worker)
+
+    def hook(self, attachment: Attachment) -> None:
+        """Time each call of `execute_model`, until stepscope detaches."""
+        hooks = attachment.hooks_on(self._worker_class)
+        hooks.wrap("execute_model", lambda method: self._around(attachment, method))
+
+    def take_ns(self, out: SchedulerOutput) -> int | None:
+        """How long the GPU took for a step that has ended; None where that is unknown."""
+        events = self._timed.pop(id(out), None)
+        if events is None or not events.end.query():
+            return None
+        took_ms: float = events.begin.elapsed_time(events.end)
+        return round(took_ms * 1e6)
+
+    def _around(self, attachment: Attachment, execute: Callable[..., Any]) -> Callable[..., Any]:
+        def ours(do: Callable[[], None]) -> None:
+            if attachment.is_attached:
+                try:
+                    do()
+                except Exception as error:  # noqa: BLE001
+                    with attachment.lock:
+                        attachment.fail(error)
+
+        def stepscope_execute_model(
+            worker: Any, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
+        ) -> Any:
+            ours(lambda: self._begin(scheduler_output))
+            result = execute(worker, scheduler_output, *args, **kwargs)
+            ours(lambda: self._end(scheduler_output))
+            return result
+
+        return stepscope_execute_model
+
+    def _begin(self, out: SchedulerOutput) -> None:
+        if not out.total_num_scheduled_tokens:
+            return
+        for old in list(self._timed)[: 1 - _MOST]:
+            self._timed.pop(old, None)
+        make = self._cuda.Event
+        events = _Events(make(enable_timing=True), make(enable_timing=True))
+        events.begin.record()
+        self._timed[id(out)] = events
+
+    def _end(self, out: SchedulerOutput) -> None:
+        events = self._timed.get(id(out))
+        if events is not None:
+            events.end.record()

@@ -1,0 +1,94 @@
+"""What the GPU took for a step of an attached vLLM, with stand-ins for torch and the worker."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from stepscope.engine.protocol.wire import StepRecord
+from tests.adapters.conftest import Attach, published
+from tests.adapters.played_vllm import PlayedScheduler
+
+STEP_MS = 7.25
+
+
+class Event:
+    """A CUDA event of a device that takes `STEP_MS` for each model."""
+
+    is_broken = False
+    is_done = True
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+        self.is_recorded = False
+
+    def record(self) -> None:
+        if Event.is_broken:
+            raise RuntimeError("CUDA error")
+        self.is_recorded = True
+
+    def query(self) -> bool:
+        return Event.is_done
+
+    def elapsed_time(self, end: "Event") -> float:
+        assert self.is_recorded
+        assert end.is_recorded
+        return STEP_MS
+
+
+class Worker:
+    def execute_model(self, scheduler_output: object) -> str:
+        return "vLLM's own output"
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = SimpleNamespace(is_initialized=lambda: True, Event=Event)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    module = SimpleNamespace(Worker=Worker)
+    monkeypatch.setitem(sys.modules, "vllm.v1.worker.gpu_worker", module)
+
+
+def device_times(attach: Attach) -> list[int | None]:
+    """Of each step of a played session; the worker runs each output."""
+    scheduler = PlayedScheduler("0.32.0", "asynchronous")
+    attachment = attach(scheduler)
+    for call in scheduler.play():
+        if call == "schedule":
+            assert Worker().execute_model(scheduler.outputs[-1]) == "vLLM's own output"
+    with attachment.notes.done():
+        records = [each for _, each in published(attachment) if isinstance(each, StepRecord)]
+    attachment.close()
+    assert Worker.execute_model.__name__ == "execute_model"  # nothing of ours is left
+    return [record.device_ns for record in records]
+
+
+def test_each_step_has_the_time_between_its_events(attach: Attach) -> None:
+    found = device_times(attach)
+    assert len(found) > 20
+    assert set(found) == {7_250_000}
+
+
+def test_a_step_whose_events_are_not_there_yet_has_no_time(
+    attach: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Event, "is_done", False)
+    assert set(device_times(attach)) == {None}
+
+
+def test_an_error_of_the_device_detaches_and_vllm_goes_on(
+    attach: Attach, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Event, "is_broken", True)
+    assert device_times(attach) == []
+    assert "stepscope has detached itself, vLLM goes on: RuntimeError: CUDA error" in caplog.text
+
+
+def test_where_no_gpu_is_used_the_worker_is_left_alone(
+    attach: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = SimpleNamespace(is_initialized=lambda: False)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    before = Worker.execute_model
+    attach(PlayedScheduler("0.32.0", "chunked"))
+    assert Worker.execute_model is before
