@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -255,6 +256,17 @@ def reply_of(client: ControlClient, kind: type[AnyKind]) -> AnyKind:
             return received[1]
 
 
+@contextmanager
+def standing_still(pair: Pair, name: str) -> Iterator[ControlClient]:
+    """An engine ends nothing meanwhile, however late this process looks."""
+    with ControlClient(pair.endpoint(name)) as client:
+        client.ask(Pause(who="test"))
+        try:
+            yield client
+        finally:
+            client.ask(Resume(who="test"))
+
+
 MIXED = [
     *(ask(number, 1 + 7 * (number % 5)) for number in range(8)),
     ask(8, 40, temperature=0.9, seed=8),
@@ -330,17 +342,24 @@ def test_a_full_decode_engine_makes_the_prefill_engine_wait(pair: Pair) -> None:
     asked = [ask(40 + number, 30) for number in range(12)]
     with ControlClient(pair.endpoint("prefill")) as client:
         since = client.snapshot().sequence + 1
-    with ControlClient(pair.endpoint("decode")) as client:
-        client.set_knobs({"max_num_seqs": 1}, "test")
-        try:
-            found = answers(pair.endpoint("prefill"), asked)
-        finally:
-            client.set_knobs({"max_num_seqs": 256}, "test")
+
+    def has_waited() -> bool:
+        told = messages(pair.endpoint("prefill"), since)
+        return any(
+            "decode_engine" in (each.waiting_reasons or {})
+            if isinstance(each, StepRecord)
+            else isinstance(each, EngineStatus) and each.num_waiting > 0 == each.num_running
+            for each in told
+        )
+
+    with ThreadPoolExecutor(1) as pool, standing_still(pair, "decode") as decode:
+        decode.set_knobs({"max_num_seqs": 1}, "test")
+        answering = pool.submit(answers, pair.endpoint("prefill"), asked)
+        wait_for(has_waited, "the prefill engine waits for room")
+        decode.ask(Resume(who="test"))
+        found = answering.result()
+        decode.set_knobs({"max_num_seqs": 256}, "test")
     assert found == answers(pair.endpoint("one"), asked)
-    steps = [e for e in messages(pair.endpoint("prefill"), since) if isinstance(e, StepRecord)]
-    statuses = [e for e in messages(pair.endpoint("prefill"), since) if isinstance(e, EngineStatus)]
-    waited = any("decode_engine" in (step.waiting_reasons or {}) for step in steps)
-    assert waited or any(each.num_waiting and not each.num_running for each in statuses)
     assert pair.num_requests("prefill") == pair.num_requests("decode") == 0
 
 
@@ -393,17 +412,6 @@ def test_requests_of_a_silent_decode_engine_are_taken_back(pair: Pair) -> None:
     wait_for(lambda: pair.num_requests("decode") == 0, "what it had has ended")
     # It has loaded nothing that was overwritten meanwhile.
     assert answers(pair.endpoint("prefill"), asked) == expected
-
-
-@contextmanager
-def standing_still(pair: Pair, name: str) -> Iterator[ControlClient]:
-    """An engine ends nothing meanwhile, however late this process looks."""
-    with ControlClient(pair.endpoint(name)) as client:
-        client.ask(Pause(who="test"))
-        try:
-            yield client
-        finally:
-            client.ask(Resume(who="test"))
 
 
 def test_a_killed_prefill_engine_leaves_nothing(pair: Pair) -> None:
