@@ -32,7 +32,7 @@ def test_notes_are_read_in_order_by_whichever_thread() -> None:
     assert read == list(range(2_000))
 
 
-def test_what_follows_a_note_that_fails_is_forgotten() -> None:
+def test_nothing_is_read_after_a_note_that_fails() -> None:
     notes = StepNotes()
     read: list[int] = []
 
@@ -44,5 +44,6 @@ def test_what_follows_a_note_that_fails_is_forgotten() -> None:
     notes.put(read.append, 2)
     with pytest.raises(ValueError, match="cannot be read"), notes.done():
         raise AssertionError("nothing is done with half of the notes")
+    notes.put(read.append, 3)
     notes.read()
     assert read == [1]

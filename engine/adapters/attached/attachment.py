@@ -154,6 +154,8 @@ class Attachment:
 
     def fail(self, error: Exception) -> None:
         """Detach for ever. The engine goes on with its own methods and values."""
+        if not self.is_attached:
+            return
         where = traceback.extract_tb(error.__traceback__)[-1:]
         place = "".join(f" at {frame.name}, line {frame.lineno}" for frame in where)
         self._engine.log.warning(

@@ -18,6 +18,7 @@ class StepNotes:
     def __init__(self) -> None:
         self._notes: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._reading = threading.RLock()
+        self._has_failed = False
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def put(self, read: Callable[..., object], *args: object) -> None:
@@ -35,16 +36,18 @@ class StepNotes:
             self._news.get(timeout=timeout_s)
 
     def read(self) -> None:
-        """Read all that was noted. Raises whatever reading raises; the rest is then forgotten."""
+        """Read all that was noted. Raises what reading raises; nothing is read any more then."""
         notes = self._notes
         with self._reading:
-            try:
-                while notes:
-                    read, args = notes.popleft()
+            while notes:
+                read, args = notes.popleft()
+                if self._has_failed:
+                    continue
+                try:
                     read(*args)
-            except BaseException:
-                notes.clear()
-                raise
+                except BaseException:
+                    self._has_failed = True
+                    raise
 
     @contextlib.contextmanager
     def done(self) -> Iterator[None]:
