@@ -58,9 +58,9 @@ class Attachment:
     """Everything of ours in one process of the engine.
 
     Attributes:
-        lock: held whenever the engine works on what we read of it. The engine calls some of the
-            methods that we wrap from within others.
-        notes: read to the end, and held, whenever anything of ours is used; taken after `lock`.
+        lock: held while the engine changes what we read, and while we read it. The engine calls
+            some of the methods that we wrap from within others.
+        notes: held, after all of them are read, while anything of ours is used. Taken after `lock`.
         is_attached: False once it has detached itself, or the engine was shut down.
     """
 
@@ -124,12 +124,21 @@ class Attachment:
 
     def note(self, ours: Callable[[], object]) -> None:
         """Do something of ours under the lock, if we are attached. No error leaves it."""
+
+        def when_read() -> None:
+            with self.notes.done():
+                ours()
+
         with self.lock:
-            if self.is_attached:
-                try:
-                    with self.notes.done():
-                        ours()
-                except Exception as error:  # noqa: BLE001
+            self.guard(when_read)
+
+    def guard(self, ours: Callable[[], object]) -> None:
+        """Do something of ours that needs no lock, if we are attached. No error leaves it."""
+        if self.is_attached:
+            try:
+                ours()
+            except Exception as error:  # noqa: BLE001
+                with self.lock:
                     self.fail(error)
 
     def after(self, method: Callable[..., Any], then: Callable[[], object]) -> Callable[..., Any]:
@@ -219,12 +228,7 @@ class Attachment:
         next_look_s = 0.0
         while not self._ended.is_set():
             self.notes.wait(PUMP_S)
-            try:
-                self.notes.read()
-            except Exception as error:  # noqa: BLE001
-                with self.lock:
-                    self.fail(error)
-                break
+            self.guard(self.notes.read)
             if monotonic_ns() - self._seen_ns < QUIET_NS:
                 continue
             with self.lock:

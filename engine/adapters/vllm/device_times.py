@@ -51,20 +51,12 @@ class DeviceTimes:
         return round(took_ms * 1e6)
 
     def _around(self, attachment: Attachment, execute: Callable[..., Any]) -> Callable[..., Any]:
-        def ours(do: Callable[[], None]) -> None:
-            if attachment.is_attached:
-                try:
-                    do()
-                except Exception as error:  # noqa: BLE001
-                    with attachment.lock:
-                        attachment.fail(error)
-
         def stepscope_execute_model(
             worker: Any, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
         ) -> Any:
-            ours(lambda: self._begin(scheduler_output))
+            attachment.guard(lambda: self._begin(scheduler_output))
             result = execute(worker, scheduler_output, *args, **kwargs)
-            ours(lambda: self._end(scheduler_output))
+            attachment.guard(lambda: self._end(scheduler_output))
             return result
 
         return stepscope_execute_model

@@ -53,7 +53,7 @@ def _wrap_choice(endpoint: str) -> None:
 
 
 def _wrap_vllms_own(endpoint: str) -> None:
-    """Wrap both schedulers of vLLM, where nothing is asked which one is wanted."""
+    """Wrap both schedulers of vLLM, in a release without a function that chooses one."""
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
 

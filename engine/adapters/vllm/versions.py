@@ -86,7 +86,7 @@ def num_waiting(scheduler: VllmScheduler, queues: tuple[str, ...]) -> int:
 
 
 def names_preempted(scheduler: VllmScheduler) -> bool:
-    """Whether its outputs say who was preempted. Otherwise only `waiting` shows it."""
+    """Whether its outputs name preempted requests. Otherwise only `waiting` shows them."""
     return hasattr(scheduler, "_preempt_request")
 
 
@@ -97,8 +97,9 @@ def preempted(out: SchedulerOutput) -> Collection[str]:
 
 def resumed(again: CachedRequestData) -> Collection[str]:
     """Requests that run again after a preemption."""
-    if (names := getattr(again, "resumed_req_ids", None)) is not None:
-        return names  # type: ignore[no-any-return]
+    names: Collection[str] | None = getattr(again, "resumed_req_ids", None)
+    if names is not None:
+        return names
     return [
         name
         for name, is_resumed in zip(again.req_ids, again.resumed_from_preemption, strict=True)

@@ -19,7 +19,7 @@ from stepscope.engine.telemetry.step_draft import StepDraft
 
 
 class Noted(NamedTuple):
-    """What was so when a step had been scheduled.
+    """The state of vLLM right after it scheduled a step.
 
     Attributes:
         budget: tokens that this step could have had.
@@ -65,7 +65,7 @@ class VllmWatcher:
         self.recorder.arrived(request, arrival_ns, hashes)
 
     def put_back(self, request: VllmRequest) -> None:
-        """A request goes back to those that wait, where outputs do not name preempted ones."""
+        """A request is waiting again. Only needed where outputs do not name preempted ones."""
         if request.status.name == "PREEMPTED":
             self._put_back.append(request.request_id)
 
@@ -107,7 +107,7 @@ class VllmWatcher:
         return bool(self._scheduler.finished_req_ids)
 
     def scheduled(self, out: SchedulerOutput, noted: Noted) -> None:
-        """`schedule()` has returned. Steps are told in order, but may be told later."""
+        """`schedule()` has returned. To be called in the order of the steps, perhaps later."""
         total = out.total_num_scheduled_tokens
         recorder = self.recorder
         step = UnfinishedStep(
