@@ -138,21 +138,26 @@ class Backlog:
 
     def _connections(self, stack: contextlib.ExitStack) -> Iterator[tuple[int, socket.socket]]:
         """Those on our ports, under descriptors of their own that `stack` closes."""
-        for name in os.listdir(_DESCRIPTORS):
+        copies: set[int] = set()
+        for descriptor in map(int, os.listdir(_DESCRIPTORS)):
+            # A number that was free again after the listing (its own, for one) may name a copy.
+            if descriptor in copies:
+                continue
             with contextlib.suppress(OSError):  # it was closed meanwhile, or has no other end
-                if not stat.S_ISSOCK(os.stat(int(name)).st_mode):
+                if not stat.S_ISSOCK(os.stat(descriptor).st_mode):
                     continue
-                copy = os.dup(int(name))
+                copy = os.dup(descriptor)
                 try:
                     connection = socket.socket(fileno=copy)
                 except OSError:
                     os.close(copy)
                     continue
+                copies.add(copy)
                 stack.callback(connection.close)
                 if connection.family in (socket.AF_INET, socket.AF_INET6):
                     connection.getpeername()
                     if connection.getsockname()[1] in self._ports:
-                        yield int(name), connection
+                        yield descriptor, connection
 
 
 def _num_bytes(connection: socket.socket) -> tuple[int, int]:

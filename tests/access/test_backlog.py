@@ -141,6 +141,30 @@ def test_bytes_that_were_read_do_not_count_against_a_client(
         each.close(linger=0)
 
 
+def test_a_connection_counts_once_though_its_copy_has_a_listed_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(backlog, "GROWN_BYTES", -(1 << 50))  # look each time
+    monkeypatch.setattr(backlog, "MAX_HELD_BYTES", 10_000)
+    now_s = 0.0
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = listening.getsockname()
+        with socket.create_connection(address) as client, listening.accept()[0] as held:
+            client.sendall(bytes(20_000))
+            num_left = 20_000
+            while num_left:
+                num_left -= len(held.recv(num_left))
+            watch = Backlog(
+                [f"tcp://127.0.0.1:{address[1]}"], lambda _: 0, lambda _: 0, lambda: now_s
+            )
+            with open(os.devnull) as free:
+                number = free.fileno()  # as the listing's own descriptor: closed, and listed
+            names = [str(held.fileno()), str(number)]
+            monkeypatch.setattr(os, "listdir", lambda _: names)
+            now_s += 1
+            assert len(watch.cut_off()) == 1
+
+
 def test_a_client_that_asks_for_much_is_cut_off_only_if_it_does_not_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
