@@ -1,5 +1,7 @@
 """`Preset`: another engine's defaults as ours, by version and class of GPU.
 
+All of them schedule a step while the one before it runs, unless they are told not to.
+
 Sources, read in the code of the releases:
 - vLLM 0.14, 0.20, 0.32 `EngineArgs.get_batch_defaults` (its API server) and `SchedulerConfig`.
 - SGLang 0.5.23 `srt/arg_groups/memory_hook.py` (`chunked_prefill_size`),
@@ -58,7 +60,7 @@ _VLLM: dict[str, KnobValue] = {
     "enable_prefix_caching": True,
     "watermark": 0.0,
 }
-_VLLM_DIFFERS = "preempts the last one that runs; schedules asynchronously since 0.14"
+_VLLM_DIFFERS = "preempts the last one that runs"
 _SGLANG: dict[str, KnobValue] = _VLLM | {"batching": "separate", "reserve": "output"}
 _LARGE = GpuClass(("h100", "h200"), 8192, 1024)
 _SMALL = GpuClass(("a100", "l40", "l4", "a10", "t4"), 2048, 256)

@@ -52,5 +52,6 @@ def basis_of(
         limits=work.limits,
         num_blocks=work.num_blocks,
         block_size=work.block_size,
+        overlap=work.overlap,
     )
     return WhatIfBasis(setup, work, model, speed_of(steps, model))

@@ -34,7 +34,10 @@ def seen_steps(recording: Recording) -> Iterator[tuple[int, SeenStep]]:
     pads = bool(recording.info.simulated)
     for step in step_records(recording):
         if step.batch:
-            yield step.tokens_ns, seen_step(step, before, pads=pads)
+            seen = seen_step(step, before, pads=pads)
+            if recording.info.overlap:  # what the host took of a cycle is hidden in most of them
+                seen = seen._replace(host_s=None)
+            yield step.tokens_ns, seen
         before = step
 
 
@@ -50,7 +53,8 @@ def seen_step(step: StepRecord, before: StepRecord | None, *, pads: bool = False
     """A step as a model is fitted on it.
 
     Args:
-        before: the step before it, whose end begins this one if nothing was missing between.
+        before: the step before it, whose end begins this one if nothing was missing between, even
+            where this one was scheduled ahead.
         pads: the padding of a static batch took time, as a simulated engine counts it. Our own
             engine computes none.
     """
@@ -61,7 +65,7 @@ def seen_step(step: StepRecord, before: StepRecord | None, *, pads: bool = False
         is_next
         and before is not None
         and before.num_running + before.num_waiting > 0
-        and 0 <= begin_ns - before.tokens_ns < _MAX_BETWEEN_NS
+        and begin_ns - before.tokens_ns < _MAX_BETWEEN_NS
     ):
         begin_ns = before.tokens_ns
     host_s = None

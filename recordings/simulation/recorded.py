@@ -42,6 +42,7 @@ class RecordedWork(NamedTuple):
     limits: Limits
     num_blocks: int
     block_size: int
+    overlap: bool  # a step was scheduled while the one before it ran
     figures: RunFigures  # as recorded, of the requests that finished
     num_begun: int  # requests that were there before the recording, left out
     num_unfinished: int  # taken with the tokens that they had by the end
@@ -84,6 +85,7 @@ def recorded_work(
         limits=limits,
         num_blocks=info.num_blocks,
         block_size=info.block_size,
+        overlap=bool(info.overlap),
         figures=reader.figures.result(),
         num_begun=len(reader.begun),
         num_unfinished=reader.num_unfinished,

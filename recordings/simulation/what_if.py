@@ -100,7 +100,7 @@ def run_once(
     given = msgspec.structs.replace(setup, knobs=setup.knobs.changed(changes, setup.limits))
     model = MachineStepTimes(setup.model, basis.speed, seed)
     figures = Figures(levels)
-    replica = Replica(given.scheduler(), model, figures)
+    replica = Replica(given.scheduler(), model, figures, overlap=given.overlap)
     run_cluster([replica], basis.work.requests, changes=later_knobs(basis, changes))
     return figures, model
 

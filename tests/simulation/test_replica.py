@@ -86,6 +86,10 @@ def setup(num_blocks: int = 400, **knobs: object) -> SimulatedSetup:
     )
 
 
+def overlapped(made: SimulatedSetup) -> SimulatedSetup:
+    return msgspec.structs.replace(made, overlap=True)
+
+
 def requests(rate: float, seed: int = SEED) -> list[SimulatedRequest]:
     """A mix, some of whose chats begin alike, with priorities."""
     spec = WorkloadSpec(
@@ -98,7 +102,7 @@ def requests(rate: float, seed: int = SEED) -> list[SimulatedRequest]:
 def run(made: SimulatedSetup, work: list[SimulatedRequest], *, short: bool, changes=()) -> Taken:  # type: ignore[no-untyped-def]
     taken = Taken()
     model = DrawnStepTimes(made.model, SEED)
-    replica = Replica(made.scheduler(), model, taken, takes_short_way=short)
+    replica = Replica(made.scheduler(), model, taken, overlap=made.overlap, takes_short_way=short)
     run_cluster([replica], work, changes=changes)
     replica.scheduler.kv.check_integrity()
     return taken
@@ -117,18 +121,26 @@ def settings() -> Iterator[tuple[SimulatedSetup, float]]:
         yield setup(batching=batching), 5.0
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("case", settings(), ids=lambda case: f"{case[1]}")
-def test_the_short_way_past_decodes_is_the_schedulers(case: tuple[SimulatedSetup, float]) -> None:
+def test_the_short_way_past_decodes_is_the_schedulers(
+    case: tuple[SimulatedSetup, float], overlap: bool
+) -> None:
     made, rate = case
+    made = overlapped(made) if overlap else made
     work = requests(rate)
     step_by_step, short = run(made, work, short=False), run(made, work, short=True)
     assert len(short.ends) == len(work)
     assert vars(short) == vars(step_by_step)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("num_blocks", [400, 100])
-def test_a_session_that_publishes_has_the_same_steps_and_times(num_blocks: int) -> None:
+def test_a_session_that_publishes_has_the_same_steps_and_times(
+    num_blocks: int, overlap: bool
+) -> None:
     made, work = setup(num_blocks), requests(8.0)
+    made = overlapped(made) if overlap else made
     knobs = msgspec.structs.replace(made.knobs, max_num_batched_tokens=64, max_num_seqs=5)
     changes = [TimedKnobs(2_000_000_000, knobs)]
     messages = Messages()

@@ -59,6 +59,18 @@ def test_a_recording_of_a_simulation_opens_everywhere_and_is_marked(
     assert "simulated" in screen.read_text().splitlines()[0]
 
 
+def test_steps_overlap_as_they_do_in_the_engine_whose_defaults_are_taken(run: Run) -> None:
+    def first_token_ms(*options: str) -> float:
+        found = json.loads(run("simulate", *MIX, *H100, *options, "--json"))
+        assert found["simulated"].endswith("steps overlap") == found["overlap"]
+        return float(found["runs"][0]["ttft_ms"]["p50"])
+
+    in_turn, ahead = first_token_ms(), first_token_ms("--overlap", "on")
+    assert ahead > 1.3 * in_turn  # who arrives waits for the step that was scheduled ahead, too
+    like = first_token_ms("--like", "vllm")
+    assert like > 1.3 * first_token_ms("--like", "vllm", "--overlap", "off")
+
+
 def test_more_engines_serve_more(run: Run) -> None:
     work = ("mix", "--rate", "200", "--num-requests", "200", "--output-tokens", "200", *H100)
     one = json.loads(run("simulate", *work, "--json"))["runs"][0]

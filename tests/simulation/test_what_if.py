@@ -41,6 +41,18 @@ def test_a_forecast_meets_what_the_same_engine_does_with_the_other_budget(
             assert forecast[f"{name}_{rank}_ms"]["value"] == pytest.approx(real, rel=0.15)
 
 
+def test_an_engine_that_schedules_a_step_ahead_is_forecast_to_do_so(
+    run: Run, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "session.mcap")
+    run("simulate", *WORK, "--overlap", "on", "-o", path)
+    found = json.loads(run("what-if", path, "max_num_batched_tokens=512", "--json"))
+    again = found["simulated"]["figures"]
+    # A step sooner, the first token of most would come after less than two thirds of the time.
+    for name in ("ttft_p50_ms", "itl_p50_ms", "e2e_p50_ms"):
+        assert again[name]["value"] == pytest.approx(found["recorded"][name], rel=0.1)
+
+
 def test_requests_of_a_recording_share_what_its_prefix_cache_found(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,9 +6,11 @@ the same memory. What it brings goes to a `FigureSink`.
 While every running request decodes and none can join, a stretch of steps takes a short way: the
 clock goes step by step, and the scheduler's state is updated once for all of them.
 `tests/simulation/test_replica.py` compares the result with scheduling every step.
+
+Where steps overlap, each is scheduled when the one before it begins, as in the engine (`Pipeline`).
 """
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.protocol.wire import Preempted
@@ -55,6 +57,15 @@ class FigureSink(Protocol):
     def add_finished(self, request: EndedRequest) -> None: ...
 
 
+class _Launched(NamedTuple):
+    """A step that was scheduled, and whose end is known."""
+
+    rows: list[ScheduledRow]
+    num_prefill_tokens: int
+    num_decode_tokens: int
+    end_ns: int
+
+
 class Replica:
     """Schedules and times steps until a moment, or until there is nothing left to do.
 
@@ -63,6 +74,8 @@ class Replica:
         scheduler: the real one, with the real KV cache.
 
     Args:
+        overlap: a step is scheduled while the one before it runs, where it does not need its
+            tokens.
         takes_short_way: see the module; False asks the scheduler for every step.
     """
 
@@ -72,16 +85,22 @@ class Replica:
         model: StepTimeModel,
         sink: FigureSink,
         *,
+        overlap: bool = False,
         takes_short_way: bool = True,
     ) -> None:
         self.now_ns = 0
         self.scheduler = scheduler
         self._model = model
         self._sink = sink
+        self._overlap = overlap
         self._takes_short_way = takes_short_way
         self._names = BlockNames(scheduler.kv.block_size)
         self._next_id = 0
         self._next_step = 0
+        self._next_knobs: Knobs | None = None
+        self._ahead: _Launched | None = None  # runs after the step that ended last
+        self._device_free_ns = 0
+        self._tokens_ns = 0  # when those of the last step were known
         self._all_decode = False  # in the next step, if no request joins
 
     @property
@@ -105,10 +124,10 @@ class Replica:
         self.scheduler.add(request)
 
     def set_knobs(self, knobs: Knobs, time_ns: int) -> None:
-        """They hold from the next step on."""
+        """They hold from the next step that is scheduled; one that runs ahead ends first."""
         self.now_ns = max(self.now_ns, time_ns)
         self._all_decode = False
-        self.scheduler.knobs = knobs
+        self._next_knobs = knobs
 
     def run_until(self, time_ns: int) -> None:
         """Begin every step that begins before `time_ns`."""
@@ -125,33 +144,70 @@ class Replica:
             self.run_until(self.now_ns + 3_600_000_000_000)
 
     def _step(self) -> None:
-        scheduler, sink = self.scheduler, self._sink
-        rows = scheduler.schedule()
-        if rows:
-            step = ScheduledStep(self._next_step, rows, scheduler.num_padded_tokens)
-            self._next_step += 1
-            before_ns = self.now_ns
-            self.now_ns = before_ns + self._duration_ns(shape_of(step))
-            num_running = len(scheduler.running)
-            sink.add_step(scheduler.num_prefill_tokens, scheduler.num_decode_tokens, 1)
-            finished = scheduler.update(rows, [0 if row[4] else None for row in rows])
-            num_sampled = self._take_times(rows, before_ns)
-            for request in finished:
-                sink.add_finished(request)
-            self._all_decode = num_sampled == num_running and self._takes_short_way
+        scheduler, ahead = self.scheduler, self._ahead
+        self._ahead = None
+        if self._next_knobs is not None:
+            if ahead is not None:
+                self._end(ahead)
+                ahead = None
+            scheduler.knobs, self._next_knobs = self._next_knobs, None
+        step = ahead or self._launch()
+        if step is not None:
+            if self._overlap and scheduler.can_run_ahead(step.rows):
+                scheduler.assume(step.rows)
+                self._ahead = self._launch()
+            self._end(step)
         for event in scheduler.drain_events():
             if isinstance(event, Preempted):
-                sink.add_preemption()
+                self._sink.add_preemption()
 
-    def _duration_ns(self, shape: StepShape) -> int:
+    def _launch(self) -> _Launched | None:
+        scheduler = self.scheduler
+        rows = scheduler.schedule()
+        if not rows:
+            return None
+        step = ScheduledStep(self._next_step, rows, scheduler.num_padded_tokens)
+        self._next_step += 1
+        end_ns = self._time_launched(shape_of(step))
+        return _Launched(rows, scheduler.num_prefill_tokens, scheduler.num_decode_tokens, end_ns)
+
+    def _time_launched(self, shape: StepShape) -> int:
+        """When a step ends that is launched now. The host is free again after its own time."""
         device_s, host_s, _, _ = self._model.step_time(shape)
-        return round(host_s * 1e9) + round(device_s * 1e9)
+        self.now_ns += round(host_s * 1e9)
+        self._device_free_ns = max(self.now_ns, self._device_free_ns) + round(device_s * 1e9)
+        return self._device_free_ns
 
-    def _take_times(self, rows: list[ScheduledRow], before_ns: int) -> int:
+    def _end(self, step: _Launched) -> None:
+        scheduler, sink, rows = self.scheduler, self._sink, step.rows
+        num_running = len(scheduler.running)
+        self.now_ns = max(self.now_ns, step.end_ns)
+        sink.add_step(step.num_prefill_tokens, step.num_decode_tokens, 1)
+        finished = scheduler.update(rows, [0 if row[4] else None for row in rows])
+        num_sampled = self._take_times(step)
+        for request in finished:
+            sink.add_finished(request)
+        self._all_decode = (
+            self._takes_short_way and num_sampled == num_running and self._runs_decodes_ahead()
+        )
+
+    def _runs_decodes_ahead(self) -> bool:
+        """The step ahead has a decode of each that runs; always so where steps do not overlap."""
+        if not self._overlap:
+            return True
+        ahead = self._ahead
+        return (
+            ahead is not None
+            and not ahead.num_prefill_tokens
+            and len(ahead.rows) == len(self.scheduler.running)
+        )
+
+    def _take_times(self, step: _Launched) -> int:
         """Note the new tokens of a step; how many there are."""
-        now_ns, sink = self.now_ns, self._sink
+        before_ns, now_ns, sink = self._tokens_ns, step.end_ns, self._sink
+        self._tokens_ns = now_ns
         num_sampled = num_in_turn = 0
-        for row in rows:
+        for row in step.rows:
             if not row[4]:
                 continue
             num_sampled += 1
@@ -171,20 +227,27 @@ class Replica:
 
     def _skip_decodes(self, time_ns: int) -> None:
         """Run the steps that can only be decodes of all that run: until one ends, or `time_ns`."""
-        running = self.scheduler.running
+        running, ahead = self.scheduler.running, self._ahead
         most = self._num_certain_steps()
         if most < _MIN_STRETCH:
             return
         num_rows = len(running)
         # Every one of them got a token in the step before: the gaps are the steps.
         num_context = sum(request.num_computed_tokens for request in running)
+        ends_ns = []  # of the steps that run
+        if ahead is not None:
+            ends_ns.append(ahead.end_ns)
+            num_context += num_rows
         num_steps = 0
         while num_steps < most and self.now_ns < time_ns:
             num_steps += 1
             num_context += num_rows
-            duration_ns = self._duration_ns(StepShape(num_rows, num_rows, 0, 0, num_context))
-            self.now_ns += duration_ns
-            self._sink.add_gaps(duration_ns, num_rows)
+            shape = StepShape(num_rows, num_rows, 0, 0, num_context)
+            ends_ns.append(self._time_launched(shape))
+            end_ns = ends_ns.pop(0)
+            self.now_ns = max(self.now_ns, end_ns)
+            self._sink.add_gaps(end_ns - self._tokens_ns, num_rows)
+            self._tokens_ns = end_ns
         self._sink.add_step(0, num_rows, num_steps)
         self._next_step += num_steps
         kv, new_tokens = self.scheduler.kv, [0] * num_steps
@@ -194,7 +257,9 @@ class Replica:
             kv.register(request, num_tokens)
             request.num_computed_tokens = num_tokens
             request.token_ids += new_tokens
-            request.last_token_ns = self.now_ns
+            request.last_token_ns = self._tokens_ns
+        if ends_ns:
+            self._ahead = _Launched(self.scheduler.schedule(), 0, num_rows, ends_ns[0])
 
     def _num_certain_steps(self) -> int:
         """Steps in which no request joins or leaves, and each has its blocks and its share."""
@@ -218,4 +283,9 @@ class Replica:
             kv.num_blocks_for(request.num_computed_tokens + most) - len(request.block_table)
             for request in running
         )
-        return most if num_needed <= kv.num_free_blocks else 0
+        if not self._overlap:
+            return most if num_needed <= kv.num_free_blocks else 0
+        # The last of them runs ahead, and the scheduler would let each (`can_run_ahead`).
+        num_spare = num_rows + knobs.max_num_batched_tokens // kv.block_size
+        num_spare = min(num_spare, kv.num_outstanding_blocks - num_needed)
+        return most - 1 if num_needed + num_spare <= kv.num_free_blocks else 0

@@ -33,7 +33,13 @@ class SimulatedSession:
         scheduler = setup.scheduler()
         scheduler.prefix_hashes = PrefixHashes(scheduler.kv, _SALT)
         self._core = EngineCore(
-            setup.info(seed), self._runner, scheduler, setup.limits, sink, dispatch
+            setup.info(seed),
+            self._runner,
+            scheduler,
+            setup.limits,
+            sink,
+            dispatch,
+            overlap=setup.overlap,
         )
         self._names = BlockNames(setup.block_size)
         self._client = SilentClient()
@@ -80,15 +86,21 @@ class SimulatedSession:
 
     def run_until(self, time_ns: int) -> None:
         """Begin every step that begins before `time_ns`."""
-        core = self._core
-        while self.now_ns < time_ns and core.step():
-            core.publish_heartbeat(idle=False)
+        while self.now_ns < time_ns and self._step():
+            pass
 
     def run_to_end(self) -> None:
+        while self._step():
+            pass
+        self._core.publish_heartbeat(idle=True)
+
+    def _step(self) -> bool:
         core = self._core
-        while core.step():
+        has_run = core.step()
+        # A heartbeat waits until no step runs ahead, which would cost time that is no model's.
+        if has_run and not core.has_step_in_flight:
             core.publish_heartbeat(idle=False)
-        core.publish_heartbeat(idle=True)
+        return has_run
 
     def _wait_until(self, time_ns: int) -> None:
         if not self._core.scheduler.has_work():

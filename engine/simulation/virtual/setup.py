@@ -25,6 +25,7 @@ class SimulatedSetup(Struct, frozen=True, kw_only=True):
     limits: Limits
     num_blocks: int
     block_size: int
+    overlap: bool = False  # a step is scheduled while the one before it runs
     work: str = ""  # the work it gets; part of its engine id
     own_mode: SpendBudget | None = None  # in place of the batching mode that the knobs name
 
@@ -56,12 +57,13 @@ class SimulatedSetup(Struct, frozen=True, kw_only=True):
             knobs=knob_specs(self.limits),
             monotonic_ns=START_NS,
             wall_ns=WALL_START_NS,
+            overlap=self.overlap or None,
         )
 
     def _engine_id(self, seed: int) -> str:
         """Equal runs have equal ones, and no others."""
         parts = [
             self.simulated, self.model_name, self.knobs, self.limits, self.num_blocks,
-            self.block_size, self.work, seed,
+            self.block_size, self.overlap, self.work, seed,
         ]  # fmt: skip
         return f"simulated-{hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:12]}"

@@ -47,6 +47,7 @@ class EngineOptions(NamedTuple):
     num_blocks: int | None = None
     block_size: int | None = None
     max_model_len: int | None = None
+    overlap: bool | None = None
 
 
 class RunOptions(NamedTuple):
@@ -140,9 +141,12 @@ def make_setup(
         raise WrongUsage("give --num-blocks: these step times do not say how large the KV cache is")
     longest = engine.max_model_len or (recorded.limits.max_model_len if recorded else DEFAULT_LEN)
     longest = min(longest, num_blocks * block_size)
+    overlap = engine.overlap
+    if overlap is None:
+        overlap = preset is not None or (recorded is not None and recorded.overlap)
     return SimulatedSetup(
         model=chosen.model,
-        simulated=chosen.simulated,
+        simulated=chosen.simulated + (", steps overlap" if overlap else ""),
         model_name=chosen.model_name,
         device=chosen.device,
         knobs=knobs,
@@ -153,6 +157,7 @@ def make_setup(
         ),
         num_blocks=num_blocks,
         block_size=block_size,
+        overlap=overlap,
         work=work.text,
     )
 
@@ -167,7 +172,10 @@ def run_once(
 ) -> RunFigures:
     """One run without a list of its steps."""
     figures = Figures(levels)
-    replicas = [Replica(setup.scheduler(), model, figures) for _ in range(options.num_replicas)]
+    replicas = [
+        Replica(setup.scheduler(), model, figures, overlap=setup.overlap)
+        for _ in range(options.num_replicas)
+    ]
     run_cluster(replicas, requests, routing=options.routing, on_request=on_request)
     return figures.result()
 
@@ -223,6 +231,7 @@ def _document(
         "knobs": setup.knobs.as_dict(),
         "num_blocks": setup.num_blocks,
         "block_size": setup.block_size,
+        "overlap": setup.overlap,
         "levels": [each._asdict() for each in levels],
         "seeds": list(seeds),
         "runs": list(runs),

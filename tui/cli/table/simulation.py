@@ -85,6 +85,15 @@ def simulate(
         int | None,
         typer.Option(metavar="INT", min=2, help="longest request; longer ones are cut"),
     ] = None,
+    overlap: Annotated[
+        Literal["on", "off"] | None,
+        typer.Option(
+            metavar="on|off",
+            help="schedule each step while the one before it runs (default: as recorded; on with "
+            "--like)",
+            show_default=False,
+        ),
+    ] = None,
     runs: Annotated[
         int, typer.Option(metavar="INT", min=1, help="runs, with seeds from --seed on")
     ] = 1,
@@ -125,8 +134,9 @@ def simulate(
     from stepscope.tui.cli.simulation import simulate as command
 
     engine = command.EngineOptions(
-        gpu, model, step_time, tensor_parallel, like, num_blocks, block_size, max_model_len
-    )
+        gpu, model, step_time, tensor_parallel, like, num_blocks, block_size, max_model_len,
+        None if overlap is None else overlap == "on",
+    )  # fmt: skip
     options = command.RunOptions(runs, replicas, routing, time_scale, limit)
     command.simulate(source, engine, options, output, slo or (), as_json, flags)
 
