@@ -7,9 +7,12 @@ is called out of turn fails.
 import json
 import time
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from stepscope.engine.adapters.vllm import versions
 
 SCHEDULES = Path(__file__).parent / "schedules"
 SECRET_TOKEN = 0x5EC2E7  # every token of every prompt
@@ -58,6 +61,25 @@ class PlayedRequest:
     def become(self, state: list[Any]) -> None:
         self.num_computed_tokens, self.num_tokens, self.num_output_tokens, name = state
         self.status = SimpleNamespace(name=name)
+
+
+class InProcessWorker:
+    """vLLM's worker of one GPU: it keeps the lists of blocks that it is given, and extends them."""
+
+    def __init__(self) -> None:
+        self._tables: dict[str, list[list[int]]] = {}
+
+    def execute(self, output: SimpleNamespace) -> None:
+        for new in output.scheduled_new_reqs:
+            self._tables[new.req_id] = new.block_ids
+        again = output.scheduled_cached_reqs
+        resumed = versions.resumed(again)
+        for name, blocks in zip(again.req_ids, again.new_block_ids, strict=True):
+            if name in resumed:
+                self._tables[name] = blocks
+            elif blocks is not None:
+                for known, added in zip(self._tables[name], blocks, strict=True):
+                    known.extend(added)
 
 
 class PlayedScheduler:
@@ -127,10 +149,11 @@ class PlayedScheduler:
         self._become("add")
 
     def schedule(self, throttle_prefills: bool = False) -> SimpleNamespace:
-        line = self._become("schedule")
+        line = deepcopy(self._become("schedule"))
         again = line.get("again", [])
         output = SimpleNamespace(
             num_scheduled_tokens=line.get("tokens", {}),
+            scheduled_spec_decode_tokens={},
             total_num_scheduled_tokens=sum(line.get("tokens", {}).values()),
             scheduled_new_reqs=[
                 SimpleNamespace(
@@ -204,13 +227,13 @@ class PlayedScheduler:
 
     def play(self) -> Iterator[str]:
         """Make the calls that were recorded, and give the name of each when it is done."""
-        num_updated = 0
+        num_updated, worker = 0, InProcessWorker()
         for line in self.calls:
             match line["call"]:
                 case "add":
                     self.add_request(PlayedRequest(line))
                 case "schedule":
-                    self.schedule()
+                    worker.execute(self.schedule())
                 case "update":
                     assert self.update_from_output(self.outputs[num_updated], object()) == (
                         "vLLM's own outputs"

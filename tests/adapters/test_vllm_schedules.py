@@ -1,6 +1,7 @@
 """What is published of a real vLLM's schedules, as recorded from several of its releases."""
 
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,26 @@ CASES = ("chunked", "preemption", "prefix", "abort", "asynchronous")
 
 
 class Played:
-    """One recorded schedule, played to its end with stepscope attached."""
+    """One recorded schedule, played to its end with stepscope attached.
 
-    def __init__(self, attach: Attach, version: str, case: str) -> None:
+    Args:
+        is_read_late: nobody reads what was noted, unless it has to be read at once.
+    """
+
+    def __init__(
+        self, attach: Attach, version: str, case: str, *, is_read_late: bool = False
+    ) -> None:
         self.scheduler = PlayedScheduler(version, case)
         self.attachment = attach(self.scheduler)
         self.num_used: list[int] = []  # blocks in use after each update, as vLLM counts them
         self.budgets: list[int] = []  # in force at each `schedule()` that ran something
+        with self.attachment.notes.done() if is_read_late else nullcontext():
+            self._play()
+        self.attachment.close()
+        self.messages = published(self.attachment)
+        self.steps = [m for _, m in self.messages if isinstance(m, StepRecord)]
+
+    def _play(self) -> None:
         for call in self.scheduler.play():
             assert self.attachment.is_attached
             if call == "update":
@@ -45,9 +59,6 @@ class Played:
                 self.num_used.append(num_blocks - self.scheduler.num_free)
             if call == "schedule" and self.scheduler.outputs[-1].num_scheduled_tokens:
                 self.budgets.append(self.scheduler.max_num_scheduled_tokens)
-        self.attachment.close()
-        self.messages = published(self.attachment)
-        self.steps = [m for _, m in self.messages if isinstance(m, StepRecord)]
 
     def events(self, kind: type[Any]) -> list[Any]:
         return [each for _, m in self.messages for each in _events(m) if isinstance(each, kind)]
@@ -127,11 +138,12 @@ def test_verify_finds_nothing_wrong_with_the_recording(played: Played, tmp_path:
     assert report.blocks.num_checked == len(played.steps)
 
 
+@pytest.mark.parametrize("is_read_late", [False, True])
 @pytest.mark.parametrize("case", [case for case in CASES if case != "asynchronous"])
 def test_used_blocks_are_those_of_vllm_after_every_step(
-    attach: Attach, version: str, case: str
+    attach: Attach, version: str, case: str, is_read_late: bool
 ) -> None:
-    played = Played(attach, version, case)
+    played = Played(attach, version, case, is_read_late=is_read_late)
     used = [step.kv.used for step in played.steps if step.kv is not None]
     ran = [bool(output.num_scheduled_tokens) for output in played.scheduler.outputs]
     expected = [used for used, ran in zip(played.num_used, ran, strict=True) if ran]

@@ -67,6 +67,7 @@ class VllmServer:
     Args:
         folder: for its log, the witness's notes and the plugin's metadata.
         environment: on top of this process's own, for example STEPSCOPE_ENDPOINT.
+        asynchronous: schedule each step while the one before it runs (`async_on_cpu`).
 
     Raises:
         CannotServeError: it ended instead of answering.
@@ -79,13 +80,15 @@ class VllmServer:
         folder: Path,
         environment: dict[str, str],
         options: tuple[str, ...] = (),
+        *,
+        asynchronous: bool = False,
     ) -> None:
         folder.mkdir(parents=True)
         self.folder = folder
         self.port = _free_port()
         self._model = str(model)
         plugins = folder / "plugins"
-        _offer_witness(plugins)
+        _offer_plugins(plugins, ("witness", "async_on_cpu") if asynchronous else ("witness",))
         settings = [word for pair in SETTINGS.items() for word in pair]
         self._log = (folder / "log").open("w")
         self._process = subprocess.Popen(
@@ -204,17 +207,17 @@ def _read_stream(response: http.client.HTTPResponse, give_up_after: int | None) 
     return Answer(request_id, usage["prompt_tokens"], usage["completion_tokens"])
 
 
-def _offer_witness(folder: Path) -> None:
-    """The witness as an installed package, as far as vLLM looks."""
+def _offer_plugins(folder: Path, names: tuple[str, ...]) -> None:
+    """Modules beside this one as an installed package, as far as vLLM looks."""
     metadata = folder / "stepscope_witness-0.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: stepscope-witness\nVersion: 0\n"
     )
-    (metadata / "entry_points.txt").write_text(
-        "[vllm.general_plugins]\nwitness = stepscope_witness:register\n"
-    )
-    (folder / "stepscope_witness.py").write_text((HERE / "witness.py").read_text())
+    lines = [f"{name} = stepscope_{name}:register\n" for name in names]
+    (metadata / "entry_points.txt").write_text("".join(["[vllm.general_plugins]\n", *lines]))
+    for name in names:
+        (folder / f"stepscope_{name}.py").write_text((HERE / f"{name}.py").read_text())
 
 
 def _free_port() -> int:

@@ -56,14 +56,15 @@ def main(releases: list[str]) -> int:
 
 
 class Report:
-    """One line for each law of one release."""
+    """One line for each law of one release; `where` begins what it says."""
 
-    def __init__(self, release: str) -> None:
-        self._release = release
+    def __init__(self, release: str, where: str = "") -> None:
+        self.release = release
         self.num_failed = 0
+        self._where = where
 
     def line(self, outcome: str, text: str) -> None:
-        print(f"{self._release:8}{outcome:12}{text}", flush=True)
+        print(f"{self.release:8}{outcome:12}{self._where}{text}", flush=True)
 
     def check(self, name: str, law: Callable[[], str]) -> None:
         try:
@@ -79,7 +80,7 @@ class Report:
 
 
 class Trial:
-    """All laws on one release: three servers, one after the other."""
+    """All laws on one release: four servers, one after the other."""
 
     def __init__(self, python: Path, model: Path, folder: Path, report: Report) -> None:
         self._python, self._model, self._folder, self._report = python, model, folder, report
@@ -88,23 +89,34 @@ class Trial:
 
     def run(self) -> None:
         self._sockets.mkdir(parents=True)
-        self._under_load()
+        self._under_load(self._serve("load"), self._report)
+        self._with_two_steps_in_flight()
         self._with_an_error_of_ours()
         self._left_out()
 
-    def _serve(self, name: str, **environment: str) -> VllmServer:
+    def _serve(self, name: str, *, asynchronous: bool = False, **environment: str) -> VllmServer:
         settings = {"STEPSCOPE_ENDPOINT": self._endpoint} | environment
-        return VllmServer(self._python, self._model, self._folder / name, settings)
+        folder = self._folder / name
+        return VllmServer(self._python, self._model, folder, settings, asynchronous=asynchronous)
 
-    def _under_load(self) -> None:
-        server = self._serve("load")
+    def _with_two_steps_in_flight(self) -> None:
+        report = Report(self._report.release, "two steps in flight: ")
+        try:
+            server = self._serve("ahead", asynchronous=True)
+        except CannotServeError as error:
+            report.line("cannot run", str(error))
+            return
+        self._under_load(server, report)
+        self._report.num_failed += report.num_failed
+
+    def _under_load(self, server: VllmServer, report: "Report") -> None:
         try:
             collector = Collector(f"{self._endpoint}.telemetry")
-            recording = self._folder / "run.mcap"
+            recording = server.folder / "run.mcap"
             recorder = record(self._endpoint, recording)
             wait_for(lambda: bool(collector.payloads), "the first message")
             load = Load(server)
-            observers = start_observers(self._endpoint, self._folder)
+            observers = start_observers(self._endpoint, server.folder)
             changes, refused = turn_budget(self._endpoint, load)
             kill_all(observers)
             answers = load.wait()
@@ -117,7 +129,7 @@ class Trial:
             recorder.send_signal(signal.SIGINT)
             recorder.wait(30)
             published, calls = collector.published(), server.calls
-            check = self._report.check
+            check = report.check
             check(
                 "rows add up to each request's tokens",
                 lambda: laws.every_request_is_accounted_for(published, answers),
@@ -155,7 +167,7 @@ class Trial:
             collector.stop()
         finally:
             server.stop()
-        self._report.check("Ctrl-C leaves no socket", lambda: laws.no_socket_is_left(self._sockets))
+        report.check("Ctrl-C leaves no socket", lambda: laws.no_socket_is_left(self._sockets))
 
     def _with_an_error_of_ours(self) -> None:
         server = self._serve("error")

@@ -94,8 +94,8 @@ class _VllmHooks:
                         noted = watcher.note(out, start_ns, monotonic_ns(), budget)
                         if noted is not None:
                             notes.put(watcher.scheduled, out, noted)
-                            if versions.resumed(out.scheduled_cached_reqs):
-                                notes.read()  # what they have to compute again grows
+                            if versions.changes_later(out):
+                                notes.read()
                     except Exception as error:  # noqa: BLE001
                         attachment.fail(error)
                 return out

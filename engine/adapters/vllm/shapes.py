@@ -56,6 +56,7 @@ class SchedulerOutput(Protocol):
     scheduled_new_reqs: Sequence[NewRequestData]
     scheduled_cached_reqs: CachedRequestData
     num_scheduled_tokens: Mapping[str, int]
+    scheduled_spec_decode_tokens: Mapping[str, Sequence[int]]
     total_num_scheduled_tokens: int
 
 

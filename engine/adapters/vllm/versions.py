@@ -107,6 +107,19 @@ def resumed(again: CachedRequestData) -> Collection[str]:
     ]
 
 
+def changes_later(out: SchedulerOutput) -> bool:
+    """Whether the model's step changes what `out` says, or what is to be known of its requests.
+
+    A worker in vLLM's process goes on with the lists of blocks of requests that begin, and takes
+    drafts out that it cannot use. What a resumed request has to compute again grows.
+    """
+    return bool(
+        out.scheduled_new_reqs
+        or out.scheduled_spec_decode_tokens
+        or resumed(out.scheduled_cached_reqs)
+    )
+
+
 def num_deferred(scheduler: VllmScheduler) -> int:
     """Requests that vLLM holds back by itself."""
     return len(getattr(scheduler, "deferred_waiting", ()))
