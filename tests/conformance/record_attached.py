@@ -5,7 +5,8 @@ stepscope installed beside it:
 
     python tests/conformance/record_attached.py tests/adapters/schedules
 
-writes `VERSION-CASE.jsonl` there. The first line says what the scheduler was built with and which
+writes `VERSION-CASE.jsonl` there. With `--v2` the scheduler speaks to the second model runner, as on a
+GPU: `VERSION_v2-CASE.jsonl`. The first line says what the scheduler was built with and which
 attributes it has. Every other line is one call: what went in, what came out, and what changed in
 the scheduler. No tokens are kept.
 """
@@ -154,9 +155,11 @@ class Tape:
         yield "free", scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
 
 
-def record(case: dict[str, Any], model: Path) -> list[dict[str, Any]]:
+def record(case: dict[str, Any], model: Path, *, is_v2: bool) -> list[dict[str, Any]]:
     """Run one case to its end; asynchronously, a step is scheduled while another is in flight."""
     scheduler = make_scheduler(case, model, case["is_asynchronous"])
+    if is_v2:
+        scheduler.use_v2_model_runner = True
     tape = Tape(scheduler, case)
     init_none_hash(sha256)
     hasher = get_request_block_hasher(case["block_size"], sha256)
@@ -248,14 +251,17 @@ def cases() -> dict[str, dict[str, Any]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Record the calls of vLLM's own scheduler.")
     parser.add_argument("folder", type=Path)
-    folder: Path = parser.parse_args().folder
+    parser.add_argument("--v2", action="store_true", help="as for vLLM's second model runner")
+    given = parser.parse_args()
+    folder: Path = given.folder
     dumps: Callable[[object], str] = lambda line: json.dumps(line, separators=(",", ":"))  # noqa: E731
     with tempfile.TemporaryDirectory() as temporary:
         model = Path(temporary)
         (model / "config.json").write_text(json.dumps(MODEL))
+        version = f"{__version__}_v2" if given.v2 else __version__
         for name, case in cases().items():
-            lines = record(case, model)
-            path = folder / f"{__version__}-{name}.jsonl"
+            lines = record(case, model, is_v2=given.v2)
+            path = folder / f"{version}-{name}.jsonl"
             path.write_text("".join(dumps(line) + "\n" for line in lines))
             print(f"{path}: {len(lines)} lines")
     return 0

@@ -64,10 +64,9 @@ class UnfinishedStep:
         """These have lost their blocks."""
         for tracked in sorted(requests, key=lambda each: each.request_id):
             tracked.block_table = []
-            tracked.is_prefilling = True
+            tracked.is_prefilling = tracked.was_preempted = True
             self.preempted.append(tracked)
 
     def resume(self, tracked: TrackedRequest) -> None:
         """It runs again after a preemption, and computes what it had once more."""
-        tracked.was_preempted = True
         tracked.recompute_until = tracked.source.num_tokens

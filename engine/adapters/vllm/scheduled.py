@@ -18,7 +18,10 @@ def note_blocks(
 ) -> None:
     """Note the blocks that requests got, and the admitted requests."""
     for new in out.scheduled_new_reqs:
-        _admit(step, table[new.req_id], new.block_ids, new.num_computed_tokens, block_size)
+        tracked = table[new.req_id]
+        if tracked.was_preempted:  # for the second model runner a resumed request is a new one
+            step.resume(tracked)
+        _admit(step, tracked, new.block_ids, new.num_computed_tokens, block_size)
     again = out.scheduled_cached_reqs
     resumed = versions.resumed(again)
     for i, block_ids in enumerate(again.new_block_ids):
