@@ -31,7 +31,7 @@ from public_runs import (
     percentile,
     read_runs,
 )
-from virtual_engine import Arrival, Served, serve
+from virtual_engine import Served, serve
 
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.simulation.gpus import GPUS
@@ -39,6 +39,7 @@ from stepscope.engine.simulation.least_squares import fit_relative
 from stepscope.engine.simulation.model_shape import model_shape
 from stepscope.engine.simulation.roofline import TERMS, RooflineCoefficients, RooflineModel
 from stepscope.engine.simulation.step_time import StepShape
+from stepscope.engine.simulation.virtual.requests import SimulatedRequest
 
 # Medians over 38 further runs, in %, as published with the data: E2E, ITL, TTFT.
 PUBLISHED = {
@@ -186,10 +187,11 @@ def judge_requests(file: Path) -> dict[str, float]:
     )
     begin_s = rows[0]["queued_ts"]
     arrivals = [
-        Arrival(
-            row["queued_ts"] - begin_s,
-            [-1 - number] + [0] * (row["input_toks"] - 1),
+        SimulatedRequest(
+            round((row["queued_ts"] - begin_s) * 1e9),
+            row["input_toks"],
             row["output_toks"],
+            name=str(number),
         )
         for number, row in enumerate(rows)
     ]

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from virtual_engine import BLOCK_SIZE, Arrival, Served
+from virtual_engine import BLOCK_SIZE, Served
 
 from stepscope.engine.protocol.config import Knobs
 from stepscope.engine.simulation.gpus import GpuRates, gpu_named
 from stepscope.engine.simulation.model_shape import ModelShape, model_shape
 from stepscope.engine.simulation.roofline import num_kv_tokens
+from stepscope.engine.simulation.virtual.requests import SimulatedRequest
 
 WHOLE = "-1"  # the stage that stands for all of a run
 METRICS = ("e2e_mean", "itl_mean", "ttft_mean", "e2e_p90", "e2e_p99", "ttft_p90", "ttft_p99")
@@ -81,7 +82,9 @@ def _run(row: dict[str, str], specs: dict[str, Any]) -> PublicRun:
     )
 
 
-def arrivals_of(run: PublicRun, seed: int, share: float) -> tuple[list[Arrival], list[str]]:
+def arrivals_of(
+    run: PublicRun, seed: int, share: float
+) -> tuple[list[SimulatedRequest], list[str]]:
     """The requests, and the stage of each. Poisson arrivals; the same prompts again and again.
 
     The client makes one prompt for each system prompt and user and sends them in turn, so that
@@ -92,21 +95,32 @@ def arrivals_of(run: PublicRun, seed: int, share: float) -> tuple[list[Arrival],
     """
     chance = random.Random(seed)
     workload = run.workload
+    num_blocks = run.num_prompt_tokens // BLOCK_SIZE
+    num_shared = int(workload["system"]) // BLOCK_SIZE
     prompts = [
-        [group] * int(workload["system"]) + [1000 + group, user] + [0] * (workload["question"] - 2)
+        (group,) * num_shared + (1000 * (1 + group) + user,) * (num_blocks - num_shared)
         for group in range(workload["num_system_prompts"])
         for user in range(workload["users"])
     ]
     chance.shuffle(prompts)
-    found: list[Arrival] = []
+    found: list[SimulatedRequest] = []
     stages: list[str] = []
     begin_s = 0.0
     for stage, (rate, length_s) in enumerate(workload["stages"]):
         at_s = begin_s + chance.expovariate(rate)
         end_s = begin_s + length_s * share
         while at_s < end_s:
-            prompt = prompts[len(found) % len(prompts)]
-            found.append(Arrival(at_s, prompt, run.num_output_tokens))
+            number = len(found)
+            found.append(
+                SimulatedRequest(
+                    round(at_s * 1e9),
+                    run.num_prompt_tokens,
+                    run.num_output_tokens,
+                    name=str(number),
+                    prefix=prompts[number % len(prompts)],
+                    prefix_tokens=BLOCK_SIZE,
+                )
+            )
             stages.append(str(stage))
             at_s += chance.expovariate(rate)
         begin_s = end_s + _PAUSE_S

@@ -1,24 +1,19 @@
-"""The real scheduler and KV cache on a virtual clock, and what each request's wait was made of."""
+"""A simulated engine that schedules a step ahead, and what each request's wait was made of."""
 
-import math
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from stepscope.engine.protocol.config import Knobs, Limits
-from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
-from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
-from stepscope.engine.scheduling.step import ScheduledStep
-from stepscope.engine.simulation.step_time import StepShape, StepTimeModel, shape_of
+from stepscope.engine.simulation.step_time import StepShape, StepTime, StepTimeModel
+from stepscope.engine.simulation.virtual.cluster import run_cluster
+from stepscope.engine.simulation.virtual.replica import EndedRequest, Replica
+from stepscope.engine.simulation.virtual.requests import SimulatedRequest
+from stepscope.recordings.simulation.figures import Figures
 
 BLOCK_SIZE = 16
-
-
-class Arrival(NamedTuple):
-    at_s: float
-    token_ids: list[int]
-    num_output_tokens: int
 
 
 class Served(NamedTuple):
@@ -32,55 +27,65 @@ class Served(NamedTuple):
     last_terms: tuple[float, ...]
 
 
+class _SummedTerms:
+    """A `StepTimeModel`, and the sums of terms when each of its steps ends. The host takes none."""
+
+    def __init__(self, model: StepTimeModel, terms: Callable[[StepShape], tuple[float, ...]]):
+        self._model = model
+        self._terms = terms
+        self._ends_ns = [0]
+        self._sums = [tuple(0.0 for _ in terms(StepShape(0, 0, 0, 0, 0)))]
+        self.replica: Replica | None = None
+
+    def step_time(self, shape: StepShape) -> StepTime:
+        assert self.replica is not None
+        time = self._model.step_time(shape)
+        begin_ns = max(self._ends_ns[-1], self.replica.now_ns)
+        self._ends_ns.append(begin_ns + round(time.device_s * 1e9))
+        self._sums.append(tuple(map(float.__add__, self._sums[-1], self._terms(shape))))
+        return time
+
+    def until(self, time_ns: int) -> tuple[float, ...]:
+        return self._sums[bisect_right(self._ends_ns, time_ns) - 1]
+
+
+class _Ended(Figures):
+    """Keeps the requests by their names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_name: dict[str, EndedRequest] = {}
+
+    def add_finished(self, request: EndedRequest) -> None:
+        self.by_name[request.client_id] = request  # type: ignore[attr-defined]
+
+
 def serve(
-    arrivals: Sequence[Arrival],
+    arrivals: Sequence[SimulatedRequest],
     model: StepTimeModel,
     knobs: Knobs,
     num_blocks: int,
     terms: Callable[[StepShape], tuple[float, ...]] = lambda shape: (),
 ) -> list[Served]:
-    """Serve all of them, in the order of their arrivals.
+    """Serve all of them, in the order of their arrivals; their names differ.
 
     As vLLM does by default, a step is scheduled when the step before it begins: a request that
-    arrives meanwhile waits for both. The time of the host is hidden that way.
+    arrives meanwhile waits for both.
     """
     limits = Limits(
         max_num_batched_tokens=knobs.max_num_batched_tokens,
         max_num_seqs=knobs.max_num_seqs,
-        max_model_len=max(len(each.token_ids) + each.num_output_tokens for each in arrivals),
+        max_model_len=max(each.num_prompt_tokens + each.num_output_tokens for each in arrivals),
     )
     scheduler = Scheduler(KVCacheManager(num_blocks, BLOCK_SIZE), knobs, limits)
-    begun: dict[int, tuple[float, tuple[float, ...]]] = {}
-    first: dict[int, tuple[float, tuple[float, ...]]] = {}
-    served: dict[int, Served] = {}
-    now_s, before_s, number, upcoming = 0.0, -math.inf, 0, 0
-    total = tuple(0.0 for _ in terms(StepShape(0, 0, 0, 0, 0)))
-    while upcoming < len(arrivals) or scheduler.has_work():
-        if not scheduler.has_work():
-            now_s = before_s = max(now_s, arrivals[upcoming].at_s)
-        while upcoming < len(arrivals) and arrivals[upcoming].at_s <= before_s:
-            scheduler.add(_request(upcoming, arrivals[upcoming]))
-            begun[upcoming] = (arrivals[upcoming].at_s, total)
-            upcoming += 1
-        rows = scheduler.schedule()
-        shape = shape_of(ScheduledStep(number, rows, scheduler.num_padded_tokens))
-        number += 1
-        before_s, now_s = now_s, now_s + model.step_time(shape).cycle_s
-        added = terms(shape)
-        if added:
-            total = tuple(map(float.__add__, total, added))
-        for row in rows:
-            if row.samples and row.request.request_id not in first:
-                first[row.request.request_id] = (now_s, total)
-        for request in scheduler.update(rows, [0 if row.samples else None for row in rows]):
-            each = request.request_id
-            at_s, begin = begun.pop(each)
-            served[each] = Served(at_s, first[each][0], now_s, begin, first[each][1], total)
-        scheduler.drain_events()
-        scheduler.kv.drain_moves()
-    return [served[each] for each in range(len(arrivals))]
+    ended, summed = _Ended(), _SummedTerms(model, terms)
+    summed.replica = Replica(scheduler, summed, ended, overlap=True)
+    run_cluster([summed.replica], arrivals)
+    return [_served(ended.by_name[each.name], summed) for each in arrivals]
 
 
-def _request(number: int, arrival: Arrival) -> Request:
-    sampling = SamplingParams(max_tokens=arrival.num_output_tokens, ignore_eos=True)
-    return Request(number, arrival.token_ids, sampling, arrival_ns=number)
+def _served(request: EndedRequest, summed: _SummedTerms) -> Served:
+    assert request.first_token_ns is not None
+    assert request.last_token_ns is not None
+    times_ns = request.arrival_ns, request.first_token_ns, request.last_token_ns
+    return Served(*(ns / 1e9 for ns in times_ns), *map(summed.until, times_ns))
