@@ -5,10 +5,10 @@ stepscope installed beside it:
 
     python tests/conformance/record_attached.py tests/adapters/schedules
 
-writes `VERSION-CASE.jsonl` there. With `--v2` the scheduler speaks to the second model runner, as on
-a GPU: `VERSION_v2-CASE.jsonl`. The first line says what the scheduler was built with and which
-attributes it has. Every other line is one call: what went in, what came out, and what changed in
-the scheduler. No tokens are kept.
+writes `VERSION-CASE.jsonl` there. With `--v2` the scheduler speaks to the second model runner, the
+one for GPUs: `VERSION_v2-CASE.jsonl`. The first line says what the scheduler was built with and
+which attributes it has. Every other line is one call: what went in, what came out, and what changed
+in the scheduler. No tokens are kept.
 """
 
 import argparse
