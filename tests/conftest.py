@@ -26,8 +26,10 @@ from stepscope.engine.control.server import ControlServer
 from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, SilentClient
-from stepscope.engine.protocol.commands import AnyReply, GetAudit, Shutdown
-from stepscope.engine.protocol.config import ConfigError, Knobs, Limits
+from stepscope.engine.protocol.commands import GetAudit, Shutdown
+from stepscope.engine.protocol.replies import AnyReply
+from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.wire import TOPICS, Telemetry, encode
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
@@ -55,6 +57,12 @@ from tests.support.pty_process import PtyProcess
 # How long an example takes is the machine's affair.
 settings.register_profile("stepscope", deadline=None)
 settings.load_profile("stepscope")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that share engines come first: the worker that begins with them keeps all of them."""
+    items.sort(key=lambda item: item.get_closest_marker("shares_engines") is None)
+
 
 # Several tests run at a time, and idle threads of torch spin: with one each, a test of the decoder
 # takes half of the processor time. A test of threads sets their number itself.

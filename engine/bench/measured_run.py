@@ -14,14 +14,8 @@ from stepscope.engine.client.telemetry_reader import TelemetryReader
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, SilentClient
-from stepscope.engine.protocol.commands import (
-    AnyReply,
-    Error,
-    Output,
-    ResetPrefixCache,
-    Submit,
-    Submitted,
-)
+from stepscope.engine.protocol.commands import ResetPrefixCache, Submit
+from stepscope.engine.protocol.replies import AnyReply, Error, Output, Submitted
 from stepscope.engine.scheduling.request import Request
 
 _TICK_NS = 200_000_000  # between two reports of progress

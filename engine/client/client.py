@@ -20,19 +20,16 @@ from stepscope.engine.client.errors import (
     NoAnswer,
     NoEngine,
 )
-from stepscope.engine.protocol import commands
+from stepscope.engine.protocol import commands, replies
 from stepscope.engine.protocol.commands import (
-    Ack,
-    AnyReply,
-    Bundle,
     Change,
     Command,
-    Error,
     GetInfo,
     GetKeptSnapshot,
     GetSnapshot,
     SetKnobs,
 )
+from stepscope.engine.protocol.replies import Ack, AnyReply, Bundle, Error
 from stepscope.engine.protocol.wire import EngineInfo, KnobValue, Snapshot
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.local_engines import called, killed_pid, starting_pid
@@ -289,7 +286,7 @@ class ControlClient:
             if command_id in self._given_up:
                 self._given_up.discard(command_id)
                 return None
-            reply = commands.decode_reply(payload)
+            reply = replies.decode_reply(payload)
         except (ValueError, msgspec.DecodeError) as error:
             raise NoEngine(self.endpoint, "it sent what is no reply") from error
         if isinstance(reply, Bundle):

@@ -7,7 +7,8 @@ import msgspec
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable, NoAnswer
-from stepscope.engine.protocol.commands import Ack, SetKnobs
+from stepscope.engine.protocol.commands import SetKnobs
+from stepscope.engine.protocol.replies import Ack
 from stepscope.engine.protocol.wire import KnobValue, Snapshot
 
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from stepscope.engine.protocol.commands import Replayed, ReplayedFrame
+from stepscope.engine.protocol.replies import Replayed, ReplayedFrame
 from stepscope.engine.protocol.wire import Telemetry
 
 

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from stepscope.engine.protocol.commands import AnyReply
+from stepscope.engine.protocol.replies import AnyReply
 
 MAX_ANSWERS = 16_384  # at the rate of one client that gives changes without end: minutes
 MAX_WAITING = 64  # senders of one repeated command that has no answer yet

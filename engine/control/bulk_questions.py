@@ -9,15 +9,9 @@ from stepscope.engine.control.bulk_replies import BulkReplies, at_once, replayed
 from stepscope.engine.control.remote_client import RemoteClient
 from stepscope.engine.control.served_engine import ServedEngine
 from stepscope.engine.loop.inbox import Call
-from stepscope.engine.protocol.commands import (
-    Error,
-    GetAudit,
-    GetKeptSnapshot,
-    GetSnapshot,
-    Replayed,
-    ReplayFrom,
-)
-from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.commands import GetAudit, GetKeptSnapshot, GetSnapshot, ReplayFrom
+from stepscope.engine.protocol.replies import Error, Replayed
+from stepscope.engine.protocol.settings.config_error import ConfigError
 
 BulkQuestion: TypeAlias = ReplayFrom | GetSnapshot | GetKeptSnapshot | GetAudit
 

@@ -18,8 +18,8 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from stepscope.engine.control.remote_client import RemoteClient
-from stepscope.engine.protocol import commands
-from stepscope.engine.protocol.commands import AnyReply, Error, Replayed, ReplayedFrame
+from stepscope.engine.protocol import replies
+from stepscope.engine.protocol.replies import AnyReply, Error, Replayed, ReplayedFrame
 from stepscope.engine.protocol.wire import Snapshot
 from stepscope.engine.telemetry.publisher import MAX_REPLAY_BYTES
 
@@ -200,7 +200,7 @@ class BulkReplies:
             return reply
         if reply is self._last[0]:
             return self._last[1]
-        raw = msgspec.Raw(commands.encode(reply))
+        raw = msgspec.Raw(replies.encode(reply))
         if isinstance(reply, Snapshot):  # many wait for the same
             self._last = (reply, raw)
         return raw

@@ -10,8 +10,9 @@ from stepscope.engine.control.answers import AnswerBook, OnceReused, digest_of
 from stepscope.engine.control.remote_client import Outgoing, RemoteClient
 from stepscope.engine.loop.inbox import Call, Denial, Inbox, Settled
 from stepscope.engine.protocol.asker import Asker
-from stepscope.engine.protocol.commands import AnyReply, Change, Error
-from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.commands import Change
+from stepscope.engine.protocol.replies import AnyReply, Error
+from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.transport.connections import Connections
 
 

@@ -10,8 +10,8 @@ import msgspec
 from msgspec import UNSET
 
 from stepscope.engine.protocol.commands import Submit
-from stepscope.engine.protocol.config import ConfigError
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.text.stop_strings import StopText
 from stepscope.engine.text.tokenizer import TextStream
 

@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from stepscope.engine.protocol.commands import AnyReply
+from stepscope.engine.protocol.replies import AnyReply
 from stepscope.engine.text.output_text import OutputText
 
 

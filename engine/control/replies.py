@@ -9,8 +9,8 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
-from stepscope.engine.protocol import commands
-from stepscope.engine.protocol.commands import AnyReply, Bundle, Output
+from stepscope.engine.protocol import replies
+from stepscope.engine.protocol.replies import AnyReply, Bundle, Output
 from stepscope.engine.transport.connections import Connections
 
 # The queue of a client that does not read is bounded by messages: more outputs in one would let it
@@ -80,7 +80,7 @@ class Replies:
             _send(self._socket, identity, _MORE)
             # A message that was begun has room for all of it.
             _send(self._socket, command_id, _MORE)
-            payload = commands.encode(message)
+            payload = replies.encode(message)
             _send(self._socket, payload, _LAST)
             self._connections.note_sent(identity, len(payload))
         except zmq.ZMQError as error:

@@ -27,19 +27,9 @@ from stepscope.engine.control.served_engine import ServedEngine
 from stepscope.engine.control.submissions import Submissions
 from stepscope.engine.loop.inbox import Departure
 from stepscope.engine.protocol import commands
-from stepscope.engine.protocol.commands import (
-    Ack,
-    AnyCommand,
-    Change,
-    Error,
-    GetInfo,
-    Output,
-    Replayed,
-    Submit,
-    Submitted,
-    Withdraw,
-)
-from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.commands import AnyCommand, Change, GetInfo, Submit, Withdraw
+from stepscope.engine.protocol.replies import Ack, Error, Output, Replayed, Submitted
+from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.text.output_text import OutputText
 from stepscope.engine.transport.backlog import Backlog
 from stepscope.engine.transport.connections import Connections

@@ -11,8 +11,9 @@ from stepscope.engine.control.intake import Intake, num_chars
 from stepscope.engine.control.long_prompts import LongPrompts
 from stepscope.engine.control.remote_client import RemoteClient
 from stepscope.engine.loop.inbox import Call, Inbox, Refusal
-from stepscope.engine.protocol.commands import Error, Submit
-from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.replies import Error
+from stepscope.engine.protocol.settings.config_error import ConfigError
 
 log = logging.getLogger("stepscope.engine")
 

@@ -3,6 +3,6 @@ step.
 
 May import: kernels, kernels.dispatch, kernels.triton, engine.execution.machine,
   engine.execution.sampling, engine.models, engine.models.cache, engine.protocol,
-  engine.scheduling, engine.text.
+  engine.protocol.settings, engine.scheduling, engine.text.
 What a step needs on the device goes here; choosing tokens is in `sampling`.
 """

@@ -5,7 +5,8 @@ While it is away it belongs to the link's thread; what the engine's thread asks 
 
 from stepscope.engine.loop.delivery import output_of
 from stepscope.engine.loop.inbox import Client
-from stepscope.engine.protocol.commands import HandedOver, KVTicket, Output, Submit
+from stepscope.engine.protocol.commands import HandedOver, KVTicket, Submit
+from stepscope.engine.protocol.replies import Output
 from stepscope.engine.scheduling.request import Request
 
 

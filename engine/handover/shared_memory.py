@@ -18,7 +18,7 @@ from pathlib import Path
 
 from stepscope.engine.handover.kv_sender import FrameCopier
 from stepscope.engine.protocol.commands import KVTicket
-from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.transport.endpoints import same_file
 
 PREFIX = "stepscope-kv-"

@@ -16,8 +16,9 @@ import zmq
 from stepscope.engine.client.client import payload_of
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
 from stepscope.engine.http.sockets import SocketReader
-from stepscope.engine.protocol import commands
-from stepscope.engine.protocol.commands import AnyReply, Bundle, Command, Error, GetInfo, Submit
+from stepscope.engine.protocol import replies
+from stepscope.engine.protocol.commands import Command, GetInfo, Submit
+from stepscope.engine.protocol.replies import AnyReply, Bundle, Error
 from stepscope.engine.protocol.wire import SCHEMA_VERSION, EngineInfo
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.sockets import client_socket
@@ -187,7 +188,7 @@ class EngineClient:
     def _take(self, frames: list[bytes]) -> None:
         try:
             identifier, payload = frames
-            reply = commands.decode_reply(payload)
+            reply = replies.decode_reply(payload)
         except (ValueError, msgspec.DecodeError) as error:
             log.error("the engine sent what is no reply: %s", error)
             return

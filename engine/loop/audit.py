@@ -17,7 +17,6 @@ from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.audit_fold import are_alike, folded, latest
 from stepscope.engine.protocol.commands import (
     Abort,
-    AuditPage,
     Change,
     Drain,
     Pause,
@@ -27,6 +26,7 @@ from stepscope.engine.protocol.commands import (
     Shutdown,
     StepOnce,
 )
+from stepscope.engine.protocol.replies import AuditPage
 from stepscope.engine.protocol.wire import Audited, KnobValue
 
 MAX_ENTRIES = 10_000  # changes that are kept

@@ -12,10 +12,8 @@ from stepscope.engine.loop.inbox import Call, Settled
 from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import (
     Abort,
-    Ack,
     Change,
     Drain,
-    Error,
     Pause,
     ResetPrefixCache,
     Resume,
@@ -24,9 +22,11 @@ from stepscope.engine.protocol.commands import (
     Shutdown,
     StepOnce,
 )
-from stepscope.engine.protocol.config import ConfigError, Knobs
+from stepscope.engine.protocol.replies import Ack, Error
+from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.settings.workload_spec import NO_WORKLOAD, WorkloadSpec
 from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobValue
-from stepscope.engine.protocol.workload_spec import NO_WORKLOAD, WorkloadSpec
 from stepscope.engine.workload.arrivals import describe
 
 _MAX_MESSAGE = 500  # characters of why a change was refused

@@ -8,7 +8,7 @@ step is in flight, so that it holds from the next step on, as without overlap.
 """
 
 import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -29,14 +29,15 @@ from stepscope.engine.loop.inbox import (
 )
 from stepscope.engine.loop.knob_lease import KnobLease
 from stepscope.engine.loop.new_requests import NewRequests
+from stepscope.engine.loop.other_engine import OtherEngine
 from stepscope.engine.loop.outlet import OwnWorkload, TelemetryOutlet, TelemetrySink
 from stepscope.engine.loop.pending_step import PendingStep
 from stepscope.engine.loop.pipeline import Pipeline
 from stepscope.engine.loop.snapshot_desk import SnapshotDesk
 from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import Change
-from stepscope.engine.protocol.config import Knobs, Limits
 from stepscope.engine.protocol.pause_trail import PauseTrail
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.wire import (
     EngineInfo,
     EngineState,
@@ -44,7 +45,7 @@ from stepscope.engine.protocol.wire import (
     Telemetry,
 )
 from stepscope.engine.scheduling.scheduler import Scheduler
-from stepscope.engine.scheduling.step import Runner, ScheduledRow, StepResult
+from stepscope.engine.scheduling.step import Runner, StepResult
 from stepscope.engine.telemetry.heartbeat import Heartbeat
 from stepscope.engine.telemetry.kept_snapshots import KeptSnapshots
 from stepscope.engine.telemetry.snapshots import snapshot
@@ -60,23 +61,6 @@ class CommandTable(Protocol):
         self, core: "EngineCore", command: Change, asker: Asker, is_alone: bool
     ) -> Settled | None: ...
     def end_lease_if_due(self, core: "EngineCore") -> None: ...
-
-
-class HandsOver(Protocol):
-    """Lets another engine go on with requests; `handover.HandOver` is the real one."""
-
-    @property
-    def num_away(self) -> int:
-        """Unfinished requests that are in the other engine. From any thread."""
-        ...
-
-    def is_away(self, request_id: int) -> bool:
-        """From any thread."""
-        ...
-
-    def after_step(self, rows: Sequence[ScheduledRow]) -> None: ...
-    def abort(self, request_id: int) -> bool: ...
-    def close(self) -> None: ...
 
 
 class EngineCore:
@@ -98,7 +82,7 @@ class EngineCore:
         control_tally: what the control socket refused; None: an empty one.
         anchor: brings the clocks in `info` up to date before it is published.
         lease: of its knobs; None: one by the wall clock.
-        hand_over: makes what hands requests over to another engine; None: they stay.
+        other_engine: makes what goes on with requests; None: they stay.
     """
 
     def __init__(
@@ -119,7 +103,7 @@ class EngineCore:
         control_tally: ControlTally | None = None,
         anchor: Callable[[EngineInfo], EngineInfo] | None = None,
         lease: KnobLease | None = None,
-        hand_over: "Callable[[EngineCore], HandsOver] | None" = None,
+        other_engine: "Callable[[EngineCore], OtherEngine] | None" = None,
     ) -> None:
         self.info = info
         self.runner = runner
@@ -147,7 +131,7 @@ class EngineCore:
         self.new_requests = NewRequests(scheduler, self.delivery, runner.clock, eos_token_ids)
         self._pipeline = Pipeline(runner, scheduler, self.delivery, overlap=overlap)
         self._heartbeat = Heartbeat(self)
-        self._hand_over = None if hand_over is None else hand_over(self)
+        self._other_engine = None if other_engine is None else other_engine(self)
 
     # The loop
 
@@ -166,8 +150,8 @@ class EngineCore:
             for request_id in list(self.scheduler.requests):
                 self.delivery.give_back(request_id)
                 self.abort(request_id, "the engine was shut down")
-            if self._hand_over is not None:
-                self._hand_over.close()
+            if self._other_engine is not None:
+                self._other_engine.close()
             self.snapshots.serve(at_once=True)
             self.audit.publish_all()
             self._heartbeat.publish_status("stopped")
@@ -206,8 +190,8 @@ class EngineCore:
     def _update(self, step: PendingStep, result: StepResult) -> int:
         """Take in the tokens of a step, and hand over what goes on elsewhere."""
         num_finished = self._pipeline.update(step, result)
-        if self._hand_over is not None:
-            self._hand_over.after_step(step.rows)
+        if self._other_engine is not None:
+            self._other_engine.after_step(step.rows)
         return num_finished
 
     def _publish_record(self, step: PendingStep, result: StepResult, num_finished: int) -> None:
@@ -312,13 +296,13 @@ class EngineCore:
 
     def abort(self, request_id: int, reason: str) -> bool:
         """End a request; its client gets a last Output. False if there is no such request."""
-        if self._hand_over is not None and self._hand_over.abort(request_id):
+        if self._other_engine is not None and self._other_engine.abort(request_id):
             return True
         return self.delivery.abort(request_id, reason)
 
     def status_of(self, request_id: int) -> str | None:
         """Of an unfinished request; None: there is no such. From any thread."""
-        if self._hand_over is not None and self._hand_over.is_away(request_id):
+        if self._other_engine is not None and self._other_engine.is_away(request_id):
             return "handed over"
         request = self.scheduler.requests.get(request_id)
         return None if request is None else request.status.value
@@ -326,7 +310,7 @@ class EngineCore:
     @property
     def num_unfinished(self) -> int:
         """Requests here, and those that were handed over. From any thread."""
-        num_away = 0 if self._hand_over is None else self._hand_over.num_away
+        num_away = 0 if self._other_engine is None else self._other_engine.num_away
         return len(self.scheduler.requests) + num_away
 
     def set_knobs(self, knobs: Knobs) -> None:

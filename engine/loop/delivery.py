@@ -6,7 +6,8 @@ from types import MappingProxyType
 from msgspec import UNSET
 
 from stepscope.engine.loop.inbox import Client
-from stepscope.engine.protocol.commands import Error, Loaded, Output, Submit
+from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.replies import Error, Loaded, Output
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledRow, StepResult

@@ -11,16 +11,9 @@ from stepscope.engine.loop.changes import end_lease_if_due as end_lease_if_due
 from stepscope.engine.loop.changes import settled as settled
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call
-from stepscope.engine.protocol.commands import (
-    Change,
-    Command,
-    Error,
-    GetAudit,
-    GetSnapshot,
-    Submit,
-    Submitted,
-)
-from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.commands import Change, Command, GetAudit, GetSnapshot, Submit
+from stepscope.engine.protocol.replies import Error, Submitted
+from stepscope.engine.protocol.settings.config_error import ConfigError
 
 log = logging.getLogger("stepscope.engine")
 

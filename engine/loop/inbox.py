@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
 from stepscope.engine.protocol.asker import Asker
-from stepscope.engine.protocol.commands import Ack, AnyReply, Command, Error
+from stepscope.engine.protocol.commands import Command
+from stepscope.engine.protocol.replies import Ack, AnyReply, Error
 from stepscope.engine.text.stop_strings import StopText
 
 

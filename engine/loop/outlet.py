@@ -5,8 +5,8 @@ from typing import Protocol
 from stepscope.engine.loop.control_tally import ControlTally
 from stepscope.engine.loop.pending_step import PendingStep
 from stepscope.engine.protocol.pause_trail import PauseTrail
+from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import EngineState, EngineStatus, LeasedKnobs, Telemetry
-from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.telemetry.step_draft import StepDraft
 from stepscope.engine.workload.arrivals import describe, fields_of

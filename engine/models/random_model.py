@@ -13,7 +13,7 @@ import platformdirs
 
 from stepscope.engine.models import demo
 from stepscope.engine.models.random_shapes import PREFIX, SHAPES
-from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.settings.config_error import ConfigError
 
 VERSION = "v1"  # part of the folder's name: other settings or another marker is another version
 RANDOM = "random_weights.json"

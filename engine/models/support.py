@@ -6,7 +6,7 @@ changes attention is either known here, checked by the probe in `transformers_mo
 
 from typing import Any
 
-from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.settings.config_error import ConfigError
 
 # What `layer_types` may name: softmax attention over all keys, or over a window of them.
 SERVED_LAYER_TYPES = ("full_attention", "sliding_attention")

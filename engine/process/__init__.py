@@ -1,7 +1,7 @@
 """Builds an engine from all rooms, serves until it is stopped, and cleans up.
 
 May import: engine.control, engine.execution, engine.execution.machine, engine.handover,
-  engine.loop, engine.protocol, engine.scheduling, engine.simulation, engine.simulation.virtual,
-  engine.telemetry, engine.transport, engine.workload.
+  engine.loop, engine.protocol, engine.protocol.settings, engine.scheduling, engine.simulation,
+  engine.simulation.virtual, engine.telemetry, engine.transport, engine.workload.
 What is refused before anything is loaded goes into `start_check.py`.
 """

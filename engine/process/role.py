@@ -13,8 +13,10 @@ from stepscope.engine.handover.shared_memory import (
     SharedMemorySender,
     sweep,
 )
-from stepscope.engine.loop.core import EngineCore, HandsOver
-from stepscope.engine.protocol.config import ConfigError, EngineConfig
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.other_engine import OtherEngine
+from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.scheduling.kv_memory import free_host_bytes, memory_bytes
 from stepscope.engine.scheduling.step import KVReceiver
 from stepscope.engine.transport.endpoints import Endpoint
@@ -30,14 +32,14 @@ class EngineRole:
 
     Attributes:
         receiver: of a decode engine.
-        hand_over: of a prefill engine.
+        other_engine: of a prefill engine.
         decode_engine: name of the one that a prefill engine hands over to.
         kv_layout: None where nothing is handed over.
     """
 
     def __init__(self, config: EngineConfig, link: DecodeLink | None) -> None:
         self.receiver: KVReceiver | None = None
-        self.hand_over: Callable[[EngineCore], HandsOver] | None = None
+        self.other_engine: Callable[[EngineCore], OtherEngine] | None = None
         self.name = None if config.role == "both" else config.role
         self.decode_engine = None if link is None else link.engine
         self.kv_layout: str | None = None
@@ -81,7 +83,7 @@ class EngineRole:
                 f"{free_bytes / 1e6:,.0f} MB that are free: lower transfer_memory or max_model_len",
             )
         self._sender = SharedMemorySender(frames, num_frames)
-        self.hand_over = partial(
+        self.other_engine = partial(
             HandOver, link=self._link, sender=self._sender, seed_of=runner.seed_of
         )
 

@@ -22,7 +22,9 @@ from stepscope.engine.loop.inbox import Call, Inbox, Refusal, SilentClient
 from stepscope.engine.process.role import EngineRole, open_role
 from stepscope.engine.process.start_check import check_settings, limits_of
 from stepscope.engine.protocol.commands import Shutdown, Submit
-from stepscope.engine.protocol.config import ConfigError, EngineConfig, Knobs, Limits, knob_specs
+from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.engine_config import EngineConfig
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits, knob_specs
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.kv_memory import memory_bytes
@@ -165,7 +167,7 @@ def open_engine(
             token_publisher=TokenPublisher(runner.tokenizer.text_stream) if with_tokens else None,
             control_tally=ControlTally(gate),
             anchor=anchored,
-            hand_over=role.hand_over,
+            other_engine=role.other_engine,
         )
         control = ControlServer(
             endpoint.control,

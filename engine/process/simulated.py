@@ -13,7 +13,7 @@ from stepscope.engine.loop.control_tally import ControlTally
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Inbox
 from stepscope.engine.process.serve import stop_signals, workload_submit
-from stepscope.engine.protocol.config import EngineConfig
+from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.scheduling.kv_memory import memory_bytes
 from stepscope.engine.simulation.simulated import START_NS, VOCAB_SIZE

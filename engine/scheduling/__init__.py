@@ -1,7 +1,7 @@
 """Who is in the next step: requests, the queue, the scheduler, batching modes, the plan of a step,
 the KV cache and its blocks. Free of torch.
 
-May import: engine.protocol, engine.text.
+May import: engine.protocol, engine.protocol.settings, engine.text.
 A new batching mode is one function in `batching.py`; an order of the queue goes into
 `waiting_queue.py`.
 """

@@ -13,7 +13,7 @@ order of their own, and it only says whom a budget below the number of decodes s
 from collections.abc import Callable
 from typing import TypeAlias
 
-from stepscope.engine.protocol.config import Batching
+from stepscope.engine.protocol.settings.knobs import Batching
 from stepscope.engine.scheduling.request import Request, RequestStatus
 from stepscope.engine.scheduling.step_plan import StepPlan
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
-from stepscope.engine.protocol.config import ConfigError, EngineConfig, WrongValue
+from stepscope.engine.protocol.settings.config_error import ConfigError, WrongValue
+from stepscope.engine.protocol.settings.engine_config import EngineConfig
 
 # A share of what is free would give a small model far more than it can ever use, and would commit
 # memory of a machine that serves more than this; a size that is asked for outright is not capped.

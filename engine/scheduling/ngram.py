@@ -8,7 +8,7 @@ most `prompt_lookup_max` tokens counts, and of several the earliest.
 
 from weakref import WeakKeyDictionary
 
-from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.scheduling.request import Request
 
 # Tokens that are indexed in one step, for all requests together: about 5 ms for each length.

@@ -15,7 +15,7 @@ Sources, read in the code of the releases:
 
 from typing import NamedTuple
 
-from stepscope.engine.protocol.config import WrongValue
+from stepscope.engine.protocol.settings.config_error import WrongValue
 from stepscope.engine.protocol.wire import KnobValue
 
 

@@ -7,8 +7,9 @@ names; the request itself is the state both read.
 from dataclasses import dataclass, field
 from enum import Enum
 
-from stepscope.engine.protocol.commands import KVTicket, PositionLogprobs
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.commands import KVTicket
+from stepscope.engine.protocol.replies import PositionLogprobs
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import RequestOrigin
 from stepscope.engine.scheduling.block_pool import BlockHash
 from stepscope.engine.text.stop_strings import StopText

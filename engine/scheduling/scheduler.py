@@ -15,7 +15,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from stepscope.engine.protocol.config import ConfigError, Knobs, Limits
+from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.wire import (
     Aborted,
     Finished,

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from stepscope.engine.protocol.commands import KVTicket, PositionLogprobs
+from stepscope.engine.protocol.commands import KVTicket
+from stepscope.engine.protocol.replies import PositionLogprobs
 from stepscope.engine.protocol.wire import Phase
 from stepscope.engine.scheduling.request import Request
 

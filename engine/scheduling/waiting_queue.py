@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from stepscope.engine.protocol.config import Policy
+from stepscope.engine.protocol.settings.knobs import Policy
 from stepscope.engine.scheduling.request import Request, RequestStatus
 
 Rank: TypeAlias = tuple[int, int, int]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.simulation.least_squares import fit_relative
 from stepscope.engine.simulation.step_time import StepShape, StepTime
 

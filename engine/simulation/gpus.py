@@ -5,7 +5,7 @@ All rates are of dense products; those of RTX cards are with sums in fp32, as in
 
 from msgspec import Struct
 
-from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.settings.config_error import ConfigError
 
 
 class GpuRates(Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.simulation.step_time import StepShape, StepTime
 
 _MIN_TOKENS = 2  # different numbers of tokens

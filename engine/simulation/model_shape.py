@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.simulation.known_models import KNOWN_MODELS
 
 _RANDOM = "random:"

@@ -14,8 +14,8 @@ from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import SetKnobs, Submit
-from stepscope.engine.protocol.config import Knobs, Limits, knob_specs
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits, knob_specs
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import EngineInfo, KnobValue, Telemetry
 from stepscope.engine.scheduling.acceptance import bursts_of, has_drafts
 from stepscope.engine.scheduling.kv_cache import KVCacheManager

@@ -8,7 +8,7 @@ what is kept (`Publisher.replay`, safe to call from another thread).
 import zmq
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.commands import Replayed, ReplayedFrame
+from stepscope.engine.protocol.replies import Replayed, ReplayedFrame
 from stepscope.engine.protocol.wire import Telemetry
 from stepscope.engine.telemetry.sender import Sender, open_sender
 from stepscope.engine.transport.gate import Gate

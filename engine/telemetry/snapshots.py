@@ -1,6 +1,7 @@
 """Snapshots: from the engine's state to what a late joiner needs to know."""
 
-from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import (
     Audited,
     ControlCounts,
@@ -12,7 +13,6 @@ from stepscope.engine.protocol.wire import (
     Snapshot,
     Transcript,
 )
-from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.workload.arrivals import describe, fields_of

@@ -6,7 +6,8 @@ Text that had to be made on the engine's thread to find a stop string is passed 
 
 import msgspec
 
-from stepscope.engine.protocol.commands import Output, PositionLogprobs, Submit, TokenLogprob
+from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.replies import Output, PositionLogprobs, TokenLogprob
 from stepscope.engine.text.tokenizer import TextStream, Tokenizer
 
 

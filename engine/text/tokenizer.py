@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.text.token_bound import TokenBound
 
 # What bytes that are not (yet) valid UTF-8 decode to.

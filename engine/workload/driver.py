@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from stepscope.engine.protocol.commands import Submit
-from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.workload.arrivals import PromptWriter, synthetic
 from stepscope.engine.workload.corpus import Corpus
 

@@ -20,7 +20,7 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, NoReturn
 
-from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.settings.config_error import ConfigError
 
 HASH_BLOCK_TOKENS = 512  # of a Mooncake prompt block
 MAX_TOKENS = 10_000_000  # of one prompt or one output

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
 from stepscope.engine.protocol.commands import SetKnobs
-from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobValue, Snapshot
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.autopilot.pilot import BUDGET, Autopilot, Move

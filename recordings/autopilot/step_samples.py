@@ -7,7 +7,7 @@ what other loads taught would be forgotten. So each kind of step keeps its own f
 from collections import deque
 from itertools import zip_longest
 
-from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.simulation.fitted import FittedModel, SeenStep, fit
 
 _OF_A_KIND = 8

@@ -16,7 +16,8 @@ import msgspec
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused, EngineGone, EngineUnreachable
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.commands import MAX_PAST_S, Replayed, ReplayFrom
+from stepscope.engine.protocol.commands import MAX_PAST_S, ReplayFrom
+from stepscope.engine.protocol.replies import Replayed
 from stepscope.engine.protocol.wire import Snapshot
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.ring.ring import SEGMENT_STEPS

@@ -16,7 +16,8 @@ from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
 from stepscope.engine.client.reorder_buffer import Received, ReorderBuffer
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.commands import Replayed, ReplayedFrame, ReplayFrom
+from stepscope.engine.protocol.commands import ReplayFrom
+from stepscope.engine.protocol.replies import Replayed, ReplayedFrame
 from stepscope.engine.protocol.wire import Snapshot
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import FrameTap

@@ -6,7 +6,8 @@ import time
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
-from stepscope.engine.protocol.commands import Error, GetSnapshot, Replayed, ReplayFrom
+from stepscope.engine.protocol.commands import GetSnapshot, ReplayFrom
+from stepscope.engine.protocol.replies import Error, Replayed
 from stepscope.engine.protocol.wire import Snapshot
 
 log = logging.getLogger("stepscope.recordings")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from stepscope.recordings.simulation.suspects import SUSPECTS, Evidence, Remedy, Seen, Suspect
-from stepscope.recordings.simulation.what_if import Forecast, forecast
+from stepscope.recordings.simulation.what_if import Forecast, ForecastStopped, forecast
 from stepscope.recordings.state.series.latency import SLO
 
 NUM_RUNS = 8
@@ -21,10 +21,6 @@ KEPT_SHARE = 0.95  # of the requests: nothing holds them back
 _MIN_GAIN = 0.02  # of the requests
 _EQUAL_GAIN = 0.02  # of two remedies that differ by less, the smaller change is better
 _MAX_ROUNDS = 3
-
-
-class DiagnosisStopped(Exception):  # noqa: N818 - reads as what happened
-    """The caller ended it before it was done."""
 
 
 class Trial(NamedTuple):
@@ -70,7 +66,7 @@ def diagnose(seen: Seen, level: SLO, on_run: Callable[[str, float], bool]) -> Di
     """Try the suspects.
 
     Args:
-        on_run: called with what is done and its share; True ends it with `DiagnosisStopped`.
+        on_run: called with what is done and its share; True ends it with `ForecastStopped`.
     """
     return _Trials(seen, level, on_run).run()
 
@@ -126,7 +122,7 @@ class _Trials:
             NUM_RUNS,
         )
         if found is None:
-            raise DiagnosisStopped
+            raise ForecastStopped
         return found
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from stepscope.engine.protocol.config import Knobs, Limits
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.wire import (
     Admitted,
     Arrived,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.simulation.step_time import StepShape, StepTime, StepTimeModel
 from stepscope.engine.simulation.virtual.setup import SimulatedSetup

@@ -8,11 +8,11 @@ keeps the levels, the same requests are spread over more time until the best one
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.simulation.basis import WhatIfBasis
 from stepscope.recordings.simulation.recorded import RecordedWork
-from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast, what_if
+from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast, ForecastStopped, what_if
 from stepscope.recordings.state.series.latency import SLO
 
 KEPT_SHARE = 0.95  # of the requests that must keep both levels
@@ -32,10 +32,6 @@ _CHOICES: Mapping[str, tuple[KnobValue, ...]] = {
     "enable_prefix_caching": (True,),
 }
 Changes = Mapping[str, KnobValue]
-
-
-class TuningStopped(Exception):  # noqa: N818 - reads as what happened
-    """The caller ended it before it was done."""
 
 
 class Candidate(NamedTuple):
@@ -71,7 +67,7 @@ class Tuning:
     """One search.
 
     Args:
-        on_run: called with what is done and its share; True ends it with `TuningStopped`.
+        on_run: called with what is done and its share; True ends it with `ForecastStopped`.
     """
 
     def __init__(
@@ -88,7 +84,7 @@ class Tuning:
         self._load_per_s = len(work.requests) / max(seconds, 1e-9)
 
     def run(self) -> Tuned:
-        """Raises TuningStopped."""
+        """Raises ForecastStopped."""
         final = self._forecasts("comparing the best", self._finalists(), NUM_RUNS)
         final.sort(key=_rank, reverse=True)
         best = _best(final)
@@ -152,7 +148,7 @@ class Tuning:
             num_runs,
         )
         if found is None:
-            raise TuningStopped
+            raise ForecastStopped
         pairs = zip([{}, *wanted], [found.again, *found.variants], strict=True)
         return [self._candidate(changes, forecast) for changes, forecast in pairs]
 

@@ -22,6 +22,10 @@ from stepscope.recordings.state.series.latency import SLO
 NUM_RUNS = 20
 
 
+class ForecastStopped(Exception):  # noqa: N818 - reads as what happened
+    """The caller ended what rests on forecasts before it was done."""
+
+
 class Forecast(NamedTuple):
     """One set of knobs, and what it comes to, by figure."""
 

@@ -1,8 +1,8 @@
 """Texts of audit entries, the same wherever they are shown."""
 
 from stepscope.engine.protocol.asker import Asker
+from stepscope.engine.protocol.settings.workload_spec import NO_WORKLOAD
 from stepscope.engine.protocol.wire import Audited
-from stepscope.engine.protocol.workload_spec import NO_WORKLOAD
 from stepscope.recordings.state.knob_text import changes_text
 
 _DONE = {

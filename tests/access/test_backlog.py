@@ -15,7 +15,8 @@ import zmq
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import EngineUnreachable
-from stepscope.engine.protocol.commands import AuditPage, GetAudit
+from stepscope.engine.protocol.commands import GetAudit
+from stepscope.engine.protocol.replies import AuditPage
 from stepscope.engine.protocol.wire import Audited
 from stepscope.engine.transport import backlog
 from stepscope.engine.transport.backlog import MAX_HELD_BYTES, Backlog, wire_bytes

@@ -16,28 +16,24 @@ from stepscope.engine.control.server import ControlServer
 from stepscope.engine.control.submissions import LONG_TEXT
 from stepscope.engine.loop.control_tally import ControlTally
 from stepscope.engine.loop.inbox import Call, Inbox
-from stepscope.engine.protocol import commands, wire
+from stepscope.engine.protocol import replies, wire
 from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import (
     Abort,
-    Ack,
     Change,
     ChatMessage,
     Drain,
-    Error,
     GetInfo,
-    Output,
     Pause,
-    Replayed,
     ReplayFrom,
     ResetPrefixCache,
     Resume,
     StepOnce,
     Submit,
-    Submitted,
 )
-from stepscope.engine.protocol.config import Limits
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.replies import Ack, Error, Output, Replayed, Submitted
+from stepscope.engine.protocol.settings.knobs import Limits
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import (
     Aborted,
     Arrived,
@@ -348,7 +344,7 @@ def test_a_sampling_value_that_cannot_be_is_refused_by_name(live_engine, client,
     body = {"type": "Submit", "prompt_token_ids": [1], "sampling": {field: value}}
     raw.send_multipart([bytes(8), msgspec.msgpack.encode(body)])
     assert raw.poll(5_000), "silence"
-    reply = commands.decode_reply(raw.recv_multipart()[1])
+    reply = replies.decode_reply(raw.recv_multipart()[1])
     raw.close()
     assert isinstance(reply, Error)
     assert reply.code == "bad_message"
@@ -378,7 +374,7 @@ def test_frames_that_are_no_command_get_an_error_and_change_nothing(live_engine,
     raw.send_multipart(frames)
     assert raw.poll(5_000), "silence"
     _, payload = raw.recv_multipart()
-    reply = commands.decode_reply(payload)
+    reply = replies.decode_reply(payload)
     assert isinstance(reply, Error)
     assert reply.code == "bad_message"
     raw.close()

@@ -25,24 +25,20 @@ from stepscope.engine.loop.inbox import MAX_ITEMS, MIN_TURN_NS, TURN_SHARE, Depa
 from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import (
     Abort,
-    Ack,
     Change,
     Drain,
-    Error,
     GetInfo,
     GetSnapshot,
     Pause,
-    Replayed,
-    ReplayedFrame,
     ReplayFrom,
     Resume,
     SetKnobs,
     SetWorkload,
     StepOnce,
     Submit,
-    Submitted,
 )
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.replies import Ack, Error, Replayed, ReplayedFrame, Submitted
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Audited, Snapshot
 from stepscope.engine.transport import rate_limit
 from stepscope.engine.transport.rate_limit import RateLimiter

@@ -21,16 +21,12 @@ from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused
 from stepscope.engine.control.answers import MAX_ANSWERS, AnswerBook, OnceReused
 from stepscope.engine.loop import changes
-from stepscope.engine.protocol import commands
+from stepscope.engine.protocol import commands, replies
 from stepscope.engine.protocol.commands import (
     Abort,
-    Ack,
-    AnyReply,
-    AuditPage,
     Change,
     Command,
     Drain,
-    Error,
     GetAudit,
     GetInfo,
     GetSnapshot,
@@ -41,9 +37,9 @@ from stepscope.engine.protocol.commands import (
     SetWorkload,
     StepOnce,
     Submit,
-    Submitted,
 )
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.replies import Ack, AnyReply, AuditPage, Error, Submitted
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Audited, Snapshot
 from stepscope.engine.transport import rate_limit
 from stepscope.engine.transport.rate_limit import CLIENT_BURST, CLIENT_RATE, RateLimiter
@@ -76,7 +72,7 @@ class Raw:
     def reply(self) -> tuple[int, AnyReply]:
         assert self._socket.poll(5_000), "silence"
         number, payload = self._socket.recv_multipart()
-        return int.from_bytes(number, "big"), commands.decode_reply(payload)
+        return int.from_bytes(number, "big"), replies.decode_reply(payload)
 
     def is_silent(self) -> bool:
         return not self._socket.poll(100)

@@ -13,7 +13,7 @@ import pytest
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import EngineGone, EngineStarting, EngineUnreachable
-from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.transport.endpoints import (
     Endpoint,
     EndpointLock,

@@ -19,7 +19,7 @@ import zmq
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
-from stepscope.engine.protocol import commands
+from stepscope.engine.protocol import commands, replies
 from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import (
     Abort,
@@ -36,7 +36,7 @@ from stepscope.engine.protocol.commands import (
     StepOnce,
     Submit,
 )
-from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.transport.authorised_keys import KeyFolder, Role
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.gate import Gate, gate_of
@@ -138,7 +138,7 @@ def test_an_operator_does_everything_and_the_audit_names_the_key(keyed: Keyed) -
     with ControlClient(keyed.at("first")) as client:
         ack = client.set_knobs({"max_num_seqs": 9}, who="somebody else")
         page = client.ask(GetAudit())
-        assert isinstance(page, commands.AuditPage)
+        assert isinstance(page, replies.AuditPage)
         entry = page.entries[-1]
     assert (entry.key, entry.who, entry.code) == ("first", "somebody else", "")
     assert (entry.old, entry.new) == ({"max_num_seqs": 64}, {"max_num_seqs": 9})
@@ -197,7 +197,7 @@ def test_a_viewer_looks_and_is_refused_every_change_and_that_is_audited(keyed: K
             )
         after = client.snapshot()
         page = client.ask(GetAudit(limit=1_000))
-        assert isinstance(page, commands.AuditPage)
+        assert isinstance(page, replies.AuditPage)
     assert (after.knobs, after.state, after.step) == (before.knobs, before.state, before.step)
     assert after.requests == []
     told = [(e.command, e.key, e.code) for e in page.entries][-len(OPERATORS) :]
@@ -232,14 +232,14 @@ def test_a_flood_is_audited_by_key_and_by_local_user(
             for number in range(4_000):
                 socket.send_multipart([number.to_bytes(8, "big"), payload])
             reply: object = None
-            while not isinstance(reply, commands.Error):
+            while not isinstance(reply, replies.Error):
                 assert socket.poll(5_000), "silence"
-                reply = commands.decode_reply(socket.recv_multipart()[1])
+                reply = replies.decode_reply(socket.recv_multipart()[1])
 
     def floods() -> list[tuple[str, str | None]]:
         with ControlClient(keyed.at("first")) as client:
             page = client.ask(GetAudit(limit=1_000))
-        assert isinstance(page, commands.AuditPage)
+        assert isinstance(page, replies.AuditPage)
         return [(e.who, e.key) for e in page.entries if e.code == "rate_limited"]
 
     wait_for(lambda: len(floods()) == 2, "both are in the audit")
@@ -500,7 +500,7 @@ def test_secrets_are_in_their_files_only(
     credentials = endpoint.credentials
     assert credentials is not None
     with ControlClient(endpoint) as client:
-        told = [*map(commands.encode, (client.info(), client.snapshot(), client.ask(GetAudit())))]
+        told = [*map(replies.encode, (client.info(), client.snapshot(), client.ask(GetAudit())))]
     server = keyed.keys.server_pair()
     (lock,) = (keyed.folder / "stepscope").glob("*.lock")
     said = [repr(endpoint), repr(credentials), repr(server), caplog.text, keyed.log.read_text()]

@@ -15,7 +15,8 @@ import pytest
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import EngineGone
 from stepscope.engine.process.serve import open_engine
-from stepscope.engine.protocol.config import EngineConfig, Knobs
+from stepscope.engine.protocol.settings.engine_config import EngineConfig
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock, find_local, runtime_dir
 from stepscope.engine.transport.leftovers import KEPT_S, stale_files, sweep
 

@@ -14,7 +14,7 @@ from stepscope.engine.adapters.metrics.fetch import MAX_BYTES, FetchError
 from stepscope.engine.adapters.metrics.interval import has_restarted, totals
 from stepscope.engine.adapters.metrics.reading import Reading, read
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.config import WrongValue
+from stepscope.engine.protocol.settings.config_error import WrongValue
 from stepscope.engine.protocol.wire import LatencyEstimate
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.fleets.fleet import Fleet

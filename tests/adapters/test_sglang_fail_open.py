@@ -14,7 +14,7 @@ import pytest
 from stepscope.engine.adapters.attached.attachment import Attachment
 from stepscope.engine.adapters.sglang import plugin, support
 from stepscope.engine.adapters.sglang.pool_books import PoolBooks
-from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.settings.config_error import ConfigError
 from tests.adapters.conftest import AttachSglang
 from tests.adapters.sglang_objects import AbortReq, TokenizedGenerateReqInput
 from tests.adapters.sglang_stand_in import Scheduler, turn

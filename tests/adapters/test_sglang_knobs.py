@@ -81,6 +81,7 @@ def test_a_new_chunk_size_reaches_every_rank_before_the_same_batch(
     attach_sglang: AttachSglang,
 ) -> None:
     group = Group(attach_sglang)
+    turn(group.ranks, TokenizedGenerateReqInput("first", [1] * 50))
     answer = group.set(**{BUDGET: 16})
     turn(group.ranks, TokenizedGenerateReqInput("last", [1] * 50))
     while group.ranks[0].has_work:

@@ -11,7 +11,8 @@ from stepscope.engine.adapters.vllm.attachment import attach
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable, NoAnswer
 from stepscope.engine.client.group import ask_with_siblings, set_on_all
-from stepscope.engine.protocol.commands import Ack, AnyReply, Command, SetKnobs
+from stepscope.engine.protocol.commands import Command, SetKnobs
+from stepscope.engine.protocol.replies import Ack, AnyReply
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.transport.data_parallel import ranks_of, siblings_of
 from stepscope.recordings.file.reader import Recording

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import StepRecord, Telemetry
 from stepscope.engine.simulation.simulated import SimulatedWorkload
 from stepscope.engine.simulation.step_time import CostModel, StepShape

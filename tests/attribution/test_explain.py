@@ -14,18 +14,10 @@ from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.commands import (
-    AnyReply,
-    Command,
-    Error,
-    Pause,
-    Resume,
-    SetKnobs,
-    StepOnce,
-    Submit,
-)
-from stepscope.engine.protocol.config import Batching, Knobs, Limits
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.commands import Command, Pause, Resume, SetKnobs, StepOnce, Submit
+from stepscope.engine.protocol.replies import AnyReply, Error
+from stepscope.engine.protocol.settings.knobs import Batching, Knobs, Limits
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Arrived, StepRecord, Telemetry
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import StepRecord, Telemetry
 from stepscope.engine.simulation.step_time import StepShape, StepTime
 from stepscope.recordings.attribution.baseline import Baseline, StepWork

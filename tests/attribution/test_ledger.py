@@ -10,8 +10,8 @@ import pytest
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.commands import Pause, Resume, Submit
-from stepscope.engine.protocol.config import Knobs
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import EngineStatus, StepRecord, Telemetry
 from stepscope.engine.scheduling.request import Request, RequestStatus
 from stepscope.engine.scheduling.step_plan import StepPlan

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.config import Knobs, Limits
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.wire import KnobValue, Phase, RowFlag, StepRecord, Telemetry
 from stepscope.engine.simulation.gpus import gpu_named
 from stepscope.engine.simulation.model_shape import model_shape

@@ -6,7 +6,7 @@ slower by a fifth. The aim: at most one false failure of twenty.
 
 import msgspec
 
-from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
 from stepscope.recordings.compare.comparison import compare

@@ -13,7 +13,7 @@ import tracemalloc
 from pathlib import Path
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.compare.comparison import compare
 from stepscope.recordings.compare.side.feed import Stretch

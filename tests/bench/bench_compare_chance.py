@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import EngineInfo, StepRecord
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.engine.simulation.step_time import CostModel, StepShape, StepTime

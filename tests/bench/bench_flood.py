@@ -34,7 +34,7 @@ from stepscope.engine.protocol.commands import (
     SetKnobs,
     Submit,
 )
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.transport.authorised_keys import KeyFolder
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.keys import (
@@ -78,7 +78,7 @@ FLOODS = {
 MESSAGES = """
 import sys, time, zmq
 from pathlib import Path
-from stepscope.engine.protocol import commands
+from stepscope.engine.protocol import commands, replies
 from stepscope.engine.transport.keys import read_credentials
 from stepscope.engine.transport.sockets import client_socket
 from stepscope.engine.transport.endpoints import Endpoint
@@ -110,8 +110,8 @@ while True:
             while True:
                 reply = socket.recv_multipart(zmq.NOBLOCK)[-1]
                 if how == "aborts":
-                    reply = commands.decode_reply(reply)
-                    if isinstance(reply, commands.Submitted):
+                    reply = replies.decode_reply(reply)
+                    if isinstance(reply, replies.Submitted):
                         abort = commands.encode(commands.Abort(request_id=reply.request_id))
                         socket.send_multipart([bytes(8), abort], zmq.NOBLOCK)
         except zmq.Again:

@@ -18,8 +18,9 @@ from typing import NamedTuple
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import EngineUnreachable
-from stepscope.engine.protocol.commands import Output, Shutdown, Submit
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.commands import Shutdown, Submit
+from stepscope.engine.protocol.replies import Output
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.workload.arrivals import PromptWriter
 from stepscope.engine.workload.corpus import Corpus
 from stepscope.recordings.live.recorder import Recorder

@@ -22,8 +22,9 @@ from urllib.parse import urlsplit
 import psutil
 
 from stepscope.engine.client.client import ControlClient
-from stepscope.engine.protocol.commands import Output, Submit
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.replies import Output
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 
 PROMPT_TOKENS = 32
 

@@ -24,7 +24,7 @@ from stepscope.engine.execution.loading import load_runner
 from stepscope.engine.execution.runner import ModelRunner
 from stepscope.engine.execution.trial_steps import trial_step
 from stepscope.engine.models.cache import smollm2
-from stepscope.engine.protocol.config import EngineConfig
+from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.workload.corpus import Corpus
 
 NUM_TOKENS = 1_000

@@ -23,8 +23,9 @@ import zmq
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import EngineUnreachable
-from stepscope.engine.protocol.commands import Error, Output, SetKnobs, Submit
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.commands import SetKnobs, Submit
+from stepscope.engine.protocol.replies import Error, Output
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import EngineInfo
 
 MOST_GROWTH = 0.05

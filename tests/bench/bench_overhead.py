@@ -24,7 +24,7 @@ from pausing_runner import PAUSES, PausingRunner  # type: ignore[import-not-foun
 
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.config import Limits
+from stepscope.engine.protocol.settings.knobs import Limits
 from stepscope.engine.protocol.wire import Telemetry
 from stepscope.engine.telemetry.batch_rows import BatchRows
 from stepscope.engine.telemetry.publisher import Publisher

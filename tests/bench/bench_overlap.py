@@ -19,9 +19,10 @@ import time
 from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call
-from stepscope.engine.protocol.commands import AnyReply, Submit
-from stepscope.engine.protocol.config import Knobs, Limits
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.replies import AnyReply
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import InFlight, ScheduledStep, StepResult

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from stepscope.engine.execution.machine.environment import prepare_environment
-from stepscope.engine.protocol.config import EngineConfig
+from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.wire import Phase
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.step import ScheduledRow, ScheduledStep
@@ -103,7 +103,7 @@ class Bench:
 
 
 def _greedy() -> object:
-    from stepscope.engine.protocol.sampling_params import SamplingParams
+    from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 
     return SamplingParams()
 

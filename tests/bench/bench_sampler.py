@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from stepscope.engine.execution.sampling.sampler import Sampler
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.text.stop_strings import StopText
 from stepscope.engine.text.tokenizer import TextStream

@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.config import Knobs, Limits
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler

@@ -25,7 +25,8 @@ from pausing_runner import PausingRunner  # type: ignore[import-not-found]
 
 from stepscope.engine.execution.machine.environment import prepare_environment
 from stepscope.engine.loop.core import EngineCore
-from stepscope.engine.protocol.config import EngineConfig, Limits
+from stepscope.engine.protocol.settings.engine_config import EngineConfig
+from stepscope.engine.protocol.settings.knobs import Limits
 from stepscope.engine.telemetry import sender
 from stepscope.engine.telemetry.publisher import Publisher
 

@@ -33,7 +33,7 @@ from public_runs import (
 )
 from virtual_engine import Served, serve
 
-from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.simulation.gpus import GPUS
 from stepscope.engine.simulation.least_squares import fit_relative
 from stepscope.engine.simulation.model_shape import model_shape

@@ -17,8 +17,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from stepscope.engine.protocol.config import Knobs, Limits
-from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.simulation.gpus import gpu_named
 from stepscope.engine.simulation.model_shape import model_shape
 from stepscope.engine.simulation.roofline import RooflineModel, num_kv_tokens

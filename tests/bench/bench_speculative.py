@@ -33,9 +33,11 @@ from stepscope.engine.loop.inbox import Call
 from stepscope.engine.loop.outlet import TelemetrySink
 from stepscope.engine.models.cache import smollm2
 from stepscope.engine.process.serve import OpenEngine, open_engine
-from stepscope.engine.protocol.commands import AnyReply, ChatMessage, Output, Submit, Submitted
-from stepscope.engine.protocol.config import EngineConfig, Knobs
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.commands import ChatMessage, Submit
+from stepscope.engine.protocol.replies import AnyReply, Output, Submitted
+from stepscope.engine.protocol.settings.engine_config import EngineConfig
+from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import KnobValue, Telemetry
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.telemetry.step_draft import StepDraft

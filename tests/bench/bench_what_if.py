@@ -22,7 +22,7 @@ from what_if_report import forecasts, report
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.commands import ResetPrefixCache
-from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.workload.arrivals import PromptWriter, synthetic
 from stepscope.engine.workload.corpus import Corpus

@@ -14,9 +14,10 @@ import time
 
 import zmq
 
-from stepscope.engine.protocol import commands
-from stepscope.engine.protocol.commands import AnyReply, Error, GetInfo, GetSnapshot, ReplayFrom
-from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol import commands, replies
+from stepscope.engine.protocol.commands import GetInfo, GetSnapshot, ReplayFrom
+from stepscope.engine.protocol.replies import AnyReply, Error
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import EngineInfo, EngineStatus, StepRecord, Telemetry
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.engine.simulation.step_time import CostModel
@@ -66,7 +67,7 @@ class FastEngine:
         while True:
             identity, number, payload = self._router.recv_multipart()
             reply = self._answer(commands.decode_command(payload))
-            self._router.send_multipart([identity, number, commands.encode(reply)])
+            self._router.send_multipart([identity, number, replies.encode(reply)])
 
     def _answer(self, command: commands.AnyCommand) -> AnyReply:
         if isinstance(command, GetInfo):

@@ -13,8 +13,9 @@ import time
 import zmq
 from synthetic_session import Frame, SyntheticSession
 
-from stepscope.engine.protocol import commands, wire
-from stepscope.engine.protocol.commands import Error, GetInfo, GetSnapshot, ReplayFrom
+from stepscope.engine.protocol import commands, replies, wire
+from stepscope.engine.protocol.commands import GetInfo, GetSnapshot, ReplayFrom
+from stepscope.engine.protocol.replies import Error
 from stepscope.engine.protocol.wire import EngineInfo, Snapshot
 from stepscope.engine.telemetry.publisher import SUBSCRIBER_QUEUE, Publisher
 from stepscope.engine.transport.endpoints import Endpoint
@@ -34,7 +35,7 @@ class FedPublisher(Publisher):
 
 def answer(
     command: commands.Command, info: EngineInfo, start: Snapshot, publisher: Publisher
-) -> commands.Reply | EngineInfo | Snapshot:
+) -> replies.Reply | EngineInfo | Snapshot:
     if isinstance(command, GetInfo):
         return info
     if isinstance(command, GetSnapshot):
@@ -55,7 +56,7 @@ def serve(
     while True:
         client, number, payload = socket.recv_multipart()
         command = commands.decode_command(payload)
-        reply = commands.encode(answer(command, info, start, publisher))
+        reply = replies.encode(answer(command, info, start, publisher))
         socket.send_multipart((client, number, reply))
         if isinstance(command, GetSnapshot):
             started.set()

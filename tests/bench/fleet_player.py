@@ -10,9 +10,10 @@ import time
 import msgspec
 import zmq
 
-from stepscope.engine.protocol import commands, wire
-from stepscope.engine.protocol.commands import GetInfo, GetSnapshot, Replayed, ReplayFrom
-from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol import commands, replies, wire
+from stepscope.engine.protocol.commands import GetInfo, GetSnapshot, ReplayFrom
+from stepscope.engine.protocol.replies import Replayed
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import EngineInfo, StepRecord
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.engine.simulation.step_time import CostModel
@@ -61,7 +62,7 @@ class Endpoints:
             while control.poll(0):
                 identity, command_id, payload = control.recv_multipart()
                 command = commands.decode_command(payload)
-                reply = commands.encode(self._reply(number, command))
+                reply = replies.encode(self._reply(number, command))
                 control.send_multipart([identity, command_id, reply])
 
     def _reply(self, number: int, command: object) -> wire.Telemetry | Replayed:

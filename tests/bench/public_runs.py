@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from virtual_engine import BLOCK_SIZE, Served
 
-from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.simulation.gpus import GpuRates, gpu_named
 from stepscope.engine.simulation.model_shape import ModelShape, model_shape
 from stepscope.engine.simulation.roofline import num_kv_tokens

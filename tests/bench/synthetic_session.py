@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import EMPTY, Aborted, EngineInfo, EngineStatus, KVCounts
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.engine.simulation.step_time import CostModel

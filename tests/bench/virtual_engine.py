@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from stepscope.engine.protocol.config import Knobs, Limits
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.simulation.step_time import StepShape, StepTime, StepTimeModel

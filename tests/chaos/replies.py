@@ -6,7 +6,7 @@ What a subscriber has not got although the engine still had it when it was asked
 from typing import IO
 
 from stepscope.engine.client.client import ControlClient
-from stepscope.engine.protocol.commands import Replayed
+from stepscope.engine.protocol.replies import Replayed
 from stepscope.recordings.live.gap_recovery import GapRecovery
 
 

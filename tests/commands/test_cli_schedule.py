@@ -12,7 +12,7 @@ from typing import get_args
 import msgspec
 import pytest
 
-from stepscope.engine.protocol.config import Batching, Knobs
+from stepscope.engine.protocol.settings.knobs import Batching, Knobs
 from stepscope.engine.simulation.dry_run import ScheduleLine
 from stepscope.tui.cli.__main__ import main
 

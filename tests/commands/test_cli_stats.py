@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
 from stepscope.recordings.figures.table import FIGURES
 from tests.support.seek_sessions import record

@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
+from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import Audited
-from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.workload.arrivals import describe
 from stepscope.recordings.state.audit_text import change_text
 from stepscope.tui.cli.dashboards.demo import WORKLOAD, workload_of

@@ -10,7 +10,7 @@ from textual import events
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.commands import Submit
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.fleets.fleet import Fleet
 from stepscope.recordings.live.subscriber import Subscriber

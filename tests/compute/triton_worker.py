@@ -27,8 +27,9 @@ from test_kernels import Case, make_case
 
 from stepscope.engine.loop.inbox import Call
 from stepscope.engine.protocol.commands import Submit
-from stepscope.engine.protocol.config import EngineConfig, Knobs, Limits
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.engine_config import EngineConfig
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Phase
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.tui.session.tour.bookmark import bookmark, keep_bookmark
 from stepscope.tui.session.tour.chapters import CHAPTERS, Chapter, SetBudget
 from stepscope.tui.session.tour.tour import Tour

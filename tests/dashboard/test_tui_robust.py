@@ -18,7 +18,7 @@ from textual import events
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import Submit
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.app.app import Dashboard

@@ -26,17 +26,10 @@ from malformed import Malformer
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import EngineUnreachable
-from stepscope.engine.protocol import commands
-from stepscope.engine.protocol.commands import (
-    AuditPage,
-    Error,
-    GetAudit,
-    Output,
-    Pause,
-    Resume,
-    Submit,
-)
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol import replies
+from stepscope.engine.protocol.commands import GetAudit, Pause, Resume, Submit
+from stepscope.engine.protocol.replies import AuditPage, Error, Output
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Audited
 from stepscope.engine.transport.authorised_keys import KeyFolder
 from stepscope.engine.transport.endpoints import Endpoint
@@ -149,7 +142,7 @@ def fuzz_messages(engine: Engine, malformer: Malformer, sent: Counter[str]) -> C
             if not expected[answer_id]:
                 raise Failure(f"an answer to {answer_id.hex()}, which was not asked")
             expected[answer_id] -= 1
-            reply = commands.decode_reply(payload)
+            reply = replies.decode_reply(payload)
             answers[reply.code if isinstance(reply, Error) else type(reply).__name__] += 1
         if dealer.poll(0):
             raise Failure("more answers than messages")

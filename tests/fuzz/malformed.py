@@ -30,8 +30,8 @@ from stepscope.engine.protocol.commands import (
     StepOnce,
     Submit,
 )
-from stepscope.engine.protocol.sampling_params import SamplingParams
-from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 
 SEEDS: tuple[Command, ...] = (
     GetInfo(),

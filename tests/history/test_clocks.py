@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import Arrived, EngineInfo, EngineStatus, StepRecord, Telemetry
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.engine.telemetry.clock_anchor import anchored

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import Mark, StepRecord
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.file.reader import Recording

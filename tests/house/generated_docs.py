@@ -16,7 +16,7 @@ import msgspec
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name
 from stepscope.tui.cli.command_line import app
 from stepscope.tui.settings.actions import key_table

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.recordings import samples
 from stepscope.tui.cli.command_line import app
 from stepscope.tui.cli.simulation import schedule

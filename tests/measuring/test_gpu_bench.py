@@ -36,7 +36,7 @@ from stepscope.engine.bench.gpu.parts import (
 from stepscope.engine.bench.gpu.results import Aim, BenchPoint, PartOutcome, Report
 from stepscope.engine.models import loader, random_model
 from stepscope.engine.models.random_shapes import PREFIX, SHAPES
-from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.tui.cli.__main__ import main
 from stepscope.tui.cli.bench.bench_gpu_table import WIDTH, side_by_side, table
 from tests.support.cpu_levels import linear_layouts

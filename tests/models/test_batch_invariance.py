@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from stepscope.engine.execution.loading import load_runner
-from stepscope.engine.protocol.config import EngineConfig, KVCacheDtype
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.engine_config import EngineConfig, KVCacheDtype
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Phase
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.step import ScheduledRow, ScheduledStep

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from stepscope.engine.execution.machine.devices import DeviceTimer, is_out_of_memory, memory_for
-from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.settings.config_error import ConfigError
 
 # As torch words it.
 FULL = (

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from stepscope.engine.execution.loading import load_runner
-from stepscope.engine.protocol.config import EngineConfig, Knobs, Limits, ModelImpl
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.engine_config import EngineConfig, ModelImpl
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Phase
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request, RequestStatus

@@ -29,8 +29,10 @@ from stepscope.engine.execution.loading import load_runner
 from stepscope.engine.models import checkpoint
 from stepscope.engine.models.cache import smollm2
 from stepscope.engine.models.demo import EOS_TOKEN_ID, SPECIAL_TOKENS, VOCAB_SIZE, byte_tokenizer
-from stepscope.engine.protocol.config import ConfigError, EngineConfig, Knobs, Limits
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.engine_config import EngineConfig
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler

@@ -17,7 +17,7 @@ from stepscope.engine.execution.graphs import LARGEST_GRAPH, DecodeGraphs, graph
 from stepscope.engine.execution.input_batch import BlockTables, InputBatch
 from stepscope.engine.execution.step_buffers import StepBuffers, StepInputs
 from stepscope.engine.execution.trial_steps import trial_step
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Phase
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.step import ScheduledRow

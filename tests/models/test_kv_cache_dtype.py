@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from stepscope.engine.execution.loading import load_runner
 from stepscope.engine.execution.runner import ModelRunner
-from stepscope.engine.protocol.config import ConfigError, EngineConfig, KVCacheDtype
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.engine_config import EngineConfig, KVCacheDtype
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Phase
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.step import ScheduledRow, ScheduledStep

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.engine.execution.sampling.sampler import Sampler
-from stepscope.engine.protocol.commands import PositionLogprobs
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.replies import PositionLogprobs
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.request import Request
 
 INF = float("inf")

@@ -20,9 +20,11 @@ from stepscope.engine.execution.sampling.sampler import Sampler
 from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call
-from stepscope.engine.protocol.commands import Output, PositionLogprobs, Submit, TokenLogprob
-from stepscope.engine.protocol.config import EngineConfig, Knobs, Limits
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.replies import Output, PositionLogprobs, TokenLogprob
+from stepscope.engine.protocol.settings.engine_config import EngineConfig
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Preempted, StepRecord
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request

@@ -19,8 +19,8 @@ from transformers import (
 
 from stepscope.engine.execution.loading import load_runner
 from stepscope.engine.execution.sampling.sampler import Sampler, uniform
-from stepscope.engine.protocol.config import EngineConfig
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.engine_config import EngineConfig
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Phase
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.step import ScheduledRow, ScheduledStep

@@ -23,17 +23,16 @@ from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.protocol.commands import (
     Abort,
     ChatMessage,
-    Output,
     Pause,
-    PositionLogprobs,
     Resume,
     Shutdown,
     StepOnce,
     Submit,
-    Submitted,
 )
-from stepscope.engine.protocol.config import EngineConfig, Knobs, Limits
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.replies import Output, PositionLogprobs, Submitted
+from stepscope.engine.protocol.settings.engine_config import EngineConfig
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.engine.execution.smaller_steps import Halving, halves
-from stepscope.engine.protocol.commands import PositionLogprobs, TokenLogprob
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.replies import PositionLogprobs, TokenLogprob
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Phase
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.step import ScheduledRow, ScheduledStep, StepResult

@@ -11,8 +11,9 @@ import torch
 
 from stepscope.engine.execution.loading import load_runner
 from stepscope.engine.execution.sampling.sampler import Sampler
-from stepscope.engine.protocol.config import EngineConfig, Knobs, Limits
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.engine_config import EngineConfig
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.acceptance import accepted, take_bursts
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request

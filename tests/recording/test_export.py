@@ -18,7 +18,7 @@ import pytest
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import (
     Admitted,
     Arrived,
@@ -358,8 +358,8 @@ def replayed_hits(rows: list[Any]) -> int:
     from stepscope.engine.loop.core import EngineCore
     from stepscope.engine.loop.inbox import Call, SilentClient
     from stepscope.engine.protocol.commands import Submit
-    from stepscope.engine.protocol.config import Limits
-    from stepscope.engine.protocol.sampling_params import SamplingParams
+    from stepscope.engine.protocol.settings.knobs import Limits
+    from stepscope.engine.protocol.settings.sampling_params import SamplingParams
     from stepscope.engine.scheduling.scheduler import Scheduler
     from stepscope.engine.simulation.simulated import START_NS, SimulatedRunner, simulated_info
     from stepscope.engine.simulation.step_time import CostModel

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import Arrived, Finished, RowFlag, StepRecord, Telemetry
 from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
 from stepscope.recordings.figures.bounds import BoundError, parse_bound, value_text

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import KnobValue, Phase, RowFlag, StepRecord, Telemetry
 from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
 from stepscope.recordings.compare.side.advice import advice

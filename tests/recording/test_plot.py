@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import EngineStatus, Mark, StepRecord
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.engine.simulation.step_time import CostModel

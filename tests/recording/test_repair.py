@@ -18,7 +18,7 @@ import zmq
 from mcap.reader import make_reader
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings import samples
 from stepscope.recordings.check.repair import default_output, repair, what_is_wrong

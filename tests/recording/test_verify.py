@@ -8,7 +8,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from stepscope.engine.protocol.config import Batching, Knobs
+from stepscope.engine.protocol.settings.knobs import Batching, Knobs
 from stepscope.engine.protocol.wire import Admitted, BlockMove, StepRecord, Telemetry
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.check.verify import VerifyReport, verify

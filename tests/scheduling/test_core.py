@@ -3,9 +3,11 @@
 from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call
-from stepscope.engine.protocol.commands import Error, Output, SetWorkload, Shutdown, Submit
-from stepscope.engine.protocol.config import Knobs, Limits
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.commands import SetWorkload, Shutdown, Submit
+from stepscope.engine.protocol.replies import Error, Output
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import (
     Aborted,
     Admitted,
@@ -19,7 +21,6 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
-from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult

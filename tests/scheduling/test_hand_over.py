@@ -6,8 +6,8 @@ from typing import Any
 from stepscope.engine.handover.hand_over import HandOver
 from stepscope.engine.loop.delivery import Delivery
 from stepscope.engine.protocol.commands import KVTicket, Submit
-from stepscope.engine.protocol.config import Knobs, Limits
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler

@@ -7,9 +7,10 @@ from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call
 from stepscope.engine.loop.knob_lease import KnobLease
 from stepscope.engine.protocol.asker import Asker
-from stepscope.engine.protocol.commands import Ack, AnyReply, Error, SetKnobs, Submit
-from stepscope.engine.protocol.config import Knobs, Limits
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.commands import SetKnobs, Submit
+from stepscope.engine.protocol.replies import Ack, AnyReply, Error
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Audited, EngineStatus, KnobValue
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler

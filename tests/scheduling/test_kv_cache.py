@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import CACHED, EMPTY, BlockMove, BlockRun
 from stepscope.engine.scheduling import block_pool
 from stepscope.engine.scheduling.block_pool import BlockPool, KVCacheIntegrityError

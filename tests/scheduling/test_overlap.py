@@ -14,22 +14,20 @@ from stepscope.engine.loop.inbox import Call
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import (
     Abort,
-    Ack,
-    AnyReply,
     Command,
     Drain,
     GetSnapshot,
-    Output,
     Pause,
     Resume,
     SetKnobs,
     Shutdown,
     StepOnce,
     Submit,
-    Submitted,
 )
-from stepscope.engine.protocol.config import EngineConfig, Knobs, Limits
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.replies import Ack, AnyReply, Output, Submitted
+from stepscope.engine.protocol.settings.engine_config import EngineConfig
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import (
     Aborted,
     Arrived,

@@ -21,16 +21,15 @@ from stepscope.engine.loop.inbox import Call
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import (
     Abort,
-    AnyReply,
     Command,
     GetSnapshot,
     ResetPrefixCache,
     SetKnobs,
     Submit,
-    Submitted,
 )
-from stepscope.engine.protocol.config import Batching, Knobs, Limits
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.replies import AnyReply, Submitted
+from stepscope.engine.protocol.settings.knobs import Batching, Knobs, Limits
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import (
     EngineStatus,
     FirstToken,

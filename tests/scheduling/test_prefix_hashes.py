@@ -1,7 +1,7 @@
 """Hashes that say which contexts begin alike, and nothing else."""
 
-from stepscope.engine.protocol.config import Knobs, Limits
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Finished
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.prefix_hashes import PrefixHashes

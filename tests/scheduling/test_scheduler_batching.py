@@ -6,8 +6,8 @@ from typing import get_args
 import msgspec
 import pytest
 
-from stepscope.engine.protocol.config import Batching, Knobs, Limits
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.knobs import Batching, Knobs, Limits
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import FirstToken, StepRecord
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request

@@ -14,8 +14,8 @@ from hypothesis import Phase as Stage
 from hypothesis import strategies as st
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.config import Batching, Knobs, Limits
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.knobs import Batching, Knobs, Limits
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import (
     CACHED,
     EMPTY,

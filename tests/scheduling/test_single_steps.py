@@ -9,17 +9,10 @@ from stepscope.engine.client.errors import CommandRefused
 from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call
-from stepscope.engine.protocol.commands import (
-    Command,
-    Error,
-    Output,
-    Pause,
-    Resume,
-    StepOnce,
-    Submit,
-)
-from stepscope.engine.protocol.config import Knobs, Limits
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.commands import Command, Pause, Resume, StepOnce, Submit
+from stepscope.engine.protocol.replies import Error, Output
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import EngineStatus
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History

@@ -17,9 +17,9 @@ from textual import events
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.commands import Pause, Resume, Submit
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import KnobSpec
-from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.workload.arrivals import fields_of
 from stepscope.recordings.file.landmarks import landmarks
 from stepscope.recordings.file.reader import Recording

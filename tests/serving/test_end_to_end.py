@@ -13,11 +13,13 @@ import pytest
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import EngineUnreachable
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.commands import Output, Replayed, ReplayFrom, Submit
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.commands import ReplayFrom, Submit
+from stepscope.engine.protocol.replies import Output, Replayed
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import KnobsChanged, StepRecord, TelemetryMessage
 from stepscope.recordings.file.reader import Recording
 
+pytestmark = pytest.mark.shares_engines
 STEPSCOPE = [sys.executable, "-m", "stepscope.tui.cli"]
 START_S = 90.0
 

@@ -17,8 +17,8 @@ from stepscope.engine.http.metrics.reducer import EngineMetrics
 from stepscope.engine.http.openai.requests import NO_OP_VALUES, ChatRequest, CompletionRequest
 from stepscope.engine.http.server.app import Api, build_app
 from stepscope.engine.http.settings import HttpSettings
-from stepscope.engine.protocol.commands import Error
-from stepscope.engine.protocol.config import Limits
+from stepscope.engine.protocol.replies import Error
+from stepscope.engine.protocol.settings.knobs import Limits
 from stepscope.engine.simulation.simulated import simulated_info
 
 

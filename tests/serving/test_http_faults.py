@@ -19,10 +19,12 @@ import pytest
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.http.settings import HttpSettings, check_private, parse_address
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.commands import Pause, Resume, Submit, Submitted
-from stepscope.engine.protocol.config import ConfigError
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.commands import Pause, Resume, Submit
+from stepscope.engine.protocol.replies import Submitted
+from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Aborted, EngineStatus, StepRecord
+from stepscope.tui.cli.engines import http_process
 from stepscope.tui.cli.engines.http_process import HttpProcess
 from tests.support.waiting import wait_for
 
@@ -303,8 +305,10 @@ def test_kill_9_of_serve_ends_its_streams_and_its_http_process_and_frees_the_por
 
 
 def test_serve_waits_for_the_port_of_one_that_was_killed_just_now(
-    serve: Callable[..., Any],
+    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for patience in ("_LEAVING_S", "_UNAWARE_S"):
+        monkeypatch.setattr(http_process, patience, 60.0)  # the machine may be busy
     server = serve()
     child = http_process_of(server)
     child.suspend()  # so that it still has the port

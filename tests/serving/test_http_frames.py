@@ -18,16 +18,8 @@ from stepscope.engine.http.openai.generation import Generation
 from stepscope.engine.http.openai.job import Head, Job
 from stepscope.engine.http.openai.requests import decode_chat, decode_completion
 from stepscope.engine.http.openai.streaming import answer
-from stepscope.engine.protocol.commands import (
-    Abort,
-    Command,
-    Output,
-    PositionLogprobs,
-    Submit,
-    Submitted,
-    TokenLogprob,
-    Withdraw,
-)
+from stepscope.engine.protocol.commands import Abort, Command, Submit, Withdraw
+from stepscope.engine.protocol.replies import Output, PositionLogprobs, Submitted, TokenLogprob
 
 GOLDEN = Path(__file__).parents[1] / "clients" / "frames"
 HEAD = Head("ID", 1_700_000_000, "tiny", "fp_0")

@@ -20,8 +20,9 @@ from stepscope.engine.http.metrics.goodput import GoodputRate
 from stepscope.engine.http.metrics.histogram import Histogram, request_tokens
 from stepscope.engine.http.metrics.reducer import EngineMetrics
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.commands import Replayed, ReplayedFrame, ReplayFrom
-from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.commands import ReplayFrom
+from stepscope.engine.protocol.replies import Replayed, ReplayedFrame
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import (
     Arrived,
     EngineInfo,

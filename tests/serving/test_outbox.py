@@ -9,7 +9,8 @@ import pytest
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.control.outbox import Outbox
 from stepscope.engine.control.remote_client import Outgoing, RemoteClient
-from stepscope.engine.protocol.commands import Output, Pause
+from stepscope.engine.protocol.commands import Pause
+from stepscope.engine.protocol.replies import Output
 from tests.conftest import LiveEngine
 
 

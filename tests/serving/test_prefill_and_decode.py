@@ -27,20 +27,18 @@ from stepscope.engine.process.serve import open_engine
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import (
     Abort,
-    Error,
-    Output,
     Pause,
-    Replayed,
     ReplayFrom,
-    Reply,
     Resume,
     Shutdown,
     StepOnce,
     Submit,
-    Submitted,
 )
-from stepscope.engine.protocol.config import ConfigError, EngineConfig, Knobs
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.replies import Error, Output, Replayed, Reply, Submitted
+from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.engine_config import EngineConfig
+from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import (
     Arrived,
     EngineInfo,
@@ -59,6 +57,7 @@ from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.engines.http import announcement
 from tests.support.waiting import wait_for
 
+pytestmark = pytest.mark.shares_engines
 STEPSCOPE = [sys.executable, "-m", "stepscope.tui.cli"]
 START_S = 90.0
 AnyKind = TypeVar("AnyKind", bound=Reply)

@@ -9,19 +9,18 @@ import zmq
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.control.replies import MAX_BUNDLE, Replies
-from stepscope.engine.protocol import commands
-from stepscope.engine.protocol.commands import (
-    Abort,
+from stepscope.engine.protocol import commands, replies
+from stepscope.engine.protocol.commands import Abort, Submit
+from stepscope.engine.protocol.replies import (
     Ack,
     AnyReply,
     Bundle,
     Output,
     PositionLogprobs,
-    Submit,
     Submitted,
     TokenLogprob,
 )
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.transport.connections import Connections
 from tests.support.waiting import wait_for
@@ -61,7 +60,7 @@ class Peer:
         messages = []
         while self._dealer.poll(0):
             number, payload = self._dealer.recv_multipart()
-            messages.append((int.from_bytes(number, "big"), commands.decode_reply(payload)))
+            messages.append((int.from_bytes(number, "big"), replies.decode_reply(payload)))
         return messages
 
     def close(self) -> None:
@@ -169,7 +168,7 @@ def test_a_client_gets_bundles_only_if_it_asks_for_them(live_engine: Any) -> Non
     while num_open:
         assert raw.poll(10_000), "silence"
         identifier, payload = raw.recv_multipart()
-        command_id, reply = int.from_bytes(identifier, "big"), commands.decode_reply(payload)
+        command_id, reply = int.from_bytes(identifier, "big"), replies.decode_reply(payload)
         if isinstance(reply, Submitted):
             accepted.add(command_id)
             continue

@@ -14,10 +14,11 @@ import pytest
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.commands import Ack, SetWorkload, Shutdown
-from stepscope.engine.protocol.config import Knobs, Limits
+from stepscope.engine.protocol.commands import SetWorkload, Shutdown
+from stepscope.engine.protocol.replies import Ack
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import StepRecord, Telemetry
-from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.simulation.virtual.drawn import DrawnStepTimes
 from stepscope.engine.simulation.virtual.requests import SimulatedRequest

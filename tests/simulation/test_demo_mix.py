@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.config import Limits
+from stepscope.engine.protocol.settings.knobs import Limits
 from stepscope.engine.protocol.wire import Preempted, StepRecord, Telemetry
 from stepscope.engine.simulation.simulated import START_NS
 from stepscope.engine.simulation.step_time import CostModel

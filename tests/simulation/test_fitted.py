@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.simulation.fitted import FittedModel, SeenStep, fit
 from stepscope.engine.simulation.least_squares import fit_relative
 from stepscope.engine.simulation.step_time import StepShape

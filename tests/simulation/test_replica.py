@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.config import Knobs, Limits
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import Arrived, Finished, Preempted, StepRecord, Telemetry
-from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.simulation.simulated import START_NS
 from stepscope.engine.simulation.step_time import CostModel, StepShape, StepTime

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from stepscope.engine.models.random_shapes import SHAPES
-from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.simulation.gpus import GPUS, gpu_named
 from stepscope.engine.simulation.known_models import KNOWN_MODELS
 from stepscope.engine.simulation.model_shape import ModelShape, model_shape, shape_of_config

@@ -10,9 +10,10 @@ import pytest
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.process.simulated import serve_simulated
-from stepscope.engine.protocol.commands import Ack, GetSnapshot, SetKnobs, Shutdown, Submit
-from stepscope.engine.protocol.config import Knobs, Limits
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.commands import GetSnapshot, SetKnobs, Shutdown, Submit
+from stepscope.engine.protocol.replies import Ack
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import EngineInfo, Snapshot
 from stepscope.engine.simulation.simulated import START_NS
 from stepscope.engine.simulation.step_time import CostModel

@@ -1,9 +1,9 @@
 """What stands around an `EngineCore` in a test: a client, a sink of telemetry, a workload."""
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.commands import AnyReply, Output
+from stepscope.engine.protocol.replies import AnyReply, Output
+from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import StepRecord, Telemetry
-from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.telemetry.step_draft import StepDraft
 
 

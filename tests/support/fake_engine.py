@@ -7,16 +7,9 @@ from typing import Any
 
 import zmq
 
-from stepscope.engine.protocol import commands, wire
-from stepscope.engine.protocol.commands import (
-    AnyReply,
-    Error,
-    GetInfo,
-    GetSnapshot,
-    Replayed,
-    ReplayedFrame,
-    ReplayFrom,
-)
+from stepscope.engine.protocol import commands, replies, wire
+from stepscope.engine.protocol.commands import GetInfo, GetSnapshot, ReplayFrom
+from stepscope.engine.protocol.replies import AnyReply, Error, Replayed, ReplayedFrame
 from stepscope.engine.protocol.wire import EngineInfo, StepRecord, Telemetry
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.rate_limit import RateLimiter
@@ -91,7 +84,7 @@ class FakeEngine:
                 command = commands.decode_command(payload)
                 if self.limiter is not None:
                     if not self.limiter.admit(identity, len(payload)):
-                        error = commands.encode(Error(code="rate_limited", message="too many"))
+                        error = replies.encode(Error(code="rate_limited", message="too many"))
                         self._router.send_multipart([identity, command_id, error])
                         continue
                     self.limiter.charge(identity, command)
@@ -103,7 +96,7 @@ class FakeEngine:
                     self.num_silenced += 1
                 else:
                     reply = self._answer(command)
-                    self._router.send_multipart([identity, command_id, commands.encode(reply)])
+                    self._router.send_multipart([identity, command_id, replies.encode(reply)])
 
     def _answer(self, command: commands.AnyCommand) -> AnyReply:
         if isinstance(command, ReplayFrom) and not self.refuses_replay:

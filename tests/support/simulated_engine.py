@@ -17,7 +17,7 @@ from stepscope.engine.control.server import ControlServer
 from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.control_tally import ControlTally
 from stepscope.engine.loop.core import EngineCore
-from stepscope.engine.protocol.config import Knobs, Limits
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult

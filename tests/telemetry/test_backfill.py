@@ -12,15 +12,9 @@ import pytest
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import EngineGone
-from stepscope.engine.protocol.commands import (
-    AnyCommand,
-    AnyReply,
-    Error,
-    GetKeptSnapshot,
-    ReplayFrom,
-    Submit,
-)
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.commands import AnyCommand, GetKeptSnapshot, ReplayFrom, Submit
+from stepscope.engine.protocol.replies import AnyReply, Error
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import EngineInfo, EngineStatus, Mark, Snapshot
 from stepscope.engine.telemetry import kept_snapshots
 from stepscope.recordings.check.verify import verify

@@ -14,16 +14,13 @@ from stepscope.engine.client.errors import CommandRefused
 from stepscope.engine.protocol.commands import (
     MAX_PAST_S,
     AnyCommand,
-    AnyReply,
-    Error,
     GetKeptSnapshot,
-    Replayed,
-    ReplayedFrame,
     ReplayFrom,
     SetKnobs,
     Submit,
 )
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.replies import AnyReply, Error, Replayed, ReplayedFrame
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Snapshot
 from stepscope.engine.telemetry import kept_snapshots
 from stepscope.engine.telemetry.kept_snapshots import INTERVAL_NS, MAX_KEPT, KeptSnapshots

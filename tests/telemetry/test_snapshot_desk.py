@@ -7,7 +7,8 @@ import pytest
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.loop.snapshot_desk import MAX_WAIT_NS, SHARE, SnapshotDesk
-from stepscope.engine.protocol.commands import AnyReply, GetSnapshot
+from stepscope.engine.protocol.commands import GetSnapshot
+from stepscope.engine.protocol.replies import AnyReply
 from stepscope.engine.protocol.wire import Snapshot
 
 

@@ -10,7 +10,7 @@ import pytest
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import SetKnobs, Submit
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings.file.reader import Recording

@@ -6,6 +6,7 @@ An engine's own package tells `step_recorder` what came, was scheduled and ended
 rows and blocks; the recorder makes step records of it, in the order in which steps end.
 `attached_core` answers commands.
 
-May import: engine.control, engine.loop, engine.protocol, engine.telemetry, engine.transport.
+May import: engine.control, engine.loop, engine.protocol, engine.protocol.settings,
+  engine.telemetry, engine.transport.
 What only one engine has belongs to the package of that engine.
 """

@@ -15,16 +15,11 @@ from stepscope.engine.loop.inbox import Call, Denial, Departure, Inbox, Item, Re
 from stepscope.engine.loop.knob_lease import KnobLease
 from stepscope.engine.loop.snapshot_desk import SnapshotDesk
 from stepscope.engine.protocol.asker import Asker
-from stepscope.engine.protocol.commands import (
-    Change,
-    Error,
-    GetAudit,
-    GetSnapshot,
-    SetKnobs,
-    Submit,
-)
-from stepscope.engine.protocol.config import ConfigError, Limits
+from stepscope.engine.protocol.commands import Change, GetAudit, GetSnapshot, SetKnobs, Submit
 from stepscope.engine.protocol.pause_trail import PauseTrail
+from stepscope.engine.protocol.replies import Error
+from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import Limits
 from stepscope.engine.protocol.wire import (
     EngineInfo,
     EngineState,

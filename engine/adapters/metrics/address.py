@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from stepscope.engine.protocol.config import WrongValue
+from stepscope.engine.protocol.settings.config_error import WrongValue
 
 # In TensorRT-LLM `/metrics` is JSON, and Prometheus reads the other.
 _PATHS = ("/metrics", "/prometheus/metrics")

@@ -9,7 +9,7 @@ from msgspec import Struct
 from stepscope.engine.adapters.attached.knob_values import changed
 from stepscope.engine.adapters.sglang.broadcast import CHUNK, SEATS, ChangeRequests
 from stepscope.engine.adapters.sglang.shapes import SglangScheduler
-from stepscope.engine.protocol.config import Limits
+from stepscope.engine.protocol.settings.knobs import Limits
 from stepscope.engine.protocol.wire import KnobSpec, KnobValue
 
 

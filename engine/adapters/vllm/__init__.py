@@ -4,7 +4,7 @@
 around every step, which reads what vLLM scheduled. `shapes` says what we need of vLLM's objects,
 `versions` what differs between its releases.
 
-May import: engine.adapters.attached, engine.protocol, engine.scheduling, engine.telemetry,
-  engine.transport.
+May import: engine.adapters.attached, engine.protocol, engine.protocol.settings,
+  engine.scheduling, engine.telemetry, engine.transport.
 What a new release of vLLM does differently is an entry in `versions.py`.
 """

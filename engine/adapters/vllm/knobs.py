@@ -9,7 +9,7 @@ from msgspec import Struct
 from stepscope.engine.adapters.attached.knob_values import changed
 from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.shapes import VllmScheduler
-from stepscope.engine.protocol.config import Limits
+from stepscope.engine.protocol.settings.knobs import Limits
 from stepscope.engine.protocol.wire import KnobSpec, KnobValue
 
 

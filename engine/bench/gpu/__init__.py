@@ -3,6 +3,6 @@
 `parts` lists what there is to measure. `conduct` starts a process for each model, in which
 `measure` runs. `results` is the report, `aims` judges it, `costs` has the floors.
 
-May import: engine.bench, engine.models, engine.protocol.
+May import: engine.bench, engine.models, engine.protocol.settings.
 A new part gets its entry in `parts.py` and a module in `measure`.
 """

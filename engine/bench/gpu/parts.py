@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from stepscope.engine.models.random_shapes import SHAPES
-from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.settings.config_error import ConfigError
 
 
 class BenchPart(msgspec.Struct, frozen=True):

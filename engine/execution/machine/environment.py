@@ -4,7 +4,7 @@ import contextlib
 import ctypes
 import os
 
-from stepscope.engine.protocol.config import EngineConfig
+from stepscope.engine.protocol.settings.engine_config import EngineConfig
 
 
 def num_threads(config: EngineConfig) -> int:

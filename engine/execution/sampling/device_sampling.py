@@ -16,8 +16,8 @@ from stepscope.engine.execution.sampling.host_sampling import (
     TokenChoice,
 )
 from stepscope.engine.execution.sampling.samples import Sampled
-from stepscope.engine.protocol.commands import PositionLogprobs, TokenLogprob
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.replies import PositionLogprobs, TokenLogprob
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.request import Request
 from stepscope.kernels.paged_attention import to_device
 

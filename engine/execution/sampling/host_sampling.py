@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.engine.execution.sampling.token_counts import TokenCounts
-from stepscope.engine.protocol.commands import PositionLogprobs, TokenLogprob
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.replies import PositionLogprobs, TokenLogprob
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 # Rows of logits; 16-bit ones as the bits they are made of.

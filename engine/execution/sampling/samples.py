@@ -4,7 +4,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from stepscope.engine.protocol.commands import PositionLogprobs
+from stepscope.engine.protocol.replies import PositionLogprobs
 
 
 class Sampled(NamedTuple):

@@ -17,7 +17,8 @@ from stepscope.engine.http.engine_client import EngineClient
 from stepscope.engine.http.metrics.reducer import EngineMetrics
 from stepscope.engine.http.sockets import SocketReader
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.commands import GetSnapshot, Replayed, ReplayFrom
+from stepscope.engine.protocol.commands import GetSnapshot, ReplayFrom
+from stepscope.engine.protocol.replies import Replayed
 from stepscope.engine.protocol.wire import Snapshot, Telemetry
 from stepscope.engine.transport.sockets import client_socket
 

@@ -22,13 +22,8 @@ from stepscope.engine.http.openai.responses import (
     Usage,
 )
 from stepscope.engine.http.openai.sampling import check_choices, sampling_params, seed_of_choice
-from stepscope.engine.protocol.commands import (
-    ChatMessage,
-    Output,
-    PositionLogprobs,
-    Submit,
-    TokenLogprob,
-)
+from stepscope.engine.protocol.commands import ChatMessage, Submit
+from stepscope.engine.protocol.replies import Output, PositionLogprobs, TokenLogprob
 
 _encoder = msgspec.json.Encoder()
 

@@ -16,8 +16,9 @@ from stepscope.engine.http.openai.responses import (
     Usage,
 )
 from stepscope.engine.http.openai.sampling import check_choices, sampling_params, seed_of_choice
-from stepscope.engine.protocol.commands import Output, PositionLogprobs, Submit
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.replies import Output, PositionLogprobs
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 
 DEFAULT_MAX_TOKENS = 16  # as OpenAI has it
 

@@ -13,16 +13,8 @@ import msgspec
 
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
 from stepscope.engine.http.engine_client import EngineClient
-from stepscope.engine.protocol.commands import (
-    Abort,
-    AnyReply,
-    Error,
-    Output,
-    PositionLogprobs,
-    Submit,
-    Submitted,
-    Withdraw,
-)
+from stepscope.engine.protocol.commands import Abort, Submit, Withdraw
+from stepscope.engine.protocol.replies import AnyReply, Error, Output, PositionLogprobs, Submitted
 
 MAX_PENDING = 256  # outputs of one request that wait for its reader one by one
 

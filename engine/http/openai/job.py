@@ -8,7 +8,8 @@ from msgspec import UNSET, UnsetType
 from stepscope.engine.http.openai.generation import TextPiece
 from stepscope.engine.http.openai.requests import GenerationRequest
 from stepscope.engine.http.openai.responses import PromptTokensDetails, Usage
-from stepscope.engine.protocol.commands import Output, Submit
+from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.replies import Output
 
 
 class Head(NamedTuple):

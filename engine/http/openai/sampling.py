@@ -2,7 +2,7 @@
 
 from stepscope.engine.http.errors import ApiError
 from stepscope.engine.http.openai.requests import MAX_CHOICES, GenerationRequest
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 
 _LARGEST_SEED = 2**63 - 1
 

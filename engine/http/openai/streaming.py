@@ -14,7 +14,7 @@ from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
 from stepscope.engine.http.errors import ApiError, from_engine, internal_error
 from stepscope.engine.http.openai.generation import ClientGone, Generation, TextPiece
 from stepscope.engine.http.openai.job import Job, UsageMeter
-from stepscope.engine.protocol.commands import Output
+from stepscope.engine.protocol.replies import Output
 
 log = logging.getLogger("stepscope.http")
 

@@ -35,7 +35,8 @@ from stepscope.engine.http.openai.streaming import answer
 from stepscope.engine.http.server.guard import Guard
 from stepscope.engine.http.server.peers import peer_of
 from stepscope.engine.http.settings import HttpSettings
-from stepscope.engine.protocol.commands import Ack, ResetPrefixCache
+from stepscope.engine.protocol.commands import ResetPrefixCache
+from stepscope.engine.protocol.replies import Ack
 from stepscope.engine.protocol.wire import EngineInfo
 
 ANSWER_S = 60.0  # an engine answers between two steps, and a step may be long

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from stepscope.engine.models.cache.cached_folder import Check, ensure
 from stepscope.engine.models.cache.gguf_tokenizer import write_tokenizer
-from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.settings.config_error import ConfigError
 
 SUFFIX = ".gguf"
 VERSION = "v1"  # part of the folder's name: another conversion is another version

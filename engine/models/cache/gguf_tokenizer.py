@@ -5,7 +5,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.settings.config_error import ConfigError
 
 _PREFIX = "tokenizer.ggml."
 

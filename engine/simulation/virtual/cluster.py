@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
-from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.simulation.virtual.requests import SimulatedRequest
 
 Routing: TypeAlias = Literal["round-robin", "least-loaded"]

@@ -12,7 +12,7 @@ Where steps overlap, each is scheduled when the one before it begins, as in the 
 
 from typing import NamedTuple, Protocol
 
-from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import Preempted
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler

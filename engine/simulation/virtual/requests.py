@@ -7,8 +7,8 @@ in a Mooncake trace; without ids a prompt is like no other.
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from stepscope.engine.protocol.sampling_params import SamplingParams
-from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.scheduling.block_pool import BlockHash
 from stepscope.engine.workload.arrivals import fit, mix
 from stepscope.engine.workload.traces import HASH_BLOCK_TOKENS, TraceRow

@@ -9,7 +9,7 @@ from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.loop.outlet import TelemetrySink
 from stepscope.engine.protocol.commands import SetKnobs, Submit
-from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import Snapshot
 from stepscope.engine.scheduling.prefix_hashes import PrefixHashes
 from stepscope.engine.simulation.simulated import START_NS, SimulatedRunner

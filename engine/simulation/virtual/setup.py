@@ -5,7 +5,7 @@ import hashlib
 import msgspec
 from msgspec import Struct
 
-from stepscope.engine.protocol.config import Knobs, Limits, knob_specs
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits, knob_specs
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.scheduling.batching import SpendBudget
 from stepscope.engine.scheduling.kv_cache import KVCacheManager

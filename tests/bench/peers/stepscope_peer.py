@@ -16,8 +16,9 @@ def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], dict[str, An
     from stepscope.engine.client.telemetry_reader import TelemetryReader
     from stepscope.engine.process.serve import open_engine
     from stepscope.engine.protocol.commands import Submit
-    from stepscope.engine.protocol.config import EngineConfig, Knobs
-    from stepscope.engine.protocol.sampling_params import SamplingParams
+    from stepscope.engine.protocol.settings.engine_config import EngineConfig
+    from stepscope.engine.protocol.settings.knobs import Knobs
+    from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 
     resources = contextlib.ExitStack()
     folder = resources.enter_context(tempfile.TemporaryDirectory())

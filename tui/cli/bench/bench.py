@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stepscope.engine.protocol.config import EngineConfig, Knobs
+from stepscope.engine.protocol.settings.engine_config import EngineConfig
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.tui.cli.engines.engine import engine_packages, prepare_process
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.progress import Progress

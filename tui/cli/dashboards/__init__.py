@@ -1,11 +1,11 @@
 """Commands that open the dashboard or draw it.
 
 May import: engine.adapters.metrics, engine.client, engine.models.cache, engine.protocol,
-  engine.scheduling, engine.transport, engine.workload, recordings.compare,
-  recordings.compare.side, recordings.compare.statistics, recordings.export, recordings.figures,
-  recordings.file, recordings.fleets, recordings.history, recordings.live, recordings.replay,
-  recordings.samples, recordings.state.series, tui.app, tui.cli.shared, tui.screens.start,
-  tui.session, tui.session.control, tui.session.tour, tui.settings, tui.views, tui.views.frame,
-  tui.views.pages.
+  engine.protocol.settings, engine.scheduling, engine.transport, engine.workload,
+  recordings.compare, recordings.compare.side, recordings.compare.statistics, recordings.export,
+  recordings.figures, recordings.file, recordings.fleets, recordings.history, recordings.live,
+  recordings.replay, recordings.samples, recordings.state.series, tui.app, tui.cli.shared,
+  tui.screens.start, tui.session, tui.session.control, tui.session.tour, tui.settings,
+  tui.views, tui.views.frame, tui.views.pages.
 One module a command.
 """

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import tomlkit
 
-from stepscope.engine.protocol.config import EngineConfig, Knobs
+from stepscope.engine.protocol.settings.engine_config import EngineConfig
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.scheduling.presets import defaults_like
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.text_table import text_table

@@ -13,9 +13,10 @@ from msgspec.structs import replace
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.commands import SetWorkload
-from stepscope.engine.protocol.config import EngineConfig, Knobs
+from stepscope.engine.protocol.settings.engine_config import EngineConfig
+from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import KnobValue, StepCosts
-from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.workload.arrivals import describe
 from stepscope.engine.workload.capacity import in_words
 from stepscope.recordings.export.output import MissingPackage

@@ -1,8 +1,8 @@
 """The demo with a model that speaks: its settings and its load, for two CPU cores."""
 
 from stepscope.engine.models.cache import smollm2
-from stepscope.engine.protocol.config import Knobs
-from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 
 NAME = smollm2.NAME
 NOTICE = smollm2.NOTICE

@@ -1,10 +1,10 @@
 """Commands that run an engine, send it work, change it or ask it.
 
 May import: engine.adapters.sglang, engine.adapters.vllm, engine.client, engine.http,
-  engine.http.server, engine.models.cache, engine.process, engine.protocol, engine.scheduling,
-  engine.telemetry, engine.transport, engine.workload, recordings.alerts, recordings.figures,
-  recordings.file, recordings.history, recordings.live, recordings.state,
-  recordings.state.series, tui.cli.recordings, tui.cli.shared, tui.session.control,
-  tui.settings, tui.views.
+  engine.http.server, engine.models.cache, engine.process, engine.protocol,
+  engine.protocol.settings, engine.scheduling, engine.telemetry, engine.transport,
+  engine.workload, recordings.alerts, recordings.figures, recordings.file, recordings.history,
+  recordings.live, recordings.state, recordings.state.series, tui.cli.recordings,
+  tui.cli.shared, tui.session.control, tui.settings, tui.views.
 One module a command.
 """

@@ -8,7 +8,8 @@ import msgspec
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.audit_fold import side_by_side
-from stepscope.engine.protocol.commands import AuditPage, GetAudit
+from stepscope.engine.protocol.commands import GetAudit
+from stepscope.engine.protocol.replies import AuditPage
 from stepscope.engine.protocol.wire import Audited, EngineInfo, Snapshot
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.state.audit_text import change_text, who_text

@@ -16,8 +16,9 @@ from statistics import median
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused
 from stepscope.engine.models.cache import smollm2
-from stepscope.engine.protocol.commands import Abort, ChatMessage, Error, Output, Submit, Submitted
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.commands import Abort, ChatMessage, Submit
+from stepscope.engine.protocol.replies import Error, Output, Submitted
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.lives import Life

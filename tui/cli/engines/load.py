@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stepscope.engine.client.errors import EngineUnreachable
-from stepscope.engine.protocol.commands import Ack, ResetPrefixCache
+from stepscope.engine.protocol.commands import ResetPrefixCache
+from stepscope.engine.protocol.replies import Ack
+from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import EngineInfo
-from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.workload.arrivals import (
     Arrival,
     PromptWriter,

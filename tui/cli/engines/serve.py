@@ -10,7 +10,8 @@ from typing import Any
 
 from stepscope.engine.http.settings import HttpSettings
 from stepscope.engine.models.cache import smollm2
-from stepscope.engine.protocol.config import EngineConfig, Knobs
+from stepscope.engine.protocol.settings.engine_config import EngineConfig
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.scheduling.presets import defaults_like
 from stepscope.engine.transport.endpoints import Endpoint, runtime_dir

@@ -5,8 +5,8 @@ import contextlib
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused
 from stepscope.engine.client.group import set_on_all
-from stepscope.engine.protocol.commands import Ack
-from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.replies import Ack
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import KnobSpec, KnobValue
 from stepscope.engine.transport.data_parallel import ranks_of
 from stepscope.engine.transport.endpoints import Endpoint, find_local

@@ -9,16 +9,10 @@ from types import TracebackType
 from typing import TypeAlias
 
 from stepscope.engine.client.client import ControlClient
-from stepscope.engine.protocol.commands import (
-    Abort,
-    Error,
-    Output,
-    ResetPrefixCache,
-    Submit,
-    Submitted,
-)
-from stepscope.engine.protocol.config import Knobs
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.commands import Abort, ResetPrefixCache, Submit
+from stepscope.engine.protocol.replies import Error, Output, Submitted
+from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.file.service_levels import levels_of

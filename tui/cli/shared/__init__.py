@@ -1,7 +1,8 @@
 """What commands share: options made from Structs, finding an engine, progress, exit codes.
 
-May import: engine.adapters.metrics, engine.client, engine.protocol, engine.transport,
-  recordings, recordings.compare.side, recordings.export, recordings.figures, recordings.file,
-  recordings.file.mcap, recordings.samples, recordings.state.series, tui.settings, tui.views.
+May import: engine.adapters.metrics, engine.client, engine.protocol, engine.protocol.settings,
+  engine.transport, recordings, recordings.compare.side, recordings.export, recordings.figures,
+  recordings.file, recordings.file.mcap, recordings.samples, recordings.state.series,
+  tui.settings, tui.views.
 What two kinds of commands need goes here.
 """

@@ -6,7 +6,7 @@ from stepscope.engine.adapters.metrics.address import MetricsAddress
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import EngineGone, EngineStarting, EngineUnreachable
 from stepscope.engine.protocol.commands import MAX_PAST_S
-from stepscope.engine.protocol.config import ConfigError
+from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.engine.transport.local_engines import called
 from stepscope.tui.cli.shared.progress import Progress

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import typer
 
-from stepscope.engine.protocol.config import ConfigError, WrongValue
+from stepscope.engine.protocol.settings.config_error import ConfigError, WrongValue
 from stepscope.recordings.errors import NotInRecording, RecordingError
 from stepscope.tui.settings.cli_errors import DONE, FAILED, WRONG_USAGE, CommandFailed
 

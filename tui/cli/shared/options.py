@@ -12,7 +12,7 @@ import msgspec
 import typer
 from msgspec.structs import FieldInfo
 
-from stepscope.engine.protocol.config import Knobs
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.tui.settings.setting_values import DURATIONS, KINDS, base_and_meta, flag_of
 from stepscope.tui.settings.settings import (
     SECTIONS,

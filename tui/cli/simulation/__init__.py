@@ -1,7 +1,7 @@
 """Commands that ask what would happen: on another GPU, with other knobs.
 
-May import: engine.process, engine.protocol, engine.scheduling, engine.simulation,
-  engine.simulation.virtual, engine.transport, engine.workload, recordings,
+May import: engine.process, engine.protocol, engine.protocol.settings, engine.scheduling,
+  engine.simulation, engine.simulation.virtual, engine.transport, engine.workload, recordings,
   recordings.autopilot, recordings.compare.side, recordings.export, recordings.file,
   recordings.file.mcap, recordings.history, recordings.live, recordings.plot,
   recordings.simulation, recordings.state, recordings.state.series, tui.cli.engines,

@@ -1,6 +1,5 @@
 """`stepscope diagnose`: which setting is the bottleneck, and the simulation that proves it."""
 
-import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,13 +8,10 @@ import msgspec
 from stepscope.recordings.compare.side.feed import Stretch
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.file.service_levels import levels_in
-from stepscope.recordings.simulation.basis import basis_of
 from stepscope.recordings.simulation.diagnosis import (
     KEPT_SHARE,
     NUM_RUNS,
     Diagnosis,
-    DiagnosisStopped,
     Finding,
     Trial,
     diagnose,
@@ -25,11 +21,7 @@ from stepscope.recordings.simulation.what_if import Forecast
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.recordings.measured import read_side
 from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.levels import level_flags, level_of
-from stepscope.tui.cli.shared.progress import Progress
-from stepscope.tui.cli.shared.signals import StopSignals
-from stepscope.tui.cli.simulation.watched import watched
-from stepscope.tui.settings.cli_errors import Interrupted
+from stepscope.tui.cli.simulation.studied import studied
 from stepscope.tui.settings.service_levels import said
 
 _MAX_UNLIKE = 0.2  # of the steps: a forecast with more is a guess
@@ -48,26 +40,15 @@ def run(
         RecordingError: the recording is too short, or its steps too much alike.
         Interrupted: by Ctrl-C.
     """
-    flags = level_flags(slo_itl, slo_ttft)
-    stop = StopSignals(signal.SIGINT, signal.SIGTERM)
-    with (
-        stop,
-        Progress() as progress,
-        watched(target, seconds, "diagnose", progress, stop) as recording,
+    with studied(target, seconds, "diagnose", slo_itl, slo_ttft) as (
+        recording,
+        level,
+        basis,
+        on_run,
     ):
-        level = level_of(flags, levels_in(recording.metadata))
-        basis = basis_of(recording, [level], lambda share: progress("reading", share))
         name = recording.path.name
         side = read_side(RecordingFeed(Recording(recording.path), name, level, Stretch()))
-
-        def on_run(what: str, share: float) -> bool:
-            progress(what, share)
-            return bool(stop)
-
-        try:
-            found = diagnose(seen_of(side, basis), level, on_run)
-        except DiagnosisStopped as error:
-            raise Interrupted("interrupted before the runs were done") from error
+        found = diagnose(seen_of(side, basis), level, on_run)
     if as_json:
         say(_document(found, level))
     else:

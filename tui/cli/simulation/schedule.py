@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, get_args
 
 import msgspec
 
-from stepscope.engine.protocol.config import Batching, Knobs
-from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.settings.knobs import Batching, Knobs
+from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.scheduling.batching import SpendBudget
 from stepscope.engine.scheduling.presets import defaults_like
 from stepscope.engine.simulation.dry_run import (

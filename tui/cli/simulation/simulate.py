@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from stepscope.engine.protocol.config import Knobs, Limits
-from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.scheduling.presets import defaults_like
 from stepscope.engine.simulation.virtual.cluster import Routing, run_cluster
 from stepscope.engine.simulation.virtual.drawn import DrawnStepTimes

@@ -3,7 +3,7 @@
 import threading
 
 from stepscope.engine.process.simulated import serve_simulated
-from stepscope.engine.protocol.config import Knobs, Limits
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.simulation.virtual.setup import SimulatedSetup
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.tui.cli.engines.engine import prepare_process

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.simulation.virtual.requests import SimulatedRequest, of_mix, of_trace
 from stepscope.engine.workload.arrivals import describe
 from stepscope.engine.workload.traces import read_trace

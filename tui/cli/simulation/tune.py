@@ -1,30 +1,24 @@
 """`stepscope tune`: the knobs with the highest goodput that keep the service levels."""
 
-import signal
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-from stepscope.recordings.file.service_levels import levels_in
-from stepscope.recordings.simulation.basis import WhatIfBasis, basis_of
+from stepscope.recordings.simulation.basis import WhatIfBasis
 from stepscope.recordings.simulation.tuning import (
     KEPT_SHARE,
     Candidate,
     Tuned,
     Tuning,
-    TuningStopped,
     changes_text,
 )
 from stepscope.recordings.simulation.what_if import NUM_RUNS
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.levels import level_flags, level_of
-from stepscope.tui.cli.shared.progress import Progress
-from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.cli.shared.text_table import text_table
-from stepscope.tui.cli.simulation.watched import watched
-from stepscope.tui.settings.cli_errors import FAILED, Interrupted
+from stepscope.tui.cli.simulation.studied import studied
+from stepscope.tui.settings.cli_errors import FAILED
 from stepscope.tui.settings.service_levels import said
 
 _SHOWN = (
@@ -50,24 +44,8 @@ def run(
         RecordingError: the recording is too short, or its steps too much alike.
         Interrupted: by Ctrl-C.
     """
-    flags = level_flags(slo_itl, slo_ttft)
-    stop = StopSignals(signal.SIGINT, signal.SIGTERM)
-    with (
-        stop,
-        Progress() as progress,
-        watched(target, seconds, "tune", progress, stop) as recording,
-    ):
-        level = level_of(flags, levels_in(recording.metadata))
-        basis = basis_of(recording, [level], lambda share: progress("reading", share))
-
-        def on_run(what: str, share: float) -> bool:
-            progress(what, share)
-            return bool(stop)
-
-        try:
-            found = Tuning(basis, level, on_run).run()
-        except TuningStopped as error:
-            raise Interrupted("interrupted before the runs were done") from error
+    with studied(target, seconds, "tune", slo_itl, slo_ttft) as (_, level, basis, on_run):
+        found = Tuning(basis, level, on_run).run()
     if as_json:
         say(_document(found, basis, level))
     else:

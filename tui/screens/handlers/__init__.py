@@ -1,6 +1,6 @@
 """What each action of the table does, one file for each part of the dashboard.
 
-May import: engine.protocol, recordings, recordings.compare.side, recordings.file,
+May import: engine.protocol.settings, recordings, recordings.compare.side, recordings.file,
   recordings.history, recordings.state, recordings.state.series, tui.screens.drawing,
   tui.screens.overlays, tui.session, tui.session.compare, tui.session.control,
   tui.session.export, tui.session.time, tui.settings, tui.views, tui.views.charts,

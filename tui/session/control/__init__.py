@@ -1,6 +1,7 @@
 """What the operator does to an engine (knobs, workload, pauses), and under which name.
 
-May import: engine.client, engine.protocol, engine.transport, engine.workload,
-  recordings.autopilot, recordings.history, recordings.state, tui.settings, tui.views.
+May import: engine.client, engine.protocol, engine.protocol.settings, engine.transport,
+  engine.workload, recordings.autopilot, recordings.history, recordings.state, tui.settings,
+  tui.views.
 A new change of the engine is a method of `Operator`.
 """

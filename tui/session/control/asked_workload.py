@@ -6,8 +6,8 @@ the first: the workload requested last counts until telemetry shows a change.
 
 from typing import NamedTuple
 
+from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import KnobValue
-from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.session.control.workload_text import published_workload, workload_text
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable, NoAnswer
 from stepscope.engine.client.group import ask_with_siblings
-from stepscope.engine.protocol.commands import AnyReply, Command, SetKnobs
+from stepscope.engine.protocol.commands import Command, SetKnobs
+from stepscope.engine.protocol.replies import AnyReply
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.tui.settings.log_file import see_log
 

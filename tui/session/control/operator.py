@@ -10,7 +10,6 @@ from typing import NamedTuple
 import msgspec
 
 from stepscope.engine.protocol.commands import (
-    Ack,
     Change,
     Command,
     Pause,
@@ -19,8 +18,9 @@ from stepscope.engine.protocol.commands import (
     SetWorkload,
     StepOnce,
 )
+from stepscope.engine.protocol.replies import Ack
+from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobSpec, LeasedKnobs
-from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.knob_text import value_text
 from stepscope.recordings.state.knob_trail import known_changes

@@ -8,8 +8,8 @@ from typing import Annotated, Any, get_args, get_origin
 import msgspec
 
 from stepscope.engine.protocol.field_errors import in_words
+from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import KnobValue
-from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.workload.arrivals import fields_of
 from stepscope.recordings.state.knob_text import value_text
 

@@ -1,5 +1,6 @@
 """The tour: a lesson in the dashboard, on a live engine.
 
-May import: engine.client, engine.protocol, engine.transport, tui.views.
+May import: engine.client, engine.protocol, engine.protocol.settings, engine.transport,
+  tui.views.
 A new chapter is an entry in `chapters.py`.
 """

@@ -5,7 +5,7 @@ A text has at most three lines of 78 characters. `{id}` stands for the key of an
 
 from typing import Literal, NamedTuple, TypeAlias
 
-from stepscope.engine.protocol.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 
 
 class SetLoad(NamedTuple):

@@ -6,8 +6,9 @@ import time
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
-from stepscope.engine.protocol.commands import Output, SetWorkload, Submit, Submitted
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.commands import SetWorkload, Submit
+from stepscope.engine.protocol.replies import Output, Submitted
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.tui.session.tour.chapters import Act, SendPrompt, SetBudget, SetLoad
 

@@ -1,8 +1,8 @@
 """Whole pages: pure functions from a frame to lines, and what their rows lead to.
 
-May import: engine.adapters.metrics, engine.protocol, engine.transport, recordings.attribution,
-  recordings.compare, recordings.file, recordings.fleets, recordings.history, recordings.state,
-  recordings.state.series, tui.settings, tui.views, tui.views.charts, tui.views.frame,
-  tui.views.panels.
+May import: engine.adapters.metrics, engine.protocol, engine.protocol.settings,
+  engine.transport, recordings.attribution, recordings.compare, recordings.file,
+  recordings.fleets, recordings.history, recordings.state, recordings.state.series,
+  tui.settings, tui.views, tui.views.charts, tui.views.frame, tui.views.panels.
 A new page gets a file here and an entry in `page_views.py`.
 """

@@ -223,7 +223,7 @@ def typed_choice(text: str) -> StartChoice:
 def what_is_wrong(text: str) -> str | None:
     """One line about a text that can be no choice; None for one that may."""
     from stepscope.engine.adapters.metrics.address import MetricsAddress, is_metrics_url
-    from stepscope.engine.protocol.config import ConfigError
+    from stepscope.engine.protocol.settings.config_error import ConfigError
     from stepscope.engine.transport.endpoints import (
         Endpoint,  # with sockets, which the list has no need of
     )

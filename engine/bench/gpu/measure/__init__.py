@@ -2,6 +2,6 @@
 
 May import: kernels, kernels.dispatch, kernels.plain, engine.bench, engine.bench.gpu,
   engine.client, engine.control, engine.execution, engine.execution.machine, engine.loop,
-  engine.models, engine.process, engine.protocol, engine.scheduling.
+  engine.models, engine.process, engine.protocol, engine.protocol.settings, engine.scheduling.
 A new part gets a module here and a branch in `worker.py`.
 """

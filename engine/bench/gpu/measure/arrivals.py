@@ -20,8 +20,8 @@ from stepscope.engine.bench.gpu.measure.steps import EngineSide
 from stepscope.engine.bench.gpu.measure.streams import StreamArrival, Streams, gaps_ms, set_knobs
 from stepscope.engine.bench.gpu.results import percentile
 from stepscope.engine.protocol.commands import Submit
-from stepscope.engine.protocol.config import Batching
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.knobs import Batching
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 
 # The two that have an aim first: time may run out.
 _AIMED: tuple[Batching, ...] = ("continuous", "chunked")

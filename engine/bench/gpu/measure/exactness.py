@@ -22,8 +22,9 @@ from stepscope.engine.models.model import Model, StepContext
 from stepscope.engine.models.random_shapes import PREFIX, SHAPES
 from stepscope.engine.process.serve import open_engine
 from stepscope.engine.protocol.commands import Submit
-from stepscope.engine.protocol.config import EngineConfig, Knobs
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.engine_config import EngineConfig
+from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.kernels.dispatch.backends import choose
 from stepscope.kernels.paged_attention import PagedBatch
 

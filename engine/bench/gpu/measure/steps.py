@@ -17,7 +17,8 @@ from stepscope.engine.execution.trial_steps import trial_step
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.models.random_shapes import PREFIX, SHAPES
 from stepscope.engine.process.serve import open_engine
-from stepscope.engine.protocol.config import EngineConfig, Knobs
+from stepscope.engine.protocol.settings.engine_config import EngineConfig
+from stepscope.engine.protocol.settings.knobs import Knobs
 
 NUM_WARM_UPS = 2
 NUM_ALONE = 3

@@ -8,15 +8,8 @@ from stepscope.engine.bench.gpu.measure.bench import NotMeasuredError
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, SilentClient
-from stepscope.engine.protocol.commands import (
-    AnyReply,
-    Error,
-    Output,
-    ResetPrefixCache,
-    SetKnobs,
-    Submit,
-    Submitted,
-)
+from stepscope.engine.protocol.commands import ResetPrefixCache, SetKnobs, Submit
+from stepscope.engine.protocol.replies import AnyReply, Error, Output, Submitted
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.scheduling.request import Request
 

@@ -11,7 +11,7 @@ from stepscope.engine.bench.gpu.measure.steps import EngineSide
 from stepscope.engine.bench.gpu.measure.streams import Streams
 from stepscope.engine.client.telemetry_reader import TelemetryReader
 from stepscope.engine.protocol.commands import Submit
-from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 
 NUM_PROMPT_TOKENS = 16
 

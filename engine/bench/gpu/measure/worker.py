@@ -23,7 +23,7 @@ from stepscope.engine.bench.gpu.parts import (
     share_of,
 )
 from stepscope.engine.execution.machine.environment import prepare_environment
-from stepscope.engine.protocol.config import EngineConfig
+from stepscope.engine.protocol.settings.engine_config import EngineConfig
 
 if TYPE_CHECKING:
     from stepscope.engine.bench.gpu.measure.bench import Bench

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import get_args
 
-from stepscope.engine.protocol.config import Batching
+from stepscope.engine.protocol.settings.knobs import Batching
 from stepscope.tui.cli.lab.arm_run import ArmRun, milliseconds
 from stepscope.tui.cli.lab.experiment import Arm, ArmFigure, Experiment, LabFinding, Work
 

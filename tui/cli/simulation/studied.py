@@ -1,18 +1,25 @@
-"""`watched`: a recording to look at, of a file or of the next seconds of an engine."""
+"""`studied`: a recording to rest forecasts on, of a file or of the next seconds of an engine."""
 
+import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.service_levels import levels_in
 from stepscope.recordings.history.journal import Journal
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.recordings.simulation.basis import WhatIfBasis, basis_of
+from stepscope.recordings.simulation.what_if import ForecastStopped
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.recordings.measured import is_recording
 from stepscope.tui.cli.shared.connect import choose, connect
+from stepscope.tui.cli.shared.levels import level_flags, level_of
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.recording_path import find_recording
 from stepscope.tui.cli.shared.signals import StopSignals
@@ -23,19 +30,64 @@ _JOIN_S = 30.0
 _TICK_S = 0.1
 
 
+class Studied(NamedTuple):
+    """A recording, the level it is judged by, and what forecasts rest on.
+
+    Attributes:
+        on_run: to be called with what is done and its share; True: a signal came.
+    """
+
+    recording: Recording
+    level: SLO
+    basis: WhatIfBasis
+    on_run: Callable[[str, float], bool]
+
+
 @contextmanager
-def watched(
-    target: str | None, seconds: float | None, command: str, progress: Progress, stop: StopSignals
-) -> Iterator[Recording]:
-    """Args:
+def studied(
+    target: str | None,
+    seconds: float | None,
+    command: str,
+    slo_itl: str | None,
+    slo_ttft: str | None,
+) -> Iterator[Studied]:
+    """Shows how far it is.
+
+    Args:
         target: a recording or sample, else an engine; None: the only local engine.
         seconds: to watch an engine for; None: a minute.
         command: its name, for errors.
+        slo_itl, slo_ttft: options; None: the levels of the recording.
 
     Raises:
         CommandFailed: there is no such recording or engine, or the engine went away.
-        Interrupted: by a signal, while it watched.
+        RecordingError: the recording is too short, or its steps too much alike.
+        Interrupted: by a signal, while it watched or while what rests on it ran.
     """
+    flags = level_flags(slo_itl, slo_ttft)
+    stop = StopSignals(signal.SIGINT, signal.SIGTERM)
+    with (
+        stop,
+        Progress() as progress,
+        _watched(target, seconds, command, progress, stop) as recording,
+    ):
+        level = level_of(flags, levels_in(recording.metadata))
+        basis = basis_of(recording, [level], lambda share: progress("reading", share))
+
+        def on_run(what: str, share: float) -> bool:
+            progress(what, share)
+            return bool(stop)
+
+        try:
+            yield Studied(recording, level, basis, on_run)
+        except ForecastStopped as error:
+            raise Interrupted("interrupted before the runs were done") from error
+
+
+@contextmanager
+def _watched(
+    target: str | None, seconds: float | None, command: str, progress: Progress, stop: StopSignals
+) -> Iterator[Recording]:
     if seconds is not None and not 0 < seconds < float("inf"):
         raise WrongUsage(f"--seconds: expected a number above 0, got {seconds:g}")
     if target is not None and is_recording(target):
