@@ -15,7 +15,7 @@ from typing import Any
 import uvicorn
 from prometheus_client.registry import Collector
 
-from stepscope.engine.http.engine_client import EngineClient
+from stepscope.engine.http.engine_client import HELLO_S, EngineClient
 from stepscope.engine.http.metrics.exposition import Exposition
 from stepscope.engine.http.metrics.follower import TelemetryFollower
 from stepscope.engine.http.metrics.reducer import EngineMetrics
@@ -35,7 +35,7 @@ STALLED_MS = 60_000  # a connection that takes nothing for so long is cut
 # Of the kernel, for each connection. Left alone it grows to megabytes for a client that does not
 # read; a stream needs little.
 SEND_BUFFER = 128 * 1024
-FIRST_LOOK_S = 1.0  # for the engine, before requests are taken
+FIRST_LOOK_S = HELLO_S  # for the engine, before requests are taken
 BACKLOG = 2048
 ORPHAN_S = 1.0  # after the engine that started this server: until connections are cut
 _POLL_S = 0.05
