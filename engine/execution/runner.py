@@ -255,7 +255,15 @@ class ModelRunner:
             self.clock,
             num_padded_tokens=0 if size is None else size - num_tokens,
             has_drafts=bool(batch.depths),
+            cuda_graph=self._cuda_graph(size),
         )
+
+    def _cuda_graph(self, size: int | None) -> str | None:
+        """The kind of graph of a step that ran in the one of `size` rows, or in none."""
+        if size is not None:
+            return "full"
+        has_graphs = self.graphs is not None or self.device.type == "cuda"
+        return "none" if has_graphs else None
 
     def _inputs(self, batch: input_batch.InputBatch, fed: torch.Tensor | None) -> StepInputs:
         input_ids = self._tensor(batch.input_ids)

@@ -154,6 +154,7 @@ def joined(
         logprobs=logprobs,
         num_tokens_fit=max(_num_fit(*pair) for pair in zip(parts, results, strict=True)),
         unfit_rows=tuple(sorted(unfit)),
+        cuda_graph=None if first.cuda_graph is None else "none",
     )
 
 

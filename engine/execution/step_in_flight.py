@@ -35,6 +35,7 @@ class LaunchedStep:
         clock: Callable[[], int],
         num_padded_tokens: int,
         has_drafts: bool = False,
+        cuda_graph: str | None = None,
     ) -> None:
         self._rows = rows
         self._sampling_rows = sampling_rows
@@ -44,6 +45,7 @@ class LaunchedStep:
         self._clock = clock
         self._num_padded_tokens = num_padded_tokens
         self._has_drafts = has_drafts
+        self._cuda_graph = cuda_graph
 
     def tokens_of(self, request_ids: Sequence[int]) -> torch.Tensor:
         """The tokens that it gives these requests, on the device: nothing waits for them here."""
@@ -76,4 +78,5 @@ class LaunchedStep:
             num_padded_tokens=self._num_padded_tokens,
             logprobs={self._sampling_rows[i]: found for i, found in sampled.logprobs.items()},
             bursts=bursts,
+            cuda_graph=self._cuda_graph,
         )

@@ -186,6 +186,9 @@ class StepRecord(Telemetry, frozen=True, kw_only=True):
     token_limit: int | None = None  # what device memory holds steps to for now, below the knob
     totals: Totals | None = None  # of an engine that does not say who is in a step
     drafts: list[DraftRow] | None = None  # None: nothing was guessed, or the engine does not say
+    # The kind of CUDA graph that the step ran in: full, piecewise or none. None: the device has no
+    # graphs, or the engine does not say.
+    cuda_graph: str | None = None
 
 
 class StepInFlight(Telemetry, frozen=True, kw_only=True):

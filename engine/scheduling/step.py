@@ -67,7 +67,7 @@ class StepResult:
     each row whose request asks for them, by the row's index. Of a row with drafts, `bursts` has the
     tokens that it gives, as `acceptance.accepted` found them, and `token_ids` the last of them.
     `num_padded_tokens` is padding that
-    the runner itself computed, for a fixed shape for example.
+    the runner itself computed, for a fixed shape for example. `cuda_graph` is as in `StepRecord`.
 
     Times are of the runner's clock: the host began to launch the model, and it knew the tokens. Of
     a step launched while another ran, the first is before the other's tokens were known; the
@@ -87,6 +87,7 @@ class StepResult:
     num_tokens_fit: int | None = None  # None: it did not have to be cut
     unfit_rows: tuple[int, ...] = ()
     bursts: dict[int, list[int]] | None = None  # None: no row had drafts
+    cuda_graph: str | None = None
 
 
 class Runner(Protocol):

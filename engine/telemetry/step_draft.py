@@ -55,6 +55,7 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
     num_wasted_tokens: int | None = None
     token_limit: int | None = None
     drafts: list[DraftRow] | None = None
+    cuda_graph: str | None = None
 
     @classmethod
     def open(
@@ -126,6 +127,7 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
         self.launch_ns = result.launch_ns
         self.tokens_ns = result.tokens_ns
         self.device_ns = result.device_ns
+        self.cuda_graph = result.cuda_graph
         if result.num_padded_tokens:
             self.num_padded_tokens = (self.num_padded_tokens or 0) + result.num_padded_tokens
         if kv is not None:

@@ -48,6 +48,7 @@ STEP_COLUMNS = (
     ExportColumn("num_wasted_tokens"),
     ExportColumn("token_limit"),
     *_DRAFTS,
+    ExportColumn("cuda_graph", "text"),
 )
 ROW_COLUMNS = (
     ExportColumn("step"),
@@ -142,6 +143,7 @@ def _step(record: StepRecord, outcome: Outcome, moment: Moment) -> tuple[Any, ..
         record.num_wasted_tokens,
         record.token_limit,
         *_sums(record.drafts),
+        record.cuda_graph,
     )
 
 

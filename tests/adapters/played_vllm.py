@@ -89,6 +89,7 @@ class PlayedScheduler:
         head: what the scheduler was built with.
         num_free: blocks, as vLLM counts them.
         outputs: of `schedule()`, in order.
+        model_output: what the worker returns for every step.
     """
 
     def __init__(self, version: str, case: str) -> None:
@@ -97,6 +98,7 @@ class PlayedScheduler:
         self._lines: Iterator[dict[str, Any]] = iter(lines)
         self.calls = lines
         self.outputs: list[SimpleNamespace] = []
+        self.model_output: object = object()
         self.num_free = 0
         self.requests: dict[str, PlayedRequest] = {}
         self._all: dict[str, PlayedRequest] = {}
@@ -235,9 +237,8 @@ class PlayedScheduler:
                 case "schedule":
                     worker.execute(self.schedule())
                 case "update":
-                    assert self.update_from_output(self.outputs[num_updated], object()) == (
-                        "vLLM's own outputs"
-                    )
+                    said = self.update_from_output(self.outputs[num_updated], self.model_output)
+                    assert said == "vLLM's own outputs"
                     num_updated += 1
                 case "finish":
                     self.finish_requests(line["ids"], "FINISHED_ABORTED")

@@ -4,6 +4,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.watcher import VllmWatcher
 
 
@@ -51,5 +52,5 @@ def test_a_step_is_under_way_until_vllm_has_finished_it() -> None:
     said = running.message(5_000_000_000)
     assert (said.step, said.since_ns, said.token_budget) == (0, 1_000, 512)
     assert (said.num_prefill_tokens, said.num_decodes) == (64, 0)
-    watcher.updated(out, 6_000_000_000, 0, set())
+    watcher.updated(out, versions.CudaGraph(), 6_000_000_000, 0, set())
     assert watcher.recorder.step_under_way is None

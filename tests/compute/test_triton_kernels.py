@@ -219,7 +219,7 @@ def test_an_engine_on_a_gpu_gives_the_tokens_of_one_on_a_cpu(
     assert answer["attention"] == "triton"
     assert answer["implementation"].endswith("CUDA graphs up to 4")
     # Steps with a prompt run as they are; three decodes are filled up to four.
-    assert answer["padded"] == [0, 0, 1, 0]
+    assert answer["shapes"] == [[0, "none"], [0, "none"], [1, "full"], [0, "full"]]
     # Steps upon a step in flight take its tokens on the device, in graphs and out of them.
     assert answer["ahead"] == answer["expected"]
     assert answer["num_ahead"] == 2

@@ -292,7 +292,7 @@ def engine(request: dict[str, Any]) -> dict[str, Any]:
     told.clear()
     if MODE == "cuda":
         ours = load_runner(structs.replace(config, device="cuda", kv_memory="auto"), tell)
-        found, padded = serve(ours)
+        found, shapes = serve(ours)
         ahead, num_ahead = pipelined(ours)
     else:
         ours._backend = TritonAttention(Device.of(DEVICE))
@@ -302,12 +302,12 @@ def engine(request: dict[str, Any]) -> dict[str, Any]:
             mock.patch.object(fused, "_on_device", return_value=kernels),
         ):
             prepare(ours, config, tell, TrialGpu())
-            found, padded = serve(ours)
+            found, shapes = serve(ours)
             ahead, num_ahead = pipelined(ours)
     return {
         "found": found,
         "expected": expected,
-        "padded": padded,
+        "shapes": shapes,
         "ahead": ahead,
         "num_ahead": num_ahead,
         "told": list(dict.fromkeys(told)),
@@ -356,14 +356,14 @@ def pipelined(runner: Any) -> tuple[list[list[int]], int]:
     return outputs, sum(step.after is not None for step in launched)
 
 
-def serve(runner: Any) -> tuple[list[list[int]], list[int]]:
-    """Output tokens of two requests and, a step later, a third; the padding of each step."""
+def serve(runner: Any) -> tuple[list[list[int]], list[tuple[int, str | None]]]:
+    """Output tokens of two requests and, a step later, a third; padding and graph of each step."""
     blocks = list(range(runner.num_blocks))[::-1]
     requests = []
     for i, prompt in enumerate(prompts()):
         requests.append(Request(i, prompt, SamplingParams(), arrival_ns=0))
         requests[-1].block_table = [blocks.pop() for _ in range(3)]
-    padded = []
+    shapes = []
     for now in range(4):
         rows = []
         for each in requests[: now + 2]:
@@ -372,12 +372,12 @@ def serve(runner: Any) -> tuple[list[list[int]], list[int]]:
             if each.num_output_tokens < 3:
                 rows.append(ScheduledRow(each, phase, start, each.num_tokens - start, True))
         result = runner.execute(ScheduledStep(now, rows))
-        padded.append(result.num_padded_tokens)
+        shapes.append((result.num_padded_tokens, result.cuda_graph))
         for row, token in zip(rows, result.token_ids, strict=True):
             assert token is not None
             row.request.num_computed_tokens += row.num_tokens
             row.request.token_ids.append(token)
-    return [each.output_token_ids for each in requests], padded
+    return [each.output_token_ids for each in requests], shapes
 
 
 COMPILED: list[Any] = []

@@ -66,6 +66,7 @@ OPTIONAL: dict[str, Any] = {
     "hidden_ns": lambda start: 400_000,
     "num_wasted_tokens": lambda start: 2,
     "token_limit": lambda start: 256,
+    "cuda_graph": lambda start: "piecewise",
 }
 
 
@@ -200,6 +201,7 @@ def test_each_field_may_be_missing_by_itself(page: Page, missing: str) -> None:
         (set(), True, "prepared after step {before} had ended"),
         (set(), False, "prepared after step {before} had ended"),
         ({"token_limit"}, None, "held to 256 tokens: device memory"),
+        ({"cuda_graph"}, False, "had ended, a piecewise CUDA graph"),
     ],
 )
 def test_a_step_says_whether_it_was_prepared_while_the_one_before_ran(

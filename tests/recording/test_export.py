@@ -113,7 +113,9 @@ def test_export_has_overlap_and_memory_where_the_engine_publishes_them(
     told = [
         (
             sequence,
-            msgspec.structs.replace(message, hidden_ns=20, num_wasted_tokens=1, token_limit=512),
+            msgspec.structs.replace(
+                message, hidden_ns=20, num_wasted_tokens=1, token_limit=512, cuda_graph="full"
+            ),
         )
         if isinstance(message, StepRecord) and message.step % 2
         else (sequence, message)
@@ -122,8 +124,9 @@ def test_export_has_overlap_and_memory_where_the_engine_publishes_them(
     with Recording(record(tmp_path / "overlapped.mcap", told)) as recording:
         export(recording, tmp_path / "steps", "parquet", StepRange(None, None), "steps", print)
     for row in pyarrow.parquet.read_table(tmp_path / "steps").to_pylist():
-        found = row["hidden_ns"], row["num_wasted_tokens"], row["token_limit"]
-        assert found == ((20, 1, 512) if row["step"] % 2 else (None, None, None))
+        names = ("hidden_ns", "num_wasted_tokens", "token_limit", "cuda_graph")
+        found = tuple(row[name] for name in names)
+        assert found == ((20, 1, 512, "full") if row["step"] % 2 else (None,) * 4)
 
 
 def test_steps_and_rows_have_the_tokens_that_were_guessed_and_accepted(tmp_path: Path) -> None:
@@ -450,7 +453,7 @@ import pyarrow
 parquet.ROW_GROUP = 2000
 count = int(sys.argv[2])
 kinds = [column.kind for column in STEP_COLUMNS]
-rows = (tuple(kind == "bool" or n for kind in kinds) for n in range(count))
+rows = (tuple({"bool": True, "text": "full"}.get(kind, n) for kind in kinds) for n in range(count))
 parquet.table_rows = lambda table, moments: rows
 with open(sys.argv[1], "wb") as stream:
     parquet.write_parquet([], stream, "steps")

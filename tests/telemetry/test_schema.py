@@ -254,6 +254,7 @@ MESSAGES: dict[str, Telemetry] = {
         hidden_ns=30_000,
         num_wasted_tokens=2,
         token_limit=1024,
+        cuda_graph="full",
         totals=TOTALS,
     ),
     "StepRecord.least": StepRecord(**_STEP),

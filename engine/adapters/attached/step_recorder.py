@@ -170,7 +170,7 @@ class StepRecorder:
             max_num_seqs=step.num_seats,
             num_prefill_tokens=step.num_prefill_tokens,
             num_decode_tokens=step.num_tokens - num_wasted - step.num_prefill_tokens,
-            num_padded_tokens=None,
+            num_padded_tokens=step.num_padded_tokens,
             batch=step.batch,
             kv=kv,
             moves=moves,
@@ -181,6 +181,7 @@ class StepRecorder:
             num_dropped=num_dropped,
             hidden_ns=step.end_ns - step.start_ns if is_ahead else None,
             num_wasted_tokens=num_wasted or None,
+            cuda_graph=step.cuda_graph,
         )
 
     # Outside of a step

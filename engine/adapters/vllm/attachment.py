@@ -108,24 +108,29 @@ class _VllmHooks:
         watcher, lock = self._watcher, attachment.lock
         publisher, notes = attachment.publisher, attachment.notes
 
-        def publish(out: SchedulerOutput, tokens_ns: int, has_ended: bool = False) -> None:
+        def publish(
+            out: SchedulerOutput, result: object, tokens_ns: int, has_ended: bool = False
+        ) -> None:
             ended_now = watcher.note_ended() if has_ended else set()
-            record = watcher.updated(out, tokens_ns, publisher.num_dropped, ended_now)
+            graph = versions.cuda_graph(result)
+            record = watcher.updated(out, graph, tokens_ns, publisher.num_dropped, ended_now)
             if record is not None:
                 publisher.publish(record)
 
-        def stepscope_update_from_output(out: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+        def stepscope_update_from_output(
+            out: SchedulerOutput, model_runner_output: Any, *args: Any, **kwargs: Any
+        ) -> Any:
             with lock:
                 tokens_ns = attachment.seen()
-                result = update(out, *args, **kwargs)
+                result = update(out, model_runner_output, *args, **kwargs)
                 if attachment.is_attached:
                     try:
                         # Blocks that came back are looked at before somebody else gets them.
                         if watcher.has_freed(out):
                             with notes.done():
-                                publish(out, tokens_ns, has_ended=True)
+                                publish(out, model_runner_output, tokens_ns, has_ended=True)
                         else:
-                            notes.put(publish, out, tokens_ns)
+                            notes.put(publish, out, model_runner_output, tokens_ns)
                             notes.wake()
                     except Exception as error:  # noqa: BLE001
                         attachment.fail(error)

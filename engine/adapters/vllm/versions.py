@@ -1,12 +1,12 @@
 """What differs between releases of vLLM, found by looking at the scheduler and not at a number.
 
-Release by release: 0.11.1 `resumed_req_ids`; 0.12 `preempted_req_ids`; 0.20 `skipped_waiting`,
-`scheduler_reserve_full_isl`; 0.31 `max_num_active_reqs`, `kv_holding_waiting`, `deferred_waiting`
-and the watermark.
+Release by release: 0.11.1 `resumed_req_ids`; 0.12 `preempted_req_ids`; 0.14 `cudagraph_stats`;
+0.20 `skipped_waiting`, `scheduler_reserve_full_isl`; 0.31 `max_num_active_reqs`,
+`kv_holding_waiting`, `deferred_waiting` and the watermark.
 """
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepscope.engine.adapters.vllm.shapes import (
     CachedRequestData,
@@ -118,6 +118,21 @@ def changes_later(out: SchedulerOutput) -> bool:
         or out.scheduled_spec_decode_tokens
         or resumed(out.scheduled_cached_reqs)
     )
+
+
+class CudaGraph(NamedTuple):
+    """As in `StepRecord`."""
+
+    kind: str | None = None
+    num_padded_tokens: int | None = None
+
+
+def cuda_graph(result: Any) -> CudaGraph:
+    """The graph of a step, by vLLM's `ModelRunnerOutput`; unknown without `--cudagraph-metrics`."""
+    stats = getattr(result, "cudagraph_stats", None)
+    if stats is None:
+        return CudaGraph()
+    return CudaGraph(str(stats.runtime_mode).lower(), stats.num_paddings)
 
 
 def num_deferred(scheduler: VllmScheduler) -> int:

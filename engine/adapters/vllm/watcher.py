@@ -132,6 +132,7 @@ class VllmWatcher:
     def updated(
         self,
         out: SchedulerOutput,
+        graph: versions.CudaGraph,
         tokens_ns: int,
         num_dropped: int,
         ended_now: set[TrackedRequest],
@@ -150,6 +151,7 @@ class VllmWatcher:
             return None
         if self.device_times is not None:
             step.device_ns = self.device_times.take_ns(out)
+        step.cuda_graph, step.num_padded_tokens = graph
         return self.recorder.record(step, tokens_ns, num_dropped, ended_now)
 
     def note_ended(self) -> set[TrackedRequest]:

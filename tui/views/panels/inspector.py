@@ -210,6 +210,9 @@ def prepared_lines(record: StepRecord, overlap: bool | None) -> list[Line]:
         runs.append((f"after {before} had ended", "text"))
     if record.num_wasted_tokens:
         runs.append((f", {record.num_wasted_tokens:,} wasted", "caution"))
+    if record.cuda_graph is not None:
+        kind = "no" if record.cuda_graph == "none" else f"a {record.cuda_graph}"
+        runs.append((f", {kind} CUDA graph", "muted"))
     if record.token_limit is None:
         return [tuple(runs)]
     held = fmt.plural(record.token_limit, "token")
