@@ -1,5 +1,5 @@
-"""The config file, the keys and the table of actions, what is remembered between runs, and the
-errors that end a command.
+"""The config file, the keys and the table of actions, the state that is kept between runs, and
+the errors that end a command.
 
 May import: engine.http, engine.protocol, engine.protocol.settings, recordings.alerts,
   recordings.figures, recordings.state.series.

@@ -1,6 +1,7 @@
-"""The table of what an operator can do, and on which screens. `actions` makes the rest from it.
+"""The table of what an operator can do, and on which screens.
 
-Lower case looks; upper case changes something or writes a file.
+`actions.py` builds the footer, the help and the palette from it. A lower-case key only looks; an
+upper-case key changes something or writes a file.
 """
 
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ GROUPS: dict[Group, str] = {
     "global": "Everywhere",
     "start": "Start screen",
 }
-# Where an action may do something else than usually: on a screen, or in a replay.
+# Places where an action may differ from its usual meaning: a screen, or any replay.
 Where: TypeAlias = Place | Literal["replay"]
 WHERE: dict[Where, str] = {
     "live": "main screen",
@@ -32,7 +33,7 @@ WHERE: dict[Where, str] = {
     "replay": "replay",
 }
 NO_KEY = "no key"
-# What must be there for an action to make sense.
+# What the session must have for an action to make sense.
 Need: TypeAlias = Literal["engine", "recorder", "replay", "live", "tour"]
 
 
@@ -40,9 +41,10 @@ Need: TypeAlias = Literal["engine", "recorder", "replay", "live", "tour"]
 class Action:
     """One thing an operator can do.
 
-    `id` names the binding and the line of the config file; `keys` are Textual's names of the keys.
-    In `help`, `{id}` stands for the first key of an action; `elsewhere` is what it does where that
-    is something else. `footer` is the place in the footer (1 first), 0 for none.
+    `id` names the binding and its line in the config file. `keys` are Textual's names of the keys.
+    In `help`, `{id}` stands for the first key of the action with that id. `elsewhere` replaces
+    `help` in the places where the action does something else. `footer` is its position in the
+    footer, from 1; 0 keeps it out of the footer.
     """
 
     id: str
@@ -53,23 +55,23 @@ class Action:
     footer: int = 0
     needs: frozenset[Need] = frozenset()
     changes_engine: bool = False
-    pages: frozenset[Place] = frozenset(PAGES)  # the screens it does something on
-    ascii_only: bool = False  # of how its keys are written
+    pages: frozenset[Place] = frozenset(PAGES)  # the screens where it has an effect
+    ascii_only: bool = False  # whether `shown` and `key` avoid glyphs such as arrows
     elsewhere: tuple[tuple[Where, str], ...] = ()
 
     @property
     def shown(self) -> str:
-        """Its keys as they are written for people."""
+        """The keys as people read them, or "no key"."""
         return " ".join(shown(key, self.ascii_only) for key in self.keys) or NO_KEY
 
     def help_on(self, page: Place, *, is_replay: bool) -> str:
-        """What it does on a screen."""
+        """Return what the action does on this screen."""
         texts = dict(self.elsewhere)
         return texts.get(page) or (texts.get("replay") if is_replay else None) or self.help
 
     @property
     def key(self) -> str:
-        """The first of them."""
+        """The first key as people read it, or "no key"."""
         return shown(self.keys[0], self.ascii_only) if self.keys else NO_KEY
 
 
@@ -254,16 +256,17 @@ _ACTIONS: tuple[Action, ...] = (
            "start", pages=_START),
 )  # fmt: skip
 
-# Where several engines are shown, one can be recorded; nothing is done to it, nor to its time.
+# The fleet screen may record an engine, but not change one or move in its time. Of the actions on
+# one engine, only these work there.
 _ON_FLEET = frozenset({"step_back", "step_forward", "screenshot", "record"})
-# A comparison has a time of its own, and no step to mark.
+# Left out of the compare screen: a comparison has its own time axis, and no step to mark.
 _NOT_ON_COMPARE = frozenset(
     {"pause", "previous_of_request", "next_of_request", "previous_mark", "worst", "goto", "slower"}
     | {"faster", "previous_session", "mark", "follow", "export", "keep_steps"}
 )
 
 
-# A list that one moves through, and what is everywhere.
+# The start screen is a list: it has the actions that move in a list, and the global ones.
 _ON_START = frozenset(
     {"lane_up", "lane_down", "screen_back", "screen_forward", "oldest", "live", "inspect"}
     | {"glyphs", "help", "palette", "theme", "redraw", "suspend", "quit"}

@@ -9,7 +9,7 @@ from stepscope.tui.settings.page_names import PAGES
 
 
 def named(actions: Sequence[Action]) -> tuple[Action, ...]:
-    """The actions with the keys that their help speaks of."""
+    """Return the actions with each `{id}` in their help replaced by the key of that action."""
     keys = {action.id: action.key for action in actions}
 
     def filled(text: str, action: Action) -> str:
@@ -26,10 +26,11 @@ def named(actions: Sequence[Action]) -> tuple[Action, ...]:
 
 
 def with_keys(keys: Mapping[str, tuple[str, ...]], ascii_only: bool = False) -> tuple[Action, ...]:
-    """The table with other keys (Textual's names) for some of the actions.
+    """Return the action table with other keys for some of the actions.
 
     Args:
-        ascii_only: keys are written with ASCII characters.
+        keys: Textual's names of the new keys, by action id.
+        ascii_only: whether to write keys with ASCII characters only.
     """
     return named(
         [replace(each, keys=keys.get(each.id, each.keys), ascii_only=ascii_only) for each in TABLE]
@@ -39,7 +40,7 @@ def with_keys(keys: Mapping[str, tuple[str, ...]], ascii_only: bool = False) -> 
 ACTIONS = named(TABLE)  # with the default keys
 BY_ID = {action.id: action for action in ACTIONS}
 
-# Shown once in the footer for the pair.
+# Pairs of actions that share one entry in the footer.
 _PAIRS = {
     "step_back": "step_forward",
     "previous_event": "next_event",
@@ -58,7 +59,7 @@ class Abilities:
     actions: tuple[Action, ...] = ACTIONS
 
     def written(self, ascii_only: bool) -> "Abilities":
-        """The same, with keys as they are written in these characters."""
+        """Return a copy that writes keys with glyphs, or with ASCII characters only."""
         keys = {each.id: each.keys for each in self.actions}
         return replace(self, actions=with_keys(keys, ascii_only))
 
@@ -66,7 +67,7 @@ class Abilities:
         return next(each for each in self.actions if each.id == action_id)
 
     def key(self, action_id: str) -> str:
-        """The first key of an action, for a sentence."""
+        """Return the first key of an action as people read it, for use in a sentence."""
         return self.action(action_id).key
 
     def allows(self, action: Action) -> bool:
@@ -85,7 +86,7 @@ class Abilities:
         return f"{action.shown} needs a live engine: this is a recording"
 
     def where_else(self, action: Action, page: Place) -> str:
-        """One line on where an action does something, which on this screen does nothing."""
+        """One line for an action without effect on this screen: where it does have one."""
         text = f"{action.shown} does nothing here; "
         if "live" not in action.pages:
             where = next(each for each in PAGES if each in action.pages)
@@ -99,7 +100,7 @@ class Abilities:
         return (action for action in self.actions if self.allows(action))
 
     def on(self, page: Place) -> list[Action]:
-        """What can be done on a screen, with the help of each as it is there."""
+        """Return the actions that work on a screen, each with its help for that screen."""
         is_replay = "replay" in self.has
         return [
             replace(each, help=each.help_on(page, is_replay=is_replay))
@@ -109,7 +110,7 @@ class Abilities:
 
 
 def footer_entries(abilities: Abilities, page: Place = "live") -> list[tuple[str, str, str]]:
-    """(action id, keys, label), most useful first: a narrow footer shows as many as fit."""
+    """Return (action id, keys, label), most useful first: a narrow footer cuts off the rest."""
     chosen = sorted(
         (a for a in abilities.available() if a.footer and a.keys and page in a.pages),
         key=lambda a: a.footer,
@@ -141,6 +142,6 @@ def key_table(actions: Iterable[Action] = ACTIONS) -> str:
 
 
 def _all_help(action: Action) -> str:
-    """What an action does anywhere."""
+    """Return what an action does, followed by the places where it does something else."""
     others = (f"*{WHERE[where]}*: {text}" for where, text in action.elsewhere)
     return "; ".join((action.help, *others))

@@ -1,7 +1,7 @@
 """How a command fails: the exceptions that a person sees as one line, and their exit codes."""
 
 DONE, FAILED, WRONG_USAGE = 0, 1, 2
-INTERRUPTED = 130  # Ctrl-C in what was not to be ended by it, as shells have it
+INTERRUPTED = 130  # Ctrl-C cut the work short; shells use the same code
 
 
 class CommandFailed(Exception):  # noqa: N818 - reads as what happened
@@ -11,12 +11,12 @@ class CommandFailed(Exception):  # noqa: N818 - reads as what happened
 
 
 class Interrupted(CommandFailed):
-    """It was stopped before it was done; the message says what there is of it."""
+    """The command was stopped before it was done; the message says which results exist."""
 
     exit_code = INTERRUPTED
 
 
 class WrongUsage(CommandFailed):
-    """It was called with something it does not take."""
+    """The command was called with arguments or settings that it does not accept."""
 
     exit_code = WRONG_USAGE

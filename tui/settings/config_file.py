@@ -1,4 +1,4 @@
-"""Changes to the config file that keep everything else in it: order, comments, blank lines."""
+"""Edits of the config file that keep its order, its comments and its blank lines."""
 
 import os
 import tempfile
@@ -10,17 +10,17 @@ from tomlkit.exceptions import TOMLKitError
 
 
 class ConfigFileError(Exception):
-    """The file cannot be changed, in one line that says why."""
+    """The config file cannot be changed; the message says why in one line."""
 
 
 def changed(path: Path, section: str, values: Mapping[str, str | bool | float]) -> None:
-    """Set some keys of a section; the file and its folder are made where there are none.
+    """Set some keys of a section; create the file and its folder if they are missing.
 
-    The file is replaced as a whole: a reader finds the old one or the new one. Where `path` is a
-    link, what it leads to is replaced.
+    The file is replaced as a whole, so a reader sees the old or the new version, never a mixture.
+    If `path` is a link, its target is replaced.
 
     Raises:
-        ConfigFileError: it is no TOML, or cannot be read or written. It is then as it was.
+        ConfigFileError: the file is not TOML, or cannot be read or written. It stays unchanged.
     """
     try:
         real = path.resolve()

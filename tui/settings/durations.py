@@ -1,4 +1,4 @@
-"""Durations as they are typed: 50ms, 0.5s."""
+"""Parses durations as people type them: 50ms, 0.5s."""
 
 import math
 import re
@@ -9,17 +9,17 @@ _UNITS = {"us": 0.001, "ms": 1.0, "s": 1000.0, "": 1.0}
 
 
 def in_milliseconds(text: str) -> float | None:
-    """A duration such as 50ms, 0.5s or 50 (milliseconds); None: it is none, or not above zero."""
+    """Parse a duration such as 50ms, 0.5s or 50 (ms); None if it is not one, or not above 0."""
     match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(us|ms|s|)", text.strip())
     value = 0.0 if match is None else float(match[1]) * _UNITS[match[2]]
     return value if 0 < value < math.inf else None
 
 
 def milliseconds(option: str, text: str) -> float:
-    """As `in_milliseconds`, of an option.
+    """Parse the duration given to an option, in milliseconds.
 
     Raises:
-        WrongUsage: it is not a duration, or not above zero.
+        WrongUsage: the text is not a duration, or not above zero.
     """
     value = in_milliseconds(text)
     if value is None:

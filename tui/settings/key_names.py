@@ -1,13 +1,13 @@
-"""Names of keys: as people write them in the config file, as Textual has them, as they are shown.
+"""Names of keys: in the config file, in Textual, and on the screen.
 
-A key is a character (`p`, `P`, `[`), a name (`space`, `left`, `f5`), or either with `ctrl+`,
-`alt+` or `shift+` before it (`^l` is `ctrl+l`). Keys that a terminal sends alike are refused.
+A key is a character (`p`, `P`, `[`) or a name (`space`, `left`, `f5`), optionally after `ctrl+`,
+`alt+` or `shift+` (`^l` is `ctrl+l`). A key that a terminal cannot tell from another is refused.
 """
 
 import unicodedata
 from functools import cache
 
-RESERVED = "ctrl+c"  # always leaves, whatever the table says
+RESERVED = "ctrl+c"  # always leaves the dashboard; no action can have it
 NAMED = (
     "space", "enter", "tab", "escape", "backspace", "delete", "insert", "home", "end", "pageup",
     "pagedown", "up", "down", "left", "right", *(f"f{number}" for number in range(1, 25)),
@@ -20,7 +20,7 @@ _ALIASES = {
     "pgup": "pageup",
     "pgdn": "pagedown",
 }
-# Where Textual does not call a character by its Unicode name.
+# Characters for which Textual does not use the Unicode name.
 _RENAMED = {
     "solidus": "slash",
     "reverse_solidus": "backslash",
@@ -46,14 +46,14 @@ _LOWER = frozenset({"space", "tab", "backspace", "delete", "insert"})
 
 
 class KeyNameError(ValueError):
-    """The text is not a key; the message says what is."""
+    """The text does not name a key; the message says what does."""
 
 
 def parse(text: str) -> str:
-    """Textual's name of the key that `text` means: `[` is `left_square_bracket`.
+    """Return Textual's name of a key: `[` is `left_square_bracket`.
 
     Raises:
-        KeyNameError: it means none, or one that a terminal cannot send.
+        KeyNameError: the text does not name a key, or names a key that a terminal cannot send.
     """
     rest = text.strip() if len(text) > 1 else text
     if len(rest) == 2 and rest[0] == "^":
@@ -80,7 +80,7 @@ def parse(text: str) -> str:
 
 
 def _plain(name: str, text: str) -> str:
-    """A key without modifiers."""
+    """Return Textual's name of a key without modifiers; `text` is for the error message."""
     lower = _ALIASES.get(name.lower(), name.lower())
     if lower in NAMED or name == " ":
         return lower.replace(" ", "space")
@@ -109,7 +109,7 @@ def _ascii_names() -> dict[str, str]:
 
 
 def _character(name: str) -> str | None:
-    """The printable character that Textual calls so."""
+    """Return the printable character with this name in Textual; None if there is none."""
     if len(name) == 1:
         return name if name.isprintable() else None
     if name in _ascii_names():
@@ -129,15 +129,15 @@ def _character(name: str) -> str | None:
 
 
 def written(key: str) -> str:
-    """A key (Textual's name) as it is written in the config file; the inverse of `parse`."""
+    """Return a key (Textual's name) as the config file has it; the inverse of `parse`."""
     *modifiers, name = key.split("+")
     return "+".join([*modifiers, name if name in NAMED else _character(name) or name])
 
 
 def shown(key: str, ascii_only: bool = False) -> str:
-    """A key (Textual's name) in its shortest form: `⇧←`, `^l`, `PgUp`, `[`.
+    """Return a key (Textual's name) in its shortest form: `⇧←`, `^l`, `PgUp`, `[`.
 
-    In ASCII the arrows are words: `<` is another key.
+    With `ascii_only`, arrows become words: an ASCII arrow such as `<` is also a key.
     """
     *modifiers, name = key.split("+")
     signs = {"ctrl": "^", "shift": "Shift+" if ascii_only else "⇧", "alt": "alt+"}
@@ -154,7 +154,7 @@ def shown(key: str, ascii_only: bool = False) -> str:
 
 
 def spelled(text: str) -> str:
-    """Replace the glyphs of arrow keys in a text by words: in ASCII `<` is a key of its own."""
+    """Replace the glyphs of arrow keys by words: an ASCII arrow such as `<` is also a key."""
     for glyphs, words in (("⇧", "Shift+"), ("←/→", "Left/Right"), ("↑/↓", "Up/Down")):
         text = text.replace(glyphs, words)
     return text

@@ -1,7 +1,7 @@
-"""Other keys for actions, as the `[keys]` section of the config file says.
+"""Gives actions the keys of the `[keys]` section of the config file.
 
-A line is `pause = "p"`, or `pause = ["p", "f5"]`, or `pause = []` for an action without a key,
-which the palette still finds.
+A line is `pause = "p"` or `pause = ["p", "f5"]`. `pause = []` leaves the action without a key; the
+palette still finds it.
 """
 
 import difflib
@@ -14,14 +14,14 @@ from stepscope.tui.settings.key_names import KeyNameError, parse, shown
 
 
 class KeyMapError(ValueError):
-    """A line of `[keys]` that cannot be; the message names its key and says what can."""
+    """A line of `[keys]` is not valid; the message names the line and says what is valid."""
 
 
 def remapped(lines: Mapping[str, object]) -> tuple[Action, ...]:
-    """The action table with these keys instead of its own.
+    """Return the action table with the keys of these lines in place of the default ones.
 
     Raises:
-        KeyMapError: an action or a key that there is not, or a key for two actions.
+        KeyMapError: a line names an unknown action or key, or two actions share a key.
     """
     actions = with_keys({name: _keys(name, value) for name, value in lines.items()})
     owners: dict[str, Action] = {}

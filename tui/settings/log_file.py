@@ -12,12 +12,12 @@ _MAX_BYTES = 1_000_000
 
 
 def log_path() -> Path:
-    """The file; it is there once something was written."""
+    """Return the path of the log file, which exists once something was logged."""
     return platformdirs.user_log_path("stepscope") / "dashboard.log"
 
 
 def see_log(error: object) -> str:
-    """The line for an error that was logged: where to look, and what it was."""
+    """One line about an error that was logged: where the log is, and what the error was."""
     for handler in logging.getLogger("stepscope").handlers:
         if isinstance(handler, RotatingFileHandler):
             path, home = Path(handler.baseFilename), Path.home()
@@ -28,9 +28,9 @@ def see_log(error: object) -> str:
 
 @contextmanager
 def logged_to_file(path: Path) -> Iterator[None]:
-    """All that stepscope logs goes to `path` and nowhere else; lost where that cannot be written.
+    """Send everything that stepscope logs to `path` only; if it cannot be opened, to nowhere.
 
-    Nothing may reach standard error meanwhile: it is the terminal that is drawn on.
+    Meanwhile nothing may reach standard error: that is the terminal that the dashboard draws on.
     """
     handler: logging.Handler
     try:

@@ -4,7 +4,7 @@ from typing import Literal, TypeAlias
 
 Page: TypeAlias = Literal["live", "step", "request", "kv", "latency", "knobs", "compare", "fleet"]
 
-# By their keys: 1, 2, ...
+# In the order of their keys: 1, 2, ...
 PAGES: tuple[Page, ...] = (
     "live", "step", "request", "kv", "latency", "knobs", "compare", "fleet"
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`Preferences`: keeps what the operator changes in the dashboard for the next session."""
+"""`Preferences`: saves the settings that the operator changes, for the next session."""
 
 import logging
 import threading
@@ -11,18 +11,18 @@ News: TypeAlias = tuple[str, Literal["text", "caution"]]
 
 log = logging.getLogger("stepscope.tui")
 
-_QUIET_S = 1.0  # after the last change, so that four presses of a key are one write
+_QUIET_S = 1.0  # wait after the last change, so that four presses of a key cause one write
 
 
 class Preferences:
     """Writes changed settings of `[dashboard]` into the config file, a moment after the change.
 
-    `set` and `news` belong to the UI thread; the writing is done by a thread of its own.
+    `set` and `news` belong to the UI thread; a thread of its own writes the file.
 
     Args:
-        path: the config file; None keeps nothing.
+        path: the config file; with None nothing is saved.
         began: the settings that the dashboard was started with.
-        why_not: why nothing is kept, where `path` is None.
+        why_not: if `path` is None, the reason why nothing is saved, for the operator.
     """
 
     def __init__(
@@ -34,19 +34,19 @@ class Preferences:
         self._path = path
         self._why_not = why_not
         self._current = dict(began or {})
-        self._written = dict(self._current)  # as a reader of the file would have it
+        self._written = dict(self._current)  # the settings as the file has them
         self._lock = threading.Lock()
-        self._writing = threading.Lock()  # locked for as long as the disk takes
+        self._writing = threading.Lock()  # held during the disk write, so `_lock` need not be
         self._timer: threading.Timer | None = None
         self._news: News | None = None
-        self._unkept: dict[str, str] = {}  # of those not reported yet
+        self._unkept: dict[str, str] = {}  # changes that are not saved, and not yet reported
 
     def has(self, name: str) -> bool:
         """Whether this setting is kept for the next session."""
         return name in self._current
 
     def set(self, name: str, value: Value) -> None:
-        """The operator has chosen a value."""
+        """Take a value that the operator has chosen, and save it a moment later."""
         with self._lock:
             if name not in self._current or self._current[name] == value:
                 return
@@ -64,14 +64,14 @@ class Preferences:
             self._timer.start()
 
     def news(self) -> News | None:
-        """What became of the last change, once."""
+        """Return what became of the last change, once; None if there is nothing new."""
         with self._lock:
             news, self._news = self._news, None
             self._unkept.clear()
         return news
 
     def flush(self) -> None:
-        """Write what has changed; an error becomes news and a log entry."""
+        """Write the changed settings now; an error becomes news and a log entry."""
         with self._writing:
             with self._lock:
                 if self._timer is not None:

@@ -1,7 +1,8 @@
-"""`RecentFiles`: recordings that were opened or written lately, remembered between sessions.
+"""`RecentFiles`: remembers between sessions which recordings were opened or written lately.
 
-A short list of paths in the state folder of the platform, and nothing but that: whatever is shown
-of a file is read from the file. If the list cannot be read or written, that is only logged.
+The state folder of the platform holds a short list of paths and times. Everything else about a
+recording is read from the recording itself. If the list cannot be read or written, that is only
+logged.
 """
 
 import contextlib
@@ -19,22 +20,22 @@ MAX_FILES = 20
 
 
 def recent_path() -> Path:
-    """Where the list is."""
+    """Return the path of this user's list."""
     return platformdirs.user_state_path("stepscope") / "recent.json"
 
 
 class RecentFiles:
-    """The list, the newest first.
+    """The list of recent recordings, the newest first.
 
     Args:
-        path: of the list; by default that of this user.
+        path: the file that holds the list; by default this user's.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or recent_path()
 
     def files(self) -> list[tuple[Path, float]]:
-        """Paths, and when each was opened or written (Unix time); also of files that are gone."""
+        """Return each path with its last use (Unix time), even if the file no longer exists."""
         try:
             entries = json.loads(self.path.read_text("utf-8"))
             found = [(Path(str(each["path"])), float(each["time"])) for each in entries]
@@ -46,8 +47,8 @@ class RecentFiles:
         return found[:MAX_FILES]
 
     def remember(self, file: Path) -> None:
-        """Put a file to the front."""
-        file = Path(os.path.abspath(file))  # links stay as the user knows them
+        """Put a file at the front of the list."""
+        file = Path(os.path.abspath(file))  # not resolved: links stay as the user knows them
         kept = [(path, used_s) for path, used_s in self.files() if path != file]
         entries = [(file, time.time()), *kept][:MAX_FILES]
         document = [{"path": str(path), "time": used_s} for path, used_s in entries]
@@ -63,5 +64,5 @@ class RecentFiles:
 
 
 def remember(file: Path) -> None:
-    """A recording has been opened or written."""
+    """Put a recording that was just opened or written at the front of this user's list."""
     RecentFiles().remember(file)

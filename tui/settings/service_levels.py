@@ -1,4 +1,4 @@
-"""Service levels as an operator types them: `ttft=0.5s itl=50`, in milliseconds without a unit."""
+"""Parses service levels as an operator types them: `ttft=0.5s itl=50`; without a unit, in ms."""
 
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.settings.durations import in_milliseconds
@@ -8,10 +8,10 @@ EXAMPLE = "ttft=500 itl=50"
 
 
 def parse_levels(text: str, now: SLO) -> SLO:
-    """The levels that `text` means; what it does not name stays as it is `now`.
+    """Parse service levels; a level that `text` does not name keeps its value in `now`.
 
     Raises:
-        ValueError: the text is not valid; the message says what is.
+        ValueError: the text is not valid; the message shows what to write.
     """
     found: dict[str, float] = {}
     for word in text.lower().split():
@@ -27,5 +27,5 @@ def parse_levels(text: str, now: SLO) -> SLO:
 
 
 def said(slo: SLO) -> str:
-    """Both in words."""
+    """Return both service levels in words."""
     return f"TTFT within {slo.ttft_ms:,g} ms, ITL within {slo.itl_ms:,g} ms"

@@ -1,6 +1,6 @@
-"""The value of each setting: option over environment over config file over default, checked.
+"""Finds and checks the value of each setting: option, then environment, config file, default.
 
-Errors name the place that a value came from.
+An error names the place that the value came from.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from stepscope.tui.settings.settings import (
     load_settings,
 )
 
-# Durations, which may have a unit on the command line; help no longer shows the other name.
+# Durations: on the command line they may have a unit, so their options are named without `_ms`.
 DURATIONS: Mapping[str, str] = {"slo_ttft_ms": "--slo-ttft", "slo_itl_ms": "--slo-itl"}
 
 _S = TypeVar("_S", bound=Struct)
@@ -38,17 +38,19 @@ def resolve(
     flags: Mapping[str, Any],
     defaults: Mapping[str, Any] | None = None,
 ) -> _S:
-    """The Struct of a section: flag over environment over file over `defaults` over its own.
+    """Build the Struct of a section from the values of its settings.
+
+    Precedence: flag, environment, config file, `defaults`, the default of the field.
 
     Raises:
-        WrongUsage: a value that the field does not take; the message says where it came from.
+        WrongUsage: a value does not fit its field; the message says where the value came from.
     """
     chosen = settled(kind, section, flags, defaults)
     return kind(**{name: each.value for name, each in chosen.items() if each.origin})
 
 
 class ResolvedSetting(NamedTuple):
-    """The value of a field and its origin; empty if it is not set."""
+    """The value of a field and its origin; an empty origin means the field's own default."""
 
     value: Any
     origin: str
@@ -60,9 +62,10 @@ def settled(
     flags: Mapping[str, Any],
     defaults: Mapping[str, Any] | None = None,
 ) -> dict[str, ResolvedSetting]:
-    """Every field of a section with where its value comes from; arguments and errors of `resolve`.
+    """Return the value and the origin of every field of a section, by name.
 
-    The origin is an option, a name in the environment, `config.toml` or `the default`.
+    Takes the arguments of `resolve` and raises its errors. The origin is an option, an environment
+    variable, the name of the config file, `the default`, or empty for the field's own default.
     """
     from_file = load_settings()[section]
     found: dict[str, ResolvedSetting] = {}
@@ -73,7 +76,7 @@ def settled(
         elif (value := from_environment(section, name)) is not None:
             origin = environment_name(section, name)
         elif name in from_file:
-            # It has been checked when the file was read, with the name of the file.
+            # `load_settings` has checked it already, and would have named the file in its error.
             value, origin = from_file[name], config_path().name
         elif defaults and name in defaults:
             value, origin = defaults[name], "the default"
@@ -91,10 +94,10 @@ def _default(field: FieldInfo) -> Any:
 
 
 def convert_flags(kind: type[Struct], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of the options that were given, and of nothing else.
+    """Return the values of the options that were given, converted and checked.
 
     Raises:
-        WrongUsage: a value that the field does not take.
+        WrongUsage: a value does not fit its field.
     """
     return {
         field.name: _converted(field, flags[field.name], flag_of(field.name))
@@ -115,7 +118,7 @@ def _converted(field: FieldInfo, value: Any, source: str) -> Any:
 
 
 def base_and_meta(field: FieldInfo) -> tuple[Any, msgspec.Meta]:
-    """The plain type of a field, and its bounds and description."""
+    """Return the plain type of a field, and the `Meta` with its bounds and description."""
     kind = next((each for each in get_args(field.type) if get_origin(each) is Annotated), None)
     base, meta = get_args(kind if kind is not None else field.type)
     return base, meta

@@ -1,8 +1,8 @@
-"""`Settings`: the user's config file, checked whole before anything of it is used.
+"""Reads the user's config file and checks all of it before any value is used.
 
-One file with a few sections; a key of a section is an option of the commands it belongs to, with
-underscores. The order of precedence: flag, then environment (`STEPSCOPE_<SECTION>_<KEY>`), then
-file. `[keys]` has no options: it gives actions of the dashboard other keys.
+Each key of a section is also an option of the commands that the section belongs to, written with
+underscores. Precedence: flag, then environment (`STEPSCOPE_<SECTION>_<KEY>`), then file. The keys
+of `[keys]` are not options: they give actions of the dashboard other keys.
 """
 
 import os
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 Section: TypeAlias = Literal["serve", "knobs", "http", "dashboard", "fleet", "load", "client"]
 KEYS = "keys"
-ALERTS = "alerts"  # an array of tables: each has a rule
-MAX_LEVEL_MS = 1e9  # no wait is that long
-MAX_NAME = 40  # characters of an operator's own
-NO_FILE = "none"  # as the name of the config file: read none, write none
+ALERTS = "alerts"  # an array of tables with one rule each
+MAX_LEVEL_MS = 1e9  # bound of a service level: no wait is that long
+MAX_NAME = 40  # characters of the name that an operator chooses
+NO_FILE = "none"  # given as the config file: read none, write none
 
 
 class DashboardSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the dashboard looks, and which latencies are good enough."""
+    """How the dashboard looks, and its service levels for TTFT and ITL."""
 
     fps: (
         Annotated[
@@ -93,7 +93,7 @@ class DashboardSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class FleetSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The engines of `stepscope top`, when it is given none."""
+    """The engines that `stepscope top` shows if the command names none."""
 
     engines: Annotated[
         tuple[str, ...],
@@ -135,7 +135,7 @@ SECTIONS: dict[Section, type[Struct]] = {
 
 
 def config_path() -> Path:
-    """Where the file is looked for; it need not exist. `STEPSCOPE_CONFIG` names another one."""
+    """Return the path of the config file, which may not exist; `STEPSCOPE_CONFIG` overrides it."""
     named = os.environ.get("STEPSCOPE_CONFIG")
     if named:
         return Path(os.devnull) if named == NO_FILE else Path(named).expanduser()
@@ -143,10 +143,11 @@ def config_path() -> Path:
 
 
 def load_settings(path: Path | None = None) -> dict[str, dict[str, Any]]:
-    """The sections of the file, every key known and every value checked.
+    """Return the sections of the config file, after a check of every key and value.
 
     Raises:
-        WrongUsage: it is not TOML, or a section, a key or a value is not one; the message names it.
+        WrongUsage: the file is not TOML, or has an unknown section or key or a value that is not
+            valid; the message names it.
     """
     path = path or config_path()
     try:
@@ -173,19 +174,19 @@ def load_settings(path: Path | None = None) -> dict[str, dict[str, Any]]:
 
 
 def load_actions() -> "tuple[Action, ...]":
-    """The action table of the dashboard, with the keys of the file.
+    """Return the action table of the dashboard with the keys of the config file.
 
     Raises:
-        WrongUsage: as `load_settings`.
+        WrongUsage: the config file is not valid, as in `load_settings`.
     """
     return _actions(config_path(), load_settings()[KEYS])
 
 
 def load_alerts() -> "tuple[Rule, ...]":
-    """The rules of `[[alerts]]`.
+    """Return the rules of `[[alerts]]` in the config file.
 
     Raises:
-        WrongUsage: as `load_settings`; of a rule, with the place that cannot be read.
+        WrongUsage: the file is not TOML, or a rule is not valid; the message says where.
     """
     path = config_path()
     try:
@@ -198,12 +199,12 @@ def load_alerts() -> "tuple[Rule, ...]":
 
 
 def from_environment(section: Section, key: str) -> str | None:
-    """The environment's word for one option."""
+    """Return the environment's value for one option; None if the variable is not set."""
     return os.environ.get(environment_name(section, key))
 
 
 def unknown_variables() -> list[str]:
-    """Variables of our sections that match no option."""
+    """Return the environment variables that name one of our sections, but no option of it."""
     known = {
         environment_name(section, field.name)
         for section, kind in SECTIONS.items()
@@ -218,7 +219,7 @@ def environment_name(section: Section, key: str) -> str:
 
 
 def _actions(path: Path, lines: Mapping[str, object]) -> "tuple[Action, ...]":
-    from stepscope.tui.settings.keymap import KeyMapError, remapped  # most commands have no keys
+    from stepscope.tui.settings.keymap import KeyMapError, remapped  # most commands need no keys
 
     try:
         return remapped(lines)

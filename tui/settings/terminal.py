@@ -1,4 +1,4 @@
-"""What the terminal says of itself: whether it can be drawn on, and with which characters."""
+"""Finds out whether the terminal can be drawn on, and with which characters."""
 
 import os
 import sys
@@ -22,7 +22,7 @@ def no_terminal() -> str | None:
 
 
 def cannot_be_drawn_on(environment: Mapping[str, str]) -> str | None:
-    """Why there can be no dashboard, in one line with what to do; None when there can."""
+    """Say why this terminal cannot show the dashboard, and what to do; None if it can."""
     name = environment.get("TERM", "")
     if name.lower() not in _UNDRAWABLE:
         return None
@@ -31,7 +31,7 @@ def cannot_be_drawn_on(environment: Mapping[str, str]) -> str | None:
 
 
 def only_ascii(environment: Mapping[str, str]) -> str | None:
-    """Why block characters would come out wrong; None when they would not."""
+    """Say why this terminal cannot show block characters; None if it can."""
     if environment.get("TERM", "").startswith("linux"):
         return "the font of the Linux console has few others"
     for name in ("LC_ALL", "LC_CTYPE", "LANG"):
@@ -45,9 +45,9 @@ def only_ascii(environment: Mapping[str, str]) -> str | None:
 
 
 def said_environment() -> Mapping[str, str]:
-    """The environment as this process was started with.
+    """Return the environment that this process was started with.
 
-    Python changes LC_CTYPE if the locale is C (PEP 538), which hides the original value.
+    If the locale is C, Python sets LC_CTYPE itself (PEP 538); that value is left out here.
     """
     environment = dict(os.environ)
     is_coerced = (
@@ -59,7 +59,7 @@ def said_environment() -> Mapping[str, str]:
         return environment
     try:
         started = Path("/proc/self/environ").read_bytes().split(b"\0")
-    except OSError:  # no Linux: then LC_CTYPE is what Python made of it
+    except OSError:  # not Linux: assume that Python has set LC_CTYPE
         del environment["LC_CTYPE"]
         return environment
     if not any(each.startswith(b"LC_CTYPE=") for each in started):
