@@ -1,4 +1,4 @@
-"""`AlertDesk`: the rules of the config file, looked at while a dashboard is open."""
+"""`AlertDesk`: checks the alert rules of the config file while a dashboard is open."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,11 +12,11 @@ _WHO = "alert"
 
 
 class AlertDesk:
-    """Belongs to the UI thread. A rule that begins to fire becomes a mark at the newest step.
+    """Belongs to the UI thread. When a rule begins to fire, it puts a mark at the newest step.
 
     Args:
-        source: watched if it is live.
-        clock: seconds.
+        source: no rule is checked unless it is live.
+        clock: returns seconds.
     """
 
     def __init__(self, source: Source, rules: Sequence[Rule], clock: Callable[[], float]) -> None:
@@ -27,7 +27,7 @@ class AlertDesk:
         self._next_s = 0.0
 
     def news(self) -> list[RuleChange]:
-        """Which rules have begun to fire or ended since the last call."""
+        """Return the rules that began or ceased to fire since the last call."""
         now_s = self._clock()
         if not self._judge.watches or now_s < self._next_s:
             return []
@@ -40,7 +40,7 @@ class AlertDesk:
 
     @property
     def standing(self) -> list[str]:
-        """The rules that fire, each in a line."""
+        """One line for each rule that fires now."""
         now_s = self._clock()
         return [
             f"ALERT {each.rule.said(each.value)}, for {now_s - each.fired_s:,.0f} s"

@@ -1,4 +1,4 @@
-"""What `E` can export, and where the file goes."""
+"""What the export key can export, and where the file goes."""
 
 import os
 from collections.abc import Iterable
@@ -16,23 +16,24 @@ _NOTE_WIDTH = 24
 
 
 def recording_of(session: Session) -> Path | None:
-    """The file that is replayed, or what of this engine is being recorded or was recorded last."""
+    """Return the replayed file, or the present or last recording of this engine, if any."""
     recording = getattr(session.source, "recording", None)
     if recording is not None:
         return Path(recording.path)
     switch = session.record_switch
     if switch is None or switch.path is None:
         return None
-    # A file of this name may lie there from before; it is replaced when the recording ends.
+    # While recording, the steps are in the .part file. An older file may have the final name; it
+    # is replaced when the recording ends.
     part = switch.path.with_name(switch.path.name + ".part")
     return part if switch.active and part.exists() else switch.path
 
 
 def ranges_of(session: Session, frame: Frame | None, marks: Iterable[Mark]) -> list[RangeChoice]:
-    """The whole, and what of it is on the screen.
+    """Return the ranges to choose from: the whole recording, the screen, and from a mark on.
 
     Args:
-        frame: of the session's own history; None where another one is shown.
+        frame: the picture of the session's own history; None while the screen shows another one.
     """
     extent = recorded_extent(session.source)
     switch = session.record_switch
@@ -58,7 +59,7 @@ def ranges_of(session: Session, frame: Frame | None, marks: Iterable[Mark]) -> l
 
 
 def folder_for(path: Path) -> Path:
-    """The recording's folder; the current folder for a shipped sample or an unwritable folder.
+    """Return the recording's folder, or the current one for a sample or an unwritable folder.
 
     Raises:
         OSError: the current folder is gone.

@@ -1,4 +1,4 @@
-"""`KnobForecast`: what another value of a knob would have made of the steps in memory."""
+"""`KnobForecast`: simulates the steps in memory with another value of a knob."""
 
 import tempfile
 import threading
@@ -13,8 +13,8 @@ from stepscope.recordings.state.knob_text import typed_text
 from stepscope.tui.session.what_if_process import WhatIfProcess
 
 _SHOWN = (("TTFT p99", "ttft_p99_ms"), ("ITL p99", "itl_p99_ms"))
-_MAX_STEPS = 10_000  # the newest ones: more would take minutes
-_WAIT_S = 0.1  # between two looks whether it is still wanted
+_MAX_STEPS = 10_000  # the newest steps to simulate: more would take minutes
+_WAIT_S = 0.1  # between two checks whether the answer is still wanted
 
 
 class _Range(msgspec.Struct):
@@ -28,7 +28,7 @@ class _Case(msgspec.Struct):
 
 
 class _WhatIfDocument(msgspec.Struct):
-    """What is needed of the document that `stepscope what-if --json` prints."""
+    """The fields that we use of the document that `stepscope what-if --json` prints."""
 
     recorded: dict[str, float | None]
     variants: list[_Case]
@@ -39,9 +39,10 @@ class _Dropped(Exception):  # noqa: N818 - no error
 
 
 class KnobForecast:
-    """One question at a time. Simulations run in a process of their own: the screen keeps its pace.
+    """Answers one question at a time. Belongs to the UI thread.
 
-    Belongs to the UI thread, apart from its own thread.
+    A thread waits for the simulation, which runs in a process of its own so as not to slow the
+    screen.
     """
 
     def __init__(self, history: History) -> None:
@@ -49,7 +50,7 @@ class KnobForecast:
         self._asked: _Question | None = None
 
     def ask(self, name: str, value: KnobValue) -> None:
-        """In place of what was asked before."""
+        """Simulate this value of a knob, and drop the question before."""
         self.drop()
         self._asked = _Question(self._history, f"{name}={typed_text(value)}")
         self._asked.start()
@@ -61,12 +62,12 @@ class KnobForecast:
 
     @property
     def text(self) -> str | None:
-        """The answer in a line, or that it is awaited; None without a question."""
+        """The answer in one line, or a note that the simulation runs; None without a question."""
         return None if self._asked is None else self._asked.text
 
 
 class _Question(threading.Thread):
-    """Written by this thread: `text`. By the one that asks: `is_dropped`."""
+    """Runs one simulation. This thread writes `text`; the UI thread writes `is_dropped`."""
 
     def __init__(self, history: History, change: str) -> None:
         super().__init__(name="what-if", daemon=True)

@@ -23,12 +23,12 @@ LiveSource: TypeAlias = "Subscriber | Scraper | ForwardPassSource"
 
 
 def addresses(text: str) -> list[Address]:
-    """From an endpoint, the URL of a server, or a JSON file that lists servers.
+    """Return the addresses in an endpoint, a server's URL, or a JSON file that lists servers.
 
-    The name that data-parallel ranks have in common gives all of them.
+    The common name of data-parallel ranks stands for all of them.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: the text is none of these.
     """
     if is_metrics_url(text):
         return [MetricsAddress.parse(text)]
@@ -41,7 +41,7 @@ def addresses(text: str) -> list[Address]:
 
 
 def local_addresses(servers: "Iterable[LocalServer]") -> list[Address]:
-    """What runs on this machine: engines, and servers of which only the metrics can be seen."""
+    """Return the engines on this machine, and the servers that only export metrics."""
     from stepscope.engine.adapters.metrics.local_servers import without_attached
 
     engines = find_local()
@@ -50,7 +50,7 @@ def local_addresses(servers: "Iterable[LocalServer]") -> list[Address]:
 
 
 def receive(address: Address, history: History, past_s: float = 0.0) -> LiveSource:
-    """The source of a live engine, not started yet."""
+    """Make the source of a live engine, without starting it."""
     if isinstance(address, MetricsAddress):
         from stepscope.recordings.live.scraper import Scraper  # imports a parser
 
@@ -63,5 +63,5 @@ def receive(address: Address, history: History, past_s: float = 0.0) -> LiveSour
 
 
 def control_of(source: Source) -> str | None:
-    """The control address of a live engine; None where there is none."""
+    """Return the control address of a source's engine; None if it cannot be controlled."""
     return source.endpoint.control if isinstance(source, Subscriber) else None

@@ -1,4 +1,4 @@
-"""`Session`: what the dashboard was started with. Made once, read by the screens."""
+"""`Session`: one engine or recording in the dashboard, with everything the screens need for it."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -21,51 +21,51 @@ from stepscope.tui.settings.log_file import log_path
 from stepscope.tui.settings.preferences import Preferences, Value
 from stepscope.tui.views.frame.fleet_desk import FleetDesk
 
-# Settings chosen for one recording, which would spoil the picture of the next engine.
+# Settings that fit one recording: a choice made in a replay is not kept for the next session.
 _OF_A_REPLAY = frozenset({"axis", "sort", "slo_ttft_ms", "slo_itl_ms"})
 
 
 @dataclass(slots=True)
 class Session:
-    """What the dashboard was started with."""
+    """One engine or recording, and what its screens share. `SessionMaker` makes it."""
 
     source: Source
     history: History
     link: EngineLink | None
-    switches: RecordSwitches  # the same for all engines
+    switches: RecordSwitches  # shared by all engines of this dashboard
     abilities: Abilities
     title: str
     endpoint: str
-    desk: FleetDesk  # all engines of this dashboard, this one among them
-    compare: CompareDesk = field(default_factory=CompareDesk)  # the same for all of them
-    exports: ExportDesk = field(default_factory=ExportDesk)  # this too
+    desk: FleetDesk  # all engines of this dashboard, including this one
+    compare: CompareDesk = field(default_factory=CompareDesk)  # shared by all engines
+    exports: ExportDesk = field(default_factory=ExportDesk)  # shared by all engines
     preferences: Preferences = field(default_factory=Preferences)
     log_file: Path = field(default_factory=log_path)
     clock: Callable[[], float] = time.monotonic
     rules: Sequence[Rule] = ()
     tour: Tour | None = None
-    autopilot: AutopilotSwitch | None = None  # None: there is no engine to change
-    background_error: str | None = None  # of a thread that died, in one line
+    autopilot: AutopilotSwitch | None = None  # None if there is no engine to change
+    background_error: str | None = None  # why a thread died, in one line
     alerts: AlertDesk = field(init=False)
 
     def __post_init__(self) -> None:
         self.alerts = AlertDesk(self.source, self.rules, self.clock)
 
     def begin_tour(self, tour: Tour) -> None:
-        """Show a tour, and allow its keys."""
+        """Show a tour, and enable its keys."""
         self.tour = tour
         self.abilities = replace(self.abilities, has=self.abilities.has | {"tour"})
 
     def prefer(self, name: str, value: Value) -> None:
-        """Keep a choice for the next session, if it is kept."""
+        """Save a setting for the next session, if `keeps` allows it."""
         if self.keeps(name):
             self.preferences.set(name, value)
 
     def keeps(self, name: str) -> bool:
-        """Whether a choice is for the next session too; some of a replay are for it alone."""
+        """Whether a setting is saved for the next session; in a replay, some are not."""
         return (self.source.is_live or name not in _OF_A_REPLAY) and self.preferences.has(name)
 
     @property
     def record_switch(self) -> RecordSwitch | None:
-        """That of this source; None for a recording."""
+        """The record switch of this source; None if it is not live."""
         return self.switches.of(self.source)

@@ -1,4 +1,4 @@
-"""`SessionMaker`: what a dashboard needs for each engine or recording that it shows."""
+"""`SessionMaker`: makes the session of each engine or recording that a dashboard shows."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SessionMaker:
-    """What is the same for all sessions of a dashboard; see `run_dashboard`."""
+    """Makes sessions; the fields are what they share. `run_dashboard` explains the fields."""
 
     desk: FleetDesk
     title: str
@@ -53,7 +53,7 @@ class SessionMaker:
         control_endpoint: str | None,
         recorder: "Recorder | None" = None,
     ) -> Session:
-        """A session over one source; the arguments are those of `run_dashboard`."""
+        """Make a session of one source; `run_dashboard` explains the arguments."""
         needs: set[Need] = {"live" if source.is_live else "replay"}
         if control_endpoint is not None:
             needs.add("engine")
@@ -86,7 +86,7 @@ class SessionMaker:
 
 
 def shown_endpoint(control: str | None) -> str | None:
-    """An address as people read it: without the folder that holds the sockets."""
+    """Return an address for people: an IPC address without the folder of its socket."""
     if control is None or not control.startswith("ipc://"):
         return control
     return f"ipc://{Path(control.removeprefix('ipc://')).name}"

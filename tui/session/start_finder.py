@@ -1,6 +1,6 @@
 """`Finder`: looks for engines and recordings in the background, for the start screen.
 
-Engines are followed like those of a fleet, with hardly any history; files are opened by a thread.
+It follows engines as a fleet does, but with a short history. A thread opens the recordings.
 """
 
 import threading
@@ -18,18 +18,18 @@ from stepscope.tui.session.live_source import Address, local_addresses, receive
 from stepscope.tui.settings.recent import RecentFiles
 from stepscope.tui.views.pages.start_list import MAX_RECORDINGS, File
 
-_MAX_STEPS = 512  # of each engine: rates are over ten seconds
+_MAX_STEPS = 512  # per engine, enough for rates over ten seconds
 _MAX_BYTES = 1024 * 1024
-_FIND_S = 1.0  # between two looks for engines
-_FILES_S = 3.0  # ... and for recordings
-_GROWING_S = 30.0  # a file that is being written is opened again so often
+_FIND_S = 1.0  # between two searches for engines
+_FILES_S = 3.0  # between two searches for recordings
+_GROWING_S = 30.0  # a file that still grows is opened again at most this often
 
 
 class Finder:
-    """Belongs to the screen's thread, but for the one that opens files.
+    """Belongs to the screen's thread; a thread of its own opens files.
 
     Args:
-        folder: where recordings are looked for, besides those that were opened lately.
+        folder: where to look for recordings, besides those that were opened lately.
     """
 
     def __init__(
@@ -50,25 +50,25 @@ class Finder:
         threading.Thread(target=self._run, name="recordings", daemon=True).start()
 
     def look(self) -> None:
-        """Once more for engines, if it is time to, and at those there are."""
+        """Update the figures of the known engines; search for engines if it is time to."""
         now_s = self._clock()
         if now_s >= self._find_due_s:
             self._find_due_s = now_s + _FIND_S
             try:
                 found = local_addresses(self._servers.found())
             except (ConfigError, OSError):
-                found = []  # the runtime folder is not ours: no engine of ours is in it
+                found = []  # the runtime folder belongs to someone else: it holds no engine of ours
             self._follow(found)
         self._fleet.look()
 
     def engines(self) -> list[tuple[str, EngineLine]]:
-        """Address and figures of each engine that is alive here."""
+        """Return the address and the figures of each engine that runs on this machine."""
         lines = self._fleet.picture.lines
         addresses = [endpoint.control for endpoint in self._sources]
         return list(zip(addresses, lines, strict=False))
 
     def files(self) -> tuple[File, ...]:
-        """Recordings, those used last first."""
+        """Return the recordings, the last used first."""
         return self._files
 
     def stop(self) -> None:
@@ -87,10 +87,10 @@ class Finder:
         for endpoint in [each for each in self._sources if each not in endpoints]:
             gone = self._sources.pop(endpoint)
             self._fleet.remove(gone)
-            # It may be waiting for an answer that does not come.
+            # In a thread: `stop` may wait for an answer that never comes.
             threading.Thread(target=gone.stop, name="end of a source", daemon=True).start()
 
-    # Files: the thread
+    # The thread that opens files
 
     def _run(self) -> None:
         known: dict[Path, tuple[tuple[int, float], float, Overview]] = {}
@@ -112,7 +112,7 @@ class Finder:
             try:
                 status = path.stat()
             except OSError:
-                continue  # gone since
+                continue  # the file is gone
             seen = known.get(path)
             about = None if seen is None else seen[2]
             file = File(path, status.st_size, status.st_mtime, about)

@@ -1,4 +1,4 @@
-"""`WhatIfProcess`: `stepscope what-if` beside the screen, which keeps its pace."""
+"""`WhatIfProcess`: runs `stepscope what-if` in a process, so that it does not slow the screen."""
 
 import subprocess
 import sys
@@ -8,11 +8,11 @@ from stepscope.recordings.errors import RecordingError
 
 
 class WhatIfProcess:
-    """Begins at once.
+    """Starts the process at once.
 
     Args:
         path: the recording.
-        options: what follows it on the command line.
+        options: what follows the path on the command line.
     """
 
     def __init__(self, path: Path, *options: str) -> None:
@@ -23,10 +23,10 @@ class WhatIfProcess:
         )
 
     def wait(self, seconds: float) -> str | None:
-        """What it printed; None if it still runs after so long.
+        """Return what the process printed; None if it still runs after this time.
 
         Raises:
-            RecordingError: its error line.
+            RecordingError: the process failed; the message is its error line.
         """
         try:
             out, wrong = self._process.communicate(timeout=max(0.0, seconds))
@@ -39,7 +39,7 @@ class WhatIfProcess:
         return out
 
     def end(self) -> None:
-        """Kill it if it still runs."""
+        """Kill the process if it still runs."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.communicate()

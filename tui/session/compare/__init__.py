@@ -1,6 +1,6 @@
-"""Which two runs are compared, and where in them the operator looks.
+"""Which two runs are compared, and which part of them the screen shows.
 
 May import: recordings, recordings.compare, recordings.compare.side, recordings.file,
   recordings.history, tui.session, tui.settings, tui.views.frame.
-What can be chosen goes into the chooser.
+A new choice of what to compare goes into the chooser.
 """

@@ -1,4 +1,4 @@
-"""`CompareChooser`: the list of what a session can be compared with."""
+"""`CompareChooser`: the list of runs that a session can be compared with."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,18 +12,18 @@ class CompareChooser:
     """Belongs to the screen's thread.
 
     Attributes:
-        choices: None while the list is closed.
-        selected: place among them.
+        choices: the rows of the list; None while it is closed.
+        selected: index of the selected row.
     """
 
     choices: list[CompareChoice] | None = None
     selected: int = 0
     _source: Source | None = None
     _search: LandmarkSearch | None = None
-    _num_recorded: int = -1  # landmarks among the choices
+    _num_recorded: int = -1  # landmarks of the recording among the choices; -1: not listed yet
 
     def open(self, source: Source) -> None:
-        """Show what this session can be compared with."""
+        """Open the list of what this session can be compared with."""
         recording = getattr(source, "recording", None)
         if recording is not None and (self._search is None or self._search.path != recording.path):
             self._search = LandmarkSearch(recording.path)
@@ -41,7 +41,7 @@ class CompareChooser:
 
     @property
     def chosen(self) -> CompareChoice | None:
-        """The row that is selected."""
+        """The selected row; None if the list is empty or closed."""
         found = self.choices or []
         return found[min(self.selected, len(found) - 1)] if found else None
 
@@ -52,7 +52,7 @@ class CompareChooser:
         return self.choices is not None, self.selected, is_searched
 
     def refresh(self) -> None:
-        """Anew when the search has found more; the row stays with what it shows."""
+        """List the choices again if the search has found more; keep the same choice selected."""
         source, search = self._source, self._search
         found = () if search is None else search.found or ()
         if source is None or len(found) == self._num_recorded:

@@ -1,6 +1,6 @@
-"""`CompareDesk`: what two runs are compared, and where in them the operator looks.
+"""`CompareDesk`: which two runs are compared, and which part of them the screen shows.
 
-One desk serves all screens of a dashboard. Reading is the business of the `Comparer`'s thread.
+One desk serves all screens of a dashboard. The thread of the `Comparer` reads the runs.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,22 +24,22 @@ _MAX_CACHED = 8192
 class CompareDesk:
     """Belongs to the screen's thread.
 
-    Attributes:
+    `comparer` and `origins` are None while no comparison is open.
     """
 
     comparer: Comparer | None = None
     origins: tuple[Origin, Origin] | None = None
     align: Align = "time"
     focus: SideName = "a"
-    selected: int = 0  # pair of requests
+    selected: int = 0  # index in `pairs`
     chooser: CompareChooser = field(default_factory=CompareChooser)
-    # Shows the main screen of a side at a step and a request; the dashboard knows how.
+    # Opens the main screen of a side at a step and a request. The dashboard sets it.
     open: Callable[[Origin, int | None, int | None], None] = lambda origin, step, request_id: None
-    # Back from the screens of a side to those of the session that is compared.
+    # Returns from the screens of a side to those of the dashboard's own session.
     go_home: Callable[[Page], None] = lambda page: None
-    _zoom: int = 0  # the whole is shown, halved so often
+    _zoom: int = 0  # how often the shown part is halved; 0 shows the whole
     _cursor: int = 0
-    _left: int = 0  # offset of the first column, where it does not show the whole
+    _left: int = 0  # offset of the first column on the axis
     _num_columns: int = 1
     _version: int = -1
     _cache: dict[tuple[int, int, int], tuple[int, StepPoint | None]] = field(default_factory=dict)
@@ -47,10 +47,10 @@ class CompareDesk:
     # What is compared
 
     def begin(self, a: Origin, b: Origin) -> None:
-        """Compare these two from now on.
+        """Start to compare two runs, in place of the present comparison.
 
         Raises:
-            RecordingError: one of them cannot be read; the comparison before stays.
+            RecordingError: a run cannot be read; the present comparison stays.
         """
         first = a.feed()
         try:
@@ -67,17 +67,17 @@ class CompareDesk:
         self.comparer.start()
 
     def end(self) -> None:
-        """Let go of what is compared."""
+        """Stop the comparison and release both runs."""
         if self.comparer is not None:
             self.comparer.stop()
         self.comparer = self.origins = None
 
     def choose(self, source: Source) -> None:
-        """Show what this session can be compared with."""
+        """Open the list of what this session can be compared with."""
         self.chooser.open(source)
 
     def back(self) -> bool:
-        """Escape: stop reading, or go back to the comparison there was; False when neither."""
+        """Handle Escape: close the list, or stop reading; return False if there was neither."""
         is_choosing = self.chooser.choices is not None
         if is_choosing and self.comparer is not None:
             self.chooser.close()
@@ -88,7 +88,7 @@ class CompareDesk:
         return False
 
     def watch(self, is_watched: bool, source: Source) -> None:
-        """Whether it is on the screen; without anything to compare one has to choose."""
+        """Note whether the compare screen is visible; if it has no comparison, open the list."""
         if self.comparer is not None:
             self.comparer.watch(is_watched)
         if is_watched and self.comparer is None and self.chooser.choices is None:
@@ -105,7 +105,7 @@ class CompareDesk:
         choosing = self.chooser.key
         return state, self.align, self.focus, self.selected, choosing, self._zoom, self._cursor
 
-    # Where one looks
+    # Which part is shown
 
     def next_align(self) -> None:
         self.align = ALIGNMENTS[(ALIGNMENTS.index(self.align) + 1) % len(ALIGNMENTS)]
@@ -116,7 +116,7 @@ class CompareDesk:
         self.focus = "b" if self.focus == "a" else "a"
 
     def select(self, direction: int) -> None:
-        """Another choice, or another request in both runs."""
+        """Select the next choice of the list, or the next pair of requests."""
         if self.chooser.choices is not None:
             self.chooser.select(direction)
             return
@@ -125,7 +125,7 @@ class CompareDesk:
         self._forget()
 
     def take_row(self, row: int) -> None:
-        """A choice, or a request: both runs are aligned by it then."""
+        """Select a row that was clicked: a choice, or a request to align both runs by."""
         if self.chooser.choices is not None:
             self.chooser.selected = 0
         else:
@@ -133,7 +133,7 @@ class CompareDesk:
         self.select(row)
 
     def go_to_column(self, column: int) -> None:
-        """The cursor to a column of the charts."""
+        """Move the cursor to a column of the charts."""
         axis = self._axis()
         if axis is not None:
             self._go(axis, self._left + column * self._width(axis))
@@ -160,7 +160,7 @@ class CompareDesk:
         self._left = self._cursor - self._num_columns // 2 * self._width(axis)
 
     def event(self, direction: int, flags: int = EVENTS) -> bool:
-        """To the nearest place at which something happened on either side; False without one."""
+        """Go to the nearest event on either side; return False if there is none."""
         axis = self._axis()
         if axis is None or self.comparer is None or self.comparer.sides is None:
             return False
@@ -181,10 +181,10 @@ class CompareDesk:
         self._go(axis, min(inside) if direction > 0 else max(inside))
         return True
 
-    # What there is to draw
+    # What to draw
 
     def page(self, num_columns: int) -> ComparePage:
-        """Args: num_columns: of the charts."""
+        """Return what the compare screen shows, with `num_columns` columns in its charts."""
         self._num_columns = max(1, num_columns)
         self.chooser.refresh()
         comparer, axis = self.comparer, self._axis()
@@ -236,7 +236,7 @@ class CompareDesk:
             return axis_of(self.align, *sides, self._pair() if self.align == "request" else None)
 
     def _width(self, axis: Axis) -> int:
-        """Of a column."""
+        """Return the width of a column on the axis, a multiple of `axis.unit`."""
         whole = -(-(axis.end - axis.start) // self._num_columns)
         units = -(-whole // axis.unit) >> self._zoom
         return max(1, units) * axis.unit
@@ -249,7 +249,7 @@ class CompareDesk:
         if shown >= axis.end - axis.start:
             self._left = axis.start
         elif not self._left <= self._cursor < self._left + shown:
-            # A third of the screen stays before it, for what led up to it.
+            # Keep a third of the screen before the cursor, to show what led up to it.
             self._left = self._cursor - self._num_columns // 3 * width
         self._left = max(axis.start, min(self._left, axis.end - shown // 2))
         self._left = axis.start + (self._left - axis.start) // width * width
@@ -267,7 +267,7 @@ class CompareDesk:
                 start = self._left + x * width
                 key = number, start, width
                 known = self._cache.get(key)
-                # What has been does not change, but the last columns grow.
+                # Past columns do not change, but the last ones still grow.
                 if known is None or (known[0] != num_steps and not _is_past(known[1], end, place)):
                     known = num_steps, axis.column(place, start, start + width)
                     self._cache[key] = known

@@ -10,15 +10,15 @@ from stepscope.recordings.errors import RecordingError
 from stepscope.tui.session.what_if_process import WhatIfProcess
 from stepscope.tui.views.frame.compare_origin import Origin
 
-_MAX_STEPS = 10_000  # of a session in memory, the newest ones: more would take minutes
+_MAX_STEPS = 10_000  # the newest steps in memory to simulate: more would take minutes
 
 
 class WhatIfSide:
-    """Makes the recording of it when it is first read; it is kept as long as this object.
+    """Simulates when the comparison first reads it; the result lives as long as this object.
 
     Args:
-        session: what the dashboard shows.
-        change: knobs as `stepscope what-if` takes them.
+        session: the session that the dashboard shows.
+        change: knobs as on the command line of `stepscope what-if`.
     """
 
     def __init__(self, session: Origin, change: str) -> None:
@@ -33,7 +33,7 @@ class WhatIfSide:
         return Origin(name, self.session.slo, path=self.path, make_feed=self._feed)
 
     def recorded(self) -> Path:
-        """The session as a recording; one in memory is written first."""
+        """Return the recording of the session; write it first if the session is in memory."""
         if self.session.path is not None:
             return self.session.path
         from stepscope.recordings.history.memory_file import write_memory  # loads mcap
@@ -95,7 +95,7 @@ class WhatIfFeed:
             self._feed.close()
 
     def _simulated(self, until_s: float) -> Feed | None:
-        """None while it is simulated."""
+        """Return the feed of the simulated recording; None while the simulation runs."""
         from stepscope.recordings.compare.side.recording_feed import RecordingFeed
         from stepscope.recordings.file.reader import Recording  # with mcap, only when needed
 

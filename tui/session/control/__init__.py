@@ -3,5 +3,5 @@
 May import: engine.client, engine.protocol, engine.protocol.settings, engine.transport,
   engine.workload, recordings.autopilot, recordings.history, recordings.state, tui.settings,
   tui.views.
-A new change of the engine is a method of `Operator`.
+A new way to change the engine is a method of `Operator`.
 """

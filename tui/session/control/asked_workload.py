@@ -1,4 +1,4 @@
-"""`AskedWorkload`: the engine's own workload, for an operator who changes a part of it.
+"""`AskedWorkload`: the workload that the engine runs itself, as the base of the next change.
 
 Telemetry shows a new workload up to a second late. A second change within that second must not undo
 the first: the workload requested last counts until telemetry shows a change.
@@ -13,7 +13,7 @@ from stepscope.tui.session.control.workload_text import published_workload, work
 
 
 class _PublishedWorkload(NamedTuple):
-    """What an engine reports of its workload."""
+    """The workload of an engine as its telemetry reports it."""
 
     engine_id: str | None
     workload: str | None
@@ -25,28 +25,28 @@ class AskedWorkload:
 
     def __init__(self) -> None:
         self._asked: tuple[WorkloadSpec | None, _PublishedWorkload] | None = (
-            None  # and what was published then
+            None  # the workload requested last, and what was published at that time
         )
 
     def ask(self, spec: WorkloadSpec | None, state: SessionState) -> None:
         self._asked = spec, _published(state)
 
     def forget(self) -> None:
-        """The workload was refused, or its outcome is unknown."""
+        """Drop the requested workload: the engine refused it, or its outcome is unknown."""
         self._asked = None
 
     def look(self, state: SessionState) -> None:
-        """Compare with the newest telemetry; call it as often as you like."""
+        """Drop the requested workload once telemetry shows a change; call it at any rate."""
         if self._asked is not None and self._asked[1] != _published(state):
             self._asked = None
 
     def now(self, state: SessionState) -> WorkloadSpec | None:
-        """The workload that a change is a change of; None: none runs, or it is not known."""
+        """Return the workload to base a change on; None if none runs or it is unknown."""
         self.look(state)
         return published_workload(state.workload_spec) if self._asked is None else self._asked[0]
 
     def note(self, state: SessionState) -> str:
-        """A note on the current workload, for the prompt."""
+        """Return a note on the current workload, for the prompt where the operator types."""
         spec = self.now(state)
         if spec is not None:
             return f"now {workload_text(spec)}; fields you leave out stay"

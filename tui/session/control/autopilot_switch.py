@@ -1,4 +1,4 @@
-"""`AutopilotSwitch`: the autopilot of this dashboard, in a thread of its own."""
+"""`AutopilotSwitch`: runs the autopilot of this dashboard in a thread of its own."""
 
 import logging
 import threading
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("stepscope.tui")
 
 _TICK_S = 0.2
-_CLOSE_S = 2.0  # for the knobs to be given back; after that the engine takes them itself
+_CLOSE_S = 2.0  # wait for the knobs to be restored; after that the engine restores them itself
 
 
 class AutopilotSwitch:
     """All methods belong to the UI thread.
 
     Args:
-        endpoint: of the engine.
-        who: gives the name for the engine's audit.
+        endpoint: the engine's.
+        who: returns the operator's name for the engine's audit.
     """
 
     def __init__(self, endpoint: str, who: Callable[[], str]) -> None:
@@ -43,7 +43,7 @@ class AutopilotSwitch:
         return self._thread is not None and self._thread.is_alive() and not self._stopping.is_set()
 
     def start(self, itl_ms: float) -> None:
-        """Hold this level until `stop`, or until it ends by itself."""
+        """Hold this ITL level until `stop`, or until the autopilot ends by itself."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(
             target=self._run, args=(itl_ms, self._stopping), name="autopilot", daemon=True
@@ -51,21 +51,21 @@ class AutopilotSwitch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Let it give the knobs back and end."""
+        """Tell the autopilot to restore the knobs and end; do not wait for it."""
         self._stopping.set()
 
     def close(self) -> None:
-        """As `stop`; wait for it."""
+        """Stop the autopilot and wait until it has ended, at most `_CLOSE_S`."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(_CLOSE_S)
 
     def news(self) -> tuple[str, Tone] | None:
-        """The oldest line that was not shown yet."""
+        """Return the oldest line that was not shown yet, with its tone; None if there is none."""
         return self._news.popleft() if self._news else None
 
     def _run(self, itl_ms: float, stopping: threading.Event) -> None:
-        # Few sessions need it, and what fits a model takes its time to load.
+        # Imported here: few sessions need it, and the code that fits models loads slowly.
         from stepscope.recordings.autopilot.live_pilot import LivePilot
 
         try:

@@ -25,13 +25,13 @@ _IDLE_S = 30.0
 class Answer:
     """The outcome of a command: a reply, or one line on why there is none."""
 
-    what: str  # as it was announced to the operator
+    what: str  # the command in the words that the operator has seen
     command: Command
     reply: AnyReply | None = None
     error: str | None = None
-    code: str = ""  # of the engine's refusal
-    may_follow: bool = False  # it was sent and not answered: it may be done later
-    action: str = ""  # of the table, that has asked for it
+    code: str = ""  # the error code, if the engine refused the command
+    may_follow: bool = False  # no answer in time: the engine may still carry it out
+    action: str = ""  # id of the action that asked for it
 
 
 class EngineLink:
@@ -42,7 +42,7 @@ class EngineLink:
 
     Args:
         connect: makes the client, in the thread that uses it.
-        siblings: the other data-parallel ranks of the engine, asked for at each change.
+        siblings: returns the other data-parallel ranks of the engine; called for each knob change.
     """
 
     def __init__(
@@ -58,10 +58,11 @@ class EngineLink:
         self._thread: threading.Thread | None = None
 
     def ask(self, what: str, command: Command, action: str = "") -> None:
-        """Send `command` when those before it are answered.
+        """Queue `command`: it is sent when those before it are answered.
 
         Args:
-            action: of the table, that has asked for it.
+            what: the command in words, for the operator.
+            action: id of the action that asked for it.
         """
         self._asked.append(what)
         self._commands.put((what, command, action))
@@ -71,11 +72,11 @@ class EngineLink:
 
     @property
     def pending(self) -> str:
-        """The commands without an answer yet."""
+        """The commands without an answer yet, in words."""
         return ", ".join(self._asked)
 
     def answers(self) -> list[Answer]:
-        """The answers that came since the last call."""
+        """Return the answers since the last call."""
         found = []
         while self._answers:
             found.append(self._answers.popleft())
@@ -83,11 +84,11 @@ class EngineLink:
         return found
 
     def close(self) -> None:
-        """Let the thread end after the command it is at."""
+        """End the thread once it has sent all queued commands; do not wait."""
         self._commands.put(None)
 
     def _ask_all(self, client: ControlClient, command: Command) -> AnyReply:
-        """A change of knobs goes to all data-parallel ranks, or to none."""
+        """Send a command; a change of knobs goes to all data-parallel ranks, or to none."""
         siblings = self._siblings() if isinstance(command, SetKnobs) else []
         if not isinstance(command, SetKnobs) or not siblings:
             return client.ask(command)
@@ -121,7 +122,8 @@ class EngineLink:
                     may_follow = isinstance(refusal, NoAnswer)
                     code = refusal.code if isinstance(refusal, CommandRefused) else ""
                     if isinstance(refusal, EngineUnreachable) and client is not None:
-                        # What it never took must not reach an engine that starts later.
+                        # A command that was not delivered must not reach an engine that starts
+                        # later.
                         client.close()
                         client = None
                 except Exception as failure:

@@ -7,7 +7,7 @@ from stepscope.engine.protocol.wire import KnobsChanged, KnobSpec, KnobValue
 
 
 class KnobsNow(NamedTuple):
-    """The knobs of an engine, and the changes that are known of, oldest first."""
+    """The knobs of an engine, and their known changes, oldest first."""
 
     version: int
     values: Mapping[str, KnobValue]
@@ -18,12 +18,12 @@ class KnobsNow(NamedTuple):
         return [change for change in self.changes if change.version > version]
 
     def changed_by(self, name: str) -> str:
-        """Who changed a knob last; empty if unknown."""
+        """Return who changed a knob last; empty if unknown."""
         return next((each.who for each in reversed(self.changes) if name in each.new), "")
 
 
 class KnobChange(NamedTuple):
-    """The change, based on the knobs of `version`."""
+    """A new value for a knob, chosen while the knobs had this `version`."""
 
     name: str
     value: KnobValue

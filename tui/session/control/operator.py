@@ -1,6 +1,6 @@
-"""`Operator`: what the operator does to the engine, and what the engine answers.
+"""`Operator`: sends the operator's changes to the engine, and reports its answers.
 
-A command without an answer in time may still take effect later, on a slow engine. The audit trail
+On a slow engine, a command without an answer in time may still take effect later. The audit trail
 in the telemetry then shows its outcome.
 """
 
@@ -45,8 +45,8 @@ class Operator:
     """Sends commands through the link and turns the answers into notices.
 
     Args:
-        link: None where there is no engine to ask.
-        key: of an action.
+        link: None if there is no engine to change.
+        key: returns the key of an action, for notices.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class Operator:
         self._link = link
         self._notices = notices
         self.who = who()
-        self._own: set[tuple[str, int]] = set()  # engines, and versions that we made of their knobs
-        self._undos: set[tuple[str, int]] = set()  # of our own versions, those that are an undo
+        self._own: set[tuple[str, int]] = set()  # (engine id, knobs version) of our own changes
+        self._undos: set[tuple[str, int]] = set()  # those of our changes that are an undo
         self._unanswered: list[_Unanswered] = []
-        self._overtaken: tuple[str, KnobChange] | None = None  # of an engine; see `take_overtaken`
+        self._overtaken: tuple[str, KnobChange] | None = None  # (engine id, change) to send again
         self.workload = AskedWorkload()
         self._num_knobs_asked = 0  # changes of knobs without an answer so far
-        self._num_undos_put_off = 0  # until it is known what there is to take back
+        self._num_undos_put_off = 0  # undos that wait until all our changes are settled
 
     @property
     def pending(self) -> str:
@@ -78,10 +78,10 @@ class Operator:
         return next((spec for spec in info.knobs if spec.name == name), None) if info else None
 
     def set_knob(self, change: KnobChange, action: str) -> None:
-        """Request a change; refused when a knob changed after the version it is based on.
+        """Request a change; the engine refuses it if a knob changed after `change.version`.
 
         Args:
-            action: of the table, that has asked for it.
+            action: id of the action that asks for it.
         """
         name, value, version = change
         before = self._history.state.knobs.get(name)
@@ -95,10 +95,10 @@ class Operator:
         )
 
     def take_overtaken(self, name: str | None = None) -> KnobChange | None:
-        """The last change that was refused because another came first; returned once.
+        """Return, once, the last change that was refused because another came first.
 
         Args:
-            name: of a knob, whose change alone is meant.
+            name: return only a change of this knob; None: of any knob.
         """
         kept, self._overtaken = self._overtaken, None
         info = self._history.info
@@ -108,7 +108,7 @@ class Operator:
 
     def undo(self) -> None:
         """Undo this operator's last knob change, if it still holds."""
-        self.take_answers()  # they say which changes are our own
+        self.take_answers()  # the answers tell which changes are our own
         if self._is_settled():
             self._undo()
         else:
@@ -116,7 +116,7 @@ class Operator:
             self._notices.say("one moment: undone when the engine has answered")
 
     def _is_settled(self) -> bool:
-        """Every change of ours is answered, and those that were made are in the telemetry."""
+        """Whether all our knob changes are answered, and the accepted ones are in telemetry."""
         state = self._history.state
         engine_id = "" if state.info is None else state.info.engine_id
         newest = max((version for owner, version in self._own if owner == engine_id), default=0)
@@ -164,13 +164,13 @@ class Operator:
         self._ask("run one step", StepOnce(n=1))
 
     def end_lease(self, leased: LeasedKnobs) -> None:
-        """Put the knobs back that a client moves; it sees that and lets go of them."""
+        """Restore the knobs that a client has leased; the client sees that and gives up."""
         knobs = self._history.state.knobs
         what = ", ".join(
             f"{name} {value_text(knobs.get(name))}→{value_text(value)}"
             for name, value in leased.before.items()
         )
-        # Whatever it has just set: the last word is the operator's.
+        # Without an expected version: the operator overrides whatever the client has just set.
         reason = f"ends the autopilot of {leased.who}"
         self._ask(
             f"end the autopilot of {leased.who}: {what}",
@@ -178,14 +178,14 @@ class Operator:
         )
 
     def set_workload(self, spec: WorkloadSpec | None) -> None:
-        """Start, replace or (None) stop the engine's own workload."""
+        """Start or replace the workload that the engine runs itself; None stops it."""
         what = "stop the workload" if spec is None else f"workload of {spec.rate:g} requests/s"
         self._ask(what, SetWorkload(workload=spec))
         if self._link is not None:
             self.workload.ask(spec, self._history.state)
 
     def _ask(self, what: str, command: Change, action: str = "") -> None:
-        """Send a change based on the knobs on the screen; a newer version is a conflict."""
+        """Send a change, with the operator's name and the newest audit entry that was shown."""
         if self._link is None:
             self._notices.say("there is no engine to ask: this is a recording", "caution")
             return
@@ -196,13 +196,13 @@ class Operator:
         self._link.ask(what, msgspec.structs.replace(command, who=self.who, seen=seen), action)
 
     def take_answers(self) -> None:
-        """Say what the engine has answered since the last call."""
+        """Show what the engine has answered since the last call."""
         for answer in [] if self._link is None else self._link.answers():
             info = self._history.state.info
             if isinstance(answer.command, SetKnobs):
                 self._num_knobs_asked -= 1
                 if answer.error is not None:
-                    self._num_undos_put_off = 0  # of what was not done
+                    self._num_undos_put_off = 0  # the change to undo was not made
             self._keep_overtaken(answer)
             if isinstance(answer.command, SetWorkload) and answer.error is not None:
                 self.workload.forget()
@@ -224,8 +224,7 @@ class Operator:
             self._undo()
 
     def _keep_overtaken(self, answer: Answer) -> None:
-        """Keep a change that was refused because another came first, so that it can be sent "
-        "again."""
+        """Keep a change that was refused because another came first, to send it again."""
         command, info = answer.command, self._history.state.info
         if not isinstance(command, SetKnobs):
             return
@@ -236,7 +235,7 @@ class Operator:
             self._overtaken = info.engine_id, change
 
     def _conflict(self, answer: Answer) -> str | None:
-        """Who was quicker, in short, if it is about knobs and already known."""
+        """Say whose knob change came first; None if it was no conflict, or that is not known."""
         command = answer.command
         if answer.code != "conflict" or not isinstance(command, SetKnobs):
             return None
@@ -254,13 +253,13 @@ class Operator:
         return f"not changed: {last.who} set {what} meanwhile{again}"
 
     def _take_late_ones(self) -> None:
-        """Look in the audit trail for changes that were not answered in time."""
+        """Report changes without an answer in time whose outcome is now in the audit trail."""
         if not self._unanswered:
             return
         state = self._history.state
         for each in list(self._unanswered):
             if state.info is None or state.info.engine_id != each.engine_id:
-                self._unanswered.remove(each)  # no other engine takes it
+                self._unanswered.remove(each)  # another engine will never receive it
                 continue
             entry = next((e for e in state.audit if self._is_entry_of(e, each.command)), None)
             if entry is None:
@@ -274,7 +273,7 @@ class Operator:
                 self._notices.say(_done(each, step, self._has_requests), "good")
 
     def _is_entry_of(self, entry: Audited, command: Change) -> bool:
-        """Whether an entry is about a change that this operator sent."""
+        """Whether an audit entry is about this change of ours."""
         if (entry.who, entry.command) != (self.who, type(command).__name__):
             return False
         if entry.number <= (command.seen or 0):
@@ -290,7 +289,7 @@ class Operator:
         return state.num_running + state.num_waiting > 0
 
     def _remember(self, command: Command, version: int | None) -> None:
-        """Remember which changes are ours: several dashboards may use one name."""
+        """Remember that a change is ours: the name cannot tell, dashboards may share it."""
         info = self._history.state.info
         if info is None or version is None or not isinstance(command, SetKnobs):
             return
@@ -310,7 +309,7 @@ def _outcome_text(answer: Answer, has_requests: bool) -> str:
     reply = answer.reply
     if isinstance(reply, Ack):
         done = _done(answer, reply.effective_step, has_requests)
-        # The sentence about a step says all of it.
+        # For a single step, `_done` already says everything.
         is_complete = isinstance(answer.command, StepOnce) or not reply.detail
         return done if is_complete else f"{done} ({reply.detail})"
     return f"{answer.what}: {type(reply).__name__}"

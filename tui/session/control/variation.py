@@ -1,4 +1,4 @@
-"""`KnobVariation`: moves one knob for some seconds of each minute, and gives its value back.
+"""`KnobVariation`: moves one knob for some seconds of each minute, then restores its value.
 
 A recording with steps under several budgets can answer what another budget would have done.
 """
@@ -10,11 +10,11 @@ from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
 from stepscope.engine.protocol.wire import KnobValue
 
 PERIOD_S = 60.0
-_SHARE = 0.25  # of a period, that other values than the engine's own take together
+_SHARE = 0.25  # part of a period during which the knob has another value than the engine's own
 
 
 class KnobRange(NamedTuple):
-    """Which knob, and between which values."""
+    """A knob, and the range of values to move it in."""
 
     name: str
     low: int
@@ -22,7 +22,7 @@ class KnobRange(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "KnobRange":
-        """Of KNOB=LOW..HIGH. Raises ValueError with what was expected."""
+        """Parse KNOB=LOW..HIGH. Raises ValueError that says what was expected."""
         name, _, bounds = text.partition("=")
         low, dots, high = bounds.partition("..")
         if not (name and dots and low.isdigit() and high.isdigit() and 0 < int(low) < int(high)):
@@ -30,7 +30,7 @@ class KnobRange(NamedTuple):
         return cls(name, int(low), int(high))
 
     def values(self) -> list[int]:
-        """Both ends, and the value between them in ratio."""
+        """Return both ends and their geometric mean, in ascending order."""
         return sorted({self.low, round((self.low * self.high) ** 0.5), self.high})
 
 
@@ -38,14 +38,14 @@ class KnobVariation:
     """Call `tick` a few times a second, and `close` at the end.
 
     Attributes:
-        ended: why it no longer changes anything; None while it does.
+        ended: why it no longer moves the knob; None while it does.
 
     Args:
-        client: belongs to this object's thread; the caller closes it.
+        client: belongs to the thread that calls `tick`; the caller closes it.
         who: name in the engine's audit.
 
     Raises:
-        CommandRefused: the engine has no such knob, or does not take one of the values.
+        CommandRefused: the engine has no such knob, or refuses one of the values.
     """
 
     def __init__(
@@ -67,15 +67,15 @@ class KnobVariation:
             client.set_knobs({knob.name: value}, who, dry_run=True)
 
     def tick(self, elapsed_s: float) -> None:
-        """Set what is due `elapsed_s` after the start."""
+        """Set the value that is due `elapsed_s` after the start."""
         self._set(self._due(elapsed_s))
 
     def close(self) -> None:
-        """Give the engine its own value back, if no other client has changed a knob since."""
+        """Restore the engine's own value, unless another client has changed a knob since."""
         self._set(self._own)
 
     def _due(self, elapsed_s: float) -> KnobValue:
-        """Each value is due in the middle of its part of a period."""
+        """Return the value due now: a period has a part for each, and it is due in its middle."""
         part_s = self._period_s / len(self._values)
         number, within_s = divmod(elapsed_s % self._period_s, part_s)
         is_due = abs(within_s / part_s - 0.5) < _SHARE / 2
@@ -85,7 +85,7 @@ class KnobVariation:
         if self.ended is not None or value == self._current:
             return
         try:
-            # An operator who changes a knob meanwhile has the last word.
+            # With the expected version: if an operator has changed a knob, this is refused.
             ack = self._client.set_knobs({self._knob: value}, self._who, self._version)
         except (CommandRefused, EngineUnreachable) as error:
             self.ended = f"{self._knob} is no longer varied: {error}"

@@ -1,4 +1,4 @@
-"""The operator's name in an engine's audit: a claim, unlike a key."""
+"""The operator's name in an engine's audit. It proves nothing, unlike a key."""
 
 import getpass
 import os
@@ -11,28 +11,29 @@ from stepscope.tui.settings.settings import MAX_NAME, ClientSettings, environmen
 
 
 def who() -> str:
-    """The account, its terminal and the machine, as anna/pts3@gpu-7; a name of one's own before it.
+    """Return the operator's account, terminal and machine, such as anna/pts3@gpu-7.
 
-    The terminal distinguishes operators of one account.
+    If the settings have a name, it goes first. The terminal tells apart operators who share an
+    account.
     """
     try:
         account = getpass.getuser()
-    except (KeyError, OSError):  # no name for this id, as in some containers
+    except (KeyError, OSError):  # this user id has no name, as in some containers
         account = str(os.getuid())
     terminal = _terminal()
     at = f"{account}{terminal and '/'}{terminal}@{socket.gethostname()}"
     try:
         name = _printable(resolve(ClientSettings, "client", {}).name)
-    except WrongUsage:  # a config file that was broken while a dashboard is open: it goes on
+    except WrongUsage:  # the config file became invalid while a dashboard is open: do without
         name = ""
     return f"{name} ({at})" if name else at
 
 
 def call_me(name: str | None) -> None:
-    """Use this name in this process and its children; None: the name in the settings.
+    """Use this name in this process and its children; None keeps the name of the settings.
 
     Raises:
-        WrongUsage: it is none.
+        WrongUsage: the name is empty or too long.
     """
     if name is None:
         return
@@ -46,10 +47,10 @@ def _printable(name: str) -> str:
 
 
 def _terminal() -> str:
-    """Such as pts3; empty where there is none."""
+    """Return the name of the terminal, such as pts3; empty if there is none."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         try:
             return os.ttyname(stream.fileno()).removeprefix("/dev/").replace("/", "")
-        except (OSError, ValueError, AttributeError):  # a pipe; closed; none at all
+        except (OSError, ValueError, AttributeError):  # a pipe, a closed stream, or no stream
             continue
     return ""

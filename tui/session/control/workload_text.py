@@ -1,6 +1,6 @@
-"""An engine's own workload as an operator types it: `rate=2 document_share=0.3`, or `off`.
+"""Parses an engine's own workload as an operator types it: `rate=2 document_share=0.3`, or `off`.
 
-Fields left out stay, as far as the engine reports its workload.
+Fields that are left out keep their values, if the engine reports them.
 """
 
 from typing import Annotated, Any, get_args, get_origin
@@ -14,12 +14,12 @@ from stepscope.engine.workload.arrivals import fields_of
 from stepscope.recordings.state.knob_text import value_text
 
 OFF = "off"
-NO_VALUE = "none"  # of a field that need not have one
+NO_VALUE = "none"  # clears a field that may be empty
 EXAMPLE = "rate=2 document_share=0.1 output_tokens=64"
 
 
 def published_workload(published: dict[str, KnobValue] | None) -> WorkloadSpec | None:
-    """The workload in the telemetry; None: none, or one of a later version."""
+    """Decode a workload from telemetry; None if there is none, or this version cannot read it."""
     try:
         return None if published is None else msgspec.convert(published, WorkloadSpec)
     except msgspec.ValidationError:
@@ -27,15 +27,15 @@ def published_workload(published: dict[str, KnobValue] | None) -> WorkloadSpec |
 
 
 def workload_text(spec: WorkloadSpec) -> str:
-    """As it may be typed."""
+    """Return a workload as an operator may type it."""
     return " ".join(f"{name}={value_text(value)}" for name, value in fields_of(spec).items())
 
 
 def parse_workload(text: str, now: WorkloadSpec | None = None) -> WorkloadSpec | None:
-    """The workload that `text` means; None stops the one that runs.
+    """Parse a workload; None means: stop the one that runs.
 
     Args:
-        now: what it changes; None: the default.
+        now: the workload that `text` changes; None: the default one.
 
     Raises:
         ValueError: the text is not valid; the message says what is.

@@ -1,4 +1,4 @@
-"""`ExportDesk`: writes one file at a time on its own thread, and reports on it."""
+"""`ExportDesk`: writes one file at a time on a thread of its own, and reports its progress."""
 
 import logging
 import threading
@@ -23,18 +23,18 @@ log = logging.getLogger("stepscope.tui")
 _CLOSE_S = 5.0
 
 
-class _Cancelled(Exception):  # noqa: N818 - reads as what it is
+class _Cancelled(Exception):  # noqa: N818 - not an error
     """The export was cancelled."""
 
 
 class FileJob(ABC):
-    """Writes one file; it is there in full afterwards, or not at all.
+    """Writes one file, completely or not at all.
 
     Attributes:
-        doing, noun: in a word.
-        name: of the file.
+        doing, noun: a verb and a noun for this kind of job, for messages.
+        name: the name of the file.
         share: how much is done, 0 to 1.
-        outcome: one line and its tone, once it has ended; None before.
+        outcome: one line and its tone once the job has ended; None before.
     """
 
     doing, noun = "writing", "recording"
@@ -50,7 +50,7 @@ class FileJob(ABC):
         self._thread.start()
 
     def cancel(self) -> None:
-        """End soon, and leave nothing behind. Does not wait."""
+        """Ask the job to end soon and leave no file behind. Does not wait."""
         self._is_cancelled.set()
 
     def wait(self, timeout_s: float) -> None:
@@ -71,7 +71,7 @@ class FileJob(ABC):
 
     @abstractmethod
     def _write(self) -> str:
-        """Do it, and say what has been done."""
+        """Write the file, and return one line on what was written."""
 
     def _progress(self, share: float) -> None:
         self.share = share
@@ -80,7 +80,7 @@ class FileJob(ABC):
 
 
 class ExportJob(FileJob):
-    """A recording, or a part of it, in another format."""
+    """Writes a recording, or a part of it, in another format."""
 
     doing, noun = "exporting", "export"
 
@@ -107,7 +107,7 @@ class ExportJob(FileJob):
 
 
 class MemoryJob(FileJob):
-    """What is in memory, as a recording."""
+    """Writes the steps in memory to a recording."""
 
     def __init__(self, history: History, path: Path) -> None:
         super().__init__(path.name)
@@ -124,7 +124,7 @@ class MemoryJob(FileJob):
 
 
 def _within(order: ExportOrder, recording: "Recording") -> RangeChoice:
-    """The part of the range that is in the recording.
+    """Return the part of the ordered range that the recording holds.
 
     Raises:
         RecordingError: the recording is of another run of the engine.
@@ -143,7 +143,7 @@ def _within(order: ExportOrder, recording: "Recording") -> RangeChoice:
     if last is not None and recording.last_step is not None:
         last = min(last, recording.last_step)
     if first is not None and last is not None and first > last:
-        return steps  # the exporter says what the recording holds
+        return steps  # nothing in common: the exporter's error says what the recording holds
     return steps._replace(first=first, last=last)
 
 
@@ -152,20 +152,20 @@ class ExportDesk:
     """One desk serves all screens of a dashboard. Belongs to the UI thread.
 
     Attributes:
-        last: the last order.
+        last: the last order; None before the first.
     """
 
     last: ExportOrder | None = None
     _job: FileJob | None = None
 
     def begin(self, order: ExportOrder) -> None:
-        """Export, unless something is being exported."""
+        """Start an export, unless another file is being written."""
         if self._job is None:
             self.last = order
             self._start(ExportJob(order))
 
     def write_memory(self, history: History, path: Path) -> None:
-        """Record what `history` holds, unless something is being written."""
+        """Write the steps in `history` to a recording, unless a file is being written."""
         if self._job is None:
             self._start(MemoryJob(history, path))
 
@@ -175,19 +175,19 @@ class ExportDesk:
 
     @property
     def active(self) -> str | None:
-        """What is being written, and how far it has come; None when nothing is."""
+        """The file that is being written, and its progress; None if there is none."""
         job = self._job
         return None if job is None else f"{job.doing} {job.name} {fmt.percent(job.share)}"
 
     def cancel(self) -> bool:
-        """Give up what is being exported; False when nothing is."""
+        """Cancel the file that is being written; return False if there is none."""
         if self._job is None:
             return False
         self._job.cancel()
         return True
 
     def news(self) -> tuple[str, Tone] | None:
-        """How an export ended, once."""
+        """Return how the last file ended, once."""
         job = self._job
         if job is None or job.outcome is None:
             return None
@@ -195,7 +195,7 @@ class ExportDesk:
         return job.outcome
 
     def close(self) -> None:
-        """Leave no half file."""
+        """Cancel the file that is being written, and wait a moment until it is removed."""
         if self._job is not None:
             self._job.cancel()
             self._job.wait(_CLOSE_S)

@@ -13,11 +13,11 @@ _ENDINGS = (".mcap.part", ".mcap", ".part")
 
 
 class FormatChoice(NamedTuple):
-    """A format, for people.
+    """A format as the export dialog offers it.
 
     Attributes:
-        opens: what it is, and what opens it.
-        package: what it needs; None: nothing that is not there anyway.
+        opens: what it contains, and which programs open it.
+        package: the optional package that it needs; None if it needs none.
     """
 
     name: "Format"
@@ -28,12 +28,12 @@ class FormatChoice(NamedTuple):
 
     @property
     def is_there(self) -> bool:
-        """Whether it can be written here."""
+        """Whether the package that it needs is installed."""
         return self.package is None or find_spec(self.package) is not None
 
     @property
     def wanted(self) -> str:
-        """What to install, where it cannot."""
+        """What to install if the package is missing."""
         return f"pip install 'stepscope[export]' (or {self.package})"
 
 
@@ -52,7 +52,7 @@ FORMAT_CHOICES: tuple[FormatChoice, ...] = (
 
 
 class RangeChoice(NamedTuple):
-    """Steps `first` to `last`, both included; None is the end of the recording."""
+    """Steps `first` to `last`, both included; None is the respective end of the recording."""
 
     text: str
     first: int | None = None
@@ -60,11 +60,11 @@ class RangeChoice(NamedTuple):
 
 
 class ExportOrder(NamedTuple):
-    """What to write, and where.
+    """What to export, and where to.
 
     Attributes:
         path: the recording.
-        engine_id: whose steps the range speaks of, where it has ends.
+        engine_id: the run of the engine that numbered the steps of the range; None if any.
     """
 
     path: Path
@@ -76,7 +76,7 @@ class ExportOrder(NamedTuple):
 
 
 def file_name(order: ExportOrder) -> str:
-    """Named after the recording, and after what of it is in it."""
+    """Return a file name made of the recording's name, the range and the table."""
     name = order.path.name
     stem = next((name.removesuffix(end) for end in _ENDINGS if name.endswith(end)), name)
     if order.steps.first is not None or order.steps.last is not None:
@@ -88,7 +88,7 @@ def file_name(order: ExportOrder) -> str:
 
 
 def new_path(order: ExportOrder, unfinished_suffix: str) -> Path:
-    """A name that no file has, nor one that is being exported."""
+    """Return a path that neither a file nor an unfinished export has."""
     name, suffix = file_name(order), order.choice.suffix
     for number in count(1):
         tail = suffix if number == 1 else f"-{number}{suffix}"

@@ -2,5 +2,5 @@
 
 May import: recordings.file, recordings.file.mcap, recordings.history, recordings.live,
   tui.settings, tui.views.
-What `R` does goes here.
+What the record key does goes here.
 """

@@ -1,4 +1,4 @@
-"""`RecordSwitch`: what `R` does. One recording after another, of one live source."""
+"""`RecordSwitch`: starts and ends recordings of one live source, one at a time."""
 
 import threading
 from itertools import count
@@ -20,9 +20,9 @@ class RecordSwitch:
     """Starts and ends recordings of `source`. Belongs to the UI thread.
 
     Args:
-        source: a live one.
+        source: a live source.
         folder: where the files go; they are named after the source and the time of day.
-        recorder: one that is under way already.
+        recorder: a recording of the source that already runs.
     """
 
     def __init__(self, source: Source, folder: Path, recorder: "Recorder | None" = None) -> None:
@@ -31,7 +31,7 @@ class RecordSwitch:
         self._recorder = recorder
         self._ending: threading.Thread | None = None
         self._is_ending = False
-        self._is_seen = False  # why the last one ended
+        self._is_seen = False  # whether the operator has seen why the last recording ended
 
     @property
     def active(self) -> bool:
@@ -40,12 +40,12 @@ class RecordSwitch:
 
     @property
     def has_engine(self) -> bool:
-        """Whether an engine answers whose steps could be recorded."""
+        """Whether an engine is connected, so that there are steps to record."""
         return self._source.status not in NO_ENGINE
 
     @property
     def path(self) -> Path | None:
-        """Of the file that is being written, or was written last."""
+        """Path of the present or the last recording; None before the first."""
         return None if self._recorder is None else self._recorder.path
 
     @property
@@ -66,10 +66,10 @@ class RecordSwitch:
         self._is_seen = self._recorder is not None and self._recorder.error is not None
 
     def start(self) -> Path:
-        """Begin a new file, over none that is there; gives its path.
+        """Start recording to a new file, never over an existing one; return its path.
 
         Raises:
-            RecordingError: it cannot be written.
+            RecordingError: the file cannot be written.
         """
         from stepscope.recordings.live.recorder import Recorder  # loads mcap and zstd
 
@@ -80,7 +80,7 @@ class RecordSwitch:
         return self._recorder.path
 
     def new_path(self) -> Path:
-        """Of a file that is not there, named after the source and the second."""
+        """Return a path that no file has, named after the source and the time of day."""
         path = first = self._folder / default_name(self._source.name)
         for number in count(2):
             if not path.exists() and not path.with_name(path.name + PART_SUFFIX).exists():
@@ -89,15 +89,15 @@ class RecordSwitch:
         return path
 
     def stop(self) -> None:
-        """End the recording; the file is finished by a thread of its own."""
+        """End the recording; a thread of its own finishes the file."""
         if self._recorder is not None and self.active:
             self._is_ending = True
-            # Not a daemon: leaving the dashboard waits until the file is whole.
+            # Not a daemon thread: the process waits on exit until the file is complete.
             self._ending = threading.Thread(target=self._recorder.stop, name="end of the recording")
             self._ending.start()
 
     def last(self) -> str | None:
-        """A summary of the last recording, once its file is complete; None without one."""
+        """Wait until the file is complete, then summarize the last recording; None without one."""
         recorder = self._recorder
         if recorder is None:
             return None

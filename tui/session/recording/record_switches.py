@@ -1,4 +1,4 @@
-"""`RecordSwitches`: the recordings of all engines of a dashboard, also of those never opened."""
+"""`RecordSwitches`: the recordings of all engines of a dashboard, even of those never opened."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -15,7 +15,7 @@ class RecordSwitches:
     """A recording switch for each live source, made on first use. Belongs to the UI thread.
 
     Args:
-        folder: where the files go, by default that in which the dashboard was started.
+        folder: where the files go; by default the folder in which the dashboard was started.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -23,10 +23,10 @@ class RecordSwitches:
         self._switches: dict[Source, RecordSwitch] = {}
 
     def of(self, source: Source, recorder: "Recorder | None" = None) -> RecordSwitch | None:
-        """That of a source; None for a recording.
+        """Return the switch of a source; None if the source is not live.
 
         Args:
-            recorder: one that is under way already.
+            recorder: a recording of the source that already runs.
         """
         if not source.is_live:
             return None
@@ -41,7 +41,7 @@ class RecordSwitches:
 
     @property
     def errors(self) -> dict[Source, str]:
-        """Why recordings ended by themselves, until the operator has seen it."""
+        """Why recordings ended by themselves, by source; errors that were seen are left out."""
         found = {source: switch.error for source, switch in self._switches.items()}
         return {source: error for source, error in found.items() if error is not None}
 
@@ -57,6 +57,6 @@ class RecordSwitches:
             switch.stop()
 
     def last(self) -> list[str]:
-        """After `stop`: what became of the last recording of each that had one."""
+        """Return a summary of the last recording of each source. Call it after `stop`."""
         summaries = [switch.last() for switch in self._switches.values()]
         return [line for line in summaries if line is not None]

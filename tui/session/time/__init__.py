@@ -1,6 +1,6 @@
-"""Moving through time: steps, events, the worst stall, typed places.
+"""Moving through time: to steps, events, the worst stall, and places that are typed.
 
 May import: engine.protocol, recordings.attribution, recordings.history, recordings.live,
   recordings.state.series, tui.views, tui.views.frame.
-A new way to a step goes here.
+A new way to reach a step goes here.
 """

@@ -1,4 +1,4 @@
-"""What `g` understands: a step, a time of day, or a distance from the cursor."""
+"""Parses a place to go to: a step, a time of day, or a distance from the cursor."""
 
 import re
 import time
@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 from stepscope.recordings.history.history import History
 from stepscope.tui.views import format as fmt
 
-# As a place is shown: 12:41, 12:41:58.3, Nov 15 12:41:58, Nov 15 2025 12:41:58.
+# The forms in which times are shown: 12:41, 12:41:58.3, Nov 15 12:41:58, Nov 15 2025 12:41:58.
 _TIME = re.compile(
     r"(?:(?P<month>[a-z]{3}) (?P<date>\d{1,2})(?: (?P<year>\d{4}))? )?"
     r"(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2}(?:\.\d+)?))?",
@@ -19,7 +19,7 @@ _HALF_DAY_NS = 12 * 3600 * 10**9
 
 
 class FileTimes(Protocol):
-    """The replayed file: it holds more times than memory."""
+    """The times of a replayed file, which holds more steps than memory."""
 
     @property
     def extent(self) -> tuple[int, int] | None: ...  # first and last step
@@ -31,17 +31,18 @@ class FileTimes(Protocol):
 
 
 class Wanted(NamedTuple):
-    """A step to go to; `note` says in words how it differs from the place that was typed."""
+    """A step to go to; `note` says how it differs from the place that was typed, if it does."""
 
     step: int
     note: str | None = None
 
 
 def wanted(text: str, at: int | None, history: History, file: FileTimes | None) -> Wanted:
-    """The step that `text` means.
+    """Return the step that `text` means.
 
     Args:
-        at: the step at the cursor. file: None for a live session, which has only its memory.
+        at: the step at the cursor.
+        file: None for a live session, which has only the steps in memory.
 
     Raises:
         ValueError: the text is not a place; the message says why, or what is allowed.
@@ -71,7 +72,7 @@ def wanted(text: str, at: int | None, history: History, file: FileTimes | None) 
     if file is not None:
         start, end = (fmt.moment(wall_ns) for wall_ns in file.extent_ns)
         if start.split(":")[0][:-3] == end.split(":")[0][:-3]:
-            end = end[-len("00:00:00") :]  # of the same day
+            end = end[-len("00:00:00") :]  # the same day: do not name it twice
         raise ValueError(f"not in the file, which is of {start} to {end}")
     step = history.step_at(summary.tokens_ns + away_ns[0])
     if step is None:
@@ -80,7 +81,7 @@ def wanted(text: str, at: int | None, history: History, file: FileTimes | None) 
 
 
 def _clamped(step: int, history: History, file: FileTimes | None) -> Wanted:
-    """A step by its number, or the nearest there is."""
+    """Return the step with this number, or the nearest one that exists."""
     if file is not None and file.extent is not None:
         first, last = file.extent
         if first <= step <= last:
@@ -113,10 +114,12 @@ def _step_in_memory(history: History, time_ns: int) -> int | None:
 
 
 def _away_ns(when: re.Match[str], wall_ns: int | None) -> list[int]:
-    """From now to that time, on the likeliest day first where none is named.
+    """Return the distances from `wall_ns` to the typed time on each possible day.
+
+    The likeliest day comes first.
 
     Raises:
-        ValueError: no such time or day, or the time of day is unknown.
+        ValueError: there is no such time or month, or `wall_ns` is unknown.
     """
     if wall_ns is None:
         raise ValueError("the engine has not reported the time of day")
@@ -139,5 +142,5 @@ def _away_ns(when: re.Match[str], wall_ns: int | None) -> list[int]:
     dates = (day.tm_mday, day.tm_mday - 1, day.tm_mday + 1)
     found = [away_ns(day.tm_year, day.tm_mon, date) for date in dates]
     if found[0] > _HALF_DAY_NS:
-        return [found[1], found[0]]  # yesterday, seen from after midnight
+        return [found[1], found[0]]  # it is after midnight: yesterday is likelier
     return found

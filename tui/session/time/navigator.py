@@ -1,7 +1,7 @@
 """`Navigator`: moves the view through time, in a live session and in a replay.
 
-In a replay the newest step in memory is where the replay stands; going on from there plays the
-file, and what is not in memory is sought in it.
+In a replay, the newest step in memory is the position of the replay. Moving on from there plays the
+file; moving to a step that is not in memory seeks it in the file.
 """
 
 from collections.abc import Callable, Collection
@@ -20,15 +20,15 @@ from stepscope.tui.views.frame.frame import NOTABLE, Frame
 from stepscope.tui.views.notices import Notices, Tone
 from stepscope.tui.views.view import View
 
-_MAX_SEARCH = 5_000  # steps decoded in search of one of a request
+_MAX_SEARCH = 5_000  # steps to decode in search of the next step of a request
 
 
 class Replay(FileTimes, Protocol):
-    """What a replay can do that a live source cannot."""
+    """The methods of a replay that a live source does not have."""
 
     file_events: EventsOfFile
     file_latency: LateTokensOfFile
-    on_found: Callable[[], None] | None  # called on its thread once what was sought is shown
+    on_found: Callable[[], None] | None  # called on the replay's thread after a seek
 
     @property
     def speed(self) -> float: ...
@@ -61,16 +61,16 @@ def replay_of(source: Source) -> Replay | None:
 
 
 def recorded_extent(source: Source) -> tuple[int, int] | None:
-    """First and last step of the file that is replayed; None for a live source."""
+    """Return the first and last step of a replayed file; None for a live source."""
     replay = replay_of(source)
     return None if replay is None else replay.extent
 
 
 class Navigator:
-    """Changes `view`; belongs to the UI thread. `frame` is the picture that is on the screen.
+    """Changes `view`; belongs to the UI thread. `frame` is the picture on the screen.
 
     Args:
-        key: the key of an action, for what is said.
+        key: returns the key of an action, for notices.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Navigator:
         self._oldest = Oldest(view, source, notices, key, self.go)
 
     def look_at(self, history: History) -> None:
-        """Move through another history from now on."""
+        """Switch to another history."""
         self._history = history
 
     # Pause and follow
@@ -111,13 +111,13 @@ class Navigator:
             replay.play()
 
     def live(self) -> None:
-        """To the newest step, and on with what comes; of a replay to the end of the file."""
+        """Go to the newest step, in a replay to the end of the file, and follow new steps."""
         if self._replay is not None and self._replay.extent is not None:
             self.go(self._replay.extent[1])
         self.follow()
 
     def follow(self) -> None:
-        """The newest step in memory, and what comes after it."""
+        """Show the newest step in memory, and follow new steps."""
         self._notices.leave_place()
         self.view.follow()
 
@@ -129,18 +129,18 @@ class Navigator:
             self._oldest.press(self._history)
 
     def news(self) -> tuple[str, Tone] | None:
-        """The outcome of fetching older steps, once."""
+        """Return the outcome of fetching older steps, once."""
         return self._oldest.news()
 
     @property
     def progress(self) -> str | None:
-        """How it stands with that."""
+        """The progress of fetching older steps; None if nothing is being fetched."""
         return self._oldest.progress
 
     # Steps
 
     def go(self, step: int) -> None:
-        """To a step, in memory or in the file."""
+        """Go to a step, in memory or in the file."""
         self._notices.leave_place()
         history, replay = self._history, self._replay
         first, last = history.first_step, history.last_step
@@ -156,7 +156,7 @@ class Navigator:
             self.view.go(step, first, last)
 
     def move(self, columns: int) -> None:
-        """So many columns on, or back if negative."""
+        """Move by this many columns, back if negative."""
         at = self._at_or_say()
         if at is None:
             return
@@ -183,7 +183,7 @@ class Navigator:
             self.view.right = min(last, max(first + steps - 1, self.view.right + direction * steps))
 
     def of_column(self, x: int) -> None:
-        """To the last step of a column of the chart."""
+        """Go to the last step of a column of the chart."""
         columns = self.frame.columns if self.frame is not None else []
         column = columns[x] if 0 <= x < len(columns) else None
         if column is not None:
@@ -206,7 +206,7 @@ class Navigator:
         self._notices.say_of_place(found.text + over, "caution" if over else "text")
 
     def mark(self) -> None:
-        """To the mark before this step, or from before the first one to the last."""
+        """Go to the mark before this step; if there is none, to the last mark."""
         at = self._at()
         found = {mark_event(mark) for mark in self._history.marks}
         if self._replay is not None:
@@ -226,7 +226,7 @@ class Navigator:
         self._notices.say_of_place(f"mark: {text}")
 
     def of_request(self, direction: int) -> None:
-        """To the next step in which the selected request has a row."""
+        """Go to the next or previous step that has the selected request in its batch."""
         at, request_id = self._at(), self.view.selected
         request_id = self.view.followed if request_id is None else request_id
         if at is None or request_id is None:
@@ -235,7 +235,7 @@ class Navigator:
         first, last = self._history.first_step or 0, self._history.last_step or 0
         ended = self._history.end_of(request_id, at) if direction < 0 else None
         if ended is not None:
-            at = min(at, ended.step + 1)  # however long ago that was
+            at = min(at, ended.step + 1)  # search from where the request ended
         end = min(last, at + _MAX_SEARCH) if direction > 0 else max(first, at - _MAX_SEARCH)
         for step in range(at + direction, end + direction, direction):
             record = self._history.record(step)
@@ -251,7 +251,7 @@ class Navigator:
     # Words
 
     def goto(self, text: str) -> None:
-        """To a step, a time of day, or so many seconds back."""
+        """Go to the step, the time of day or the distance in time that was typed."""
         if text.strip():
             step, note = self._wanted(text)
             self.go(step)
@@ -282,7 +282,7 @@ class Navigator:
         return self._history.last_step if self.view.cursor is None else self.view.cursor
 
     def _at_or_say(self) -> int | None:
-        """The step at the cursor; shows a notice if there is no step."""
+        """Return the step at the cursor; if there is no step, show a notice and return None."""
         if (at := self._at()) is None:
             self._notices.say_of_place("there is no step in memory yet", "caution")
         return at
@@ -297,5 +297,5 @@ class Navigator:
 
 
 def lane_keys(key: Callable[[str], str]) -> str:
-    """What selects a request."""
+    """Return the keys that select a request, in words."""
     return f"{key('lane_up')} and {key('lane_down')}"

@@ -1,7 +1,7 @@
 """`Oldest`: what the key for the oldest step does in a live session.
 
-The first press goes to the oldest step in memory. A press there fetches older steps from the
-engine, as far as it keeps them, and then goes to the oldest of those.
+The first press goes to the oldest step in memory. A second press there fetches the older steps that
+the engine still keeps, and then goes to the oldest of them.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,8 @@ class Oldest:
     """Belongs to the UI thread.
 
     Args:
-        view: where the operator looks.
-        key: the key of an action, for what is said.
+        view: the view whose cursor moves.
+        key: returns the key of an action, for notices.
         go: goes to a step.
     """
 
@@ -37,10 +37,10 @@ class Oldest:
         self._notices = notices
         self._key = key
         self._go = go
-        self._asked_at: int | None = None  # the oldest step then; None: nothing is on the way
+        self._asked_at: int | None = None  # the oldest step when we asked; None: nothing asked
 
     def press(self, history: History) -> None:
-        """The key was pressed while `history` is shown."""
+        """Handle a press of the key while `history` is shown."""
         first = history.first_step
         is_there = self._view.cursor == first
         if first is not None:
@@ -68,7 +68,7 @@ class Oldest:
         self._notices.say_of_place(text, shorter=shorter)
 
     def more(self, history: History) -> str:
-        """A hint on how to fetch older steps, if the engine may keep some."""
+        """Return a hint on how to fetch older steps; empty if the engine keeps none."""
         info = history.info
         is_first = history.first_step == 0
         if self._backfill(history) is None or is_first or info is None or not info.keeps_snapshots:
@@ -85,7 +85,7 @@ class Oldest:
         return f"{_ASKING} {before} … {fmt.percent(backfill.share)}"
 
     def news(self) -> tuple[str, Tone] | None:
-        """The outcome of fetching older steps, once."""
+        """Return the outcome of fetching older steps, once."""
         backfill, asked_at = self._backfill(self._source.history), self._asked_at
         if backfill is None or asked_at is None or backfill.is_active:
             return None
@@ -110,7 +110,7 @@ class Oldest:
         backfill.ask()
 
     def _backfill(self, history: History) -> Backfill | None:
-        """None if no engine can send older steps."""
+        """Return the backfill of this history; None if no engine can send older steps."""
         source = self._source
         if not isinstance(source, Subscriber) or history is not source.history:
             return None
@@ -121,7 +121,7 @@ _ASKING = "asking the engine for what it keeps of"
 
 
 def _clock(history: History) -> str:
-    """When the oldest step was."""
+    """Return the time of the oldest step in memory."""
     first = history.first_step
     summary = None if first is None else history.summary(first)
     return fmt.moment(None if summary is None else history.wall_ns(summary.tokens_ns))

@@ -9,12 +9,12 @@ from stepscope.recordings.state.series.events import SessionEvent
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.views.frame.frame_builder import InFile
 
-# What takes longer to find in a file than all else: it has to be reckoned.
+# Kinds of events that a slower search of the file finds: they have to be computed.
 RECKONED = frozenset({"slo", "gap"})
 
 
 class EventsOfFile(InFile, Protocol):
-    """What happened in a file, also in what is not played yet."""
+    """The events of a file, including the part that is not played yet."""
 
     @property
     def is_done(self) -> bool: ...
@@ -23,7 +23,7 @@ class EventsOfFile(InFile, Protocol):
 
 
 class LateTokensOfFile(Protocol):
-    """Late tokens and lost messages of a file, also in what is not played yet."""
+    """Late tokens and lost messages of a file, including the part that is not played yet."""
 
     @property
     def is_done(self) -> bool: ...
@@ -41,7 +41,7 @@ class LateTokensOfFile(Protocol):
 
 
 class SearchedFile(Protocol):
-    """A file that is replayed."""
+    """The searches of a replayed file."""
 
     file_events: EventsOfFile
     file_latency: LateTokensOfFile
@@ -57,21 +57,21 @@ def nearest(
     direction: int,
     kinds: frozenset[str],
 ) -> SessionEvent | None:
-    """The nearest event after (direction 1) or before (-1) a step, in memory or in the file."""
+    """Return the nearest event after (direction 1) or before (-1) a step, in memory or file."""
     in_memory = kinds
     if file is not None and is_searched(history, file):
-        in_memory = kinds - {"slo"}  # of the seconds at its two ends it has a part
+        in_memory = kinds - {"slo"}  # memory has the seconds at its two ends only in part
     events = [history.next_event(at, direction, in_memory)]
     if file is not None:
         events.append(file.file_events.next(at, direction, kinds))
         events.append(file.file_latency.next(at, direction, kinds, history.slo))
-    # Of the same step the first says more.
+    # Of two events at the same step, `min` returns the first: it says more.
     found = [each for each in events if each is not None]
     return min(found, key=lambda each: (each.step - at) * direction, default=None)
 
 
 def is_searched(history: History, file: SearchedFile) -> bool:
-    """Whether what is in memory was searched for late tokens in the file, too."""
+    """Whether the search of the file for late tokens has covered the steps in memory."""
     spans = file.file_latency.spans()
     return all(
         any(begin <= first and last <= end for begin, end in spans)
@@ -82,7 +82,7 @@ def is_searched(history: History, file: SearchedFile) -> bool:
 def passed_over(
     history: History, file: SearchedFile | None, at: int, step: int, kinds: Collection[str]
 ) -> str:
-    """A note on a jump from `at` to `step`: how many steps between them were not searched."""
+    """Note on a jump from `at` to `step`: how many steps between them were not searched."""
     if file is None or not set(kinds) & RECKONED:
         return ""
     number = _num_unsearched(history, file, at, step)
@@ -93,7 +93,7 @@ def passed_over(
 def nothing(
     history: History, file: SearchedFile | None, at: int, direction: int, kinds: Collection[str]
 ) -> str:
-    """The notice that nothing was found from `at` on, and what was not searched."""
+    """Return the notice that nothing was found from `at` on, and what was not searched."""
     kind = "preemption" if set(kinds) == {"preempt"} else "event"
     where = f"{'after' if direction > 0 else 'before'} step {at:,}"
     if file is None or file.extent is None:
@@ -114,7 +114,7 @@ def nothing(
 
 
 def _num_unsearched(history: History, file: SearchedFile, at: int, step: int) -> int:
-    """How many steps between these two were not searched for late tokens."""
+    """Number of steps between these two that were not searched for late tokens."""
     return _num_outside([*_in_memory(history), *file.file_latency.spans()], at, step)
 
 
@@ -124,7 +124,7 @@ def _in_memory(history: History) -> list[tuple[int, int]]:
 
 
 def _num_outside(spans: Collection[tuple[int, int]], at: int, step: int) -> int:
-    """How many steps between these two are in none of the spans."""
+    """Number of steps between these two that are in none of the spans."""
     begin, end = min(at, step) + 1, max(at, step)
     number = 0
     for first, last in sorted(spans):

@@ -1,4 +1,4 @@
-"""`WorstStalls`: leads the cursor from one stall to the next, the worst first."""
+"""`WorstStalls`: moves the cursor from one stall to the next, the worst first."""
 
 from collections.abc import Callable
 
@@ -10,17 +10,17 @@ from stepscope.tui.session.time.searched import is_searched
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.notices import Notices
 
-_MOST = 200  # of the worst; after them the first of them comes again
+_MOST = 200  # stalls to visit; after the last of them the worst comes again
 _SUFFIXES = {1: "st", 2: "nd", 3: "rd"}
 
 
 class WorstStalls:
-    """Belongs to the UI thread. After any other move of the cursor it begins with the worst again.
+    """Belongs to the UI thread. After any other move of the cursor it starts with the worst again.
 
     Args:
-        history: gives the one that is shown.
-        replay: what is replayed; None for a live source.
-        key: the key of an action, for what is said.
+        history: returns the history that is shown.
+        replay: None for a live source.
+        key: returns the key of an action, for notices.
     """
 
     def __init__(
@@ -36,10 +36,10 @@ class WorstStalls:
         self._replay = replay
         self._notices = notices
         self._key = key
-        self._shown: Breach | None = None  # where it led to last
+        self._shown: Breach | None = None  # the stall that it went to last
 
     def next(self) -> None:
-        """To the worst; from there to the next worst, and from the last one to the worst again."""
+        """Go to the worst stall; from a stall to the next worst, from the last to the worst."""
         of_file = self._is_of_file
         stalls = self._known(of_file)
         if not stalls.longest:
@@ -58,14 +58,14 @@ class WorstStalls:
         self._notices.say_of_place(text, shorter=shorter)
 
     def _known(self, of_file: bool) -> Stalls:
-        """All known stalls: in memory, or in the searched part of the file."""
+        """Return the known stalls, in memory or in the searched part of the file."""
         history, replay = self._history(), self._replay
         if replay is not None and of_file:
             return replay.file_latency.stalls(history.slo, _MOST)
         return history.stalls(None, _MOST)
 
     def _at(self) -> int | None:
-        """The step at the cursor; None while the picture moves by itself."""
+        """Return the step at the cursor; None while the view follows new steps."""
         cursor = self._navigator.view.cursor
         if cursor is None and self._replay is not None and self._replay.status != "playing":
             return self._history().last_step
@@ -74,7 +74,7 @@ class WorstStalls:
     # Words
 
     def _stall_notice(self, stalls: Stalls, place: int, of_file: bool) -> list[str]:
-        """The notice about the stall, from long to short."""
+        """Return the notice about a stall, in versions from long to short."""
         stall, number = stalls.longest[place], stalls.number
         is_itl = stall.kind == "ITL"
         what = "stall" if is_itl else "late first token"
@@ -92,7 +92,7 @@ class WorstStalls:
         who = f"r{stall.request_id}"
         if is_itl:
             streams = fmt.plural(stall.num_tokens, "stream")
-            # A file was searched for all levels: only the longest waits were counted.
+            # The search of a file serves any service level: it counts only the longest waits.
             who = f"{streams} waited so long" if of_file else f"held up {streams}"
         return [
             f"{which}{where}: {moment}, {who}{hint}",
@@ -103,7 +103,7 @@ class WorstStalls:
         ]
 
     def _nothing(self, of_file: bool) -> list[str]:
-        """The notice that there is no stall, or none known yet, from long to short."""
+        """Return the notice that no stall is known (yet), in versions from long to short."""
         history = self._history()
         frame = self._navigator.frame
         if not history.num_steps:
@@ -122,7 +122,7 @@ class WorstStalls:
         return [f"no token{where} came later than {levels} ({self._key('service_levels')})"]
 
     def _where(self, of_file: bool) -> str:
-        """The part that was searched, if it is not all."""
+        """Return in words which part was searched; empty if all of it was."""
         if self._replay is None or self._is_all:
             return ""
         if not of_file:
@@ -132,19 +132,19 @@ class WorstStalls:
 
     @property
     def _is_searching(self) -> bool:
-        """The search for late tokens in the file is not done yet."""
+        """Whether the search of the file for late tokens still runs."""
         replay = self._replay
         return replay is not None and not self._is_all and not replay.file_latency.is_done
 
     @property
     def _is_of_file(self) -> bool:
-        """Whether more of what is replayed was searched than is in memory."""
+        """Whether to take stalls from the file: its search covers memory, and can hold more."""
         replay = self._replay
         return replay is not None and not self._is_all and is_searched(self._history(), replay)
 
     @property
     def _is_all(self) -> bool:
-        """Nothing that could be replayed is outside of memory; true of what is live."""
+        """Whether memory holds the whole file; True for a live source."""
         extent = None if self._replay is None else self._replay.extent
         history = self._history()
         return extent is None or (history.first_step, history.last_step) == extent

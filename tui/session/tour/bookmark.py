@@ -1,4 +1,4 @@
-"""The chapter at which the tour was left, kept between sessions."""
+"""Remembers between sessions at which chapter a person left the tour."""
 
 import json
 import logging
@@ -14,7 +14,7 @@ def bookmark_path() -> Path:
 
 
 def bookmark(num_chapters: int) -> int:
-    """The chapter to begin with, from 0; 0 if none was kept."""
+    """Return the chapter to begin with, counted from 0; 0 if none is remembered."""
     try:
         chapter = int(json.loads(bookmark_path().read_text("utf-8"))["chapter"])
     except (OSError, ValueError, TypeError, KeyError):
@@ -23,7 +23,7 @@ def bookmark(num_chapters: int) -> int:
 
 
 def keep_bookmark(chapter: int) -> None:
-    """Remember a chapter; that it cannot be written is only logged."""
+    """Remember a chapter; an error is only logged."""
     path = bookmark_path()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""`CHAPTERS`: what each chapter of the tour says, does and asks.
+"""`CHAPTERS`: the text of each chapter of the tour, and what it does to the engine.
 
 A text has at most three lines of 78 characters. `{id}` stands for the key of an action.
 """
@@ -9,7 +9,7 @@ from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 
 
 class SetLoad(NamedTuple):
-    """The engine's own workload from now on; None: none."""
+    """Let the engine run this workload of its own; None stops it."""
 
     workload: WorkloadSpec | None
 
@@ -21,17 +21,17 @@ class SetBudget(NamedTuple):
 
 
 class SendPrompt(NamedTuple):
-    """Send a prompt of made-up tokens; equal seeds are equal prompts."""
+    """Send a prompt of made-up tokens; equal seeds make equal prompts."""
 
     name: str
     num_tokens: int
     seed: int
     max_tokens: int = 12
-    waits: bool = False  # for its last token, before the next act
+    waits: bool = False  # whether the next act waits for the last token
 
 
 Act: TypeAlias = SetLoad | SetBudget | SendPrompt
-# What the person is invited to do: hold or move in time, open a screen, change a knob, look closer.
+# What a chapter invites the person to try.
 Try: TypeAlias = Literal["time", "request", "budget", "columns", "owners", "leave"]
 
 
@@ -39,14 +39,14 @@ class Chapter(NamedTuple):
     """One chapter, in three parts.
 
     Attributes:
-        before: what will happen.
-        acts: what the tour then does.
-        question: where to look, and what to find out there.
-        answer: what there was to see, and what to try.
-        tries: that it was tried.
-        panels: to be marked: the first of them that is on the screen.
-        page: the screen to show; the main one if not given.
-        is_held: the picture stops where the last prompt ended, so that it can be looked at.
+        before: text on what will happen.
+        acts: what the tour then does to the engine.
+        question: text on where to look, and what to find out.
+        answer: text with the answer, and what to try.
+        tries: what the answer invites the person to try.
+        panels: the first of them that is on the screen is highlighted.
+        page: the screen to show; by default the main screen.
+        is_held: whether the picture stops where the last prompt ended, for a closer look.
     """
 
     title: str

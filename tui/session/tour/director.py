@@ -13,13 +13,13 @@ from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.tui.session.tour.chapters import Act, SendPrompt, SetBudget, SetLoad
 
 _WHO = "stepscope tour"
-_ANSWER_S = 120.0  # for a prompt that is waited for
-_JOIN_S = 1.0  # for the first requests of a workload
+_ANSWER_S = 120.0  # at most, to wait for the last token of a prompt
+_JOIN_S = 1.0  # to wait for the first requests of a workload
 _IDLE_S = 30.0
 
 
 class Director:
-    """Does one list of acts after another; a new list ends the one before."""
+    """Carries out one list of acts after another; a new list cuts the one before short."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -42,15 +42,15 @@ class Director:
 
     @property
     def ended(self) -> int | None:
-        """The request that was waited for last, once all acts of the newest list are done."""
+        """The last request that an act waited for; None until all acts of the list are done."""
         return self._ended
 
     def news(self) -> str | None:
-        """Why an act failed; each once."""
+        """Return why an act failed, each failure once; None if there is none."""
         return None if self._errors.empty() else self._errors.get()
 
     def _run(self) -> None:
-        with ControlClient(self._endpoint) as client:  # its requests end with it
+        with ControlClient(self._endpoint) as client:  # closing it ends its requests
             while True:
                 try:
                     acts = self._lists.get(timeout=_IDLE_S)
@@ -84,7 +84,7 @@ class Director:
             time.sleep(0.05)
 
     def _send(self, client: ControlClient, prompt: SendPrompt) -> int | None:
-        """Returns the request, if it was waited for."""
+        """Send a prompt; return the id of its request if it was waited for and has ended."""
         token_ids = [
             (prompt.seed * 7919 + n * n * 31 + n) % 199 + 1 for n in range(prompt.num_tokens)
         ]

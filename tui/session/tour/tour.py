@@ -1,4 +1,4 @@
-"""`Tour`: where the person is in the tour, and what it says there."""
+"""`Tour`: the person's position in the tour, and what the tour shows there."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -16,9 +16,9 @@ class TourPage(NamedTuple):
     """What the tour shows now.
 
     Attributes:
-        number: of the chapter, from 1; `total` + 1 at the end.
-        is_tried: the person has done what was to be tried.
-        is_held: the picture stopped where it happened.
+        number: number of the chapter, from 1; `total` + 1 after the last.
+        is_tried: whether the person has done what the chapter invites to try.
+        is_held: whether the tour has stopped the picture.
     """
 
     number: int
@@ -36,9 +36,9 @@ class Tour:
 
     Args:
         do: carries out the acts of a chapter.
-        ended: the request that was waited for last, once all acts are done.
-        keep: remembers the chapter for the next time; from 0.
-        first: the chapter to begin with, from 0.
+        ended: returns the last request that an act waited for, once all acts are done.
+        keep: remembers the chapter, counted from 0, for the next session.
+        first: the chapter to begin with, counted from 0.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class Tour:
         self._number = first
         self._part = 0
         self._tried: set[Try] = set()
-        self.held_step: int | None = None  # at which the picture was stopped
+        self.held_step: int | None = None  # the step where the tour stopped the picture
 
     @property
     def chapter(self) -> Chapter | None:
-        """The current one; None at the end."""
+        """The current chapter; None after the last."""
         return self._chapters[self._number] if self._number < len(self._chapters) else None
 
     @property
@@ -81,13 +81,13 @@ class Tour:
 
     @property
     def wants_hold(self) -> bool:
-        """The picture is to stop once the acts of this chapter are done."""
+        """Whether the picture is to stop once the acts of this chapter are done."""
         chapter = self.chapter
         is_asking = self._part == _PARTS.index("question")
         return chapter is not None and chapter.is_held and is_asking and self.held_step is None
 
     def go_on(self) -> None:
-        """To the next part; the acts come with the question."""
+        """Go to the next part; the question starts the acts."""
         chapter = self.chapter
         if chapter is None:
             return
@@ -100,12 +100,12 @@ class Tour:
             self._begin(self._number + 1)
 
     def again(self) -> None:
-        """To the beginning of this chapter; from there to the chapter before."""
+        """Go to the beginning of this chapter; from there to the chapter before."""
         is_inside = self._part > 0
         self._begin(self._number if is_inside else max(0, self._number - 1))
 
     def note(self, tried: Iterable[Try]) -> None:
-        """What is so on the screen now; it counts once it is to be tried."""
+        """Note what the screen shows as tried; it counts only in the last part of a chapter."""
         if self._part == len(_PARTS) - 1:
             self._tried.update(tried)
 

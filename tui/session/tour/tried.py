@@ -1,4 +1,4 @@
-"""What the person has tried, as the screen shows it."""
+"""Tells from the screen what the person has tried in the tour."""
 
 from collections.abc import Iterator, Mapping
 
@@ -10,10 +10,10 @@ from stepscope.tui.views.view import View
 def tried(
     view: View, knobs: Mapping[str, KnobValue], held_step: int | None = None
 ) -> Iterator[Try]:
-    """All that a chapter may ask for and that is so now.
+    """Yield each thing that a chapter may ask to try and that the screen shows as done.
 
     Args:
-        held_step: at which the tour stopped the picture.
+        held_step: the step at which the tour stopped the picture.
     """
     if view.cursor != held_step:
         yield "time"
