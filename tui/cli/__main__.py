@@ -1,8 +1,8 @@
-"""The `stepscope` command: its entry point, whose end is quiet however early Ctrl-C comes."""
+"""Entry point of the `stepscope` command. It prints no traceback, however early Ctrl-C comes."""
 
 import sys
 
-_INTERRUPTED = 130  # as `cli_errors` has it, which takes long to import
+_INTERRUPTED = 130  # as in `cli_errors`, which takes long to import
 
 
 def main() -> None:

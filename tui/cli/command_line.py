@@ -72,7 +72,7 @@ def run() -> int:
         KeyboardInterrupt: the command did not handle it.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Not every terminal has every character, and no table is to end for one that is missing.
+        # A character that the terminal's encoding lacks must not end the command.
         sys.stdout.reconfigure(errors="replace")
     try:
         result = app(prog_name="stepscope", standalone_mode=False)
@@ -80,6 +80,6 @@ def run() -> int:
         # The program that read our output closed the pipe ('| head').
         sys.stdout = None
         return DONE
-    except Exception as error:  # noqa: BLE001 - the one place where errors meet a person
+    except Exception as error:  # noqa: BLE001 - the one place that reports errors
         return report(error)
     return result if isinstance(result, int) else DONE

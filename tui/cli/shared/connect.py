@@ -1,4 +1,4 @@
-"""Finding the engine a command is meant for, and connecting to it."""
+"""Finds the engine that a command is meant for, and connects to it."""
 
 import time
 
@@ -12,23 +12,23 @@ from stepscope.engine.transport.local_engines import called
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 
-PAST_S = 60.0  # of what was before it came, that a dashboard begins with
-_HELLO_S = 2.0  # a live engine answers a hello at once, also within a step
-_LOOK_S = 0.2  # how often one that is starting is looked for
-_ANSWER_S = 60.0  # other answers come between two steps, and a step may be long
+PAST_S = 60.0  # how much of the engine's past a dashboard loads when it starts
+_HELLO_S = 2.0  # a live engine answers a hello at once, even during a step
+_LOOK_S = 0.2  # between two tries to reach an engine that is starting
+_ANSWER_S = 60.0  # an engine answers all else between two steps, and a step may be long
 
 
 def choose(endpoint: str | None, usage: str) -> Endpoint:
-    """The endpoint that was named, or that of the only engine on this machine.
+    """Return the endpoint that the user named, or that of the only engine on this machine.
 
     Args:
-        endpoint: as the user gave it.
+        endpoint: as the user gave it; None if not given.
         usage: the command with {} where the endpoint goes, for the error.
 
     Raises:
-        ConfigError: `endpoint` is not one.
-        CommandFailed: no engine runs here.
-        WrongUsage: several do.
+        ConfigError: `endpoint` is not an endpoint.
+        CommandFailed: no endpoint is given, and no engine runs here.
+        WrongUsage: no endpoint is given, and several engines run here.
     """
     if endpoint is not None:
         return Endpoint.parse(endpoint)
@@ -48,7 +48,7 @@ def choose(endpoint: str | None, usage: str) -> Endpoint:
 
 
 def called_text(endpoint: Endpoint) -> str:
-    """The address of an engine as a command takes it, with the engine's name if that differs."""
+    """Return an engine's address for use on the command line, and its name if that differs."""
     address = endpoint.name if endpoint.is_ipc else endpoint.control
     name = called(endpoint)
     return address if name == endpoint.name else f"{address} (called {name})"
@@ -80,15 +80,15 @@ def connect(endpoint: Endpoint) -> ControlClient:
                         f"{starting.name} (pid {starting.pid}) ended while it was starting: its "
                         f"terminal or log says why; {_who_runs()}"
                     ) from error
-                is_over = True  # it may have begun to listen just after our try
+                is_over = True  # try once more: it may have started to listen just now
 
 
 def hello(endpoint: Endpoint) -> ControlClient:
-    """As `connect`, without waiting.
+    """Connect to an engine that answers; do not wait for one that is still starting.
 
     Raises:
-        EngineStarting: it is still starting.
-        EngineUnreachable: as `connect`.
+        EngineStarting: the engine is still starting.
+        EngineUnreachable: no engine answers, as in `connect`.
     """
     client = ControlClient(endpoint, timeout_s=_HELLO_S)
     try:
@@ -113,7 +113,7 @@ def hello(endpoint: Endpoint) -> ControlClient:
 def _who_runs() -> str:
     try:
         found = find_local()
-    except (ConfigError, OSError):  # the folder of the sockets is not ours
+    except (ConfigError, OSError):  # the folder of the sockets belongs to someone else
         found = []
     if not found:
         return "none runs here, 'stepscope serve' starts one"
@@ -121,7 +121,7 @@ def _who_runs() -> str:
 
 
 def check_metrics(address: MetricsAddress) -> None:
-    """Raises CommandFailed where no metrics that can be read are at an address."""
+    """Raise CommandFailed unless the address serves metrics that we can read."""
     from stepscope.engine.adapters.metrics.ask import reading_of  # imports a parser
     from stepscope.engine.adapters.metrics.fetch import FetchError
 
@@ -132,6 +132,6 @@ def check_metrics(address: MetricsAddress) -> None:
 
 
 def check_past(past_s: float) -> None:
-    """Raises WrongUsage for what no engine keeps."""
+    """Raise WrongUsage if no engine keeps steps for that long."""
     if not 0 <= past_s <= MAX_PAST_S:
         raise WrongUsage(f"--past: expected 0 to {MAX_PAST_S:.0f} seconds, got {past_s:g}")

@@ -1,7 +1,7 @@
 """`EngineProcess`: an engine as a child process that never outlives its parent.
 
-The child watches its standard input, a pipe whose other end only this process holds: when this
-process ends, in whatever way, the pipe closes and the child stops by itself.
+The child watches its standard input, a pipe whose other end only this process holds. However this
+process ends, the pipe closes, and the child stops by itself.
 """
 
 import os
@@ -27,13 +27,13 @@ _STOP_S = 5.0
 
 
 class EngineProcess:
-    """A context manager: the engine runs inside of it.
+    """A context manager: the engine runs inside its block.
 
     Args:
-        options: of the command, by field name.
-        on_progress: gets each line the engine prints while it loads.
-        command: that runs the engine.
-        name: of its sockets, followed by our process id.
+        options: options of the command, by field name.
+        on_progress: called with each line that the engine prints while it loads.
+        command: the stepscope command that runs the engine.
+        name: start of the engine's name; our process id follows it.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class EngineProcess:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C is for us to act on, not for the engine
+            start_new_session=True,  # Ctrl-C goes to us, not to the engine
         )
         assert self._process.stderr is not None
         threading.Thread(target=self._read, args=(self._process.stderr,), daemon=True).start()
@@ -77,10 +77,10 @@ class EngineProcess:
         self.stop()
 
     def wait_until_ready(self) -> EngineInfo:
-        """Wait until the engine answers. After that its output is ignored.
+        """Wait until the engine answers. After that, what it prints is ignored.
 
         Raises:
-            CommandFailed: it ended instead; the message is its last line.
+            CommandFailed: the engine ended instead; the message has its last line.
         """
         while True:
             self.check()
@@ -90,21 +90,21 @@ class EngineProcess:
             except (EngineUnreachable, CommandRefused):
                 time.sleep(_POLL_S)
             else:
-                self._is_loading = False  # the terminal may be the dashboard's from now on
+                self._is_loading = False  # from now on a dashboard may use the terminal
                 return info
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """The engine's exit code; None while it runs."""
         return None if self._process is None else self._process.poll()
 
     def check(self) -> None:
-        """Raises CommandFailed when the engine is not running any more."""
+        """Raise CommandFailed if the engine has ended."""
         assert self._process is not None
         exit_code = self._process.poll()
         if exit_code is None:
             return
-        time.sleep(_POLL_S)  # its last words may still be on their way
+        time.sleep(_POLL_S)  # its last lines may not have been read yet
         said = [line for line in self._last_lines if line.startswith(_ERROR)] or [
             line for line in self._last_lines if line
         ]
@@ -112,7 +112,7 @@ class EngineProcess:
         raise CommandFailed(f"the engine ended with exit code {exit_code}: {last}")
 
     def stop(self) -> None:
-        """End the engine: politely, then by signal, then for good."""
+        """End the engine: by command, else by SIGTERM; kill it if it does not end in time."""
         process = self._process
         if process is None or process.poll() is not None:
             return
@@ -130,7 +130,7 @@ class EngineProcess:
     def _read(self, stream: IO[str]) -> None:
         for line in stream:
             self._last_lines.append(line.strip())
-            if self._is_loading and not line.startswith(_ERROR):  # which is raised
+            if self._is_loading and not line.startswith(_ERROR):  # `check` raises errors
                 self._on_progress(line.strip())
 
 

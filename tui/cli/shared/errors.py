@@ -1,4 +1,4 @@
-"""How a command ends: writing to standard output, and the line for an error."""
+"""Writes what a command prints to standard output, and the one line about an error."""
 
 import errno
 import os
@@ -13,16 +13,16 @@ from stepscope.engine.protocol.settings.config_error import ConfigError, WrongVa
 from stepscope.recordings.errors import NotInRecording, RecordingError
 from stepscope.tui.settings.cli_errors import DONE, FAILED, WRONG_USAGE, CommandFailed
 
-# What pydantic's kinds of error begin with, and what was expected then.
+# What was expected, by the first word of a pydantic error type.
 _EXPECTED = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 
 
 @contextmanager
 def writing_output() -> Iterator[None]:
-    """A context for writing to standard output: a failure there is not a bug.
+    """A context for writing to standard output, where a failure is not a bug.
 
     Raises:
-        CommandFailed: it cannot be written.
+        CommandFailed: standard output cannot be written.
         typer.Exit: the reader closed the pipe ('| head'); this is not an error.
     """
     try:
@@ -30,24 +30,24 @@ def writing_output() -> Iterator[None]:
         if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:
-        # Caught here, because typer would end the process with 1.
+        # Caught here, because typer would end the process with exit code 1.
         sys.stdout = None
         raise typer.Exit(DONE) from None
     except OSError as error:
-        sys.stdout = None  # or Python tries once more, and complains once more, when it ends
+        sys.stdout = None  # else Python tries and complains again at exit
         raise CommandFailed(f"standard output cannot be written: {error.strerror}") from error
 
 
 def say(*lines: str) -> None:
-    """Print lines for a person, at once; CommandFailed when standard output cannot be written."""
+    """Print and flush lines for a person. Raises CommandFailed if they cannot be written."""
     with writing_output():
         for line in lines:
             print(line)
 
 
 def write_json(document: object) -> None:
-    """One JSON document to standard output; CommandFailed when that cannot be written."""
-    import msgspec  # some commands need none
+    """Write a JSON document to standard output. Raises CommandFailed if it cannot be written."""
+    import msgspec  # imported here: some commands do not need it
 
     encoded = msgspec.json.format(msgspec.json.encode(document), indent=2)
     with writing_output():
@@ -55,7 +55,7 @@ def write_json(document: object) -> None:
 
 
 def report(error: BaseException) -> int:
-    """Say on stderr, in one line, what went wrong; returns the exit code.
+    """Print on stderr, in one line, what went wrong; return the exit code.
 
     `STEPSCOPE_DEBUG=1` shows the traceback as well.
     """
@@ -67,15 +67,15 @@ def report(error: BaseException) -> int:
         "run it again with STEPSCOPE_DEBUG=1 and report what it shows)",
     )
     line = " ".join(message.split())
-    if sys.stderr is not None:  # else Python takes standard output in its place
+    if sys.stderr is not None:  # with file=None, `print` would write to standard output
         print(f"stepscope: error: {line}", file=sys.stderr)
     return exit_code
 
 
 def expected(error: BaseException) -> tuple[int, str] | None:
-    """Exit code and message of an expected error; None for a bug."""
-    # An exception of a module that was never imported cannot have been raised, and importing it
-    # just to look would cost the commands that do not need it.
+    """Return exit code and message of an expected error; None for a bug."""
+    # Look for the module instead of importing it, which takes time: an exception of a module that
+    # is not imported cannot have been raised.
     client = sys.modules.get("stepscope.engine.client.errors")
     if isinstance(error, CommandFailed):
         return error.exit_code, str(error)
@@ -100,9 +100,9 @@ def expected(error: BaseException) -> tuple[int, str] | None:
 
 
 def _in_words(error: typer.TyperException) -> str:
-    """A number that is none, said as our own options say it; anything else as typer does."""
+    """Return typer's message; for a wrong number, a message worded as our own options do."""
     said = error.format_message()
-    errors = getattr(error.__cause__, "errors", None)  # of pydantic, which parses for typer
+    errors = getattr(error.__cause__, "errors", None)  # from pydantic, which parses for typer
     first = errors()[0] if errors is not None else {}
     expected = _EXPECTED.get(first.get("type", "").partition("_")[0])
     if expected is None:

@@ -1,4 +1,4 @@
-"""By which service levels a command judges a recording."""
+"""Chooses the service levels by which a command judges a recording."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,10 +13,10 @@ from stepscope.tui.settings.settings import DashboardSettings, from_environment
 
 
 def level_flags(slo_itl: str | None, slo_ttft: str | None) -> dict[str, float]:
-    """These two options, where they were given, by the names of the settings.
+    """Return those of the two options that were given, in ms, by the names of the settings.
 
     Raises:
-        WrongUsage: one is not a duration.
+        WrongUsage: an option is not a duration.
     """
     given = {}
     if slo_itl is not None:
@@ -27,13 +27,13 @@ def level_flags(slo_itl: str | None, slo_ttft: str | None) -> dict[str, float]:
 
 
 def chosen_levels(flags: Mapping[str, Any]) -> Levels:
-    """What the operator said of them, with an option, a variable or the config file."""
+    """Return the levels that an option, an environment variable or the config file sets."""
     found = settled(DashboardSettings, "dashboard", flags)
     return {name: each.value for name, each in found.items() if name in LEVEL_NAMES and each.origin}
 
 
 def level_of(flags: Mapping[str, Any], carried: Levels) -> SLO:
-    """By which level a recording is judged that carries these, or none."""
+    """Return the levels to judge a recording by, given the levels that it carries, if any."""
     settings = judged_as(resolve(DashboardSettings, "dashboard", flags), flags, carried)
     return SLO(settings.slo_ttft_ms, settings.slo_itl_ms)
 
@@ -41,10 +41,10 @@ def level_of(flags: Mapping[str, Any], carried: Levels) -> SLO:
 def judged_as(
     settings: DashboardSettings, flags: Mapping[str, Any], carried: Levels
 ) -> DashboardSettings:
-    """The settings with the levels that a recording carries.
+    """Return the settings with the levels that a recording carries.
 
-    An option or a variable is about this command and wins; what the config file says is for
-    sessions that carry none.
+    An option or an environment variable is meant for this command, so it wins over the recording.
+    The config file counts only for a level that the recording does not carry.
     """
     own = {
         name: value

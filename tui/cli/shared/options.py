@@ -1,7 +1,7 @@
 """Command-line options made from the annotated fields of a msgspec Struct.
 
-One table of fields, `EngineConfig` for example, makes the options, their help, the keys of the
-config file and the names in the environment.
+One Struct, for example `EngineConfig`, defines the options, their help, the keys of the config file
+and the environment variables.
 """
 
 import inspect
@@ -19,7 +19,7 @@ from stepscope.tui.settings.settings import (
     Section,
 )
 
-# What a command runs with, where it is not what the options say of themselves.
+# Defaults of a command that differ from those of its fields.
 DEMO_DEFAULTS = {"slo_ttft_ms": 3000.0, "slo_itl_ms": 150.0}
 HTTP_DEFAULTS = {"bind": "127.0.0.1:8000"}
 _OWN_DEFAULTS: dict[str, Mapping[str, Any]] = {
@@ -38,7 +38,7 @@ _NOTES = {
     "What neither sets is as in 'stepscope serve'.",
 }
 
-# Where a field goes by another name on the command line.
+# Fields that have another name on the command line.
 _OWN_FLAGS: dict[str, Mapping[str, str]] = {
     "serve": {"bind": "--http"},
 }
@@ -46,9 +46,9 @@ _OLD = "old_"
 
 
 def with_options(*sections: Section) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command every field of these sections as an option.
+    """Add every field of these sections to a command as an option.
 
-    The command takes them as its keyword argument `flags`: only those that were given.
+    The command receives the options that were given as its keyword argument `flags`.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -107,7 +107,7 @@ def _parameter(field: FieldInfo, default: Any, flag: str) -> inspect.Parameter:
     option = typer.Option(
         *names, help=description, metavar=metavar or None, show_default=False, parser=None
     )
-    # Values are taken as text and checked in `resolve`, where their source is known.
+    # Values stay text here; `resolve` checks them, because it knows where they came from.
     value_type = bool if base is bool else str
     return inspect.Parameter(
         field.name,
@@ -118,7 +118,7 @@ def _parameter(field: FieldInfo, default: Any, flag: str) -> inspect.Parameter:
 
 
 def _old_parameter(name: str) -> inspect.Parameter:
-    """The name that an option had before."""
+    """Return a hidden option with the name that a duration had before: with its unit."""
     option = typer.Option("--" + name.replace("_", "-"), hidden=True)
     return inspect.Parameter(
         _OLD + name,

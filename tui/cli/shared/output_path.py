@@ -1,4 +1,4 @@
-"""The file that a command is to write, looked at before any work is done for it."""
+"""Checks the file that a command is to write, before the work for it begins."""
 
 import os
 from pathlib import Path
@@ -7,16 +7,16 @@ from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 
 
 def output_path(text: str, option: str = "--output", *, is_new: bool = False) -> Path:
-    """Where to write.
+    """Return the path to write to, after a check that it can be written.
 
     Args:
-        is_new: a file that is there is not to be replaced.
+        is_new: whether to refuse a file that exists.
 
     Raises:
-        WrongUsage: it names no file.
-        CommandFailed: it is a folder, in one that is not there, or there already.
+        WrongUsage: the text does not name a file.
+        CommandFailed: it names a folder, its folder does not exist, or (`is_new`) it exists.
     """
-    if text.strip() in ("", "-"):  # '-' would be a file of that name, and not a pipe
+    if text.strip() in ("", "-"):  # '-' is refused: it would be a file, not standard output
         raise WrongUsage(f"{option}: expected the name of a file, got {text!r}")
     path = Path(text)
     if text.endswith(os.sep) or path.is_dir():

@@ -1,4 +1,4 @@
-"""Pictures as options name them: the file, whose suffix says the format, and the size."""
+"""Parses options about a picture: its file, whose suffix is the format, and its size."""
 
 import re
 from pathlib import Path
@@ -11,11 +11,11 @@ PICTURE_SUFFIXES = (".svg", ".png", ".txt")
 
 
 def picture_path(output: str, suffixes: tuple[str, ...]) -> Path:
-    """Where to write, once it is known that it could be.
+    """Return the path to write to, after a check that it can be written.
 
     Raises:
-        WrongUsage: another suffix than these.
-        CommandFailed: it is a folder, or in one that is not there.
+        WrongUsage: the file does not have one of the suffixes.
+        CommandFailed: it is a folder, or its folder does not exist.
     """
     path = output_path(output)
     if path.suffix.lower() not in suffixes:
@@ -28,7 +28,7 @@ def picture_size(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d{1,5})\s*[xX×]\s*(\d{1,5})", text.strip())
     if match is None:
         raise WrongUsage(f"--size: expected columns and rows such as 120x40, got {text!r}")
-    from stepscope.tui.views.layout import MIN_HEIGHT, MIN_WIDTH  # with Textual, once it is needed
+    from stepscope.tui.views.layout import MIN_HEIGHT, MIN_WIDTH  # loads Textual
 
     num_columns, num_rows = int(match[1]), int(match[2])
     if not (MIN_WIDTH <= num_columns <= _MAX_COLUMNS and MIN_HEIGHT <= num_rows <= _MAX_ROWS):

@@ -13,10 +13,10 @@ _LINE_INTERVAL_S = 5.0
 
 
 class Progress:
-    """Shows one piece of long work. Call it with the name of the work and the share done.
+    """Shows the progress of long work. Call it with the name of the work and the share done.
 
-    On a terminal the line is redrawn and disappears at the end; elsewhere a line is printed when
-    the work changes its name, and every few seconds in between.
+    On a terminal it redraws one line, which disappears at the end. Elsewhere it prints a line when
+    the name changes, and every few seconds.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Progress:
         self.close()
 
     def __call__(self, what: str, share: float | None, detail: str = "") -> None:
-        """`share` is 0..1, or None if the length is unknown."""
+        """Show progress; `share` is 0 to 1, or None if the length of the work is unknown."""
         if self._is_terminal:
             self._draw(what, share, detail)
         else:

@@ -1,4 +1,4 @@
-"""The recording that a command is given: a file, or a sample that is shipped."""
+"""Finds the recording that a command is given: a file, or a shipped sample."""
 
 from pathlib import Path
 
@@ -8,12 +8,12 @@ from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 
 
 def find_recording(file: str) -> Path:
-    """The file of that name, or the sample that is shipped under it."""
+    """Return the path of the file, or else of the shipped sample with that name."""
     if not file:
         raise WrongUsage("FILE: expected the name of a recording, got ''")
     path = Path(file)
     if path.exists() or path.with_name(path.name + PART_SUFFIX).exists():
-        return path  # `Recording` opens the unfinished file where there is no other
+        return path  # `Recording` opens the unfinished file if there is no finished one
     shipped = samples.shipped()
     if (sample := shipped.get(file.removesuffix(".mcap"))) is not None:
         return sample
@@ -22,5 +22,5 @@ def find_recording(file: str) -> Path:
 
 
 def is_recorded(path: Path) -> bool:
-    """Whether it can be a recording, and not the socket of an engine or a folder of sockets."""
+    """Whether a path may be a recording: not an engine's socket, and not a folder."""
     return not path.is_dir() and not path.is_socket()

@@ -1,4 +1,4 @@
-"""`StopSignals`: signals that ask a command to come to its end, as something to look at."""
+"""`StopSignals`: notes signals that ask a command to end, for the command to check."""
 
 import signal
 import time
@@ -7,23 +7,19 @@ from typing import Any
 
 
 class StopSignals:
-    """While it is entered, the first signal is noted, and a second one has its default effect.
-
-    Args:
-        numbers: the signals.
-    """
+    """Inside its block, the first signal is only noted; a second one has its default effect."""
 
     def __init__(self, *numbers: signal.Signals) -> None:
         self._numbers = numbers
         self._before: list[Any] = []
-        self.received: int | None = None  # the first one that came
+        self.received: int | None = None  # the first signal
 
     def __bool__(self) -> bool:
         return self.received is not None
 
     def wait(self, seconds: float) -> bool:
-        """Let the time pass; whether a signal has come by its end."""
-        # No lock and no event: a handler that interrupts its holder would wait for itself.
+        """Sleep, then return whether a signal has arrived."""
+        # No lock and no event: a handler that interrupts the holder of a lock would deadlock.
         if self.received is None:
             time.sleep(seconds)
         return self.received is not None

@@ -1,14 +1,14 @@
-"""Steps and requests of a recording, as they are named on the command line."""
+"""Parses steps and requests of a recording as the command line names them."""
 
 from stepscope.recordings.export.moments import StepRange
 from stepscope.tui.settings.cli_errors import WrongUsage
 
 
 def step_range(first: int | None, last: int | None) -> StepRange:
-    """What --from and --until name.
+    """Return the range of --from and --until.
 
     Raises:
-        WrongUsage: no step can be in it.
+        WrongUsage: the range is empty, or an end is negative.
     """
     for option, step in (("--from", first), ("--until", last)):
         if step is not None and step < 0:
@@ -19,10 +19,10 @@ def step_range(first: int | None, last: int | None) -> StepRange:
 
 
 def request_number(text: str) -> int:
-    """What --request names.
+    """Return the number of the request that --request names.
 
     Raises:
-        WrongUsage: it is not a request.
+        WrongUsage: the text does not name a request.
     """
     number = text.strip().removeprefix("r")
     if not number.isdecimal():

@@ -1,10 +1,10 @@
-"""Columns of text, for what commands print."""
+"""Formats the tables that commands print."""
 
 from collections.abc import Sequence
 
 
 def text_table(heading: Sequence[str], rows: Sequence[Sequence[str]], sides: str) -> list[str]:
-    """Columns as wide as their widest cell; `sides` has < or > for each."""
+    """Return lines with aligned columns; `sides` has < (left) or > (right) for each column."""
     widths = [max(len(row[column]) for row in [heading, *rows]) for column in range(len(heading))]
     return [
         "  ".join(
