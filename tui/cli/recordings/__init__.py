@@ -7,5 +7,5 @@ May import: engine.adapters.metrics, engine.adapters.sglang, engine.protocol, en
   recordings.history, recordings.incidents, recordings.live, recordings.plot, recordings.replay,
   recordings.state, recordings.state.series, tui.cli.shared, tui.session, tui.session.control,
   tui.settings, tui.views.
-One module a command.
+One module for each command.
 """

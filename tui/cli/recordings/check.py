@@ -1,7 +1,7 @@
-"""`stepscope check`: whether a session keeps its bounds, for a pipeline that gates a release.
+"""`stepscope check`: checks that a session keeps its bounds, for a pipeline that gates a release.
 
-Against a baseline, a figure fails if `compare` says that it became worse (so that noise fails
-nothing) and it is worse by more than is allowed.
+Compared with a baseline, a figure fails only if `compare` finds it worse, so that noise fails
+nothing, and if it is worse by more than is allowed.
 """
 
 from collections.abc import Sequence
@@ -31,8 +31,8 @@ class CheckRow(NamedTuple):
     """One bound, or one figure compared with the baseline.
 
     Attributes:
-        outcome: unknown if the session has no value for it.
-        is_bound: an option names it; else it is a figure of the baseline.
+        outcome: unknown if the session has no value to check.
+        is_bound: True for a bound from an option, False for a comparison with the baseline.
     """
 
     name: str
@@ -44,7 +44,7 @@ class CheckRow(NamedTuple):
 
 
 class CheckOptions(NamedTuple):
-    """What a session is checked for."""
+    """What to check: bounds as FIGURE=VALUE, and a baseline."""
 
     most: Sequence[str] = ()
     least: Sequence[str] = ()
@@ -65,10 +65,12 @@ def check(
     as_json: bool,
     junit: str | None,
 ) -> int:
-    """The exit code: 0 all bounds hold, 1 one does not, 3 too little data to say of one.
+    """Check, print the result, and return the exit code.
+
+    The code is 0 if all bounds hold, 1 if one does not, 3 if there is too little data for one.
 
     Raises:
-        WrongUsage: a bound cannot be read, or there is none.
+        WrongUsage: an option is not valid, or there is nothing to check.
     """
     most = [_bound("--max", text) for text in wanted.most]
     least = [_bound("--min", text) for text in wanted.least]
@@ -99,7 +101,7 @@ def check(
 
 
 def exit_code(checks: Sequence[CheckRow]) -> int:
-    """A failed bound counts before an unknown one."""
+    """Return the exit code of a check; a failed row counts more than an unknown one."""
     outcomes = {each.outcome for each in checks}
     if "failed" in outcomes:
         return FAILED
@@ -109,7 +111,7 @@ def exit_code(checks: Sequence[CheckRow]) -> int:
 def bound_checks(
     figures: Figures, most: Sequence[FigureBound], least: Sequence[FigureBound]
 ) -> list[CheckRow]:
-    """One for each bound; at the bound is within it."""
+    """Return a row for each bound; a value that equals the bound keeps it."""
     found = []
     for bounds, sign in ((most, "<="), (least, ">=")):
         for bound in bounds:
@@ -126,11 +128,13 @@ def bound_checks(
 
 
 def regression_checks(found: Comparison, allowed: float) -> list[CheckRow]:
-    """One for each figure that has a better and a worse; nothing where work was too different.
+    """Return a row for each figure of which lower or higher is better.
+
+    If the two runs had different work, or no figure in common, return one unknown row.
 
     Args:
-        found: of the baseline (A) and the session (B).
-        allowed: by how much a figure may be worse, as a share of it.
+        found: the comparison of the baseline (A) with the session (B).
+        allowed: by how much a figure may be worse, as a share of its baseline.
     """
     if found.different_work is not None:
         why = f"the baseline was given other work: {found.different_work}"
@@ -162,10 +166,10 @@ def _regression(figure: Figure, allowed: float) -> CheckRow:
 
 
 def regression(figure: Figure) -> float:
-    """By how much B is worse than A, as a share of A; 0 or less if it is not."""
+    """Return by how much B is worse than A, as a share of A; 0 or less if it is not worse."""
     a, b = figure.a or 0.0, figure.b or 0.0
     if figure.unit == "share" and figure.better == "higher":
-        return a - b  # in points: 99 % and 98 % are one apart
+        return a - b  # in percentage points: from 99 % to 98 % is one point
     change = b - a if figure.better == "lower" else a - b
     if not change:
         return 0.0
@@ -173,7 +177,7 @@ def regression(figure: Figure) -> float:
 
 
 def junit_xml(name: str, checks: Sequence[CheckRow]) -> bytes:
-    """A JUnit report: a test case a check; one of which nothing is known is an error."""
+    """Return a JUnit report with a test case for each check; an unknown outcome is an error."""
     attributes = {
         "name": f"stepscope check {name}",
         "tests": str(len(checks)),

@@ -1,4 +1,4 @@
-"""`stepscope explain`: why tokens of a recording were late, as a table or as JSON."""
+"""`stepscope explain`: prints why tokens of a recording were late, as a table or as JSON."""
 
 import sys
 import time
@@ -31,8 +31,8 @@ from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings
 from stepscope.tui.views.cause_names import CAUSE_NAMES
 
-_MEDIAN = "median"  # instead of a time: twice the median, also of a file that carries levels
-_LONG_TTFT_MS = 1000.0  # as a median; each is long then
+_MEDIAN = "median"  # as a level: twice the median, even if the recording carries levels
+_LONG_TTFT_MS = 1000.0  # a median above this means that first tokens were late in general
 
 
 def explain(
@@ -43,8 +43,11 @@ def explain(
     limit: int,
     as_json: bool,
 ) -> None:
-    """Raises RecordingError when the file is none or holds no such request, WrongUsage for an
-    option that cannot be.
+    """Print why tokens were late.
+
+    Raises:
+        RecordingError: the file is not a recording, or does not hold the request.
+        WrongUsage: an option is not valid.
     """
     asked = {"slo_itl_ms": slo_itl, "slo_ttft_ms": slo_ttft}
     given = level_flags(*(None if text == _MEDIAN else text for text in (slo_itl, slo_ttft)))
@@ -75,7 +78,7 @@ def explain(
 
 
 def _side(file: str, found: Explanation) -> Side:
-    """The whole recording, for what limited its steps."""
+    """Read the whole recording again, to find what limited its steps."""
     given = {"itl_ms": found.itl.bound_ms, "ttft_ms": found.ttft.bound_ms}
     slo = SLO(**{name: ms for name, ms in given.items() if ms is not None})
     return read_side(RecordingFeed(Recording(find_recording(file)), file, slo, Stretch()))
@@ -117,7 +120,7 @@ def _measured(what: str, origin: str, bound: Bound) -> str:
 
 
 def _longest_gap(found: Explanation) -> list[str]:
-    """The step that stalled its streams for the longest."""
+    """Return a line on the step with the longest gap between tokens; empty without a late gap."""
     gaps = [each for each in found.late if each.token_idx > 0 and not each.is_excused]
     if not gaps:
         return []
@@ -131,7 +134,7 @@ def _longest_gap(found: Explanation) -> list[str]:
 
 
 def _affected(found: Explanation) -> list[str]:
-    """How many requests had late tokens: a thousand late tokens may belong to one request."""
+    """Say how many requests had late tokens: a thousand late tokens may belong to one request."""
     number, num_late, num_only_first = found.affected
     if not num_late or found.request_id is not None:
         return []
@@ -145,7 +148,7 @@ def _affected(found: Explanation) -> list[str]:
 
 
 def _never_served(found: Explanation) -> list[str]:
-    """Requests without any token waited the longest and appear in no figure about tokens."""
+    """Say how many requests never got a token: no figure about tokens includes them."""
     number, longest_ms = found.never_served
     if longest_ms is None:
         return []
@@ -154,7 +157,7 @@ def _never_served(found: Explanation) -> list[str]:
 
 
 def _all_late(ttft: Bound) -> list[str]:
-    """Twice the median finds tokens later than the others, not a run where all were late."""
+    """Return a hint if first tokens were late in general: twice the median does not show that."""
     if ttft.is_given or ttft.median_ms is None or ttft.median_ms <= _LONG_TTFT_MS:
         return []
     return ["  half of the first tokens took over 1 s: --slo-ttft 3s counts those above a level"]
@@ -177,10 +180,10 @@ def _shares(found: Explanation) -> list[str]:
 
 
 def _table(found: Explanation, limit: int) -> list[str]:
-    """One row for all requests that waited together, the longest wait first.
+    """Return a row for each group of requests that waited together, the longest wait first.
 
-    First tokens and gaps have half of the rows each: where prompts queue, the first ones would hide
-    the step that stalled all streams.
+    First tokens and gaps get half of the rows each. Otherwise, when prompts queue, late first
+    tokens would hide the step that stalled all streams.
     """
     late = found.late
     if not found.num_steps:

@@ -1,4 +1,4 @@
-"""`stepscope export`: a recording in the format of another program."""
+"""`stepscope export`: writes a recording in the format of another program."""
 
 from stepscope.recordings.check.strip import was_stripped
 from stepscope.recordings.export.export import FORMATS, export
@@ -23,11 +23,11 @@ def export_file(
     table: str,
     with_tokens: bool,
 ) -> None:
-    """Write the file, and say what is in it.
+    """Write the file, and print what it contains.
 
     Raises:
-        WrongUsage: no such format or table, or an empty range.
-        CommandFailed, RecordingError: it cannot be read or written.
+        WrongUsage: there is no such format or table, or the range is empty.
+        CommandFailed, RecordingError: the recording cannot be read, or the file not written.
     """
     chosen = next((each for each in FORMATS if each == target), None)
     if chosen is None:

@@ -1,4 +1,4 @@
-"""`stepscope record --incidents DIR`: keep what happened around rules that fired."""
+"""`stepscope record --incidents DIR`: records only what happens around a rule that fires."""
 
 import json
 import shlex
@@ -37,7 +37,7 @@ _MAX_BYTES = 256 * 1024 * 1024
 
 
 class IncidentOptions(msgspec.Struct, frozen=True):
-    """What `--incidents` and the options beside it say."""
+    """The values of `--incidents` and of the options that go with it."""
 
     folder: str
     before: str = "30s"
@@ -50,11 +50,11 @@ class IncidentOptions(msgspec.Struct, frozen=True):
 def keep_incidents(
     chosen: Endpoint, options: IncidentOptions, levels: Levels, seconds: float | None
 ) -> None:
-    """Watch until a signal, or `seconds` have passed. The engine may restart meanwhile.
+    """Watch an engine until a signal, or for `seconds`. The engine may restart meanwhile.
 
     Raises:
-        WrongUsage: an option or a rule cannot be read.
-        CommandFailed: the folder cannot be made, or the last incident not be written.
+        WrongUsage: an option or a rule is not valid.
+        CommandFailed: the folder cannot be made, or the last incident could not be written.
     """
     rules = _rules(options.when)
     before_s, after_s = _seconds("--before", options.before), _seconds("--after", options.after)
@@ -88,7 +88,7 @@ def keep_incidents(
 
 
 def _rules(when: Sequence[str]) -> tuple[Rule, ...]:
-    """Those of the command line, else of the config file, else the default ones."""
+    """Return the rules of the command line, else of the config file, else the default rules."""
     try:
         given = tuple(parse_rule(text) for text in when)
     except BoundError as error:
@@ -119,7 +119,7 @@ class _Reporter:
     """Reports the incidents kept, and starts the operator's command for each.
 
     Attributes:
-        error: of the last incident; None: it was written.
+        error: why the last incident could not be written; None if it was.
     """
 
     def __init__(self, command: str | None) -> None:
@@ -154,7 +154,7 @@ class _Reporter:
             self._running = [each for each in self._running if each.is_alive()] + [thread]
 
     def close(self) -> None:
-        """Wait for the operator's commands."""
+        """Wait until the operator's commands have ended."""
         for each in self._running:
             each.join()
 

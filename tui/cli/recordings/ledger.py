@@ -1,4 +1,4 @@
-"""`stepscope ledger`: who waits for admission, who was preempted, and what that cost."""
+"""`stepscope ledger`: prints which requests wait or were preempted, and what that cost."""
 
 import sys
 import time
@@ -28,12 +28,16 @@ from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.views import format as fmt
 
-_NAMED = 3  # of the requests behind another one
+_NAMED = 3  # requests to name behind another one in the queue
 
 
 def ledger(target: str | None, seconds: float | None, limit: int, as_json: bool) -> None:
-    """Raises CommandFailed when there is no such recording or engine, NothingMeasured when it
-    holds no step, WrongUsage for an option that cannot be.
+    """Print the ledger of a recording or an engine.
+
+    Raises:
+        CommandFailed: there is no such recording or engine.
+        NothingMeasured: it holds no step.
+        WrongUsage: an option is not valid.
     """
     if seconds is not None and not 0 < seconds < float("inf"):
         raise WrongUsage(f"--seconds: expected a number above 0, got {seconds:g}")
@@ -175,7 +179,7 @@ def _request(wait: QueueWait) -> str:
 
 
 def _reasons(wait: QueueWait) -> str:
-    """What it waited for, the longest first."""
+    """Return the reasons of a wait, with the time that each cost, the longest first."""
     spent = sorted(wait.reasons.items(), key=lambda item: -item[1])
     parts = [f"{reason_text(reason)} {_ms(ns)}" for reason, ns in spent if ns >= 50_000]
     return ", ".join(parts) or "—"

@@ -1,4 +1,4 @@
-"""The figures of a recording or of a running engine: what `stats` and `check` have in common."""
+"""Measures the figures of a recording or a running engine, for `stats` and `check`."""
 
 import sys
 import time
@@ -23,22 +23,22 @@ from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.recording_path import find_recording, is_recorded
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 
-LIVE_S = 60.0  # of an engine, by default
+LIVE_S = 60.0  # how much of an engine's past to measure by default
 _SUFFIXES = (".mcap", ".part")
-_PROMPT_S = 1.0  # an answer that comes sooner needs no progress
-_JOIN_S = 30.0  # that the past of an engine may take to come
+_PROMPT_S = 1.0  # show progress only if an answer takes longer
+_JOIN_S = 30.0  # how long an engine may take to send its past
 
 
 class NothingMeasured(CommandFailed):
-    """There is no step in what was to be measured."""
+    """The session to measure holds no step."""
 
 
 class MeasuredSession(NamedTuple):
-    """A session in figures.
+    """The figures of a session.
 
     Attributes:
-        figures: each of the table; None is unknown.
-        side: what they were made of.
+        figures: every figure of the table, by name; None is unknown.
+        side: the data behind the figures.
     """
 
     name: str
@@ -51,7 +51,7 @@ class MeasuredSession(NamedTuple):
 
 
 def measure(target: str | None, seconds: float | None, flags: Mapping[str, Any]) -> MeasuredSession:
-    """The figures of a recording, or of the last seconds of one or of an engine.
+    """Measure a recording, or the last seconds of a recording or an engine.
 
     Args:
         target: a recording or sample, else an engine; None: the only local engine.
@@ -59,9 +59,10 @@ def measure(target: str | None, seconds: float | None, flags: Mapping[str, Any])
         flags: service levels that were given as options.
 
     Raises:
+        WrongUsage: `seconds` is not above 0.
         CommandFailed: there is no such recording or engine.
         NothingMeasured: it holds no step.
-        EngineUnreachable: nothing listens at an address.
+        EngineUnreachable: nothing listens at the address.
     """
     if seconds is not None and not 0 < seconds < float("inf"):
         raise WrongUsage(f"--seconds: expected a number above 0, got {seconds:g}")
@@ -81,7 +82,7 @@ def measure(target: str | None, seconds: float | None, flags: Mapping[str, Any])
 
 
 def is_recording(target: str) -> bool:
-    """Whether a target is a file or a sample, which go before engines of the same name."""
+    """Whether a target is a file or a sample; these win over an engine of the same name."""
     if target.startswith(("ipc://", "tcp://")):
         return False
     if target.endswith(_SUFFIXES):
@@ -95,16 +96,16 @@ def is_recording(target: str) -> bool:
 
 
 def read_side(feed: Feed) -> Side:
-    """All of it.
+    """Read a feed to its end, or a live one up to now.
 
     Raises:
-        NothingMeasured: there is no step in it.
+        NothingMeasured: it holds no step.
     """
     try:
         with Progress() as progress:
             while not feed.is_done and feed.share != 1.0:
                 if not feed.read(time.monotonic() + 0.2) and feed.share is None:
-                    break  # of one that goes on, all that there is by now
+                    break  # a live feed has no end: everything up to now has been read
                 progress(f"reading {feed.name}", feed.share)
         if feed.note:
             print(f"stepscope: note: {feed.note}", file=sys.stderr)
@@ -117,11 +118,11 @@ def read_side(feed: Feed) -> Side:
 
 
 def last_seconds(endpoint: Endpoint, seconds: float, slo: SLO) -> History:
-    """The last seconds of an engine, as far as it keeps them.
+    """Fetch the last seconds of an engine, as far as it keeps them.
 
     Raises:
-        CommandFailed: it publishes nothing, or does not answer in time.
-        EngineUnreachable: nothing listens there.
+        CommandFailed: the engine publishes nothing, or does not answer in time.
+        EngineUnreachable: nothing listens at the endpoint.
     """
     with connect(endpoint) as client:
         if not publishes(client.info()):
@@ -149,7 +150,7 @@ def last_seconds(endpoint: Endpoint, seconds: float, slo: SLO) -> History:
 
 
 def first_of(history: History, seconds: float) -> int | None:
-    """The first step of the last seconds; None: all in memory are."""
+    """Return the first step of the last seconds; None if all steps in memory belong to them."""
     since_ns = history.state.time_ns - round(seconds * 1e9)
     step = history.step_at(since_ns)
     summary = None if step is None else history.summary(step)

@@ -1,4 +1,4 @@
-"""`stepscope plot`: a figure of a recording for a report."""
+"""`stepscope plot`: draws a figure of a recording, for a report."""
 
 import re
 import time
@@ -37,11 +37,11 @@ def plot_file(
     theme: str,
     title: str | None,
 ) -> None:
-    """Write the figure, and say what is on it.
+    """Write the figure, and print what it shows.
 
     Raises:
-        WrongUsage: an option that cannot be, or an empty range.
-        CommandFailed, RecordingError: it cannot be read or written.
+        WrongUsage: an option is not valid, or the range is empty.
+        CommandFailed, RecordingError: the recording cannot be read, or the figure not written.
     """
     chosen = next((each for each in COLOURS if each == theme), None)
     if chosen is None:
@@ -81,7 +81,7 @@ def _details(recording: Recording, series: PlotSeries) -> list[str]:
     info = recording.info
     wall_s = (info.wall_ns + series.start_ns - info.monotonic_ns) / 1e9
     begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_s))
-    # What is not as an engine has it by itself.
+    # Only the knobs that differ from their defaults.
     defaults = {spec.name: spec.default for spec in info.knobs}
     knobs = [
         f"{name}={typed_text(value)}"

@@ -1,4 +1,4 @@
-"""`stepscope record`: a session into a file or a series of files, without a screen."""
+"""`stepscope record`: records a session to a file or a series of files, without a screen."""
 
 import signal
 import sys
@@ -38,7 +38,7 @@ from stepscope.tui.settings.recent import remember
 from stepscope.tui.views.format import file_size
 
 _TICK_S = 0.2
-_GONE_S = 10.0  # an engine that is silent for so long does not come back in this recording
+_GONE_S = 10.0  # an engine that is silent for longer counts as gone
 
 
 def record(
@@ -53,16 +53,17 @@ def record(
     incidents: IncidentOptions | None = None,
     vary: str | None = None,
 ) -> None:
-    """Record until a signal, `seconds` have passed, or the engine ends.
+    """Record until a signal, until `seconds` have passed, or until the engine ends.
 
-    Begins with up to `past_s` seconds of what was before, as far as the engine keeps them. A series
-    of files (`rotate`) does not end with its engine: it waits for the next one. With `incidents`
-    only what is around rules that fire is recorded. With `vary` (KNOB=LOW..HIGH) a knob of the
-    engine moves for some seconds a minute.
+    The recording starts with up to `past_s` seconds of the past, as far as the engine keeps them. A
+    series of files (`rotate`) does not end with its engine: it waits for the next one. With
+    `incidents`, only the time around rules that fire is recorded. With `vary` (KNOB=LOW..HIGH), a
+    knob of the engine moves for some seconds of each minute.
 
     Raises:
-        CommandFailed: the file cannot be written, or the engine vanished or started anew.
-        Interrupted: a signal came before `seconds` had passed.
+        WrongUsage: an option is not valid.
+        CommandFailed: the file cannot be written, or the engine vanished or restarted.
+        Interrupted: a signal arrived before `seconds` had passed.
     """
     if seconds is not None and not 0 < seconds < float("inf"):
         raise WrongUsage(f"--seconds: expected a number above 0, got {seconds}")
@@ -90,7 +91,7 @@ def record(
     engines: list[Endpoint] | list[str | None] = ranks or [endpoint]
     sources = [_source(each, past_s) for each in engines]
     stop = StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    # Signals wait from before there is a file that one could leave unfinished.
+    # Catch signals before the file exists, so that none can leave it unfinished.
     with stop, _varied(endpoint, vary) as variation:
         sessions: list[_RecordedEngine] = []
         try:
@@ -108,7 +109,7 @@ def record(
 
 
 def _ranks(endpoint: str | None) -> list[Endpoint]:
-    """The data-parallel ranks that the name stands for; empty when it is one engine's."""
+    """Return the data-parallel ranks that a name stands for; empty if it names one engine."""
     if endpoint is None or is_metrics_url(endpoint) or endpoint.startswith(PREFIX):
         return []
     ranks = ranks_of(endpoint)
@@ -116,25 +117,25 @@ def _ranks(endpoint: str | None) -> list[Endpoint]:
 
 
 def _files(file: str, ranks: Sequence[Endpoint]) -> list[str]:
-    """`run.mcap`, or for ranks `run.dp0.mcap`, `run.dp1.mcap` and so on."""
+    """Return the file names: `run.mcap`, or for ranks `run.dp0.mcap`, `run.dp1.mcap` and so on."""
     path = Path(file)
     return [str(path.with_suffix(f".dp{i}{path.suffix}")) for i in range(len(ranks))] or [file]
 
 
 class _RecordedEngine:
-    """One engine that is recorded."""
+    """Records one engine, and notices when its recording is over."""
 
     def __init__(self, source: LiveSource, target: Path | FileSeries, levels: Levels) -> None:
         self.source = source
         self.recorder = Recorder(source, target, lambda: levels)
-        self.problem: CommandFailed | None = None  # why it ended too early, if it did
+        self.problem: CommandFailed | None = None  # why the recording ended too early, if it did
         self.is_over = self.is_joined = False
         self.last_heard_s = self._last_live_s = time.monotonic()
         self._num_steps = 0
         source.start()
 
     def look(self, now_s: float, is_series: bool) -> None:
-        """Note whether it goes on; a series goes on with the next engine."""
+        """Update `is_over` and `problem`; a series outlives its engine and waits for the next."""
         source, recorder = self.source, self.recorder
         self.is_joined = self.is_joined or source.status == "live" or source.error is not None
         if source.status in ("live", "stale") or recorder.num_steps > self._num_steps:
@@ -154,7 +155,7 @@ class _RecordedEngine:
         self.recorder.stop()
 
     def report(self) -> CommandFailed | None:
-        """Say what was recorded; the error that the command ends with, if any."""
+        """Print what was recorded; return the error to end the command with, if any."""
         recorder = self.recorder
         if recorder.state == "failed":
             return CommandFailed(recorder.error or f"{recorder.path} could not be written")
@@ -166,7 +167,7 @@ class _RecordedEngine:
         if self.problem is not None:
             text = f"{self.problem}; {recorder.path} holds what came before"
             return type(self.problem)(text)
-        if recorder.error is not None:  # the engine started anew: nothing records the new one
+        if recorder.error is not None:  # the engine restarted, which ended the recording
             return CommandFailed(recorder.error)
         return None
 
@@ -190,7 +191,7 @@ def _source(endpoint: str | Endpoint | None, past_s: float) -> LiveSource:
 
 @contextmanager
 def _varied(endpoint: str | None, text: str | None) -> Iterator[KnobVariation | None]:
-    """Of the option --vary; the knob has its own value again afterwards."""
+    """Vary the knob of --vary, if given, inside the block; afterwards restore its value."""
     if text is None:
         yield None
         return
@@ -230,7 +231,7 @@ def _watch(
     progress: Progress,
     variation: KnobVariation | None,
 ) -> None:
-    """Wait for the end of all sessions."""
+    """Show progress until all sessions are over, `seconds` have passed, or a signal arrives."""
     start_s = time.monotonic()
     names = ", ".join(session.source.name for session in sessions)
     while not stop.wait(_TICK_S):
@@ -239,7 +240,7 @@ def _watch(
             if not session.is_over:
                 session.look(now_s, is_series)
         if not all(session.is_joined for session in sessions):
-            start_s = now_s  # `seconds` begin when all that was before has come
+            start_s = now_s  # `seconds` start once every engine has joined and sent its past
         elapsed_s = now_s - start_s
         if variation is not None:
             variation.tick(elapsed_s)
@@ -250,7 +251,7 @@ def _watch(
             written += f", file {max(recorder.num_files for recorder in recorders)}"
         what = "recording"
         silent = [each for each in sessions if now_s - each.last_heard_s > _GONE_S]
-        if len(silent) == len(sessions):  # else it would seem to record for days
+        if len(silent) == len(sessions):  # do not claim to record while no engine answers
             what = "waiting for"
             written += f"; {silent[0].source.error}"
         share = None if seconds is None else min(1.0, elapsed_s / seconds)

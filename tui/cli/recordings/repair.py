@@ -1,4 +1,4 @@
-"""`stepscope repair`: a complete file from one that was cut or damaged."""
+"""`stepscope repair`: makes a complete recording from one that was cut off or damaged."""
 
 from pathlib import Path
 
@@ -15,11 +15,11 @@ from stepscope.tui.views.format import file_size
 
 
 def repair_file(file: str, output: str | None, strip_tokens: bool) -> None:
-    """Write a repaired copy, unless nothing is wrong; or one without prompts and outputs.
+    """Write a repaired copy if anything is wrong; or a copy without prompts and outputs.
 
     Raises:
-        CommandFailed, RecordingError: there is nothing to keep, nowhere to write it, or it is
-            being written right now.
+        CommandFailed, RecordingError: nothing can be saved, the copy cannot be written, or the
+            recording is still being written.
     """
     path = Path(file)
     part = path.with_name(path.name + PART_SUFFIX)
@@ -48,7 +48,7 @@ def _strip(path: Path, output: Path | None) -> None:
 
 
 def summary(report: RepairReport, target: Path) -> list[str]:
-    """Lines that say what was kept and what was lost."""
+    """Return lines on what was kept and what was lost."""
     steps = "no steps"
     if report.first_step is not None and report.last_step is not None:
         steps = f"{report.num_steps:,} steps ({report.first_step:,} to {report.last_step:,})"
@@ -74,7 +74,7 @@ def _loss(loss: Loss) -> str:
         first = loss.after_step + 1
     elif loss.num_steps is not None:
         first = loss.before_step - loss.num_steps
-    else:  # a recording begins at whichever step its engine was at
+    else:  # the first step is unknown: a recording may begin at any step of its engine
         first, upto = 0, "up to "
     num_steps = loss.before_step - first
     if num_steps <= 0:
