@@ -1,4 +1,4 @@
-"""Commands that run an engine, send it work, change it or ask it.
+"""Commands that run an engine, send it requests, change its knobs or ask for its state.
 
 May import: engine.adapters.sglang, engine.adapters.vllm, engine.client, engine.http,
   engine.http.server, engine.models.cache, engine.process, engine.protocol,
@@ -6,5 +6,5 @@ May import: engine.adapters.sglang, engine.adapters.vllm, engine.client, engine.
   engine.workload, recordings.alerts, recordings.figures, recordings.file, recordings.history,
   recordings.live, recordings.state, recordings.state.series, tui.cli.recordings,
   tui.cli.shared, tui.session.control, tui.settings, tui.views.
-One module a command.
+One module for each command.
 """

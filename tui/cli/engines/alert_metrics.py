@@ -1,4 +1,4 @@
-"""How rules stand, for Prometheus: `stepscope watch` serves it, `stepscope http` adds it."""
+"""States of alert rules for Prometheus, on their own (`watch`) or with other metrics (`http`)."""
 
 import threading
 import time
@@ -26,7 +26,7 @@ MAX_BYTES = 64 * 1024 * 1024
 
 
 class _RuleGauges(Collector):
-    """A rule or a figure that is unknown has no sample."""
+    """Gauges of the rules: their states and figures. What is unknown has no sample."""
 
     def __init__(self, engine: str, watches: Sequence[RuleWatch]) -> None:
         self._engine = engine
@@ -53,9 +53,10 @@ class _RuleGauges(Collector):
 
 @contextmanager
 def judged_rules(endpoint: Endpoint, rules: Sequence[Rule]) -> Iterator[list[Collector]]:
-    """Judges rules about an engine on a thread of its own, until the end of the block.
+    """Judge rules about an engine on a thread of its own, until the end of the block.
 
-    Yields their gauges; none without a rule. The engine may come later, and may restart.
+    Yields the gauges of the rules, or nothing to collect if there is no rule. The engine may start
+    later, and may restart.
     """
     if not rules:
         yield []
@@ -83,7 +84,7 @@ def judged_rules(endpoint: Endpoint, rules: Sequence[Rule]) -> Iterator[list[Col
 def serve_alert_metrics(
     address: Address | None, engine: str, watches: Sequence[RuleWatch]
 ) -> Iterator[None]:
-    """Answers GET /metrics at `address`, if there is one, until the end of the block.
+    """Answer GET /metrics at `address`, unless it is None, until the end of the block.
 
     Raises:
         CommandFailed: the address cannot be bound.

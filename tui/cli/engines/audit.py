@@ -1,4 +1,4 @@
-"""`stepscope audit`: who changed an engine, and when, from the engine or from a recording."""
+"""`stepscope audit`: prints who changed an engine and when, from the engine or a recording."""
 
 import sys
 from collections.abc import Iterator
@@ -23,10 +23,10 @@ _SUFFIXES = (".mcap", ".part")
 
 
 def audit(target: str | None, as_json: bool) -> None:
-    """Print the trail, oldest first.
+    """Print the audit trail, oldest entry first.
 
     Args:
-        target: an engine, or a recording or sample, which go first; None: the only local engine.
+        target: a recording or sample, else an engine; None: the only local engine.
     """
     is_file = target is not None and (target.endswith(_SUFFIXES) or _is_recording(target))
     info, entries, missing = _of_file(target or "") if is_file else _of_engine(target)
@@ -75,7 +75,8 @@ def _of_file(target: str) -> tuple[EngineInfo, list[Audited], str]:
         info = recording.info
         for number in range(recording.num_chunks):
             for frame in recording.chunk_frames(number):
-                # Only the first keyframe, which the engine made, holds what came before it.
+                # Of the snapshots, only the first is the engine's: it has the entries from before
+                # the recording.
                 if frame.topic not in kinds or (frame.topic == kinds[1] and number):
                     continue
                 try:

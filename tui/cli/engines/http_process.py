@@ -1,7 +1,7 @@
-"""`HttpProcess`: the HTTP server as a child process of `stepscope serve`, started again if it dies.
+"""`HttpProcess`: the HTTP server as a child process of `stepscope serve`, restarted if it dies.
 
-The parent holds the listening socket: connections wait in it while there is no child, and the
-port stays the same. Settings go by the environment, so that no list of processes shows the key.
+The parent holds the listening socket: the port stays the same, and connections wait while there is
+no child. Settings are passed in the environment, so that no list of processes shows the API key.
 """
 
 import http.client
@@ -25,11 +25,11 @@ from stepscope.tui.settings.settings import environment_name
 
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 30.0
-_GOOD_RUN_S = 30.0  # after so long a child counts as well again
+_GOOD_RUN_S = 30.0  # a child that ran for longer resets the pause before a restart
 _STOP_S = 8.0
 _PROBE_S = 2.0
-_LEAVING_S = 3.0  # of the HTTP server of an engine that was killed
-_UNAWARE_S = 1.0  # ... which takes that long to know that it is gone, and answers as if it were not
+_LEAVING_S = 3.0  # how long the HTTP server of a killed engine may hold the port
+_UNAWARE_S = 1.0  # how long that server may answer as if its engine still ran
 _POLL_S = 0.1
 
 
@@ -37,10 +37,10 @@ class HttpProcess:
     """Listens from the start; the child runs from `start` to `stop`.
 
     Args:
-        settings: of the server; `bind` is set.
+        settings: the server's; `bind` must be set.
 
     Raises:
-        ConfigError: the address cannot be had, or would let strangers in.
+        ConfigError: the address cannot be bound, or is open to others without an API key.
         CommandFailed: a package is missing.
     """
 
@@ -56,13 +56,13 @@ class HttpProcess:
         self._listener, self.address = _listener_of(address, settings.bind)
 
     def start(self, endpoint: str, *, takes_prompts: bool = True) -> None:
-        """The engine is there; a decode engine takes no prompts."""
+        """Start the child for an engine that is ready; a decode engine takes no prompts."""
         self._endpoint = endpoint
         say(*announcement(self.address, self._settings, takes_prompts=takes_prompts))
         self._thread.start()
 
     def stop(self) -> None:
-        """End the child in good order, by force if need be."""
+        """End the child by SIGTERM, or kill it if it does not end in time."""
         with self._lock:
             self._stopping.set()
             process = self._process
@@ -95,7 +95,7 @@ class HttpProcess:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _run_once(self) -> str:
-        """One life of the child; what ended it."""
+        """Run the child until it ends; return what ended it, in words."""
         try:
             with self._lock:
                 if self._stopping.is_set():
@@ -119,13 +119,13 @@ class HttpProcess:
             stdin=subprocess.PIPE,  # closes when we are gone
             stdout=subprocess.DEVNULL,
             pass_fds=[descriptor],
-            start_new_session=True,  # Ctrl-C is for us to act on
+            start_new_session=True,  # Ctrl-C goes to us, not to the child
             env={**os.environ, KEY_VARIABLE: "", **settings},
         )
 
 
 def _listener_of(address: Address, bind: str) -> tuple[socket.socket, str]:
-    """As `open_listener`, with patience for the server of an engine that was killed just now."""
+    """Call `open_listener`; retry while the server of an engine just killed holds the port."""
     began_s = time.monotonic()
     while True:
         try:
@@ -140,7 +140,10 @@ def _listener_of(address: Address, bind: str) -> tuple[socket.socket, str]:
 
 
 def _waits_for_an_engine(address: Address) -> bool:
-    """Whether one of our servers listens there without an engine, or nothing listens any more."""
+    """Whether the address is about to be free.
+
+    That is so if nothing listens there now, or one of our servers that has lost its engine.
+    """
     connection = http.client.HTTPConnection(address.host, address.port, timeout=_PROBE_S)
     try:
         connection.request("GET", "/health")

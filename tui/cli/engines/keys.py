@@ -1,4 +1,4 @@
-"""`stepscope keys`, and the key that other commands come in with."""
+"""`stepscope keys`, and the key with which other commands connect."""
 
 import os
 import shlex
@@ -25,7 +25,12 @@ from stepscope.tui.settings.settings import ClientSettings
 def new(
     name: str, role: str, output: Path | None, endpoint: str | None, folder: Path | None
 ) -> None:
-    """Raises ConfigError when there is such a key already, or a file cannot be written."""
+    """Make and authorise a key.
+
+    Raises:
+        WrongUsage: an option is not valid.
+        ConfigError: the name has a key already, or a file cannot be written.
+    """
     chosen = next((each for each in ROLES if each == role), None)
     if chosen is None:
         raise WrongUsage(f"--role: expected one of {', '.join(ROLES)}, got {role!r}")
@@ -56,7 +61,7 @@ def new(
 
 
 def list_keys(folder: Path | None, as_json: bool) -> None:
-    """Raises ConfigError when the folder cannot be used."""
+    """Print the authorised keys. Raises ConfigError if the folder cannot be used."""
     keys = KeyFolder(folder)
     if folder is not None or keys.path.exists():
         keys.check()
@@ -78,7 +83,7 @@ def list_keys(folder: Path | None, as_json: bool) -> None:
 
 
 def revoke(name: str, folder: Path | None) -> None:
-    """Raises ConfigError when there is no such key."""
+    """Revoke a key. Raises ConfigError if there is no such key."""
     keys = KeyFolder(folder)
     keys.revoke(name)
     say(
@@ -88,9 +93,10 @@ def revoke(name: str, folder: Path | None) -> None:
 
 
 def use_key(flags: Mapping[str, Any]) -> None:
-    """Let every connection of this process, and of its children, come in with the chosen key.
+    """Make all connections of this process and its children use the key that the user chose.
 
     Raises:
+        WrongUsage: a server key is given without a key.
         ConfigError: the key file cannot be used.
     """
     settings = resolve(ClientSettings, "client", flags)
@@ -106,10 +112,10 @@ def use_key(flags: Mapping[str, Any]) -> None:
 
 
 def note_unused_key(endpoints: Iterable[str]) -> None:
-    """Say on stderr which of the engines that a --key was given for ask for none.
+    """Print a note on stderr for each engine that asks for no key although --key is given.
 
     Args:
-        endpoints: as the user named them; none: those of this machine.
+        endpoints: as the user named them; empty: the engines of this machine.
     """
     try:
         named = [Endpoint.parse(each) for each in endpoints] or find_local()

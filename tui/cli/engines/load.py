@@ -1,4 +1,4 @@
-"""`stepscope load`: sends a workload to an engine and says what a client saw."""
+"""`stepscope load`: sends a workload to an engine, and prints the figures that a client sees."""
 
 import signal
 import sys
@@ -36,15 +36,15 @@ from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongU
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings
 
-_CHARS_PER_TOKEN = 4.0  # of an engine that does not say
+_CHARS_PER_TOKEN = 4.0  # assumed if the engine does not report it
 _KINDS: tuple[LatencyKind, ...] = ("ttft", "itl", "tpot", "e2e")
-_WITH_TRACE = {"seed", "max_concurrency"}  # the options of a mix that a trace has a use for
+_WITH_TRACE = {"seed", "max_concurrency"}  # options of a synthetic mix that also apply to a trace
 
 
 class LoadLimits(NamedTuple):
-    """How much is sent, and how long to wait for an engine that does not answer."""
+    """How much to send, and how long to wait for an engine that does not answer."""
 
-    num_rows: int | None = None  # of the trace
+    num_rows: int | None = None  # rows of the trace; None: all
     seconds: float | None = None
     patience_s: float = PATIENCE_S
 
@@ -59,7 +59,14 @@ def load(
     name: str | None = None,
     as_json: bool = False,
 ) -> None:
-    """Raises CommandFailed when requests went wrong, Interrupted when the run was cut short."""
+    """Send a workload and print the figures.
+
+    Raises:
+        WrongUsage: an option is not valid.
+        CommandFailed: the engine refused requests.
+        EngineUnreachable: the engine stopped answering.
+        Interrupted: Ctrl-C cut the run short.
+    """
     call_me(name)
     announce = _on_stderr if as_json else say
     settings = resolve(DashboardSettings, "dashboard", {})
@@ -148,7 +155,7 @@ def _check_usage(
 def _arrivals(
     spec: WorkloadSpec, rows: list[TraceRow] | None, info: EngineInfo, time_scale: float
 ) -> tuple[Iterator[Arrival], int | None]:
-    """What to send, and how many there are (None: without an end)."""
+    """Return the requests to send, and their number (None: without end)."""
     writer = PromptWriter(Corpus.english(), info.chars_per_token or _CHARS_PER_TOKEN)
     if rows is None:
         return synthetic(spec, writer, info.max_model_len), spec.num_requests

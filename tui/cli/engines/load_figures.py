@@ -1,6 +1,6 @@
-"""The figures of a run of `stepscope load`, under the names that all commands use.
+"""Computes the figures of a run of `stepscope load`, under the names that all commands use.
 
-They are the client's: its clock, and what the way to the engine adds is in them.
+The client measures them with its own clock, so they include the time between client and engine.
 """
 
 import math
@@ -13,7 +13,7 @@ from stepscope.recordings.state.series.latency import SLO, LatencyKind
 
 
 def load_figures(report: LoadReport, slo: SLO) -> dict[str, float | None]:
-    """What a client can know; None where there is no sample."""
+    """Return the figures that a client can measure, by name; None if there is no sample."""
     finished = report.finished
     samples: dict[LatencyKind, Sequence[float]] = {
         "ttft": report.ttft_s,

@@ -28,11 +28,12 @@ def serve(flags: Mapping[str, Any], exit_with_stdin: bool, like: str | None = No
     """Serve until a signal or `Shutdown`.
 
     Args:
-        like: whose defaults to begin with, as in `defaults_like`; None: ours.
+        exit_with_stdin: whether to stop when standard input ends.
+        like: the engine whose defaults to use (see `defaults_like`); None: our own.
 
     Raises:
-        CommandFailed: the packages an engine needs are not installed.
-        ConfigError: it cannot start with this configuration.
+        CommandFailed: a package that an engine needs is not installed.
+        ConfigError: the engine cannot start with this configuration.
     """
     preset = None if like is None else defaults_like(like)
     config = resolve(EngineConfig, "serve", flags, None if preset is None else preset.engine)
@@ -41,7 +42,7 @@ def serve(flags: Mapping[str, Any], exit_with_stdin: bool, like: str | None = No
     prepare_process()
     if exit_with_stdin:
         threading.Thread(target=end_with_stdin, name="parent-watch", daemon=True).start()
-    # Before the model is loaded: an address that cannot be had is to be known at once.
+    # Bind before the model loads, so that an address in use is reported at once.
     http = HttpProcess(settings) if settings.bind else None
     progress = Progress()
 
@@ -85,9 +86,9 @@ def serve(flags: Mapping[str, Any], exit_with_stdin: bool, like: str | None = No
 
 
 def end_with_stdin() -> None:
-    """Stop when standard input ends: it is a pipe that the parent holds open while it lives."""
+    """Stop the process when standard input ends: the parent holds it open while it lives."""
     while os.read(sys.stdin.fileno(), 4096):
         continue
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_GRACE_S)  # a step in flight may finish
+    time.sleep(_GRACE_S)  # lets the current step finish
     os._exit(1)

@@ -27,7 +27,7 @@ def set_knobs(
     expect_version: int | None,
     name: str | None = None,
 ) -> None:
-    """Print `name: old -> new` and the step from which it holds."""
+    """Change knobs; print `name: old -> new`, and the first step with the new values."""
     call_me(name)
     named, assignments = _engine_in(assignments)
     if named is not None and endpoint is not None:
@@ -54,7 +54,7 @@ def set_knobs(
 def _set_group(
     ranks: list[Endpoint], texts: dict[str, str], dry_run: bool, expect_version: int | None
 ) -> None:
-    """Change all data-parallel ranks or none; print the step from which each has it."""
+    """Change all data-parallel ranks or none; print the first step of each with the change."""
     if dry_run or expect_version is not None:
         raise WrongUsage(
             "--dry-run and --expect-version are for one engine; name one rank: "
@@ -77,10 +77,10 @@ def _apply(
     dry_run: bool,
     expect_version: int | None,
 ) -> tuple[dict[str, KnobValue], Ack]:
-    """The values from just before the change, and the engine's answer to it."""
+    """Change the knobs; return their values just before the change, and the engine's answer."""
     for _ in range(_TRIES):
         snapshot = client.snapshot()
-        # Binding the change to the values that were read makes "old -> new" true.
+        # The expected version ties the change to the values just read, so "old -> new" is true.
         expected = snapshot.knobs_version if expect_version is None else expect_version
         try:
             ack = client.set_knobs(changes, who(), expected_version=expected, dry_run=dry_run)
@@ -93,7 +93,7 @@ def _apply(
 
 
 def _engine_in(words: list[str]) -> tuple[str | None, list[str]]:
-    """The engine named before the knobs, None without one; and the other arguments."""
+    """Return the engine that is named before the knobs, if any, and the other arguments."""
     first, *rest = words
     is_knob = "=" in first and "://" not in first
     if is_knob or _as_knob(first) is not None or not rest or any("=" not in each for each in rest):
@@ -115,7 +115,7 @@ def _texts(assignments: list[str]) -> dict[str, str]:
 
 
 def _hint(word: str, others: list[str]) -> str:
-    """A hint for a word that is not KEY=VALUE; empty if its meaning is unclear."""
+    """Return a hint for a word that is not KEY=VALUE; empty if its meaning is unclear."""
     if (name := _as_knob(word)) is not None:
         value = next((each for each in others if "=" not in each), "VALUE")
         return f"; write {name}={value}"
@@ -138,7 +138,7 @@ def _split(assignment: str) -> tuple[str, str]:
 
 
 def _value(spec: KnobSpec | None, text: str) -> KnobValue:
-    """What the text means for this knob; the engine judges what does not fit."""
+    """Convert a text to the knob's type; if it does not fit, leave it for the engine to refuse."""
     kind = spec.kind if spec is not None else "choice"
     try:
         if kind == "int":

@@ -1,4 +1,4 @@
-"""`stepscope watch`: rules about an engine, without a screen."""
+"""`stepscope watch`: checks alert rules about an engine, without a screen."""
 
 import json
 import signal
@@ -26,8 +26,8 @@ from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.settings.cli_errors import DONE, FAILED, WrongUsage
 from stepscope.tui.settings.settings import load_alerts
 
-TOO_LITTLE = 3  # exit code: nothing can be said of a rule, and none fires
-_UNKNOWN_S = 15.0  # then `--once` no longer waits for what is unknown
+TOO_LITTLE = 3  # exit code: no rule fires, and the state of a rule is unknown
+_UNKNOWN_S = 15.0  # how long `--once` waits for a rule whose state is unknown
 
 
 def watch(
@@ -40,13 +40,13 @@ def watch(
     slo_ttft: str | None = None,
     metrics: str | None = None,
 ) -> int:
-    """Print each change of state of the rules until a signal; with `once` their states, once.
+    """Print each change of state of the rules until a signal; with `once`, their states once.
 
     Args:
-        metrics: address where Prometheus finds how the rules stand.
+        metrics: address at which to serve the states of the rules to Prometheus.
 
     Returns:
-        0; 1 if a rule fired; with `once` also 3, if one is unknown.
+        The exit code: 1 if a rule fired, else 0; with `once`, 3 if none fires and one is unknown.
     """
     rules = chosen_rules(when, "watch --when")
     served_at = None if metrics is None else parse_address(metrics)
@@ -78,10 +78,10 @@ def watch(
 
 
 def chosen_rules(when: Sequence[str], option: str) -> tuple[Rule, ...]:
-    """Those of the command line, else those of the config file.
+    """Return the rules of the command line, else those of the config file.
 
     Raises:
-        WrongUsage: one cannot be read, or there is none.
+        WrongUsage: a rule is not valid, or there is no rule.
     """
     try:
         rules = tuple(parse_rule(text) for text in when)
@@ -96,7 +96,7 @@ def chosen_rules(when: Sequence[str], option: str) -> tuple[Rule, ...]:
 
 
 def _is_decided(judge: Judge, elapsed_s: float) -> bool:
-    """Every rule is known and fires or does not; what stays unknown is waited for only so long."""
+    """Whether every rule fires or does not; after `_UNKNOWN_S`, it may also stay unknown."""
     states = [each.state for each in judge.watches]
     if "pending" in states:
         return False
