@@ -1,6 +1,6 @@
-"""The lab: what the literature claims, tried on this machine's engine (`stepscope lab`).
+"""The lab (`stepscope lab`): tries claims of the literature on this machine's engine.
 
-It starts engines and reads recordings, and only commands may do both: so it is a room of `tui.cli`.
+It is a room of `tui.cli`, because only commands may both start engines and read recordings.
 May import: engine.client, engine.protocol, engine.protocol.settings, engine.transport,
   recordings.attribution, recordings.compare, recordings.compare.side, recordings.export,
   recordings.file, recordings.history, recordings.live, recordings.state.series, tui.cli.shared,

@@ -1,4 +1,4 @@
-"""`ArmRun`: one arm as it was recorded, and its figures. They come from the recording alone."""
+"""`ArmRun`: the recording of one arm, and the figures that are computed from it alone."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,19 +21,19 @@ LEVELS = SLO(ttft_ms=1500.0, itl_ms=150.0)
 
 
 class Refused(NamedTuple):
-    """A request that the engine did not take, and why."""
+    """A request that the engine refused, and why."""
 
     name: str
     message: str
 
 
 class ArmRun:
-    """What became of an arm.
+    """The recorded run of one arm.
 
     Args:
-        outputs: token ids by the name of the request, as its client got them.
-        refused: requests the engine refused.
-        decoding: what the decode engine recorded, where there was one.
+        outputs: token ids by the name of the request, as the client received them.
+        refused: requests that the engine refused.
+        decoding: the recording of the decode engine, if there was one.
     """
 
     def __init__(
@@ -67,21 +67,21 @@ class ArmRun:
         return [each for each in messages if isinstance(each, StepRecord)]
 
     def against(self, other: "ArmRun") -> Comparison:
-        """This run as A and another one as B."""
+        """Compare this run (A) with another one (B)."""
         return compare(self.side, other.side)
 
     def value(self, key: str) -> float:
-        """A figure of `stepscope compare`, by its key; NaN where there is none."""
+        """Return a figure of `stepscope compare`, by its key; NaN if it has no value."""
         value = compare(self.side, self.side).figure(key).a
         return float("nan") if value is None else value
 
     def requests(self, prefix: str) -> list[RequestRun]:
-        """Those whose name begins like this."""
+        """Return the requests whose names begin with `prefix`."""
         runs = self.side.requests.values()
         return [each for each in runs if each.client_id.startswith(prefix)]
 
     def rows_of(self, name: str) -> Iterator[tuple[StepRecord, BatchRow]]:
-        """The steps of one request, and its row in each."""
+        """Yield each step of one request, with the request's row in its batch."""
         [request] = self.requests(name)
         for step in self.steps:
             for row in step.batch or ():
@@ -89,24 +89,24 @@ class ArmRun:
                     yield step, row
 
     def num_prefill_steps(self, name: str) -> int:
-        """Steps that computed a part of this request's prompt."""
+        """Number of steps that computed a part of this request's prompt."""
         return sum(row.phase != Phase.DECODE for _, row in self.rows_of(name))
 
     def tokens_per_s(self, wanted: Callable[[StepRecord], bool]) -> float:
-        """Tokens computed a second of step time, in the steps that are wanted."""
+        """Return the tokens computed per second of step time, in the steps that `wanted` picks."""
         steps = [each for each in self.steps if wanted(each)]
         num_tokens = sum(each.num_prefill_tokens + each.num_decode_tokens for each in steps)
         return num_tokens / max(1e-9, sum(map(seconds, steps)))
 
     @property
     def tokens_out_per_s(self) -> float:
-        """Of all clients together, from the first arrival to the last token."""
+        """Output tokens per second of all clients, from the first arrival to the last token."""
         begin_ns = min(each.arrival_ns for each in self.side.requests.values())
         end_ns = max(run.steps[-1].tokens_ns for run in {self, self.decoding})
         return sum(map(len, self.outputs.values())) / ((end_ns - begin_ns) / 1e9)
 
     def main_cause(self) -> str:
-        """What late waits of this run were made of most, as `stepscope explain` calls it."""
+        """Say which cause delayed late tokens the most, named as in `stepscope explain`."""
         causes = self.against(self).causes
         if not causes:
             return "no token was late"
@@ -119,6 +119,6 @@ def seconds(step: StepRecord) -> float:
 
 
 def milliseconds(values_ns: Sequence[int | None], share: float) -> float:
-    """A percentile (nearest rank) of times in ns, in ms; NaN of none."""
+    """Return the time at this share of the ordered times in ns, in ms; NaN if there is none."""
     known = sorted(each for each in values_ns if each is not None)
     return known[min(len(known) - 1, int(share * len(known)))] / 1e6 if known else float("nan")

@@ -1,4 +1,4 @@
-"""`LabBench`: runs arms on one engine, each with a recording of its own."""
+"""`LabBench`: runs arms on one engine, and records each to a file of its own."""
 
 import random
 import time
@@ -25,19 +25,19 @@ from stepscope.tui.settings.cli_errors import CommandFailed
 
 BASE = Knobs(max_num_batched_tokens=256, max_num_seqs=16).as_dict()
 _WHO = "stepscope lab"
-_LARGEST_TOKEN_ID = 250  # every vocabulary has these
-_MOST_S = 120.0  # of an arm
+_LARGEST_TOKEN_ID = 250  # every vocabulary has the ids up to this one
+_MOST_S = 120.0  # time limit of an arm
 _START_S = 20.0
 Pair: TypeAlias = Callable[[], AbstractContextManager[Sequence[Endpoint]]]
 
 
 class LabBench:
-    """A context manager: puts the knobs back at its end.
+    """A context manager that restores the knobs of the engine at its end.
 
     Args:
-        endpoint: of an engine that has nothing else to do.
+        endpoint: an engine that has nothing else to do.
         folder: where recordings go.
-        pair: starts a prefill and a decode engine; None: there cannot be any.
+        pair: starts a prefill and a decode engine; None: arms that need them cannot run.
     """
 
     def __init__(self, endpoint: Endpoint, folder: Path, pair: Pair | None) -> None:
@@ -46,7 +46,7 @@ class LabBench:
         self._pair = pair
         self._client = ControlClient(endpoint, timeout_s=20.0)
         self._before: dict[str, KnobValue] = {}
-        self._done: dict[int, ArmRun] = {}  # arms that several experiments share
+        self._done: dict[int, ArmRun] = {}  # by id of the arm; experiments may share an arm
 
     def __enter__(self) -> "LabBench":
         snapshot = self._client.snapshot()
@@ -67,18 +67,18 @@ class LabBench:
             self._client.close()
 
     def run(self, name: str, arm: Arm, progress: Callable[[float], None]) -> ArmRun:
-        """Run an arm, or give what an equal one has recorded already.
+        """Run an arm, or return its run if it was run already.
 
         Raises:
-            CommandFailed: it did not end in time, or could not be recorded.
-            CommandRefused: the engine does not take the knobs.
+            CommandFailed: the arm did not end in time, or could not be recorded.
+            CommandRefused: the engine refused the knobs.
         """
         if id(arm) not in self._done:
             self._done[id(arm)] = self._record(f"{name}-{arm.name}", arm, progress)
         return self._done[id(arm)]
 
     def can_try(self, arms: Sequence[Arm]) -> bool:
-        """Whether there are the engines that these take."""
+        """Whether the engines that these arms need are available."""
         return self._pair is not None or not any(arm.is_apart for arm in arms)
 
     def _record(self, name: str, arm: Arm, progress: Callable[[float], None]) -> ArmRun:
@@ -136,7 +136,7 @@ class LabBench:
     def _drive(
         client: ControlClient, arm: Arm, progress: Callable[[float], None]
     ) -> tuple[Mapping[str, list[int]], list[Refused]]:
-        """Send the work in its time, and collect what comes back."""
+        """Send the requests and knob changes at their times; collect outputs and refusals."""
         waiting = sorted(arm.work, key=lambda each: each.at_s)
         changes = sorted(arm.changes, key=lambda each: each.at_s)
         sent: dict[int, Work] = {}

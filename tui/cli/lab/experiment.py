@@ -1,4 +1,4 @@
-"""What an experiment is: a claim with its source, arms as data, and a judgement of their runs."""
+"""Defines an experiment: a claim with its source, arms as data, and a judgement of their runs."""
 
 import importlib
 import pkgutil
@@ -12,7 +12,10 @@ Verdict: TypeAlias = Literal["reproduced", "not here", "cannot be tried here"]
 
 
 class Work(NamedTuple):
-    """A request: its prompt is drawn from `seed` and begins with `num_shared` tokens of seed 0."""
+    """A request to send at `at_s`. Its prompt is random, from `seed`.
+
+    The first `num_shared` tokens come from seed 0, so that requests share them as a prefix.
+    """
 
     name: str
     at_s: float
@@ -31,12 +34,12 @@ class ArmChange(NamedTuple):
 
 
 class Arm(NamedTuple):
-    """The same engine with these knobs is given this work.
+    """One run of the engine: with these knobs and this work.
 
     Attributes:
-        knobs: others than `bench.BASE`.
-        is_warm: the prefix cache keeps what the arm before left in it.
-        is_apart: on a prefill and a decode engine, with half of the cores each.
+        knobs: the knobs that differ from `bench.BASE`.
+        is_warm: whether the prefix cache keeps the blocks of the arm before.
+        is_apart: whether to run on a prefill and a decode engine, with half of the cores each.
     """
 
     name: str
@@ -48,7 +51,7 @@ class Arm(NamedTuple):
 
 
 class ArmFigure(NamedTuple):
-    """A figure of each arm; `is_drawn`: in the picture too."""
+    """A column of the table of arms; `is_drawn`: the picture shows it too."""
 
     name: str
     form: str = ",.0f"
@@ -56,14 +59,14 @@ class ArmFigure(NamedTuple):
 
 
 class LabFinding(NamedTuple):
-    """What was measured.
+    """The result of an experiment.
 
     Attributes:
-        measured: in one sentence.
-        why: of a claim that was not reproduced, where that comes from; or what is missing.
-        arms: what the arms differ by: the name of the first column.
-        rows: name of an arm, and a value for each of `columns`.
-        marked: arm at which the picture has a mark, and what it says.
+        measured: what was measured, in one sentence.
+        why: why the claim was not reproduced, or what is missing to try it; else empty.
+        arms: what the arms differ in, as the heading of the first column.
+        rows: for each arm its name, and a value for each of `columns`.
+        marked: an arm to mark in the picture, and the text of the mark.
     """
 
     verdict: Verdict
@@ -75,7 +78,7 @@ class LabFinding(NamedTuple):
     marked: tuple[str, str] | None = None
 
     def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """Its head and its rows, as text."""
+        """Return the heading and the rows of the table, as text."""
         rows = [
             (name, *(format(v, c.form) for v, c in zip(values, self.columns, strict=True)))
             for name, *values in self.rows
@@ -84,9 +87,9 @@ class LabFinding(NamedTuple):
 
 
 class Experiment(NamedTuple):
-    """A claim, and how it is tried."""
+    """A claim, and how to try it."""
 
-    number: int  # place in the list
+    number: int  # its position in the list
     name: str
     claim: str
     source: str
@@ -95,7 +98,7 @@ class Experiment(NamedTuple):
 
 
 def all_experiments() -> list[Experiment]:
-    """Of every file in `experiments`, in their order."""
+    """Return the experiments of all files in `experiments`, by number."""
     package = importlib.import_module("stepscope.tui.cli.lab.experiments")
     modules = (
         importlib.import_module(f"{package.__name__}.{each.name}")

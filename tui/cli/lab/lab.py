@@ -20,25 +20,25 @@ from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.settings.cli_errors import WrongUsage
 
-# Room for the largest prompts whole.
+# The largest prompts must fit into one step.
 _OPTIONS: Mapping[str, KnobValue] = {"max_num_batched_tokens": 8192, "max_num_seqs": 16}
-# Of the demo model: a cache that a few long requests fill, and the dtype in which tokens do not
-# depend on the chunks, on a CPU with matrix instructions too.
+# For the demo model: a cache that a few long requests fill, and a dtype in which tokens do not
+# depend on the chunks, even on a CPU with matrix instructions.
 _DEMO_OPTIONS: Mapping[str, KnobValue] = {"kv_memory": "64MB", "dtype": "float32"}
 
 
 def show() -> None:
-    """The list of experiments."""
+    """Print the list of experiments."""
     for each in all_experiments():
         say(f"{each.name:<12} {each.claim}", f"{'':12} {each.source}; {len(each.arms)} arms", "")
     say("stepscope lab run NAME runs one, stepscope lab run --all runs all of them")
 
 
 def run(names: Sequence[str], runs_all: bool, model: str, engine: str | None, folder: str) -> None:
-    """Run some experiments or all, and print what each found.
+    """Run some or all experiments, and print what each found.
 
     Raises:
-        WrongUsage: no such experiment.
+        WrongUsage: there is no such experiment.
         CommandFailed: the engine cannot start, or an arm did not end.
     """
     chosen = _chosen(names, runs_all)
@@ -101,7 +101,7 @@ def _try(
 def _engine(
     model: str, engine: str | None, progress: Progress
 ) -> Iterator[tuple[Endpoint, EngineInfo]]:
-    """An engine that runs already, or one of our own that ends with us."""
+    """Yield the engine that the user names, or one of our own that ends with the block."""
     if engine is not None:
         endpoint = Endpoint.parse(engine)
         with ControlClient(endpoint) as client:
@@ -115,7 +115,7 @@ def _engine(
 
 @contextmanager
 def _pair(model: str, progress: Progress) -> Iterator[tuple[Endpoint, Endpoint]]:
-    """A prefill and a decode engine, with half of the cores each."""
+    """Start a prefill and a decode engine, with half of the cores each."""
 
     def on_line(line: str) -> None:
         progress(line, None)

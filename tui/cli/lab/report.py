@@ -1,4 +1,4 @@
-"""What experiments found, for a terminal, as Markdown, and as one picture a claim."""
+"""Reports what experiments found: on a terminal, as Markdown, and as a picture for each claim."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from stepscope.tui.cli.shared.text_table import text_table
 
 
 def lines(experiment: Experiment, finding: LabFinding, runs: Sequence[ArmRun]) -> Iterator[str]:
-    """For a terminal."""
+    """Yield the report of one experiment as lines for a terminal."""
     yield f"{experiment.name}: {experiment.claim}"
     yield f"  source    {experiment.source}"
     yield f"  measured  {finding.measured}"
@@ -23,7 +23,7 @@ def lines(experiment: Experiment, finding: LabFinding, runs: Sequence[ArmRun]) -
 
 
 def markdown(found: Sequence[tuple[Experiment, LabFinding]], machine: str) -> str:
-    """A table of claims, and below it what was measured of each."""
+    """Return a Markdown report: a table of claims, and below it the figures of each."""
     text = ["# What the lab measured\n", f"{machine}\n"]
     text += ["| claim | source | measured | verdict |", "|---|---|---|---|"]
     for experiment, finding in found:
@@ -42,9 +42,10 @@ def markdown(found: Sequence[tuple[Experiment, LabFinding]], machine: str) -> st
 
 
 def draw(experiment: Experiment, finding: LabFinding, path: Path) -> None:
-    """A bar an arm for each figure that is drawn, as SVG. Raises MissingPackage without matplotlib.
+    """Draw the `is_drawn` figures as SVG, with a bar for each arm; without any, draw nothing.
 
-    Nothing is drawn of a finding without figures.
+    Raises:
+        MissingPackage: matplotlib is not installed.
     """
     try:
         import matplotlib

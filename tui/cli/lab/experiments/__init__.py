@@ -1,5 +1,5 @@
-"""One file an experiment: its arms as data, and the function that judges what was recorded.
+"""One file for each experiment: its arms as data, and the function that judges their runs.
 
 May import: engine.protocol.settings, tui.cli.lab.
-A file here that has an `EXPERIMENT` is in the list of `stepscope lab`.
+`stepscope lab` lists every file here that has an `EXPERIMENT`.
 """

@@ -1,4 +1,4 @@
-"""Prefill and decode in two engines: neither waits for the other, on half of the cores each."""
+"""Prefill and decode in two engines do not wait for each other, on half of the cores each."""
 
 from collections.abc import Sequence
 

@@ -8,7 +8,7 @@ from stepscope.tui.cli.lab.experiment import Arm, ArmFigure, Experiment, LabFind
 _BUDGETS = (32, 64, 128, 256, 512, 1024)
 _CHATS = tuple(Work(f"chat-{n}", 0.0, 32, 100, seed=1 + n) for n in range(6))
 _DOCUMENTS = tuple(Work(f"document-{n}", 0.3, 1024, 4, seed=99 + n) for n in range(2))
-_CLOSE = 0.8  # of the best rate: from here on a larger step computes hardly more a second
+_CLOSE = 0.8  # share of the best rate that marks the knee: larger steps gain little beyond it
 
 
 def _judge(runs: Sequence[ArmRun]) -> LabFinding:

@@ -1,4 +1,4 @@
-"""A prompt that does not fit whole passes in chunks."""
+"""A prompt that is too long for one step is computed in chunks."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Decodes that ride along cost prefill little throughput."""
+"""Decodes in the same steps cost prefill little throughput."""
 
 from collections.abc import Sequence
 

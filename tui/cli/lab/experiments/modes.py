@@ -1,4 +1,4 @@
-"""Each generation of batching beats the one before on mixed traffic."""
+"""On mixed traffic, each generation of batching beats the one before it."""
 
 from collections.abc import Sequence
 from typing import get_args

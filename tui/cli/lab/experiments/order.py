@@ -1,4 +1,4 @@
-"""Whose turn it is: order, policy and the number of seats."""
+"""What the order of a step, the policy and the number of seats do to waits and throughput."""
 
 from collections.abc import Sequence
 

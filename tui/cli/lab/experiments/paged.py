@@ -1,4 +1,4 @@
-"""Paged blocks waste little where reserved rows waste most of the cache."""
+"""Paged KV blocks waste little of the cache; rows reserved for a whole request waste most."""
 
 from collections.abc import Sequence
 
