@@ -7,5 +7,5 @@ May import: engine.adapters.metrics, engine.client, engine.models.cache, engine.
   recordings.replay, recordings.samples, recordings.state.series, tui.app, tui.cli.shared,
   tui.screens.start, tui.session, tui.session.control, tui.session.tour, tui.settings,
   tui.views, tui.views.frame, tui.views.pages.
-One module a command.
+One module for each command.
 """

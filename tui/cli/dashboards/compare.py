@@ -45,7 +45,10 @@ def compare(
     output: str | None = None,
     size: str = "120x40",
 ) -> None:
-    """Open the screen on a terminal; elsewhere, or with an option, print a table or JSON.
+    """Open the compare screen on a terminal; elsewhere, or with an option, print or draw.
+
+    Args:
+        b: the run to compare A with; None: compare A before and after `mark`.
 
     Raises:
         RecordingError: a file is not a recording.
@@ -75,7 +78,7 @@ def compare(
             raise WrongUsage(
                 f"--mark is for recordings; while you watch {name}, key c compares its past"
             )
-    if not live:  # what is watched now is judged as the operator says now
+    if not live:  # with a live engine, the operator's own levels count
         settings = _compared_as(settings, flags, list(found))
     if prints:
         slo = SLO(settings.slo_ttft_ms, settings.slo_itl_ms)
@@ -96,10 +99,10 @@ def compare(
 def _compared_as(
     settings: DashboardSettings, flags: Mapping[str, Any], files: Sequence[str]
 ) -> DashboardSettings:
-    """The settings with the service levels of the first recording that carries any.
+    """Return the settings with the service levels of the first recording that carries any.
 
-    If the other recording carries other levels and no option overrides both, a line on stderr names
-    the recording that counts.
+    If the other recording carries other levels and no option overrides them, a line on stderr says
+    which recording counts.
 
     Raises:
         CommandFailed, RecordingError: a file is not a recording.
@@ -144,7 +147,7 @@ def _draw(
 
 
 def endpoint_of(name: str) -> Endpoint | None:
-    """The live engine that is meant; None for a file or a sample, which go first."""
+    """Return the live engine with this name; None if it names a file or a sample, which win."""
     if name.startswith(("ipc://", "tcp://")):
         return Endpoint.parse(name)
     try:
@@ -185,11 +188,11 @@ def _alignment(align: str | None) -> Align | None:
 def open_feeds(
     a: str, b: str | None, mark: str | None, slo: SLO
 ) -> tuple[RecordingFeed, RecordingFeed]:
-    """Two recordings, or the two parts of one.
+    """Open two recordings, or the two parts of one recording before and after a mark.
 
     Raises:
         RecordingError: a file is not a recording.
-        WrongUsage: no such mark.
+        WrongUsage: there is no such mark.
     """
     path = find_recording(a)
     if b is not None:
@@ -239,7 +242,7 @@ def split_at(recording: Recording, mark: str) -> Split:
 
 
 def _read(comparer: Comparer, progress: Progress) -> None:
-    """One side after the other."""
+    """Read one side after the other, then compare them."""
     for feed in comparer.feeds:
         while not feed.is_done:
             feed.read(time.monotonic() + 0.2)

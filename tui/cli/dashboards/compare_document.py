@@ -1,4 +1,4 @@
-"""A comparison as one document for programs."""
+"""Turns a comparison into one JSON document for programs."""
 
 import math
 from collections.abc import Mapping
@@ -81,7 +81,7 @@ def _load(load: LoadDifference) -> dict[str, Any]:
 
 
 def _interval(figure: Figure) -> list[float | None] | None:
-    """Of B / A; null is an end that nothing can be said of."""
+    """Return the interval of B / A; None is an end that is unknown."""
     if figure.interval is None:
         return None
     low, high = figure.interval
@@ -89,7 +89,7 @@ def _interval(figure: Figure) -> list[float | None] | None:
 
 
 def _number(value: float) -> float | None:
-    """JSON has no infinity."""
+    """Return None for infinity, which JSON does not have."""
     return value if math.isfinite(value) else None
 
 

@@ -1,4 +1,4 @@
-"""`run_compare`: the dashboard, opened on its compare screen."""
+"""`run_compare`: opens the dashboard on its compare screen."""
 
 import sys
 from collections.abc import Iterator
@@ -33,8 +33,8 @@ def run_compare(
     """Show the comparison until the operator leaves.
 
     Args:
-        b: what A is compared with; None: A is divided at `split`.
-        live: which of both are engines, by name.
+        b: the run to compare A with; None: A is divided at `split`.
+        live: those of the two that are engines, by name.
 
     Raises:
         RecordingError: a file is not a recording.
@@ -59,13 +59,13 @@ def draw_compare(
     path: Path,
     size: tuple[int, int],
 ) -> None:
-    """Write the screen as a picture, when both sides are read.
+    """Read both sides, then write the compare screen as a picture.
 
     Raises:
-        RecordingError: a file is none, or the picture cannot be written.
-        MissingPackage: PNG, without a package for it.
+        RecordingError: a file is not a recording, or the picture cannot be written.
+        MissingPackage: the package for PNG is not installed.
     """
-    from stepscope.tui.app.picture import screenshot  # with Textual, once it is needed
+    from stepscope.tui.app.picture import screenshot  # loads Textual
 
     with _compared(a, b, split, settings, {}) as (source, origins):
         screenshot(
@@ -87,7 +87,7 @@ def _compared(
     settings: DashboardSettings,
     live: dict[str, Endpoint],
 ) -> "Iterator[tuple[ReplaySource | Subscriber, tuple[Origin, Origin]]]":
-    """What the dashboard shows, and both sides."""
+    """Yield the source that the dashboard shows, and both sides of the comparison."""
     shown = b if b is not None and b in live else a
     source = _source(shown, live, settings)
     source.start()
@@ -124,7 +124,7 @@ def _source(
 def _origin(name: str, slo: SLO) -> Origin:
     path = find_recording(name)
     with Recording(path):
-        remember(path)  # it can be read
+        remember(path)  # only after it could be opened
     return _named(Origin(name, slo, path=path), name)
 
 

@@ -1,4 +1,4 @@
-"""A comparison as lines of text: the better run in each figure, then both runs side by side."""
+"""Prints a comparison as text: the better run in each figure, then both runs side by side."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,12 @@ SURE = f"{CONFIDENCE:.0%} sure"
 def lines(
     found: Comparison, sides: tuple[Side, Side], align: Align | None, limit: int
 ) -> list[str]:
-    """Args: align: how the two runs are aligned; limit: rows of requests, 0 for all."""
+    """Return the comparison as lines of text.
+
+    Args:
+        align: how to align the two runs side by side; None leaves that part out.
+        limit: rows of requests, 0 for all.
+    """
     return [
         *_summary(found),
         *_limits(sides),

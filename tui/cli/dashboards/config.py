@@ -1,4 +1,4 @@
-"""`stepscope config`: every setting with its value and where that comes from.
+"""`stepscope config`: prints every setting with its value and the origin of the value.
 
 The output is itself a valid config file.
 """
@@ -40,13 +40,13 @@ def config(
     """Print the settings.
 
     Args:
-        section: one of them; None for all.
-        path_only: print where the file is instead.
+        section: print only this section; None: all.
+        path_only: print only the path of the config file.
         flags: options of `[dashboard]` that were given.
-        like: print the defaults of this engine beside ours instead.
+        like: print only the defaults of this engine beside ours.
 
     Raises:
-        WrongUsage: no such section, or the file or the environment is wrong.
+        WrongUsage: there is no such section, or the file or the environment is not valid.
     """
     if like is not None:
         if section is not None or path_only:
@@ -136,7 +136,7 @@ def _toml(value: Any) -> str:
 
 
 def _described_default(field: msgspec.structs.FieldInfo) -> str:
-    """What the description says that happens by default."""
+    """Return the default that a field's description states in words; empty if it states none."""
     _, meta = base_and_meta(field)
     found = re.search(r"\((default: [^)]*)\)", meta.description or "")
     return found[1] if found else ""

@@ -1,4 +1,4 @@
-"""What every command that opens the dashboard needs: a terminal, a history and settings."""
+"""What all commands that open the dashboard need: a terminal, a history and settings."""
 
 import os
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def new_history(
 
 
 def need_terminal(otherwise: str) -> None:
-    """Raises WrongUsage where there is nothing to draw on."""
+    """Raise WrongUsage if there is no terminal to draw on; `otherwise` says what to do then."""
     if (stream := no_terminal()) is not None:
         raise WrongUsage(f"the dashboard needs a terminal, and {stream} is not one; {otherwise}")
     if (why_not := cannot_be_drawn_on(os.environ)) is not None:
@@ -51,12 +51,13 @@ def run_live(
     news: Callable[[], str | None] | None = None,
     tour: Tour | None = None,
 ) -> None:
-    """The dashboard of a source that has been started, until the operator leaves it.
+    """Show the dashboard of a started source until the operator leaves it.
 
     Args:
+        keeps_levels: as in `dashboard_options`.
         news, tour: as in `run_dashboard`.
     """
-    # Textual is imported here so that the error for a wrong endpoint comes at once.
+    # Textual loads slowly: imported here, so that a wrong endpoint is reported at once.
     from stepscope.tui.app.run import run_dashboard
 
     run_dashboard(
@@ -73,7 +74,7 @@ def run_live(
 
 
 class DashboardOptions(TypedDict):
-    """What `run_dashboard` takes from the settings."""
+    """The arguments of `run_dashboard` that come from the settings."""
 
     readonly: bool
     fps: float | None
@@ -88,10 +89,10 @@ class DashboardOptions(TypedDict):
 
 
 def dashboard_options(settings: DashboardSettings, keeps_levels: bool = True) -> DashboardOptions:
-    """The settings and the keys of the config file, for `run_dashboard`.
+    """Return the settings and the keys of the config file, for `run_dashboard`.
 
     Args:
-        keeps_levels: service levels that are changed are for the next time, too.
+        keeps_levels: whether service levels changed in the dashboard are saved for next time.
     """
     path, why_not = None, "--readonly"
     if not settings.keep:
@@ -119,7 +120,7 @@ def dashboard_options(settings: DashboardSettings, keeps_levels: bool = True) ->
 
 
 def _writable(path: Path) -> Path:
-    """A file that was named for errors; WrongUsage where none can be written to it."""
+    """Return the path of the log file; raise WrongUsage if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("ab").close()

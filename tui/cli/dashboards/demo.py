@@ -1,4 +1,4 @@
-"""`stepscope demo`: engine, workload and dashboard together; nothing is left of them afterwards."""
+"""`stepscope demo`: runs engine, workload and dashboard together, and leaves nothing behind."""
 
 import os
 import signal
@@ -38,10 +38,10 @@ from stepscope.tui.settings.setting_values import convert_flags, resolve
 from stepscope.tui.settings.settings import DashboardSettings
 from stepscope.tui.views.format import file_size
 
-# A closed loop: when a request ends, the next comes. So the steps hold the same on any machine,
-# only faster or slower. Prompts are 2.2 times as long as outputs: nearly every second step holds a
-# chunk beside decodes. The cache is a little too small for 12 requests: soon one of them is
-# preempted, and waits (`tests/simulation/test_demo_mix.py`).
+# A closed loop: when a request ends, the next one arrives. So steps have the same batches on any
+# machine, only faster or slower. Prompts are 2.2 times as long as outputs, so nearly every second
+# step has a prefill chunk beside decodes. The cache is a little too small for 12 requests, so soon
+# one of them is preempted, and waits (`tests/simulation/test_demo_mix.py`).
 KNOBS = Knobs(max_num_batched_tokens=64, max_num_seqs=16)
 KV_MEMORY = "64MB"
 WORKLOAD = WorkloadSpec(
@@ -52,11 +52,11 @@ WORKLOAD = WorkloadSpec(
     output_tokens=300,
     max_concurrency=12,
 )
-# About a third of what an H100 carries of an 8B model, by its data sheet.
+# About a third of the load that an H100 sustains with an 8B model, by its data sheet.
 SIMULATED_WORKLOAD = WorkloadSpec(
     rate=10.0, document_share=0.15, chat_tokens=400, document_tokens=3072, output_tokens=220
 )
-# Steps with a chunk beside 12 decodes keep to these on two quiet CPU cores, with room to spare.
+# On two quiet CPU cores, steps with a chunk beside 12 decodes keep these with room to spare.
 SERVICE_LEVELS = DEMO_DEFAULTS
 HEADLESS_SECONDS = 20.0
 MAX_SPEED = 1000.0
@@ -65,17 +65,17 @@ _TICK_S = 0.2
 
 
 class SimulatedGpu(NamedTuple):
-    """A GPU that the demo has in place of this machine's."""
+    """The GPU that the demo simulates instead of using this machine."""
 
     gpu: str
-    speed: float  # virtual seconds in one of the wall clock
+    speed: float  # virtual seconds per second of the wall clock
 
 
 def simulated_gpu(gpu: str | None, speed: float) -> SimulatedGpu | None:
-    """What `--simulate` and `--speed` mean.
+    """Return what `--simulate` and `--speed` ask for; None if nothing is to be simulated.
 
     Raises:
-        WrongUsage: a speed that no clock has, or one without a simulation.
+        WrongUsage: the speed is out of bounds, or given without a simulation.
     """
     if gpu is None and speed != 1.0:
         raise WrongUsage("--speed goes with --simulate")
@@ -95,11 +95,12 @@ def demo(
     rate: str | None = None,
     simulated: SimulatedGpu | None = None,
 ) -> None:
-    """Engine, workload and dashboard, or without a screen a summary after `seconds`.
+    """Run the demo with the dashboard; or without a screen, with a summary after `seconds`.
 
     Raises:
+        WrongUsage: an option is not valid.
         CommandFailed: the engine or the recording failed, or messages were lost.
-        Interrupted: without a screen, and a signal came before `seconds` had passed.
+        Interrupted: without a screen, a signal arrived before `seconds` had passed.
     """
     workload = workload_of(rate, _default_workload(model, simulated))
     settings = resolve(DashboardSettings, "dashboard", flags, None if simulated else SERVICE_LEVELS)
@@ -171,7 +172,7 @@ def _default_workload(model: str, simulated: SimulatedGpu | None) -> WorkloadSpe
 
 
 def _check_screenshot(path: Path) -> None:
-    """Before a session is run that could not be drawn in the end."""
+    """Check that the picture can be written, before the session runs."""
     if path.suffix.lower() not in PICTURE_SUFFIXES:
         known = f"{', '.join(PICTURE_SUFFIXES[:-1])} or {PICTURE_SUFFIXES[-1]}"
         raise WrongUsage(f"--screenshot: expected a name that ends in {known}, got {path}")
@@ -198,7 +199,7 @@ def _engine(
     simulated: SimulatedGpu | None,
     on_progress: Callable[[str], None],
 ) -> tuple[Mapping[str, KnobValue], Callable[[str], None], str]:
-    """The arguments of `EngineProcess`: options, the callback for progress, the command."""
+    """Return the arguments of `EngineProcess`: options, the callback for progress, the command."""
     if simulated is None:
         return _options(model, with_tokens), on_progress, "serve"
     if with_tokens:
@@ -210,12 +211,12 @@ def _engine(
 
 
 def _options(model: str, with_tokens: bool) -> dict[str, KnobValue]:
-    """Everything that the demo relies on, so that no config file can break it."""
-    # No HTTP server, whatever the config file says of `serve`.
+    """Return all options that the demo relies on, so that no config file can break it."""
+    # `http` is empty: no HTTP server, even if the config file sets one for `serve`.
     is_speaking = model == demo_speaking.NAME
     knobs = demo_speaking.KNOBS if is_speaking else KNOBS
     options: dict[str, KnobValue] = {"model": model, "http": "", **knobs.as_dict()}
-    # What it says is what there is to see, and the questions are the demo's own.
+    # A model that speaks must show its text; nothing private is in it, the questions are ours.
     options["with_tokens"] = with_tokens or is_speaking
     if is_speaking:
         options["kv_memory"] = demo_speaking.KV_MEMORY
@@ -227,9 +228,9 @@ def _options(model: str, with_tokens: bool) -> dict[str, KnobValue]:
 
 @contextmanager
 def ending_on_signals() -> Iterator[None]:
-    """SIGTERM and a terminal that goes away end the command the way Ctrl-C does: by cleaning up.
+    """Let SIGTERM and the loss of the terminal end the command like Ctrl-C, with cleanup.
 
-    Ctrl-C does so even where it was ignored at the start, as in the background of a script.
+    Ctrl-C works even if it was ignored at the start, as in the background of a script.
     """
 
     def leave(number: int, frame: FrameType | None) -> None:
@@ -246,10 +247,10 @@ def ending_on_signals() -> Iterator[None]:
 
 
 def workload_of(rate: str | None, default: WorkloadSpec) -> WorkloadSpec:
-    """The default workload, or at the rate that `--rate` names.
+    """Return the default workload, with the rate of `--rate` if that is given.
 
     Raises:
-        WrongUsage: no rate that a workload may have.
+        WrongUsage: a workload cannot have this rate.
     """
     if rate is None:
         return default
@@ -263,7 +264,13 @@ def _load_lines(workload: WorkloadSpec, costs: StepCosts | None) -> Iterator[str
 
 
 def wait_until_live(engine: EngineProcess, source: Subscriber, stop: StopSignals) -> None:
-    """The source receives, so that the session begins with the first request."""
+    """Wait until the source receives telemetry, so that it sees the first request.
+
+    A signal ends the wait.
+
+    Raises:
+        CommandFailed: the engine ended, or sent no telemetry in time.
+    """
     deadline_s = time.monotonic() + _JOIN_S
     while source.status != "live":
         engine.check()
@@ -274,7 +281,7 @@ def wait_until_live(engine: EngineProcess, source: Subscriber, stop: StopSignals
 
 
 class EngineNews:
-    """The next notice for the operator; called in every frame."""
+    """Called in every frame: returns the notice that the engine has ended, once."""
 
     def __init__(self, engine: EngineProcess) -> None:
         self._engine = engine
@@ -299,7 +306,7 @@ def _wait(
     progress: Progress,
     stop: StopSignals,
 ) -> str | None:
-    """Wait until the seconds have passed or a signal comes; return the notice about it."""
+    """Wait until `seconds` have passed or a signal arrives; return a notice about the signal."""
     start_s = time.monotonic()
     while not stop and (elapsed_s := time.monotonic() - start_s) < seconds:
         engine.check()

@@ -1,4 +1,4 @@
-"""What happened in a session, in a few lines: the end of a demo without a screen."""
+"""Summarizes a session in a few lines, at the end of a demo without a screen."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from stepscope.recordings.state.series.latency import Series
 
 
 def summary(history: History) -> Iterator[str]:
-    """One line a figure."""
+    """Yield a line for each figure."""
     rates = history.rates(window_s=None)
     latency = history.latency(window_s=None)
     yield f"steps      {rates.num_steps:,} in {rates.seconds:.1f} s ({_rate(rates.steps_per_s)})"

@@ -1,4 +1,4 @@
-"""`stepscope replay`: the dashboard of a file."""
+"""`stepscope replay`: shows a recording in the dashboard."""
 
 import sys
 import time
@@ -23,7 +23,12 @@ from stepscope.tui.settings.settings import DashboardSettings
 
 
 def replay(file: str, speed: float | None, at: int | None, flags: Mapping[str, Any]) -> None:
-    """Raises RecordingError when the file is none, WrongUsage for a step that is not in it."""
+    """Show a recording in the dashboard; for a folder, list its incidents.
+
+    Raises:
+        RecordingError: the file is not a recording.
+        WrongUsage: an option is not valid, or the recording does not hold the step.
+    """
     if Path(file).is_dir():
         list_incidents(Path(file))
         return

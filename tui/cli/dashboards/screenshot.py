@@ -1,4 +1,4 @@
-"""`stepscope screenshot`: the dashboard at one step of a recording, as a picture."""
+"""`stepscope screenshot`: draws the dashboard at one step of a recording."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,8 +21,8 @@ from stepscope.tui.settings.settings import DashboardSettings
 from stepscope.tui.views.format import file_size
 from stepscope.tui.views.view import ZOOMS
 
-_FILE_EVENTS_S = 5.0  # for what the file has in store; very long ones show what was found by then
-# What is of several engines, or of two runs, is no picture of one recording.
+_FILE_EVENTS_S = 5.0  # to search the file for events; of a very long file, only those found so far
+# Without the screens of two runs and of several engines, which need more than one recording.
 _PAGE_NAMES: Mapping[str, Page] = {
     "main": "live",
     **{page: page for page in PAGES if page not in ("live", "compare", "fleet")},
@@ -41,14 +41,14 @@ def screenshot_file(
     slo_ttft: str | None,
     flags: Mapping[str, Any],
 ) -> None:
-    """Write the picture, and say what is on it.
+    """Write the picture, and print what it shows.
 
     Args:
-        flags: of the dashboard; None is one that was not given.
+        flags: options of the dashboard; None for an option that was not given.
 
     Raises:
-        WrongUsage: an option that cannot be, or a step that is not in the recording.
-        CommandFailed, RecordingError: it cannot be read or written.
+        WrongUsage: an option is not valid, or the recording does not hold the step.
+        CommandFailed, RecordingError: the recording cannot be read, or the picture not written.
     """
     given = {name: value for name, value in flags.items() if value is not None}
     given |= level_flags(slo_itl, slo_ttft)
@@ -93,7 +93,7 @@ def _draw(
     request_id: int | None,
     settings: DashboardSettings,
 ) -> None:
-    from stepscope.tui.app.picture import (  # with Textual, once it is needed
+    from stepscope.tui.app.picture import (  # loads Textual
         UnknownRequest,
         screenshot,
     )

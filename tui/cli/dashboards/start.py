@@ -1,4 +1,4 @@
-"""`stepscope` alone, in a terminal: the start screen, and again after each session from it."""
+"""`stepscope` without a command, in a terminal: the start screen, again after each session."""
 
 import os
 from collections.abc import Mapping
@@ -30,8 +30,8 @@ def can_start() -> bool:
 
 
 def start() -> None:
-    """Until the operator quits. Whatever a session ends with becomes a line on the start screen."""
-    # Here, not above: 'stepscope -h' needs no Textual.
+    """Show the start screen until the operator quits; it shows errors of sessions as a line."""
+    # Imported here, because 'stepscope -h' needs no Textual.
     from stepscope.tui.app.leaving import left_on_signals
     from stepscope.tui.screens.start.start import StartApp
     from stepscope.tui.settings.log_file import log_path, logged_to_file
@@ -75,12 +75,12 @@ def finder() -> "Finder":
 
 
 def check(choice: StartChoice) -> str | None:
-    """Why a choice cannot be opened, in one line; None when it can. Waits two seconds at most."""
+    """Say in one line why a choice cannot be opened; None if it can. Waits up to two seconds."""
     return _of_file(choice, _error_of(partial(_try, choice)))
 
 
 def _of_file(choice: StartChoice, error: str | None) -> str | None:
-    """Leave out the folder: the list shows it, and it would push the error off the line."""
+    """Remove the folder from an error: the list shows it, and the line has no room for it."""
     if error is None or choice.kind != "file":
         return error
     return error.replace(f"{Path(choice.names[0]).parent}{os.sep}", "")

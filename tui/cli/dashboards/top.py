@@ -1,4 +1,4 @@
-"""`stepscope top`: the dashboard of one engine, or of several side by side."""
+"""`stepscope top`: shows the dashboard of one engine, or of several side by side."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -33,8 +33,8 @@ from stepscope.tui.settings.cli_errors import CommandFailed
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings, FleetSettings
 
-_SERVERS_S = 1.0  # for servers on this machine to answer
-_WITH_WHOLE_PAST = 4  # engines side by side; of more there is less, for all of it is to be read
+_SERVERS_S = 1.0  # how long to wait for servers on this machine to answer
+_WITH_WHOLE_PAST = 4  # engines that load their whole past; more load less each, to start soon
 
 
 def top(
@@ -43,15 +43,15 @@ def top(
     name: str | None = None,
     past_s: float = PAST_S,
 ) -> None:
-    """One engine, or several side by side.
+    """Show one engine, or several side by side.
 
     Args:
-        name: of the operator, for the audit.
+        name: the operator's name for the audit.
         past_s: see `show_engines`.
 
     Raises:
         EngineUnreachable: nothing listens at the endpoint, and no engine is starting there.
-        CommandFailed: ... at any of several.
+        CommandFailed: of several engines, none answers or is starting.
     """
     call_me(name)
     check_past(past_s)
@@ -60,21 +60,21 @@ def top(
     check_any(chosen)
     need_terminal("'stepscope record' and 'stepscope snapshot' work without one")
     if len(chosen) == 1 and isinstance(chosen[0], Endpoint):
-        connect(chosen[0]).close()  # several show in their rows that they are still starting
+        connect(chosen[0]).close()  # of several, the row of each says that it is starting
     show_engines(chosen, settings, is_open=not named_engines(endpoints), past_s=past_s)
 
 
 def named_engines(named: Sequence[str]) -> list[str]:
-    """Those named, else those of the environment or the config file."""
+    """Return the engines that are named, else those of the environment or the config file."""
     return list(named) or list(resolve(FleetSettings, "fleet", {}).engines)
 
 
 def engines_to_show(named: Sequence[str]) -> list[Address]:
-    """The engines named, else those in the environment or config file, else all on this machine.
+    """Return the addresses of `named_engines`, else those of all engines on this machine.
 
     Raises:
-        ConfigError: one of them is not an endpoint.
-        CommandFailed: there is none at all.
+        ConfigError: a name is not an endpoint.
+        CommandFailed: there is no engine at all.
     """
     names = named_engines(named)
     if names:
@@ -96,11 +96,11 @@ def _on_this_machine() -> list[Address]:
 
 
 def check_any(endpoints: Sequence[Address]) -> None:
-    """Check that an engine answers or is starting; of several engines some may be down.
+    """Check that at least one of the engines answers or is starting.
 
     Raises:
-        EngineUnreachable: the only one does not answer, and is not starting.
-        CommandFailed: none of several does.
+        EngineUnreachable: the only engine does not answer, and is not starting.
+        CommandFailed: none of several engines does.
     """
     if len(endpoints) == 1:
         with contextlib.suppress(EngineStarting):
@@ -112,8 +112,8 @@ def check_any(endpoints: Sequence[Address]) -> None:
         try:
             _ask(endpoint)
         except EngineStarting:
-            answers.put(None)  # which its row says, until it has started
-        except Exception as error:  # noqa: BLE001 - any error: the caller waits for an answer
+            answers.put(None)  # good enough: its row says that it is starting
+        except Exception as error:  # noqa: BLE001 - on any error, the caller still needs an answer
             known = expected(error)
             answers.put(f"{endpoint.name}: {repr(error) if known is None else known[1]}")
         else:
@@ -131,7 +131,7 @@ def check_any(endpoints: Sequence[Address]) -> None:
 
 
 def _ask(address: Address) -> None:
-    """Raises EngineUnreachable or CommandFailed where nothing answers."""
+    """Raise EngineUnreachable or CommandFailed if nothing answers at the address."""
     if isinstance(address, MetricsAddress):
         check_metrics(address)
     elif isinstance(address, Endpoint):
@@ -144,11 +144,11 @@ def show_engines(
     is_open: bool = False,
     past_s: float = PAST_S,
 ) -> None:
-    """The dashboard of these engines, until the operator leaves it.
+    """Show the dashboard of these engines until the operator leaves it.
 
     Args:
-        is_open: engines that appear on this machine meanwhile are shown too.
-        past_s: seconds of what an engine did before, to begin with; many of them share it.
+        is_open: whether to add engines that start on this machine meanwhile.
+        past_s: seconds of each engine's past to load at the start; less each for many engines.
     """
     known = set(endpoints)
     past_s *= min(1.0, _WITH_WHOLE_PAST / len(endpoints))
@@ -156,7 +156,7 @@ def show_engines(
     def newcomers() -> list[LiveSource]:
         try:
             found = [each for each in find_local() if each not in known]
-        except (ConfigError, OSError):  # the folder of the sockets is not ours any more
+        except (ConfigError, OSError):  # the folder of the sockets is no longer ours
             return []
         known.update(found)
         return [receive(each, new_history(settings, FLEET_STEPS), past_s) for each in found]

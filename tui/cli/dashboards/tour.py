@@ -32,7 +32,7 @@ _ENGINE: Mapping[str, KnobValue] = {
     "max_num_seqs": 16,
 }
 
-# Decodes beside chunks of 64 keep to these; those beside a whole prompt of 900 tokens do not.
+# Decodes beside chunks of 64 keep these levels; decodes beside a whole prompt of 900 do not.
 _LEVELS = {"slo_ttft_ms": 1000.0, "slo_itl_ms": 50.0}
 
 
@@ -40,7 +40,7 @@ def tour(chapter: int | None, flags: Mapping[str, Any]) -> None:
     """Run the tour until the person leaves it.
 
     Args:
-        chapter: to begin with, from 1; None: where it was left.
+        chapter: the chapter to begin with, from 1; None: the one where the person left it.
 
     Raises:
         CommandFailed: the engine failed.
