@@ -1,4 +1,4 @@
-"""`stepscope autopilot`: hold an ITL level by moving the token budget of a running engine."""
+"""`stepscope autopilot`: holds an ITL level by moving the token budget of a running engine."""
 
 import json
 import signal
@@ -28,14 +28,15 @@ def run(
     name: str | None,
     as_json: bool,
 ) -> int:
-    """Print each move until a signal, then give the knobs back.
+    """Run the autopilot and print each move until a signal, then restore the knobs.
 
     Returns:
-        0; 1 if it ended by itself: another client has set the knob, or the telemetry is lost.
+        The exit code: 0, or 1 if it ended by itself, because another client set a knob or the
+        telemetry was lost.
 
     Raises:
         ConfigError: the engine has no budget to move, or another autopilot.
-        WrongUsage: an option that cannot be.
+        WrongUsage: an option is not valid.
     """
     call_me(name)
     if seconds is not None and not 0 < seconds < float("inf"):

@@ -1,4 +1,4 @@
-"""`stepscope diagnose`: which setting is the bottleneck, and the simulation that proves it."""
+"""`stepscope diagnose`: finds the setting that is the bottleneck, and proves it by simulation."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +24,7 @@ from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.simulation.studied import studied
 from stepscope.tui.settings.service_levels import said
 
-_MAX_UNLIKE = 0.2  # of the steps: a forecast with more is a guess
+_MAX_UNLIKE = 0.2  # share of steps unlike recorded ones; a forecast with more is a guess
 
 
 def run(
@@ -37,8 +37,8 @@ def run(
     """Print each suspect with its evidence, and the bottlenecks that were proved.
 
     Raises:
-        RecordingError: the recording is too short, or its steps too much alike.
-        Interrupted: by Ctrl-C.
+        RecordingError: the recording is too short, or its steps are too much alike.
+        Interrupted: a signal ended the command early.
     """
     with studied(target, seconds, "diagnose", slo_itl, slo_ttft) as (
         recording,
@@ -96,7 +96,7 @@ def _figures(found: Forecast) -> str:
 
 
 def verdict(found: Diagnosis) -> Iterator[str]:
-    """What holds the session back, in the order in which to lift it."""
+    """Yield lines on the bottlenecks, in the order in which to remove them."""
     if found.kept_share >= KEPT_SHARE:
         yield (
             f"no bottleneck: {found.kept_share:.0%} of the requests keep the levels "

@@ -1,4 +1,4 @@
-"""`load_mode`: a batching mode from a user's own file, `my_mode.py:shortest_first`."""
+"""`load_mode`: loads a batching mode from a user's own file, `my_mode.py:shortest_first`."""
 
 import importlib.util
 from pathlib import Path
@@ -8,10 +8,10 @@ from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 
 
 def load_mode(text: str) -> tuple[str, SpendBudget]:
-    """The name of the function, and the function: it takes a `StepPlan` and fills it.
+    """Return the name of the function, and the function, which fills a `StepPlan`.
 
     Raises:
-        WrongUsage: not FILE.py:FUNCTION.
+        WrongUsage: the text is not FILE.py:FUNCTION.
         CommandFailed: the file cannot be read or run, or has no such function.
     """
     file, _, name = text.rpartition(":")
@@ -26,7 +26,7 @@ def load_mode(text: str) -> tuple[str, SpendBudget]:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever is wrong with it is the user's to know
+    except Exception as error:  # the user's code may raise anything
         raise CommandFailed(f"{path} cannot be run: {type(error).__name__}: {error}") from error
     found = getattr(module, name, None)
     if not callable(found):

@@ -1,4 +1,4 @@
-"""The figures of simulated runs as a table: the median of the seeds, the lowest and the highest."""
+"""Tabulates the figures of simulated runs: median, lowest and highest value over the seeds."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ _NAME_WIDTH = 10
 
 
 class Interval(NamedTuple):
-    """One figure of several runs; None: no run has it."""
+    """One figure over several runs; all None if no run has a value."""
 
     median: float | None
     low: float | None
@@ -21,10 +21,10 @@ class Interval(NamedTuple):
 
 
 def levels_of_options(slos: Sequence[str]) -> list[SLO]:
-    """What each `--slo` means.
+    """Return the service levels of each `--slo`.
 
     Raises:
-        WrongUsage: one is no pair of service levels.
+        WrongUsage: a `--slo` is not valid.
     """
     try:
         return [parse_levels(each, SLO()) for each in slos]
@@ -33,7 +33,7 @@ def levels_of_options(slos: Sequence[str]) -> list[SLO]:
 
 
 def intervals(runs: Sequence[RunFigures]) -> dict[str, Interval]:
-    """Of each figure by name."""
+    """Return the interval of each figure over the runs, by name."""
     flats = [flat(run) for run in runs]
     found = {}
     for name in flats[0]:
@@ -45,7 +45,7 @@ def intervals(runs: Sequence[RunFigures]) -> dict[str, Interval]:
 
 
 def table(runs: Sequence[RunFigures], levels: Sequence[SLO]) -> Iterator[str]:
-    """Lines for a person."""
+    """Yield the table as lines of text."""
     found = intervals(runs)
     first = runs[0]
     yield _row(
@@ -69,7 +69,7 @@ def table(runs: Sequence[RunFigures], levels: Sequence[SLO]) -> Iterator[str]:
 
 
 def text(interval: Interval, form: str) -> str:
-    """The median, and the ends where the runs differ in what is shown."""
+    """Return the median as text, with the ends if they look different in this format."""
     median, low, high = interval
     if median is None or low is None or high is None:
         return "unknown"

@@ -1,7 +1,7 @@
 """`stepscope schedule`: dry-runs the scheduler over a workload, without a model.
 
-A written workload counts time in steps, and has its lines printed. A trace or a recording has times
-of its own; it needs a model of step times, and only its summary is printed.
+A workload file counts time in steps; by default every step is printed. A trace or a recording has
+times in seconds, so it needs a model of step times, and only a summary is printed.
 """
 
 import sys
@@ -56,7 +56,7 @@ _SHOWN = {
 
 
 class ScheduleOptions(NamedTuple):
-    """What is printed of which batching modes."""
+    """What to print, and for which batching modes."""
 
     summary: bool = False
     modes: str | None = None
@@ -65,7 +65,7 @@ class ScheduleOptions(NamedTuple):
 
 
 class _Mode(NamedTuple):
-    """A batching mode, and the function of one that is the user's own."""
+    """A batching mode by name, and its function if it is the user's own."""
 
     name: str
     own: SpendBudget | None = None
@@ -74,11 +74,11 @@ class _Mode(NamedTuple):
 def schedule(
     file: str, options: ScheduleOptions, engine: EngineOptions, flags: dict[str, Any]
 ) -> None:
-    """Print one JSON line a step, or what they come to: of one mode, or a table of several.
+    """Print a JSON line for each step, or a summary of one mode, or a table of several modes.
 
     Args:
-        file: path of a workload, a trace or a recording, or '-' for a workload.
-        flags: knobs as they were typed.
+        file: path of a workload, a trace or a recording; '-' reads a workload from standard input.
+        flags: knobs as the user typed them.
     """
     modes = _modes(options)
     has_times = file != STDIN and Path(file).suffix in _TRACES
@@ -112,7 +112,7 @@ def schedule(
 
 
 def _modes(options: ScheduleOptions) -> list[_Mode]:
-    """An empty name is the mode that the knobs name."""
+    """Return the modes to run; a mode without a name is the one that the knobs name."""
     known = get_args(Batching)
     names = [] if options.modes is None else options.modes.split(",")
     if options.modes == ALL:
@@ -140,9 +140,9 @@ def _compare_modes(
     as_json: bool,
     flags: Mapping[str, Any],
 ) -> None:
-    """Of a trace or a recording, in virtual time."""
+    """Run a trace or a recording in each mode, in virtual time, and print the figures."""
     if engine.gpu is None and engine.step_time is None and Path(file).suffix == ".mcap":
-        engine = engine._replace(step_time=file)  # as fast as it was
+        engine = engine._replace(step_time=file)  # as fast as the recorded engine
     chosen = choose_step_times(engine.gpu, engine.model, engine.step_time, 1)
     work = open_source(file, WorkloadSpec(), DEFAULT_LEN, 1.0, None)
     setup = make_setup(engine, chosen, work, convert_flags(Knobs, flags))
@@ -159,7 +159,7 @@ def _compare_modes(
 
 
 def _say_all(found: Mapping[str, Mapping[str, float | None]], as_json: bool) -> None:
-    """A row a mode."""
+    """Print a row for each mode, or all modes as JSON."""
     if as_json:
         say(msgspec.json.encode(found).decode())
         return

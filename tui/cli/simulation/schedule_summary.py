@@ -1,4 +1,4 @@
-"""What the steps of a dry run come to: latencies in steps, and in ms where a model times them."""
+"""Summarizes a dry run: latencies in steps, and also in ms if there is a model of step times."""
 
 from dataclasses import asdict, dataclass, field
 
@@ -12,7 +12,7 @@ _LATENCIES = ("ttft_steps", "itl_steps", "ttft_ms", "itl_ms")
 
 @dataclass
 class Summary:
-    """Sums over a run; latencies are counted in steps that had work."""
+    """Sums over a run. `num_steps` counts only steps that had work."""
 
     num_requests: int
     num_steps: int = 0
@@ -29,7 +29,7 @@ class Summary:
     itl_ms: list[float] = field(default_factory=list)
 
     def figures(self) -> dict[str, float | None]:
-        """By name, each one number; latencies as percentiles."""
+        """Return each figure as one number, by name; latencies as percentiles."""
         found = {name: value for name, value in asdict(self).items() if name not in _LATENCIES}
         for name in _LATENCIES:
             samples = sorted(getattr(self, name))
@@ -44,17 +44,17 @@ class Summary:
 def summarized(
     replay: ScheduleReplay, workload: ScheduleWorkload, model: StepTimeModel | None = None
 ) -> Summary:
-    """Run it to its end.
+    """Run a dry run to its end, and return its summary.
 
     Args:
-        model: of step times; steps without work take none.
+        model: gives the time of each step; a step without work takes no time.
     """
     summary = Summary(num_requests=len(workload.requests))
     scheduler = replay.scheduler
     last_token: dict[int, int] = {}  # request -> step
     now_ms = 0.0
-    began_ms: list[float] = []  # each step
-    ended_ms: dict[int, float] = {}  # request -> its last token
+    began_ms: list[float] = []  # step -> when it began
+    ended_ms: dict[int, float] = {}  # request -> when its last token came
     for line in replay.lines():
         began_ms.append(now_ms)
         if not replay.rows and not line.preempted:
@@ -118,7 +118,7 @@ def table(summary: Summary) -> list[str]:
 
 
 def _percentiles(steps: list[int]) -> str:
-    """Nearest rank, over all samples."""
+    """Return p50, p99 and the maximum in words; percentiles are by nearest rank."""
     if not steps:
         return "no sample"
     ordered = sorted(steps)
@@ -135,5 +135,5 @@ def _milliseconds(samples: list[float]) -> str:
 
 
 def _place(count: int, rank: int) -> int:
-    """Of the nearest rank in `count` ordered samples."""
+    """Return the index of a percentile in `count` ordered samples, by nearest rank."""
     return -(-count * rank // 100) - 1

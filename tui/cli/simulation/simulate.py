@@ -1,4 +1,4 @@
-"""`stepscope simulate`: a workload through the real scheduler, with modelled times of steps."""
+"""`stepscope simulate`: runs a workload through the real scheduler, with modelled step times."""
 
 import signal
 import time
@@ -37,7 +37,7 @@ _TICK_S = 0.1
 
 
 class EngineOptions(NamedTuple):
-    """The engine that is simulated, as it was typed."""
+    """The engine to simulate, as the user typed it."""
 
     gpu: str | None = None
     model: str | None = None
@@ -51,7 +51,7 @@ class EngineOptions(NamedTuple):
 
 
 class RunOptions(NamedTuple):
-    """How often it is simulated, on how many engines."""
+    """How many runs to simulate, on how many engines, and which part of the requests."""
 
     num_runs: int = 1
     num_replicas: int = 1
@@ -69,10 +69,12 @@ def simulate(
     as_json: bool,
     flags: Mapping[str, Any],
 ) -> None:
-    """Print the figures of the runs; with `output`, the first of them is a recording too.
+    """Print the figures of the runs; with `output`, also write the first run as a recording.
 
     Raises:
-        Interrupted: by Ctrl-C; the file holds what came before.
+        WrongUsage: an option is not valid.
+        Interrupted: a signal ended it early. Figures cover the complete runs, and a recording
+            that was begun holds what came before.
     """
     path = None if output is None else output_path(output)
     if path is not None and options.num_replicas > 1:
@@ -120,10 +122,10 @@ def make_setup(
     work: SimulatedSource,
     knob_flags: Mapping[str, Any],
 ) -> SimulatedSetup:
-    """The engine that the options ask for; of a recording, what they leave open is as recorded.
+    """Return the engine that the options describe; for a recording, the rest is as recorded.
 
     Raises:
-        WrongUsage: nothing says how large the KV cache is.
+        WrongUsage: the size of the KV cache is unknown.
         ConfigError: the knobs do not go together.
     """
     recorded = work.recorded
@@ -170,7 +172,7 @@ def run_once(
     options: RunOptions,
     on_request: Callable[[int], bool] = lambda number: False,
 ) -> RunFigures:
-    """One run without a list of its steps."""
+    """Simulate one run, and return its figures without keeping its steps."""
     figures = Figures(levels)
     replicas = [
         Replica(setup.scheduler(), model, figures, overlap=setup.overlap)
@@ -188,7 +190,7 @@ def _record(
     level: SLO,
     on_request: Callable[[int], bool],
 ) -> str:
-    """Write the run of one seed; what the file holds, in words."""
+    """Write the run of one seed to a file; say in words what the file holds."""
     with RecordingSink(path, levels_of(level)) as sink:
         session = SimulatedSession(setup, seed, sink)
         sink.begin(session.snapshot())
@@ -197,7 +199,7 @@ def _record(
 
 
 class _Watch:
-    """Says now and then how far a run is; True when it is to end."""
+    """Called at each request: shows progress now and then; returns True to stop the run."""
 
     def __init__(
         self, progress: Progress, what: str, num_requests: int | None, stop: StopSignals

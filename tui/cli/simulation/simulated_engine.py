@@ -1,4 +1,4 @@
-"""`stepscope simulated-engine`: what `stepscope demo --simulate` runs as its engine."""
+"""`stepscope simulated-engine`: the engine that `stepscope demo --simulate` starts."""
 
 import threading
 
@@ -18,7 +18,7 @@ def run(endpoint: str, gpu: str, model: str | None, speed: float, exit_with_stdi
     """Serve until a signal or `Shutdown`.
 
     Raises:
-        ConfigError: the GPU or the model is not known, or the address cannot be had.
+        ConfigError: the GPU or the model is unknown, or the endpoint cannot be bound.
     """
     prepare_process()
     if exit_with_stdin:

@@ -1,4 +1,4 @@
-"""What a command simulates: a trace, a recording, or the seeded mix."""
+"""Opens the requests that a command simulates: a trace, a recording, or the seeded mix."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,21 +20,21 @@ MIX = "mix"
 
 
 class SimulatedSource(NamedTuple):
-    """Work to simulate."""
+    """Requests to simulate."""
 
     text: str
-    num_requests: int | None  # None: the mix goes on
-    requests: Callable[[int], Iterable[SimulatedRequest]]  # by a seed
+    num_requests: int | None  # None if there is no end
+    requests: Callable[[int], Iterable[SimulatedRequest]]  # makes the requests of a seed
     recorded: RecordedWork | None = None
 
 
 def open_source(
     source: str, spec: WorkloadSpec, max_model_len: int, time_scale: float, limit: int | None
 ) -> SimulatedSource:
-    """`source`: `mix`, or the name of a trace, a recording or a shipped sample.
+    """Open `mix`, or the trace, the recording or the shipped sample with this name.
 
     Raises:
-        WrongUsage: options that do not go with it.
+        WrongUsage: an option does not go with the mix, or is missing for it.
         TraceError, RecordingError, CommandFailed: the file cannot be read.
     """
     if source == MIX:

@@ -1,4 +1,4 @@
-"""By which step times a command simulates: a GPU's data sheet, measured points, or a recording."""
+"""Chooses a model of step times: a GPU's data sheet, measured points, or a fit on a recording."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -21,23 +21,23 @@ DEFAULT_MODEL = "llama-3.1-8b"
 
 
 class ChosenStepTimes(NamedTuple):
-    """A model of step times, and what is known of the engine it stands for."""
+    """A model of step times, and what is known of the engine that it stands for."""
 
     model: StepTimeModel
-    simulated: str  # in a few words
+    simulated: str  # a description in a few words
     model_name: str
     device: str
-    num_kv_tokens: int | None  # None: it does not say
+    num_kv_tokens: int | None  # room for tokens in the KV cache; None if unknown
 
 
 def choose_step_times(
     gpu: str | None, model: str | None, step_time: str | None, tensor_parallel: int
 ) -> ChosenStepTimes:
-    """What the options `--gpu`, `--model`, `--tensor-parallel` and `--step-time` mean.
+    """Return the model that `--gpu`, `--model`, `--step-time` and `--tensor-parallel` ask for.
 
     Raises:
-        WrongUsage: neither or both of `--gpu` and `--step-time`.
-        ConfigError: a GPU or model that is not known, or points that are none.
+        WrongUsage: neither or both of `--gpu` and `--step-time` are given.
+        ConfigError: the GPU or the model is unknown, or the file has no valid points.
     """
     if (gpu is None) == (step_time is None):
         raise WrongUsage("give either --gpu (such as h100) or --step-time (a file or a recording)")

@@ -1,4 +1,4 @@
-"""`studied`: a recording to rest forecasts on, of a file or of the next seconds of an engine."""
+"""`studied`: opens the basis of forecasts: a recording, or the next seconds of an engine."""
 
 import signal
 import tempfile
@@ -31,10 +31,10 @@ _TICK_S = 0.1
 
 
 class Studied(NamedTuple):
-    """A recording, the level it is judged by, and what forecasts rest on.
+    """A recording, its service levels, and the basis of forecasts.
 
     Attributes:
-        on_run: to be called with what is done and its share; True: a signal came.
+        on_run: shows progress, given a text and the share done; returns True after a signal.
     """
 
     recording: Recording
@@ -51,18 +51,18 @@ def studied(
     slo_itl: str | None,
     slo_ttft: str | None,
 ) -> Iterator[Studied]:
-    """Shows how far it is.
+    """Yield a recording, or a recording of an engine made now, as the basis of forecasts.
 
     Args:
         target: a recording or sample, else an engine; None: the only local engine.
-        seconds: to watch an engine for; None: a minute.
-        command: its name, for errors.
+        seconds: how long to watch an engine; None: a minute.
+        command: name of the command, for errors.
         slo_itl, slo_ttft: options; None: the levels of the recording.
 
     Raises:
-        CommandFailed: there is no such recording or engine, or the engine went away.
-        RecordingError: the recording is too short, or its steps too much alike.
-        Interrupted: by a signal, while it watched or while what rests on it ran.
+        CommandFailed: there is no such recording or engine, or the engine vanished.
+        RecordingError: the recording is too short, or its steps are too much alike.
+        Interrupted: a signal arrived while the engine was watched, or while forecasts ran.
     """
     flags = level_flags(slo_itl, slo_ttft)
     stop = StopSignals(signal.SIGINT, signal.SIGTERM)
@@ -104,7 +104,7 @@ def _watched(
         try:
             with Recording(path) as recording:
                 yield recording
-        except RecordingError as error:  # the file is gone when this is read
+        except RecordingError as error:  # name the engine: its temporary file is gone soon
             text = str(error).replace(str(path), endpoint.name)
             raise RecordingError(f"{text} (--seconds)") from error
 
@@ -115,7 +115,7 @@ def _record(
     recorder = Recorder(source, path)
     source.start()
     begun_s = time.monotonic()
-    live_s: float | None = None  # when it joined
+    live_s: float | None = None  # when the telemetry began to arrive
     try:
         while live_s is None or time.monotonic() - live_s < seconds:
             if stop.wait(_TICK_S):

@@ -1,4 +1,4 @@
-"""`stepscope tune`: the knobs with the highest goodput that keep the service levels."""
+"""`stepscope tune`: finds the knobs with the highest goodput that keep the service levels."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -38,11 +38,11 @@ def run(
     """Print the candidates and the best, or why the levels cannot be kept.
 
     Returns:
-        0; 1 if no knobs keep the levels.
+        The exit code: 0, or 1 if no knobs keep the levels.
 
     Raises:
-        RecordingError: the recording is too short, or its steps too much alike.
-        Interrupted: by Ctrl-C.
+        RecordingError: the recording is too short, or its steps are too much alike.
+        Interrupted: a signal ended the command early.
     """
     with studied(target, seconds, "tune", slo_itl, slo_ttft) as (_, level, basis, on_run):
         found = Tuning(basis, level, on_run).run()
@@ -87,7 +87,7 @@ def _row(each: Candidate) -> list[str]:
 
 
 def verdict(found: Tuned, basis: WhatIfBasis, level: SLO) -> str:
-    """The knobs to set, or why none keeps the levels."""
+    """Say which knobs to set, or why no knobs keep the levels."""
     best = found.candidates[0]
     if best.keeps and not best.changes:
         return "the recorded knobs keep the levels; none that was tried has a higher goodput"
@@ -116,7 +116,7 @@ def _why(found: Tuned, basis: WhatIfBasis, level: SLO) -> str:
 
 
 def _late(each: Candidate, level: SLO) -> str:
-    """The level that is missed by more."""
+    """Say which level is missed by more, with its value."""
     ttft, itl = (each.forecast.figures[f"{name}_p95_ms"].value for name in ("ttft", "itl"))
     if itl / level.itl_ms > ttft / level.ttft_ms:
         return f"p95 ITL is {itl:,.4g} of {level.itl_ms:,g} ms"

@@ -1,4 +1,4 @@
-"""`stepscope what-if`: what a recorded session would have been with other knobs."""
+"""`stepscope what-if`: predicts what a recorded session would have been with other knobs."""
 
 import signal
 import sys
@@ -39,11 +39,11 @@ def run(
     output: str | None,
     as_json: bool,
 ) -> None:
-    """Print what was recorded, the same simulated, and each variant.
+    """Print the recorded figures, the recorded knobs simulated, and each variant simulated.
 
     Raises:
-        RecordingError: the recording is too short, or its steps too much alike.
-        Interrupted: by Ctrl-C.
+        RecordingError: the recording is too short, or its steps are too much alike.
+        Interrupted: a signal ended the command early.
     """
     path = find_recording(file)
     variants = _variants(assignments, sweep)
@@ -117,7 +117,7 @@ def _draw(picture: Path, found: WhatIf, knob: str, name: str) -> None:
 
 
 def _variants(assignments: Sequence[str], sweep: str | None) -> list[Variant]:
-    """Each argument is a variant; commas join knobs that change together."""
+    """Parse the variants: each argument is one; commas join knobs that change together."""
     found: list[Variant] = [(text, _changes(text)) for text in assignments]
     if sweep is not None:
         found += _swept(sweep)

@@ -1,4 +1,4 @@
-"""What a forecast says: as a table, as JSON, and as the frontier of a sweep."""
+"""Reports a forecast: as a table, as JSON, and as the frontier of a sweep."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,12 +19,12 @@ _SHOWN = (
     ("E2E p50 ms", "e2e_p50_ms"), ("E2E p95 ms", "e2e_p95_ms"), ("E2E p99 ms", "e2e_p99_ms"),
     ("goodput /s", "goodput_0_per_s"),
 )  # fmt: skip
-_MAX_COLUMNS = 4  # of cases; more of them are rows
-_DISTURBED = 0.1  # drift beyond it: forecasts were far too slow (docs/simulate.md)
+_MAX_COLUMNS = 4  # cases to show as columns; more cases become rows
+_DISTURBED = 0.1  # with more drift than this, forecasts were far too slow (docs/simulate.md)
 
 
 def report(found: WhatIf, basis: WhatIfBasis, levels: Sequence[SLO]) -> Iterator[str]:
-    """Lines for a person."""
+    """Yield the forecast as lines of text."""
     yield basis.model.in_words()[0]
     yield (
         f"each case is the median of {NUM_RUNS} runs (in brackets where nine in ten sessions "
@@ -51,7 +51,7 @@ def _by_figure(found: WhatIf, cases: Sequence[Forecast]) -> Iterator[str]:
 
 
 def _by_case(found: WhatIf, cases: Sequence[Forecast]) -> Iterator[str]:
-    """A row for each case, where columns would be too many; without the p95."""
+    """Yield a table with a row for each case, for many cases; it leaves out the p95."""
     shown = [(label, name) for label, name in _SHOWN if "p95" not in label]
     heading = ["", *(label for label, _ in shown)]
     rows = [["recorded", *(_number(found.recorded.get(name)) for _, name in shown)]]
@@ -65,7 +65,7 @@ def _by_case(found: WhatIf, cases: Sequence[Forecast]) -> Iterator[str]:
 
 
 def best_of(cases: Sequence[Forecast]) -> list[Forecast]:
-    """Those that no other case beats in the p99 of both TTFT and ITL."""
+    """Return the cases on the frontier: no other is as low in both p99 TTFT and p99 ITL."""
     values = []
     for case in cases:
         ttft, itl = case.figures.get("ttft_p99_ms"), case.figures.get("itl_p99_ms")
@@ -82,7 +82,7 @@ def best_of(cases: Sequence[Forecast]) -> list[Forecast]:
 
 
 def frontier(found: WhatIf) -> tuple[list[FrontierPoint], list[tuple[float, float] | None]]:
-    """The variants as points of a figure, and what was recorded, each at p50 and p99."""
+    """Return the variants as points of a figure, and the recorded point; at p50 and at p99."""
     best = {id(case) for case in best_of(found.variants)}
     points = [
         FrontierPoint(
@@ -141,7 +141,7 @@ def _number(value: float | None) -> str:
 
 
 def document(found: WhatIf, basis: WhatIfBasis, levels: Sequence[SLO]) -> str:
-    """The same as JSON."""
+    """Return the forecast as a JSON document."""
 
     def case(each: Forecast) -> dict[str, Any]:
         figures = {name: predicted._asdict() for name, predicted in each.figures.items()}
