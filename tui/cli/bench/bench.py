@@ -1,4 +1,4 @@
-"""`stepscope bench`: measurements of this machine's engine."""
+"""`stepscope bench throughput`: measures the throughput of an engine on this machine."""
 
 import datetime
 import os
@@ -34,7 +34,13 @@ def throughput(
     json_file: str | None,
     flags: Mapping[str, Any],
 ) -> None:
-    """Raises Interrupted when the run was cut short, CommandFailed when requests failed."""
+    """Measure the throughput, and print the figures.
+
+    Raises:
+        WrongUsage: an option is not valid.
+        Interrupted: the run was cut short.
+        CommandFailed: requests failed, or the output file cannot be written.
+    """
     config = resolve(EngineConfig, "serve", flags)
     knobs = resolve(Knobs, "knobs", flags)
     lengths = (_lengths("--input-len", input_len), _lengths("--output-len", output_len))
@@ -181,7 +187,7 @@ def _document(
 
 
 def _lengths(option: str, text: str) -> tuple[int, int]:
-    """Of 'LOW:HIGH', or of one number for both."""
+    """Parse 'LOW:HIGH', or one number for both ends."""
     low, _, high = text.partition(":")
     try:
         bounds = (int(low), int(high or low))
@@ -200,7 +206,7 @@ def _check_number(option: str, value: int | None, low: int) -> None:
 
 
 def _writable(name: str | None) -> Path | None:
-    """Raises CommandFailed now when the file could not be written after minutes of measuring."""
+    """Return the path; raise CommandFailed now rather than after minutes of measuring."""
     if name is None:
         return None
     file = Path(name)

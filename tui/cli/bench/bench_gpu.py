@@ -1,4 +1,4 @@
-"""`stepscope bench gpu`: measure a GPU by `engine.bench.gpu`, or show what was measured."""
+"""`stepscope bench gpu`: measures a GPU with `engine.bench.gpu`, or shows earlier reports."""
 
 import datetime
 import importlib.util
@@ -22,9 +22,9 @@ from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 
-# Of (h): the two that a reader compares.
+# Batching modes of part h to record, with their files: the two that a reader compares.
 RECORDED = {"continuous": "arrivals-continuous.mcap", "chunked": "arrivals-chunked.mcap"}
-# The process that starts it fills in '{endpoint}' and '{file}'.
+# The command that records. The process that starts it fills in '{endpoint}' and '{file}'.
 RECORDER = [
     *(sys.executable, "-m", "stepscope.tui.cli"),
     *("record", "{endpoint}", "--output", "{file}"),
@@ -46,8 +46,9 @@ def gpu(
     """Measure, write a report and print its table.
 
     Raises:
+        WrongUsage: an option is not valid.
         CommandFailed: there is no GPU, or a file cannot be written.
-        Interrupted: the report has what was measured until then.
+        Interrupted: a signal ended it early; the report has what was measured until then.
     """
     if not LEAST_S <= time_limit < float("inf"):
         raise WrongUsage(f"--time-limit: expected {LEAST_S:g} seconds or more, got {time_limit:g}")
@@ -93,7 +94,7 @@ def gpu(
 
 
 def show(files: list[str]) -> None:
-    """Print the table of one report, or of two side by side. CommandFailed: one cannot be read."""
+    """Print one report, or two side by side. Raises CommandFailed if one cannot be read."""
     if len(files) > 2:
         raise WrongUsage(f"--show: one file or two, not {len(files)}")
     reports = []
@@ -109,7 +110,12 @@ def show(files: list[str]) -> None:
 
 
 def _device_name(device: str) -> str:
-    """Raises CommandFailed when there is no such device, WrongUsage for what names none."""
+    """Return the name of a device.
+
+    Raises:
+        CommandFailed: there is no such device.
+        WrongUsage: the text does not name a device.
+    """
     if importlib.util.find_spec("torch") is None:
         raise ModuleNotFoundError("torch", name="torch")
     if device == "cpu":
@@ -139,7 +145,7 @@ def _announcement(
 
 
 def _recordings(folder: str | None, letters: str) -> dict[str, str]:
-    """The file of each mode that is to be recorded."""
+    """Return the file for each batching mode that is to be recorded."""
     if folder is None:
         return {}
     if "h" not in letters:
@@ -160,7 +166,7 @@ def _slug(name: str) -> str:
 
 @contextmanager
 def _all_signals_interrupt() -> Iterator[None]:
-    """SIGTERM and SIGHUP end it like Ctrl-C: what was measured is kept."""
+    """Let SIGTERM and SIGHUP end the bench like Ctrl-C, which keeps what was measured."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

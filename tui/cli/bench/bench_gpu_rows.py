@@ -1,4 +1,4 @@
-"""The figures of a report of `stepscope bench gpu`, one by one, in words."""
+"""Puts the figures of a report of `stepscope bench gpu` into words, one by one."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -9,16 +9,16 @@ from stepscope.tui.views.format import three_digits
 
 
 class Row(NamedTuple):
-    """One figure: `column` is the model, or for kernels the contender."""
+    """One figure; `column` is the model, or for kernels the contender."""
 
     label: str
     column: str
     text: str
-    value: float | None  # to be compared with another report's
+    value: float | None  # to compare with another report's
 
 
 def rows_of(report: Report, outcome: PartOutcome) -> Iterator[Row]:
-    """The figures of one part on one model."""
+    """Yield the figures of one part on one model."""
     column = outcome.model or ""
     if outcome.part == "a":
         yield from _ceilings(report)

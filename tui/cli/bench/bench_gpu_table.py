@@ -1,4 +1,4 @@
-"""The table of a report of `stepscope bench gpu`, and of two side by side. At most 100 wide."""
+"""Prints a report of `stepscope bench gpu`, or two side by side, in at most 100 columns."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ _UNDER = {
 
 
 def table(report: Report) -> Iterator[str]:
-    """A report in lines."""
+    """Yield a report as lines of text."""
     yield from _head(report)
     described: set[str] = set()
     for part in PARTS:
@@ -50,7 +50,7 @@ def table(report: Report) -> Iterator[str]:
 
 
 def side_by_side(first: Report, second: Report) -> Iterator[str]:
-    """Two reports, figure by figure, with the second over the first."""
+    """Yield two reports figure by figure, with the ratio of the second to the first."""
     for name, report in (("1", first), ("2", second)):
         for place, line in enumerate(_head(report)):
             yield (f"{name}  " if place == 0 else "   ") + line
@@ -84,7 +84,7 @@ def side_by_side(first: Report, second: Report) -> Iterator[str]:
 
 
 def _beside(cells: Sequence[tuple[str, str, str, str]]) -> Iterator[str]:
-    """Name, both texts and their ratio in a line; below one another where that is too wide."""
+    """Yield name, both texts and ratio in one line each, or in three if that is too wide."""
     lines = list(_aligned([("", "1", "2", "2 / 1"), *cells] if cells else []))
     if max(map(len, lines), default=0) <= WIDTH:
         yield from lines
@@ -123,7 +123,7 @@ def _title(part: str) -> Iterator[str]:
 
 
 def _settings(outcome: PartOutcome, described: set[str]) -> Iterator[str]:
-    """How it was run. The engine of a model is `described` once."""
+    """Yield how a part was run; `described` has the models whose engine was described before."""
     settings, on = outcome.settings, outcome.model or ""
     words: list[str] = []
     if "implementation" in settings and on not in described:
@@ -168,7 +168,7 @@ def _wrapped(text: str) -> Iterator[str]:
 
 
 def _pivoted(rows: Sequence[Row]) -> Iterator[str]:
-    """Labels down, columns across; below one another where that is too wide."""
+    """Yield a table of labels and columns; if it is too wide, one column below the other."""
     columns = list(dict.fromkeys(row.column for row in rows))
     labels = list(dict.fromkeys(row.label for row in rows))
     found = {(row.label, row.column): row.text for row in rows}
@@ -184,7 +184,7 @@ def _pivoted(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _listed(rows: Sequence[Row]) -> Iterator[str]:
-    """A case a line, and its contenders one after the other, the fastest first."""
+    """Yield a line for each case, with its contenders in a row, the fastest first."""
     for label in dict.fromkeys(row.label for row in rows):
         ranked = sorted((r for r in rows if r.label == label), key=lambda row: row.value or 0.0)
         texts = ", ".join(f"{row.column} {row.text}" for row in ranked)
