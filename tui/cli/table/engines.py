@@ -1,4 +1,4 @@
-"""Commands that run an engine, send it work, change it or ask it."""
+"""Commands that run an engine, send it requests, change its knobs or ask for its state."""
 
 from pathlib import Path
 from typing import Annotated, Any

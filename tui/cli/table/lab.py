@@ -1,4 +1,4 @@
-"""`stepscope lab`: what the literature claims, tried on this machine."""
+"""`stepscope lab`: commands that try claims of the literature on this machine."""
 
 from typing import Annotated
 

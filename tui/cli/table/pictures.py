@@ -1,4 +1,4 @@
-"""Commands that draw pictures of recordings, to be kept, sent and printed."""
+"""Commands that draw pictures of recordings."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""Commands that say what happened in a session, of a recording or of an engine."""
+"""Commands that say what happened in a session, given a recording or an engine."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""What several commands have in common."""
+"""Arguments, options and decorators that several commands share."""
 
 import inspect
 from collections.abc import Callable
@@ -100,7 +100,10 @@ def help_alone(context: typer.Context) -> None:
 
 
 def with_key(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command that connects to an engine the options about keys. Goes above all others."""
+    """Add the options about keys to a command that connects to an engine.
+
+    Apply it last, directly below `@commands.command`.
+    """
 
     def run(**arguments: Any) -> Any:
         from stepscope.tui.cli.engines.keys import note_unused_key, use_key
@@ -133,5 +136,5 @@ def with_key(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def example(*lines: str) -> str:
-    """The epilog of a command's help."""
+    """Return the epilog of a command's help, with example command lines."""
     return "\b\nExample:\n" + "\n".join("  " + line for line in lines)

@@ -1,4 +1,4 @@
-"""Commands that ask what would happen, without a model."""
+"""Commands that simulate instead of running a model, and the autopilot."""
 
 from typing import Annotated, Any, Literal
 
