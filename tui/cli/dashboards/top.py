@@ -34,7 +34,7 @@ from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings, FleetSettings
 
 _SERVERS_S = 1.0  # how long to wait for servers on this machine to answer
-_WITH_WHOLE_PAST = 4  # engines that load their whole past; more load less each, to start soon
+_WITH_WHOLE_PAST = 4  # engines; more of them load less past each: it must all be read
 
 
 def top(

@@ -84,7 +84,7 @@ def _side(file: str, found: Explanation) -> Side:
     return read_side(RecordingFeed(Recording(find_recording(file)), file, slo, Stretch()))
 
 
-# For people
+# Text output
 
 
 def _summary(file: str, found: Explanation, own: Levels, given: Levels) -> list[str]:
@@ -237,7 +237,7 @@ def _clock(wall_ns: int) -> str:
     return f"{moment}.{wall_ns // 1_000_000 % 1000:03d}"
 
 
-# For programs
+# JSON output
 
 
 def _limits(side: Side) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def _of_recording(target: str, seconds: float | None) -> Ledger:
     return found
 
 
-# For people
+# Text output
 
 
 def _lines(name: str, found: Ledger, limit: int) -> list[str]:
@@ -220,7 +220,7 @@ def _clock(info: EngineInfo, time_ns: int | None) -> str:
     return f"{moment}.{wall_ns // 1_000_000 % 1000:03d}"
 
 
-# For programs
+# JSON output
 
 
 def _document(name: str, found: Ledger) -> dict[str, Any]:

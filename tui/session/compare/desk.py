@@ -116,7 +116,7 @@ class CompareDesk:
         self.focus = "b" if self.focus == "a" else "a"
 
     def select(self, direction: int) -> None:
-        """Select the next choice of the list, or the next pair of requests."""
+        """Move the selection in the list of choices, or among the pairs of requests."""
         if self.chooser.choices is not None:
             self.chooser.select(direction)
             return
@@ -125,7 +125,7 @@ class CompareDesk:
         self._forget()
 
     def take_row(self, row: int) -> None:
-        """Select a row that was clicked: a choice, or a request to align both runs by."""
+        """Select a row of the screen: a choice, or a request to align both runs by."""
         if self.chooser.choices is not None:
             self.chooser.selected = 0
         else:

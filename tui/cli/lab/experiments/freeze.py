@@ -1,4 +1,4 @@
-"""A long prompt prefilled whole stalls every stream."""
+"""A long prompt that is prefilled in one step stalls every stream."""
 
 from collections.abc import Sequence
 

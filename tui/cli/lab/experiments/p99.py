@@ -1,4 +1,4 @@
-"""The p99 of the ITL falls at nearly the same throughput."""
+"""With chunked prefill, the p99 ITL falls at nearly the same throughput."""
 
 from collections.abc import Sequence
 
