@@ -1,6 +1,7 @@
 """`stats` and `check`: the same figures in every command, and an exit code for a pipeline."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ import pytest
 
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
-from stepscope.recordings.figures.table import FIGURES
+from stepscope.recordings.compare.figures import Figure
+from stepscope.recordings.figures.table import FIGURES, Better
+from stepscope.tui.cli.recordings.check import regression
 from tests.support.seek_sessions import record
 
 _MIX = ["--num-requests", "20", "--rate", "1000", "--document-share", "0"]
@@ -157,3 +160,13 @@ def test_what_check_cannot_read_is_wrong_usage(
     assert done.exit_code == 2
     assert problem in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("better", "a", "b", "expected"),
+    [("higher", 0.0, 3.0, -math.inf), ("lower", 0.0, 3.0, math.inf), ("lower", 2.0, 3.0, 0.5)],
+)
+def test_a_figure_that_was_zero_is_worse_only_in_its_bad_direction(
+    better: Better, a: float, b: float, expected: float
+) -> None:
+    assert regression(Figure("rate", "rate", "/s", a, b, better, "unclear")) == expected

@@ -4,6 +4,7 @@ Compared with a baseline, a figure fails only if `compare` finds it worse, so th
 nothing, and if it is worse by more than is allowed.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 from xml.etree import ElementTree
@@ -82,11 +83,11 @@ def check(
     report = None if junit is None else output_path(junit)
     flags = level_flags(slo_itl, slo_ttft)
     try:
-        found = measure(target, seconds, flags)
+        found = measure(target, seconds, flags, "check")
         checks = bound_checks(found.figures, most, least)
         if wanted.baseline is not None:
             same_levels = {**levels_of(found.slo)}
-            old = measure(wanted.baseline, None, same_levels)
+            old = measure(wanted.baseline, None, same_levels, "check")
             checks += regression_checks(compare(old.side, found.side), allowed)
     except NothingMeasured as error:
         raise _TooLittleData(str(error)) from error
@@ -173,7 +174,7 @@ def regression(figure: Figure) -> float:
     change = b - a if figure.better == "lower" else a - b
     if not change:
         return 0.0
-    return change / a if a else float("inf")
+    return change / a if a else math.copysign(math.inf, change)
 
 
 def junit_xml(name: str, checks: Sequence[CheckRow]) -> bytes:

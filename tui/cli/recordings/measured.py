@@ -50,13 +50,16 @@ class MeasuredSession(NamedTuple):
         return {"name": self.name, "slo": self.slo._asdict(), "figures": dict(self.figures)}
 
 
-def measure(target: str | None, seconds: float | None, flags: Mapping[str, Any]) -> MeasuredSession:
+def measure(
+    target: str | None, seconds: float | None, flags: Mapping[str, Any], command: str
+) -> MeasuredSession:
     """Measure a recording, or the last seconds of a recording or an engine.
 
     Args:
         target: a recording or sample, else an engine; None: the only local engine.
         seconds: None: the whole recording, or the last minute of an engine.
         flags: service levels that were given as options.
+        command: the stepscope command that an error suggests.
 
     Raises:
         WrongUsage: `seconds` is not above 0.
@@ -78,7 +81,7 @@ def measure(target: str | None, seconds: float | None, flags: Mapping[str, Any])
         side = read_side(feed)
         return MeasuredSession(target, slo, figures_of(side.sums()), side)
     slo = level_of(flags, {})
-    return _of_engine(choose(target, "stepscope stats {}"), seconds or LIVE_S, slo)
+    return _of_engine(choose(target, f"stepscope {command} {{}}"), seconds or LIVE_S, slo)
 
 
 def is_recording(target: str) -> bool:

@@ -20,7 +20,7 @@ def stats(
     as_json: bool,
 ) -> None:
     """Print the figures. Raises the errors of `measure`."""
-    found = measure(target, seconds, level_flags(slo_itl, slo_ttft))
+    found = measure(target, seconds, level_flags(slo_itl, slo_ttft), "stats")
     if as_json:
         said = [each._asdict() for each in advice(found.side)]
         write_json({**found.document(), "advice": said})

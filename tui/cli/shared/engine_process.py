@@ -118,7 +118,7 @@ class EngineProcess:
             return
         try:
             with ControlClient(self.endpoint, timeout_s=1.0) as client:
-                client.ask(Shutdown(who="stepscope demo"))
+                client.ask(Shutdown(who="stepscope"))
         except (EngineUnreachable, CommandRefused):
             process.terminate()  # it is still loading, or hangs
         try:

@@ -88,7 +88,8 @@ def simulate(
     setup = make_setup(engine, chosen, work, convert_flags(Knobs, flags))
     seeds = [spec.seed + number for number in range(options.num_runs)]
     runs: list[RunFigures] = []
-    model = DrawnStepTimes(setup.model, seeds[0])
+    num_extrapolated = 0
+    written: str | None = None
     stop = StopSignals(signal.SIGINT, signal.SIGTERM)
     with stop, Progress() as progress:
         for seed in seeds:
@@ -98,6 +99,7 @@ def simulate(
             if stop:
                 break
             runs.append(run)
+            num_extrapolated += model.num_extrapolated
         if path is not None and not stop:
             watch = _Watch(progress, f"recording seed {seeds[0]}", work.num_requests, stop)
             written = _record(path, setup, seeds[0], work, levels[0], watch)
@@ -108,10 +110,10 @@ def simulate(
     else:
         engines = "" if options.num_replicas == 1 else f", {options.num_replicas} engines"
         say(f"{setup.simulated}{engines}: {work.text}", *table(runs, levels))
-        if model.num_extrapolated:
-            say(f"note       {model.num_extrapolated:,} steps are unlike any the model has seen")
-    if path is not None and not as_json:
-        say(f"recording  {path} ({written})" if not stop else f"recording  {path}")
+        if num_extrapolated:
+            say(f"note       {num_extrapolated:,} steps are unlike any the model has seen")
+    if written is not None and not as_json:
+        say(f"recording  {path} ({written})")
     if stop:
         raise Interrupted(f"interrupted after {len(runs)} of {len(seeds)} runs")
 
