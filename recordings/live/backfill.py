@@ -153,10 +153,10 @@ class Backfill:
     def _kept(self, client: ControlClient, past_s: float) -> Snapshot:
         info = self._history.info
         if info is None or not info.keeps_snapshots:
-            raise _CannotBeHad("the engine is of an older stepscope, and keeps nothing of before")
+            raise _CannotBeHad("the engine is of an older stepscope, and keeps no older steps")
         snapshot = client.kept_snapshot(past_s)
         if snapshot is None or snapshot.info.engine_id != info.engine_id:
-            raise _CannotBeHad("the engine keeps nothing of before")
+            raise _CannotBeHad("the engine keeps no older steps")
         return snapshot
 
     def _end_of_it(self) -> tuple[int, int, int]:
@@ -218,7 +218,7 @@ class Backfill:
 
     def _end(self, state: BackfillState, note: str) -> None:
         if state == "failed":
-            log.warning("nothing of before: %s", note)
+            log.warning("no older steps: %s", note)
         self._older = None
         self.note = note
         self.state = state

@@ -88,7 +88,7 @@ def ask_for_earlier(
     try:
         return _ask_for_earlier(client, now, past_s, stopping)
     except (EngineUnreachable, CommandRefused) as error:
-        log.warning("%s gives nothing of before: %s", client.endpoint.control, error)
+        log.warning("%s gives no older steps: %s", client.endpoint.control, error)
         return None
 
 

@@ -154,8 +154,8 @@ def test_a_session_is_compared_before_and_after_under_one_setting_each(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("freeze", None), "what is freeze to be compared with? Give B, or --mark"),
-        (("freeze", "chunked", "--mark"), "Give either B or --mark"),
+        (("freeze", None), "nothing to compare freeze with: give B, or --mark"),
+        (("freeze", "chunked", "--mark"), "give either B or --mark"),
         (("freeze", "nothing"), "there is no recording nothing; shipped samples"),
         (
             ("freeze", None, "tea"),

@@ -148,7 +148,7 @@ async def test_undo_takes_back_only_the_own_change(source: Subscriber) -> None:
             other.set_knobs({"max_num_batched_tokens": 512}, who=name)
             await until(lambda: len(changes.knob_changes) == 1, "the other's change is not seen")
             await press(app, "U")
-            await until(lambda: "has changed no knob" in main_text(app), "nothing is said")
+            await until(lambda: "has not changed a knob" in main_text(app), "nothing is said")
             assert f"{name}: max_num_batched_tokens 2048→512" in main_text(app)
             await press(app, "B", *"256", "enter")
             await until(lambda: len(changes.knob_changes) == 2, "no change came back")
@@ -454,7 +454,7 @@ async def test_a_late_dashboard_shows_who_changed_the_knobs_before(
     app = dashboard(late)
     async with app.run_test(size=(120, 40)) as pilot:
         await press(app, "U")
-        said = "this dashboard has changed no knob; the last one is anna: max_num_batched_tokens"
+        said = "this dashboard has not changed a knob; the last one is anna: max_num_batched_tokens"
         await until(lambda: said in main_text(app), "nothing is said")
         await press(app, "6")
         await until(lambda: "audit (2)" in main_text(app), "the changes are not shown")

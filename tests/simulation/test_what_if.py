@@ -87,7 +87,7 @@ def test_a_table_has_a_column_for_each_variant(run: Run) -> None:
     for each in knobs:
         assert f" {each}" in heading
     assert "unlike any in the recording" in printed
-    assert "taken as one beginning" in printed
+    assert "simulated as if they shared one prefix" in printed
 
 
 def test_a_sweep_is_a_row_for_each_value_and_a_figure(run: Run, tmp_path: Path) -> None:

@@ -239,7 +239,7 @@ def test_an_engine_that_keeps_nothing_older_says_how_far_back_it_keeps(late: Lat
 
 def test_an_engine_that_keeps_nothing_says_so(late: Late) -> None:
     late.engine.oldest = 10_000
-    assert refused(late) == "the engine keeps nothing of before"
+    assert refused(late) == "the engine keeps no older steps"
 
 
 def test_an_engine_of_before_is_not_asked(tmp_path: Path) -> None:
@@ -366,14 +366,14 @@ async def test_home_at_the_oldest_step_brings_what_the_engine_keeps_and_goes_the
     async with app.run_test(size=(120, 40)):
         await press(app, "home")
         assert app.main.view.cursor == first
-        said = f"the oldest step in memory, {clock(late, first)}; Home again: what the engine still"
+        said = f"the oldest step in memory, {clock(late, first)}; Home again: older steps from the engine"
         assert said in main_text(app)
         await press(app, "home")
         said = f"{first - 61:,} more steps, the oldest is of {clock(late, 61)}"
         await until(lambda: said in main_text(app), "it does not come")
         assert app.main.view.cursor == 61
         await press(app, "home")  # and again, to where there is nothing more
-        said = f"nothing of before {clock(late, 61)}: the engine keeps no more than its last"
+        said = f"no steps before {clock(late, 61)}: the engine keeps no more than its last"
         await until(lambda: said in main_text(app), "it does not say why")
     app.close()
 
@@ -465,7 +465,7 @@ async def test_an_engine_that_does_not_answer_is_not_asked_for_the_past(late: La
         late.source.stop()
         late.source._status = "down"
         await press(app, "home", "home")
-        said = f"nothing of before {clock(late, late.first or 0)}: the engine does not answer"
+        said = f"no steps before {clock(late, late.first or 0)}: the engine does not answer"
         assert said in main_text(app)
     app.close()
 

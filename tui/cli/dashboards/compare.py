@@ -62,7 +62,7 @@ def compare(
         raise WrongUsage("--table, --json and --output: give one of them")
     if (b is None) == (mark is None):
         what = "either B or --mark" if b is not None else "B, or --mark for before and after"
-        raise WrongUsage(f"what is {a} to be compared with? Give {what}")
+        raise WrongUsage(f"nothing to compare {a} with: give {what}")
     settings = resolve(DashboardSettings, "dashboard", flags)
     draws = output is not None
     prints = not draws and (as_table or as_json or no_terminal() is not None)

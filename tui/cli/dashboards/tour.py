@@ -48,7 +48,7 @@ def tour(chapter: int | None, flags: Mapping[str, Any]) -> None:
     if chapter is not None and not 1 <= chapter <= len(CHAPTERS):
         raise WrongUsage(f"CHAPTER: expected 1 to {len(CHAPTERS)}, got {chapter}")
     settings = resolve(DashboardSettings, "dashboard", flags, _LEVELS)
-    need_terminal("the tour has no other form")
+    need_terminal("the tour runs only in a terminal")
     first = bookmark(len(CHAPTERS)) if chapter is None else chapter - 1
     with ending_on_signals(), Progress() as progress:
         progress("starting the engine", None)

@@ -49,7 +49,7 @@ def http(endpoint: str | None, inherited: int | None, flags: Mapping[str, Any]) 
     listener, text = open_listener(settings.bind)
     say(*announcement(text, settings))
     if where.name not in {each.name for each in find_local()} and where.is_ipc:
-        say(f"no engine is at {where.control} yet; the server uses it as soon as it starts")
+        say(f"no engine runs at {where.control} yet; the server will use it once it starts")
     with listener:
         _run(settings, where, listener, None)
 

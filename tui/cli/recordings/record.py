@@ -79,7 +79,7 @@ def record(
     if file is None:
         raise WrongUsage("name the file with --output, or a folder with --incidents")
     if keep is not None and rotate is None:
-        raise WrongUsage("--keep: only with --rotate, which makes many files of one")
+        raise WrongUsage("--keep: only with --rotate or --incidents")
     check_past(past_s)
     levels = chosen_levels(level_flags(slo_itl, slo_ttft))
     limits = _limits("--rotate", rotate)

@@ -60,7 +60,7 @@ def summary(report: RepairReport, target: Path) -> list[str]:
     lines = [f"kept: {steps}, {report.num_messages:,} messages; {chunks}"]
     lines += [f"lost: {_loss(loss)}" for loss in report.losses]
     if report.num_lost_bytes:
-        lines.append(f"lost: {file_size(report.num_lost_bytes)} that belong to no chunk")
+        lines.append(f"lost: {file_size(report.num_lost_bytes)} outside of any chunk")
     return [*lines, f"{target}: {file_size(report.num_bytes)}"]
 
 

@@ -55,7 +55,9 @@ def open_source(
 
 def _mix(spec: WorkloadSpec, max_model_len: int, limit: int | None) -> SimulatedSource:
     if spec.max_concurrency is not None:
-        raise WrongUsage("--max-concurrency: a simulated mix puts nothing off; leave it out")
+        raise WrongUsage(
+            "--max-concurrency: a simulated mix sends every request at its time; leave it out"
+        )
     num_requests = limit or spec.num_requests
     if num_requests is None:
         raise WrongUsage("a mix has no end: give --num-requests")

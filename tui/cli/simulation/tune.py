@@ -98,7 +98,7 @@ def verdict(found: Tuned, basis: WhatIfBasis, level: SLO) -> str:
 
 
 def _named(best: Candidate) -> str:
-    return changes_text(best.changes) if best.changes else "the recorded knobs, the best"
+    return changes_text(best.changes) if best.changes else "the recorded knobs, which are the best"
 
 
 def _why(found: Tuned, basis: WhatIfBasis, level: SLO) -> str:

@@ -95,7 +95,7 @@ def _write(
 
     write_what_if(basis, *variant, levels_of(level), path, on_request)
     if stop:
-        raise Interrupted(f"interrupted; {path} holds the session up to there")
+        raise Interrupted(f"interrupted; {path} holds the session up to the interruption")
     print(f"stepscope: wrote {path}", file=sys.stderr)
 
 

@@ -117,14 +117,17 @@ def _notes(found: WhatIf, basis: WhatIfBasis) -> Iterator[str]:
                 "in the recording; record once with such knobs for some seconds"
             )
     if work.num_begun:
-        yield f"note: {work.num_begun} requests that were there before the recording are left out"
+        yield f"note: {work.num_begun} requests that began before the recording are left out"
     if work.num_unfinished:
-        yield f"note: {work.num_unfinished} requests did not finish: with the tokens they had"
+        yield (
+            f"note: {work.num_unfinished} requests did not finish; each is simulated with the "
+            "tokens it had"
+        )
     if work.num_unknown_hits:
         is_all = work.num_unknown_hits == work.num_hits
         yield (
             f"note: of {work.num_hits} prefix hits {work.num_unknown_hits} are of unknown origin: "
-            + ("taken as one beginning" if is_all else "simulated as misses")
+            + ("simulated as if they shared one prefix" if is_all else "simulated as misses")
         )
 
 

@@ -232,7 +232,7 @@ def compare(
     """Say which of two runs is better, in what, and why.
 
     On a terminal it opens the dashboard, elsewhere it prints. A ratio is B against A. A difference
-    counts where it is hardly chance, and where it is none of the load.
+    counts only if it is unlikely to be chance, and if the load was the same.
     """
     from stepscope.tui.cli.dashboards import compare as command
 

@@ -211,7 +211,8 @@ def watch(
         ),
     ] = None,
     once: Annotated[
-        bool, typer.Option("--once", help="say how each rule stands, as soon as that is known")
+        bool,
+        typer.Option("--once", help="print the state of each rule once, as soon as it is known"),
     ] = False,
     seconds: Annotated[
         float | None, typer.Option(metavar="NUMBER", help="how long (default: until Ctrl-C)")

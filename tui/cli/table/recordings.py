@@ -77,10 +77,11 @@ def record(
         ),
     ] = None,
     before: Annotated[
-        str, typer.Option(metavar="TIME", help="with --incidents: what a file holds of before")
+        str,
+        typer.Option(metavar="TIME", help="with --incidents: time to keep before the rule fires"),
     ] = "30s",
     after: Annotated[
-        str, typer.Option(metavar="TIME", help="with --incidents: ... and of after")
+        str, typer.Option(metavar="TIME", help="with --incidents: time to keep after it ends")
     ] = "10s",
     on_incident: Annotated[
         str | None,

@@ -23,7 +23,7 @@ commands = typer.Typer(rich_markup_mode=None)
 _Seconds = Annotated[
     float | None,
     typer.Option(
-        metavar="NUMBER", help="watch an engine for so long  [default: 60]", show_default=False
+        metavar="NUMBER", help="how long to watch an engine  [default: 60]", show_default=False
     ),
 ]
 
@@ -41,8 +41,8 @@ def simulate(
         str,
         typer.Argument(
             metavar="TRACE|FILE|mix",
-            help="a trace (Azure CSV, Mooncake JSONL), a recording or sample, or 'mix': the one "
-            "of the options below",
+            help="a trace (Azure CSV, Mooncake JSONL), a recording or sample, or 'mix': the "
+            "load of the options below",
         ),
     ],
     gpu: Annotated[
@@ -100,7 +100,9 @@ def simulate(
     replicas: Annotated[int, typer.Option(metavar="INT", min=1, help="engines side by side")] = 1,
     routing: Annotated[
         Literal["round-robin", "least-loaded"],
-        typer.Option(metavar="round-robin|least-loaded", help="which of them gets a request"),
+        typer.Option(
+            metavar="round-robin|least-loaded", help="how requests are spread over the engines"
+        ),
     ] = "round-robin",
     time_scale: Annotated[
         float,

@@ -127,7 +127,9 @@ class Operator:
         own = [change for change in changes if self._is_own(change)]
         if not own:
             said = f"; the last one is {_change_text(changes[-1])}" if changes else ""
-            self._notices.say(f"this dashboard has changed no knob{said}", "caution")
+            self._notices.say(
+                f"nothing to undo: this dashboard has not changed a knob{said}", "caution"
+            )
             return
         last = own[-1]
         for later in reversed(changes):

@@ -62,7 +62,7 @@ class FileJob(ABC):
         try:
             self.outcome = self._write(), "good"
         except _Cancelled:
-            self.outcome = f"{self.noun} to {self.name} cancelled; nothing of it is left", "text"
+            self.outcome = f"{self.noun} to {self.name} cancelled; no file was written", "text"
         except (RecordingError, MissingPackage, OSError) as error:
             self.outcome = f"no {self.noun}: {error}", "breach"
         except Exception as error:

@@ -61,10 +61,10 @@ class Oldest:
             return
         again = f"{self._key('oldest')} again"
         shorter = (
-            f"oldest in memory, {clock}; {again}: what the engine still keeps",
+            f"oldest in memory, {clock}; {again}: older, from the engine",
             f"oldest in memory, {clock}; {again}: more",
         )
-        text = f"the oldest step in memory, {clock}; {again}: what the engine still keeps of before"
+        text = f"the oldest step in memory, {clock}; {again}: older steps from the engine"
         self._notices.say_of_place(text, shorter=shorter)
 
     def more(self, history: History) -> str:
@@ -73,7 +73,7 @@ class Oldest:
         is_first = history.first_step == 0
         if self._backfill(history) is None or is_first or info is None or not info.keeps_snapshots:
             return ""
-        return f"; {self._key('oldest')}: what the engine still keeps of before"
+        return f"; {self._key('oldest')}: older steps from the engine"
 
     @property
     def progress(self) -> str | None:
@@ -92,7 +92,7 @@ class Oldest:
         history = self._source.history
         self._asked_at = None
         if backfill.state != "done":
-            return f"nothing of {_before(history)}: {backfill.note}", "caution"
+            return f"no steps {_before(history)}: {backfill.note}", "caution"
         if self._view.cursor == asked_at and history.first_step is not None:
             self._go(history.first_step)
             where = f"the oldest is of {_clock(history)}"
@@ -103,7 +103,7 @@ class Oldest:
 
     def _ask(self, history: History, backfill: Backfill) -> None:
         if self._source.status in NO_ENGINE:
-            text = f"nothing of {_before(history)}: the engine does not answer"
+            text = f"no steps {_before(history)}: the engine does not answer"
             self._notices.say_of_place(text, "caution")
             return
         self._asked_at = history.first_step if history.first_step is not None else -1

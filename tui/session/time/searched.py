@@ -108,8 +108,8 @@ def nothing(
     if number and not file.file_latency.is_done:
         return f"no {kind} {where} so far; {_steps(number)} not yet searched for late tokens"
     if number:
-        rest = f"{_steps(number)} could not be searched for them"
-        return f"{where} at most late tokens or lost messages: {rest}"
+        rest = f"{_steps(number)} could not be searched for late tokens or lost messages"
+        return f"no other event {where}; {rest}"
     return f"no {kind} {where} in all of the file"
 
 
