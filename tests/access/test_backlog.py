@@ -1,4 +1,4 @@
-"""Who sends without end fills nobody's memory: the connection is cut, and others are not."""
+"""A client that sends an endless message is cut off before it fills memory; others stay."""
 
 import os
 import socket
@@ -26,7 +26,7 @@ FRAME = bytes(64 * 1024)
 
 
 def free_port() -> int:
-    """One whose neighbour is free too."""
+    """A free port whose next port is free too."""
     while True:
         with socket.socket() as one, socket.socket() as two:
             one.bind(("127.0.0.1", 0))
@@ -72,7 +72,7 @@ def zmtp(port: int, kind: bytes) -> socket.socket:
 
 
 def send_without_end(connection: socket.socket) -> int:
-    """Frames of one message that never ends; gives the bytes that went before it was cut off."""
+    """Send a message that never ends; return the bytes sent until the connection was cut."""
     frame = b"\x03" + struct.pack(">Q", len(FRAME)) + FRAME
     num_bytes = 0
     while num_bytes < 16 * MAX_HELD_BYTES:
@@ -97,7 +97,7 @@ def test_a_message_without_end_is_cut_off_and_reported_on_either_socket(port: in
             before = len(entries(client))
             num_bytes = send_without_end(zmtp(port + offset, kind))
             assert num_bytes < 8 * MAX_HELD_BYTES
-            # The second one follows another: it is told with those of five seconds.
+            # The audit reports the second flood together with others of the same five seconds.
             deadline_s = time.monotonic() + 30
             while len(found := entries(client)) == before and time.monotonic() < deadline_s:
                 time.sleep(0.2)
@@ -107,7 +107,7 @@ def test_a_message_without_end_is_cut_off_and_reported_on_either_socket(port: in
 
 
 @pytest.mark.parametrize("is_encrypted", [False, True])
-def test_bytes_that_were_read_do_not_count_against_a_client(
+def test_bytes_that_the_engine_has_read_do_not_count_against_a_client(
     is_encrypted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backlog, "GROWN_BYTES", -(1 << 50))  # look each time
@@ -142,7 +142,7 @@ def test_bytes_that_were_read_do_not_count_against_a_client(
         each.close(linger=0)
 
 
-def test_a_connection_counts_once_though_its_copy_has_a_listed_number(
+def test_a_connection_counts_once_even_if_its_duplicate_has_a_listed_descriptor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(backlog, "GROWN_BYTES", -(1 << 50))  # look each time
@@ -159,14 +159,16 @@ def test_a_connection_counts_once_though_its_copy_has_a_listed_number(
                 [f"tcp://127.0.0.1:{address[1]}"], lambda _: 0, lambda _: 0, lambda: now_s
             )
             with open(os.devnull) as free:
-                number = free.fileno()  # as the listing's own descriptor: closed, and listed
+                number = (
+                    free.fileno()
+                )  # like the descriptor used for listing: closed by now, but listed
             names = [str(held.fileno()), str(number)]
             monkeypatch.setattr(os, "listdir", lambda _: names)
             now_s += 1
             assert len(watch.cut_off()) == 1
 
 
-def test_a_client_that_asks_for_much_is_cut_off_only_if_it_does_not_read(
+def test_a_client_with_large_replies_is_cut_off_only_if_it_does_not_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(backlog, "GROWN_BYTES", -(1 << 50))  # look each time
@@ -183,7 +185,7 @@ def test_a_client_that_asks_for_much_is_cut_off_only_if_it_does_not_read(
             client.sendall(b"\x00\x01x")
             frames = server.recv_multipart(copy=False)
             identity, descriptor = frames[0].bytes, int(frames[-1].get(zmq.SRCFD))
-            for _ in range(120):  # 30 MB, all of which it reads
+            for _ in range(120):  # 30 MB, all read by the client
                 server.send_multipart([identity, bytes(size)])
                 sent[descriptor] = sent.get(descriptor, 0) + size
                 num_left = size

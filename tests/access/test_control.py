@@ -1,4 +1,4 @@
-"""A client of the control socket gets one answer to everything, and bad input changes nothing."""
+"""The control socket answers every message once, and bad input changes nothing."""
 
 import threading
 import time
@@ -87,7 +87,7 @@ def outputs(client: ControlClient, command_id: int) -> list[Output]:
 
 
 def published(live_engine, client: ControlClient) -> list[TelemetryMessage]:  # type: ignore[no-untyped-def]
-    """Everything told so far, from the replay ring."""
+    """Everything published so far, from the replay ring."""
     messages: list[TelemetryMessage] = []
     sequence = 0
     while True:
@@ -99,12 +99,12 @@ def published(live_engine, client: ControlClient) -> list[TelemetryMessage]:  # 
         sequence = replayed.frames[-1].sequence + 1
 
 
-def test_a_request_that_comes_while_a_step_runs_does_not_arrive_at_its_end(
+def test_a_request_sent_during_a_step_arrives_when_sent_not_when_the_step_ends(
     live_engine,  # type: ignore[no-untyped-def]
     client: ControlClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else the time for which a long step kept it waiting would be nobody's."""
+    """Else no one would account for the time it waited for a long step."""
     core = live_engine.core
     has_begun, may_go_on = threading.Event(), threading.Event()
     execute = core.runner.execute
@@ -143,13 +143,13 @@ def test_a_request_streams_one_output_a_token_and_ends_with_a_reason(client: Con
     assert [output.finish_reason for output in received] == [None] * 4 + ["length"]
 
 
-def test_without_streaming_all_tokens_come_at_the_end(client: ControlClient) -> None:
+def test_without_streaming_all_tokens_are_sent_at_the_end(client: ControlClient) -> None:
     command_id = client.send(submit(max_tokens=5, stream=False))
     (output,) = outputs(client, command_id)
     assert len(output.token_ids) == 5
 
 
-def test_a_knob_change_says_its_step_and_holds_from_exactly_there(live_engine, client) -> None:  # type: ignore[no-untyped-def]
+def test_a_knob_change_takes_effect_exactly_at_the_step_in_its_ack(live_engine, client) -> None:  # type: ignore[no-untyped-def]
     command_id = client.send(submit(length=900, max_tokens=60))
     client.send(submit(length=900, max_tokens=60))
     wait_for(lambda: live_engine.core.next_step > 5, "five steps")
@@ -186,7 +186,9 @@ def test_a_knob_change_says_its_step_and_holds_from_exactly_there(live_engine, c
         ({"enable_chunked_prefill": False, "max_num_batched_tokens": 100}, None, "out_of_bounds"),
     ],
 )
-def test_a_bad_knob_change_is_refused_whole(live_engine, client, changes, expected_version, code):  # type: ignore[no-untyped-def]
+def test_a_change_of_several_knobs_is_refused_whole_if_one_value_is_bad(
+    live_engine, client, changes, expected_version, code
+):  # type: ignore[no-untyped-def]
     before = client.snapshot()
     with pytest.raises(CommandRefused) as refused:
         client.set_knobs(changes, who="test", expected_version=expected_version)
@@ -200,7 +202,9 @@ def test_a_dry_run_checks_and_changes_nothing(client: ControlClient) -> None:
     assert client.snapshot().knobs["max_num_seqs"] == 64
 
 
-def test_pause_holds_requests_and_step_runs_exactly_so_many(live_engine, client) -> None:  # type: ignore[no-untyped-def]
+def test_a_paused_engine_holds_requests_and_runs_exactly_the_steps_asked_for(
+    live_engine, client
+) -> None:  # type: ignore[no-untyped-def]
     client.ask(Pause())
     command_id = client.send(submit(max_tokens=10))
     assert client.snapshot().state == "paused"
@@ -233,7 +237,7 @@ def test_an_aborted_request_ends_at_once_and_frees_its_blocks(live_engine, clien
     assert refused.value.code == "not_found"
 
 
-def test_requests_of_a_client_that_vanishes_are_ended(live_engine, client) -> None:  # type: ignore[no-untyped-def]
+def test_requests_of_a_vanished_client_are_aborted(live_engine, client) -> None:  # type: ignore[no-untyped-def]
     with ControlClient(live_engine.endpoint) as other:
         other.send(submit(length=50, max_tokens=900))
         wait_for(lambda: bool(client.snapshot().requests), "the request")
@@ -277,7 +281,7 @@ def test_a_bad_prompt_is_refused_and_the_refusal_is_published(live_engine, clien
     assert [e.reason for e in events if isinstance(e, Rejected)] == [refused.value.message]
 
 
-def test_a_prompt_that_takes_long_to_tokenise_delays_no_other(live_engine, client, monkeypatch):  # type: ignore[no-untyped-def]
+def test_a_prompt_that_is_slow_to_tokenise_delays_no_other_prompt(live_engine, client, monkeypatch):  # type: ignore[no-untyped-def]
     go_on = threading.Event()
     prepare = Intake.prepare
 
@@ -300,7 +304,7 @@ def test_a_prompt_that_takes_long_to_tokenise_delays_no_other(live_engine, clien
     assert answers[1][1].num_prompt_tokens == 20
 
 
-def test_resetting_the_prefix_cache_forgets_what_it_held(live_engine, client) -> None:  # type: ignore[no-untyped-def]
+def test_after_a_prefix_cache_reset_the_same_prompt_is_no_hit(live_engine, client) -> None:  # type: ignore[no-untyped-def]
     assert outputs(client, client.send(submit(length=100)))[-1].num_cached_tokens == 0
     assert outputs(client, client.send(submit(length=100)))[-1].num_cached_tokens == 96
     client.ask(ResetPrefixCache())
@@ -337,7 +341,9 @@ def test_resetting_the_prefix_cache_forgets_what_it_held(live_engine, client) ->
         ("logprobs", True),
     ],
 )
-def test_a_sampling_value_that_cannot_be_is_refused_by_name(live_engine, client, field, value):  # type: ignore[no-untyped-def]
+def test_an_impossible_sampling_value_is_refused_naming_its_field(
+    live_engine, client, field, value
+):  # type: ignore[no-untyped-def]
     raw = zmq.Context.instance().socket(zmq.DEALER)
     raw.linger = 0
     raw.connect(live_engine.endpoint.control)
@@ -367,7 +373,9 @@ def test_a_sampling_value_that_cannot_be_is_refused_by_name(live_engine, client,
         [bytes(8), msgspec.msgpack.encode({"type": "Pause"}), b"one frame too many"],
     ],
 )
-def test_frames_that_are_no_command_get_an_error_and_change_nothing(live_engine, client, frames):  # type: ignore[no-untyped-def]
+def test_frames_that_are_no_command_are_answered_with_an_error_and_change_nothing(
+    live_engine, client, frames
+):  # type: ignore[no-untyped-def]
     raw = zmq.Context.instance().socket(zmq.DEALER)
     raw.linger = 0
     raw.connect(live_engine.endpoint.control)
@@ -393,7 +401,7 @@ def test_an_endpoint_without_an_engine_is_an_error_within_the_timeout(tmp_path) 
         assert time.monotonic() - start < 3
 
 
-def test_replies_that_come_while_another_is_awaited_are_kept(client: ControlClient) -> None:
+def test_replies_received_while_awaiting_another_are_kept(client: ControlClient) -> None:
     command_id = client.send(submit(max_tokens=5))
     time.sleep(0.05)
     assert client.ask(GetInfo()).model == "simulated"  # type: ignore[union-attr]
@@ -401,7 +409,7 @@ def test_replies_that_come_while_another_is_awaited_are_kept(client: ControlClie
 
 
 class AttachedEngine:
-    """An engine that is not ours: what `ServedEngine` asks for, and nothing else."""
+    """An engine that is not ours: it has what `ServedEngine` asks for, and nothing else."""
 
     def __init__(self) -> None:
         limits = Limits(max_num_batched_tokens=512, max_num_seqs=8, max_model_len=256)

@@ -1,4 +1,4 @@
-"""What comes in over the control socket costs the engine a bounded time, whoever sends how much."""
+"""However much clients send to the control socket, it costs the engine a bounded time."""
 
 import queue
 from collections import Counter
@@ -55,7 +55,7 @@ def client(live_engine: Any) -> Iterator[ControlClient]:
 
 
 class Clock:
-    """Time that passes when it is told to."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -69,7 +69,7 @@ def items(lane: bytes, number: int) -> list[Departure]:
 
 
 def taken(turn: Turn, box: Inbox, clock: Clock, cost_ns: int) -> list[Departure]:
-    """What one turn takes when each item costs so much."""
+    """The items that one turn takes when each costs `cost_ns`."""
     done: list[Departure] = []
 
     def do(item: Any) -> None:
@@ -82,7 +82,7 @@ def taken(turn: Turn, box: Inbox, clock: Clock, cost_ns: int) -> list[Departure]
 
 @pytest.mark.parametrize("cost_us", [3, 20, 150, 999, 7_000])
 @pytest.mark.parametrize("step_ms", [2, 10, 400])
-def test_clients_get_a_millisecond_or_two_percent_of_a_step_however_much_they_send(
+def test_control_commands_take_at_most_a_millisecond_or_two_percent_of_a_step(
     cost_us: int, step_ms: int
 ) -> None:
     clock, box = Clock(), Inbox()
@@ -99,7 +99,7 @@ def test_clients_get_a_millisecond_or_two_percent_of_a_step_however_much_they_se
     assert spent_ns <= num_steps * share_ns + cost_us * 1_000 * 2
 
 
-def test_an_item_that_takes_long_is_paid_for_by_the_turns_after_it() -> None:
+def test_a_slow_command_uses_up_the_time_of_the_turns_after_it() -> None:
     clock, box = Clock(), Inbox()
     turn = Turn(clock)
     for item in items(b"one", 2):
@@ -111,7 +111,7 @@ def test_an_item_that_takes_long_is_paid_for_by_the_turns_after_it() -> None:
     assert sizes == [1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0]
 
 
-def test_waiting_for_the_device_is_not_charged() -> None:
+def test_waiting_for_the_device_is_not_charged_to_the_turn() -> None:
     clock, box = Clock(), Inbox()
     turn = Turn(clock)
     for item in items(b"one", 3):
@@ -127,7 +127,7 @@ def test_waiting_for_the_device_is_not_charged() -> None:
     assert len(done) == 3
 
 
-def test_what_the_engine_asks_of_itself_is_first_and_not_bounded() -> None:
+def test_the_engines_own_items_are_taken_first_and_without_a_bound() -> None:
     clock, box = Clock(), Inbox()
     for item in (*items(b"flooder", 10), *items(b"", 1_000)):
         box.put(item)
@@ -135,7 +135,7 @@ def test_what_the_engine_asks_of_itself_is_first_and_not_bounded() -> None:
     assert [each.lane for each in done] == [b""] * 1_000 + [b"flooder"]
 
 
-def test_clients_are_taken_in_turn_and_each_in_its_order() -> None:
+def test_clients_take_turns_and_each_clients_commands_keep_their_order() -> None:
     box = Inbox()
     for item in (*items(b"flooder", 5_000), *items(b"good", 3), *items(b"other", 2)):
         box.put(item)
@@ -155,7 +155,9 @@ def test_clients_are_taken_in_turn_and_each_in_its_order() -> None:
     assert box.qsize() == 0
 
 
-def test_a_good_client_gets_in_while_others_flood(live_engine: Any, client: ControlClient) -> None:
+def test_a_client_that_sends_little_is_served_while_others_flood(
+    live_engine: Any, client: ControlClient
+) -> None:
     for number in range(3_000):
         live_engine.core.inbox.put(Departure(10**6 + number, lane=b"flooder"))
     submitted = client.ask(Submit(prompt_token_ids=[1], sampling=SamplingParams(max_tokens=1)))
@@ -166,7 +168,7 @@ def test_a_good_client_gets_in_while_others_flood(live_engine: Any, client: Cont
 
 
 class Hears:
-    """What the engine's thread is asked to do."""
+    """Records the commands that reach the engine's thread."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.commands: list[object] = []
@@ -179,7 +181,7 @@ class Hears:
         monkeypatch.setattr(dispatch, "apply", noted)
 
 
-def test_what_is_refused_for_what_is_known_never_reaches_the_engines_thread(
+def test_commands_known_to_be_refused_never_reach_the_engines_thread(
     live_engine: Any, client: ControlClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.set_knobs({"max_num_seqs": 5}, who="anna")
@@ -223,8 +225,10 @@ def test_a_change_that_changes_nothing_never_reaches_the_engines_thread_nor_the_
     assert [type(each) for each in hears.commands] == [Resume]
 
 
-def test_a_change_that_may_undo_one_before_it_is_done_in_its_turn(client: ControlClient) -> None:
-    """What the second sees when it comes in is not what it finds when its turn comes."""
+def test_a_change_that_may_undo_a_queued_one_is_not_dropped_but_done_in_its_turn(
+    client: ControlClient,
+) -> None:
+    """The state may change between a command's arrival and its turn."""
     sent = [client.send(command) for command in (Pause(), Resume(), Pause(), Resume()) * 5]
     details = {}
     while len(details) < len(sent):
@@ -235,10 +239,10 @@ def test_a_change_that_may_undo_one_before_it_is_done_in_its_turn(client: Contro
     assert client.snapshot().state == "idle"
 
 
-def test_changes_that_were_sent_before_the_answer_to_one_another_are_all_done(
+def test_changes_sent_in_a_row_without_awaiting_each_ack_are_all_done(
     client: ControlClient,
 ) -> None:
-    """The second is right only after the first: it is not refused for what is known before."""
+    """Each expects the version that the one before makes: it must not be refused on arrival."""
     sent = [
         client.send(SetKnobs(changes={"max_num_seqs": 5 + number}, expected_version=number))
         for number in range(20)
@@ -252,7 +256,7 @@ def test_changes_that_were_sent_before_the_answer_to_one_another_are_all_done(
     assert [versions[each] for each in sent] == list(range(1, 21))
 
 
-def test_an_ack_says_from_which_step_a_change_holds_also_when_it_had_to_wait(
+def test_an_ack_names_the_effective_step_also_of_a_change_that_had_to_wait(
     live_engine: Any, client: ControlClient
 ) -> None:
     client.send(Submit(prompt_token_ids=[1] * 9, sampling=SamplingParams(max_tokens=900)))
@@ -298,7 +302,7 @@ def test_the_last_change_by_another_client_is_found_without_a_search() -> None:
                     assert found == last
 
 
-def test_a_flooding_viewer_is_audited_once_in_five_seconds_and_pushes_out_no_change() -> None:
+def test_refusals_of_a_flooding_viewer_are_folded_and_push_no_change_out_of_the_audit() -> None:
     clock = Clock()
     audit, told = trail(clock)
     audit.done(Pause(), Asker("anna"), 1, ChangeEffect())
@@ -310,7 +314,7 @@ def test_a_flooding_viewer_is_audited_once_in_five_seconds_and_pushes_out_no_cha
             audit.refused("Resume", viewer, "viewer", "no")
             num_refused += 1
         audit.publish_if_due()
-        audit.page(0, 1_000)  # whoever asks makes it no more
+        audit.page(0, 1_000)  # reading the audit adds no entries
     audit.publish_all()
     refusals = [each for each in told if each.code]
     assert sum(each.count for each in refusals) == num_refused
@@ -320,7 +324,7 @@ def test_a_flooding_viewer_is_audited_once_in_five_seconds_and_pushes_out_no_cha
     assert [each.command for each in audit.last()] == ["Pause", "Resume"]
 
 
-def test_refusals_of_a_client_that_changes_its_name_are_folded_too() -> None:
+def test_refusals_of_a_client_that_keeps_changing_its_name_are_folded_too() -> None:
     clock = Clock()
     audit, told = trail(clock)
     for number in range(5_000):
@@ -330,7 +334,7 @@ def test_refusals_of_a_client_that_changes_its_name_are_folded_too() -> None:
     assert sum(each.count for each in told) == 5_000
 
 
-def test_refusals_are_kept_apart_and_the_oldest_of_them_go_first() -> None:
+def test_the_audit_bounds_refusals_apart_from_changes_and_drops_the_oldest_first() -> None:
     clock = Clock()
     audit, _ = trail(clock)
     audit._refusals.most = 10
@@ -367,7 +371,7 @@ class Ring:
 
 
 @pytest.mark.parametrize(("num_bytes", "whole"), [(1, MAX_REPLAY_FRAMES), (50_000, 5)])
-def test_an_answer_is_made_in_slices_and_is_bounded_in_messages_and_bytes(
+def test_a_replay_reply_is_read_in_slices_and_bounded_in_messages_and_bytes(
     num_bytes: int, whole: int
 ) -> None:
     ring = Ring(9_000, num_bytes)
@@ -393,7 +397,7 @@ def test_a_client_has_a_bounded_number_of_waiting_answers() -> None:
     bulk.close()
 
 
-def test_a_client_that_asks_little_is_answered_first_and_each_keeps_to_its_rate() -> None:
+def test_clients_that_have_used_least_of_their_rate_are_answered_first() -> None:
     answered: queue.Queue[bytes] = queue.Queue()
     now_s = 0.0
     bulk = BulkReplies(lambda outgoing: answered.put(outgoing[0].account), lambda: now_s)
@@ -412,7 +416,7 @@ def test_a_client_that_asks_little_is_answered_first_and_each_keeps_to_its_rate(
     bulk.close()
 
 
-def test_no_client_gets_more_bytes_than_its_rate() -> None:
+def test_no_client_is_sent_more_bytes_than_its_rate() -> None:
     answered: queue.Queue[bytes] = queue.Queue()
     now_s = 0.0
     bulk = BulkReplies(lambda outgoing: answered.put(outgoing[0].account), lambda: now_s)
@@ -425,7 +429,7 @@ def test_no_client_gets_more_bytes_than_its_rate() -> None:
     bulk.close()
 
 
-def test_a_flood_of_replays_is_answered_or_refused_and_others_are_answered_between(
+def test_during_a_flood_of_replay_requests_other_commands_are_answered(
     live_engine: Any, client: ControlClient
 ) -> None:
     for _ in range(4):
@@ -446,10 +450,10 @@ def test_a_flood_of_replays_is_answered_or_refused_and_others_are_answered_betwe
                 assert len(received[1].frames) > 200
 
 
-# What is read at all
+# Limits on reading
 
 
-def test_after_a_flood_some_are_read_at_once_and_not_one_by_one() -> None:
+def test_after_a_flood_messages_are_read_in_batches_not_one_by_one() -> None:
     """Each time the control thread wakes, the engine's thread has to hand over the interpreter."""
     now_s = 0.0
     limiter = RateLimiter(lambda: now_s)
@@ -471,7 +475,7 @@ def test_after_a_flood_some_are_read_at_once_and_not_one_by_one() -> None:
 @pytest.mark.parametrize(
     "command", [GetSnapshot(), ReplayFrom(sequence=0), GetInfo(), None, Resume()]
 )
-def test_however_many_clients_ask_only_so_much_is_read(command: Any) -> None:
+def test_commands_are_read_at_a_bounded_total_rate_however_many_clients_send(command: Any) -> None:
     now_s = 0.0
     limiter = RateLimiter(lambda: now_s)
     num_read = 0
@@ -488,7 +492,7 @@ def test_however_many_clients_ask_only_so_much_is_read(command: Any) -> None:
 
 
 def test_short_prompts_are_tokenised_at_a_bounded_rate() -> None:
-    """However many clients send them: the control thread tokenises what is short."""
+    """The control thread tokenises short prompts itself, within one bound for all clients."""
     now_s, num_chars = 0.0, 0
     limiter = RateLimiter(lambda: now_s)
     while now_s < 20.0:
@@ -504,7 +508,7 @@ def test_short_prompts_are_tokenised_at_a_bounded_rate() -> None:
     assert num_chars <= most * rate_limit.TOTAL_CHARS
 
 
-def test_a_flood_of_short_prompts_is_refused_and_other_clients_are_not(
+def test_a_flood_of_short_prompts_is_refused_and_other_clients_are_served(
     client: ControlClient, live_engine: Any
 ) -> None:
     prompt = Submit(prompt="x" * 16_000, sampling=SamplingParams(max_tokens=1))

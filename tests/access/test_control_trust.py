@@ -1,4 +1,4 @@
-"""A command is done once, by the engine it was meant for, and everybody can see who gave it."""
+"""A command is done once, by the engine it was meant for, and the audit names its sender."""
 
 import math
 import os
@@ -58,7 +58,7 @@ def client(live_engine: Any) -> Iterator[ControlClient]:
 
 
 class Raw:
-    """A DEALER socket that sends what it is told."""
+    """A DEALER socket that sends raw frames."""
 
     def __init__(self, engine: Any) -> None:
         self._socket = zmq.Context.instance().socket(zmq.DEALER)
@@ -103,7 +103,7 @@ def trail(client: ControlClient) -> list[Audited]:
 # Once
 
 
-def test_a_command_that_is_sent_again_is_done_once_and_answered_each_time(
+def test_a_resent_command_is_done_once_and_answered_each_time(
     client: ControlClient, raw: Callable[[], Raw]
 ) -> None:
     client.ask(Pause())
@@ -126,7 +126,7 @@ def test_a_command_that_is_sent_again_is_done_once_and_answered_each_time(
     assert first.is_silent()
 
 
-def test_the_same_frames_again_are_answered_as_the_first_time(
+def test_resent_frames_are_answered_like_the_first_time(
     client: ControlClient, raw: Callable[[], Raw]
 ) -> None:
     client.ask(Pause())
@@ -141,7 +141,9 @@ def test_the_same_frames_again_are_answered_as_the_first_time(
     assert [entry.command for entry in trail(client)] == ["Pause", "StepOnce"]
 
 
-def test_a_name_stands_for_one_command(client: ControlClient, raw: Callable[[], Raw]) -> None:
+def test_an_idempotency_name_reused_for_another_command_is_refused(
+    client: ControlClient, raw: Callable[[], Raw]
+) -> None:
     sender = raw()
     sender.send(1, Pause(once="x"))
     assert isinstance(sender.reply()[1], Ack)
@@ -152,7 +154,7 @@ def test_a_name_stands_for_one_command(client: ControlClient, raw: Callable[[], 
     assert client.snapshot().state == "paused"
 
 
-def test_a_change_whose_answer_is_lost_is_asked_for_again_and_done_once(
+def test_a_change_whose_ack_is_lost_is_resent_and_done_once(
     live_engine: Any, client: ControlClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.info()
@@ -176,7 +178,7 @@ def test_a_change_whose_answer_is_lost_is_asked_for_again_and_done_once(
     assert [entry.version for entry in trail(client)] == [1]
 
 
-def test_a_command_for_an_engine_that_is_gone_does_not_reach_its_successor(
+def test_a_command_for_a_dead_engine_is_refused_by_its_successor(
     live_engine: Any, client: ControlClient
 ) -> None:
     with pytest.raises(CommandRefused) as refused:
@@ -185,7 +187,7 @@ def test_a_command_for_an_engine_that_is_gone_does_not_reach_its_successor(
     assert client.snapshot().state == "idle"
 
 
-def test_answers_are_forgotten_oldest_first_and_never_mixed_up() -> None:
+def test_kept_acks_are_forgotten_oldest_first_and_never_mixed_up_between_clients() -> None:
     book: AnswerBook[str] = AnswerBook()
     ack = Ack(effective_step=3)
     assert book.is_new((b"a", b"1"), b"x", "first")
@@ -204,7 +206,7 @@ def test_answers_are_forgotten_oldest_first_and_never_mixed_up() -> None:
 # Two operators
 
 
-def test_two_operators_at_once_get_a_conflict_that_names_the_other_change(
+def test_a_stale_version_is_a_conflict_that_names_the_other_operators_change(
     live_engine: Any, client: ControlClient
 ) -> None:
     client.set_knobs({"max_num_seqs": 8}, who="anna", expected_version=0)
@@ -236,7 +238,7 @@ def test_two_operators_at_once_get_a_conflict_that_names_the_other_change(
         (Pause(who="anna"), ResetPrefixCache(who="bert", seen=0), False),  # of another kind
     ],
 )
-def test_a_change_of_the_same_kind_that_was_not_seen_is_a_conflict(
+def test_an_unseen_change_of_the_same_kind_by_another_client_is_a_conflict(
     client: ControlClient, theirs: Command, mine: Command, is_conflict: bool
 ) -> None:
     client.ask(theirs)
@@ -257,7 +259,7 @@ def test_a_change_of_the_same_kind_that_was_not_seen_is_a_conflict(
 @pytest.mark.parametrize(
     "command", [each for each in get_args(commands.AnyCommand) if issubclass(each, Change)]
 )
-def test_every_change_has_words_done_or_refused(command: type[Command]) -> None:
+def test_every_audited_change_has_a_text_whether_done_or_refused(command: type[Command]) -> None:
     name = command.__name__
     done = Audited(number=1, command=name, who="anna", time_ns=2, effective_step=3)
     refused = Audited(number=1, command=name, who="anna", time_ns=2, code="viewer", detail="no")
@@ -267,7 +269,7 @@ def test_every_change_has_words_done_or_refused(command: type[Command]) -> None:
     assert change_text(refused).endswith(" refused: no")
 
 
-def test_every_change_is_in_the_audit_from_what_to_what_and_in_the_recording(
+def test_every_change_is_in_audit_and_recording_with_its_old_and_new_values(
     live_engine: Any,
     client: ControlClient,
     tmp_path: Path,
@@ -332,7 +334,7 @@ def commands_of(payload: bytes) -> int:
     return int(msgspec.msgpack.decode(payload)["number"])
 
 
-def test_a_rehearsal_and_a_look_leave_no_trace(client: ControlClient) -> None:
+def test_dry_runs_and_read_only_commands_leave_no_audit_entry(client: ControlClient) -> None:
     client.set_knobs({"max_num_seqs": 5}, who="me", dry_run=True)
     with pytest.raises(CommandRefused):
         client.set_knobs({"max_num_seqs": 0}, who="me", dry_run=True)
@@ -340,7 +342,7 @@ def test_a_rehearsal_and_a_look_leave_no_trace(client: ControlClient) -> None:
     assert trail(client) == []
 
 
-def test_audit_entries_that_are_gone_are_answered_with_where_they_are(
+def test_an_audit_page_says_when_older_entries_are_no_longer_kept(
     client: ControlClient, live_engine: Any
 ) -> None:
     live_engine.core.audit._changes.most = 3
@@ -356,10 +358,10 @@ def test_audit_entries_that_are_gone_are_answered_with_where_they_are(
     assert page.detail == ""
 
 
-def test_aborted_requests_never_push_changes_out_of_sight(
+def test_aborts_never_push_changes_out_of_the_audit(
     live_engine: Any, client: ControlClient, stepscope: Callable[..., Any]
 ) -> None:
-    """A load that ends aborts all that it has asked for, one command for each."""
+    """When `stepscope load` ends, it aborts each of its requests with a command of its own."""
     subscriber = Subscriber(live_engine.endpoint)
     subscriber.start()
     wait_for(lambda: subscriber.status == "live", "telemetry")
@@ -374,7 +376,7 @@ def test_aborted_requests_never_push_changes_out_of_sight(
     assert [entry.command for entry in trail(client)][:3] == ["SetKnobs", "Pause", "Abort"]
     for number in range(num_requests // 2, num_requests):  # one by one
         client.ask(Abort(request_id=number, who="load"))
-        trail(client)  # whoever asks is told of all there is
+        trail(client)  # reading the audit publishes pending entries
     entries = trail(client)
     assert [entry.number for entry in entries] == list(range(1, len(entries) + 1))
     assert len(entries) > 30
@@ -394,8 +396,10 @@ def test_aborted_requests_never_push_changes_out_of_sight(
     assert "load                  aborted 60 requests (first r0, last r59)" in shown[2]
 
 
-def test_an_abort_that_came_too_late_is_answered_and_is_no_entry(client: ControlClient) -> None:
-    """As that of an HTTP client who hung up while the last token was on its way."""
+def test_an_abort_of_an_ended_request_is_answered_and_leaves_no_audit_entry(
+    client: ControlClient,
+) -> None:
+    """As when an HTTP client hangs up while the last token is on its way."""
     submit = Submit(prompt_token_ids=[1], sampling=SamplingParams(max_tokens=1))
     submitted = client.ask(submit)
     assert isinstance(submitted, Submitted)
@@ -406,7 +410,7 @@ def test_an_abort_that_came_too_late_is_answered_and_is_no_entry(client: Control
     assert trail(client) == []
 
 
-def test_aborted_requests_are_published_soon_though_nothing_follows(
+def test_an_abort_is_published_soon_even_if_no_message_follows(
     live_engine: Any, client: ControlClient
 ) -> None:
     subscriber = Subscriber(live_engine.endpoint)
@@ -445,7 +449,7 @@ def test_a_flood_is_refused_counted_and_audited_and_others_are_answered(
     flooder = raw()
     for number in range(600):
         flooder.send(number, GetInfo())
-    assert client.info().name  # in its turn, not after all of those
+    assert client.info().name  # in its turn, not after the whole flood
     replies = [flooder.reply()[1] for _ in range(600)]
     refused = [reply for reply in replies if isinstance(reply, Error)]
     assert {reply.code for reply in refused} == {"rate_limited"}
@@ -486,7 +490,7 @@ def test_a_flood_is_audited_under_the_client_name_even_after_it_left(
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.floats(0, 0.2), st.integers(0, 200_000)), max_size=300)
 )
-def test_no_client_gets_more_than_its_share_whatever_it_sends(
+def test_no_client_exceeds_its_share_whatever_it_sends(
     sent: list[tuple[int, float, int]],
 ) -> None:
     now_s = 0.0
@@ -510,7 +514,7 @@ def test_no_client_gets_more_than_its_share_whatever_it_sends(
     assert limiter.pause_s() == 0
 
 
-def test_a_flood_makes_everybody_wait_a_moment_and_never_for_good() -> None:
+def test_a_flood_pauses_reading_for_a_moment_and_then_others_are_admitted() -> None:
     now_s = 0.0
     limiter = RateLimiter(lambda: now_s)
     while limiter.pause_s() == 0:
@@ -523,7 +527,7 @@ def test_a_flood_makes_everybody_wait_a_moment_and_never_for_good() -> None:
     assert limiter.admit(b"other", 40)
 
 
-# What is no command
+# Bytes that are no command
 
 
 _VALUES = st.recursive(
@@ -557,13 +561,13 @@ _DOCUMENTS = st.fixed_dictionaries(
     | _VALUES.map(msgspec.msgpack.encode),
     cut=st.integers(0, 400),
 )
-def test_whatever_is_no_command_is_answered_once_and_changes_nothing(
+def test_any_bytes_that_are_no_command_get_one_error_and_change_nothing(
     live_engine: Any, payload: bytes, cut: int
 ) -> None:
     payload = payload[:cut] if cut < 200 else payload
     try:
         commands.decode_command(payload)
-        return  # it is one
+        return  # it is a valid command
     except msgspec.DecodeError:
         pass
     before = live_engine.core.control_tally.num_bad_messages
@@ -578,7 +582,7 @@ def test_whatever_is_no_command_is_answered_once_and_changes_nothing(
     assert live_engine.core.state == "idle"
 
 
-def test_a_command_that_is_too_big_is_answered_and_a_huge_one_is_hung_up_on(
+def test_an_oversized_command_is_refused_and_a_huge_one_closes_the_connection(
     client: ControlClient, raw: Callable[[], Raw]
 ) -> None:
     sender = raw()
@@ -595,10 +599,10 @@ def test_a_command_that_is_too_big_is_answered_and_a_huge_one_is_hung_up_on(
     assert client.info().name
 
 
-def test_a_client_of_an_older_protocol_takes_no_place(
+def test_a_client_of_an_older_zmtp_version_is_answered_and_takes_no_place(
     live_engine: Any, client: ControlClient
 ) -> None:
-    """ZMTP 2.0 frames carry nothing about their connection."""
+    """ZMTP 2.0 frames carry no metadata about their connection."""
     with socket.socket(socket.AF_UNIX) as old:
         old.connect(str(live_engine.endpoint.path))
         dealer, identity = bytes([5]), bytes([0, 0])
@@ -612,7 +616,7 @@ def test_a_client_of_an_older_protocol_takes_no_place(
     assert client.info().name
 
 
-def test_a_command_that_breaks_the_engine_is_an_error_and_the_engine_goes_on(
+def test_a_command_that_raises_in_the_engine_is_answered_with_an_error(
     client: ControlClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*arguments: object) -> None:

@@ -1,4 +1,4 @@
-"""Who may bind what, and how a live engine is told from the files of a dead one."""
+"""Which addresses an engine may bind, and how a live engine differs from a dead one's files."""
 
 import os
 import signal
@@ -54,7 +54,7 @@ def test_an_endpoint_names_both_sockets(text: str, control: str, telemetry: str)
     assert (endpoint.control, endpoint.telemetry) == (control, telemetry)
 
 
-def test_a_bare_name_is_an_engine_in_the_runtime_dir() -> None:
+def test_a_bare_name_is_an_endpoint_in_the_runtime_dir() -> None:
     assert Endpoint.parse("engine-7").path == runtime_dir() / "engine-7"
 
 
@@ -70,7 +70,7 @@ def test_a_bare_name_is_an_engine_in_the_runtime_dir() -> None:
         "/" + "x" * 120,
     ],
 )
-def test_what_is_no_endpoint_is_refused_with_what_would_be_one(text: str) -> None:
+def test_text_that_is_no_endpoint_is_refused(text: str) -> None:
     with pytest.raises(ConfigError) as error:
         Endpoint.parse(text)
     assert error.value.code == "bad_endpoint"
@@ -96,7 +96,7 @@ def test_two_engines_on_one_endpoint_are_refused_by_pid() -> None:
     assert f"pid {os.getpid()}" in str(error.value)
 
 
-def test_a_live_engine_is_found_and_its_name_is_taken() -> None:
+def test_live_engines_are_found_and_their_names_are_not_given_again() -> None:
     assert find_local() == []
     assert free_name() == "engine-0"
     with (
@@ -140,7 +140,7 @@ def test_files_of_a_killed_engine_are_stale_and_do_not_stop_the_next_one() -> No
         assert stale_files() == []
 
 
-def test_a_file_that_is_no_socket_is_never_taken_for_one(tmp_path: Path) -> None:
+def test_a_file_that_is_no_socket_is_refused_as_an_endpoint_and_kept(tmp_path: Path) -> None:
     notes = tmp_path / "notes.txt"
     notes.write_text("precious")
     with pytest.raises(ConfigError, match="no socket"), EndpointLock(Endpoint.parse(str(notes))):
@@ -150,7 +150,7 @@ def test_a_file_that_is_no_socket_is_never_taken_for_one(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", ".hidden", "x.lock", "x.telemetry"])
-def test_a_name_stays_inside_the_runtime_dir(name: str) -> None:
+def test_a_name_that_leads_out_of_the_runtime_dir_is_refused(name: str) -> None:
     with pytest.raises(ConfigError) as error:
         check_name(name)
     assert error.value.code == "bad_name"
@@ -172,7 +172,7 @@ def test_an_engine_is_starting_while_it_holds_its_address_and_does_not_listen(
     assert (called(endpoint), starting_pid(endpoint)) == ("x1", None)
 
 
-def test_an_engine_on_tcp_has_its_name_and_is_starting_until_its_port_listens() -> None:
+def test_an_engine_on_tcp_keeps_its_name_and_is_starting_until_its_port_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         endpoint = Endpoint.parse(f"tcp://127.0.0.1:{listening.getsockname()[1]}")
         with EndpointLock(endpoint, name="e3"):
@@ -182,7 +182,7 @@ def test_an_engine_on_tcp_has_its_name_and_is_starting_until_its_port_listens() 
     assert (called(endpoint), starting_pid(endpoint)) == (endpoint.name, None)
 
 
-def test_a_command_lists_the_engines_here_and_their_names() -> None:
+def test_connecting_to_no_engine_lists_the_local_engines_and_their_names() -> None:
     with pytest.raises(EngineUnreachable, match=r"such socket; none runs here, 'stepscope serve'"):
         connect(Endpoint.parse("nobody"))
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -194,7 +194,7 @@ def test_a_command_lists_the_engines_here_and_their_names() -> None:
             assert receive(tcp, History()).name == "e3"
 
 
-def test_what_waits_for_an_engine_that_starts_says_so_and_ends_when_that_is_gone(
+def test_waiting_for_a_starting_engine_is_reported_and_ends_if_the_engine_dies(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     endpoint = Endpoint.parse(f"{tmp_path}/x1")

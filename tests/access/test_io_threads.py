@@ -42,7 +42,7 @@ if gate is not None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems know no such policy")
 @pytest.mark.parametrize("access", ["open", "keys"])
-def test_an_engine_is_not_interrupted_by_those_who_send_its_telemetry(
+def test_threads_that_send_telemetry_never_interrupt_the_engines_thread(
     access: str, tmp_path: Path
 ) -> None:
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Nobody comes in without a key that is authorised, nobody stays whose key is revoked."""
+"""Only clients with an authorised key get in, and revoking a key cuts its clients off."""
 
 import logging
 import os
@@ -62,7 +62,7 @@ OPERATORS = (
 
 
 class Keyed:
-    """A simulated engine behind keys, as a process, and keys to come to it with."""
+    """A simulated engine in its own process that asks for keys, and client keys for it."""
 
     def __init__(self, folder: Path, port: int) -> None:
         self.folder = folder
@@ -108,13 +108,13 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """These tests run as on another machine: no lock file tells them a key."""
+    """These tests run as if on another machine: no lock file gives them a key."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
 
 def free_port() -> int:
-    """A port with a free one after it."""
+    """A free port whose next port is free too."""
     while True:
         with closing(socket.socket()) as first, closing(socket.socket()) as second:
             first.bind(("127.0.0.1", 0))
@@ -127,7 +127,7 @@ def free_port() -> int:
 
 
 def hears(endpoint: Endpoint) -> bool:
-    """Whether telemetry comes within a second and a half; a sign of life is due every second."""
+    """Whether telemetry arrives within 1.5 s; a heartbeat is due every second."""
     with closing(client_socket(zmq.SUB, endpoint)) as subscriber:
         subscriber.subscribe(b"")
         subscriber.connect(endpoint.telemetry)
@@ -147,14 +147,14 @@ def test_an_operator_does_everything_and_the_audit_names_the_key(keyed: Keyed) -
     assert hears(keyed.at("first"))
 
 
-def test_without_a_key_nothing_is_answered_and_nothing_is_heard(keyed: Keyed) -> None:
+def test_without_a_key_no_command_is_answered_and_no_telemetry_arrives(keyed: Keyed) -> None:
     nobody = Endpoint(keyed.control)
     with ControlClient(nobody) as client, pytest.raises(EngineUnreachable, match="asks for a key"):
         client.info()
     assert not hears(nobody)
 
 
-def test_a_key_that_is_not_authorised_is_no_key(keyed: Keyed) -> None:
+def test_an_unauthorised_key_gets_no_answer_and_no_telemetry(keyed: Keyed) -> None:
     known = keyed.at("first").credentials
     assert known is not None
     stranger = Endpoint(keyed.control, replace(known, pair=KeyPair.new()))
@@ -172,7 +172,7 @@ def test_the_public_half_of_a_key_is_not_enough(keyed: Keyed) -> None:
         client.info()
 
 
-def test_an_engine_with_another_key_is_not_spoken_to(keyed: Keyed) -> None:
+def test_a_client_refuses_an_engine_with_an_unexpected_server_key(keyed: Keyed) -> None:
     known = keyed.at("first").credentials
     assert known is not None
     wrong = Endpoint(keyed.control, replace(known, server=KeyPair.new().public))
@@ -183,7 +183,7 @@ def test_an_engine_with_another_key_is_not_spoken_to(keyed: Keyed) -> None:
         client.info()
 
 
-def test_a_viewer_looks_and_is_refused_every_change_and_that_is_audited(keyed: Keyed) -> None:
+def test_a_viewer_may_read_but_every_change_is_refused_and_audited(keyed: Keyed) -> None:
     keyed.made("looker", "viewer")
     with ControlClient(keyed.at("looker")) as client:
         before = client.snapshot()
@@ -206,11 +206,11 @@ def test_a_viewer_looks_and_is_refused_every_change_and_that_is_audited(keyed: K
     assert after.control.denied >= len(OPERATORS)
 
 
-def test_every_change_is_an_operators() -> None:
+def test_every_command_that_changes_something_needs_the_operator_role() -> None:
     assert {type(command) for command in OPERATORS} == {*Change.__subclasses__(), Submit}
 
 
-def test_every_change_has_its_own_words_for_a_refused_role() -> None:
+def test_each_command_refused_to_a_viewer_is_described_in_its_own_words() -> None:
     words = [command.doing for command in OPERATORS]
     assert len(set(words)) == len(OPERATORS)
     assert "changing knobs" in words
@@ -272,7 +272,7 @@ def test_a_new_key_is_let_in_and_a_revoked_one_cut_off_without_a_restart(keyed: 
 
 
 def test_a_handshake_that_was_overheard_opens_nothing(keyed: Keyed) -> None:
-    """A client's bytes, taken down on their way and sent again."""
+    """The test records a client's bytes on their way and sends them again."""
     overheard = bytearray()
     listener = socket.create_server(("127.0.0.1", 0))
     host, _, port = keyed.control.removeprefix("tcp://").rpartition(":")
@@ -341,7 +341,7 @@ def test_a_key_folder_that_others_may_write_to_lets_no_client_in(tmp_path: Path)
         wait_for(lambda: gate.holder(credentials.pair.public) is None, "the folder is not trusted")
         keys.path.chmod(0o700)
         wait_for(lambda: gate.holder(credentials.pair.public) is not None, "it is trusted again")
-        # A file that is none of ours is only no key.
+        # A foreign file in the folder is ignored.
         (keys.path / "broken.pub").write_text("role = 'king'")
         other = keys.add("other", "viewer", tmp_path / "other.key", None)
         wait_for(lambda: gate.holder(other.pair.public) is not None, "the other key")
@@ -376,7 +376,7 @@ gate.close()
 """
 
 
-def test_strangers_who_use_up_all_files_revoke_no_key(tmp_path: Path) -> None:
+def test_clients_that_exhaust_file_descriptors_revoke_no_key(tmp_path: Path) -> None:
     command = [sys.executable, "-c", OUT_OF_FILES, str(tmp_path)]
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr
@@ -386,7 +386,7 @@ def test_strangers_who_use_up_all_files_revoke_no_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["tcp://0.0.0.0:5555", "tcp://*:5555", "tcp://192.0.2.7:5555"])
-def test_a_public_address_without_keys_is_refused_with_the_command_that_helps(
+def test_a_public_address_without_keys_is_refused_naming_the_command_that_helps(
     address: str, tmp_path: Path
 ) -> None:
     endpoint = Endpoint.parse(address)
@@ -477,7 +477,7 @@ def test_a_client_finds_its_key_by_itself(tmp_path: Path) -> None:
         credentials_for(Endpoint.parse("tcp://192.0.2.8:5555"))
 
 
-def test_this_user_on_the_engines_machine_needs_no_key_file(
+def test_the_engines_own_user_on_its_machine_needs_no_key_file(
     keyed: Keyed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(keyed.folder))
@@ -492,7 +492,7 @@ def test_this_user_on_the_engines_machine_needs_no_key_file(
         client.set_knobs({"max_num_seqs": 13}, who="me")
 
 
-def test_secrets_are_in_their_files_only(
+def test_secrets_appear_in_no_reply_log_lock_file_or_process_list(
     keyed: Keyed, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -545,7 +545,7 @@ def test_keys_are_made_listed_and_revoked_from_the_command_line(
     assert "no key is authorised" in stepscope("keys", "list")[1]
 
 
-def test_every_socket_that_leaves_the_process_is_made_in_one_place() -> None:
+def test_only_two_modules_create_sockets() -> None:
     root = Path(__file__).parents[2]
     makers = [
         path.relative_to(root).as_posix()

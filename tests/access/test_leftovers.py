@@ -1,4 +1,4 @@
-"""What a killed engine leaves goes when the next one starts, and nothing else ever does."""
+"""The next engine to start removes the files of killed engines, and no others."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock, find_local, runtime_dir
 from stepscope.engine.transport.leftovers import KEPT_S, stale_files, sweep
 
-# An engine as far as its files go; ends when its standard input does.
+# Has the files of an engine; ends when its standard input does.
 _ENGINE = """
 import sys, zmq
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
@@ -43,7 +43,7 @@ def folder(runtime_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def engine() -> Iterator[Callable[[str], "subprocess.Popen[bytes]"]]:
-    """Starts an engine with a name; what is left of them is killed."""
+    """Starts an engine with a name; kills those still running after the test."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(name: str) -> "subprocess.Popen[bytes]":
@@ -71,7 +71,7 @@ def killed(process: "subprocess.Popen[bytes]") -> int:
     return process.pid
 
 
-def test_the_next_engine_of_any_name_removes_the_sockets_of_one_that_was_killed(
+def test_the_next_engine_of_any_name_removes_the_sockets_of_a_killed_engine(
     folder: Path,
     engine: Callable[[str], "subprocess.Popen[bytes]"],
     monkeypatch: pytest.MonkeyPatch,
@@ -90,7 +90,7 @@ def test_the_next_engine_of_any_name_removes_the_sockets_of_one_that_was_killed(
         client.info()
 
 
-def test_who_was_killed_is_known_for_a_day(
+def test_the_lock_file_of_a_killed_engine_is_kept_for_a_day(
     folder: Path, engine: Callable[[str], "subprocess.Popen[bytes]"]
 ) -> None:
     killed(engine("week-old"))
@@ -112,7 +112,7 @@ def age(path: Path) -> None:
     os.utime(path, (then, then))
 
 
-def test_live_starting_and_foreign_files_are_no_leftovers(
+def test_files_of_live_and_starting_engines_and_foreign_files_are_kept(
     folder: Path, tmp_path: Path, engine: Callable[[str], "subprocess.Popen[bytes]"]
 ) -> None:
     live = engine("live")
@@ -197,7 +197,7 @@ while time.monotonic() < end_s:
 """
 
 
-def test_starts_and_sweeps_at_the_same_time_take_nothing_from_an_engine_that_lives() -> None:
+def test_concurrent_starts_and_sweeps_remove_no_file_of_a_live_engine() -> None:
     programs = [_STARTER, _STARTER, _SWEEPER, _SWEEPER]
     running = [
         subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)

@@ -1,4 +1,4 @@
-"""Who is named in the audit: what a key proved is marked, what somebody claims never looks so."""
+"""Names in the audit: one proved by a key is marked; a claimed one never looks like it."""
 
 import sys
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def test_a_claimed_name_never_looks_like_one_that_a_key_proved(name: str, key: s
         assert told
 
 
-def test_a_key_is_named_as_one_whatever_its_holder_claims() -> None:
+def test_a_keys_name_is_marked_as_proved_whatever_its_holder_claims() -> None:
     assert who_text(entry("", "alice")) == "key alice"
     assert who_text(entry("alice", "alice")) == "key alice"
     assert who_text(entry("key bob", "alice")) == "key alice (key bob)"
@@ -53,7 +53,7 @@ def _names(live_engine: Any) -> list[str]:
 
 
 def _set_in_a_terminal(endpoint: str, value: str, folder: Path) -> str:
-    """Runs `stepscope set` in a terminal of its own; gives that terminal's name."""
+    """Runs `stepscope set` in a terminal of its own; returns that terminal's name."""
     program = (
         "import os, sys\n"
         "from stepscope.tui.cli.__main__ import main\n"
@@ -84,7 +84,7 @@ def test_two_terminals_of_one_account_are_two_names(
     assert who().startswith(account)
 
 
-def test_a_name_of_ones_own_comes_from_the_option_a_variable_or_the_config_file(
+def test_a_client_name_comes_from_the_option_the_environment_or_the_config_file(
     live_engine: Any,
     stepscope: Callable[..., Any],
     tmp_path: Path,
@@ -115,13 +115,13 @@ def test_a_name_of_ones_own_comes_from_the_option_a_variable_or_the_config_file(
 
 
 @pytest.mark.parametrize("name", ["", " ", "\n", "x" * 41])
-def test_what_is_no_name_is_wrong_usage(stepscope: Callable[..., Any], name: str) -> None:
+def test_an_invalid_client_name_is_wrong_usage(stepscope: Callable[..., Any], name: str) -> None:
     done = stepscope("set", "watermark=0.1", "--as", name)
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
     assert "--as: expected a name of 1 to 40 characters" in done.stderr
 
 
-def test_no_key_is_called_as_the_one_that_proves_only_an_account(
+def test_no_key_may_take_the_reserved_name_local(
     stepscope: Callable[..., Any], tmp_path: Path
 ) -> None:
     done = stepscope("keys", "new", "local", "--role", "viewer", "--keys", str(tmp_path / "keys"))
