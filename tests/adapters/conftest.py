@@ -23,7 +23,7 @@ AttachSglang = Callable[[Scheduler], Attachment | None]
 
 @pytest.fixture
 def attach(tmp_path: Path) -> Iterator[Attach]:
-    """Attaches to a scheduler; whatever is attached is closed in the end."""
+    """Attaches to a scheduler; every attachment is closed after the test."""
     attached: list[Attachment] = []
 
     def attach(scheduler: PlayedScheduler) -> Attachment:
@@ -39,7 +39,7 @@ def attach(tmp_path: Path) -> Iterator[Attach]:
 
 @pytest.fixture
 def sglang(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
-    """What the adapter imports of SGLang, by its names."""
+    """The modules that the adapter imports from SGLang, by name."""
     names = (
         *("sglang", "sglang.srt", "sglang.srt.runtime_context", "sglang.srt.plugins"),
         *("sglang.srt.plugins.hook_registry", "sglang.srt.managers"),
@@ -55,7 +55,7 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
 
 @pytest.fixture
 def attach_sglang(sglang: dict[str, ModuleType], tmp_path: Path) -> Iterator[AttachSglang]:
-    """Attaches to a rank, if it is one to attach to; whatever is attached is closed in the end."""
+    """Attaches to a rank if the adapter would; every attachment is closed after the test."""
     attached: list[Attachment] = []
 
     def attach(scheduler: Scheduler) -> Attachment | None:

@@ -1,7 +1,7 @@
-"""vLLM's scheduler as it was recorded: the same calls return the same, and leave the same behind.
+"""vLLM's scheduler as recorded: the same calls return the same values and leave the same state.
 
-`schedules/` has the recordings, which `tests/conformance/record_attached.py` makes. A method that
-is called out of turn fails.
+`tests/conformance/record_attached.py` makes the recordings in `schedules/`. A method that is
+called out of turn fails.
 """
 
 import json
@@ -24,7 +24,7 @@ class FullAttentionSpec:
 
 
 class Grammars:
-    """vLLM's `StructuredOutputManager`: what it clears first of all when it ends."""
+    """vLLM's `StructuredOutputManager`, which vLLM clears first when it shuts down."""
 
     def __init__(self) -> None:
         self.num_cleared = 0
@@ -34,7 +34,7 @@ class Grammars:
 
 
 class PlayedQueue:
-    """vLLM's requests that wait, of which only the number was recorded."""
+    """vLLM's waiting requests, of which only the number was recorded."""
 
     def __init__(self) -> None:
         self.num_waiting = 0
@@ -47,7 +47,7 @@ class PlayedQueue:
 
 
 class PlayedRequest:
-    """vLLM's `Request`, as far as it was recorded."""
+    """The recorded part of vLLM's `Request`."""
 
     def __init__(self, line: dict[str, Any]) -> None:
         self.request_id: str = line["id"]
@@ -64,7 +64,7 @@ class PlayedRequest:
 
 
 class InProcessWorker:
-    """vLLM's worker of one GPU: it keeps the lists of blocks that it is given, and extends them."""
+    """vLLM's worker of one GPU: it keeps and extends the block lists that it gets."""
 
     def __init__(self) -> None:
         self._tables: dict[str, list[list[int]]] = {}
@@ -83,12 +83,12 @@ class InProcessWorker:
 
 
 class PlayedScheduler:
-    """Its methods take the recorded lines one after the other.
+    """Replays vLLM's scheduler: its methods consume the recorded lines in order.
 
     Attributes:
-        head: what the scheduler was built with.
+        head: the settings that the scheduler was built with.
         num_free: blocks, as vLLM counts them.
-        outputs: of `schedule()`, in order.
+        outputs: those of `schedule()`, in order.
         model_output: what the worker returns for every step.
     """
 
@@ -202,7 +202,7 @@ class PlayedScheduler:
         return True
 
     def shutdown(self) -> None:
-        """Nothing of vLLM's own is left to close."""
+        """Does nothing: vLLM has nothing more to close."""
 
     def _become(self, call: str) -> dict[str, Any]:
         line = next(self._lines)
@@ -228,7 +228,7 @@ class PlayedScheduler:
     # The test's side
 
     def play(self) -> Iterator[str]:
-        """Make the calls that were recorded, and give the name of each when it is done."""
+        """Make the recorded calls, and yield the name of each once it is done."""
         num_updated, worker = 0, InProcessWorker()
         for line in self.calls:
             match line["call"]:

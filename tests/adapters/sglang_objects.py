@@ -1,4 +1,4 @@
-"""What the stand-in for SGLang's scheduler works on: requests, batches, KV pool, radix cache.
+"""Requests, batches, KV pool and radix cache of the stand-in for SGLang's scheduler.
 
 The pool is in whole pages.
 """
@@ -15,7 +15,7 @@ PAGE = 4  # tokens
 
 @dataclass
 class ReqKvInfo:
-    """What a request holds. Its first `num_locked` pages are those of the radix cache."""
+    """The KV pages of a request. The first `num_locked` belong to the radix cache."""
 
     kv_committed_len: int = 0
     num_locked: int = 0
@@ -64,7 +64,7 @@ class RadixCache:
     # The pool
 
     def extend(self, kv: ReqKvInfo, num_tokens: int) -> bool:
-        """Give a request the pages for so many tokens; False: there are not enough."""
+        """Give a request the pages for this many tokens; False: there are not enough."""
         num_new = max(0, -(-num_tokens // PAGE) - kv.num_pages)
         if num_new > self.num_free:
             self.evict_for_alloc(SimpleNamespace(num_tokens=(num_new - self.num_free) * PAGE))
@@ -76,7 +76,7 @@ class RadixCache:
         return True
 
     def release(self, kv: ReqKvInfo, ids: Sequence[int], *, keep: bool) -> None:
-        """A request ends or is retracted; `keep`: its full pages stay in the cache."""
+        """End or retract a request; `keep`: its full pages stay in the cache."""
         self.lock(ids, kv.num_locked, -1)
         for i in range(kv.num_locked, kv.num_pages):
             page = tuple(ids[: (i + 1) * PAGE])

@@ -1,4 +1,4 @@
-"""SGLang's scheduler in small: its names, rules and order of calls, without a model.
+"""A small SGLang scheduler: its names, rules and order of calls, without a model.
 
 Classes, fields and methods are named as in SGLang 0.5.23 wherever the adapter reads them.
 `make test-sglang` holds the adapter to SGLang's own scheduler.
@@ -37,7 +37,7 @@ class Scheduler:
         scheduled: tokens of each request, for each batch that was launched.
         retracted: ids, one for each retraction.
         hits: cached tokens of each request when it was first admitted.
-        answers: to requests that change its state.
+        answers: those to requests that change the scheduler's state.
         num_used: pages in use after each batch, and evicted ones so far.
     """
 
@@ -135,7 +135,7 @@ class Scheduler:
         return []
 
     def pause_generation(self) -> None:
-        """In its mode `retract`; the loop goes on with the next turn."""
+        """Pause in mode `retract`; the loop continues at the next turn."""
         if self.result_queue:
             self.process_batch_result(self.result_queue.popleft(), "SGLang's own result")
         batches = [self.running_batch, *([self.last_batch] if self.last_batch else [])]
@@ -216,7 +216,7 @@ class Scheduler:
         return num_tokens
 
     def _add_prefill(self, new: ScheduleBatch, req: Req, budget: int) -> int:
-        """All that is left of its prompt, or as many whole pages as fit; 0: nothing fits."""
+        """Add the rest of a request's prompt, or as many whole pages as fit; 0: nothing fits."""
         start = req.kv.kv_committed_len
         num_tokens = len(req.ids) - start
         is_last = num_tokens <= budget
@@ -294,7 +294,7 @@ class Scheduler:
         self.last_batch = batch
 
     def run_event_loop(self) -> str:
-        """As long as there is something to do."""
+        """Run turns while there is work."""
         while self.has_work:
             turn([self])
         return "SGLang's own end"
@@ -314,7 +314,7 @@ class Scheduler:
 
 
 def turn(ranks: list[Scheduler], *came: object) -> None:
-    """A turn of the event loop of every rank: the first one's input is broadcast to all."""
+    """Run one turn of every rank's event loop: the first rank's input is broadcast to all."""
     requests = [*came, *ranks[0]._poll_timeout_aborts()]
     for rank in ranks:
         rank.process_input_requests(pickle.loads(pickle.dumps(requests)))

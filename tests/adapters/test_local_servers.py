@@ -1,4 +1,4 @@
-"""Servers on this machine are found by their ports, without disturbing what is none of theirs."""
+"""Servers on this machine are found by their ports, without disturbing other processes."""
 
 import os
 from pathlib import Path
@@ -20,7 +20,7 @@ def port_of(url: str) -> int:
     return int(url.rpartition(":")[2])
 
 
-def test_a_server_is_found_and_others_are_left_out() -> None:
+def test_inference_servers_on_this_machine_are_found_and_other_servers_left_out() -> None:
     with (
         metrics_server(lambda: TEXT) as vllm,
         metrics_server(lambda: b"stepscope_steps_total 5\n") as ours,
@@ -35,7 +35,7 @@ def test_a_server_is_found_and_others_are_left_out() -> None:
             servers.stop()
 
 
-def test_usual_ports_are_asked_and_other_processes_are_not() -> None:
+def test_usual_ports_are_probed_and_ports_of_other_processes_are_not() -> None:
     with create_server(("127.0.0.1", 0)) as mine:
         ports = dict(listening_ports())
         assert {8000, 30000} <= set(ports)

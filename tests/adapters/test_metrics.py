@@ -1,4 +1,4 @@
-"""An engine that is known by its metrics only: what is read, what stays unknown."""
+"""An engine known by its `/metrics` only: which figures are read and which stay unknown."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ EVERY_S = 0.02
 
 
 class Engine:
-    """The metrics of a vLLM whose counters a test moves."""
+    """Metrics of a vLLM; the test moves its counters."""
 
     def __init__(self) -> None:
         self.started_s = 100.0
@@ -120,7 +120,7 @@ def test_names_of_older_vllm_are_read() -> None:
     assert found.num_running is None
 
 
-def test_sglang_is_summed_over_data_parallel_ranks_and_not_over_tensor_parallel_ones() -> None:
+def test_sglang_metrics_are_summed_over_data_parallel_not_tensor_parallel_ranks() -> None:
     found = reading(text_of("sglang-0.5.23"))
     assert (found.engine, found.num_running, found.num_waiting) == ("sglang", 8, 2)
     assert found.kv_used == pytest.approx(0.4)
@@ -147,7 +147,7 @@ def test_a_new_tensorrt_llm_is_read_at_its_own_path() -> None:
     assert found.counters["output_tokens"] == 800
 
 
-def test_bad_lines_and_numbers_are_left_out() -> None:
+def test_malformed_lines_and_numbers_are_left_out() -> None:
     found = reading(
         'vllm:num_requests_running{model_name="m"} NaN\n'
         'vllm:num_requests_waiting{model_name="m" 3\n'
@@ -176,7 +176,7 @@ def test_latencies_are_estimated_from_the_buckets_that_grew() -> None:
 
 
 @pytest.mark.parametrize("change", ["counter", "bucket", "start"])
-def test_a_counter_that_went_back_is_a_restart(change: str) -> None:
+def test_a_counter_that_falls_is_a_restart(change: str) -> None:
     engine = Engine()
     before = reading(engine.text())
     assert not has_restarted(before, reading(engine.text()))
@@ -192,7 +192,7 @@ def test_a_counter_that_went_back_is_a_restart(change: str) -> None:
 # A live server
 
 
-def test_what_the_counters_gained_is_shown_and_what_they_leave_out_is_unknown() -> None:
+def test_counter_increases_are_shown_and_figures_without_a_counter_are_unknown() -> None:
     engine = Engine()
     with metrics_server(engine.text) as url, scraped(url) as source:
         until(lambda: num_records(source) > 0)
@@ -220,7 +220,7 @@ def test_what_the_counters_gained_is_shown_and_what_they_leave_out_is_unknown() 
         assert "STEPSCOPE_ENDPOINT=vllm-0 vllm serve" in live
 
 
-def test_a_server_that_starts_anew_is_another_engine() -> None:
+def test_a_restarted_server_begins_a_new_session() -> None:
     engine = Engine()
     with metrics_server(engine.text) as url, scraped(url) as source:
         until(lambda: num_records(source) > 1)
@@ -246,7 +246,7 @@ def test_a_server_that_dies_is_down_and_comes_back() -> None:
 
 @contextmanager
 def scraped_over(text: Callable[[], bytes]) -> Iterator[tuple[Scraper, int]]:
-    """A source whose server has just gone, and its port."""
+    """A source whose server has just ended, and the server's port."""
     with metrics_server(text) as url:
         source = Scraper(MetricsAddress.parse(url), History(), EVERY_S)
         source.start()
@@ -257,7 +257,7 @@ def scraped_over(text: Callable[[], bytes]) -> Iterator[tuple[Scraper, int]]:
         source.stop()
 
 
-def test_a_server_that_hangs_is_given_up() -> None:
+def test_a_scrape_of_a_hung_server_times_out() -> None:
     with create_server(("127.0.0.1", 0)) as server:
         address = MetricsAddress.parse(f"http://127.0.0.1:{server.getsockname()[1]}/metrics")
         with pytest.raises(FetchError, match=r"took longer than 0\.2 s"):
@@ -272,7 +272,7 @@ def test_a_server_that_hangs_is_given_up() -> None:
         (b"x" * (MAX_BYTES + 1), "more than 8 MiB"),
     ],
 )
-def test_garbage_and_floods_are_one_line_of_error(body: bytes, expected: str) -> None:
+def test_garbage_and_oversized_responses_give_a_one_line_error(body: bytes, expected: str) -> None:
     with (
         metrics_server(lambda: body) as url,
         pytest.raises(FetchError, match=expected),
@@ -295,7 +295,7 @@ def test_scraped_metrics_are_recorded_in_an_ordinary_file(tmp_path: Path) -> Non
     assert 40 in gained
 
 
-def test_servers_are_a_fleet() -> None:
+def test_several_metrics_servers_are_shown_as_a_fleet() -> None:
     engines = [Engine(), Engine()]
     engines[1].running = 30
     with metrics_server(engines[0].text) as one, metrics_server(engines[1].text) as two:
@@ -314,7 +314,7 @@ def test_servers_are_a_fleet() -> None:
 # Addresses
 
 
-def test_addresses_are_urls_or_a_list_in_a_file(tmp_path: Path) -> None:
+def test_metrics_addresses_are_urls_or_a_target_list_in_a_file(tmp_path: Path) -> None:
     listed = tmp_path / "targets.json"
     targets = {"targets": ["a:8000", "b:1"], "labels": {"__metrics_path__": "/m", "job": "x"}}
     listed.write_text(json.dumps([targets, {"targets": ["c:2"]}]))

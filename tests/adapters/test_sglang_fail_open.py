@@ -1,4 +1,4 @@
-"""The SGLang plugin: inert unless asked, and whatever fails in it, SGLang goes on unchanged."""
+"""The SGLang plugin does nothing unless asked, and whatever fails in it leaves SGLang unchanged."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ from tests.support.waiting import wait_for
 
 
 class InjectedError(Exception):
-    """Raised where stepscope has no reason to expect it."""
+    """An error that stepscope's code does not expect."""
 
 
 def fail(*args: object, **kwargs: object) -> Any:
@@ -30,7 +30,7 @@ def fail(*args: object, **kwargs: object) -> Any:
 
 
 def outside(scheduler: Scheduler) -> dict[str, object]:
-    """What an attachment might change: attributes of its own, and values of settings."""
+    """All that an attachment might change: the scheduler's own attributes and its settings."""
     return {
         "methods": [name for name, value in vars(scheduler).items() if callable(value)],
         "cache": [name for name, value in vars(scheduler.tree_cache).items() if callable(value)],
@@ -40,7 +40,7 @@ def outside(scheduler: Scheduler) -> dict[str, object]:
 
 
 def play(scheduler: Scheduler) -> list[dict[str, int]]:
-    """Eight requests and an abort: the batches that ran."""
+    """Run eight requests and an abort; return the batches that ran."""
     came = [TokenizedGenerateReqInput(f"r{i}", [i] * (9 + 5 * i), 12) for i in range(8)]
     turn([scheduler], *came)
     turn([scheduler], AbortReq("r7"))
@@ -96,7 +96,7 @@ def test_an_error_anywhere_detaches_and_changes_nothing_for_sglang(
 
 
 @pytest.mark.parametrize("missing", support.NEEDED)
-def test_a_scheduler_that_lacks_something_is_left_alone_and_the_message_names_it(
+def test_a_scheduler_without_a_needed_attribute_is_left_alone_and_the_lack_named(
     attach_sglang: AttachSglang, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missing: str
 ) -> None:
     scheduler = Scheduler()
@@ -122,7 +122,7 @@ NOT_WATCHED: dict[str, Callable[[Scheduler], None]] = {
 
 
 @pytest.mark.parametrize("what", NOT_WATCHED)
-def test_a_way_to_run_sglang_that_is_not_watched_is_refused_by_name(
+def test_an_unsupported_way_to_run_sglang_is_refused_by_name(
     attach_sglang: AttachSglang, what: str
 ) -> None:
     scheduler = Scheduler()
@@ -131,7 +131,7 @@ def test_a_way_to_run_sglang_that_is_not_watched_is_refused_by_name(
         attach_sglang(scheduler)
 
 
-def test_an_endpoint_that_is_taken_changes_nothing(attach_sglang: AttachSglang) -> None:
+def test_an_endpoint_in_use_leaves_the_scheduler_unchanged(attach_sglang: AttachSglang) -> None:
     attach_sglang(Scheduler())
     second = Scheduler()
     before = outside(second)
@@ -144,7 +144,7 @@ def test_an_endpoint_that_is_taken_changes_nothing(attach_sglang: AttachSglang) 
 
 
 class HookRegistry:
-    """SGLang's own, as far as the plugin uses it."""
+    """The part of SGLang's hook registry that the plugin uses."""
 
     def __init__(self) -> None:
         self.hooks: dict[str, Callable[..., Any]] = {}
@@ -168,7 +168,7 @@ def _around(original: Callable[..., Any], hook: Callable[..., Any]) -> Callable[
 def registry(
     sglang: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> HookRegistry:
-    """Of a process for which an endpoint is asked."""
+    """The hook registry of a process started with an endpoint for stepscope."""
     found = HookRegistry()
     vars(sglang["sglang.srt.plugins.hook_registry"]).update(
         HookRegistry=found, HookType=SimpleNamespace(AROUND="around")
@@ -177,7 +177,7 @@ def registry(
     return found
 
 
-def test_the_plugin_attaches_for_as_long_as_the_event_loop_runs(
+def test_the_plugin_attaches_while_the_event_loop_runs(
     registry: HookRegistry,
     sglang: dict[str, ModuleType],
     monkeypatch: pytest.MonkeyPatch,
@@ -207,7 +207,7 @@ def test_sglang_finds_the_plugin_by_its_entry_point() -> None:
     assert found.load() is plugin.register
 
 
-def test_a_process_without_a_scheduler_is_not_made_to_import_one(
+def test_in_a_process_without_a_scheduler_the_plugin_imports_none(
     registry: HookRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "sglang.srt.managers.scheduler")
@@ -215,7 +215,7 @@ def test_a_process_without_a_scheduler_is_not_made_to_import_one(
     assert registry.hooks == {}
 
 
-def test_no_error_leaves_the_plugin(
+def test_an_error_in_the_plugin_is_logged_and_not_raised(
     registry: HookRegistry,
     sglang: dict[str, ModuleType],
     monkeypatch: pytest.MonkeyPatch,
@@ -232,7 +232,7 @@ def test_no_error_leaves_the_plugin(
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
 
 
-def test_without_the_variable_the_plugin_imports_nothing_of_ours() -> None:
+def test_without_the_environment_variable_the_plugin_imports_nothing_of_stepscope() -> None:
     code = (
         "import os, sys; os.environ.pop('STEPSCOPE_ENDPOINT', None)\n"
         "from stepscope.engine.adapters.sglang import plugin; plugin.register()\n"

@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 
 class Group:
-    """Two tensor-parallel ranks; the first is attached to, all understand our requests."""
+    """Two tensor-parallel ranks that know stepscope's requests; it is attached to the first."""
 
     def __init__(self, attach: AttachSglang, **first: Any) -> None:
         self.ranks = [Scheduler(tp_rank=rank, tp_size=2, chunk=64) for rank in range(2)]
@@ -45,7 +45,7 @@ class Group:
         return [getattr(rank.parallel, SEATS) for rank in self.ranks]
 
     def during(self, ask: Callable[[ControlClient], _T]) -> _T:
-        """What a client gets as its answer while the ranks prefill one prompt after the other."""
+        """The answer that a client gets while the ranks prefill one prompt after the other."""
         answers: list[Any] = []
         endpoint = self.attachment.core.info.control_endpoint
 
@@ -73,7 +73,7 @@ class Group:
 
 
 def changes_through(rank: Scheduler) -> Callable[[Any], object]:
-    """As SGLang's dispatcher has the method after the plugin's hook."""
+    """The method that SGLang's dispatcher calls, with the plugin's hook applied."""
     return lambda request: around_change(Scheduler.set_internal_state, rank, request)
 
 
@@ -95,7 +95,7 @@ def test_a_new_chunk_size_reaches_every_rank_before_the_same_batch(
     assert group.ranks[0].answers == group.ranks[1].answers == []
 
 
-def test_fewer_seats_hold_on_every_rank(attach_sglang: AttachSglang) -> None:
+def test_a_lower_max_num_seqs_takes_effect_on_every_rank(attach_sglang: AttachSglang) -> None:
     group = Group(attach_sglang)
     group.set(max_num_seqs=2)
     came = [TokenizedGenerateReqInput(f"r{i}", [i] * 9, 12) for i in range(6)]
@@ -107,7 +107,7 @@ def test_fewer_seats_hold_on_every_rank(attach_sglang: AttachSglang) -> None:
     assert group.ranks[0].scheduled == group.ranks[1].scheduled
 
 
-def test_more_than_at_the_start_is_refused(attach_sglang: AttachSglang) -> None:
+def test_a_knob_value_above_its_start_value_is_refused(attach_sglang: AttachSglang) -> None:
     group = Group(attach_sglang)
     with pytest.raises(CommandRefused, match="between 4 and 64, with which SGLang was started"):
         group.set(**{BUDGET: 65})
@@ -119,7 +119,7 @@ def test_more_than_at_the_start_is_refused(attach_sglang: AttachSglang) -> None:
     assert (group.chunks(), group.seats()) == ([64, 64], [8, 8])
 
 
-def test_a_lease_that_ends_is_put_back_on_every_rank(attach_sglang: AttachSglang) -> None:
+def test_when_a_lease_ends_every_rank_gets_its_old_values_back(attach_sglang: AttachSglang) -> None:
     group = Group(attach_sglang)
     group.during(lambda client: client.set_knobs({BUDGET: 16}, "Ada", lease_s=0.2))
     turn(group.ranks)
@@ -127,7 +127,7 @@ def test_a_lease_that_ends_is_put_back_on_every_rank(attach_sglang: AttachSglang
     wait_for(lambda: turn(group.ranks) or group.chunks() == [64, 64], "the first chunk size")
 
 
-def test_sglangs_own_changes_of_its_state_are_made_and_answered(
+def test_sglangs_own_state_changes_are_still_made_and_answered(
     attach_sglang: AttachSglang,
 ) -> None:
     group = Group(attach_sglang)
@@ -144,7 +144,7 @@ def test_without_chunked_prefill_the_budget_is_fixed(attach_sglang: AttachSglang
 
 
 @pytest.mark.parametrize("where", ["several nodes", "a receive interval"])
-def test_nothing_is_changed_where_a_request_might_not_reach_every_rank(
+def test_no_knob_is_changed_where_a_request_might_not_reach_every_rank(
     attach_sglang: AttachSglang, where: str
 ) -> None:
     group = Group(attach_sglang)
@@ -158,7 +158,7 @@ def test_nothing_is_changed_where_a_request_might_not_reach_every_rank(
     assert list(attachment.core.info.knobs) == []
 
 
-def test_an_error_puts_the_values_of_every_rank_back(
+def test_an_error_restores_the_start_values_on_every_rank(
     attach_sglang: AttachSglang, caplog: pytest.LogCaptureFixture
 ) -> None:
     group = Group(attach_sglang)

@@ -1,4 +1,4 @@
-"""SGLang's own stream of forward passes: totals of a step, and nothing that it does not say.
+"""SGLang's own stream of forward passes gives a step's totals and leaves the rest unknown.
 
 The messages are made as `srt/observability/forward_pass_metrics.py` of SGLang 0.5.23 makes them.
 """
@@ -19,7 +19,7 @@ from tests.support.waiting import wait_for
 
 
 def frames(counter: int, prefill: int = 0, decodes: int = 0, waiting: int = 0) -> list[bytes]:
-    """One message; all zeros is what an idle SGLang sends."""
+    """The frames of one message; an idle SGLang sends all zeros."""
     message: dict[str, Any] = {
         "version": 1,
         "worker_id": "worker",
@@ -49,7 +49,7 @@ def frames(counter: int, prefill: int = 0, decodes: int = 0, waiting: int = 0) -
 
 @pytest.fixture
 def stream(tmp_path: Path) -> Iterator[tuple[Callable[[list[bytes]], None], ForwardPassSource]]:
-    """What sends a message to a source that is connected."""
+    """A function that sends a message, and the connected source that receives it."""
     where = f"ipc://{tmp_path}/fpm.0"
     with zmq.Context() as context, context.socket(zmq.XPUB) as socket:
         socket.linger = 0
@@ -68,7 +68,7 @@ def arrived(source: ForwardPassSource, number: int) -> None:
     wait_for(lambda: source.history.num_steps == number, f"{number} steps")
 
 
-def test_a_pass_is_a_step_with_totals_only(
+def test_a_forward_pass_is_a_step_with_totals_only(
     stream: tuple[Callable[[list[bytes]], None], ForwardPassSource],
 ) -> None:
     send, source = stream
@@ -88,7 +88,7 @@ def test_a_pass_is_a_step_with_totals_only(
     assert source.status == "live"
 
 
-def test_lost_messages_are_a_gap_and_a_new_count_is_a_new_engine(
+def test_lost_messages_are_a_gap_and_a_restarted_count_is_a_new_engine(
     stream: tuple[Callable[[list[bytes]], None], ForwardPassSource],
 ) -> None:
     send, source = stream
@@ -101,7 +101,7 @@ def test_lost_messages_are_a_gap_and_a_new_count_is_a_new_engine(
     wait_for(lambda: source.history.info != before and source.history.num_steps == 1, "anew")
 
 
-def test_an_idle_engine_and_garbage_make_no_step(
+def test_idle_messages_and_garbage_make_no_step(
     stream: tuple[Callable[[list[bytes]], None], ForwardPassSource],
 ) -> None:
     send, source = stream
@@ -112,12 +112,12 @@ def test_an_idle_engine_and_garbage_make_no_step(
     assert source.history.num_steps == 0
 
 
-def test_another_version_is_refused() -> None:
+def test_a_message_of_another_version_is_refused() -> None:
     with pytest.raises(msgspec.ValidationError, match="version 2, not 1"):
         decode(msgspec.msgpack.encode({"version": 2}))
 
 
-def test_its_address_is_named_with_a_prefix() -> None:
+def test_the_address_of_a_forward_pass_stream_has_the_prefix_sglang() -> None:
     assert addresses("sglang+ipc:///tmp/fpm.0") == [ForwardPassAddress("ipc:///tmp/fpm.0")]
     with pytest.raises(WrongValue):
         addresses("sglang+udp://x")

@@ -1,4 +1,4 @@
-"""What is published of an attached SGLang, held to what its scheduler did."""
+"""Telemetry of an attached SGLang equals what its scheduler did."""
 
 from collections import Counter
 from pathlib import Path
@@ -67,7 +67,7 @@ class Run:
         self.names = {each.request_id: each.client_id for each in self.events(Arrived)}
 
     def _aborts(self) -> list[AbortReq]:
-        """At most one a turn, of the first request that is seen in a state without an abort yet."""
+        """Abort at most one request a turn: the first in a state in which none was aborted yet."""
         scheduler = self.scheduler
         states = {
             "in a chunk": [scheduler.chunked_req],
@@ -107,7 +107,7 @@ def test_every_token_of_a_batch_is_in_a_row_or_counted_as_wasted(run: Run) -> No
             assert sum(rows.values()) <= step.token_budget == 16
 
 
-def test_every_request_ends_as_it_ended_in_sglang(run: Run) -> None:
+def test_every_request_has_the_finish_reason_that_sglang_gave_it(run: Run) -> None:
     reasons = {req.rid: req.finished_reason for req in run.scheduler.requests}
     finished = {run.names[each.request_id]: each for each in run.events(Finished)}
     aborted = {run.names[each.request_id] for each in run.events(Aborted)}
@@ -124,7 +124,7 @@ def test_every_request_ends_as_it_ended_in_sglang(run: Run) -> None:
     assert len(run.events(Finished)) + len(run.events(Aborted)) == len(run.names) == 12
 
 
-def test_tokens_of_a_request_are_its_prompt_and_output_less_its_prefix_hit(run: Run) -> None:
+def test_computed_tokens_are_prompt_and_output_less_the_prefix_hit(run: Run) -> None:
     prompts = {each.request_id: each.num_prompt_tokens for each in run.events(Arrived)}
     hits = {each.request_id: each.num_cached_tokens for each in run.events(Admitted)}
     preempted = {each.request_id for each in run.events(Preempted)}
@@ -142,7 +142,7 @@ def test_tokens_of_a_request_are_its_prompt_and_output_less_its_prefix_hit(run: 
     assert firsts.keys() >= {each.request_id for each in run.events(Finished)}
 
 
-def test_retractions_are_those_of_sglang_and_are_computed_again(run: Run) -> None:
+def test_sglangs_retractions_are_published_as_preemptions_with_their_recompute(run: Run) -> None:
     preempted = [run.names[each.request_id] for each in run.events(Preempted)]
     assert Counter(preempted) == Counter(run.scheduler.retracted)
     assert {each.reason for each in run.events(Preempted)} == {"out of KV blocks"}
@@ -180,7 +180,7 @@ def test_a_pause_that_retracts_every_request_loses_none(
     assert sum(isinstance(event, Finished) for event in events) == 6
 
 
-def test_hits_in_the_radix_cache_are_those_of_sglang(run: Run) -> None:
+def test_published_radix_cache_hits_equal_sglangs(run: Run) -> None:
     hits: dict[str, int] = {}
     for each in run.events(Admitted):
         hits.setdefault(run.names[each.request_id], each.num_cached_tokens)
@@ -194,7 +194,7 @@ def test_hits_in_the_radix_cache_are_those_of_sglang(run: Run) -> None:
     assert sum(step.kv.hit_tokens for step in run.steps if step.kv) == sum(hits.values())
 
 
-def test_pages_in_use_and_evicted_ones_are_those_of_sglang_after_every_step(run: Run) -> None:
+def test_published_used_and_evicted_pages_equal_sglangs_after_every_step(run: Run) -> None:
     num_evicted = 0
     for step, (used, evicted) in zip(run.steps, run.scheduler.num_used, strict=True):
         assert step.kv is not None
@@ -206,7 +206,9 @@ def test_pages_in_use_and_evicted_ones_are_those_of_sglang_after_every_step(run:
 
 
 @pytest.mark.parametrize("is_joined", [False, True])
-def test_a_recording_verifies(run: Run, tmp_path: Path, is_joined: bool) -> None:
+def test_a_recording_of_an_attached_sglang_passes_verify(
+    run: Run, tmp_path: Path, is_joined: bool
+) -> None:
     messages = run.messages
     if is_joined:  # it begins with a snapshot, as the recording of a running engine does
         first = run.first.sequence
@@ -215,7 +217,7 @@ def test_a_recording_verifies(run: Run, tmp_path: Path, is_joined: bool) -> None
     assert {check.name: check.problems for check in report.checks if check.problems} == {}
 
 
-def test_counts_of_pages_are_shown_without_a_map(run: Run) -> None:
+def test_page_counts_are_published_without_a_block_map(run: Run) -> None:
     session = SessionState()
     for _, message in run.messages:
         session.apply(message)
@@ -227,7 +229,7 @@ def test_counts_of_pages_are_shown_without_a_map(run: Run) -> None:
     assert session.blocks is None
 
 
-def test_with_overlap_a_batch_in_flight_wastes_the_rows_of_a_request_that_has_ended(
+def test_with_overlap_rows_of_an_ended_request_in_flight_are_counted_as_wasted(
     attach_sglang: AttachSglang,
 ) -> None:
     overlapped = Run(attach_sglang, "overlap")
@@ -235,7 +237,7 @@ def test_with_overlap_a_batch_in_flight_wastes_the_rows_of_a_request_that_has_en
     assert any(step.hidden_ns is not None for step in overlapped.steps)
 
 
-def test_no_token_leaves_sglang(attach_sglang: AttachSglang) -> None:
+def test_no_token_id_of_sglang_is_in_telemetry(attach_sglang: AttachSglang) -> None:
     run = Run(attach_sglang, "normal")
     needle = msgspec.msgpack.encode(SECRET_TOKEN)[1:]
     assert not [m for _, m in run.messages if needle in wire.encode(m)]

@@ -1,4 +1,4 @@
-"""What the engine's thread notes is read in order, whoever reads it."""
+"""Notes of the engine's thread are read in order, whichever thread reads them."""
 
 import threading
 
@@ -7,7 +7,7 @@ import pytest
 from stepscope.engine.adapters.attached.step_notes import StepNotes
 
 
-def test_notes_are_read_in_order_by_whichever_thread() -> None:
+def test_notes_are_read_in_order_whichever_thread_reads_them() -> None:
     notes = StepNotes()
     read: list[int] = []
     has_ended = threading.Event()
@@ -32,7 +32,7 @@ def test_notes_are_read_in_order_by_whichever_thread() -> None:
     assert read == list(range(2_000))
 
 
-def test_nothing_is_read_after_a_note_that_fails() -> None:
+def test_after_a_failing_note_no_further_note_is_read() -> None:
     notes = StepNotes()
     read: list[int] = []
 

@@ -1,4 +1,4 @@
-"""What the GPU took for a step of an attached vLLM, with stand-ins for torch and the worker."""
+"""GPU time of each step of an attached vLLM, with stand-ins for torch and the worker."""
 
 import sys
 from types import SimpleNamespace
@@ -50,7 +50,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def device_times(attach: Attach) -> list[int | None]:
-    """Of each step of a played session; the worker runs each output."""
+    """The device time of each step of a played session; the worker runs each output."""
     scheduler = PlayedScheduler("0.32.0", "asynchronous")
     attachment = attach(scheduler)
     for call in scheduler.play():
@@ -63,20 +63,20 @@ def device_times(attach: Attach) -> list[int | None]:
     return [record.device_ns for record in records]
 
 
-def test_each_step_has_the_time_between_its_events(attach: Attach) -> None:
+def test_each_step_has_the_time_between_its_cuda_events(attach: Attach) -> None:
     found = device_times(attach)
     assert len(found) > 20
     assert set(found) == {7_250_000}
 
 
-def test_a_step_whose_events_are_not_there_yet_has_no_time(
+def test_a_step_with_unfinished_cuda_events_has_no_device_time(
     attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Event, "is_done", False)
     assert set(device_times(attach)) == {None}
 
 
-def test_an_error_of_the_device_detaches_and_vllm_goes_on(
+def test_a_device_error_detaches_stepscope_and_vllm_continues(
     attach: Attach, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(Event, "is_broken", True)
@@ -84,7 +84,7 @@ def test_an_error_of_the_device_detaches_and_vllm_goes_on(
     assert "stepscope has detached itself, vLLM goes on: RuntimeError: CUDA error" in caplog.text
 
 
-def test_where_no_gpu_is_used_the_worker_is_left_alone(
+def test_without_a_gpu_the_worker_is_not_hooked(
     attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuda = SimpleNamespace(is_initialized=lambda: False)

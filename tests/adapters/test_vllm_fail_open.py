@@ -1,4 +1,4 @@
-"""Whatever fails in stepscope, vLLM goes on with its own methods, values and results."""
+"""Whatever fails in stepscope, vLLM keeps its own methods, values and results."""
 
 import threading
 from collections.abc import Callable
@@ -27,7 +27,7 @@ LIVE = {
 
 
 class InjectedError(Exception):
-    """Raised where stepscope has no reason to expect it."""
+    """An error that stepscope's code does not expect."""
 
 
 def fail(*args: object, **kwargs: object) -> Any:
@@ -35,7 +35,7 @@ def fail(*args: object, **kwargs: object) -> Any:
 
 
 def outside(scheduler: PlayedScheduler) -> dict[str, object]:
-    """What an attachment might change: attributes of its own, and values of settings."""
+    """All that an attachment might change: the scheduler's own attributes and its settings."""
     return {
         "methods": sorted(name for name, value in vars(scheduler).items() if callable(value)),
         "budget": scheduler.max_num_scheduled_tokens,
@@ -99,7 +99,7 @@ def test_an_error_anywhere_detaches_and_changes_nothing_for_vllm(
 
 
 def played_alone(case: str) -> list[Any]:
-    """Outputs of the same schedule without us."""
+    """Outputs of the same schedule without stepscope."""
     scheduler = PlayedScheduler("0.32.0", case)
     for _ in scheduler.play():
         """To its end."""
@@ -128,7 +128,7 @@ def test_an_error_while_vllm_is_idle_detaches_too(
 
 
 @pytest.mark.parametrize("missing", versions.NEEDED)
-def test_a_scheduler_that_lacks_something_is_left_alone_and_the_message_names_it(
+def test_a_scheduler_without_a_needed_attribute_is_left_alone_and_the_lack_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missing: str
 ) -> None:
     scheduler = PlayedScheduler("0.32.0", "chunked")
@@ -144,7 +144,7 @@ def test_a_scheduler_that_lacks_something_is_left_alone_and_the_message_names_it
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_endpoint_that_is_taken_changes_nothing(attach: Attach, tmp_path: Path) -> None:
+def test_an_endpoint_in_use_leaves_the_scheduler_unchanged(attach: Attach, tmp_path: Path) -> None:
     attach(PlayedScheduler("0.32.0", "chunked"))
     second = PlayedScheduler("0.32.0", "chunked")
     before = outside(second)
@@ -153,7 +153,7 @@ def test_an_endpoint_that_is_taken_changes_nothing(attach: Attach, tmp_path: Pat
     assert outside(second) == before
 
 
-def test_a_new_budget_holds_from_the_next_schedule_and_one_above_the_start_is_refused(
+def test_a_budget_change_takes_effect_at_the_next_schedule_up_to_the_start_value(
     attach: Attach,
 ) -> None:
     scheduler = PlayedScheduler("0.32.0", "chunked")
@@ -169,7 +169,7 @@ def test_a_new_budget_holds_from_the_next_schedule_and_one_above_the_start_is_re
     assert scheduler.max_num_scheduled_tokens == 64
 
 
-def test_a_leased_budget_goes_back_when_its_client_falls_silent(attach: Attach) -> None:
+def test_a_leased_budget_is_restored_when_its_client_falls_silent(attach: Attach) -> None:
     scheduler = PlayedScheduler("0.32.0", "chunked")
     attachment = attach(scheduler)
     with ControlClient(attachment.core.info.control_endpoint) as client:
@@ -178,7 +178,9 @@ def test_a_leased_budget_goes_back_when_its_client_falls_silent(attach: Attach) 
         wait_for(lambda: scheduler.max_num_scheduled_tokens == 64, "the first budget")
 
 
-def test_sockets_are_gone_before_vllm_waits_for_its_workers(attach: Attach, tmp_path: Path) -> None:
+def test_on_shutdown_sockets_are_removed_before_vllm_waits_for_its_workers(
+    attach: Attach, tmp_path: Path
+) -> None:
     scheduler = PlayedScheduler("0.32.0", "chunked")
     before = outside(scheduler)
     attach(scheduler)

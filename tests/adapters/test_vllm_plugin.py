@@ -12,7 +12,7 @@ from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.prefix_hashes import VllmPrefixHashes
 
 
-def test_without_the_variable_the_plugin_imports_nothing_of_ours() -> None:
+def test_without_the_environment_variable_the_plugin_imports_nothing_of_stepscope() -> None:
     code = (
         "import os, sys; os.environ.pop('STEPSCOPE_ENDPOINT', None)\n"
         "from stepscope.engine.adapters.vllm import plugin; plugin.register()\n"
@@ -32,7 +32,7 @@ def test_without_the_variable_the_plugin_imports_nothing_of_ours() -> None:
     )
 
 
-def test_no_error_leaves_the_plugin(
+def test_an_error_in_the_plugin_is_logged_and_not_raised(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from stepscope.engine.adapters.vllm import plugin
@@ -71,7 +71,7 @@ def test_before_0_11_1_both_schedulers_of_vllm_are_wrapped(
     assert caplog.text.count("this vLLM's scheduler has no schedule") == 2
 
 
-def test_a_scheduler_without_what_is_needed_is_refused_by_name() -> None:
+def test_a_scheduler_that_lacks_a_needed_attribute_is_refused_by_name() -> None:
     with pytest.raises(versions.UnknownVllmError, match=r"update_from_output.*block_pool"):
         versions.check(object())
 
@@ -85,7 +85,7 @@ def shout(method: Any) -> Any:
     return lambda: method().upper()
 
 
-def test_hooks_leave_no_trace_when_they_are_restored() -> None:
+def test_removed_hooks_leave_no_trace() -> None:
     target = Target()
     hooks = Hooks(target)
     hooks.wrap("schedule", shout)
@@ -95,7 +95,7 @@ def test_hooks_leave_no_trace_when_they_are_restored() -> None:
     assert not vars(target)
 
 
-def test_a_foreign_wrapper_around_ours_stays() -> None:
+def test_a_foreign_wrapper_around_our_hook_stays_when_ours_is_removed() -> None:
     target = Target()
     hooks = Hooks(target)
     hooks.wrap("schedule", shout)
@@ -105,7 +105,7 @@ def test_a_foreign_wrapper_around_ours_stays() -> None:
     assert target.schedule() == "THEIRS!"
 
 
-def test_contexts_that_begin_alike_have_the_same_salted_names(
+def test_contexts_with_equal_prefixes_have_equal_salted_hashes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def request(*blocks: bytes, num_prompt_tokens: int) -> SimpleNamespace:

@@ -44,7 +44,7 @@ def budgets(ranks: list[Attachment]) -> list[KnobValue]:
     return [rank._engine.board.knobs.max_num_batched_tokens for rank in ranks]
 
 
-def test_the_name_of_a_group_stands_for_all_its_ranks(ranks: list[Attachment]) -> None:
+def test_the_name_of_a_data_parallel_group_selects_all_its_ranks(ranks: list[Attachment]) -> None:
     assert [rank.name for rank in ranks_of("vllm-0")] == ["vllm-0.dp0", "vllm-0.dp1"]
     assert [rank.name for rank in ranks_of("vllm-0.dp1")] == ["vllm-0.dp1"]
     assert [rank.name for rank in ranks_of("another")] == ["another"]
@@ -52,7 +52,7 @@ def test_the_name_of_a_group_stands_for_all_its_ranks(ranks: list[Attachment]) -
     assert [rank.core.info.data_parallel_rank for rank in ranks] == [0, 1]
 
 
-def test_a_first_rank_that_does_not_know_of_the_others_belongs_to_them(
+def test_a_first_rank_named_without_a_suffix_still_belongs_to_its_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -67,7 +67,7 @@ def test_a_first_rank_that_does_not_know_of_the_others_belongs_to_them(
     assert [rank.name for rank in ranks_of("vllm-0")] == ["vllm-0"]
 
 
-def test_a_change_of_a_group_reaches_every_rank_and_each_audits_its_step(
+def test_a_knob_change_of_a_group_reaches_every_rank_and_each_audits_its_step(
     ranks: list[Attachment], capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_knobs(["vllm-0", f"{BUDGET}=32"], None, False, None)
@@ -79,7 +79,7 @@ def test_a_change_of_a_group_reaches_every_rank_and_each_audits_its_step(
         assert f"{rank.core.info.name}: holds from step 0" in said
 
 
-def test_a_change_that_one_rank_refuses_changes_no_rank(ranks: list[Attachment]) -> None:
+def test_a_knob_change_that_one_rank_refuses_changes_no_rank(ranks: list[Attachment]) -> None:
     board = ranks[1]._engine.board
     board.specs = tuple(spec for spec in board.specs if spec.name != BUDGET)
     clients = [ControlClient(rank) for rank in ranks_of("vllm-0")]
@@ -90,7 +90,7 @@ def test_a_change_that_one_rank_refuses_changes_no_rank(ranks: list[Attachment])
         client.close()
 
 
-def test_a_rank_that_refuses_late_gives_the_others_their_old_values_back(
+def test_if_a_rank_refuses_late_the_others_get_their_old_values_back(
     ranks: list[Attachment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clients = [ControlClient(rank) for rank in ranks_of("vllm-0")]
@@ -112,7 +112,7 @@ def test_a_rank_that_refuses_late_gives_the_others_their_old_values_back(
 
 @pytest.fixture
 def link() -> Iterator[EngineLink]:
-    """That of a dashboard which shows the second rank."""
+    """The link of a dashboard that shows the second rank."""
     (rank,) = ranks_of("vllm-0.dp1")
     link = EngineLink(lambda: ControlClient(rank), lambda: siblings_of(rank))
     yield link
@@ -126,7 +126,7 @@ def answer_of(link: EngineLink, value: int) -> Answer:
     return answers[0]
 
 
-def test_a_key_of_the_dashboard_changes_all_ranks(
+def test_a_knob_change_in_the_dashboard_reaches_all_ranks(
     ranks: list[Attachment], link: EngineLink
 ) -> None:
     reply = answer_of(link, 32).reply
@@ -135,7 +135,9 @@ def test_a_key_of_the_dashboard_changes_all_ranks(
     assert budgets(ranks) == [32, 32]
 
 
-def test_a_key_changes_no_rank_where_one_refuses(ranks: list[Attachment], link: EngineLink) -> None:
+def test_a_knob_change_in_the_dashboard_changes_no_rank_if_one_refuses(
+    ranks: list[Attachment], link: EngineLink
+) -> None:
     board = ranks[0]._engine.board
     board.specs = tuple(spec for spec in board.specs if spec.name != BUDGET)
     refused = answer_of(link, 32)
@@ -144,7 +146,7 @@ def test_a_key_changes_no_rank_where_one_refuses(ranks: list[Attachment], link: 
     assert budgets(ranks) == [64, 64]
 
 
-def test_a_key_that_comes_too_late_on_its_own_rank_changes_no_other(
+def test_a_conflict_on_the_dashboards_own_rank_changes_no_other_rank(
     ranks: list[Attachment], link: EngineLink
 ) -> None:
     with ControlClient(ranks_of("vllm-0.dp1")[0]) as other:
@@ -155,7 +157,7 @@ def test_a_key_that_comes_too_late_on_its_own_rank_changes_no_other(
 
 
 @pytest.mark.parametrize("error", [EngineUnreachable, NoAnswer])
-def test_a_rank_that_is_gone_changes_no_other_and_one_that_is_silent_may_follow_them(
+def test_an_unreachable_rank_keeps_siblings_unchanged_but_a_silent_rank_does_not(
     ranks: list[Attachment], monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
     first, second = ranks_of("vllm-0")
@@ -174,7 +176,7 @@ def test_a_rank_that_is_gone_changes_no_other_and_one_that_is_silent_may_follow_
 
 
 @pytest.mark.usefixtures("ranks")
-def test_a_group_is_recorded_to_a_file_a_rank(
+def test_recording_a_group_writes_one_file_for_each_rank(
     stepscope: Callable[..., Any], tmp_path: Path
 ) -> None:
     done = stepscope("record", "vllm-0", "-o", str(tmp_path / "run.mcap"), "--seconds", "0.5")

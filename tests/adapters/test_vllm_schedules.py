@@ -1,4 +1,4 @@
-"""What is published of a real vLLM's schedules, as recorded from several of its releases."""
+"""Telemetry of schedules recorded from several releases of a real vLLM."""
 
 from collections import Counter
 from contextlib import nullcontext
@@ -35,7 +35,7 @@ class Played:
     """One recorded schedule, played to its end with stepscope attached.
 
     Args:
-        is_read_late: nobody reads what was noted, unless it has to be read at once.
+        is_read_late: notes are read only where they must be read at once.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ def test_every_scheduled_token_is_in_a_row_or_counted_as_wasted(played: Played) 
         assert sum(rows.values()) <= budget == step.token_budget
 
 
-def test_every_request_ends_as_it_ended_in_vllm(played: Played) -> None:
+def test_every_request_has_the_finish_reason_that_vllm_gave_it(played: Played) -> None:
     names = {each.request_id: each.client_id for each in played.events(Arrived)}
     assert len(names) == len(set(names.values()))
     last = {}
@@ -114,7 +114,7 @@ def test_every_request_ends_as_it_ended_in_vllm(played: Played) -> None:
     assert len(played.events(Finished)) + len(played.events(Aborted)) == len(names)
 
 
-def test_tokens_of_a_request_are_its_prompt_and_output_less_its_prefix_hit(played: Played) -> None:
+def test_computed_tokens_are_prompt_and_output_less_the_prefix_hit(played: Played) -> None:
     arrived = {each.request_id: each.num_prompt_tokens for each in played.events(Arrived)}
     hits = {each.request_id: each.num_cached_tokens for each in played.events(Admitted)}
     preempted = {each.request_id for each in played.events(Preempted)}
@@ -132,7 +132,7 @@ def test_tokens_of_a_request_are_its_prompt_and_output_less_its_prefix_hit(playe
     assert firsts.keys() >= {each.request_id for each in played.events(Finished)}
 
 
-def test_verify_finds_nothing_wrong_with_the_recording(played: Played, tmp_path: Path) -> None:
+def test_the_recording_of_an_attached_vllm_passes_verify(played: Played, tmp_path: Path) -> None:
     report = verify(record(tmp_path / "played.mcap", played.messages), lambda share: None)
     assert {check.name: check.problems for check in report.checks if check.problems} == {}
     assert report.blocks.num_checked == len(played.steps)
@@ -140,7 +140,7 @@ def test_verify_finds_nothing_wrong_with_the_recording(played: Played, tmp_path:
 
 @pytest.mark.parametrize("is_read_late", [False, True])
 @pytest.mark.parametrize("case", [case for case in CASES if case != "asynchronous"])
-def test_used_blocks_are_those_of_vllm_after_every_step(
+def test_published_used_blocks_equal_vllms_after_every_step(
     attach: Attach, version: str, case: str, is_read_late: bool
 ) -> None:
     played = Played(attach, version, case, is_read_late=is_read_late)
@@ -151,7 +151,7 @@ def test_used_blocks_are_those_of_vllm_after_every_step(
     assert max(used) > 0
 
 
-def test_preemptions_are_those_of_vllm(attach: Attach, version: str) -> None:
+def test_published_preemptions_equal_vllms(attach: Attach, version: str) -> None:
     played = Played(attach, version, "preemption")
     expected = sum(len(call.get("preempted", ())) for call in played.scheduler.calls)
     assert len(played.events(Preempted)) == expected > 2
@@ -166,7 +166,7 @@ def test_preemptions_are_those_of_vllm(attach: Attach, version: str) -> None:
     }
 
 
-def test_prefix_hits_are_those_of_vllm(attach: Attach, version: str) -> None:
+def test_published_prefix_hits_equal_vllms(attach: Attach, version: str) -> None:
     played = Played(attach, version, "prefix")
     names = {each.request_id: each.client_id for each in played.events(Arrived)}
     hits = {
@@ -186,7 +186,7 @@ def test_prefix_hits_are_those_of_vllm(attach: Attach, version: str) -> None:
     assert sum(kv.hit_tokens for kv in counts) == sum(expected.values())
 
 
-def test_rows_of_requests_that_were_aborted_in_flight_are_wasted(
+def test_rows_of_requests_aborted_in_flight_are_counted_as_wasted(
     attach: Attach, version: str
 ) -> None:
     played = Played(attach, version, "asynchronous")
@@ -204,14 +204,14 @@ def test_rows_of_requests_that_were_aborted_in_flight_are_wasted(
             assert all(ended_at[row.request_id] >= number for row in message.batch or ())
 
 
-def test_no_token_leaves_vllm(attach: Attach, version: str) -> None:
+def test_no_token_id_of_vllm_is_in_telemetry(attach: Attach, version: str) -> None:
     played = Played(attach, version, "chunked")
     needle = msgspec.msgpack.encode(SECRET_TOKEN)[1:]
     for _, message in played.messages:
         assert needle not in wire.encode(message)
 
 
-def test_the_ledger_knows_what_preemptions_in_vllm_cost(attach: Attach, version: str) -> None:
+def test_the_ledger_has_the_cost_of_vllms_preemptions(attach: Attach, version: str) -> None:
     played = Played(attach, version, "preemption")
     ledger = Ledger(SessionState())
     for _, message in played.messages:
@@ -226,7 +226,9 @@ def test_the_ledger_knows_what_preemptions_in_vllm_cost(attach: Attach, version:
     assert ledger.num_admitted == len(played.events(Admitted))
 
 
-def test_evicted_blocks_are_cached_ones_that_vllm_gave_away(attach: Attach, version: str) -> None:
+def test_evicted_blocks_are_cached_blocks_that_vllm_reassigned(
+    attach: Attach, version: str
+) -> None:
     played = Played(attach, version, "prefix")
     cached: set[int] = set()  # as before the call
     num_evicted = 0

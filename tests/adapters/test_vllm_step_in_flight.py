@@ -1,4 +1,4 @@
-"""A step that an attached vLLM has scheduled and not finished is under way."""
+"""A step that an attached vLLM has scheduled but not finished is in flight."""
 
 import time
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ from stepscope.engine.adapters.vllm.watcher import VllmWatcher
 
 
 def scheduler(request: Any) -> Any:
-    """What the watcher reads of vLLM's scheduler; with two KV groups it tells no blocks."""
+    """The part of vLLM's scheduler that the watcher reads; with two KV groups it has no blocks."""
     return SimpleNamespace(
         requests={request.request_id: request},
         running=[request],
@@ -22,7 +22,7 @@ def scheduler(request: Any) -> Any:
     )
 
 
-def test_a_step_is_under_way_until_vllm_has_finished_it() -> None:
+def test_a_step_is_in_flight_until_vllm_has_finished_it() -> None:
     request = SimpleNamespace(
         request_id="a",
         arrival_time=time.time(),
