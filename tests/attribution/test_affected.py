@@ -1,4 +1,4 @@
-"""How many requests had late tokens: whoever asks that, asks how many users noticed."""
+"""The number of requests with late tokens tells how many users noticed a slowdown."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def affected(path: Path, itl_ms: float, ttft_ms: float, only: int | None = None)
         return explain_recording(recording, itl_ms, ttft_ms, only).affected
 
 
-def test_waits_through_an_operators_pause_do_not_count_as_late(
+def test_waits_during_an_operators_pause_do_not_count_as_late(
     tmp_path: Path,
 ) -> None:
     path = record(tmp_path / "paused.mcap", paused_session())

@@ -1,4 +1,4 @@
-"""Steps that took far longer than their work: told apart from it, and never where they were not."""
+"""Steps that took far longer than their work explains are found, and no others."""
 
 import json
 import re
@@ -31,7 +31,7 @@ from tests.support.slow_step_sessions import (
 
 
 def explained(messages: list[tuple[int, Telemetry]], *, learns: bool = False) -> list[Late]:
-    """All waits, each step judged by all steps, or by those before it."""
+    """All waits; each step is judged by all steps or, with `learns`, by the steps before it."""
     baseline = Baseline()
     if not learns:
         first = Explainer(-1, -1, learns=baseline)
@@ -67,14 +67,14 @@ def slow_session(
     return path, messages, step
 
 
-def test_slow_step_is_not_blamed_on_its_prompt(
+def test_a_slow_step_is_not_blamed_on_its_prompt(
     slow_session: tuple[Path, list[tuple[int, Telemetry]], int],
 ) -> None:
     path, _, step = slow_session
     found = of_file(path, 200, 60_000)
     gaps = [late for late in found.late if late.step == step]
     assert gaps
-    assert gaps == found.late  # nothing else took so long
+    assert gaps == found.late  # no other step took so long
     for late in gaps:
         assert late.cause == "held_up"
         assert sum(piece.ns for piece in late.pieces) == late.gap_ns
@@ -88,7 +88,7 @@ def test_slow_step_is_not_blamed_on_its_prompt(
     assert found.shares[0].num_late == len(gaps)
 
 
-def test_json_and_table_name_the_slow_step(
+def test_explain_names_the_slow_step_in_json_and_table(
     slow_session: tuple[Path, list[tuple[int, Telemetry]], int], stepscope: Callable[..., Any]
 ) -> None:
     path, _, step = slow_session
@@ -105,14 +105,14 @@ def test_json_and_table_name_the_slow_step(
     assert re.search(r"^machine or engine held up +\d+ +[\d,]+ ms +\d\d\.\d%$", table, re.MULTILINE)
 
 
-def test_a_run_that_is_read_once_is_judged_by_its_steps_so_far(
+def test_a_run_read_in_one_pass_judges_each_step_by_the_steps_before_it(
     slow_session: tuple[Path, list[tuple[int, Telemetry]], int],
 ) -> None:
     _, messages, step = slow_session
     assert {piece.step for piece in slow_pieces(explained(messages, learns=True))} == {step}
 
 
-def test_slow_step_also_delays_queued_and_prefilling_requests(
+def test_a_slow_step_also_delays_queued_and_prefilling_requests(
     slow_session: tuple[Path, list[tuple[int, Telemetry]], int],
 ) -> None:
     _, messages, step = slow_session
@@ -127,7 +127,7 @@ def test_slow_step_also_delays_queued_and_prefilling_requests(
     assert not slow_pieces(others)
 
 
-def test_bounds_given_or_derived_and_one_request_or_all_give_the_same_pieces(
+def test_pieces_of_a_wait_do_not_depend_on_bounds_or_the_requests_asked_for(
     slow_session: tuple[Path, list[tuple[int, Telemetry]], int],
 ) -> None:
     path, _, step = slow_session
@@ -143,7 +143,7 @@ def test_bounds_given_or_derived_and_one_request_or_all_give_the_same_pieces(
     }
 
 
-def test_history_finds_the_same_slow_steps_as_the_file(
+def test_a_history_finds_the_same_slow_steps_as_the_file(
     slow_session: tuple[Path, list[tuple[int, Telemetry]], int],
 ) -> None:
     path, messages, step = slow_session
@@ -196,7 +196,7 @@ MIXED = SimulatedWorkload(rate=4.0, document_share=0.3, document_tokens=3000, ou
     ],
     ids=["chunks", "long contexts", "whole prompts", "padded", "separate", "preempted", "overlap"],
 )
-def test_large_work_alone_makes_no_step_slow(options: dict[str, Any], learns: bool) -> None:
+def test_a_large_batch_alone_makes_no_step_slow(options: dict[str, Any], learns: bool) -> None:
     for seed in (1, 2):
         given = dict(options)
         base = CostModel(floor_ms=4.0, context_ns=given.pop("context_ns", 20.0))
@@ -204,7 +204,7 @@ def test_large_work_alone_makes_no_step_slow(options: dict[str, Any], learns: bo
         assert not slow_pieces(explained(messages, learns=learns))
 
 
-def test_late_chunk_of_a_long_prompt_is_slow_only_above_its_own_baseline() -> None:
+def test_a_late_chunk_of_a_long_prompt_is_slow_only_above_its_own_baseline() -> None:
     base = CostModel(floor_ms=4.0, context_ns=30.0)
 
     def holds(step: int, shape: StepShape) -> bool:
@@ -231,18 +231,18 @@ def test_late_chunk_of_a_long_prompt_is_slow_only_above_its_own_baseline() -> No
     ]
     early = min(ns for start, ns, _ in chunks if start < 1000)
     late = min(ns for start, ns, _ in chunks if start > 15_000)
-    assert late > 5 * early  # what a median of equal chunks would call held up
+    assert late > 5 * early  # against the median of equal chunks, the late ones would be slow
     assert {piece.step for piece in slow_pieces(explained(messages))} == set(cost.slow)
 
 
-def test_no_step_is_slow_without_enough_alike_steps() -> None:
+def test_no_step_counts_as_slow_without_enough_similar_steps() -> None:
     cost = NoisyCost(holds=once_beside_a_prompt(5))
     messages = session(cost, num_steps=MIN_STEPS, workload=SimulatedWorkload(rate=60.0))
     assert cost.slow
     assert not slow_pieces(explained(messages))
 
 
-def test_baseline_of_rare_work_uses_steps_of_more_work_never_of_less() -> None:
+def test_the_baseline_of_rare_work_uses_steps_of_more_work_never_of_less() -> None:
     baseline, work = Baseline(), StepWork(100, 100_000, 500)
     for _ in range(MIN_STEPS):
         baseline.add(work, 50 * MS)
@@ -266,7 +266,7 @@ def test_baseline_of_rare_work_uses_steps_of_more_work_never_of_less() -> None:
 
 
 def num_read(monkeypatch: pytest.MonkeyPatch, call: Callable[[], Any]) -> int:
-    """How many messages are decoded for it."""
+    """How many messages the call decodes."""
     number, decode = 0, wire.decode
 
     def counted(payload: bytes) -> Telemetry:
@@ -280,7 +280,7 @@ def num_read(monkeypatch: pytest.MonkeyPatch, call: Callable[[], Any]) -> int:
     return number
 
 
-def test_new_baseline_alone_does_not_reread_a_life(
+def test_a_new_baseline_alone_does_not_reread_a_requests_life(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     history = History(SLO(ttft_ms=60_000, itl_ms=200))
@@ -299,7 +299,7 @@ def test_new_baseline_alone_does_not_reread_a_life(
     assert num_anew > 5
 
 
-def test_life_is_explained_again_once_a_step_in_it_is_known_to_be_slow() -> None:
+def test_a_requests_life_is_explained_again_once_a_step_in_it_is_found_slow() -> None:
     cost = NoisyCost(holds=once_beside_a_prompt(5))
     history, view, told = History(SLO(ttft_ms=60_000, itl_ms=200)), None, []
     for sequence, message in session(cost, knobs=Knobs(max_num_batched_tokens=256)):

@@ -1,4 +1,4 @@
-"""Why a token was late: every cause where it is known by construction, and pieces that add up."""
+"""Why a token was late: each cause in a session built for it, and pieces that add up."""
 
 import random
 from collections.abc import Callable, Iterable
@@ -43,7 +43,7 @@ COST = CostModel(floor_ms=8.0, token_us=40.0, context_ns=0.0)
 
 
 class Script:
-    """A simulated engine that is driven by hand; keeps what it publishes."""
+    """A simulated engine that the test drives; keeps the messages that it publishes."""
 
     def __init__(self, num_blocks: int = 1024, *, overlap: bool = False, **knobs: Any) -> None:
         limits = Limits(max_num_batched_tokens=8192, max_num_seqs=256, max_model_len=4096)
@@ -76,7 +76,7 @@ class Script:
     def submit(
         self, prompt: int, output: int, priority: int = 0, arrival_ns: int | None = None
     ) -> None:
-        """A prompt that shares no beginning with any other."""
+        """Submit a prompt that shares no prefix with any other."""
         token_ids = [(self._tokens + at) % 4000 for at in range(prompt)]
         self._tokens += prompt + 1
         submit = Submit(
@@ -97,7 +97,7 @@ class Script:
 
 
 def simulated(**options: Any) -> list[tuple[int, Telemetry]]:
-    """A simulated session as it comes out of a socket."""
+    """A simulated session with its sequence numbers, as a subscriber receives it."""
     return [(number, wire.decode(wire.encode(m))) for number, m in simulate(**options)]
 
 
@@ -133,7 +133,7 @@ def causes(late: Late) -> dict[str, float]:
 # Each cause
 
 
-def test_a_chunk_of_another_prompt_in_the_step_is_named_with_its_tokens() -> None:
+def test_a_prefill_chunk_in_the_step_is_named_as_cause_with_its_tokens() -> None:
     engine = Script()
     engine.submit(16, 10)
     engine.run(3)
@@ -162,7 +162,9 @@ def test_a_chunk_of_another_prompt_in_the_step_is_named_with_its_tokens() -> Non
         ({"batching": "naive"}, "batch"),
     ],
 )
-def test_a_wait_in_the_queue_says_what_for(knobs: dict[str, Any], reason: str) -> None:
+def test_a_wait_in_the_queue_names_what_the_request_waited_for(
+    knobs: dict[str, Any], reason: str
+) -> None:
     prompt = knobs.pop("prompt", 16)
     engine = Script(
         **{**knobs, "max_num_batched_tokens": knobs.get("max_num_batched_tokens", 8192)}
@@ -184,7 +186,7 @@ def test_a_wait_in_the_queue_says_what_for(knobs: dict[str, Any], reason: str) -
     assert late.kind == "TTFT"
 
 
-def test_left_out_because_the_budget_was_spent() -> None:
+def test_a_decode_left_out_for_lack_of_budget_has_cause_budget() -> None:
     engine = Script(order="arrival")
     engine.submit(16, 20)
     engine.submit(16, 20)
@@ -201,7 +203,7 @@ def test_left_out_because_the_budget_was_spent() -> None:
     assert causes(late)["budget"] == pytest.approx(4 * (8 + 0.2 + 0.04))
 
 
-def test_left_out_of_steps_that_were_given_to_prompts() -> None:
+def test_a_decode_left_out_of_prefill_only_steps_names_the_prompt() -> None:
     engine = Script(batching="separate", max_num_batched_tokens=512)
     engine.submit(16, 20)
     engine.run(3)
@@ -217,7 +219,7 @@ def test_left_out_of_steps_that_were_given_to_prompts() -> None:
     assert late.cause == "budget"
 
 
-def test_preempted_and_recomputed_says_how_many_tokens() -> None:
+def test_a_preemption_is_named_with_the_tokens_recomputed() -> None:
     engine = Script(num_blocks=256, reserve="none", enable_prefix_caching=False)
     engine.submit(2000, 120)
     engine.submit(2000, 120)
@@ -246,7 +248,7 @@ def test_preempted_and_recomputed_says_how_many_tokens() -> None:
     assert sum(p.num_steps for p in out) + recomputed.num_steps == late.step - step + 1
 
 
-def test_operators_pause_differs_from_time_between_steps() -> None:
+def test_an_operators_pause_differs_from_time_between_steps() -> None:
     engine = Script()
     engine.submit(16, 20)
     engine.run(2)
@@ -267,7 +269,7 @@ def test_operators_pause_differs_from_time_between_steps() -> None:
     assert "300.0 ms between steps (update, record, publish)" in between.explanation
 
 
-def test_wait_of_a_request_at_an_idle_engine_is_idle_time() -> None:
+def test_a_requests_wait_at_an_idle_engine_is_idle_time() -> None:
     engine = Script()
     engine.submit(16, 1)
     engine.run(2)
@@ -292,7 +294,7 @@ def test_wait_of_a_request_at_an_idle_engine_is_idle_time() -> None:
     assert "30.0 ms the engine had been idle" in late.explanation
 
 
-def test_single_steps_between_pauses_are_not_the_engines_time() -> None:
+def test_waits_between_single_steps_count_as_the_operators_pause() -> None:
     engine = Script()
     engine.submit(16, 20)
     engine.run(2)
@@ -307,7 +309,7 @@ def test_single_steps_between_pauses_are_not_the_engines_time() -> None:
     assert all(w.paused_ns == 500 * MS and w.is_excused for w in waits)
 
 
-def test_long_step_of_decodes_alone_has_cause_step() -> None:
+def test_a_long_step_of_decodes_alone_has_cause_step() -> None:
     engine = Script()
     engine.submit(16, 5)
     engine.run(3)
@@ -315,7 +317,7 @@ def test_long_step_of_decodes_alone_has_cause_step() -> None:
     assert (late.cause, len(late.pieces)) == ("step", 1)
 
 
-def test_lost_records_are_unknown_and_never_guessed() -> None:
+def test_waits_over_lost_records_are_unknown_and_never_guessed() -> None:
     engine = Script()
     engine.submit(16, 40)
     engine.submit(30, 40)
@@ -341,7 +343,7 @@ def test_lost_records_are_unknown_and_never_guessed() -> None:
 
 @st.composite
 def sessions(draw: st.DrawFn) -> list[tuple[int, Telemetry]]:
-    """Small engines under pressure, with pauses and changes of knobs in between."""
+    """Sessions of small engines under load, with pauses and knob changes in between."""
     rng = random.Random(draw(st.integers(0, 2**16)))
     engine = Script(
         num_blocks=draw(st.sampled_from([256, 300, 1024])),
@@ -374,7 +376,7 @@ def sessions(draw: st.DrawFn) -> list[tuple[int, Telemetry]]:
 
 @settings(max_examples=40, deadline=None)
 @given(sessions())
-def test_the_pieces_of_every_wait_sum_to_it(messages: list[tuple[int, Telemetry]]) -> None:
+def test_the_pieces_of_every_wait_sum_to_its_length(messages: list[tuple[int, Telemetry]]) -> None:
     waits = explained(messages, itl_ms=-1, ttft_ms=-1)
     assert not any(piece.cause == "unknown" for late in waits for piece in late.pieces)
     state, gaps, firsts = SessionState(), 0, 0
@@ -389,7 +391,7 @@ def test_the_pieces_of_every_wait_sum_to_it(messages: list[tuple[int, Telemetry]
 
 @settings(max_examples=25, deadline=None)
 @given(sessions(), st.integers(0, 2**16))
-def test_lost_messages_leave_the_sums_whole(
+def test_with_lost_messages_the_pieces_still_sum_to_the_wait(
     messages: list[tuple[int, Telemetry]], seed: int
 ) -> None:
     rng = random.Random(seed)
@@ -404,7 +406,7 @@ def test_lost_messages_leave_the_sums_whole(
 
 @settings(max_examples=15, deadline=None)
 @given(sessions())
-def test_a_history_explains_single_waits_and_lives_as_the_whole_session_does(
+def test_a_history_explains_single_waits_and_lives_like_the_whole_session(
     messages: list[tuple[int, Telemetry]],
 ) -> None:
     history = History(SLO(ttft_ms=0.001, itl_ms=0.001))
@@ -423,7 +425,7 @@ def test_a_history_explains_single_waits_and_lives_as_the_whole_session_does(
 
 @settings(max_examples=15, deadline=None)
 @given(sessions(), st.integers(1, 60))
-def test_late_tokens_asked_for_together_are_explained_as_each_alone(
+def test_late_tokens_explained_together_read_as_when_explained_alone(
     messages: list[tuple[int, Telemetry]], max_steps: int
 ) -> None:
     slo = SLO(ttft_ms=30, itl_ms=15)
@@ -441,7 +443,7 @@ def test_late_tokens_asked_for_together_are_explained_as_each_alone(
             assert together.wait(breach.step, breach.request_id) == expected
 
 
-def test_late_tokens_of_a_busy_engine_are_explained_in_one_pass_that_goes_on() -> None:
+def test_late_tokens_of_a_busy_engine_are_explained_in_one_resumable_pass() -> None:
     history = History(SLO(ttft_ms=200, itl_ms=20))
     for sequence, message in simulated(
         seed=5, num_steps=400, workload=SimulatedWorkload(rate=40.0)
@@ -458,7 +460,7 @@ def test_late_tokens_of_a_busy_engine_are_explained_in_one_pass_that_goes_on() -
     assert all(history.is_explained(wait.step, wait.request_id) for wait in waits)
 
 
-def test_the_life_of_a_request_grows_with_the_steps() -> None:
+def test_the_explained_life_of_a_request_grows_with_its_steps() -> None:
     messages = simulated(seed=5, num_steps=200, workload=SimulatedWorkload(rate=20.0))
     history = History()
     lengths = []
@@ -480,7 +482,7 @@ def test_the_life_of_a_request_grows_with_the_steps() -> None:
 def recorded(
     tmp_path: Path, recorded_to: Callable[..., Any]
 ) -> Callable[[list[tuple[int, Telemetry]]], Path]:
-    """Records messages as they would come from an engine."""
+    """Records messages as if an engine had sent them."""
 
     def record(messages: list[tuple[int, Telemetry]]) -> Path:
         path = tmp_path / "session.mcap"
@@ -536,7 +538,7 @@ def test_time_before_the_recording_differs_from_lost_messages(
     }
 
 
-def test_without_a_service_level_twice_the_median_is_late(
+def test_without_a_service_level_twice_the_median_counts_as_late(
     recorded: Callable[[list[tuple[int, Telemetry]]], Path],
 ) -> None:
     engine = Script()
@@ -567,7 +569,7 @@ def paused_session() -> list[tuple[int, Telemetry]]:
     return engine.messages
 
 
-def test_the_operators_pause_is_listed_and_not_counted(
+def test_an_operators_pause_is_listed_and_not_counted(
     recorded: Callable[[list[tuple[int, Telemetry]]], Path],
 ) -> None:
     with Recording(recorded(paused_session())) as recording:
@@ -576,7 +578,7 @@ def test_the_operators_pause_is_listed_and_not_counted(
     assert found.itl.num_late == 0
 
 
-def test_the_dashboard_counts_the_late_tokens_that_explain_counts(
+def test_the_dashboard_counts_the_same_late_tokens_as_explain(
     recorded: Callable[[list[tuple[int, Telemetry]]], Path],
 ) -> None:
     messages = simulated(seed=3)
@@ -603,7 +605,7 @@ def test_the_dashboard_counts_the_late_tokens_that_explain_counts(
 def test_the_pause_before_a_recording_is_no_latency_in_it(
     recorded: Callable[[list[tuple[int, Telemetry]]], Path], is_over: bool, is_told: bool
 ) -> None:
-    """Without what the snapshot tells of pauses, waits from before it count for nothing."""
+    """Unless the snapshot tells of pauses, waits that began before it do not count."""
     engine = Script(max_num_batched_tokens=64)
     engine.ask(Pause())
     engine.submit(200, 3)
@@ -638,7 +640,7 @@ def test_the_pause_before_a_recording_is_no_latency_in_it(
 
 
 @pytest.mark.parametrize("num_single_steps", [0, 2])
-def test_subscriber_that_joins_in_a_pause_counts_like_earlier_ones(num_single_steps: int) -> None:
+def test_a_subscriber_that_joins_in_a_pause_counts_like_earlier_ones(num_single_steps: int) -> None:
     engine = Script(max_num_batched_tokens=64)
     engine.submit(16, 20)
     engine.submit(400, 4)
@@ -678,10 +680,10 @@ def test_subscriber_that_joins_in_a_pause_counts_like_earlier_ones(num_single_st
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("others_wait", [False, True])
-def test_a_request_that_came_while_a_step_ran_has_waited_for_it(
+def test_a_request_that_arrives_during_a_step_is_explained_as_waiting_for_it(
     overlap: bool, others_wait: bool
 ) -> None:
-    """It is told of with the next step, or with the one after it where steps overlap."""
+    """The next step's record tells of its arrival, or the one after where steps overlap."""
     engine = Script(max_num_seqs=2, overlap=overlap)
     engine.submit(20, 40)
     engine.run(3)

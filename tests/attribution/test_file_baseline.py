@@ -1,4 +1,4 @@
-"""A replay knows the baseline of the whole file once it was searched, whatever is in memory."""
+"""Once a replay has searched its file, its baseline is that of the whole file."""
 
 import math
 import random
@@ -46,7 +46,7 @@ def slow() -> tuple[Numbered, int]:
 
 @pytest.fixture
 def replay(tmp_path: Path, slow: tuple[Numbered, int]) -> Iterator[ReplaySource]:
-    """Of it, with few steps in memory."""
+    """A replay of the slow session, with few steps in memory."""
     path = record(tmp_path / "held.mcap", slow[0])
     source = ReplaySource(Recording(path), History(LATE, max_steps=30), playing=False)
     source.start()
@@ -64,7 +64,7 @@ def learnt_of(recording: Recording) -> list[tuple[StepWork, int]]:
 
 
 class Noting(Baseline):
-    """Notes what was added."""
+    """A baseline that notes the steps added to it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Noting(Baseline):
 
 
 def told(messages: Numbered) -> list[tuple[StepWork, int]]:
-    """Of all steps, one message after another."""
+    """The steps of all messages, one message after another."""
     noting = Noting()
     explainer = Explainer(math.inf, math.inf, learns=noting)
     for _, message in messages:
@@ -83,7 +83,7 @@ def told(messages: Numbered) -> list[tuple[StepWork, int]]:
     return sorted(noting.added)
 
 
-def test_file_search_and_explain_learn_the_same_baseline(tmp_path: Path) -> None:
+def test_the_file_search_and_explain_learn_the_same_baseline(tmp_path: Path) -> None:
     for seed, overlap in ((1, False), (2, True)):
         messages = session(NoisyCost(), knobs=MIXED, seed=seed, overlap=overlap)
         with Recording(record(tmp_path / f"{seed}.mcap", messages)) as recording:
@@ -94,17 +94,17 @@ def test_file_search_and_explain_learn_the_same_baseline(tmp_path: Path) -> None
         assert learnt_of(recording) == told(messages)
 
 
-def test_baseline_covers_nearly_every_step_despite_lost_messages(tmp_path: Path) -> None:
+def test_the_baseline_covers_nearly_every_step_despite_lost_messages(tmp_path: Path) -> None:
     messages = list(enumerate(busy(4, 900)))
     del messages[300:310], messages[600:603]
     with Recording(record(tmp_path / "lost.mcap", messages)) as recording:
         found, expected = learnt_of(recording), told(messages)
         assert len(expected) - 2 * recording.num_chunks <= len(found) <= len(expected)
-        # What was lost says nothing: the step after it is as long in both.
+        # Lost messages add nothing: both take the step after the gap alike.
         assert set(found) <= set(expected)
 
 
-def test_searched_replay_gives_the_causes_of_explain(
+def test_a_searched_replay_gives_the_causes_of_explain(
     replay: ReplaySource, slow: tuple[Numbered, int]
 ) -> None:
     _, step = slow
@@ -119,7 +119,7 @@ def test_searched_replay_gives_the_causes_of_explain(
         assert replay.history.wait(step, late.request_id) == late
 
 
-def test_file_baseline_replaces_explanations_from_memory(
+def test_the_files_baseline_replaces_explanations_from_memory(
     slow: tuple[Numbered, int],
 ) -> None:
     messages, step = slow
@@ -151,7 +151,7 @@ def test_file_baseline_replaces_explanations_from_memory(
     assert [wait.pieces for wait in life.waits if wait.step == step] == [second.pieces]
 
 
-def test_less_of_the_file_than_is_in_memory_decides_nothing() -> None:
+def test_a_file_baseline_of_fewer_steps_than_memory_is_not_used() -> None:
     history, hasty = History(LATE), Baseline()
     cost = NoisyCost(holds=once_beside_a_prompt(600))
     for sequence, message in session(cost, knobs=MIXED):
@@ -163,7 +163,7 @@ def test_less_of_the_file_than_is_in_memory_decides_nothing() -> None:
     assert late.cause == "held_up"
 
 
-def test_baseline_is_published_at_each_doubling_and_at_the_end(
+def test_the_baseline_is_published_at_each_doubling_and_at_the_end(
     tmp_path: Path,
 ) -> None:
     path = record(tmp_path / "a.mcap", list(enumerate(busy(5, 900))))
@@ -182,7 +182,7 @@ SLOW = {600: 4.0, 601: 2.5, 602: 2.6, 603: 2.4, 604: 1.5, 605: 2.5}
 
 
 class SlowForAWhile(NoisyCost):
-    """Some steps in a row take so many times as long."""
+    """Costs of steps, some of which in a row take `factor` times as long."""
 
     def step_time(self, shape: StepShape) -> StepTime:
         times = SLOW.get(self.step, 1.0)

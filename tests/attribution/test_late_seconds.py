@@ -1,4 +1,4 @@
-"""Of every second the longest wait of each kind is an event, by the levels that hold now."""
+"""Of every second, the longest wait of each kind is an event, by the current service levels."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -33,7 +33,7 @@ def worst_of_seconds(late: Sequence[Late]) -> list[Late]:
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_the_worst_of_each_second_is_that_of_a_look_at_all_however_it_came(data: Any) -> None:
+def test_the_worst_wait_of_each_second_is_exact_however_steps_are_added(data: Any) -> None:
     longest = Longest()
     seconds, known = LateSeconds(longest), list[Late]()
     step, time_ns = 0, 0
@@ -67,7 +67,7 @@ def test_the_worst_of_each_second_is_that_of_a_look_at_all_however_it_came(data:
 
 
 def expected(history: History, until: int | None = None) -> list[SessionEvent]:
-    """A look at every step in memory."""
+    """The events, found by looking at every step in memory."""
     first, last = history.first_step, history.last_step
     if first is None or last is None:
         return []
@@ -87,7 +87,7 @@ def expected(history: History, until: int | None = None) -> list[SessionEvent]:
 
 
 def assert_events(history: History) -> list[SessionEvent]:
-    """All ways to come by them give what a look at every step gives."""
+    """Every query for events gives what a look at every step gives."""
     events = expected(history)
     assert history.events(None, 10**6, SLO_KIND) == events
     first, last = history.first_step, history.last_step
@@ -109,7 +109,7 @@ def assert_events(history: History) -> list[SessionEvent]:
 
 
 @pytest.mark.parametrize("at_once", [19, 4096])
-def test_events_are_those_of_what_is_in_memory_and_of_the_levels_of_now(
+def test_late_token_events_follow_memory_and_the_current_service_levels(
     at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(windows, "_MAX_AT_ONCE", at_once)
@@ -122,7 +122,7 @@ def test_events_are_those_of_what_is_in_memory_and_of_the_levels_of_now(
             history.set_slo(levels[sequence // 97 % len(levels)])
             number.add(len(assert_events(history)))
         elif sequence % 10 == 0:
-            history.next_event(0, 1, SLO_KIND)  # what is known grows bit by bit
+            history.next_event(0, 1, SLO_KIND)  # the index grows bit by bit
     assert len(number) > 4
     assert history.first_step is not None
     assert history.first_step > 0
@@ -131,7 +131,7 @@ def test_events_are_those_of_what_is_in_memory_and_of_the_levels_of_now(
     assert assert_events(history)
 
 
-def test_a_second_under_way_has_its_longest_wait_so_far() -> None:
+def test_the_current_second_shows_its_longest_wait_so_far() -> None:
     history = History(SLO(ttft_ms=1e9, itl_ms=1.0))
     told, changed = dict[int, int](), 0
     for sequence, message in simulate(seed=5, num_steps=300, workload=SimulatedWorkload(rate=9.0)):
@@ -144,7 +144,7 @@ def test_a_second_under_way_has_its_longest_wait_so_far() -> None:
     assert sorted(told.values()) == [each.step for each in assert_events(history)]
 
 
-def test_prepended_steps_complete_the_second_that_was_cut() -> None:
+def test_prepended_steps_complete_a_second_that_was_cut() -> None:
     messages = list(simulate(seed=5, num_steps=900, workload=SimulatedWorkload(rate=9.0)))
     for cut in (200, 431, 700):
         earlier, later = History(SLO(500.0, 50.0)), History(SLO(30.0, 12.0))
@@ -163,7 +163,7 @@ def test_prepended_steps_complete_the_second_that_was_cut() -> None:
         assert assert_events(later) == assert_events(whole)
 
 
-def test_memory_that_has_lost_all_its_steps_has_no_late_token_and_begins_anew() -> None:
+def test_a_memory_emptied_of_steps_has_no_late_tokens_and_fills_again() -> None:
     history = History(SLO(ttft_ms=30.0, itl_ms=1.0))
     messages = list(simulate(seed=5, num_steps=300, workload=SimulatedWorkload(rate=9.0)))
     for sequence, message in messages[:150]:
@@ -179,7 +179,7 @@ def test_memory_that_has_lost_all_its_steps_has_no_late_token_and_begins_anew() 
     assert assert_events(history)
 
 
-def test_memory_a_rewound_replay_and_a_searched_file_agree(
+def test_memory_rewound_replay_and_searched_file_have_the_same_late_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stepscope.recordings.file.writing.recording_file.CHUNK_BYTES", 30_000)

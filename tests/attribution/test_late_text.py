@@ -1,4 +1,4 @@
-"""Lines that say why a token was late, and what a step did, lose whole fields, no half numbers."""
+"""Narrow lines about a late token or a step drop whole fields and never cut a number."""
 
 import re
 
@@ -41,11 +41,11 @@ def numbers(text: str) -> list[str]:
     return re.findall(r"[\d,.]*\d", text)
 
 
-def test_a_wait_is_explained_in_full_where_there_is_room() -> None:
+def test_a_wait_is_explained_in_full_if_there_is_room() -> None:
     assert late_text.of_wait(LATE, 400) == LATE.explanation
 
 
-def test_slow_step_keeps_its_factor_in_short_lines() -> None:
+def test_a_slow_step_keeps_its_factor_in_short_lines() -> None:
     slow = LATE.pieces[-1]
     full = "the machine or the engine was held up: 1 step took 20x as long as is usual for its work"
     assert late_text.of_piece(slow, 200) == slow.text == f"{full} (4.0 ms)"
@@ -74,7 +74,7 @@ def test_a_wait_is_explained_in_whole_words_with_its_largest_part_first(late: La
                 assert set(numbers(part)[1:]) <= told_in_full
 
 
-def test_large_parts_are_named_before_the_largest_is_explained_in_full() -> None:
+def test_all_large_parts_are_named_before_the_largest_is_explained_in_full() -> None:
     text = late_text.of_wait(LATE, 75)
     assert text == "500.0 ms beside 4,096 prefill tokens of r12; 301.0 ms queued for a seat"
     text = late_text.of_wait(LATE, 60)
@@ -82,7 +82,7 @@ def test_large_parts_are_named_before_the_largest_is_explained_in_full() -> None
 
 
 @pytest.mark.parametrize("late", FULL_OF, ids=["shared", "preempted"])
-def test_a_stall_in_one_line_keeps_how_long_it_took(late: Late) -> None:
+def test_a_stall_in_one_line_keeps_its_length(late: Late) -> None:
     for room in range(80):
         text, full = late_text.of_stall(late, room), FULL_OF[late]
         assert len(text) <= room

@@ -1,4 +1,4 @@
-"""Latencies are exact: worked out by hand here, from samples and from step records."""
+"""Latencies are exact: from samples and step records, against values worked out by hand."""
 
 import math
 import random
@@ -63,7 +63,7 @@ def test_percentiles_are_nearest_rank() -> None:
     assert percentiles(ordered, 5, (5, 30, 40, 50, 95, 100)) == [15, 20, 20, 35, 50, 50]
 
 
-def test_weighted_samples_are_what_the_samples_one_by_one_would_be() -> None:
+def test_a_weighted_sample_counts_like_as_many_single_samples() -> None:
     rng = random.Random(0)
     samples = Samples()
     values: list[int] = []
@@ -97,7 +97,7 @@ def test_the_trend_keeps_the_worst_of_each_slice_and_leaves_empty_ones_empty() -
     assert series_of(samples, -5, 35, buckets=4).trend_ms == (7.0, None, None, 4.0)
 
 
-def test_forgetting_is_by_time() -> None:
+def test_samples_are_forgotten_by_time() -> None:
     samples = Samples()
     for time_ns in range(10):
         samples.add(time_ns, time_ns * MS)
@@ -106,7 +106,7 @@ def test_forgetting_is_by_time() -> None:
     assert series_of(samples, -1, 100).num_samples == len(samples) == 4
 
 
-def test_any_window_of_many_samples_has_the_percentiles_of_all_of_them_sorted() -> None:
+def test_percentiles_of_any_window_equal_those_of_its_sorted_samples() -> None:
     rng = random.Random(1)
     samples = Samples()
     kept: list[tuple[int, int, int]] = []
@@ -201,7 +201,7 @@ def test_ttft_itl_tpot_and_step_time_of_two_requests_by_hand() -> None:
     assert stall.text == "step 2 prefill r2 900 tok → ITL 100 ms"
 
 
-def test_a_preemption_is_part_of_the_gap_it_makes_and_named_as_its_cause() -> None:
+def test_a_preemption_counts_in_the_itl_that_it_lengthens_and_is_named_as_cause() -> None:
     history = History()
     records = [
         record(
@@ -249,7 +249,7 @@ def status(time_ms: int, state: EngineState) -> EngineStatus:
     return EngineStatus(time_ns=time_ms * MS, state=state, step=0, num_running=1, num_waiting=0)
 
 
-def test_operators_pause_counts_in_no_latency_or_service_level() -> None:
+def test_an_operators_pause_counts_in_no_latency_or_service_level() -> None:
     """A pause of 5 s between two tokens that would have been 20 ms apart; one before a first."""
     history = History(SLO(ttft_ms=100, itl_ms=50))
     for sequence, message in enumerate(
@@ -285,7 +285,7 @@ def test_operators_pause_counts_in_no_latency_or_service_level() -> None:
     assert report.itl.within_slo == 0.5
     assert (report.ttft.num_samples, report.ttft.max_ms, report.ttft.within_slo) == (2, 18.0, 1.0)
     assert report.tpot.max_ms == 20.0
-    # It is said all the same what the client has seen, and why.
+    # The client's wait and its cause are shown all the same.
     wait = history.wait(1, 1)
     assert wait is not None
     assert (wait.gap_ns, wait.paused_ns, wait.cause, wait.is_excused) == (
@@ -360,7 +360,7 @@ def test_preemptions_are_counted_over_the_last_minute_whatever_the_window() -> N
     assert history.rates(66_000 * MS, 10.0).num_preempted == 0
 
 
-def test_sums_of_blocks_are_the_sums_of_what_is_in_them_whatever_is_forgotten() -> None:
+def test_block_sums_of_a_column_stay_exact_when_steps_are_forgotten() -> None:
     rng = random.Random(2)
     sums = BlockSums()
     column: list[int | None] = []

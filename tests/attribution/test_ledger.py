@@ -1,4 +1,4 @@
-"""The ledger: who waited for what, who was preempted for whom, and what it cost, by the records."""
+"""The ledger says who waited for what, who was preempted for whom, and at what cost."""
 
 import json
 from collections.abc import Callable
@@ -30,7 +30,7 @@ CROWD = SimulatedWorkload(rate=14.0, document_share=0.1, document_tokens=1500, o
 
 
 def ledger_of(messages: list[tuple[int, Telemetry]], lost: frozenset[int] = frozenset()) -> Ledger:
-    """As a reader gets it that misses the messages with some sequence numbers."""
+    """The ledger of a reader that misses the messages with the given sequence numbers."""
     ledger = Ledger(SessionState())
     after_gap = False
     for sequence, message in messages:
@@ -57,7 +57,7 @@ def step_ns(num_tokens: int) -> int:
     return 8 * MS + 200_000 + num_tokens * 40_000  # 0.2 ms are the launch
 
 
-def test_who_waits_since_when_for_what_and_who_is_behind() -> None:
+def test_the_ledger_lists_who_waits_since_when_for_what_and_who_is_behind() -> None:
     script = preempted_once()
     ledger = ledger_of(script.messages)
     records = [m for _, m in script.messages if isinstance(m, StepRecord)]
@@ -100,7 +100,7 @@ def test_the_recompute_tax_is_a_share_of_all_tokens_and_of_the_time_in_steps() -
     assert tax.time_share == pytest.approx(step_ns(2113) * 2096 / 2113 / sum(map(step_ns, steps)))
 
 
-def test_the_figures_of_a_session_and_of_its_memory_have_the_tax_of_the_ledger() -> None:
+def test_session_and_memory_figures_have_the_recompute_tax_of_the_ledger() -> None:
     messages = simulate(
         seed=2,
         num_steps=400,
@@ -126,7 +126,7 @@ def test_the_figures_of_a_session_and_of_its_memory_have_the_tax_of_the_ledger()
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize("has_cache", [True, False])
-def test_beneficiaries_are_those_for_whom_the_scheduler_preempted(
+def test_the_beneficiary_of_a_preemption_is_the_request_it_made_room_for(
     monkeypatch: pytest.MonkeyPatch, policy: Any, has_cache: bool
 ) -> None:
     truth: list[tuple[int, int]] = []  # victim, beneficiary
@@ -187,7 +187,7 @@ def test_what_an_engine_does_not_publish_stays_unknown() -> None:
     assert ledger.tax().token_share is None
 
 
-def test_a_recording_that_begins_after_a_preemption_counts_what_is_computed_again() -> None:
+def test_a_recording_that_begins_after_a_preemption_counts_its_recompute() -> None:
     script = preempted_once()
     state = SessionState()
     for _, message in script.messages:
@@ -203,7 +203,7 @@ def test_a_recording_that_begins_after_a_preemption_counts_what_is_computed_agai
     assert ledger.tax().num_preemptions == 0
 
 
-def test_what_lost_messages_would_say_stays_unknown() -> None:
+def test_the_cost_of_a_preemption_in_lost_messages_stays_unknown() -> None:
     script = preempted_once()
     ledger = ledger_of(script.messages)
     script.run(300)
@@ -218,7 +218,9 @@ def test_what_lost_messages_would_say_stays_unknown() -> None:
     assert ledger.waiting() == []
 
 
-def test_the_command_shows_a_recording(tmp_path: Path, stepscope: Callable[..., Any]) -> None:
+def test_the_ledger_command_shows_a_recording(
+    tmp_path: Path, stepscope: Callable[..., Any]
+) -> None:
     script = preempted_once()
     file = record(tmp_path / "waiting.mcap", script.messages)
     text = stepscope("ledger", str(file)).stdout
@@ -235,13 +237,13 @@ def test_the_command_shows_a_recording(tmp_path: Path, stepscope: Callable[..., 
     assert last["recompute_tax"]["step_ms"] < found["recompute_tax"]["step_ms"]
 
 
-def test_a_preemption_storm_of_a_live_engine_is_in_the_books(
+def test_the_ledger_command_counts_a_preemption_storm_of_a_live_engine(
     live_engine: Any, stepscope: Callable[..., Any]
 ) -> None:
     endpoint = live_engine.endpoint.control
     sampling = SamplingParams(max_tokens=150, ignore_eos=True)
     with ControlClient(live_engine.endpoint) as client:
-        client.ask(Pause())  # all come at once, however busy the machine is
+        client.ask(Pause())  # all requests arrive together, however busy the machine is
         for number in range(40):
             client.send(Submit(prompt_token_ids=[number] * 120, sampling=sampling))
         client.ask(Resume())

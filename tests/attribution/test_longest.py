@@ -1,4 +1,4 @@
-"""The longest waits in memory are found among any number of them, and those forgotten are not."""
+"""The longest waits in memory are found among any number, without the forgotten ones."""
 
 from itertools import groupby
 from typing import Any
@@ -17,7 +17,7 @@ from stepscope.recordings.state.series.latency import SLO
 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
-def test_the_longest_are_those_of_a_sort_of_all_however_much_was_forgotten(data: Any) -> None:
+def test_the_longest_waits_equal_those_of_a_full_sort_after_any_forgetting(data: Any) -> None:
     longest, known = Longest(), list[tuple[int, int]]()
     step = 0
     for _ in range(data.draw(st.integers(1, 4))):
@@ -44,7 +44,7 @@ def test_the_longest_are_those_of_a_sort_of_all_however_much_was_forgotten(data:
         )
 
 
-def test_stalls_follow_what_comes_what_is_forgotten_and_other_service_levels() -> None:
+def test_stalls_follow_new_and_forgotten_steps_and_changed_service_levels() -> None:
     history = History(SLO(ttft_ms=30.0, itl_ms=12.0), max_steps=200)
     for sequence, message in simulate(seed=3, num_steps=600, workload=SimulatedWorkload(rate=9.0)):
         history.append(sequence, message)
@@ -78,10 +78,10 @@ def _assert_longest(history: History) -> None:
         assert named == sorted(late)[:20]
 
 
-def test_lists_of_late_tokens_are_those_of_a_look_at_every_step_in_memory(
+def test_listed_late_tokens_equal_those_of_a_look_at_every_step_in_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In parts of a few steps, between which the source could add some."""
+    """It looks at a few steps at a time; the source could add steps in between."""
     monkeypatch.setattr(windows, "_MAX_AT_ONCE", 37)
     history = History(SLO(ttft_ms=30.0, itl_ms=12.0), max_steps=300)
     for sequence, message in simulate(seed=5, num_steps=700, workload=SimulatedWorkload(rate=9.0)):
@@ -138,7 +138,7 @@ def test_a_stall_says_how_many_streams_it_delayed() -> None:
         assert sum(each.gap_ns > 12e6 for each in late) == stall.num_tokens
 
 
-def test_first_tokens_count_as_stalls_only_where_no_stream_was_held_up() -> None:
+def test_late_first_tokens_count_as_stalls_only_if_no_stream_was_held_up() -> None:
     history = History(SLO(ttft_ms=1.0, itl_ms=12.0))
     for sequence, message in simulate(seed=3, num_steps=300, workload=SimulatedWorkload(rate=9.0)):
         history.append(sequence, message)
@@ -152,14 +152,14 @@ def test_first_tokens_count_as_stalls_only_where_no_stream_was_held_up() -> None
     assert history.stalls(None, 300) == ([], 0)
 
 
-def test_a_stall_is_explained_however_long_ago_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_stall_in_memory_is_explained_too(monkeypatch: pytest.MonkeyPatch) -> None:
     history = History(SLO(ttft_ms=1e9, itl_ms=12.0))
     for sequence, message in simulate(seed=3, num_steps=300, workload=SimulatedWorkload(rate=9.0)):
         history.append(sequence, message)
     stalls = history.stalls(None, 300).longest
     whole = [history.wait(each.step, each.request_id) for each in stalls]
     assert min(each.step for each in stalls) < 100
-    history.set_slo(history.slo)  # nothing is known any more
+    history.set_slo(history.slo)  # forgets all explanations
     monkeypatch.setattr(lives, "MAX_LIFE_STEPS", 100)
     assert [history.wait(each.step, each.request_id) for each in stalls] == whole
     last = history.last_stall(99)
@@ -167,7 +167,7 @@ def test_a_stall_is_explained_however_long_ago_it_was(monkeypatch: pytest.Monkey
     assert last.pieces == history.wait(last.step, last.request_id).pieces  # type: ignore[union-attr]
 
 
-def test_long_waits_are_explained_together_in_parts_however_far_apart_they_began(
+def test_long_waits_are_explained_together_in_parts_wherever_they_began(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     history = History(SLO(ttft_ms=30.0, itl_ms=1.0))

@@ -1,4 +1,4 @@
-"""After an incident one key leads to the worst moment, and the screens name it without any."""
+"""After an incident one key (w) goes to the worst stall; the screens name it without a key."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ SAMPLE = Path(stepscope.recordings.samples.__file__).parent / "freeze.mcap"
 
 @pytest.fixture
 def source(still_source: Callable[..., Any]) -> Any:
-    """Its last stall is not its worst."""
+    """A source whose last stall is not its worst."""
     source = still_source(400)
     source.history.set_slo(SLO(500.0, 15.0))
     return source
@@ -40,7 +40,7 @@ def source(still_source: Callable[..., Any]) -> Any:
 
 @pytest.fixture
 def replay() -> Iterator[ReplaySource]:
-    """Stands at the end of the file."""
+    """A replay that stands at the end of its file."""
     source = ReplaySource(Recording(SAMPLE), playing=False)
     source.start()
     assert source.wait()
@@ -69,7 +69,7 @@ def frame_of(history: History, **view: Any) -> Frame:
 # The key
 
 
-async def test_it_leads_to_the_longest_stall_then_to_the_next_and_says_of_each_what_it_was(
+async def test_the_worst_key_goes_to_the_longest_stall_then_the_next_and_describes_each(
     source: Any,
 ) -> None:
     history = source.history
@@ -93,7 +93,7 @@ async def test_it_leads_to_the_longest_stall_then_to_the_next_and_says_of_each_w
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])
-async def test_stall_notice_drops_whole_parts_in_narrow_lines(
+async def test_a_stall_notice_drops_whole_parts_in_narrow_lines(
     replay: ReplaySource, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert replay.file_latency.search.wait(30)
@@ -112,7 +112,7 @@ async def test_stall_notice_drops_whole_parts_in_narrow_lines(
     assert ("of 7 seconds" in said) == (width > 80)
 
 
-async def test_after_any_other_move_it_begins_with_the_worst_again(source: Any) -> None:
+async def test_after_any_other_move_the_worst_key_begins_with_the_worst_again(source: Any) -> None:
     steps = [each.step for each in source.history.stalls(None, 1000).longest]
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -125,7 +125,9 @@ async def test_after_any_other_move_it_begins_with_the_worst_again(source: Any) 
 
 
 @pytest.mark.parametrize("key", ["L", "1", "space"])
-async def test_what_is_said_of_a_stall_goes_with_it(source: Any, key: str) -> None:
+async def test_a_stall_notice_disappears_when_the_cursor_leaves_the_stall(
+    source: Any, key: str
+) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("w")
@@ -135,7 +137,7 @@ async def test_what_is_said_of_a_stall_goes_with_it(source: Any, key: str) -> No
         assert notice(app) == ""
 
 
-async def test_worst_key_on_the_worst_step_says_so_and_goes_to_the_next(
+async def test_the_worst_key_on_the_worst_step_says_so_and_then_goes_to_the_next(
     source: Any,
 ) -> None:
     steps = [each.step for each in source.history.stalls(None, 1000).longest]
@@ -147,7 +149,7 @@ async def test_worst_key_on_the_worst_step_says_so_and_goes_to_the_next(
         assert app.main.view.cursor == steps[1]
 
 
-async def test_after_the_last_it_is_the_worst_again(source: Any) -> None:
+async def test_after_the_last_stall_the_worst_key_begins_again(source: Any) -> None:
     source.history.set_slo(SLO(1e9, source.history.stalls(None, 3).longest[2].ns / 1e6))
     assert source.history.stalls().number == 2
     app = dashboard(source)
@@ -160,7 +162,7 @@ async def test_after_the_last_it_is_the_worst_again(source: Any) -> None:
         assert app.main.view.cursor != second
 
 
-async def test_what_is_late_is_what_the_service_levels_say(source: Any) -> None:
+async def test_the_worst_key_follows_the_service_levels(source: Any) -> None:
     history = source.history
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -178,7 +180,7 @@ async def test_what_is_late_is_what_the_service_levels_say(source: Any) -> None:
         assert app.main.view.live
 
 
-async def test_it_follows_on_every_screen_of_the_engine(source: Any) -> None:
+async def test_the_worst_key_moves_the_cursor_on_every_screen_of_the_engine(source: Any) -> None:
     steps = [each.step for each in source.history.stalls(None, 3).longest]
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -187,7 +189,7 @@ async def test_it_follows_on_every_screen_of_the_engine(source: Any) -> None:
             assert app.main.frame.cursor == steps[0], page
 
 
-async def test_before_the_first_step_there_is_nowhere_to_go(
+async def test_before_the_first_step_the_worst_key_says_there_is_no_step_yet(
     still_source: Callable[..., Any],
 ) -> None:
     source = type(still_source(2))(History())
@@ -197,7 +199,7 @@ async def test_before_the_first_step_there_is_nowhere_to_go(
         assert notice(app) == "there is no step yet"
 
 
-async def test_in_a_replay_it_leads_through_what_is_in_memory_until_the_file_is_searched(
+async def test_in_a_replay_the_worst_key_covers_memory_until_the_file_is_searched(
     replay: ReplaySource,
 ) -> None:
     searched, replay.file_latency = replay.file_latency, FileLatency(SAMPLE)
@@ -236,7 +238,7 @@ async def test_in_a_replay_it_leads_through_what_is_in_memory_until_the_file_is_
 
 
 @pytest.mark.parametrize("width", [80, 120])
-async def test_before_the_file_is_searched_it_does_not_say_that_nothing_came_late(
+async def test_before_the_file_is_searched_the_worst_key_does_not_claim_no_late_token(
     replay: ReplaySource, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     searched, replay.file_latency = replay.file_latency, FileLatency(SAMPLE)
@@ -253,7 +255,7 @@ async def test_before_the_file_is_searched_it_does_not_say_that_nothing_came_lat
         assert app.main.new_frame().cursor == 302
 
 
-async def test_worst_notice_gives_the_searched_share_of_the_file(
+async def test_the_worst_notice_gives_the_searched_share_of_the_file(
     replay: ReplaySource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert replay.file_latency.search.wait(30)
@@ -266,15 +268,15 @@ async def test_worst_notice_gives_the_searched_share_of_the_file(
         assert notice(app).startswith("worst of 7 seconds with a stall in 41% of the file: 837 ms")
 
 
-def test_worst_key_goes_on_after_a_replay_seek() -> None:
-    """What is sought is the newest step then, and nothing but memory has changed."""
+def test_the_worst_key_continues_after_a_replay_seek() -> None:
+    """After the seek, the sought step is the newest in memory; nothing else has changed."""
     history = History(SLO(1e9, 12.0))
     for sequence, message in simulate(seed=4, num_steps=300, workload=SimulatedWorkload(rate=9.0)):
         history.append(sequence, message)
     worst_step = history.stalls().longest[0].step
 
     class Seeking:
-        """A replay with room for one step only, and who moves through it."""
+        """A replay with room for one step only, and the view that moves through it."""
 
         status, extent, frame = "paused", (0, 10_000), None
         file_latency = FileLatency(SAMPLE)  # not searched
@@ -302,7 +304,9 @@ def test_worst_key_goes_on_after_a_replay_seek() -> None:
 
 
 @pytest.mark.parametrize("width", [50, 60, 100])
-def test_the_panel_names_the_worst_where_the_last_stall_is_not(source: Any, width: int) -> None:
+def test_the_latency_panel_names_the_worst_stall_if_the_last_is_not_the_worst(
+    source: Any, width: int
+) -> None:
     history = source.history
     stalls = history.stalls(None, 1000)
     worst, frame = stalls.longest[0], frame_of(history)
@@ -318,7 +322,7 @@ def test_the_panel_names_the_worst_where_the_last_stall_is_not(source: Any, widt
     assert "(w" in named
 
 
-def test_the_last_stall_is_said_to_be_the_worst_where_it_is(source: Any) -> None:
+def test_the_last_stall_is_marked_as_the_worst_if_it_is(source: Any) -> None:
     history = source.history
     worst = history.stalls().longest[0]
     frame = frame_of(history, cursor=worst.step)
@@ -330,7 +334,7 @@ def test_the_last_stall_is_said_to_be_the_worst_where_it_is(source: Any) -> None
     assert "worst of 1" not in shown
 
 
-def test_the_worst_is_the_same_wherever_the_cursor_is(source: Any) -> None:
+def test_the_worst_stall_shown_does_not_depend_on_the_cursor(source: Any) -> None:
     history = source.history
     worst = history.stalls().longest[0]
     shown = text(latency_panel.draw(frame_of(history, cursor=3), 60, 10, 14))
@@ -338,7 +342,7 @@ def test_the_worst_is_the_same_wherever_the_cursor_is(source: Any) -> None:
 
 
 @pytest.mark.parametrize("width", [80, 99])
-def test_one_line_has_room_for_the_worst_too(source: Any, width: int) -> None:
+def test_the_one_line_panel_has_room_for_the_worst_stall_too(source: Any, width: int) -> None:
     worst = source.history.stalls().longest[0]
     (line,) = text(latency_panel.one_line(frame_of(source.history), width, 1, 14))
     assert len(line) <= width
@@ -349,7 +353,7 @@ def test_one_line_has_room_for_the_worst_too(source: Any, width: int) -> None:
 # The list of breaches
 
 
-async def test_the_longest_breaches_of_all_are_listed_not_those_of_the_newest(
+async def test_sorting_breaches_by_length_covers_all_not_just_the_newest(
     source: Any,
 ) -> None:
     history = source.history
@@ -372,7 +376,9 @@ async def test_the_longest_breaches_of_all_are_listed_not_those_of_the_newest(
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_list_heading_says_when_it_covers_only_a_part(replay: ReplaySource, width: int) -> None:
+def test_the_heading_of_the_breach_list_says_when_it_covers_only_a_part(
+    replay: ReplaySource, width: int
+) -> None:
     def said(extent: tuple[int, int], **view: Any) -> str:
         frame = FrameBuilder(replay.history, extent, lambda: 0.0).build(
             View(page="latency", **view), 80, 10, 8
@@ -393,7 +399,7 @@ def test_list_heading_says_when_it_covers_only_a_part(replay: ReplaySource, widt
     assert len(longest) <= width - 6
 
 
-async def test_the_chosen_breach_stays_chosen_in_the_other_order_and_enter_leads_to_it(
+async def test_a_selected_breach_stays_selected_when_the_order_changes_and_enter_opens_it(
     source: Any,
 ) -> None:
     app = dashboard(source)
@@ -411,7 +417,7 @@ async def test_the_chosen_breach_stays_chosen_in_the_other_order_and_enter_leads
 
 
 @pytest.mark.parametrize("longest_first", [False, True])
-def test_the_order_and_its_key_are_shown_in_a_small_terminal(
+def test_the_breach_order_and_its_key_are_shown_in_a_small_terminal(
     source: Any, longest_first: bool
 ) -> None:
     source.history.set_slo(SLO(1.0, 1.0))
