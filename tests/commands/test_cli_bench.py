@@ -1,4 +1,4 @@
-"""`stepscope bench throughput`: figures that agree with each other, and an end in good order."""
+"""`stepscope bench throughput`: its figures agree with each other, and it ends cleanly."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def usage_error(
     return int(ended.value.code or 0), said.err
 
 
-def test_a_run_prints_a_table_and_writes_all_of_it(
+def test_bench_prints_a_table_and_writes_every_figure_to_the_json_file(
     tmp_path: Path, runtime_folder: Path, tiny_checkpoint: Callable[..., Path]
 ) -> None:
     file = tmp_path / "out.json"
@@ -82,7 +82,7 @@ def test_a_run_prints_a_table_and_writes_all_of_it(
     assert not list(runtime_folder.rglob("*.telemetry")), "a socket was left behind"
 
 
-def test_on_a_cpu_it_is_scaled_down_and_says_how_to_get_the_rest_and_ctrl_c_ends_it(
+def test_on_a_cpu_the_bench_is_scaled_down_says_so_and_ends_on_ctrl_c(
     tmp_path: Path, runtime_folder: Path, tiny_checkpoint: Callable[..., Path]
 ) -> None:
     model = tiny_checkpoint("qwen3", max_position_embeddings=4096)
@@ -144,7 +144,7 @@ def test_wrong_usage_is_one_line(
     assert said.startswith(f"stepscope: error: {message}")
 
 
-def test_a_result_that_could_not_be_written_is_refused_before_the_run(
+def test_an_unwritable_result_path_is_refused_before_the_bench_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     for file in (tmp_path, tmp_path / "none" / "out.json"):
@@ -153,7 +153,7 @@ def test_a_result_that_could_not_be_written_is_refused_before_the_run(
         assert said.startswith(f"stepscope: error: {file} cannot be written")
 
 
-def test_without_torch_it_says_what_to_install(
+def test_without_torch_the_bench_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -169,7 +169,7 @@ def test_without_torch_it_says_what_to_install(
     )
 
 
-def test_help_has_an_example_and_fits_80_columns(
+def test_the_help_of_bench_has_an_example_and_fits_80_columns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -184,7 +184,7 @@ def test_help_has_an_example_and_fits_80_columns(
         assert option in shown
 
 
-def test_the_group_alone_shows_what_there_is(
+def test_stepscope_bench_alone_lists_its_commands(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["stepscope", "bench"])

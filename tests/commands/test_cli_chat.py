@@ -14,7 +14,7 @@ FIGURES = r"\[TTFT [\d.,]+ ms  ITL [\d.,]+ ms  slowest token \d+ after [\d.,]+ m
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, str]]]:
-    """The conversations that the engine got; its codec takes them."""
+    """The conversations that reached the engine, whose codec accepts them."""
     conversations: list[list[tuple[str, str]]] = []
 
     def encode_chat(
@@ -27,7 +27,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, str]]]:
     return conversations
 
 
-def test_each_answer_ends_with_its_figures_and_the_next_turn_knows_it(
+def test_each_chat_answer_ends_with_its_figures_and_is_part_of_the_next_turn(
     live_engine: LiveEngine,
     asked: list[list[tuple[str, str]]],
     stepscope: Callable[..., Done],
@@ -43,7 +43,7 @@ def test_each_answer_ends_with_its_figures_and_the_next_turn_knows_it(
     ]
 
 
-def test_a_model_without_a_chat_template_is_a_line_and_not_the_end(
+def test_without_a_chat_template_the_refusal_is_shown_in_one_line(
     live_engine: LiveEngine, stepscope: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
@@ -52,7 +52,7 @@ def test_a_model_without_a_chat_template_is_a_line_and_not_the_end(
     assert "refused: messages: bytes have no chat template" in done.stdout
 
 
-def test_ctrl_c_stops_an_answer_and_ctrl_d_leaves_with_the_engine(
+def test_ctrl_c_stops_an_answer_and_ctrl_d_ends_the_chat_and_its_engine(
     terminal: Callable[..., Terminal],
 ) -> None:
     screen = terminal(

@@ -1,4 +1,4 @@
-"""`stepscope demo` and `record` with a real engine: they end whole, however they are ended."""
+"""`stepscope demo` and `record` with a real engine end cleanly, however they are ended."""
 
 import os
 import re
@@ -29,7 +29,7 @@ def runtime(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(runtime: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
-    """Starts `stepscope ARGUMENTS`; what is left of them is killed."""
+    """Starts `stepscope ARGUMENTS`; kills processes that still run after the test."""
     started: list[subprocess.Popen[str]] = []
 
     def stepscope(*arguments: str) -> "subprocess.Popen[str]":
@@ -53,7 +53,7 @@ def start(runtime: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
 
 
 def demo_engine(runtime: Path, process: "subprocess.Popen[str]") -> int:
-    """Process id of the engine of a demo, once it works on its workload."""
+    """Process id of a demo's engine, once it runs its workload."""
     endpoint = Endpoint(f"ipc://{runtime}/stepscope/demo-{process.pid}")
     deadline_s = time.monotonic() + WAIT_S
     while time.monotonic() < deadline_s:
@@ -101,7 +101,7 @@ def test_a_headless_demo_records_draws_and_sums_up_a_session_without_gaps(
     assert list((runtime / "stepscope").iterdir()) == []
 
 
-def test_the_engine_ends_with_the_demo_however_that_ends(
+def test_the_engine_of_a_demo_ends_however_the_demo_ends(
     start: Callable[..., "subprocess.Popen[str]"], runtime: Path
 ) -> None:
     signals = (signal.SIGKILL, signal.SIGHUP)
@@ -119,7 +119,7 @@ def test_the_engine_ends_with_the_demo_however_that_ends(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_headless_demo_that_is_interrupted_says_so_and_sums_up_what_was_until_then(
+def test_an_interrupted_headless_demo_says_so_and_still_sums_up_its_session(
     start: Callable[..., "subprocess.Popen[str]"], runtime: Path, number: signal.Signals
 ) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the background of a script
@@ -148,7 +148,7 @@ def test_a_headless_demo_that_is_interrupted_says_so_and_sums_up_what_was_until_
     assert list((runtime / "stepscope").iterdir()) == []
 
 
-def test_a_demo_that_is_ended_while_it_loads_leaves_nothing_behind(
+def test_a_demo_ended_while_its_model_loads_leaves_nothing_behind(
     start: Callable[..., "subprocess.Popen[str]"], runtime: Path
 ) -> None:
     process = start("demo", "--headless", "--seconds", "600")
@@ -179,7 +179,7 @@ def test_ctrl_c_in_the_dashboard_of_a_demo_ends_its_engine_too(
     assert list((runtime / "stepscope").iterdir()) == []
 
 
-def test_a_demo_without_a_terminal_says_what_to_add(
+def test_a_demo_without_a_terminal_asks_for_headless(
     start: Callable[..., "subprocess.Popen[str]"],
 ) -> None:
     process = start("demo")
@@ -188,7 +188,7 @@ def test_a_demo_without_a_terminal_says_what_to_add(
     assert "--headless" in stderr
 
 
-def test_a_demo_of_a_folder_that_is_no_model_ends_with_the_engines_own_words(
+def test_a_demo_of_a_folder_that_is_no_model_ends_with_the_engines_error(
     start: Callable[..., "subprocess.Popen[str]"], runtime: Path
 ) -> None:
     process = start("demo", "--headless", "--model", str(runtime))

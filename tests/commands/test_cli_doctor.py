@@ -1,4 +1,4 @@
-"""`doctor`: what an operator is told about this machine, and when it ends with 1."""
+"""`stepscope doctor`: what it reports about this machine, and when it ends with 1."""
 
 import os
 import re
@@ -21,7 +21,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_it_names_versions_the_backend_and_the_folders(
+def test_doctor_names_versions_the_attention_backend_and_the_folders(
     capsys: pytest.CaptureFixture[str], folders: Path
 ) -> None:
     doctor_command.doctor()
@@ -62,7 +62,7 @@ def test_a_folder_too_long_for_sockets_is_reported(
     assert re.search("bad +sockets .*is too long for a socket", capsys.readouterr().out)
 
 
-def test_it_ends_with_1_when_an_engine_could_not_run(
+def test_doctor_ends_with_1_if_an_engine_could_not_run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of = {extra.name: extra for extra in doctor_command.EXTRAS}
@@ -83,8 +83,8 @@ def test_it_ends_with_1_when_an_engine_could_not_run(
     assert export.endswith(": not installed; pip install 'stepscope[export]'")
 
 
-def test_each_extra_is_listed_with_what_it_brings() -> None:
-    """The table of the report is that of the package."""
+def test_doctor_lists_each_extra_with_what_it_brings() -> None:
+    """The report's table of extras is that of the package."""
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
     extras = project["project"]["optional-dependencies"]
 
@@ -97,7 +97,7 @@ def test_each_extra_is_listed_with_what_it_brings() -> None:
     assert told == {name: names(each) for name, each in extras.items() if name != "dev"}
 
 
-def test_it_says_when_the_runtime_folder_that_was_asked_for_is_not_used(
+def test_doctor_says_if_the_configured_runtime_folder_is_not_used(
     capsys: pytest.CaptureFixture[str], folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = folders / "shared"
@@ -111,7 +111,7 @@ def test_it_says_when_the_runtime_folder_that_was_asked_for_is_not_used(
 
 
 @pytest.mark.parametrize(("compiled", "word"), [(object(), "ok"), (None, "note")])
-def test_it_says_whether_telemetry_has_its_compiled_encoder(
+def test_doctor_says_whether_the_compiled_telemetry_encoder_is_used(
     compiled: object,
     word: str,
     capsys: pytest.CaptureFixture[str],
@@ -133,7 +133,7 @@ def test_it_says_whether_telemetry_has_its_compiled_encoder(
         ("0.10.2", "too old to attach to: it takes 0.11 or later"),
     ],
 )
-def test_it_says_what_can_be_changed_of_the_vllm_beside_it(
+def test_doctor_says_which_knobs_of_the_installed_vllm_can_be_changed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     release: str,
@@ -147,7 +147,7 @@ def test_it_says_what_can_be_changed_of_the_vllm_beside_it(
     assert said in capsys.readouterr().out
 
 
-def test_it_says_that_an_attached_sglang_was_not_seen_running_on_a_gpu(
+def test_doctor_says_that_attaching_to_sglang_was_not_tried_on_a_gpu(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
@@ -159,7 +159,7 @@ def test_it_says_that_an_attached_sglang_was_not_seen_running_on_a_gpu(
     assert "tried with 0.5.23's scheduler on a CPU; not seen running on a GPU" in said
 
 
-def test_it_says_when_sglang_does_not_find_the_plugin(
+def test_doctor_says_if_sglang_does_not_find_the_plugin(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""`set`, `snapshot` and `load` against an engine that runs."""
+"""`stepscope set`, `snapshot` and `load` against a running engine."""
 
 import json
 import os
@@ -29,7 +29,7 @@ from stepscope.tui.cli.engines import keys as keys_command
 ENGINE = Path(__file__).parents[1] / "support" / "simulated_engine.py"
 
 
-def test_set_prints_old_new_and_the_step_from_which_it_holds(
+def test_set_prints_old_and_new_value_and_the_effective_step(
     live_engine: Any, stepscope: Callable[..., Any]
 ) -> None:
     endpoint = live_engine.endpoint.control
@@ -54,7 +54,7 @@ def test_set_prints_old_new_and_the_step_from_which_it_holds(
         ("enable_prefix_caching=maybe", "takes true or false"),
     ],
 )
-def test_set_with_a_value_that_cannot_be_changes_nothing(
+def test_set_with_an_invalid_value_changes_nothing(
     live_engine: Any, stepscope: Callable[..., Any], assignment: str, said: str
 ) -> None:
     endpoint = live_engine.endpoint.control
@@ -97,7 +97,7 @@ def test_snapshot_is_one_json_document_or_a_summary(
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
-def test_output_that_cannot_be_written_is_one_plain_line(
+def test_output_that_cannot_be_written_gives_a_one_line_error(
     live_engine: Any, options: list[str]
 ) -> None:
     with open("/dev/full", "wb") as full:
@@ -117,7 +117,7 @@ def test_output_that_cannot_be_written_is_one_plain_line(
     assert done.stderr == said
 
 
-def test_load_sends_the_mix_and_says_what_a_client_saw(
+def test_load_sends_the_mix_and_reports_the_clients_figures(
     live_engine: Any, stepscope: Callable[..., Any]
 ) -> None:
     mix = ["--num-requests", "30", "--rate", "1000", "--document-tokens", "400"]
@@ -129,7 +129,7 @@ def test_load_sends_the_mix_and_says_what_a_client_saw(
     assert live_engine.core.scheduler.requests == {}
 
 
-def test_load_replays_a_trace_cuts_what_is_too_long_and_hits_shared_prefixes(
+def test_load_replays_a_trace_cuts_long_requests_and_hits_shared_prefixes(
     live_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
 ) -> None:
     trace = tmp_path / "trace.jsonl"
@@ -153,7 +153,7 @@ def test_load_replays_a_trace_cuts_what_is_too_long_and_hits_shared_prefixes(
     assert "2 sent, 2 finished" in fewer.stdout
 
 
-def test_load_keeps_to_its_concurrency_and_ends_after_its_seconds(
+def test_load_keeps_its_concurrency_limit_and_ends_after_its_seconds(
     live_engine: Any, stepscope: Callable[..., Any]
 ) -> None:
     most = 0
@@ -187,7 +187,7 @@ def test_load_fails_when_the_engine_refuses_requests(
 
 @pytest.fixture
 def keyless(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A simulated engine as a process, and its address, once it answers."""
+    """The address and the process of a simulated engine that already answers."""
     address = f"ipc://{tmp_path}/keyless"
     with subprocess.Popen([sys.executable, str(ENGINE), address]) as process:
         try:
@@ -200,7 +200,7 @@ def keyless(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
             process.kill()
 
 
-def test_a_key_that_the_engine_does_not_ask_for_gives_a_note(
+def test_a_key_for_an_engine_without_keys_gives_a_note(
     keyless: tuple[str, object],
     stepscope: Callable[..., Any],
     tmp_path: Path,
@@ -245,7 +245,7 @@ def test_load_does_not_wait_for_an_engine_that_was_killed(
 
 
 def _waiting_load(client: ControlClient, process: Any, **options: Any) -> LoadGenerator:
-    """Sends two requests, stops the engine once they are under way, and has a third to send."""
+    """A load that sends two requests, stops the engine once they run, and still has one to send."""
     submit = Submit(prompt_token_ids=[1, 2, 3], sampling=SamplingParams(max_tokens=900))
     arrivals = [
         SimpleNamespace(offset_s=offset_s, is_cut=False, submit=lambda: submit)
@@ -268,7 +268,7 @@ def _waiting_load(client: ControlClient, process: Any, **options: Any) -> LoadGe
     )
 
 
-def test_load_waits_for_an_engine_that_is_stopped_and_goes_on_with_it(
+def test_load_waits_for_a_stopped_engine_and_continues_once_it_runs(
     keyless: tuple[str, subprocess.Popen[bytes]],
 ) -> None:
     with ControlClient(keyless[0]) as client:
@@ -276,7 +276,7 @@ def test_load_waits_for_an_engine_that_is_stopped_and_goes_on_with_it(
     assert (report.num_sent, report.num_finished, report.silent_s) == (3, 3, 0.0)
 
 
-def test_load_says_for_how_long_a_stopped_engine_answered_nothing_once_its_patience_ends(
+def test_load_gives_up_on_a_silent_engine_and_says_how_long_it_was_silent(
     keyless: tuple[str, subprocess.Popen[bytes]],
 ) -> None:
     with ControlClient(keyless[0]) as client:
@@ -287,7 +287,7 @@ def test_load_says_for_how_long_a_stopped_engine_answered_nothing_once_its_patie
     assert generator.report.num_sent == 2
 
 
-def test_a_killed_engine_does_not_listen_but_a_stopped_one_does(
+def test_connections_to_a_killed_engine_are_refused_but_not_to_a_stopped_one(
     keyless: tuple[str, subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     endpoint, process = Endpoint.parse(keyless[0]), keyless[1]
@@ -306,11 +306,11 @@ def test_a_killed_engine_does_not_listen_but_a_stopped_one_does(
         assert not is_refused(address)
 
 
-def test_ctrl_c_ends_load_aborts_what_is_under_way_and_still_prints_the_summary(
+def test_ctrl_c_ends_load_aborts_its_requests_and_still_prints_the_summary(
     live_engine: Any, tmp_path: Path
 ) -> None:
     with ControlClient(live_engine.endpoint) as client:
-        client.ask(Pause())  # so that something is under way for certain
+        client.ask(Pause())  # so that requests are surely running
     command = ["load", live_engine.endpoint.control, "--rate", "200", "--num-requests", "20"]
     process = subprocess.Popen(
         [sys.executable, "-m", "stepscope.tui.cli", *command],
@@ -336,7 +336,7 @@ def test_ctrl_c_ends_load_aborts_what_is_under_way_and_still_prints_the_summary(
     assert live_engine.core.scheduler.requests == {}
 
 
-def test_load_resets_the_prefix_cache_first_so_that_the_same_requests_are_the_same_work(
+def test_load_resets_the_prefix_cache_so_that_equal_loads_are_equal_work(
     live_engine: Any, stepscope: Callable[..., Any]
 ) -> None:
     endpoint = live_engine.endpoint.control
@@ -353,7 +353,7 @@ def test_load_resets_the_prefix_cache_first_so_that_the_same_requests_are_the_sa
     own = hits()
     again = stepscope("load", endpoint, *same, "--reset-prefix-cache")
     assert again.stdout.splitlines()[0].startswith("the prefix cache is reset: ")
-    assert hits() - own <= own  # else all of it would have been found
+    assert hits() - own <= own  # without the reset, all of it would have been hits
     warm = hits()
     assert stepscope("load", endpoint, *same).exit_code == 0
     assert hits() - warm > own

@@ -1,4 +1,4 @@
-"""`stepscope explain`: a table for people, a document for programs, one line when it cannot."""
+"""`stepscope explain`: a table, a JSON document, and a one-line error when it cannot."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from stepscope.engine.simulation.step_time import CostModel
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory, recorded_to: Callable[..., Any]) -> Path:
-    """Chats beside documents under a budget that is too large."""
+    """A recorded session of chats beside documents under a budget that is too large."""
     path = tmp_path_factory.mktemp("explain") / "session.mcap"
     messages = simulate(
         seed=3,
@@ -48,7 +48,7 @@ def document(run: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
     return document
 
 
-def test_the_document_holds_every_late_token_and_its_pieces_add_up(
+def test_the_json_of_explain_holds_every_late_token_with_pieces_that_add_up(
     session: Path, document: Callable[..., Any]
 ) -> None:
     found = document(str(session), "--slo-itl", "30ms", "--slo-ttft", "0.1s")
@@ -67,7 +67,7 @@ def test_the_document_holds_every_late_token_and_its_pieces_add_up(
     assert piece["request_id"] != shared["request_id"]
 
 
-def test_the_table_begins_with_the_longest_wait_and_says_what_is_left_out(
+def test_the_table_of_explain_begins_with_the_longest_wait_and_counts_the_rest(
     session: Path, run: Callable[..., Any], document: Callable[..., Any]
 ) -> None:
     options = (str(session), "--slo-itl", "30ms", "--slo-ttft", "400ms")
@@ -87,7 +87,7 @@ def test_the_table_begins_with_the_longest_wait_and_says_what_is_left_out(
     assert "more late" not in everything
 
 
-def test_the_step_that_held_up_the_streams_is_named_however_long_first_tokens_took(
+def test_explain_names_the_step_that_stalled_streams_even_beside_longer_ttfts(
     session: Path, run: Callable[..., Any], document: Callable[..., Any]
 ) -> None:
     options = (str(session), "--slo-itl", "30ms", "--slo-ttft", "1ms")
@@ -104,7 +104,7 @@ def test_the_step_that_held_up_the_streams_is_named_however_long_first_tokens_to
     assert [sum(f" {kind} " in row for row in rows) for kind in ("ITL", "TTFT")] == [4, 4]
 
 
-def test_without_levels_in_the_file_those_of_every_command_count(
+def test_without_levels_in_the_file_explain_uses_the_default_levels(
     session: Path, run: Callable[..., Any], document: Callable[..., Any]
 ) -> None:
     found = document(str(session))
@@ -115,7 +115,7 @@ def test_without_levels_in_the_file_those_of_every_command_count(
     assert not asked["itl"]["is_given"]
 
 
-def test_it_says_what_limited_the_steps_and_what_follows(
+def test_explain_says_what_limited_the_steps_and_gives_advice(
     session: Path, run: Callable[..., Any], document: Callable[..., Any]
 ) -> None:
     found = document(str(session))
@@ -127,7 +127,7 @@ def test_it_says_what_limited_the_steps_and_what_follows(
     assert sum(line.startswith("advice: ") for line in lines) == len(found["advice"])
 
 
-def test_where_half_wait_long_for_a_first_token_the_bound_is_not_trusted(
+def test_a_ttft_bound_from_a_slow_median_is_reported_as_doubtful(
     session: Path,
     tmp_path: Path,
     recorded_to: Callable[..., Any],
@@ -147,7 +147,7 @@ def test_where_half_wait_long_for_a_first_token_the_bound_is_not_trusted(
     assert hint not in run(str(session), "--slo-ttft", "median").stdout
 
 
-def test_one_request_can_be_asked_for(
+def test_explain_can_be_limited_to_one_request(
     session: Path, run: Callable[..., Any], document: Callable[..., Any]
 ) -> None:
     some = document(str(session), "--slo-itl", "30ms")["late"][0]["request_id"]
@@ -166,7 +166,7 @@ def test_one_request_can_be_asked_for(
     assert f"first tokens of r{some}: " in shown
 
 
-def test_the_bounds_for_one_request_are_those_of_all(
+def test_explaining_one_request_uses_the_bounds_of_all(
     session: Path, run: Callable[..., Any], document: Callable[..., Any]
 ) -> None:
     whole, alone = document(str(session)), document(str(session), "--request", "0")
@@ -182,7 +182,7 @@ def test_explain_says_that_no_token_was_late(session: Path, run: Callable[..., A
     assert done.stdout.endswith("no token was late\n")
 
 
-def test_requests_without_any_token_are_counted(
+def test_explain_counts_requests_without_any_token(
     tmp_path: Path,
     recorded_to: Callable[..., Any],
     run: Callable[..., Any],
@@ -221,7 +221,7 @@ def test_requests_without_any_token_are_counted(
     assert one["num_requests"] == 1
 
 
-def test_a_shipped_sample_is_known_by_its_name(run: Callable[..., Any]) -> None:
+def test_explain_accepts_the_name_of_a_shipped_sample(run: Callable[..., Any]) -> None:
     done = run("freeze", "--slo-itl", "200ms")
     assert done.exit_code == 0, done.stderr
     assert "prefill tokens of r" in done.stdout
@@ -238,7 +238,7 @@ def test_a_shipped_sample_is_known_by_its_name(run: Callable[..., Any]) -> None:
         (["freeze", "--limit", "-1"], 2, "--limit: expected 0 (all) or more"),
     ],
 )
-def test_wrong_options_give_one_line(
+def test_wrong_options_of_explain_give_a_one_line_error(
     arguments: list[str], code: int, message: str, run: Callable[..., Any]
 ) -> None:
     done = run(*arguments)
@@ -247,7 +247,7 @@ def test_wrong_options_give_one_line(
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_it_says_how_many_requests_the_late_tokens_were_of(
+def test_explain_says_how_many_requests_had_late_tokens(
     session: Path, run: Callable[..., Any], document: Callable[..., Any]
 ) -> None:
     options = (str(session), "--slo-itl", "30ms", "--slo-ttft", "100ms")

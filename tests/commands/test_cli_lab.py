@@ -1,4 +1,4 @@
-"""What `stepscope lab` lists and refuses, and how it judges what was recorded."""
+"""What `stepscope lab` lists and refuses, and how it judges recordings."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,7 @@ from stepscope.tui.cli.lab.experiment import all_experiments
 from stepscope.tui.cli.lab.report import draw, lines, markdown
 
 
-def test_the_list_names_every_experiment_with_its_source(stepscope: Callable[..., Any]) -> None:
+def test_lab_lists_every_experiment_with_its_source(stepscope: Callable[..., Any]) -> None:
     done = stepscope("lab")
     assert done.exit_code == 0, done.stderr
     for each in all_experiments():
@@ -21,7 +21,7 @@ def test_the_list_names_every_experiment_with_its_source(stepscope: Callable[...
     assert len(set(names)) == len(names)
 
 
-def test_an_unknown_experiment_is_one_line_with_the_known_ones(
+def test_an_unknown_experiment_gives_a_one_line_error_with_the_known_names(
     stepscope: Callable[..., Any],
 ) -> None:
     for arguments in (("alchemy",), (), ("freeze", "--all")):

@@ -36,7 +36,7 @@ def test_flags_win_over_the_environment_and_the_environment_over_the_file(
     assert knobs == Knobs(max_num_seqs=3, max_num_batched_tokens=2, watermark=0.1)
 
 
-def test_a_commands_own_defaults_give_way_to_everything_else(config_file: Path) -> None:
+def test_flags_environment_and_file_win_over_a_commands_own_defaults(config_file: Path) -> None:
     defaults = {"max_num_batched_tokens": 256, "max_num_seqs": 8}
     config_file.write_text("[knobs]\nmax_num_seqs = 5\n")
     knobs = resolve(Knobs, "knobs", {}, defaults)
@@ -44,7 +44,7 @@ def test_a_commands_own_defaults_give_way_to_everything_else(config_file: Path) 
 
 
 @pytest.mark.parametrize(("text", "value"), [("true", True), ("0", False), ("1", True)])
-def test_switches_in_the_environment_are_words_or_digits(
+def test_boolean_environment_variables_may_be_words_or_digits(
     monkeypatch: pytest.MonkeyPatch, text: str, value: bool
 ) -> None:
     monkeypatch.setenv("STEPSCOPE_KNOBS_ENABLE_CHUNKED_PREFILL", text)
@@ -74,7 +74,7 @@ def test_every_field_is_an_option_with_a_description() -> None:
     parameters = inspect.signature(command).parameters
     kinds = (EngineConfig, Knobs, WorkloadSpec, DashboardSettings)
     names = {field.name for kind in kinds for field in msgspec.structs.fields(kind)}
-    # The two that had another name take that too, and do not tell.
+    # The two renamed options still accept their old names, without showing them.
     old = {"old_slo_ttft_ms", "old_slo_itl_ms"}
     assert set(parameters) == {"own"} | names | old
     assert all(parameters[name].annotation.__metadata__[0].hidden for name in old)
@@ -97,7 +97,7 @@ def test_service_levels_have_one_name_and_may_have_a_unit_in_every_command(
     assert "--slo-itl-ms" not in told
 
 
-def test_a_service_level_is_in_milliseconds_where_it_has_no_unit(
+def test_a_service_level_without_a_unit_is_in_milliseconds(
     stepscope: Callable[..., Any],
 ) -> None:
     def level(*options: str) -> str:

@@ -1,4 +1,4 @@
-"""`record` and what `replay` says of files, against an engine that runs."""
+"""`stepscope record` and `top` on a running engine, and what `replay` says of files."""
 
 import re
 import signal
@@ -22,7 +22,7 @@ WAIT_S = 60.0
 
 @pytest.fixture
 def busy_engine(live_engine: Any) -> Iterator[Any]:
-    """The engine with requests under way for as long as the test lasts."""
+    """The engine, with running requests for as long as the test lasts."""
     with ControlClient(live_engine.endpoint) as client:
         for first in range(4):
             sampling = SamplingParams(max_tokens=900, ignore_eos=True)
@@ -62,7 +62,7 @@ def test_an_engine_that_publishes_nothing_is_reported_at_the_start(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("end", [(), ("--seconds", "600")], ids=["without an end", "too early"])
-def test_a_signal_finishes_the_file_and_is_a_good_end_where_no_other_was_asked_for(
+def test_a_signal_finishes_the_recording_and_is_success_unless_an_end_was_set(
     busy_engine: Any,
     stepscope: Callable[..., Any],
     tmp_path: Path,
@@ -91,10 +91,10 @@ def test_a_signal_finishes_the_file_and_is_a_good_end_where_no_other_was_asked_f
         assert not recording.truncated
 
 
-def test_what_a_killed_recorder_left_is_not_written_over(
+def test_the_unfinished_file_of_a_killed_recorder_is_not_overwritten(
     busy_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """As when the same command is started again: the unfinished file is all there is."""
+    """Starting the same command again must keep the unfinished file: it is the only copy."""
     path = tmp_path / "session.mcap"
     left = path.with_name(path.name + ".part")
     left.write_bytes(b"an hour of steps")
@@ -135,7 +135,7 @@ def test_record_ends_with_its_engine(
         assert not recording.truncated
 
 
-def test_an_engine_that_starts_anew_is_a_bad_end_of_a_single_file(
+def test_a_restarted_engine_ends_a_single_file_recording_with_an_error(
     busy_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
 ) -> None:
     path = tmp_path / "session.mcap"
@@ -157,7 +157,7 @@ def test_an_engine_that_starts_anew_is_a_bad_end_of_a_single_file(
         assert not recording.truncated
 
 
-def test_a_file_that_is_there_is_not_overwritten(
+def test_record_does_not_overwrite_an_existing_file(
     live_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
 ) -> None:
     path = tmp_path / "precious.mcap"
@@ -168,7 +168,7 @@ def test_a_file_that_is_there_is_not_overwritten(
     assert path.read_text() == "precious"
 
 
-def test_a_file_that_cannot_be_written_is_an_error_at_once(
+def test_record_to_an_unwritable_path_fails_at_once(
     live_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -195,7 +195,7 @@ def test_replaying_a_file_that_is_not_a_recording_is_an_error(
     assert done.stderr.count("\n") == 1
 
 
-def test_replay_checks_the_step_and_asks_for_a_terminal(
+def test_replay_checks_its_step_option_and_needs_a_terminal(
     busy_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
 ) -> None:
     path = tmp_path / "session.mcap"
@@ -209,10 +209,10 @@ def test_replay_checks_the_step_and_asks_for_a_terminal(
     blind = stepscope("replay", str(path))
     assert blind.exit_code == 2
     assert "the dashboard needs a terminal, and standard input is not one" in blind.stderr
-    assert "'stepscope explain'" in blind.stderr  # of use to who has a recording
+    assert "'stepscope explain'" in blind.stderr  # of use only to someone who has a recording
 
 
-def test_replay_shows_a_recording_in_the_dashboard_at_the_step_that_was_asked_for(
+def test_replay_opens_the_dashboard_at_the_given_step(
     busy_engine: Any, stepscope: Callable[..., Any], terminal: Callable[..., Any], tmp_path: Path
 ) -> None:
     path = tmp_path / "session.mcap"
@@ -236,7 +236,7 @@ def test_replay_shows_a_recording_in_the_dashboard_at_the_step_that_was_asked_fo
     assert screen.wait_for_exit(WAIT_S) == 0
 
 
-def test_errors_may_go_to_a_file_while_the_dashboard_is_on_the_terminal(
+def test_the_dashboard_runs_with_stderr_redirected_to_a_file(
     busy_engine: Any, terminal: Callable[..., Any], tmp_path: Path
 ) -> None:
     screen = terminal(
@@ -251,7 +251,7 @@ def test_errors_may_go_to_a_file_while_the_dashboard_is_on_the_terminal(
     assert (tmp_path / "errors").read_bytes() == b""
 
 
-def test_top_shows_the_engine_and_leaves_it_running(
+def test_quitting_top_leaves_the_engine_running(
     busy_engine: Any, terminal: Callable[..., Any], tmp_path: Path
 ) -> None:
     screen = terminal(

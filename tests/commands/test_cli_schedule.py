@@ -1,4 +1,4 @@
-"""What a script relies on that asks `stepscope schedule` who would be in which step."""
+"""`stepscope schedule`: which requests would be in which step, in a form scripts rely on."""
 
 import io
 import json
@@ -33,7 +33,7 @@ class Done:
         return [msgspec.json.decode(line, type=ScheduleLine) for line in self.stdout.splitlines()]
 
     def error(self) -> str:
-        """The error, which must be a single line, and nothing besides."""
+        """The error, which must be a single line and the only output."""
         assert self.stdout == ""
         assert self.stderr.startswith("stepscope: error: ")
         assert self.stderr.count("\n") == 1
@@ -46,7 +46,7 @@ Run = Callable[..., Done]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs `stepscope schedule ARGUMENTS`, with a config file that must not matter."""
+    """Runs `stepscope schedule ARGUMENTS` beside a config file that must have no effect."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     (tmp_path / "stepscope").mkdir()
     (tmp_path / "stepscope" / "config.toml").write_text("[knobs]\nmax_num_seqs = 1\n")
@@ -67,18 +67,18 @@ def workload(**changes: object) -> dict[str, object]:
     return {"num_blocks": 100, "block_size": 4, "requests": requests, **changes}
 
 
-def test_it_prints_one_line_a_step_in_the_recorded_format(run: Run) -> None:
+def test_schedule_prints_one_line_per_step_in_the_format_of_the_recordings(run: Run) -> None:
     text = run(PREEMPTION, "--order", "arrival").stdout
     recorded = (RECORDED / "02-preemption.steps.jsonl").read_text()
     assert list(json.loads(text.splitlines()[0])) == list(json.loads(recorded.splitlines()[0]))
     assert text == recorded
 
 
-def test_a_workload_may_come_from_standard_input(run: Run) -> None:
+def test_schedule_reads_a_workload_from_standard_input(run: Run) -> None:
     assert run("-", stdin=Path(PREEMPTION).read_bytes()).stdout == run(PREEMPTION).stdout
 
 
-def test_options_win_over_the_workload_and_the_config_file_is_left_out(run: Run) -> None:
+def test_options_of_schedule_win_over_the_workload_and_the_config_file_is_ignored(run: Run) -> None:
     document = json.dumps(workload(max_num_seqs=2)).encode()
     assert list(run("-", stdin=document).lines()[0].sched) == ["0", "1"]
     assert list(run("-", "--max-num-seqs", "3", stdin=document).lines()[0].sched) == ["0", "1", "2"]
@@ -90,14 +90,16 @@ def test_options_win_over_the_workload_and_the_config_file_is_left_out(run: Run)
     assert whole.lines()[0].sched == {"0": 10}
 
 
-def test_changes_of_the_budget_happen_whatever_it_begins_with(run: Run) -> None:
+def test_budget_changes_of_a_workload_apply_whatever_the_initial_budget(run: Run) -> None:
     document = json.dumps(workload(budget={"1": 2}, max_num_batched_tokens=5)).encode()
     lines = run("-", "--max-num-batched-tokens", "8", stdin=document).lines()
     assert [line.total for line in lines[:3]] == [8, 2, 2]
 
 
 @pytest.mark.parametrize("knob", sorted(Knobs.__struct_fields__))
-def test_every_knob_is_an_option_and_a_field_of_the_workload(run: Run, knob: str) -> None:
+def test_every_knob_is_an_option_of_schedule_and_a_field_of_the_workload(
+    run: Run, knob: str
+) -> None:
     value = Knobs().as_dict()[knob]
     text = str(value).lower() if isinstance(value, bool) else str(value)
     option = [f"--{knob.replace('_', '-')}"] + ([] if isinstance(value, bool) else [text])
@@ -107,14 +109,14 @@ def test_every_knob_is_an_option_and_a_field_of_the_workload(run: Run, knob: str
     assert by_option.lines()
 
 
-def test_the_help_names_no_defaults_that_are_the_workloads_own(run: Run) -> None:
+def test_the_help_of_schedule_names_no_defaults(run: Run) -> None:
     text = run("--help").stdout
     assert "default:" not in text
     assert "--batching " + "|".join(get_args(Batching)) in text
 
 
 @pytest.mark.parametrize("batching", get_args(Batching))
-def test_the_summary_says_what_an_engineer_compares(run: Run, batching: str) -> None:
+def test_the_summary_counts_steps_tokens_padding_and_preemptions(run: Run, batching: str) -> None:
     done = run(PREEMPTION, "--summary", "--batching", batching)
     assert (done.exit_code, done.stderr) == (0, "")
     table = {line[:12].strip(): line[13:] for line in done.stdout.splitlines()}
@@ -145,7 +147,7 @@ def test_a_summary_counts_latencies_in_steps(run: Run) -> None:
     assert "budget used  50.0% on average" in table  # 15 tokens of 6 x 5
 
 
-def test_a_summary_of_nothing_has_no_samples(run: Run) -> None:
+def test_the_summary_of_a_workload_without_requests_has_no_sample(run: Run) -> None:
     done = run("-", "--summary", stdin=json.dumps(workload(requests=[])).encode())
     assert "TTFT         no sample" in done.stdout.splitlines()
 
@@ -176,7 +178,7 @@ def test_a_summary_of_nothing_has_no_samples(run: Run) -> None:
         (["-"], b'{"order": "fifo"}', 1, "order is one of decode_first, arrival, not 'fifo'"),
     ],
 )
-def test_an_impossible_workload_gives_one_line(
+def test_an_impossible_workload_gives_a_one_line_error(
     run: Run, arguments: list[str], stdin: bytes, exit_code: int, said: str
 ) -> None:
     done = run(*arguments, stdin=stdin)
@@ -184,7 +186,7 @@ def test_an_impossible_workload_gives_one_line(
     assert said in done.error()
 
 
-def test_a_reader_that_has_seen_enough_ends_it_quietly() -> None:
+def test_schedule_ends_quietly_when_its_reader_closes_the_pipe() -> None:
     command = [
         sys.executable,
         "-m",
@@ -202,7 +204,7 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly() -> None:
         assert process.wait(timeout=30) == 0
 
 
-def test_it_needs_no_torch(tmp_path: Path) -> None:
+def test_schedule_needs_no_torch(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('torch was imported')")
     command = [sys.executable, "-m", "stepscope.tui.cli", "schedule", PREEMPTION]
     environment = {"PYTHONPATH": str(tmp_path)}
@@ -210,7 +212,7 @@ def test_it_needs_no_torch(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_all_modes_of_a_workload_are_one_table(run: Run) -> None:
+def test_a_workload_in_all_batching_modes_is_one_table(run: Run) -> None:
     table = run(PREEMPTION, "--summary", "--modes", "all").stdout.splitlines()
     assert table[0].startswith("mode        TTFT p50 steps")
     assert [line.split()[0] for line in table[1:]] == list(get_args(Batching))
@@ -218,14 +220,14 @@ def test_all_modes_of_a_workload_are_one_table(run: Run) -> None:
     assert found["naive"]["num_preemptions"] == 0 < found["chunked"]["num_preemptions"]
 
 
-def test_times_are_in_ms_with_the_step_times_of_a_gpu(run: Run) -> None:
+def test_with_a_gpu_model_the_summary_is_in_milliseconds(run: Run) -> None:
     lines = run(PREEMPTION, "--summary", "--gpu", "h100").stdout.splitlines()
     steps = json.loads(run(PREEMPTION, "--summary", "--json", "--gpu", "h100").stdout)[""]
     assert lines[-1].startswith("ITL ms       p50 ")
     assert steps["ttft_p50_ms"] > steps["ttft_p50_steps"] * 3  # no step takes less than 3 ms
 
 
-def test_a_recording_is_compared_in_all_modes_at_its_own_speed(run: Run) -> None:
+def test_a_recording_is_scheduled_in_several_modes_with_its_own_step_times(run: Run) -> None:
     from stepscope.recordings import samples
 
     path = str(samples.shipped()["chunked"])
@@ -233,7 +235,7 @@ def test_a_recording_is_compared_in_all_modes_at_its_own_speed(run: Run) -> None
     assert found["naive"]["ttft_p50_ms"] > found["chunked"]["ttft_p50_ms"]
 
 
-def test_a_mode_may_come_from_a_file(run: Run, tmp_path: Path) -> None:
+def test_a_batching_mode_may_come_from_a_file(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "my_mode.py"
     path.write_text("def one_by_one(plan):\n    plan.advance(plan.running)\n    plan.admit(1)\n")
     own = run(PREEMPTION, "--mode-file", f"{path}:one_by_one").lines()
@@ -252,13 +254,13 @@ def test_a_mode_may_come_from_a_file(run: Run, tmp_path: Path) -> None:
         (("--mode-file", "nothing.py:mode"), "there is no file nothing.py"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(
+def test_conflicting_options_of_schedule_are_refused(
     run: Run, arguments: tuple[str, ...], expected: str
 ) -> None:
     assert expected in run(PREEMPTION, *arguments).error()
 
 
-def test_a_mode_file_that_fails_is_one_line(run: Run, tmp_path: Path) -> None:
+def test_a_failing_mode_file_is_reported_in_one_line(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "broken.py"
     path.write_text("import nothing_at_all\n")
     assert "ModuleNotFoundError" in run(PREEMPTION, "--mode-file", f"{path}:mode").error()

@@ -1,4 +1,4 @@
-"""What `stepscope serve` says once its engine answers, and what it refuses before."""
+"""What `stepscope serve` prints once its engine answers, and what it refuses before."""
 
 import sys
 import time
@@ -25,7 +25,7 @@ from stepscope.tui.settings.cli_errors import WRONG_USAGE
 
 
 @pytest.mark.parametrize("endpoint", ["e1", "/run/x1", "/run/e1", "tcp://127.0.0.1:5791"])
-def test_the_address_to_watch_is_that_of_the_engine_whatever_it_is_called(
+def test_serve_prints_an_address_to_watch_that_reaches_the_engine(
     endpoint: str,
     runtime_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -96,7 +96,7 @@ def test_a_budget_too_small_for_the_model_is_refused_before_its_weights_are_read
         pass
 
 
-def test_a_replay_that_there_is_no_memory_for_is_refused_in_one_line(
+def test_a_replay_ring_too_large_for_memory_is_refused_in_one_line(
     runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_folder))
@@ -110,7 +110,7 @@ def test_a_replay_that_there_is_no_memory_for_is_refused_in_one_line(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are looked at in /proc")
-def test_an_engine_that_cannot_have_its_control_address_leaves_no_thread_behind(
+def test_an_engine_that_cannot_bind_its_address_leaves_no_thread_behind(
     runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_folder))

@@ -1,4 +1,4 @@
-"""Commands that are typed while the engine they are meant for still loads its model."""
+"""Commands that are started while their engine still loads its model."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ WAIT_S = 30.0
 
 @contextmanager
 def _starting_engine(address: str, go: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """An engine that holds its address, and listens once `go` is there."""
+    """An engine that holds its address, and listens once the file `go` exists."""
     with subprocess.Popen([sys.executable, str(ENGINE), address, "", str(go)]) as engine:
         try:
             deadline_s = time.monotonic() + WAIT_S
@@ -66,7 +66,7 @@ def _commands(address: str, folder: Path) -> dict[str, list[str]]:
     }
 
 
-def test_every_command_waits_for_an_engine_that_starts_and_says_so(tmp_path: Path) -> None:
+def test_every_command_says_that_it_waits_for_a_starting_engine(tmp_path: Path) -> None:
     address, go = f"ipc://{tmp_path}/e1", tmp_path / "go"
     with _starting_engine(address, go) as engine:
         waiting = f"e1 (pid {engine.pid}) is still starting; waiting for it; Ctrl-C stops waiting\n"
@@ -90,7 +90,7 @@ def test_every_command_waits_for_an_engine_that_starts_and_says_so(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["snapshot", "record"])
-def test_ctrl_c_ends_the_wait_at_once_and_leaves_nothing_behind(tmp_path: Path, name: str) -> None:
+def test_ctrl_c_ends_the_wait_for_a_starting_engine_at_once(tmp_path: Path, name: str) -> None:
     address = f"ipc://{tmp_path}/e1"
     with (
         _starting_engine(address, tmp_path / "never"),
@@ -103,7 +103,7 @@ def test_ctrl_c_ends_the_wait_at_once_and_leaves_nothing_behind(tmp_path: Path, 
     assert not list(tmp_path.glob("*.mcap*"))
 
 
-def test_an_engine_that_dies_while_it_starts_ends_the_wait_with_an_error(tmp_path: Path) -> None:
+def test_an_engine_that_dies_while_starting_ends_the_wait_with_an_error(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/e1"
     with (
         _starting_engine(address, tmp_path / "never") as engine,
@@ -118,7 +118,7 @@ def test_an_engine_that_dies_while_it_starts_ends_the_wait_with_an_error(tmp_pat
 
 
 def _free_port() -> int:
-    """A port that is free, as is the next one: an endpoint takes both."""
+    """A free port whose next port is free too: an endpoint takes both."""
     while True:
         with socket.create_server(("127.0.0.1", 0)) as free, contextlib.suppress(OSError):
             port = int(free.getsockname()[1])
@@ -126,7 +126,7 @@ def _free_port() -> int:
                 return port
 
 
-def test_an_engine_on_tcp_is_waited_for_too(tmp_path: Path) -> None:
+def test_a_command_waits_for_a_starting_engine_on_tcp_too(tmp_path: Path) -> None:
     address, go = f"tcp://127.0.0.1:{_free_port()}", tmp_path / "go"
     with _starting_engine(address, go), _command("snapshot", address) as process:
         assert "still starting" in _first_line(process)

@@ -1,4 +1,4 @@
-"""`stats` and `check`: the same figures in every command, and an exit code for a pipeline."""
+"""`stepscope stats` and `check`: the same figures in every command, and exit codes for CI."""
 
 import json
 import math
@@ -35,7 +35,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return session(tmp_path_factory.mktemp("stats") / "session.mcap")
 
 
-def test_stats_gives_every_figure_of_the_table_and_the_levels(
+def test_stats_gives_every_figure_and_the_service_levels(
     file: Path, stepscope: Callable[..., Any]
 ) -> None:
     done = stepscope("stats", str(file), "--slo-itl", "40ms", "--json")
@@ -49,7 +49,7 @@ def test_stats_gives_every_figure_of_the_table_and_the_levels(
     assert all(name in text for name in ("goodput", "prefix_hit_rate", "preemptions"))
 
 
-def test_stats_of_the_last_seconds_of_a_recording(
+def test_stats_can_be_limited_to_the_last_seconds_of_a_recording(
     file: Path, stepscope: Callable[..., Any]
 ) -> None:
     figures = json.loads(stepscope("stats", str(file), "--seconds", "2", "--json").stdout)[
@@ -59,7 +59,7 @@ def test_stats_of_the_last_seconds_of_a_recording(
     assert 0 < figures["steps"] < 500
 
 
-def test_every_command_gives_a_live_engine_the_same_names(
+def test_load_and_stats_and_check_name_the_figures_of_an_engine_alike(
     live_engine: Any, stepscope: Callable[..., Any]
 ) -> None:
     endpoint = live_engine.endpoint.control
@@ -80,7 +80,7 @@ def test_every_command_gives_a_live_engine_the_same_names(
     assert stepscope("audit", path).exit_code == 0
 
 
-def test_load_says_how_much_came_from_the_prefix_cache(
+def test_load_reports_the_share_of_prefix_cache_hits(
     live_engine: Any, stepscope: Callable[..., Any]
 ) -> None:
     same = [live_engine.endpoint.control, *_MIX, "--output-tokens", "8", "--seed", "1", "--json"]
@@ -96,7 +96,7 @@ def test_load_says_how_much_came_from_the_prefix_cache(
         (["--min", "goodput=100%", "--max", "itl_p99=10s"], 1),
     ],
 )
-def test_check_ends_with_1_where_a_bound_does_not_hold(
+def test_check_ends_with_1_if_a_bound_does_not_hold(
     file: Path, stepscope: Callable[..., Any], bounds: list[str], exit_code: int
 ) -> None:
     done = stepscope("check", str(file), *bounds)
@@ -104,7 +104,7 @@ def test_check_ends_with_1_where_a_bound_does_not_hold(
     assert ("failed" in done.stdout) == (exit_code == 1)
 
 
-def test_check_ends_with_3_where_there_is_too_little_data(
+def test_check_ends_with_3_if_there_is_too_little_data(
     tmp_path: Path, live_engine: Any, stepscope: Callable[..., Any]
 ) -> None:
     short = session(tmp_path / "short.mcap", num_steps=5)
@@ -129,7 +129,7 @@ def test_check_writes_json_and_a_junit_report(
     assert [case.find("failure") is not None for case in suite] == [True, False]
 
 
-def test_check_holds_a_slower_engine_against_its_baseline(
+def test_check_finds_a_regression_against_a_baseline_recording(
     tmp_path: Path, file: Path, stepscope: Callable[..., Any]
 ) -> None:
     same = stepscope("check", str(file), "--baseline", str(file))
@@ -153,7 +153,7 @@ def test_check_holds_a_slower_engine_against_its_baseline(
         (["--max", "itl_p99=1ms", "--seconds", "-1"], "expected a number above 0"),
     ],
 )
-def test_what_check_cannot_read_is_wrong_usage(
+def test_bounds_and_files_that_check_cannot_read_are_wrong_usage(
     file: Path, stepscope: Callable[..., Any], arguments: list[str], problem: str
 ) -> None:
     done = stepscope("check", str(file), *arguments)

@@ -1,4 +1,4 @@
-"""What is typed wrong, or where something is missing: one line that says so, a true exit code."""
+"""Wrong input or a missing resource gives a one-line error and the right exit code."""
 
 import json
 import os
@@ -71,7 +71,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("bench gpu --time-limit nan", 2, "--time-limit: expected 10 seconds or more"),
     ],
 )
-def test_wrong_input_gives_one_line_and_writes_nothing(
+def test_wrong_input_gives_a_one_line_error_and_writes_nothing(
     stepscope: Callable[..., Any], folder: Path, line: str, code: int, said: str
 ) -> None:
     before = sorted(each.name for each in folder.iterdir())
@@ -84,7 +84,7 @@ def test_wrong_input_gives_one_line_and_writes_nothing(
 
 
 @pytest.mark.parametrize("option", ["max_num_seqs=" + "9" * 30, "--expect-version=" + "9" * 30])
-def test_a_number_that_no_message_can_carry_is_not_sent(
+def test_a_number_of_more_than_64_bits_is_not_sent(
     live_engine: Any, stepscope: Callable[..., Any], option: str
 ) -> None:
     done = stepscope("set", "watermark=0.1", option, "--endpoint", live_engine.endpoint.control)
@@ -96,7 +96,7 @@ def test_a_number_that_no_message_can_carry_is_not_sent(
 def _run(
     line: str, folder: Path, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[bytes]:
-    """A line of shell in which $S is stepscope."""
+    """Run a line of shell in which $S is stepscope."""
     return subprocess.run(
         ["bash", "-c", line],
         cwd=folder,
@@ -113,7 +113,7 @@ def _run(
     )
 
 
-def test_a_terminal_without_the_characters_gets_others_and_the_whole_table(folder: Path) -> None:
+def test_on_an_ascii_terminal_other_characters_are_replaced_in_the_table(folder: Path) -> None:
     ascii_only = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     done = _run("$S compare ok.mcap freeze", folder, ascii_only)
     assert (done.returncode, done.stderr) == (0, b"")
@@ -149,7 +149,7 @@ def test_config_names_misspelled_variables(
     assert notes == ["# STEPSCOPE_DASHBOARD_SLO_ITL is set, but no setting has this name"]
 
 
-def test_a_level_without_an_end_is_refused_in_the_config_file_too(
+def test_an_infinite_service_level_is_refused_in_the_config_file_too(
     stepscope: Callable[..., Any], tmp_path: Path
 ) -> None:
     path = tmp_path / "config" / "stepscope" / "config.toml"
@@ -160,7 +160,7 @@ def test_a_level_without_an_end_is_refused_in_the_config_file_too(
     assert "[dashboard] slo_itl_ms = inf" in done.stderr
 
 
-def test_a_key_that_could_not_be_written_leaves_no_file_behind(
+def test_a_key_that_cannot_be_written_leaves_no_file_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = KeyFolder(tmp_path / "keys")

@@ -1,4 +1,4 @@
-"""What scripts rely on: exit codes, one line of error that says what to do, help with examples."""
+"""What scripts rely on: exit codes, one-line errors that say what to do, help with examples."""
 
 import os
 import subprocess
@@ -64,7 +64,7 @@ def run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Run:
-    """Runs `stepscope ARGUMENTS` with folders of its own."""
+    """Runs `stepscope ARGUMENTS` with its own config and runtime folders."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_folder))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("COLUMNS", "80")
@@ -96,7 +96,7 @@ def test_every_command_has_help_with_an_example_that_fits_80_columns(
     assert done.stderr == ""
 
 
-def test_the_command_alone_lists_all_commands_and_is_wrong_usage(run: Run) -> None:
+def test_stepscope_alone_lists_all_commands_and_is_wrong_usage(run: Run) -> None:
     done = run()
     assert done.exit_code == 2
     for command in COMMANDS:
@@ -145,7 +145,7 @@ def test_the_version_is_shown(run: Run) -> None:
         (["serve", "--kv-memory", "12QB"], "kv_memory is auto, a size"),
     ],
 )
-def test_wrong_usage_ends_with_2_and_says_what_was_expected(
+def test_wrong_usage_ends_with_2_and_names_what_was_expected(
     run: Run, arguments: list[str], said: str
 ) -> None:
     done = run(*arguments)
@@ -153,7 +153,7 @@ def test_wrong_usage_ends_with_2_and_says_what_was_expected(
     assert said in done.one_line()
 
 
-def test_the_help_of_the_demo_shows_what_the_demo_runs_with(run: Run) -> None:
+def test_the_help_of_demo_shows_its_own_defaults(run: Run) -> None:
     said = " ".join(run("demo", "--help").stdout.split())
     assert "[default: 3000ms]" in said
     assert "[default: 150ms]" in said
@@ -161,7 +161,7 @@ def test_the_help_of_the_demo_shows_what_the_demo_runs_with(run: Run) -> None:
     assert "[default: 500ms]" in run("top", "--help").stdout
 
 
-def test_the_audit_knows_recordings_and_samples_by_name(
+def test_audit_accepts_recordings_and_shipped_samples_by_name(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -173,14 +173,14 @@ def test_the_audit_knows_recordings_and_samples_by_name(
     assert done.exit_code == 1  # a folder is neither
 
 
-def test_the_help_of_the_demo_is_true() -> None:
+def test_the_demos_defaults_are_those_that_its_help_names() -> None:
     assert demo_command.KNOBS.max_num_batched_tokens == 64
     assert demo_command.KNOBS.max_num_seqs == 16
     assert demo_command.KV_MEMORY == "64MB"
 
 
 @pytest.mark.parametrize("output", ["nodir/", "nodir/session.mcap"])
-def test_record_makes_no_folders(
+def test_record_creates_no_missing_folders(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -191,7 +191,7 @@ def test_record_makes_no_folders(
 
 
 @pytest.mark.parametrize("command", [["top"], ["snapshot"], ["set", "order=arrival"], ["load"]])
-def test_without_any_engine_it_says_how_to_start_one(run: Run, command: list[str]) -> None:
+def test_without_an_engine_a_command_says_how_to_start_one(run: Run, command: list[str]) -> None:
     done = run(*command)
     assert done.exit_code == 1
     assert "stepscope serve" in done.one_line()
@@ -218,7 +218,9 @@ def test_an_endpoint_without_an_engine_is_an_error_at_once(run: Run, command: li
     assert time.monotonic() - start_s < 15
 
 
-def test_a_socket_left_by_a_dead_engine_is_not_waited_for(run: Run, runtime_folder: Path) -> None:
+def test_a_command_does_not_wait_on_the_socket_of_a_dead_engine(
+    run: Run, runtime_folder: Path
+) -> None:
     runtime = runtime_folder / "stepscope"
     runtime.mkdir(mode=0o700)
     for suffix in ("", ".telemetry", ".lock"):
@@ -228,7 +230,7 @@ def test_a_socket_left_by_a_dead_engine_is_not_waited_for(run: Run, runtime_fold
     assert "left by dead engines: engine-0, engine-0.lock, engine-0.telemetry" in doctor.stdout
 
 
-def test_with_several_engines_it_names_them_and_asks_for_one(
+def test_with_several_engines_a_command_names_them_and_asks_for_one(
     run: Run, runtime_folder: Path
 ) -> None:
     runtime = runtime_folder / "stepscope"
@@ -246,7 +248,7 @@ def test_an_invalid_endpoint_is_refused(run: Run) -> None:
     assert "tcp://HOST:PORT" in done.one_line()
 
 
-def test_a_server_that_is_not_an_engine_is_named_as_such(run: Run, tmp_path: Path) -> None:
+def test_a_server_that_is_no_engine_is_reported_as_such(run: Run, tmp_path: Path) -> None:
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.bind(f"ipc://{tmp_path}/junk")
 
@@ -264,7 +266,7 @@ def test_a_server_that_is_not_an_engine_is_named_as_such(run: Run, tmp_path: Pat
     assert "sequence" not in done.stderr
 
 
-def test_a_broken_trace_is_refused_by_line_and_column_before_anything_starts(
+def test_a_broken_trace_is_refused_by_line_and_column_before_the_load_starts(
     run: Run, tmp_path: Path
 ) -> None:
     trace = tmp_path / "trace.csv"
@@ -275,7 +277,7 @@ def test_a_broken_trace_is_refused_by_line_and_column_before_anything_starts(
 
 
 def run_without(tmp_path: Path, module: str, code: str, *command: str, debug: str = "") -> Done:
-    """Runs a command in a process where `module` is `code`."""
+    """Runs a command in a process where importing `module` runs `code`."""
     (tmp_path / f"{module}.py").write_text(code)
     environment = {"PYTHONPATH": str(tmp_path), "STEPSCOPE_DEBUG": debug}
     tmp_path.chmod(0o700)
@@ -297,7 +299,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path: 
     assert "pip install 'stepscope[engine]'" in done.one_line()
 
 
-def test_a_bug_is_one_line_too_and_a_traceback_only_when_asked_for(tmp_path: Path) -> None:
+def test_a_bug_is_reported_in_one_line_with_a_traceback_only_on_request(tmp_path: Path) -> None:
     code = "raise RuntimeError('not today')"
     done = run_without(tmp_path, "zmq", code, "snapshot", "x")
     assert done.exit_code == 1
@@ -313,7 +315,7 @@ def test_unknown_keys_in_the_config_file_are_named(run: Run, tmp_path: Path) -> 
     assert done.exit_code == 2
     assert "unknown key 'kv_mem' in [serve]" in done.one_line()
     assert "kv_memory" in done.stderr
-    assert run("serve", "--help").exit_code == 0  # help is there when it is needed most
+    assert run("serve", "--help").exit_code == 0  # help works even then
 
 
 @pytest.mark.parametrize(
@@ -357,8 +359,8 @@ main()
 @pytest.mark.parametrize(
     "name", ["typer", "stepscope.tui.cli.table.bench", "stepscope.tui.cli.recordings.explain"]
 )
-def test_ctrl_c_is_quiet_however_early_it_comes(name: str) -> None:
-    """As what can be typed is imported, which is the first tenth of a second."""
+def test_ctrl_c_is_quiet_even_while_modules_are_imported(name: str) -> None:
+    """Even while the command's modules are imported, which takes the first tenth of a second."""
     program = [sys.executable, "-c", CTRL_C.format(name=name)]
     done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

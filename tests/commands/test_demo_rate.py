@@ -1,4 +1,4 @@
-"""What `stepscope demo --rate` takes, and what the audit trail says of two workloads."""
+"""What `stepscope demo --rate` accepts, and how the audit trail describes a workload change."""
 
 import pytest
 from msgspec.structs import replace
@@ -12,12 +12,12 @@ from stepscope.tui.settings.cli_errors import WrongUsage
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "much", "inf", "nan", "10001", ""])
-def test_a_rate_that_is_none_is_refused_with_what_would_be_one(text: str) -> None:
+def test_an_invalid_demo_rate_is_refused_with_the_allowed_range(text: str) -> None:
     with pytest.raises(WrongUsage, match="--rate: expected a number above 0 and of at most 10000"):
         workload_of(text, WORKLOAD)
 
 
-def test_a_rate_may_be_left_out() -> None:
+def test_without_a_rate_the_demo_keeps_its_default_workload() -> None:
     assert workload_of(None, WORKLOAD) == WORKLOAD
     assert workload_of("0.5", WORKLOAD) == replace(WORKLOAD, rate=0.5)
 
@@ -51,10 +51,10 @@ def test_a_rate_may_be_left_out() -> None:
         ),
     ],
 )
-def test_the_trail_says_of_two_workloads_what_they_differ_in(
+def test_the_audit_trail_names_what_a_workload_change_changed(
     old: WorkloadSpec | None, new: WorkloadSpec | None, said: str
 ) -> None:
-    """A mix is longer than the line it stands in."""
+    """A full description of a mix is longer than its line."""
     before, after = ("none" if each is None else describe(each) for each in (old, new))
     entry = Audited(
         number=2,
