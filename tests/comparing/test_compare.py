@@ -1,4 +1,4 @@
-"""Two runs side by side: the figures are those of the dashboard, and nobody wins by chance."""
+"""Two runs side by side: their figures are the dashboard's, and no winner is named by chance."""
 
 import random
 import threading
@@ -94,7 +94,7 @@ def small_and_large() -> tuple[Messages, Messages]:
 
 
 def paused(messages: Messages) -> Messages:
-    """The same run, with the operator's pause of a second in the middle."""
+    """The same run with an operator's pause of a second in the middle."""
     found: Messages = []
     shift_ns, number = 0, 0
     for _, message in messages:
@@ -121,7 +121,7 @@ def paused(messages: Messages) -> Messages:
 
 
 @pytest.mark.parametrize("with_pause", [False, True])
-def test_a_side_measures_what_the_dashboard_measures(
+def test_each_side_has_the_same_figures_as_the_dashboard(
     small_and_large: tuple[Messages, Messages], with_pause: bool
 ) -> None:
     messages = paused(small_and_large[0]) if with_pause else small_and_large[0]
@@ -147,7 +147,9 @@ def test_a_side_measures_what_the_dashboard_measures(
     )
 
 
-def test_each_request_has_its_longest_wait(small_and_large: tuple[Messages, Messages]) -> None:
+def test_each_request_of_a_side_has_its_longest_itl(
+    small_and_large: tuple[Messages, Messages],
+) -> None:
     messages = paused(small_and_large[0])
     side, history = side_of(messages), history_of(messages)
     views = history.state.requests
@@ -167,7 +169,7 @@ def test_each_request_has_its_longest_wait(small_and_large: tuple[Messages, Mess
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 9999), min_size=1, max_size=200), st.data())
-def test_any_number_of_steps_takes_bounded_memory_and_keeps_the_worst(
+def test_a_side_of_any_number_of_steps_takes_bounded_memory_and_keeps_the_worst(
     prefills: list[int], data: st.DataObject
 ) -> None:
     points = StepPoints()
@@ -196,7 +198,7 @@ def test_any_number_of_steps_takes_bounded_memory_and_keeps_the_worst(
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(1, 10**12), min_size=1, max_size=300))
-def test_percentiles_are_exact_or_say_how_exact(values: list[int]) -> None:
+def test_percentiles_are_exact_or_state_their_error(values: list[int]) -> None:
     counts = WaitCounts(bound_ns=10**9)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(comparison_counts, "MAX_DISTINCT", 100)
@@ -215,7 +217,9 @@ def test_percentiles_are_exact_or_say_how_exact(values: list[int]) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 10**10), st.integers(0, 500)), min_size=1, max_size=60))
-def test_no_token_is_lost_when_a_run_grows_long(gaps: list[tuple[int, int]]) -> None:
+def test_token_counts_over_time_stay_exact_however_long_the_run(
+    gaps: list[tuple[int, int]],
+) -> None:
     over, now_ns = CountOverTime(), 0
     for gap_ns, tokens in gaps:
         now_ns += gap_ns * 50
@@ -227,7 +231,7 @@ def test_no_token_is_lost_when_a_run_grows_long(gaps: list[tuple[int, int]]) -> 
 # Chance
 
 
-def test_a_difference_that_may_be_chance_is_not_sure() -> None:
+def test_a_difference_that_may_be_chance_is_not_significant() -> None:
     draw = random.Random(1)
     wrong = 0
     for _ in range(300):
@@ -238,7 +242,7 @@ def test_a_difference_that_may_be_chance_is_not_sure() -> None:
     assert wrong <= 0.025 * 600
 
 
-def test_a_difference_that_can_hardly_be_chance_is_sure() -> None:
+def test_a_difference_that_can_hardly_be_chance_is_significant() -> None:
     whole = [1.0] * 6
     low, high = ratio([10, 11, 10, 9, 10, 11], whole), ratio([20, 21, 19, 20, 20, 22], whole)
     assert differ(low, high)
@@ -247,7 +251,7 @@ def test_a_difference_that_can_hardly_be_chance_is_sure() -> None:
     assert not differ(ratio([10, 11], [1, 1]), high)
 
 
-def test_requests_that_share_a_queue_are_few_facts_however_many_they_are() -> None:
+def test_correlated_requests_count_as_fewer_independent_samples() -> None:
     def signs(draw: random.Random, shift: float) -> list[int]:
         level, found = 0.0, []
         for _ in range(200):
@@ -279,13 +283,13 @@ def test_preemptions_that_come_in_bursts_name_no_winner_by_chance() -> None:
     assert compare(steady, burst).figure("preemptions_per_min").verdict == "unclear"
 
 
-def test_few_samples_say_so_instead_of_naming_a_winner() -> None:
+def test_with_few_samples_no_winner_is_named() -> None:
     a, b = (Side(name, SLO_, SessionState()) for name in "ab")
     for side, waits in ((a, (10, 12, 14)), (b, (10, 13, 90))):
         for wait in waits:
             side.waits["ttft"].add(wait * 1_000_000)
     found = compare(a, b)
-    # The longest wait of one run says nothing of the next.
+    # The longest wait of one run does not predict that of the next.
     assert found.figure("ttft_max").verdict == "differs"
     assert found.figure("ttft_p50").verdict == "unclear"
     assert found.figure("itl_p50").verdict == "unknown"
@@ -294,7 +298,7 @@ def test_few_samples_say_so_instead_of_naming_a_winner() -> None:
 # Both
 
 
-def test_the_better_run_is_named_with_what_was_set_otherwise() -> None:
+def test_the_better_run_is_named_with_the_knobs_that_differ() -> None:
     small = side_of(run_of(256, 800), "small", max_num_batched_tokens=256, order="arrival")
     messages = another(run_of(4096, 800))
     large = side_of(messages, "large", max_num_batched_tokens=4096, order="arrival")
@@ -318,7 +322,9 @@ def test_the_better_run_is_named_with_what_was_set_otherwise() -> None:
     assert late == round((1 - (within.a or 0)) * within.num_a)
 
 
-def test_a_run_is_no_better_than_itself(small_and_large: tuple[Messages, Messages]) -> None:
+def test_a_run_compared_with_itself_has_no_winner(
+    small_and_large: tuple[Messages, Messages],
+) -> None:
     found = compare(side_of(small_and_large[0]), side_of(small_and_large[0]))
     assert {figure.verdict for figure in found.figures} <= {"alike", "unknown"}
     assert found.settings == []
@@ -326,7 +332,7 @@ def test_a_run_is_no_better_than_itself(small_and_large: tuple[Messages, Message
     assert all(pair.difference_ns == 0 for pair in found.requests.pairs)
 
 
-def test_overlap_in_only_one_engine_is_a_difference_where_both_publish_it() -> None:
+def test_overlap_in_one_engine_only_is_a_difference_if_both_publish_it() -> None:
     messages = run_of(1024, 20)
 
     def told(overlap: bool | None) -> Side:
@@ -343,15 +349,15 @@ def test_overlap_in_only_one_engine_is_a_difference_where_both_publish_it() -> N
 
 
 def another(messages: Messages, engine_id: str = "another") -> Messages:
-    """The same run, of an engine of its own."""
+    """The same run, published by another engine."""
     return [
         (n, msgspec.structs.replace(m, engine_id=engine_id) if isinstance(m, EngineInfo) else m)
         for n, m in messages
     ]
 
 
-def test_under_another_load_no_side_is_called_better_in_anything() -> None:
-    """Half the requests have shorter waits, and the engine that got them is no better for it."""
+def test_under_different_loads_no_side_is_called_better() -> None:
+    """Half the request rate makes waits shorter, but not the engine better."""
     busy, calm = run_of(512), simulate(
         seed=3, num_steps=300, knobs=Knobs(max_num_batched_tokens=512, max_num_seqs=32),
         workload=msgspec.structs.replace(WORKLOAD, rate=3.0), num_blocks=512,
@@ -374,7 +380,7 @@ def test_under_another_load_no_side_is_called_better_in_anything() -> None:
         assert "asked for other work; like waits judge: " in (load_text(found) or "")
 
 
-def test_what_an_engine_does_not_publish_is_unknown_never_zero(
+def test_figures_that_an_engine_does_not_publish_are_unknown_never_zero(
     small_and_large: tuple[Messages, Messages],
 ) -> None:
     bare = [
@@ -395,7 +401,7 @@ def test_what_an_engine_does_not_publish_is_unknown_never_zero(
     assert (point.token_budget, point.num_rows, point.longest_us) == (None, None, None)
 
 
-def test_the_same_requests_show_what_percentiles_of_few_cannot() -> None:
+def test_pairing_equal_requests_finds_a_winner_among_few_requests() -> None:
     a, b = (side_of(run_of(1024, 60), name) for name in "ab")
     for side, ttft_ns in ((a, 100), (b, 110)):
         side.requests = {n: run(n, f"q-{n}", n, ttft_ns + n) for n in range(12)}
@@ -408,15 +414,15 @@ def test_the_same_requests_show_what_percentiles_of_few_cannot() -> None:
     b.requests = {n: run(n, f"q-{n}", n, 103 + n) for n in range(12)}  # a machine that is slower
     assert not request_by_request(matched(a.requests, b.requests))[0].is_sure
     b.requests = {n: run(n, f"q-{n}", n, 110 + n, prompt=8) for n in range(12)}
-    assert request_by_request(matched(a.requests, b.requests)) == []  # these are others
-    assert compare(a, b).paired == []  # both are of the same engine's session
+    assert request_by_request(matched(a.requests, b.requests)) == []  # different requests
+    assert compare(a, b).paired == []  # both sides are parts of one engine's session
 
 
 def run(request_id: int, name: str, arrival_ns: int, ttft_ns: int = 1, prompt: int = 9) -> Any:
     return RequestRun(request_id, name, prompt, arrival_ns, ttft_ns=ttft_ns)
 
 
-def test_requests_are_matched_by_their_clients_names_or_by_the_order_of_arrival() -> None:
+def test_requests_are_matched_by_client_id_or_by_order_of_arrival() -> None:
     a = {1: run(1, "x", 10), 2: run(2, "y", 20), 3: run(3, "x", 30), 4: run(4, "only a", 40)}
     b = {7: run(7, "y", 10, 50), 8: run(8, "x", 20, 5), 9: run(9, "x", 30, 900)}
     found = matched(a, b)
@@ -433,7 +439,7 @@ def test_requests_are_matched_by_their_clients_names_or_by_the_order_of_arrival(
 # One axis
 
 
-def test_the_same_offset_shows_the_same_time_step_or_moment_of_a_request(
+def test_one_offset_shows_the_same_time_step_or_request_moment_in_both_runs(
     small_and_large: tuple[Messages, Messages],
 ) -> None:
     a, b = (side_of(messages) for messages in small_and_large)
@@ -465,7 +471,7 @@ def test_the_same_offset_shows_the_same_time_step_or_moment_of_a_request(
     assert all(p.first <= q.first for p, q in pairwise(shown))
 
 
-def test_what_happened_is_kept_where_it_happened() -> None:
+def test_knob_changes_marks_and_preemptions_are_kept_at_their_steps() -> None:
     messages = run_of(1024, 200, changes={90: {"max_num_batched_tokens": 512}})
     messages.append((len(messages), Mark(step=50, time_ns=0, text="here", who="me")))
     points = side_of(messages).points
@@ -479,7 +485,7 @@ def test_what_happened_is_kept_where_it_happened() -> None:
 # A session in memory
 
 
-def test_a_session_is_divided_at_a_step_and_its_end_is_followed() -> None:
+def test_a_live_session_is_divided_at_a_step_and_new_steps_join_the_second_part() -> None:
     messages = run_of(1024, 200, changes={90: {"max_num_batched_tokens": 256}})
     history = history_of(messages[:150])
     before = HistoryFeed(history, "before", SLO_, Stretch(None, 89))
@@ -501,7 +507,7 @@ def test_a_session_is_divided_at_a_step_and_its_end_is_followed() -> None:
     assert (left.points.first_step, left.points.last_step) == (0, 89)
     assert right.points.first_step == 90
     budgets = [each for each in found.settings if each.name == "max_num_batched_tokens"]
-    assert budgets == []  # of a session that never told the budget it began with
+    assert budgets == []  # of a session that never published its initial budget
     other = EngineInfo(
         engine_id="another", name="x", software_version="0", model="m", monotonic_ns=0, wall_ns=0
     )
@@ -514,7 +520,7 @@ def test_a_session_is_divided_at_a_step_and_its_end_is_followed() -> None:
 
 
 def test_before_and_after_a_knob_change_differ_in_that_knob() -> None:
-    """The change is told before the step it holds for: that is no part of the time before it."""
+    """The message of a change comes before its effective step, and belongs to the time after it."""
     messages = run_of(1024, 120, changes={90: {"max_num_batched_tokens": 256}})
     history = history_of(messages)
     history.reset(msgspec.structs.replace(  # as a dashboard that has asked who is there
@@ -535,7 +541,7 @@ def test_before_and_after_a_knob_change_differ_in_that_knob() -> None:
 
 
 class EndsLate:
-    """A feed whose last step is read, so that its share is 1, before its last messages are."""
+    """A feed whose last step, but not its last message, is read: its share is 1 already."""
 
     name, share, note = "a", 1.0, None
 
@@ -556,7 +562,7 @@ class EndsLate:
         pass
 
 
-def test_a_comparison_is_being_read_until_the_last_message_of_both_is_in_it() -> None:
+def test_a_comparison_is_in_progress_until_the_last_message_of_both_is_read() -> None:
     side = side_of(run_of(256, 100))
     feeds = EndsLate(side), EndsLate(side)
     comparer = Comparer(*feeds)
@@ -579,10 +585,10 @@ def read_whole(*feeds: Any) -> list[Side]:
     return [feed.side for feed in feeds]
 
 
-def test_a_pause_before_a_side_begins_is_no_latency_of_it(
+def test_a_pause_before_a_side_begins_is_in_none_of_its_latencies(
     tmp_path: Path, recorded_to: Callable[..., Any]
 ) -> None:
-    """Prompts that were under way in the pause have their first token after the division."""
+    """Prompts in prefill during the pause get their first token after the division."""
     messages = paused(run_of(256))
     history = history_of(messages)
     stretches = (Stretch(None, 120), Stretch(121, None))
@@ -606,8 +612,8 @@ def test_a_pause_before_a_side_begins_is_no_latency_of_it(
     ]
 
 
-def test_waits_that_began_before_all_that_is_known_are_left_out() -> None:
-    """Nobody can tell whether the engine was paused while they began."""
+def test_waits_that_began_before_the_known_messages_are_left_out() -> None:
+    """The engine may have been paused when they began."""
     history = history_of(paused(run_of(256)))
     state = history.state_at(120)
     waiting = [view.request_id for view in state.requests.values() if view.first_token_ns is None]
@@ -623,7 +629,7 @@ def test_waits_that_began_before_all_that_is_known_are_left_out() -> None:
 
 
 def measured(side: Side) -> list[Any]:
-    """How many waits of each kind, the longest, and how many late first tokens are explained."""
+    """The number of waits of each kind, the longest, and the explained late first tokens."""
     spreads = [spread_of(side.waits[kind]) for kind in ("ttft", "itl", "tpot")]
     late = sum(number for (kind, _), number in side.num_late.items() if kind == "TTFT")
     return [*((spread.num_samples, spread.at(100)) for spread in spreads), late]
@@ -634,9 +640,9 @@ def measured(side: Side) -> list[Any]:
 def test_a_side_that_begins_with_a_queue_includes_the_waits_of_queued_requests(
     tmp_path: Path, with_pause: bool, are_told: bool
 ) -> None:
-    """Joined or recorded in mid-session, it measures what a longer one does of the same steps.
+    """A side joined or recorded in mid-session measures the same as a longer one of these steps.
 
-    Unless the engine does not report pauses: then they may have been any part of these waits.
+    Unless the engine reports no pauses: then any part of these waits may have been a pause.
     """
     messages = paused(run_of(256)) if with_pause else run_of(256)
     whole, state = history_of(messages), history_of(messages).state_at(125)
@@ -665,7 +671,7 @@ def test_a_side_that_begins_with_a_queue_includes_the_waits_of_queued_requests(
             assert measured(side)[0][0] < measured(expected)[0][0]
 
 
-def test_parts_of_one_session_have_no_winner_in_throughput_and_no_made_up_pairs() -> None:
+def test_parts_of_one_session_have_no_throughput_winner_and_no_request_pairs() -> None:
     history = history_of(run_of(1024))
     sides = read_whole(
         HistoryFeed(history, "before", SLO_, Stretch(None, 79)),

@@ -1,4 +1,4 @@
-"""Of requests that come at random: no winner is named by chance, and real ones are found."""
+"""With random arrivals, no winner is named by chance, and real differences are found."""
 
 import math
 import random
@@ -34,7 +34,7 @@ NUM_PAIRS = 120
 
 
 def run_of(draw: random.Random, factor: float = 1.0, seconds: int = 30) -> list[Slice]:
-    """Waits that are alike when they are near in time, and now and then a prompt beside them."""
+    """Waits that are similar when near in time, with a prompt beside them now and then."""
     slices = WaitSlices()
     level, until_s = 0.0, 0.0
     for tick in range(seconds * 50):
@@ -71,7 +71,7 @@ def test_a_real_difference_is_found_and_its_size_lies_in_the_interval() -> None:
         assert effect.low <= effect.b_ns / effect.a_ns <= effect.high
 
 
-def test_too_short_a_run_is_never_sure() -> None:
+def test_a_difference_in_too_short_a_run_is_never_significant() -> None:
     short, other = WaitSlices(), WaitSlices()
     for tick in range(4):
         short.add(tick * 100_000_000, 10_000_000)
@@ -94,7 +94,7 @@ def test_too_short_a_run_is_never_sure() -> None:
     ),
     st.integers(1, 20),
 )
-def test_any_number_of_waits_takes_bounded_memory_and_none_is_lost(
+def test_any_number_of_waits_takes_bounded_memory_and_all_are_counted(
     samples: list[tuple[int, int, int]], num_groups: int
 ) -> None:
     slices, now_ns = WaitSlices(), 0
@@ -130,7 +130,7 @@ def mixed_run(
 
 
 @pytest.mark.parametrize("rank", [50, 99])
-def test_kinds_of_work_that_came_now_and_then_only_name_no_winner_by_chance(rank: int) -> None:
+def test_occasional_kinds_of_work_name_no_winner_by_chance(rank: int) -> None:
     wrong = 0
     for seed in range(NUM_PAIRS):
         draw = random.Random(seed)
@@ -139,8 +139,8 @@ def test_kinds_of_work_that_came_now_and_then_only_name_no_winner_by_chance(rank
     assert wrong <= 0.05 * NUM_PAIRS
 
 
-def test_work_that_came_only_once_is_never_sure() -> None:
-    """Two runs of one kind, where each stretch did work that no other did."""
+def test_differences_in_work_that_occurred_once_are_never_significant() -> None:
+    """Two similar runs, in which each stretch does work that no other stretch does."""
     sides = []
     for begin_ms in (12.0, 21.0):
         slices = WaitSlices()
@@ -154,8 +154,8 @@ def test_work_that_came_only_once_is_never_sure() -> None:
     assert effect.low < 1 < effect.high
 
 
-def test_the_same_requests_sent_to_both_show_a_smaller_difference() -> None:
-    """What a stretch brought falls out of the difference, what the machine did does not."""
+def test_pairing_the_same_requests_reveals_a_smaller_difference() -> None:
+    """Pairing removes the differences between stretches, but not those between the machines."""
     found = {False: 0, True: 0}
     for seed in range(NUM_PAIRS):
         draw = random.Random(seed)
@@ -175,7 +175,7 @@ WORKLOAD = SimulatedWorkload(rate=6.0, document_share=0.15, document_tokens=2600
 
 
 def side_of(seed: int, budget: int, rate: float, speed: float = 1.0, seats: int = 64) -> Side:
-    """Half a minute of requests that come at random, to one engine."""
+    """Half a minute of random arrivals at one engine."""
     messages = simulate(
         seed=seed,
         num_steps=1800,
@@ -201,7 +201,7 @@ def before() -> Side:
     return side_of(1, 2048, 6.0)
 
 
-def test_a_smaller_budget_is_found_out_though_no_two_minutes_bring_the_same(before: Side) -> None:
+def test_the_effect_of_a_smaller_budget_is_found_despite_varying_load(before: Side) -> None:
     after = side_of(2, 512, 6.0)
     found = compare(before, after)
     assert found.is_one_session
@@ -230,30 +230,30 @@ def test_more_load_makes_no_run_worse_and_hides_no_winner(before: Side) -> None:
     for figure in busier.figures:
         if figure.like is not None and figure.verdict != "unknown":
             assert figure.verdict in ("alike", "unclear"), figure
-    # The same of an engine that is three times as fast: it has more to do and is quicker.
+    # The same load on an engine three times as fast: it has more load and is still quicker.
     faster = compare(before, side_of(2, 2048, 10.0, speed=3.0))
     assert faster.different_work is not None
     assert {won(faster).get(key) for key in ("itl_p50", "ttft_p50", "like_step_p50")} == {"b"}
     assert "like waits judge, and who was better with more: " in (load(faster) or "")
     assert set(won(faster).values()) == {"b"}
-    # And the other way round: that one with less to do is quicker says nothing by itself.
+    # The other way round: that the side with less load is quicker proves nothing.
     slower = compare(side_of(2, 2048, 10.0), side_of(4, 2048, 6.0, speed=1.1))
     assert set(won(slower)) <= {each.key for each in slower.figures if each.like is not None}
     assert won(slower)["like_step_p50"] == "b"
-    # Where nothing was like anything on the other side, nothing is said.
+    # Without any similar work on the other side there is no verdict.
     apart = compare(side_of(2, 2048, 10.0), side_of(1, 2048, 6.0, speed=3.0))
     assert won(apart) == {}
     assert verdict(apart.figure("like_step_p50")) == "too little in common"
 
 
 def test_a_queue_near_capacity_makes_no_run_worse() -> None:
-    """A little more to do than the engine can makes of a short wait for a seat a long one."""
+    """Slightly more load than the engine can serve makes a short wait for a seat a long one."""
     before, after = side_of(0, 2048, 8.0, seats=16), side_of(7, 2048, 8.0, seats=16)
     found = compare(before, after)
     assert found.different_work is None
     ttft = found.figure("ttft_p50")
     assert (ttft.factor or 0) > 5
     assert ttft.verdict == "differs"
-    # Who has more to do and no queue for it is better.
+    # The side with more load and still no queue is better.
     quicker = compare(before, side_of(7, 2048, 8.0, speed=3.0, seats=16))
     assert quicker.figure("ttft_p50").verdict == "b"

@@ -1,4 +1,4 @@
-"""`stepscope compare` for scripts and for people without a screen."""
+"""`stepscope compare` as a table or JSON, without the screen."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory, recorded_to: Callable[..., Any]) -> Path:
-    """A smaller budget from step 200 to 320, marks in 300 and 380, another workload at 360."""
+    """A smaller budget from step 200 to 320, marks at 300 and 380, a new workload at 360."""
     path = tmp_path_factory.mktemp("compare") / "session.mcap"
     messages = simulate(
         seed=3,
@@ -67,7 +67,7 @@ def test_the_samples_show_what_chunked_prefill_does(capsys: pytest.CaptureFixtur
     assert a.startswith("ITL p95 8.0→62.8 ms (7.8x, at least 2.8x)")
     assert "ITL p50 (of 4,893)" in text
     assert "ITL beside a prefill p50 776→53.7 ms (14x, at least" in text
-    # The same requests: held against each other in pairs.
+    # The same requests are compared in pairs.
     assert "ITL decode only p50, p99\n" in text
     assert "longest wait shorter in A for" in text
     assert told["set"] == "max_num_batched_tokens 8192 | 256"
@@ -79,7 +79,7 @@ def test_the_samples_show_what_chunked_prefill_does(capsys: pytest.CaptureFixtur
     assert "may be chance" in next(line for line in figures.splitlines() if "TTFT p99" in line)
 
 
-def test_service_levels_are_those_that_were_given(capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_uses_the_given_service_levels(capsys: pytest.CaptureFixture[str]) -> None:
     found = document(capsys, "freeze", "chunked", flags={"slo_itl_ms": "0.2s"})
     assert found["slo"] == {"ttft_ms": 1500.0, "itl_ms": 200.0}
     within = found["figures"]["itl_within_slo"]
@@ -87,7 +87,9 @@ def test_service_levels_are_those_that_were_given(capsys: pytest.CaptureFixture[
     assert within["verdict"] == "b"
 
 
-def test_the_document_holds_everything_the_table_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_json_of_compare_holds_every_value_of_the_table(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     found = document(capsys, "freeze", "chunked", align="time")
     itl = found["figures"]["itl_p99"]
     assert (round(itl["a"], 1), round(itl["b"], 1)) == (765.7, 90.1)
@@ -104,7 +106,7 @@ def test_the_document_holds_everything_the_table_says(capsys: pytest.CaptureFixt
     assert longest == round(found["figures"]["itl_max"]["a"] * 1000)
 
 
-def test_requests_stand_side_by_side_the_most_different_first(
+def test_requests_are_listed_in_pairs_with_the_most_different_first(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     text = printed(capsys, "freeze", "chunked", align="request", limit=3)
@@ -129,7 +131,7 @@ def test_requests_stand_side_by_side_the_most_different_first(
         ("1,2", 0, 12, None),
     ],
 )
-def test_a_session_is_compared_before_and_after_under_one_setting_each(
+def test_before_and_after_a_mark_each_part_covers_one_setting_only(
     session: Path,
     capsys: pytest.CaptureFixture[str],
     mark: str,
@@ -164,7 +166,7 @@ def test_a_session_is_compared_before_and_after_under_one_setting_each(
         (("freeze", None, "9999"), "expected a step from 1 to 453"),
     ],
 )
-def test_what_cannot_be_compared_is_said_in_a_line(
+def test_inputs_that_cannot_be_compared_give_a_one_line_error(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str | None, ...], message: str
 ) -> None:
     a, b, *mark = arguments
@@ -174,7 +176,7 @@ def test_what_cannot_be_compared_is_said_in_a_line(
     assert "\n" not in str(failed.value)
 
 
-def test_a_mark_that_leaves_one_part_empty_is_named_with_the_steps_there_are(
+def test_a_mark_that_leaves_one_part_empty_is_refused_with_the_steps_of_the_file(
     session: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = r"'breakfast' is at step 0, and the file holds steps 0 to \d+: one of the two parts is"
@@ -182,7 +184,7 @@ def test_a_mark_that_leaves_one_part_empty_is_named_with_the_steps_there_are(
         printed(capsys, str(session), None, mark="breakfast")
 
 
-def test_options_that_cannot_be_are_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_options_of_compare_are_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     for options, message in (
         ({"align": "clock"}, "--align: expected time, step, request, got 'clock'"),
         ({"as_table": True, "as_json": True}, "--table, --json and --output: give one of them"),
@@ -192,7 +194,7 @@ def test_options_that_cannot_be_are_wrong_usage(capsys: pytest.CaptureFixture[st
             printed(capsys, "freeze", "chunked", **options)
 
 
-def test_the_screen_is_drawn_into_a_file(
+def test_the_compare_screen_can_be_drawn_into_a_file(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     picture = tmp_path / "both.txt"
@@ -203,7 +205,7 @@ def test_the_screen_is_drawn_into_a_file(
     assert any("B better ITL p99 766→90.1 ms (8.5x, at least 4x)" in row for row in rows)
 
 
-def test_the_command_prints_where_there_is_no_terminal() -> None:
+def test_compare_prints_a_table_if_there_is_no_terminal() -> None:
     command = [sys.executable, "-m", "stepscope.tui.cli", "compare", "freeze", "chunked"]
     done = subprocess.run(
         [*command, "--json"], capture_output=True, text=True, check=False, timeout=60

@@ -1,4 +1,4 @@
-"""Whether two runs were given the same to do: what decides if one of them may be called better."""
+"""Only if two runs were offered the same work may one of them be called better."""
 
 import random
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ def asked(
     cached: float | None = None,
     kv: wire.KVCounts | None = None,
 ) -> Side:
-    """A side that was given requests at these times, and that took so long for each."""
+    """A side that got requests at the given times."""
     state = SessionState()
     state.kv = kv
     for number in range(num_queued):
@@ -51,8 +51,8 @@ def evenly(number: int, seconds: float) -> list[float]:
     return [place * seconds / number for place in range(number)]
 
 
-def test_the_load_is_what_was_asked_for_not_what_was_done() -> None:
-    """Of each kind: what differs, and what only a slower engine makes of the same."""
+def test_the_load_is_judged_by_requests_sent_not_by_work_done() -> None:
+    """For each kind of load: a real difference, and one that only a slower engine causes."""
 
     def load(a: Side, b: Side, *, is_one_session: bool = False) -> LoadDifference:
         return load_of(a, b, is_one_session=is_one_session)
@@ -94,8 +94,8 @@ def test_the_load_is_what_was_asked_for_not_what_was_done() -> None:
     assert "requests at a time 0.0→20.0" in (told(*going, is_one_session=True) or "")
 
 
-def test_what_a_cache_held_before_a_run_is_work_it_was_spared_and_what_it_found_its_own() -> None:
-    """The same requests sent twice: the second time nothing of their prompts is computed."""
+def test_hits_of_a_prefilled_cache_are_a_load_difference_but_a_runs_own_hits_are_not() -> None:
+    """The same requests sent twice: the second run computes nothing of their prompts."""
     empty = wire.KVCounts(used=0, cached=0, empty=99, evicted=0)
     filled = wire.KVCounts(used=0, cached=70, empty=29, evicted=0)
     times = evenly(60, 50.0)
@@ -106,7 +106,7 @@ def test_what_a_cache_held_before_a_run_is_work_it_was_spared_and_what_it_found_
     assert not told.is_same
     assert not told.has_like_prompts
     assert told.more_a > 10
-    assert told.more_b == 1.0  # who computed more may still be the better one
+    assert told.more_b == 1.0  # the side that computed more may still be better
     # Of other requests at the same rate it is other work as well, and it stands beside the rates.
     others = load_of(first, asked(evenly(120, 50.0), cached=0.98, kv=filled), is_one_session=False)
     assert "requests/s" in (others.other_work or "")

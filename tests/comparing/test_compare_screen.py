@@ -1,4 +1,4 @@
-"""The compare screen: what it says of two runs, one cursor through both, and the way into each."""
+"""The compare screen: its verdicts, one cursor through both runs, and how to open each."""
 
 import asyncio
 import time
@@ -56,7 +56,7 @@ def shown_page(app: Dashboard) -> list[str]:
 
 
 async def read_all(app: Dashboard, pilot: Pilot[None]) -> None:
-    """Until everything that is compared is read, and shown."""
+    """Wait until both sides are read and shown."""
     comparer = app.main.session.compare.comparer
     assert comparer is not None
     for _ in range(600):
@@ -71,7 +71,7 @@ async def read_all(app: Dashboard, pilot: Pilot[None]) -> None:
 async def samples_compared(
     size: tuple[int, int] = (120, 40), **options: Any
 ) -> AsyncIterator[tuple[Dashboard, Pilot[None]]]:
-    """`stepscope compare freeze chunked`, when all is read."""
+    """`stepscope compare freeze chunked`, once both files are read."""
     history = History(SLO(ttft_ms=500.0, itl_ms=50.0))
     source = ReplaySource(Recording(SAMPLES / "freeze.mcap"), history, playing=False)
     source.start()
@@ -87,7 +87,7 @@ async def samples_compared(
         source.stop()
 
 
-async def test_the_samples_show_their_story_at_a_glance() -> None:
+async def test_comparing_the_samples_shows_verdicts_figures_and_knobs() -> None:
     async with samples_compared() as (app, pilot):
         shown = screen_text(app)
         assert "▐COMPARE▌  A freeze  B chunked  by time" in shown
@@ -100,7 +100,7 @@ async def test_the_samples_show_their_story_at_a_glance() -> None:
         assert "685 late, 44.6 s: shared a step with a prefill 98.9% │ TTFT: 7 late" in shown
         assert "not sure TTFT p50, p95, p99 (of 19)" in shown
         assert "A 19 requests in 00:07.9, B 19 requests in 00:07.8" in shown
-        # Seven freezes of A stand out of the waits, none of B does.
+        # A has seven freezes, B none.
         lines = shown.splitlines()
         top = next(line for line in lines if "837 ms │" in line)
         assert len(top.split("│")[2].split()) == 7
@@ -213,7 +213,7 @@ async def test_a_large_uncertain_difference_is_shown_with_its_number_of_requests
     assert outcome(found, "b") == ("B better", ["nothing for sure"])
     assert unclear(found) == ["TTFT p50 22.6→484 ms (21x), p95 (of 39 and 78, too few to be sure)"]
     assert [verdict(each) for each in found.figures] == ["too few to be sure", "may be chance"]
-    # Under another load more requests would not tell, either.
+    # Under different loads, more requests would not help either.
     load = LoadDifference(False, "twice the work", is_chance=False, more_a=1.0, more_b=2.0,
                 has_like_prompts=True)  # fmt: skip
     assert unclear(found._replace(load=load)) == ["TTFT p50, p95"]
@@ -222,7 +222,7 @@ async def test_a_large_uncertain_difference_is_shown_with_its_number_of_requests
 
 
 @pytest.mark.parametrize("theme", ["dark", "light"])
-async def test_characters_alone_show_the_sides_and_the_winner(theme: Any) -> None:
+async def test_without_colour_sides_and_winner_can_be_told_apart(theme: Any) -> None:
     async with samples_compared((200, 60), theme=theme, ascii_only=True) as (app, _):
         shown = screen_text(app)
         assert shown.isascii()
@@ -241,7 +241,7 @@ async def test_characters_alone_show_the_sides_and_the_winner(theme: Any) -> Non
 # What to compare with
 
 
-async def test_the_chooser_offers_the_sessions_past_and_recordings(
+async def test_the_chooser_offers_parts_of_the_session_and_recordings(
     still_source: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -301,7 +301,7 @@ async def test_the_chooser_offers_the_sessions_past_and_recordings(
     app.close()
 
 
-async def test_a_session_is_compared_with_itself_under_other_knobs() -> None:
+async def test_a_recording_is_compared_with_its_simulation_under_other_knobs() -> None:
     async with samples_compared() as (app, pilot):
         desk = app.main.session.compare
         desk.choose(app.main.session.source)
@@ -322,7 +322,7 @@ async def test_a_session_is_compared_with_itself_under_other_knobs() -> None:
         assert "simulated" in screen_text(app)
 
 
-def test_knobs_that_do_not_go_together_end_the_simulation_with_a_note() -> None:
+def test_conflicting_knobs_end_the_simulation_with_a_note() -> None:
     session = Origin("freeze", SLO(), path=SAMPLES / "freeze.mcap")
     feed = WhatIfSide(session, "max_num_batched_tokens=64").origin.feed()
     assert feed.note == "simulating what if max_num_batched_tokens=64"

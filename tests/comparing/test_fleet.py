@@ -1,5 +1,6 @@
-"""Several engines in figures: what is unknown stays unknown, what stands out is named, and since
-when; engines that go, come back or start anew are told as what they are."""
+"""Several engines in figures: unknown ones stay unknown, outliers are named with since when.
+
+Engines that end, return or restart are reported as such."""
 
 from collections.abc import Callable
 from typing import Any
@@ -44,7 +45,7 @@ def clock() -> Clock:
 
 
 def engine(name: str, **values: Any) -> EngineFigures:
-    """One that is up and has nothing unusual about it."""
+    """An engine that is up and unremarkable."""
     usual = {
         "status": "live",
         "state": "running",
@@ -112,7 +113,7 @@ def test_what_an_engine_does_not_publish_is_unknown_and_never_zero(
         assert getattr(found, unknown) is None, unknown
 
 
-def test_the_figures_of_a_busy_engine_are_those_of_its_history(
+def test_fleet_figures_of_a_busy_engine_equal_those_of_its_history(
     still_source: Callable[..., Any],
 ) -> None:
     source = still_source()
@@ -172,7 +173,7 @@ def test_a_slow_engine_is_named_with_the_factor() -> None:
     assert "ITL p95 62 ms, 3.1x the median of the others" in texts
 
 
-def test_room_is_where_nothing_waits_while_others_queue() -> None:
+def test_an_engine_without_a_queue_has_room_while_others_queue() -> None:
     engines = [
         engine("a", num_running=2, num_waiting=0, kv_used=0.1),
         engine("b", num_waiting=9, num_running=64),
@@ -185,7 +186,7 @@ def test_room_is_where_nothing_waits_while_others_queue() -> None:
     assert "room" not in {each.figure for each in findings(paused)}
 
 
-def test_an_engine_far_from_the_cached_beginnings_of_its_prompts_is_named() -> None:
+def test_an_engine_with_few_prefix_hits_among_others_is_named() -> None:
     engines = [engine("a"), engine("b", prefix_hit_rate=0.1), engine("c")]
     (found,) = findings(engines)
     assert (found.engine, found.text) == (1, "prefix hits 10%, the others 50%")
@@ -215,7 +216,7 @@ _figures = st.builds(
 
 
 @given(st.lists(_figures, max_size=8))
-def test_what_is_found_is_about_engines_that_are_up_and_all_equal_ones_are_alike(
+def test_findings_concern_engines_that_are_up_and_equal_engines_have_none(
     engines: list[EngineFigures],
 ) -> None:
     for found in findings(engines):
@@ -225,7 +226,7 @@ def test_what_is_found_is_about_engines_that_are_up_and_all_equal_ones_are_alike
     assert [found for found in findings(same) if found.figure != "room"] == []
 
 
-def test_an_imbalance_is_named_after_seconds_and_survives_a_short_lapse() -> None:
+def test_an_imbalance_is_named_once_it_lasts_and_survives_a_short_lapse() -> None:
     keeper = ImbalanceKeeper()
     calm = [engine("a"), engine("b"), engine("c")]
     loud = [engine("a"), engine("b", num_waiting=30), engine("c")]
@@ -261,7 +262,7 @@ def test_an_engine_that_goes_down_does_not_stand_out_any_more() -> None:
     assert keeper.update([engine("a"), EngineFigures("b", "down")], HOLD_S + 0.5) == []
 
 
-def test_settings_that_differ_are_shown_against_those_of_most() -> None:
+def test_differing_knobs_are_shown_against_those_of_the_majority() -> None:
     def knobs(budget: int) -> dict[str, Any]:
         return {"max_num_batched_tokens": budget, "policy": "fcfs"}
 
@@ -328,7 +329,7 @@ def test_engines_that_go_come_back_or_restart_are_reported(
     assert not any(event.name == "b" for event in fleet.picture.events)
 
 
-def test_silence_is_counted_from_the_last_message(
+def test_silence_of_an_engine_is_counted_from_its_last_message(
     still_source: Callable[..., Any], clock: Clock
 ) -> None:
     source = still_source()
@@ -363,7 +364,9 @@ def test_memory_does_not_grow_with_the_number_of_engines(
     assert {len(line.load) for line in fleet.picture.lines} == {NUM_LOADS}
 
 
-def test_a_smaller_bound_forgets_the_oldest_steps(still_source: Callable[..., Any]) -> None:
+def test_lowering_the_step_limit_of_a_history_forgets_the_oldest_steps(
+    still_source: Callable[..., Any],
+) -> None:
     history = still_source(1_500).history
     assert history.num_steps == 1_500
     history.keep(300, 10**9)
@@ -376,7 +379,7 @@ def test_a_smaller_bound_forgets_the_oldest_steps(still_source: Callable[..., An
     assert history.last_step == 1_499
 
 
-def test_engines_that_appear_are_taken_in_and_share_what_is_kept(
+def test_new_engines_join_the_fleet_and_share_its_memory_limit(
     still_source: Callable[..., Any], clock: Clock
 ) -> None:
     appearing = [[], [still_source(), still_source()], []]
@@ -393,7 +396,7 @@ def test_engines_that_appear_are_taken_in_and_share_what_is_kept(
     assert kept == [MAX_STEPS, FLEET_STEPS, FLEET_STEPS]  # the one that was looked at
 
 
-def test_two_engines_of_one_name_look_different(
+def test_engines_with_equal_names_are_numbered(
     still_source: Callable[..., Any], clock: Clock
 ) -> None:
     fleet = Fleet([still_source(), still_source(), still_source()], clock)
@@ -402,7 +405,7 @@ def test_two_engines_of_one_name_look_different(
     assert len(fleet.look().lines) == len(fleet) == 2
 
 
-def test_an_engine_without_a_step_is_live_with_what_its_snapshot_says(
+def test_an_engine_without_a_step_has_the_figures_of_its_snapshot(
     still_source: Callable[..., Any],
 ) -> None:
     source = still_source(2)

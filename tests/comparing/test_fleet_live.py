@@ -1,4 +1,4 @@
-"""`stepscope top A B` in a terminal, over real processes: one dies, and another takes its place."""
+"""`stepscope top A B` in a terminal over real processes: one dies, another takes its place."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ class Engines:
         self._clients: list[ControlClient] = []
 
     def start(self, address: str) -> None:
-        """Another one each time, also at the address of one before."""
+        """Start another engine, possibly at the address of an earlier one."""
         self.running[address] = subprocess.Popen([sys.executable, ENGINE, address])
 
     def close(self) -> None:
@@ -49,14 +49,14 @@ class Engines:
         process.wait()
 
     def wait(self, address: str) -> None:
-        """Until it answers."""
+        """Wait until the engine answers."""
         deadline_s = time.monotonic() + 30
         while not Path(address).exists():
             assert time.monotonic() < deadline_s, "the engine never started"
             time.sleep(0.02)
 
     def submit(self, address: str, number: int) -> None:
-        """So many requests, more than there are seats or blocks for."""
+        """Submit requests, more than there are seats or KV blocks for."""
         client = ControlClient(Endpoint.parse(address))
         self._clients.append(client)  # requests end with their client
         for each in range(number):
@@ -73,7 +73,7 @@ def engines() -> Iterator[Engines]:
     made.close()
 
 
-def test_an_engine_that_dies_and_another_in_its_place_are_shown_as_what_they_are(
+def test_an_engine_that_dies_and_its_replacement_are_reported(
     terminal: Callable[..., Any], engines: Engines, runtime_folder: Path
 ) -> None:
     a, b = f"{runtime_folder}/engine-a", f"{runtime_folder}/engine-b"
@@ -143,7 +143,7 @@ def nothing_configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("nothing_configured")
-def test_engines_named_win_over_the_environment_and_that_over_the_file(
+def test_named_engines_win_over_the_environment_and_that_over_the_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runtime_folder: Path
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_folder))
@@ -173,7 +173,7 @@ def test_one_engine_that_answers_is_enough_to_start_a_fleet(runtime_folder: Path
         top_command.check_any(nobody)
 
 
-def test_leaving_waits_for_dead_engines_together_not_one_after_the_other(
+def test_leaving_a_fleet_of_dead_engines_stops_every_thread(
     engines: Engines, runtime_folder: Path
 ) -> None:
     sources = [Subscriber(f"{runtime_folder}/none-{number}") for number in range(12)]

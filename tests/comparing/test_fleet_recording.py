@@ -1,4 +1,4 @@
-"""Any of several engines is recorded from where they are shown side by side, opened or not."""
+"""The fleet screen records any of its engines, whether it was opened or not."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ from tests.support.waiting import until, wait_for
 
 @pytest.fixture
 def busy(live_engine: Any) -> Iterator[Subscriber]:
-    """An engine at work that is watched, but not looked at."""
+    """A busy engine that is in the fleet but not open."""
     subscriber = Subscriber(live_engine.endpoint)
     subscriber.start()
     with ControlClient(live_engine.endpoint) as client:
@@ -34,7 +34,7 @@ def busy(live_engine: Any) -> Iterator[Subscriber]:
 
 
 async def press(app: Dashboard, *keys: str) -> None:
-    """Like `Pilot.press`, which waits for an idle process: here an engine runs in it."""
+    """Like `Pilot.press`, which would wait for an idle process: here an engine runs in it."""
     for key in keys:
         app.post_message(events.Key(key, key if len(key) == 1 else None))
         await asyncio.sleep(0.05)
@@ -51,14 +51,14 @@ def app(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Dashboard:
-    """Of two engines, `still` and `busy`, in an empty folder."""
+    """The dashboard of two engines, `still` and `busy`, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     still = still_source(12)
     still.name, busy.name = "still", "busy"
     return Dashboard(still, still.history, any_terminal=True, fleet=Fleet([still, busy]))
 
 
-async def test_an_engine_that_was_never_opened_is_recorded_and_says_so(
+async def test_an_engine_that_was_never_opened_can_be_recorded(
     app: Dashboard, busy: Subscriber, tmp_path: Path
 ) -> None:
     async with app.run_test(size=(120, 40)):
@@ -85,7 +85,9 @@ async def test_an_engine_that_was_never_opened_is_recorded_and_says_so(
         assert not recording.truncated
 
 
-async def test_leaving_ends_the_recordings_of_all_engines(app: Dashboard, tmp_path: Path) -> None:
+async def test_leaving_the_dashboard_ends_the_recordings_of_all_engines(
+    app: Dashboard, tmp_path: Path
+) -> None:
     async with app.run_test(size=(120, 40)):
         await press(app, "R", "up", "R")
         await until(lambda: "● REC 2" in main_text(app), "that both are recorded")

@@ -1,4 +1,4 @@
-"""The fleet screen: a line per engine, the words about them, and the way into one and back."""
+"""The fleet screen: a line for each engine, its findings, and how to open one and come back."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +29,7 @@ class Clock:
 
 @pytest.fixture
 def sources(still_source: Callable[..., Any]) -> list[Any]:
-    """Two alike, one with hardly anything to do, one that does not answer."""
+    """Two similar engines, one with hardly any load, and one that does not answer."""
     made = [still_source(), still_source(), still_source(12), still_source(2)]
     for number, source in enumerate(made):
         source.name = f"engine-{number}"
@@ -64,7 +64,9 @@ def order(app: Dashboard) -> list[str]:
     return [line.figures.name for line in app.main.frame.fleet.lines]
 
 
-async def test_several_engines_begin_side_by_side_and_say_what_each_is(sources: list[Any]) -> None:
+async def test_several_engines_open_the_fleet_screen_with_the_state_of_each(
+    sources: list[Any],
+) -> None:
     app = dashboard(sources)
     async with app.run_test(size=(120, 40)):
         text = screen_text(app)
@@ -122,7 +124,7 @@ async def test_enter_opens_an_engine_and_escape_comes_back_to_its_line(sources: 
         assert app.main.skin.ascii_only  # looks are those of the whole dashboard
 
 
-async def test_lines_are_ordered_by_any_column_and_the_choice_stays_with_its_engine(
+async def test_fleet_lines_sort_by_any_column_and_the_selection_stays_on_its_engine(
     sources: list[Any],
 ) -> None:
     app = dashboard(sources)
@@ -148,7 +150,7 @@ async def test_lines_are_ordered_by_any_column_and_the_choice_stays_with_its_eng
         assert order(app)[3] == "engine-3"
 
 
-async def test_the_mouse_orders_chooses_and_opens(sources: list[Any]) -> None:
+async def test_the_mouse_sorts_selects_and_opens_engines(sources: list[Any]) -> None:
     app = dashboard(sources)
     async with app.run_test(size=(120, 40)) as pilot:
         heading = screen_text(app).splitlines()[2]
@@ -163,7 +165,7 @@ async def test_the_mouse_orders_chooses_and_opens(sources: list[Any]) -> None:
         assert app.main.session.source.name == "engine-2"
 
 
-async def test_keys_change_no_engine_while_several_are_shown(sources: list[Any]) -> None:
+async def test_no_key_changes_an_engine_on_the_fleet_screen(sources: list[Any]) -> None:
     app = dashboard(sources, control_endpoint="ipc:///nobody/here")
     async with app.run_test(size=(120, 40)) as pilot:
         for action in ACTIONS:
@@ -176,7 +178,9 @@ async def test_keys_change_no_engine_while_several_are_shown(sources: list[Any])
 
 
 @pytest.mark.parametrize("ascii_only", [False, True])
-async def test_it_fills_every_size(sources: list[Any], ascii_only: bool) -> None:
+async def test_the_fleet_screen_fills_every_terminal_size(
+    sources: list[Any], ascii_only: bool
+) -> None:
     app = dashboard(sources, ascii_only=ascii_only)
     async with app.run_test(size=SIZES[0]) as pilot:
         for size in SIZES:
@@ -197,7 +201,7 @@ async def test_it_fills_every_size(sources: list[Any], ascii_only: bool) -> None
                 assert "stepscope needs 80x20" in screen_text(app)
 
 
-async def test_more_engines_than_rows_scroll_with_the_choice(
+async def test_more_engines_than_rows_scroll_with_the_selection(
     still_source: Callable[..., Any],
 ) -> None:
     made = [still_source(12) for _ in range(40)]
@@ -215,7 +219,7 @@ async def test_more_engines_than_rows_scroll_with_the_choice(
         assert hit == "e39"
 
 
-async def test_one_engine_is_one_line_and_how_to_add_more(
+async def test_the_fleet_screen_of_one_engine_says_how_to_add_more(
     still_source: Callable[..., Any],
 ) -> None:
     source = still_source()
@@ -234,7 +238,7 @@ async def test_one_engine_is_one_line_and_how_to_add_more(
         assert app.main.view.page == "live"
 
 
-def test_states_and_figures_differ_without_colour(sources: list[Any]) -> None:
+def test_engine_states_and_figures_differ_without_colour(sources: list[Any]) -> None:
     app = dashboard(sources, looks=3)
     (live, *_rest, down) = app.session.desk.page(None, SLO()).lines
     assert fleet_columns.state_text(live)[0] == "LIVE"
@@ -250,7 +254,7 @@ def test_states_and_figures_differ_without_colour(sources: list[Any]) -> None:
     assert fleet_columns.state_text(idle)[0] == "LIVE idle"
 
 
-def test_the_spark_is_on_one_scale_and_knows_no_load_from_an_unknown_one() -> None:
+def test_sparklines_share_one_scale_and_no_load_differs_from_unknown_load() -> None:
     load = (None, 0, 1, 8, 16, 16)
     assert fleet_columns.spark(load, 6, 240, 16)[-6:] == " ·▁▄▇▇"
     assert fleet_columns.spark(load, 6, 240, 160)[-6:] == " ·▁▁▁▁"
@@ -260,7 +264,7 @@ def test_the_spark_is_on_one_scale_and_knows_no_load_from_an_unknown_one() -> No
     assert cells == later == "▇▁▁▁"
 
 
-def test_names_that_are_too_long_keep_that_in_which_they_differ() -> None:
+def test_shortened_engine_names_keep_the_part_in_which_they_differ() -> None:
     racks = [f"gpu-{number:02}.rack7:5555" for number in range(12)]
     assert fleet_columns.labels(racks, 20)["gpu-11.rack7:5555"] == "gpu-11.rack7:5555"
     assert fleet_columns.labels(racks, 10)["gpu-11.rack7:5555"] == "gpu-11…"
@@ -273,13 +277,13 @@ def test_names_that_are_too_long_keep_that_in_which_they_differ() -> None:
         assert all(len(label) <= width for label in found.values())
 
 
-def test_engines_are_in_the_order_of_their_numbers() -> None:
+def test_numbers_in_engine_names_sort_numerically() -> None:
     names = ["engine-10", "engine-2", "10.0.0.12:5555", "10.0.0.9:5555"]
     ordered = ["10.0.0.9:5555", "10.0.0.12:5555", "engine-2", "engine-10"]
     assert sorted(names, key=natural) == ordered
 
 
-async def test_many_engines_that_stand_out_alike_are_one_line(
+async def test_many_engines_with_the_same_finding_share_one_line(
     still_source: Callable[..., Any],
 ) -> None:
     made = [still_source(), *[still_source(12) for _ in range(9)]]

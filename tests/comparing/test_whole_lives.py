@@ -37,12 +37,12 @@ ORIGIN = RequestOrigin("p", 3, 1, 12 * S, 12 * S, 13 * S, 14 * S)
 
 
 def text_of(life: WholeLife, now_s: float) -> str:
-    """The lane of the last ten seconds, a character a second."""
+    """The lane over the last ten seconds, one character a second."""
     [line] = whole_life_lanes.draw([life], round(now_s * S), 125, 1)
     return "".join(text for text, _ in line)[-100:][9::10]
 
 
-def test_a_request_is_one_lane_through_both_engines() -> None:
+def test_a_request_is_one_lane_through_prefill_and_decode_engine() -> None:
     lives = WholeLives()
     waiting = view(3, "waiting")
     [life] = lives.look(ENGINES, [state(11 * S, waiting), state(11 * S)])
@@ -57,7 +57,7 @@ def test_a_request_is_one_lane_through_both_engines() -> None:
     assert text_of(life, 19).rstrip() == " ·▓·→━━●"
 
 
-def test_time_in_the_queue_of_the_decode_engine_is_a_wait_later_too() -> None:
+def test_the_lane_keeps_the_wait_in_the_decode_engines_queue() -> None:
     lives = WholeLives()
     gone = view(3, "finished", handed_to="d", finish_ns=13 * S, first_token_ns=12 * S)
     lives.look(ENGINES, [state(16 * S, gone), state(16 * S, view(7, "waiting", origin=ORIGIN))])
@@ -72,7 +72,7 @@ def test_without_a_decode_engine_the_prefill_engine_decodes() -> None:
     assert text_of(life, 19) == " ▓▓━━━━━━━"
 
 
-def test_what_ended_is_kept_for_a_while_and_what_is_unknown_stays_unknown() -> None:
+def test_ended_requests_keep_their_lane_for_a_while_if_the_engine_role_is_known() -> None:
     lives = WholeLives()
     done = view(3, "finished", finish_ns=12 * S, first_token_ns=11 * S)
     assert len(lives.look(ENGINES, [state(12 * S, done), state(12 * S)])) == 1
@@ -81,11 +81,11 @@ def test_what_ended_is_kept_for_a_while_and_what_is_unknown_stays_unknown() -> N
     assert not lives.look([engine("a", None)], [state(12 * S, done)])
 
 
-def test_what_no_engine_knows_any_more_has_ended() -> None:
+def test_a_request_that_no_engine_reports_any_more_has_ended() -> None:
     lives = WholeLives()
     here = view(7, "running", origin=ORIGIN)
     lives.look(ENGINES, [state(15 * S), state(15 * S, here)])
-    [life] = lives.look(ENGINES, [state(16 * S), state(16 * S)])  # both were started anew
+    [life] = lives.look(ENGINES, [state(16 * S), state(16 * S)])  # both engines were restarted
     assert life.end_ns == 16 * S
 
 
