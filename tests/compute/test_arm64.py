@@ -68,7 +68,7 @@ def _output(program: Path, given: bytes) -> bytes:
 
 
 def _linear(program: Path, packed: bytes) -> int:
-    """One call of `stepscope_linear` in fp32, whose memory is copied to the program and back."""
+    """One call of `stepscope_linear` in fp32; its memory is copied to the program and back."""
     x_at, packed_at, bias_at, output_at, *numbers = LINEAR.unpack(packed)
     num_rows, num_columns, size, num_panels, *_, is_bf16 = numbers
     assert not is_bf16
@@ -85,7 +85,7 @@ def _linear(program: Path, packed: bytes) -> int:
 
 
 def _attention(program: Path, packed: bytes) -> int:
-    """One call of `stepscope_attention`, whose memory is copied to the program and back."""
+    """One call of `stepscope_attention`; its memory is copied to the program and back."""
     step_at, *tensors_at, output_at, _ = ATTENTION.unpack(packed)
     raw = ctypes.string_at(step_at, STEP.size)
     fields = STEP.unpack(raw)
@@ -115,7 +115,7 @@ def _attention(program: Path, packed: bytes) -> int:
 
 @pytest.mark.parametrize("lengths", [DECODES, CHUNKS, MIXED], ids=["decodes", "chunks", "mixed"])
 @pytest.mark.parametrize(("head_dim", "window"), [(64, None), (33, 9)])
-def test_attention_on_arm64_is_that_of_the_reference(
+def test_attention_on_arm64_equals_the_reference(
     arm64: CpuLibrary, lengths: list[tuple[int, int]], head_dim: int, window: int | None
 ) -> None:
     case = make_case(lengths, head_dim=head_dim)

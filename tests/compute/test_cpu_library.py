@@ -1,6 +1,6 @@
-"""The C++ library: which one is taken, what is said when there is none, and its fused operations.
+"""The C++ library: which level is chosen, what is said without one, and its fused operations.
 
-Each operation is held to its plain torch form at every level of instructions that runs here.
+Each operation is compared with plain torch at every instruction level that runs here.
 """
 
 import importlib.util
@@ -48,7 +48,7 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0, scale: float = 1.0) -
 
 
 @needs_level("baseline")
-def test_the_best_level_is_taken_and_any_lower_one_can_be_asked_for() -> None:
+def test_the_highest_usable_instruction_level_is_chosen_and_any_lower_can_be_set() -> None:
     assert cpu_library.load().level == USABLE[-1]
     assert [cpu_library.load(level).level for level in USABLE] == USABLE
     with pytest.raises(cpu_library.LibraryMissingError, match=r"no warp kernels.*baseline"):
@@ -56,7 +56,7 @@ def test_the_best_level_is_taken_and_any_lower_one_can_be_asked_for() -> None:
 
 
 @EACH_LEVEL
-def test_a_variable_keeps_the_engine_from_every_higher_level(level: str) -> None:
+def test_an_environment_variable_caps_the_instruction_level(level: str) -> None:
     with highest_level(level):
         assert cpu_library.usable_levels()[-1] == level
         library = cpu_library.default_library()
@@ -71,8 +71,8 @@ def test_a_variable_keeps_the_engine_from_every_higher_level(level: str) -> None
 
 
 @needs_level("baseline")
-def test_it_shares_the_openmp_runtime_of_torch() -> None:
-    # Two runtimes in a process would mean two pools of threads that fight for the cores.
+def test_the_cpu_library_shares_the_openmp_runtime_of_torch() -> None:
+    # Two runtimes in a process would be two thread pools that compete for the cores.
     code = (
         "from stepscope.kernels.cpu import library as cpu_library\n"
         "from stepscope.kernels.dispatch import fused\n"
@@ -88,7 +88,7 @@ def test_it_shares_the_openmp_runtime_of_torch() -> None:
     assert loaded == "True"
 
 
-def test_it_can_be_turned_off_and_the_choice_says_so() -> None:
+def test_the_cpu_library_can_be_turned_off_and_the_backend_choice_says_so() -> None:
     code = (
         "from stepscope.kernels.cpu import library as cpu_library\n"
         "from stepscope.kernels.dispatch import backends, fused\n"
@@ -103,7 +103,7 @@ def test_it_can_be_turned_off_and_the_choice_says_so() -> None:
     assert used == "None torch.Size([1, 1])"
 
 
-def test_without_a_built_library_the_choice_says_what_to_install(
+def test_without_a_built_library_the_backend_choice_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cpu_library, "_file", lambda level: None)
@@ -115,10 +115,10 @@ def test_without_a_built_library_the_choice_says_what_to_install(
 
 
 @needs_level("baseline")
-def test_a_library_that_was_built_from_other_sources_is_not_called(
+def test_a_library_built_from_other_sources_is_not_called(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # In a checkout the code may be newer than what was built of it.
+    # In a checkout the sources may be newer than the library built from them.
     monkeypatch.setattr(cpu_library, "INTERFACE", 0xBAD)
     with pytest.raises(cpu_library.LibraryMissingError, match="from older sources: install"):
         cpu_library.load()
@@ -144,7 +144,7 @@ ROWS, SIZES = st.integers(0, 9), st.integers(1, 300)
 
 @EACH_LEVEL
 @pytest.mark.usefixtures("at_level")
-def test_numbers_become_the_nearest_of_fp8_as_torch_has_it(level: str) -> None:
+def test_numbers_are_rounded_to_fp8_as_torch_does(level: str) -> None:
     every = torch.arange(128, dtype=torch.uint8)[:-1].view(FP8).float()
     between = (every[1:] + every[:-1]) / 2
     sizes = torch.cat(
@@ -174,7 +174,7 @@ def test_numbers_become_the_nearest_of_fp8_as_torch_has_it(level: str) -> None:
 @EACH_LEVEL
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.sampled_from(DTYPES), ROWS, SIZES, st.booleans())
-def test_add_rms_norm_is_that_of_torch(
+def test_add_rms_norm_equals_torchs(
     level: str, dtype: torch.dtype, num_rows: int, size: int, is_first: bool
 ) -> None:
     x, weight = random(num_rows, size, dtype=dtype), random(size, dtype=dtype, seed=1)
@@ -201,7 +201,7 @@ def test_add_rms_norm_is_that_of_torch(
     st.booleans(),
     st.sampled_from([torch.float32, torch.bfloat16, FP8]),
 )
-def test_norm_rope_store_is_that_of_torch(
+def test_norm_rope_store_equals_torchs(
     level: str,
     dtype: torch.dtype,
     num_rows: int,
@@ -250,9 +250,7 @@ def test_norm_rope_store_is_that_of_torch(
 @EACH_LEVEL
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.sampled_from(DTYPES), ROWS, SIZES)
-def test_silu_mul_is_that_of_torch(
-    level: str, dtype: torch.dtype, num_rows: int, size: int
-) -> None:
+def test_silu_mul_equals_torchs(level: str, dtype: torch.dtype, num_rows: int, size: int) -> None:
     gate_up = random(num_rows, 2 * size, dtype=dtype, scale=6)
     with highest_level(level):
         actual = fused.silu_mul(gate_up)
@@ -268,7 +266,7 @@ def test_silu_mul_is_that_of_torch(
     ),
     st.integers(0, 1200),
 )
-def test_argmax_is_that_of_torch_with_ties_infinities_and_nan(
+def test_argmax_equals_torchs_with_ties_infinities_and_nan(
     level: str, dtype: torch.dtype, special: list[float], num_before: int
 ) -> None:
     row = torch.cat([torch.full((num_before,), -3.0), torch.tensor(special)])
@@ -280,7 +278,7 @@ def test_argmax_is_that_of_torch_with_ties_infinities_and_nan(
 
 @EACH_LEVEL
 @pytest.mark.usefixtures("at_level")
-def test_the_exponential_is_accurate_over_all_of_its_range(level: str) -> None:
+def test_the_exponential_is_accurate_over_its_whole_range(level: str) -> None:
     # SiLU with a factor of one shows it: x / silu(x) - 1 = exp(-x).
     x = torch.linspace(-20, 87, 100_001)
     gate_up = torch.stack([-x, torch.ones_like(x)], dim=1)
@@ -291,7 +289,7 @@ def test_the_exponential_is_accurate_over_all_of_its_range(level: str) -> None:
 
 @EACH_LEVEL
 @pytest.mark.usefixtures("at_level")
-def test_extremes_stay_what_they_are(level: str) -> None:
+def test_extreme_values_infinities_and_nan_survive_the_fused_operations(level: str) -> None:
     x = torch.tensor([[-1e30, -100.0, 100.0, 1e30, math.inf, math.nan]])
     silu = fused.silu_mul(torch.cat([x, torch.ones_like(x)], dim=1))[0]
     assert silu[:2].abs().max() < 1e-8
@@ -323,7 +321,7 @@ def test_large_inputs_give_the_same_bits_with_one_thread_and_with_two(level: str
 
 @EACH_LEVEL
 @pytest.mark.usefixtures("at_level")
-def test_what_the_library_does_not_take_is_computed_by_torch(level: str) -> None:
+def test_inputs_that_the_library_does_not_support_are_computed_by_torch(level: str) -> None:
     x = random(4, 64, dtype=torch.float64)
     torch.testing.assert_close(fused.silu_mul(x).double(), fused.torch_silu_mul(x).double())
     strided = random(64, 4, dtype=torch.float32).t()
@@ -339,7 +337,7 @@ def test_what_the_library_does_not_take_is_computed_by_torch(level: str) -> None
 @pytest.mark.parametrize(("position", "slot"), [(10, 0), (-1, 0), (0, 8), (0, -1)])
 @EACH_LEVEL
 @pytest.mark.usefixtures("at_level")
-def test_a_position_or_slot_that_is_not_there_is_an_error_and_writes_nothing(
+def test_an_invalid_position_or_slot_raises_and_writes_nothing(
     level: str, position: int, slot: int
 ) -> None:
     caches = [torch.zeros(2, 4, 1, 8) for _ in range(2)]
@@ -360,7 +358,7 @@ def test_a_position_or_slot_that_is_not_there_is_an_error_and_writes_nothing(
 
 
 @pytest.mark.parametrize("target", ["aarch64-linux-gnu", "aarch64-macos", "x86_64-macos"])
-def test_the_kernels_compile_for_machines_unlike_this_one(target: str, tmp_path: Path) -> None:
+def test_the_cpu_kernels_compile_for_other_architectures(target: str, tmp_path: Path) -> None:
     if importlib.util.find_spec("ziglang") is not None:
         compiler = [sys.executable, "-m", "ziglang", "c++", "-target", target]
     elif (found := shutil.which(f"{target}-g++")) is not None:

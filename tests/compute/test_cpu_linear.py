@@ -29,14 +29,14 @@ def threads() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=KINDS)
 def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
-    """In which x is given, with the kernels of one level."""
+    """The dtype of x, with the kernels of one level."""
     dtype, level = request.param
     with highest_level(level):
         yield dtype
 
 
 def random_values(generator: torch.Generator, dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    """Values of bf16, as the weights of checkpoints are."""
+    """Random values that bf16 holds exactly, like the weights of checkpoints."""
     return torch.randn(*shape, generator=generator).bfloat16().to(dtype)
 
 
@@ -59,7 +59,7 @@ shapes = st.tuples(
 @given(
     shape=shapes, seed=st.integers(0, 1000), has_bias=st.booleans(), num_threads=st.integers(1, 2)
 )
-def test_products_of_all_shapes_are_exact_up_to_one_rounding(
+def test_packed_products_of_all_shapes_are_exact_up_to_one_rounding(
     dtype: torch.dtype,
     shape: tuple[int, int, int],
     seed: int,
@@ -97,7 +97,7 @@ def test_a_gated_product_is_silu_of_one_half_times_the_other(
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 13, 200, 700])
-def test_a_row_is_the_same_bits_in_any_company_and_with_any_number_of_threads(
+def test_a_row_has_the_same_bits_in_any_batch_and_with_any_number_of_threads(
     dtype: torch.dtype, num_rows: int
 ) -> None:
     # Large enough for both threads and, at 700 rows, for several blocks of rows.
@@ -112,7 +112,7 @@ def test_a_row_is_the_same_bits_in_any_company_and_with_any_number_of_threads(
     assert torch.equal(some, every[:num_rows])
 
 
-def test_infinities_and_nan_go_through(dtype: torch.dtype) -> None:
+def test_infinities_and_nan_pass_through_the_product(dtype: torch.dtype) -> None:
     weight = torch.eye(32).to(dtype)
     x = torch.ones(2, 32).to(dtype)
     x[0, 3] = float("nan")
@@ -123,7 +123,7 @@ def test_infinities_and_nan_go_through(dtype: torch.dtype) -> None:
     assert PackedLinear(torch.ones(32, 32).to(dtype), None)(x)[1].isinf().all()
 
 
-def test_bf16_is_multiplied_by_pairs_only_where_the_cpu_has_those_and_no_matrix_instructions(
+def test_bf16_products_use_pairs_only_on_a_cpu_with_pair_but_no_matrix_instructions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     weight = torch.zeros(8, 8).bfloat16()
@@ -140,7 +140,7 @@ def test_bf16_is_multiplied_by_pairs_only_where_the_cpu_has_those_and_no_matrix_
 
 
 @needs_level("baseline")
-def test_fp32_weights_are_packed_only_where_bf16_holds_every_one_of_them() -> None:
+def test_fp32_weights_are_packed_only_if_bf16_holds_all_of_them() -> None:
     weight = torch.randn(8, 7, generator=torch.Generator().manual_seed(2)).bfloat16().float()
     assert is_usable(weight)
     assert PackedLinear(weight, None).num_bytes == 2 * 8 * 7
@@ -150,7 +150,7 @@ def test_fp32_weights_are_packed_only_where_bf16_holds_every_one_of_them() -> No
     assert not is_usable(torch.zeros(8, 8, device="meta"))
 
 
-def test_weights_in_huge_pages_are_multiplied_by_like_any(dtype: torch.dtype) -> None:
+def test_weights_in_huge_pages_give_the_same_products(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(3)
     x = random_values(generator, dtype, 5, 256)
     weights = [random_values(generator, dtype, 1024, 256) for _ in range(5)]

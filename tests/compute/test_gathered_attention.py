@@ -1,4 +1,4 @@
-"""Prefill by a library's attention over packed keys: ours gathers, parts and hands over rightly.
+"""Prefill by a library's attention over packed keys: stepscope gathers and splits them correctly.
 
 The libraries run on a GPU only. Here a plain function with the same signature takes their place,
 which attends as they document it.
@@ -27,11 +27,11 @@ CPU = torch.device("cpu")
 
 
 class Library:
-    """Attention over packed sequences as both libraries document it; notes what it was given."""
+    """Attention over packed sequences as both libraries document it; records its arguments."""
 
     def __init__(self, *, top_left: bool = False) -> None:
         self.calls: list[dict[str, Any]] = []
-        self._top_left = top_left  # another way to align a mask, and wrong here
+        self._top_left = top_left  # another way to align a mask, wrong here
 
     def attend(
         self,
@@ -118,7 +118,7 @@ class Library:
 
 
 def create(name: str, library: Library) -> GatheredAttention:
-    """In fp32, unlike the libraries, so that it can be held to the oracle."""
+    """A backend in fp32, unlike the libraries, so that it can be compared with the oracle."""
     varlen: Varlen = (
         flash_attn_varlen(library.flash_attn_varlen_func)
         if name == "flash-attn"
@@ -167,7 +167,7 @@ MIXED = [(50, 1), (0, 33), (17, 1), (90, 5), (3, 1), (1, 2)]
         {"sinks": torch.linspace(-1, 2, 4), "sliding_window": 30},
     ],
 )
-def test_it_attends_as_the_reference_does(
+def test_gathered_attention_equals_the_reference(
     name: str, lengths: list[tuple[int, int]], options: dict[str, Any]
 ) -> None:
     case = step(lengths)
@@ -178,7 +178,7 @@ def test_it_attends_as_the_reference_does(
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_the_library_gets_the_chunks_and_only_the_keys_that_they_see() -> None:
+def test_the_library_gets_the_prefill_chunks_and_only_the_keys_that_they_see() -> None:
     library = Library()
     create("flash-attn", library)(*step(MIXED), scale=0.6, sliding_window=10)
     (call,) = library.calls
@@ -195,7 +195,7 @@ def test_the_library_gets_the_chunks_and_only_the_keys_that_they_see() -> None:
         ("flash-attn", {"sinks": torch.zeros(4)}),
     ],
 )
-def test_what_the_library_has_no_argument_for_goes_to_the_other_backend(
+def test_options_without_a_library_argument_go_to_the_other_backend(
     name: str, options: dict[str, Any]
 ) -> None:
     library = Library()
@@ -218,7 +218,7 @@ def test_heads_and_dtypes_that_the_library_refuses_go_to_the_other_backend() -> 
     assert len(library.calls) == 1
 
 
-def test_a_trial_finds_what_is_wrong_with_a_backend() -> None:
+def test_the_trial_run_rejects_a_backend_with_wrong_results() -> None:
     good = create("torch-varlen", Library())
     assert trial.failure(good, CPU, torch.bfloat16) is None
     assert trial.failure(TorchAttention(), CPU, torch.float32) is None
@@ -249,7 +249,7 @@ HERE = [
 
 @pytest.mark.parametrize(("device", "name"), HERE, ids="-".join)
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 40}, {"softcap": 2.0}])
-def test_every_backend_of_this_machine_is_held_to_the_reference_in_half_precision(
+def test_every_backend_of_this_machine_is_near_the_reference_in_half_precision(
     device: str, name: str, options: dict[str, Any]
 ) -> None:
     lengths = [(700, 1), (0, 130), (90, 5), (3, 1), (300, 60)]
@@ -262,7 +262,7 @@ def test_every_backend_of_this_machine_is_held_to_the_reference_in_half_precisio
     assert float((found.float() - exact).abs().max()) <= 2**-7 * float(half[2].abs().max())
 
 
-def test_a_torch_whose_attention_takes_no_window_is_not_used() -> None:
+def test_a_torch_attention_without_the_needed_arguments_is_not_used() -> None:
     def varlen_attn(query: object, is_causal: bool = False) -> torch.Tensor:
         raise AssertionError
 
@@ -270,8 +270,8 @@ def test_a_torch_whose_attention_takes_no_window_is_not_used() -> None:
         torch_varlen(varlen_attn)
 
 
-def test_this_torch_has_what_its_version_says() -> None:
-    """The adapter's arguments are those of the function that is installed."""
+def test_the_installed_torch_attention_has_the_expected_arguments() -> None:
+    """The adapter's arguments are those of the installed function."""
     varlen = load_torch_varlen()
     assert not varlen.has_softcap
 
@@ -304,7 +304,7 @@ def test_a_gpu_backend_that_cannot_be_used_says_what_is_missing(
         assert probe(create, half, torch.bfloat16, "") == (False, expected)
 
 
-def test_backends_of_a_gpu_say_where_they_would_run() -> None:
+def test_gpu_backends_say_where_they_would_run() -> None:
     found = {each.name: each for each in available_backends("cpu")}
     for name in ("flash-attn", "triton", "torch-varlen"):
         assert not found[name].usable

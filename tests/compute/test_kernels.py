@@ -1,4 +1,4 @@
-"""Every attention backend computes what the reference does, and the choice of one is explained."""
+"""Every attention backend equals the reference, and the choice of a backend is explained."""
 
 import math
 import random
@@ -90,7 +90,7 @@ MIXED = [(50, 1), (0, 33), (17, 1), (90, 5), (3, 1), (2, 2)]
     [(None, None, False), (1, None, False), (9, None, False), (64, 2.0, False), (9, 3.0, True)],
 )
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_backend_computes_what_the_reference_does(
+def test_every_backend_equals_the_reference(
     backend: str,
     lengths: list[tuple[int, int]],
     window: int | None,
@@ -113,7 +113,7 @@ def test_a_backend_computes_what_the_reference_does(
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(1, 1), (6, 6), (6, 1), (8, 4)])
 @pytest.mark.parametrize("block_size", [1, 3, 16])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_groups_of_heads_and_block_sizes_of_any_kind(
+def test_every_backend_supports_any_head_groups_and_block_sizes(
     backend: str, num_heads: int, num_kv_heads: int, block_size: int
 ) -> None:
     case = make_case(
@@ -149,7 +149,7 @@ def test_bf16_stays_close_to_the_reference(backend: str, cache_dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
-def test_one_backend_serves_contexts_that_grow_and_windows_that_differ(backend: str) -> None:
+def test_one_backend_instance_serves_changing_contexts_and_windows(backend: str) -> None:
     chosen = create(backend)
     for before, window in [(3, None), (2000, None), (700, 5), (1500, 900), (10, 5)]:
         case = make_case([(before, 140), (before, 1)])
@@ -193,7 +193,7 @@ def shapes(draw: st.DrawFn) -> Shape:
     softcap=st.sampled_from([None, 2.0, 30.0]),
     with_sinks=st.booleans(),
 )
-def test_cpp_computes_what_the_reference_does_whatever_the_shape(
+def test_cpp_equals_the_reference_whatever_the_shape(
     level: str, shape: Shape, window: int | None, softcap: float | None, with_sinks: bool
 ) -> None:
     num_heads = shape.group * shape.num_kv_heads
@@ -235,7 +235,7 @@ def test_cpp_computes_what_the_reference_does_whatever_the_shape(
 
 
 @EACH_LEVEL
-def test_every_number_of_fp8_is_read_as_torch_reads_it(level: str) -> None:
+def test_every_fp8_number_is_read_as_torch_reads_it(level: str) -> None:
     codes = torch.arange(256, dtype=torch.uint8)
     codes = codes[(codes & 0x7F) != 0x7F]  # NaN, which our kernel reads as 480
     value_cache = codes.view(torch.float8_e4m3fn).view(1, 1, 1, -1)
@@ -248,7 +248,7 @@ def test_every_number_of_fp8_is_read_as_torch_reads_it(level: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @EACH_LEVEL
-def test_cpp_gives_a_request_the_same_bits_in_any_company_and_with_any_number_of_threads(
+def test_cpp_gives_a_request_the_same_bits_in_any_batch_and_with_any_threads(
     level: str, dtype: torch.dtype
 ) -> None:
     lengths = [(1500, 1), (0, 150), (700, 1), (300, 130), (3, 1), (64, 2)]
@@ -279,7 +279,7 @@ def test_cpp_gives_a_request_the_same_bits_in_any_company_and_with_any_number_of
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @EACH_LEVEL
-def test_cpp_reads_no_slot_that_holds_no_token_of_the_request(
+def test_cpp_reads_only_slots_that_hold_a_token_of_the_request(
     level: str, dtype: torch.dtype
 ) -> None:
     case = make_case(MIXED + DECODES, block_size=16, head_dim=40)
@@ -296,7 +296,7 @@ def test_cpp_reads_no_slot_that_holds_no_token_of_the_request(
 
 
 @EACH_LEVEL
-def test_cpp_takes_steps_without_requests_and_requests_without_queries(level: str) -> None:
+def test_cpp_accepts_steps_without_requests_and_requests_without_queries(level: str) -> None:
     chosen = create(f"cpu-{level}")
     case = make_case([(20, 1), (9, 0), (3, 4)])
     alone = make_case([(20, 1), (9, 0), (3, 4)])
@@ -318,7 +318,7 @@ def test_cpp_takes_steps_without_requests_and_requests_without_queries(level: st
 
 
 @EACH_LEVEL
-def test_cpp_takes_queries_in_any_layout_and_refuses_what_it_cannot_read(level: str) -> None:
+def test_cpp_accepts_queries_in_any_layout_and_refuses_what_it_cannot_read(level: str) -> None:
     chosen = create(f"cpu-{level}")
     case = make_case(MIXED)
     expected = chosen(*case, scale=0.3)
@@ -334,8 +334,8 @@ def test_cpp_takes_queries_in_any_layout_and_refuses_what_it_cannot_read(level: 
 
 @needs_level("baseline")
 @pytest.mark.parametrize("counts", [(1, 0, 1), (1, 2, 1)], ids=["no queries", "two queries"])
-def test_cpp_refuses_a_decode_that_has_not_one_query(counts: tuple[int, ...]) -> None:
-    # It reads the query of a decode unasked: without one that would be somebody else's memory.
+def test_cpp_refuses_a_decode_without_exactly_one_query(counts: tuple[int, ...]) -> None:
+    # It reads a decode's query unchecked: without one it would read foreign memory.
     case = make_case([(8, count) for count in counts])
     case.batch.decodes = np.ones(3, dtype=np.int64)
     said = rf"request 1 .* has {counts[1]} queries: a decode has one"
@@ -377,7 +377,7 @@ def test_new_keys_and_values_go_to_their_slots_and_nowhere_else() -> None:
 
 
 @needs_level("baseline")
-def test_auto_takes_the_first_usable_backend_and_says_why() -> None:
+def test_auto_chooses_the_first_usable_backend_and_says_why() -> None:
     first = next(b for b in available_backends("cpu") if b.usable)
     choice = choose("auto", "cpu")
     assert choice.backend.name == first.name == "cpu"
@@ -386,7 +386,7 @@ def test_auto_takes_the_first_usable_backend_and_says_why() -> None:
     assert "cpu" in choice.reason
 
 
-def test_an_unknown_backend_is_refused_with_the_ones_there_are() -> None:
+def test_an_unknown_backend_is_refused_with_the_known_names() -> None:
     with pytest.raises(
         BackendUnavailableError, match=r"'warp'.*auto, flash-attn.*cpu, torch, reference"
     ):
@@ -401,6 +401,6 @@ def test_every_backend_has_the_name_it_is_listed_by() -> None:
 
 
 @pytest.mark.parametrize("name", ["flash-attn", "triton", "torch-varlen"])
-def test_a_backend_of_a_gpu_is_refused_on_a_cpu(name: str) -> None:
+def test_a_gpu_backend_is_refused_on_a_cpu(name: str) -> None:
     with pytest.raises(BackendUnavailableError, match=f"'{name}' cannot run .* not on cpu"):
         choose(name, "cpu")

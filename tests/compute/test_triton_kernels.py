@@ -1,4 +1,4 @@
-"""The Triton kernels compute what their references do, and compile for the GPU they are meant for.
+"""The Triton kernels equal their references, and compile for the GPU they are meant for.
 
 They run in a process of their own (`triton_worker.py`): on a GPU where there is one, interpreted
 everywhere else.
@@ -63,7 +63,7 @@ def worker(mode: str, cache: Path) -> Iterator[Ask]:
     try:
         yield ask
     finally:
-        process.kill()  # it has answered everything, and has nothing to put in order
+        process.kill()  # it has answered everything and has nothing to clean up
         process.wait()
         process.stdin.close()
         process.stdout.close()
@@ -95,7 +95,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
     ],
     ids=lambda options: "-".join(options) or "plain",
 )
-def test_attention_is_that_of_the_reference(
+def test_triton_attention_equals_the_reference(
     run: Ask, lengths: list[list[int]], options: dict[str, object]
 ) -> None:
     answer = run("attention", lengths=lengths, num_kv_heads=1, **options)
@@ -105,7 +105,9 @@ def test_attention_is_that_of_the_reference(
 @pytest.mark.parametrize(
     "options", [{}, {"window": 400, "softcap": 5.0, "sinks": True}], ids=["plain", "all"]
 )
-def test_long_contexts_are_split_and_added_up_again(run: Ask, options: dict[str, object]) -> None:
+def test_triton_attention_splits_long_contexts_and_combines_the_parts(
+    run: Ask, options: dict[str, object]
+) -> None:
     answer = run("attention", lengths=LONG, num_sms=8, num_kv_heads=1, num_heads=2, **options)
     assert answer["error"] < ERRORS["float32"]
     assert min(answer["splits"]) > 1
@@ -115,7 +117,7 @@ def test_long_contexts_are_split_and_added_up_again(run: Ask, options: dict[str,
     ("num_heads", "num_kv_heads", "head_dim", "block_size"),
     [(1, 1, 16, 1), (7, 1, 33, 3), (6, 2, 80, 16), (20, 1, 8, 32), (40, 1, 64, 16)],
 )
-def test_groups_head_dimensions_and_block_sizes_of_any_kind(
+def test_triton_attention_supports_any_groups_head_dimensions_and_block_sizes(
     run: Ask, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int
 ) -> None:
     answer = run(
@@ -149,7 +151,7 @@ def test_half_precision_differs_from_the_reference_by_its_rounding_only(
     assert answer["error"] < ERRORS[dtype]
 
 
-def test_slots_without_a_token_are_not_read_and_queries_may_lie_by_head(run: Ask) -> None:
+def test_triton_reads_no_slot_without_a_token_and_accepts_queries_by_head(run: Ask) -> None:
     lengths = [[50, 1], [90, 5], [3, 1], [0, 20]]
     answer = run("attention", lengths=lengths, garbage=True, by_head=True, twice=True)
     assert answer["error"] < ERRORS["float32"]
@@ -157,8 +159,8 @@ def test_slots_without_a_token_are_not_read_and_queries_may_lie_by_head(run: Ask
 
 
 @pytest.mark.parametrize("num_sms", [4, 64], ids=["whole", "split"])
-def test_a_launch_for_a_larger_step_serves_a_smaller_one(run: Ask, num_sms: int) -> None:
-    """As a CUDA graph replays it: planned once, for the most there can be."""
+def test_a_launch_planned_for_a_larger_step_serves_a_smaller_one(run: Ask, num_sms: int) -> None:
+    """As in a CUDA graph: the launch is planned once, for the largest step."""
     answer = run(
         "padded", lengths=[[600, 1], [0, 1], [37, 1]], planned=6, num_sms=num_sms, sinks=True
     )
@@ -172,7 +174,7 @@ def test_a_launch_for_a_larger_step_serves_a_smaller_one(run: Ask, num_sms: int)
     ("heads", "kv_heads", "head_dim", "norms"),
     [(4, 2, 16, "qk"), (14, 2, 64, ""), (3, 1, 80, "qk"), (9, 8, 128, "q")],
 )
-def test_norms_rope_and_store_are_those_of_plain_torch(
+def test_norms_rope_and_store_equal_plain_torch(
     run: Ask, heads: int, kv_heads: int, head_dim: int, norms: str, dtype: str
 ) -> None:
     answer = run(
@@ -191,7 +193,7 @@ def test_norms_rope_and_store_are_those_of_plain_torch(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(("rows", "size"), [(3, 64), (2, 576), (1, 5120), (0, 64)])
-def test_the_norm_with_the_addition_is_that_of_plain_torch(
+def test_the_norm_with_residual_addition_equals_plain_torch(
     run: Ask, rows: int, size: int, dtype: str
 ) -> None:
     for residual in (True, False) if rows else ():
@@ -202,7 +204,7 @@ def test_the_norm_with_the_addition_is_that_of_plain_torch(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_the_gate_is_that_of_plain_torch(run: Ask, dtype: str) -> None:
+def test_the_gated_silu_equals_plain_torch(run: Ask, dtype: str) -> None:
     assert run("gate", rows=3, size=1100, dtype=dtype)["output"] <= 4
 
 
@@ -236,7 +238,7 @@ LLAMA_8B = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "dtype": "bfloa
 
 
 def test_every_kernel_compiles_for_an_h200_within_its_shared_memory(compiled: Ask) -> None:
-    """And as meant: decode by asynchronous copies, prefill by `wgmma`."""
+    """And with the intended instructions: asynchronous copies for decode, `wgmma` for prefill."""
     decode, combine, prefill, _, *fused = compiled(
         "compiled",
         lengths=[[6000, 1], [6000, 200]],
@@ -261,8 +263,8 @@ def test_every_kernel_compiles_for_an_h200_within_its_shared_memory(compiled: As
     assert prefill["shared"] <= 227 << 10
 
 
-def test_steps_of_other_sizes_need_no_other_kernels(compiled: Ask) -> None:
-    """A kernel that is compiled while requests run holds all of them up for seconds."""
+def test_after_warm_up_steps_of_other_sizes_compile_no_new_kernel(compiled: Ask) -> None:
+    """Compiling a kernel while requests run would hold all of them up for seconds."""
     known: set[str] = set()
     for pair in warm_up_steps(8192):
         known.update(compiled("variants", lengths=[pair], **LLAMA_8B)["kernels"])

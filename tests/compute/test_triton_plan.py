@@ -1,4 +1,4 @@
-"""How attention is laid out on a GPU: work is split where that helps, and tiles fit the device."""
+"""The layout of attention on a GPU: work is split if that helps, and tiles fit the device."""
 
 import numpy as np
 import pytest
@@ -66,12 +66,12 @@ def test_many_contexts_of_one_length_are_not_split() -> None:
 
 
 def test_one_long_context_among_many_short_ones_is_split() -> None:
-    """By a batch threshold it would not be, and everybody would wait for one program."""
+    """A threshold on the batch size would not split it, and the step would wait for one program."""
     (number,) = splits([(100, 1)] * 63 + [(16384, 1)])
     assert number > 8
 
 
-def test_a_window_bounds_what_there_is_to_split() -> None:
+def test_a_sliding_window_bounds_the_splits_of_a_context() -> None:
     assert splits([(16384, 1)], window=512)[0] <= 2
     assert splits([(16384, 1)], window=128) == [1]
 
@@ -85,7 +85,7 @@ def test_decodes_and_chunks_of_a_mixed_step_are_laid_out_apart() -> None:
     assert prefill.num_splits == 1  # 64 blocks of queries times 8 heads are enough
 
 
-def test_partial_results_have_a_bound() -> None:
+def test_partial_results_of_split_contexts_have_bounded_memory() -> None:
     (launch,) = plan([(100_000, 512)])
     assert launch.num_splits * 512 * 32 * 128 * 4 <= MAX_PARTIAL_BYTES
 
@@ -100,7 +100,7 @@ pairs = st.tuples(st.integers(0, 5000), st.one_of(st.integers(0, 3), st.integers
     st.sampled_from([(1, 1), (6, 2), (7, 1), (32, 8), (64, 1)]),
     st.sampled_from([H200, L4]),
 )
-def test_every_query_has_a_program_whatever_the_step(
+def test_every_query_has_a_program_in_any_step(
     lengths: list[tuple[int, int]],
     window: int | None,
     heads: tuple[int, int],
@@ -133,7 +133,7 @@ def test_every_query_has_a_program_whatever_the_step(
 @pytest.mark.parametrize("head_dim", [16, 64, 80, 128, 192, 256])
 @pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize("group", [1, 5, 8, 64])
-def test_tiles_fit_into_shared_memory(
+def test_attention_tiles_fit_into_shared_memory(
     device: Device, head_dim: int, itemsize: int, group: int
 ) -> None:
     """Queries, and keys and values for each tile in flight: two more stages for each further one.

@@ -112,7 +112,7 @@ def attention(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def padded(request: dict[str, Any]) -> dict[str, Any]:
-    """A launch that was planned for more requests and longer contexts than are there."""
+    """A launch planned for more requests and longer contexts than the step has."""
     lengths = request["lengths"]
     case, options = build(request)
     planned, _ = build(request | {"lengths": [[4000, 1]] * request["planned"]})
@@ -197,7 +197,7 @@ def gate(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest error in units of what the largest value is rounded by, in its dtype."""
+    """The largest error, in units of the rounding of the largest value in its dtype."""
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return math.inf
     step = float(expected.abs().max()) * torch.finfo(expected.dtype).eps
@@ -205,7 +205,7 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def compiled(request: dict[str, Any]) -> dict[str, Any]:
-    """What the compiler made of the kernels that a step launches."""
+    """The compiler's output for the kernels that a step launches."""
     case, options = build(request)
     COMPILED.clear()
     backend(0)(*case, **options)
@@ -227,14 +227,14 @@ def compiled(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def variants(request: dict[str, Any]) -> dict[str, Any]:
-    """Which kernels a step launches, told apart as Triton's cache does; none is compiled."""
+    """The kernels that a step launches, by the key of Triton's cache; none is compiled."""
     from triton import knobs
 
     found = []
 
     def note(key: str, fn: Any, **rest: object) -> bool:
         found.append(f"{fn.name} {key}")
-        return True  # as if somebody else compiled it
+        return True  # as if another process had compiled it
 
     case, options = build(request)
     for kernel in (triton_attend._attend, triton_combine._combine):
@@ -248,7 +248,7 @@ def variants(request: dict[str, Any]) -> dict[str, Any]:
 
 
 class TrialGpu:
-    """Memory in round numbers; graphs that are launched again instead of replayed."""
+    """A GPU with memory in round numbers that launches graphs again instead of replaying them."""
 
     def memory(self) -> Any:
         return SimpleNamespace(total=1 << 30, free=700 << 20, reserved=9 << 20, allocated=9 << 20)
@@ -266,7 +266,7 @@ class TrialGpu:
 
 
 def engine(request: dict[str, Any]) -> dict[str, Any]:
-    """A model as it is started and run on a GPU, and what it says of the same prompts on a CPU."""
+    """A model started and run on a GPU, and its tokens for the same prompts on a CPU."""
     # Here, not above: the other cases need no transformers, and importing it takes seconds.
     from stepscope.engine.execution.gpu_start import prepare
     from stepscope.engine.execution.loading import load_runner
@@ -322,7 +322,7 @@ def prompts() -> list[list[int]]:
 
 
 def pipelined(runner: Any) -> tuple[list[list[int]], int]:
-    """Output tokens of the same requests with overlap, and how many steps were launched ahead."""
+    """Output tokens of the same requests with overlap, and the number of steps launched ahead."""
     from stepscope.engine.execution.runner import ModelRunner
     from stepscope.engine.loop import dispatch
     from stepscope.engine.loop.core import EngineCore
