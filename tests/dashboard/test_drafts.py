@@ -1,4 +1,4 @@
-"""The step page says what drafts brought, and what rejected ones took of the budget."""
+"""The step page counts accepted drafts, and the budget that rejected ones took."""
 
 from stepscope.engine.protocol.wire import DraftRow, StepRecord
 from stepscope.tui.views.panels.inspector import draft_lines
@@ -18,7 +18,7 @@ def text_of(drafts: list[DraftRow] | None) -> str:
     return "".join(text for line in draft_lines(record) for text, _ in line)
 
 
-def test_accepted_and_rejected_drafts_of_all_requests_are_summed_up() -> None:
+def test_the_step_page_sums_accepted_and_rejected_drafts_of_all_requests() -> None:
     text = text_of([DraftRow(1, 4, 3), DraftRow(2, 3, 0)])
     assert " ".join(text.split()) == "drafts 3 of 7 accepted, 4 of the budget for nothing"
 
@@ -27,5 +27,5 @@ def test_the_step_page_names_no_rejected_drafts_where_there_are_none() -> None:
     assert " ".join(text_of([DraftRow(1, 4, 4)]).split()) == "drafts 4 of 4 accepted"
 
 
-def test_a_step_without_drafts_has_no_such_line() -> None:
+def test_the_step_page_has_no_drafts_line_for_a_step_without_drafts() -> None:
     assert text_of(None) == ""

@@ -1,4 +1,4 @@
-"""What the dashboard says of its own load is what it was."""
+"""The dashboard reports its own load truthfully."""
 
 import re
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def frame(meter: FrameMeter, cost: Clock, draw_s: float, write_s: float) -> None
         cost.now_s += write_s
 
 
-def test_a_load_says_frames_processor_time_and_drops() -> None:
+def test_the_dashboards_load_names_frames_processor_time_and_dropped_frames() -> None:
     clock, cost, cpu = Clock(), Clock(), Clock()
     meter = FrameMeter(clock, cost, cpu)
     assert meter.load() is None
@@ -34,7 +34,7 @@ def test_a_load_says_frames_processor_time_and_drops() -> None:
         frame(meter, cost, 0.003, 0.002)
         clock.now_s += 0.1
         cpu.now_s += 0.007
-    clock.now_s += 0.9  # somebody else had the processor
+    clock.now_s += 0.9  # another process had the processor
     cpu.now_s += 0.02
     meter.tick(10.0)
     assert meter.num_dropped == 9
@@ -55,7 +55,7 @@ def test_a_frame_that_is_not_due_does_not_count_as_dropped() -> None:
     assert meter.num_dropped == 0
 
 
-def test_writing_without_a_frame_is_no_frame() -> None:
+def test_terminal_output_without_a_frame_counts_as_no_frame() -> None:
     cost = Clock()
     meter = FrameMeter(cost_clock=cost)
     with meter.writing():

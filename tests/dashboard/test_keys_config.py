@@ -49,7 +49,7 @@ def write(path: Path, text: str) -> None:
 # Names of keys
 
 
-def test_every_printable_character_is_called_what_textual_calls_it() -> None:
+def test_key_names_of_printable_characters_equal_textuals() -> None:
     for character in string.printable[:95]:
         key = parse(character)
         assert key == _character_to_key(character)
@@ -82,7 +82,9 @@ def test_any_text_parses_as_a_key_or_gets_an_explanation(text: str) -> None:
         ("F5", "f5", "F5"),
     ],
 )
-def test_keys_are_written_in_several_ways(text: str, key: str, for_people: str) -> None:
+def test_a_key_in_the_config_file_may_be_spelled_in_several_ways(
+    text: str, key: str, for_people: str
+) -> None:
     assert parse(text) == key
     assert shown(key) == for_people
 
@@ -106,7 +108,7 @@ def test_a_key_that_no_terminal_can_send_is_refused(text: str, said: str) -> Non
 # The section [keys]
 
 
-def test_the_file_gives_actions_other_keys(config_file: Path) -> None:
+def test_the_config_file_remaps_actions_to_other_keys(config_file: Path) -> None:
     write(config_file, '[keys]\npause = "f7"\nzoom_in = ["ctrl+up", "+"]\nmore_frames = []\n')
     actions = {action.id: action for action in load_actions()}
     assert actions["pause"].keys == ("f7",)
@@ -136,7 +138,7 @@ def test_two_actions_may_swap_their_keys() -> None:
         ('pause = "ctrl+c"', r"\[keys\] pause = 'ctrl\+c': ctrl\+c always leaves"),
     ],
 )
-def test_a_wrong_line_is_named_with_what_is_allowed(
+def test_a_wrong_key_line_is_reported_with_the_allowed_values(
     config_file: Path, line: str, said: str
 ) -> None:
     write(config_file, f"[keys]\n{line}\n")
@@ -145,7 +147,7 @@ def test_a_wrong_line_is_named_with_what_is_allowed(
     assert "\n" not in str(raised.value)
 
 
-def test_keys_offered_as_free_are_free() -> None:
+def test_keys_suggested_as_free_are_free() -> None:
     with pytest.raises(KeyMapError) as raised:
         remapped({"pause": "z"})
     free = str(raised.value).split("free: ")[1].split(" f2")[0].split()
@@ -154,7 +156,7 @@ def test_keys_offered_as_free_are_free() -> None:
         assert remapped({"pause": key})
 
 
-async def test_bindings_footer_help_palette_and_hints_follow(
+async def test_bindings_footer_help_palette_and_hints_show_remapped_keys(
     still_source: Callable[..., Any],
 ) -> None:
     source = still_source()
@@ -225,7 +227,7 @@ async def test_in_ascii_every_hint_names_arrow_keys_by_words(
     assert "Left/Right 5 %, Shift+Left/Right 25 %" in helped["budget"]
 
 
-def test_the_table_for_the_documentation_names_every_action_of_the_file() -> None:
+def test_the_documented_key_table_names_every_remappable_action() -> None:
     table = key_table()
     assert all(f"| `{action.id}` |" in table for action in ACTIONS)
 
@@ -233,7 +235,7 @@ def test_the_table_for_the_documentation_names_every_action_of_the_file() -> Non
 # What the app writes
 
 
-def test_a_change_keeps_everything_else_of_the_file(config_file: Path) -> None:
+def test_writing_a_setting_keeps_the_rest_of_the_config_file(config_file: Path) -> None:
     before = (
         "# mine\n[knobs]\nmax_num_seqs = 8   # few\n\n[dashboard]\n# eyes\n"
         "theme = 'dark'  # night\n\n[keys]\npause = 'f7'\n"
@@ -262,7 +264,9 @@ def test_a_missing_config_file_is_created_and_a_link_stays_a_link(
 
 
 @pytest.mark.parametrize("text", ["[dashboard\n", "dashboard = 3\n"])
-def test_a_file_that_cannot_be_understood_is_left_as_it_is(config_file: Path, text: str) -> None:
+def test_a_config_file_that_cannot_be_parsed_is_left_unchanged(
+    config_file: Path, text: str
+) -> None:
     write(config_file, text)
     with pytest.raises(ConfigFileError, match=r"config\.toml"):
         changed(config_file, "dashboard", {"theme": "light"})
@@ -286,7 +290,7 @@ def test_only_changed_settings_are_written_and_only_once(
     preferences.set("theme", "light")
     preferences.set("theme", "dark")
     preferences.flush()
-    assert not config_file.exists()  # it is as it was
+    assert not config_file.exists()  # the file is unchanged
     preferences.set("theme", "light")
     preferences.set("ascii", True)
     preferences.flush()
@@ -297,7 +301,7 @@ def test_only_changed_settings_are_written_and_only_once(
     assert preferences.news() is None
 
 
-async def test_settings_changed_in_the_dashboard_are_in_the_file_at_its_end(
+async def test_settings_changed_in_the_dashboard_are_saved_when_it_ends(
     still_source: Callable[..., Any], config_file: Path
 ) -> None:
     write(config_file, "[dashboard]\nslo_itl_ms = 30.0\n")
@@ -329,7 +333,7 @@ async def test_settings_changed_in_the_dashboard_are_in_the_file_at_its_end(
     }
 
 
-async def test_readonly_keeps_nothing_in_the_config_file_and_still_saves_pictures(
+async def test_readonly_writes_no_settings_but_still_saves_pictures(
     still_source: Callable[..., Any],
     config_file: Path,
     tmp_path: Path,
@@ -358,7 +362,7 @@ async def test_readonly_keeps_nothing_in_the_config_file_and_still_saves_picture
     assert not config_file.exists()
 
 
-async def test_without_a_file_to_write_to_it_says_so_and_goes_on(
+async def test_settings_that_cannot_be_saved_are_reported_and_still_apply(
     still_source: Callable[..., Any], config_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preferences_module, "_QUIET_S", 0.0)
@@ -383,7 +387,7 @@ async def test_without_a_file_to_write_to_it_says_so_and_goes_on(
     assert config_file.read_text() == "[dashboard\n"
 
 
-def test_a_notice_names_every_setting_that_is_not_kept() -> None:
+def test_a_notice_names_every_setting_that_is_not_saved() -> None:
     preferences = Preferences(None, {"slo_ttft_ms": 500.0, "slo_itl_ms": 50.0}, "--no-keep")
     preferences.set("slo_ttft_ms", 400.0)
     preferences.set("slo_itl_ms", 40.0)
@@ -410,7 +414,7 @@ def config(
     return run
 
 
-def test_config_says_where_each_value_comes_from(
+def test_the_config_command_says_where_each_value_comes_from(
     config: Callable[..., tuple[int, str, str]],
     config_file: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -434,7 +438,7 @@ def test_config_says_where_each_value_comes_from(
     assert "# api_key" in out
 
 
-def test_config_output_is_a_config_file_with_the_same_settings(
+def test_the_output_of_config_is_a_config_file_with_the_same_settings(
     config: Callable[..., tuple[int, str, str]], config_file: Path
 ) -> None:
     _, out, _ = config()
@@ -446,7 +450,7 @@ def test_config_output_is_a_config_file_with_the_same_settings(
     assert [action.keys for action in load_actions()] == [action.keys for action in ACTIONS]
 
 
-def test_config_shows_the_rules_of_the_file(
+def test_the_config_command_shows_the_alert_rules_of_the_file(
     config: Callable[..., tuple[int, str, str]], config_file: Path
 ) -> None:
     assert "# [[alerts]]" in config("alerts")[1]
@@ -461,7 +465,7 @@ def test_config_shows_the_rules_of_the_file(
     assert "itl_p98" in error
 
 
-def test_config_shows_one_section_and_the_path(
+def test_the_config_command_can_show_one_section_or_the_path(
     config: Callable[..., tuple[int, str, str]], config_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert config("--path") == (0, f"{config_file}\n", "")
@@ -474,7 +478,7 @@ def test_config_shows_one_section_and_the_path(
     assert config("--path")[1] == "/elsewhere/my.toml\n"
 
 
-def test_another_file_or_none_is_named_in_the_environment(
+def test_an_environment_variable_names_another_config_file_or_none(
     config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(config_file, "[dashboard]\nfps = 4\n")

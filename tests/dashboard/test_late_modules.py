@@ -1,4 +1,4 @@
-"""A dashboard that runs does not mind that stepscope is updated under it."""
+"""A running dashboard keeps working while stepscope is updated under it."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ for name in sorted(late - set(sys.modules)):
 """
 
 
-def test_a_running_dashboard_has_imported_all_of_stepscope_that_it_needs() -> None:
+def test_a_running_dashboard_imports_no_further_module_of_stepscope() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False
     )

@@ -1,4 +1,4 @@
-"""A picture is drawn once for what there is to see, and again as soon as there is more."""
+"""The dashboard draws each state once, and again as soon as something has changed."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from stepscope.tui.views.view import View
 
 
 class Drawings:
-    """Counts what a dashboard draws."""
+    """Counts the drawings of a dashboard."""
 
     def __init__(self, app: Dashboard) -> None:
         self.number = 0
@@ -21,7 +21,7 @@ class Drawings:
         self._draw(*args)
 
 
-async def test_the_next_frame_does_not_redraw_what_a_key_has_drawn(
+async def test_what_a_key_has_redrawn_is_not_drawn_again_in_the_next_frame(
     still_source: Callable[..., Any],
 ) -> None:
     source, now_s = still_source(), [100.0]
@@ -35,12 +35,12 @@ async def test_the_next_frame_does_not_redraw_what_a_key_has_drawn(
             now_s[0] += 0.1
             app.main.draw_if_changed()
         assert drawings.number == 1
-        app.main.view.change_zoom(1)  # whatever it is that changes
+        app.main.view.change_zoom(1)  # whichever it is that changes
         app.main.draw_if_changed()
         assert drawings.number == 2
 
 
-async def test_figures_put_off_in_one_frame_are_refreshed_without_new_steps(
+async def test_figures_skipped_in_one_frame_are_refreshed_without_new_steps(
     still_source: Callable[..., Any],
 ) -> None:
     history, now_s = still_source().history, [100.0]
@@ -72,4 +72,4 @@ async def test_an_idle_dashboard_draws_hardly_at_all(still_source: Callable[...,
         for _ in range(100):  # ten seconds at ten frames a second
             now_s[0] += 0.1
             app.main.draw_if_changed()
-        assert drawings.number <= 8  # ages are told every four seconds
+        assert drawings.number <= 8  # ages change every four seconds

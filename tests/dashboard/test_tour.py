@@ -1,4 +1,4 @@
-"""The tour: every chapter can be read, done, tried, left and resumed."""
+"""The tour: every chapter can be read, carried out, tried, left and resumed."""
 
 import re
 import sys
@@ -20,7 +20,7 @@ KEYS = {action.id: action.key for action in ACTIONS}
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.title)
-def test_each_text_fits_the_smallest_screen_and_names_keys_that_exist(chapter: Chapter) -> None:
+def test_each_tour_text_fits_the_smallest_screen_and_names_existing_keys(chapter: Chapter) -> None:
     for text in (chapter.before, chapter.question, chapter.answer):
         lines = textwrap.wrap(text.format_map(KEYS), 80 - 2)
         assert len(lines) < tour_strip.HEIGHT, text
@@ -29,12 +29,12 @@ def test_each_text_fits_the_smallest_screen_and_names_keys_that_exist(chapter: C
     assert "Try: " in chapter.answer
 
 
-def test_every_budget_of_the_tour_is_one_that_the_knob_allows() -> None:
+def test_every_budget_in_the_tour_is_within_the_knobs_bounds() -> None:
     budgets = [act.tokens for each in CHAPTERS for act in each.acts if isinstance(act, SetBudget)]
     assert [Knobs(max_num_batched_tokens=tokens).max_num_batched_tokens for tokens in budgets]
 
 
-def test_the_acts_come_with_the_question_and_what_is_tried_counts_with_the_answer() -> None:
+def test_a_tour_chapter_acts_at_its_question_and_counts_only_later_tries() -> None:
     done: list[Any] = []
     kept: list[int] = []
     tour = Tour(done.append, lambda: None, kept.append, first=2)
@@ -55,7 +55,7 @@ def test_the_acts_come_with_the_question_and_what_is_tried_counts_with_the_answe
     assert (tour.page.number, tour.page.part) == (3, "before")
 
 
-def test_the_place_is_kept_and_anything_else_in_the_file_begins_at_the_beginning(
+def test_the_tour_bookmark_is_kept_and_an_invalid_one_starts_at_the_beginning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -97,7 +97,7 @@ def test_the_tour_runs_to_its_end_in_a_terminal_and_resumes_where_it_was_left(
     assert screen.wait_for_exit() == 0
 
 
-def test_a_chapter_that_there_is_not_is_refused(stepscope: Callable[..., Any]) -> None:
+def test_a_nonexistent_tour_chapter_is_refused(stepscope: Callable[..., Any]) -> None:
     done = stepscope("tour", "11")
     assert done.exit_code == 2
     assert "CHAPTER: expected 1 to 10, got 11" in done.stderr

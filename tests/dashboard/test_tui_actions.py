@@ -1,4 +1,4 @@
-"""One table makes keys, footer, help and palette; `readonly` takes away what changes the engine."""
+"""One table makes keys, footer, help and palette; `readonly` removes what changes the engine."""
 
 from collections.abc import Callable
 from typing import Any
@@ -93,7 +93,7 @@ def test_the_footer_fits_and_always_offers_help_and_the_way_out(width: int, is_a
         assert footer.action_at(abilities, True, width, line.index("Quit")) == "quit"
 
 
-async def test_readonly_hides_and_disables_all_that_changes_the_engine(
+async def test_readonly_hides_and_disables_every_action_that_changes_the_engine(
     still_source: Callable[..., Any],
 ) -> None:
     app = dashboard(still_source(), readonly=True)
@@ -120,7 +120,7 @@ async def test_readonly_hides_and_disables_all_that_changes_the_engine(
             assert app.main.operator.pending == "", action.id
 
 
-async def test_the_reason_for_a_refused_key_goes_with_the_next_screen_or_some_seconds_later(
+async def test_the_reason_for_a_refused_key_disappears_with_the_screen_or_after_seconds(
     still_source: Callable[..., Any],
 ) -> None:
     now_s = 0.0
@@ -185,7 +185,7 @@ async def test_the_palette_runs_actions(still_source: Callable[..., Any]) -> Non
         ("kv", {"live"}, "sort", "blocks by state or by owner"),
     ],
 )
-def test_help_and_palette_say_what_a_key_does_on_this_very_screen(
+def test_help_and_palette_describe_a_key_as_it_works_on_the_current_screen(
     page: Place, has: set[Need], action_id: str, said: str
 ) -> None:
     abilities = Abilities(has=frozenset(has))
@@ -212,14 +212,14 @@ def test_help_and_palette_say_what_a_key_does_on_this_very_screen(
         ("live", "other_side", "s does nothing here; it is for two runs (7)"),
     ],
 )
-def test_a_key_without_effect_here_names_a_screen_where_it_works(
+def test_a_key_without_effect_on_a_screen_names_a_screen_where_it_works(
     page: Page, action_id: str, said: str
 ) -> None:
     assert EVERYTHING.where_else(BY_ID[action_id], page).endswith(said)
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_help_explains_glyphs_of_this_screen_and_no_others(page: Page) -> None:
+def test_help_explains_only_the_glyphs_of_the_current_screen(page: Page) -> None:
     text = "\n".join("".join(run for run, _ in line) for line in help_lines(EVERYTHING, page))
     assert ("KV blocks: shared" in text) == (page in ("live", "kv"))
     assert ("alternates with" in text) == (page in ("live", "compare"))
@@ -230,7 +230,7 @@ def test_help_explains_glyphs_of_this_screen_and_no_others(page: Page) -> None:
     ("page", "has", "label"),
     [("live", {"live"}, "Live"), ("live", {"replay"}, "End"), ("compare", {"live"}, "End")],
 )
-def test_the_footer_says_where_the_last_key_of_time_goes(
+def test_the_footer_says_where_the_live_key_goes_on_each_screen(
     page: Page, has: set[Need], label: str
 ) -> None:
     line = footer.draw(Abilities(has=frozenset(has)), True, 300, page)[0]

@@ -1,4 +1,4 @@
-"""The dashboard runs on a laptop: nothing of the engine's weight comes with it."""
+"""The dashboard runs on a laptop: it imports none of the engine's heavy packages."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Keys and mouse: time travel, lanes, marks, pictures. Receiving goes on meanwhile."""
+"""Keys and mouse: time travel, lanes, marks, pictures, while steps keep arriving."""
 
 import logging
 import re
@@ -32,7 +32,7 @@ def dashboard(source: Any, **options: Any) -> Dashboard:
 
 
 def append_step(source: Any) -> int:
-    """One more step, as the source's thread would."""
+    """Append one more step, as the source's thread would."""
     history = source.history
     last = history.record(history.last_step)
     later = last.tokens_ns + 12_000_000
@@ -52,7 +52,7 @@ def append_step(source: Any) -> int:
     return step.step
 
 
-async def test_pause_keeps_the_picture_while_steps_come_in(source: Any) -> None:
+async def test_pausing_the_dashboard_freezes_the_picture_while_steps_arrive(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("space")
@@ -85,7 +85,7 @@ async def test_pause_keeps_the_picture_while_steps_come_in(source: Any) -> None:
         (["x", "x", "shift+left"], 349),
     ],
 )
-async def test_moving_through_time(source: Any, keys: list[str], step: int) -> None:
+async def test_keys_move_the_cursor_through_time(source: Any, keys: list[str], step: int) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press(*keys)
@@ -97,7 +97,7 @@ async def test_moving_through_time(source: Any, keys: list[str], step: int) -> N
 
 
 @pytest.mark.parametrize("key", ["L", "end", "1"])
-async def test_back_to_live(source: Any, key: str) -> None:
+async def test_keys_lead_back_to_live(source: Any, key: str) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("home", key)
@@ -105,7 +105,7 @@ async def test_back_to_live(source: Any, key: str) -> None:
         assert "▐LIVE▌" in screen_text(app)
 
 
-async def test_a_screen_at_a_time_reaches_every_step(source: Any) -> None:
+async def test_paging_through_time_reaches_every_step(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         seen = set()
@@ -118,7 +118,7 @@ async def test_a_screen_at_a_time_reaches_every_step(source: Any) -> None:
         assert app.main.view.cursor > 90
 
 
-async def test_the_cursor_stays_while_it_is_on_the_screen(source: Any) -> None:
+async def test_the_view_stays_while_the_cursor_is_on_the_screen(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("space")
@@ -128,7 +128,7 @@ async def test_the_cursor_stays_while_it_is_on_the_screen(source: Any) -> None:
         assert app.main.frame.cursor_column == len(columns) - 4
 
 
-async def test_events_and_preemptions_are_found(source: Any) -> None:
+async def test_keys_find_the_previous_and_next_event_and_preemption(source: Any) -> None:
     history = source.history
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -150,7 +150,9 @@ async def test_events_and_preemptions_are_found(source: Any) -> None:
     ("text", "step"),
     [("123", 123), ("1,23", 123), ("99999", 399), ("-1s", None), ("22:13:22", None)],
 )
-async def test_go_to(source: Any, text: str, step: int | None) -> None:
+async def test_the_goto_prompt_accepts_step_numbers_and_times(
+    source: Any, text: str, step: int | None
+) -> None:
     history = source.history
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -168,7 +170,7 @@ async def test_go_to(source: Any, text: str, step: int | None) -> None:
             assert cursor == step
 
 
-async def test_go_to_explains_what_it_does_not_understand(source: Any) -> None:
+async def test_the_goto_prompt_explains_input_it_does_not_understand(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("g", *"soon", "enter")
@@ -179,7 +181,7 @@ async def test_go_to_explains_what_it_does_not_understand(source: Any) -> None:
         assert app.main.view.live
 
 
-async def test_lanes_are_selected_and_their_request_followed_through_time(source: Any) -> None:
+async def test_a_selected_lane_can_be_followed_through_time(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("down", "down")
@@ -208,7 +210,7 @@ async def test_scrolling_shows_lanes_that_did_not_fit(source: Any) -> None:
         assert len(seen) == app.main.frame.num_lanes
 
 
-async def test_filter_and_sort(source: Any) -> None:
+async def test_lanes_can_be_filtered_and_sorted_by_keys(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("slash", *"state:wait", "enter")
@@ -221,7 +223,7 @@ async def test_filter_and_sort(source: Any) -> None:
         assert "sort: state" in screen_text(app)
 
 
-async def test_what_is_wrong_with_a_typed_line_fits_a_small_terminal(source: Any) -> None:
+async def test_the_error_about_a_typed_line_fits_a_small_terminal(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("slash", *"!(", "enter")
@@ -237,7 +239,7 @@ async def test_what_is_wrong_with_a_typed_line_fits_a_small_terminal(source: Any
         assert f"'banana=9': off or {EXAMPLE}" in screen_text(app)
 
 
-async def test_a_mark_is_set_where_the_cursor_is_and_found_again(source: Any) -> None:
+async def test_a_mark_is_set_at_the_cursor_and_found_again(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("shift+left", "M", *"odd", "enter")
@@ -248,7 +250,7 @@ async def test_a_mark_is_set_where_the_cursor_is_and_found_again(source: Any) ->
         assert "mark: odd" in screen_text(app)
 
 
-async def test_inspect_shows_the_step_and_moves_on(source: Any) -> None:
+async def test_the_step_inspector_opens_and_follows_the_cursor(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("enter")
@@ -259,7 +261,7 @@ async def test_inspect_shows_the_step_and_moves_on(source: Any) -> None:
         assert app.screen is app.main
 
 
-async def test_help_opens_scrolls_and_closes(source: Any) -> None:
+async def test_the_help_overlay_opens_scrolls_and_closes(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("question_mark")
@@ -270,7 +272,7 @@ async def test_help_opens_scrolls_and_closes(source: Any) -> None:
         assert app.screen is app.main
 
 
-async def test_frames_a_second_can_be_changed(source: Any) -> None:
+async def test_keys_change_the_frame_rate(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("plus", "plus", "minus")
@@ -304,7 +306,7 @@ async def test_a_click_sets_the_cursor_and_the_scrub_bar_is_dragged(source: Any)
         assert app.main.view.live
 
 
-async def test_a_picture_is_written(
+async def test_a_key_writes_a_picture_of_the_screen(
     source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -317,7 +319,7 @@ async def test_a_picture_is_written(
     assert "BUDGET" in pictures[0].read_text("utf-8")
 
 
-def test_a_picture_without_a_terminal(source: Any, tmp_path: Path) -> None:
+def test_a_picture_can_be_written_without_a_terminal(source: Any, tmp_path: Path) -> None:
     live, early = tmp_path / "live.svg", tmp_path / "early.svg"
     screenshot(source, source.history, live, size=(120, 40), title="a run")
     screenshot(source, source.history, early, size=(200, 60), theme="light", step=200)
@@ -326,7 +328,7 @@ def test_a_picture_without_a_terminal(source: Any, tmp_path: Path) -> None:
     assert "PAUSED" in early.read_text("utf-8")
 
 
-async def test_quit(source: Any) -> None:
+async def test_q_and_ctrl_c_quit_the_dashboard(source: Any) -> None:
     for key in ("q", "ctrl+c"):
         app = dashboard(source)
         async with app.run_test(size=(120, 40)) as pilot:
@@ -335,7 +337,7 @@ async def test_quit(source: Any) -> None:
             assert not app.is_running or app._exit
 
 
-async def test_a_failure_to_draw_is_shown_and_the_dashboard_goes_on(
+async def test_a_drawing_error_is_shown_and_the_dashboard_keeps_running(
     source: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = dashboard(source)
@@ -351,7 +353,7 @@ async def test_a_failure_to_draw_is_shown_and_the_dashboard_goes_on(
         assert "PAUSED" in screen_text(app)
 
 
-async def test_every_view_shows_the_last_change_soon_without_new_steps(source: Any) -> None:
+async def test_even_slow_views_show_the_last_step_soon_without_new_ones(source: Any) -> None:
     now = [0.0]
     app = Dashboard(source, source.history, any_terminal=True, fps=0.5, clock=lambda: now[0])
     async with app.run_test(size=(120, 40)) as pilot:
@@ -366,7 +368,7 @@ async def test_every_view_shows_the_last_change_soon_without_new_steps(source: A
         assert f"step {step}" in app.main.text_of("page")[0]
 
 
-async def test_what_is_wrong_with_the_source_stays_on_the_screen(source: Any) -> None:
+async def test_an_error_of_the_source_stays_on_the_screen(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)):
         source.status, source.error = "down", "no engine answers at ipc:///gone"
@@ -438,7 +440,7 @@ def test_errors_go_to_the_log_file_and_not_to_the_terminal(
     assert capfd.readouterr().err == ""
 
 
-async def test_a_thread_that_dies_is_a_line_on_the_screen(source: Any) -> None:
+async def test_a_dead_thread_is_reported_in_a_line_on_the_screen(source: Any) -> None:
     app = dashboard(source)
     with shown_thread_errors(app):
         thread = threading.Thread(target=lambda: 1 / 0, name="subscriber")

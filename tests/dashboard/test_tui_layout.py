@@ -1,4 +1,4 @@
-"""The dashboard has a picture for every terminal size, and never fails at any."""
+"""The dashboard draws at every terminal size and never fails at any."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ def dashboard(source: Any, **options: Any) -> Dashboard:
 
 
 def screen_text(app: Dashboard) -> list[str]:
-    """Everything on the screen, as the compositor puts it together."""
+    """The lines of the whole screen, as the compositor composes them."""
     return [strip.text for strip in app.main._compositor.render_strips()]
 
 
@@ -47,7 +47,7 @@ def test_every_width_and_height_has_a_plan(width: int) -> None:
         assert all(region.width > 0 and region.height > 0 for region in places.values())
 
 
-def test_each_size_shows_its_own_views() -> None:
+def test_each_terminal_size_shows_its_own_views() -> None:
     assert {"chart", "lanes", "kv", "latency", "events"} <= set(layout.plan(120, 40))
     assert "inspector" not in layout.plan(159, 60)
     assert {"inspector", "latency", "knobs", "events"} <= set(layout.plan(200, 60))
@@ -59,7 +59,7 @@ def test_each_size_shows_its_own_views() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-async def test_a_picture_at_usual_sizes(
+async def test_at_usual_sizes_the_picture_fills_the_screen(
     still_source: Callable[..., Any], size: tuple[int, int]
 ) -> None:
     app = dashboard(still_source(), control_endpoint="ipc:///nobody/engine-0")
@@ -77,7 +77,7 @@ async def test_a_picture_at_usual_sizes(
 
 
 @pytest.mark.parametrize("size", TINY)
-async def test_below_80x20_there_is_a_notice_and_no_failure(
+async def test_a_terminal_below_80x20_shows_a_notice(
     still_source: Callable[..., Any], size: tuple[int, int]
 ) -> None:
     app = dashboard(still_source())
@@ -118,7 +118,7 @@ async def test_a_screen_too_small_to_draw_ignores_all_but_help_and_quit(
     assert not app.is_running
 
 
-async def test_the_picture_follows_the_terminal(still_source: Callable[..., Any]) -> None:
+async def test_the_picture_follows_the_terminal_size(still_source: Callable[..., Any]) -> None:
     app = dashboard(still_source())
     async with app.run_test(size=(120, 40)) as pilot:
         for size in [(200, 60), (1, 1), (90, 24), (80, 20), (12, 200), (300, 10), (120, 40)]:
@@ -140,7 +140,7 @@ async def test_overlays_survive_a_terminal_that_shrinks(still_source: Callable[.
             assert app.screen is not app.main, key
 
 
-async def test_an_engine_without_a_step_yet_has_a_picture() -> None:
+async def test_an_engine_without_a_step_yet_is_drawn() -> None:
     from stepscope.recordings.history.history import History
     from stepscope.recordings.history.source import FrameTap
 

@@ -27,7 +27,7 @@ def dashboard(source: Any, **options: Any) -> Dashboard:
 
 
 def place_of(app: Dashboard, widget: str, kind: str, value: object) -> tuple[int, int]:
-    """Where in a widget a mark is."""
+    """The position of a clickable spot in a widget."""
     shown = app.main.canvas.widgets[widget]
     width, height = shown.outer_size
     for y in range(height):
@@ -38,7 +38,7 @@ def place_of(app: Dashboard, widget: str, kind: str, value: object) -> tuple[int
 
 
 @pytest.mark.parametrize("page", ROWS)
-async def test_wheel_and_click_choose_a_row_and_a_second_click_follows_it(
+async def test_wheel_and_click_select_a_row_and_a_second_click_follows_it(
     source: Any, page: Page
 ) -> None:
     app = dashboard(source)
@@ -74,7 +74,7 @@ async def test_wheel_and_click_choose_a_row_and_a_second_click_follows_it(
                 assert app.main.view.cursor == rows[number].step
 
 
-async def test_changes_of_knobs_lead_to_their_step(source: Any) -> None:
+async def test_clicking_a_knob_change_goes_to_its_step(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(160, 50)) as pilot:
         await pilot.press("6")
@@ -85,7 +85,7 @@ async def test_changes_of_knobs_lead_to_their_step(source: Any) -> None:
         assert app.main.view.cursor == source.history.knob_changes[0].effective_step
 
 
-async def test_the_kinds_of_latency_are_chosen_where_they_stand(source: Any) -> None:
+async def test_clicking_the_name_of_a_latency_selects_it(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.click("#latency", offset=place_of(app, "latency", "latency", "ttft"))
@@ -95,7 +95,7 @@ async def test_the_kinds_of_latency_are_chosen_where_they_stand(source: Any) -> 
         assert "TPOT × time" in screen_text(app)
 
 
-async def test_events_and_the_last_stall_lead_to_their_step(source: Any) -> None:
+async def test_clicking_an_event_or_the_last_stall_goes_to_its_step(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(200, 60)) as pilot:
         event = app.main.frame.events[-1]
@@ -107,7 +107,7 @@ async def test_events_and_the_last_stall_lead_to_their_step(source: Any) -> None
         assert app.main.view.cursor == stall.step
 
 
-async def test_panels_open_their_screen_and_knobs_their_editor(source: Any) -> None:
+async def test_clicking_a_panel_opens_its_screen_and_a_knob_its_editor(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(200, 60)) as pilot:
         for panel, page in (("kv", "kv"), ("inspector", "step")):
@@ -128,7 +128,7 @@ async def test_panels_open_their_screen_and_knobs_their_editor(source: Any) -> N
 async def test_a_click_right_after_an_overlay_closes_does_not_end_the_dashboard(
     source: Any,
 ) -> None:
-    """As from a slow connection: the second one is on its way when the first one closes it."""
+    """As on a slow connection: the second click is on its way when the first closes the overlay."""
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         for kind in (events.Click, events.MouseScrollDown):
@@ -145,7 +145,7 @@ async def test_a_click_right_after_an_overlay_closes_does_not_end_the_dashboard(
         assert "requests × steps" in screen_text(app)
 
 
-async def test_the_badge_pauses_and_goes_on(source: Any) -> None:
+async def test_clicking_the_badge_pauses_and_resumes(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.click("#header", offset=(screen_text(app).index("LIVE"), 0))
@@ -155,7 +155,7 @@ async def test_the_badge_pauses_and_goes_on(source: Any) -> None:
 
 
 @pytest.mark.parametrize("page", ["live", "latency"])
-async def test_every_entry_of_the_footer_does_what_its_key_does(source: Any, page: Page) -> None:
+async def test_clicking_a_footer_entry_does_what_its_key_does(source: Any, page: Page) -> None:
     app = dashboard(source)
     async with app.run_test(size=(200, 60)) as pilot:
         await pilot.press(str(PAGES.index(page) + 1))
@@ -189,7 +189,7 @@ async def test_readonly_opens_no_editor_by_mouse(source: Any) -> None:
         assert app.screen is app.main
 
 
-def test_a_mark_takes_no_room_and_ends_at_an_edge() -> None:
+def test_a_clickable_spot_takes_no_room_and_ends_at_an_edge() -> None:
     from stepscope.tui.views.lines import fitted, framed, length_of, spot
 
     line = (spot("row", 3), ("abc", "text"))

@@ -1,4 +1,4 @@
-"""Whatever happens to the engine, to a thread or to a view: a line that says so, and it goes on."""
+"""If the engine, a thread or a view fails, a line says so and the dashboard keeps running."""
 
 import asyncio
 import os
@@ -32,7 +32,7 @@ from tests.support.screen_text import screen_text
 
 
 class EngineProcess:
-    """A simulated engine that can be stopped, killed and started again, always at work."""
+    """A simulated engine, always busy, that can be stopped, killed and started again."""
 
     def __init__(self, address: str) -> None:
         self.endpoint = Endpoint.parse(address)
@@ -93,7 +93,7 @@ async def press(app: Dashboard, *keys: str) -> None:
         await asyncio.sleep(0.03)
 
 
-async def test_an_engine_that_stalls_dies_and_comes_back_is_followed_on_every_screen(
+async def test_every_screen_follows_an_engine_that_stalls_dies_and_restarts(
     engine: EngineProcess,
 ) -> None:
     source = Subscriber(engine.endpoint, stale_s=0.3, retry_s=0.1)
@@ -110,7 +110,7 @@ async def test_an_engine_that_stalls_dies_and_comes_back_is_followed_on_every_sc
             await until(app, "▐LIVE▌")
             await until(app, "RUN ")
 
-            # It stalls, and goes on.
+            # The engine stalls, then continues.
             engine.send(signal.SIGSTOP)
             await until(app, "▐DOWN▌")
             assert "steps/s" in screen_text(app)
@@ -123,9 +123,9 @@ async def test_an_engine_that_stalls_dies_and_comes_back_is_followed_on_every_sc
             await until(app, "▐LIVE▌")
             while source.history.last_step == step:
                 await asyncio.sleep(0.02)
-            assert source.history.num_lost == 0  # what was missed has been asked for
+            assert source.history.num_lost == 0  # gap recovery has fetched the missed steps
 
-            # It dies; every screen still stands.
+            # The engine dies; every screen still draws.
             engine.kill()
             await until(app, "▐DOWN▌")
             await until(app, "is gone: killed or crashed")
@@ -133,10 +133,10 @@ async def test_an_engine_that_stalls_dies_and_comes_back_is_followed_on_every_sc
                 await press(app, str(number))
                 assert app.main.view.page == page
                 assert "failed" not in screen_text(app)
-            await press(app, "1", "P")  # it is told that nobody answers
+            await press(app, "1", "P")  # the screen says that nobody answers
             await until(app, "pause the engine: ")
 
-            # Another one takes its place, and counts its steps from 0.
+            # Another engine takes its place and counts its steps from 0.
             before = source.history.last_step
             engine.restart()
             await until(app, "▐LIVE idle▌")
@@ -157,7 +157,7 @@ async def test_an_engine_that_stalls_dies_and_comes_back_is_followed_on_every_sc
 
 
 async def test_garbage_on_the_wire_is_counted_on_the_screen(runtime_folder: Path) -> None:
-    """Whoever binds the telemetry address may send anything."""
+    """Any process that binds the telemetry address may send any bytes."""
     endpoint = Endpoint.parse(f"{runtime_folder}/engine")
     source = Subscriber(endpoint)
     app = Dashboard(source, source.history, any_terminal=True, fps=20.0)
@@ -179,7 +179,7 @@ async def test_garbage_on_the_wire_is_counted_on_the_screen(runtime_folder: Path
         assert "failed" not in screen_text(app)
 
 
-async def test_lost_messages_are_a_gap_that_can_be_seen(still_source: Callable[..., Any]) -> None:
+async def test_lost_messages_are_drawn_as_a_gap(still_source: Callable[..., Any]) -> None:
     source = still_source(60)
     history = source.history
     record = history.record(59)
@@ -196,7 +196,7 @@ async def test_lost_messages_are_a_gap_that_can_be_seen(still_source: Callable[.
         shown = screen_text(app)
         assert "gap 10" in shown
         assert "10 messages lost after step 59" in shown
-        assert "??????????" in shown  # ten columns of lanes that nobody knows
+        assert "??????????" in shown  # ten columns of unknown lanes
         await pilot.press("2")
         assert "records before this step are missing" in screen_text(app)
         await pilot.press("left")
@@ -210,7 +210,7 @@ async def test_lost_messages_are_a_gap_that_can_be_seen(still_source: Callable[.
     [(lanes, [], "drawing failed"), (kv_page, ["4"], "drawing failed")],
     ids=["panel", "page"],
 )
-async def test_a_failing_view_shows_a_line_and_the_others_go_on(
+async def test_a_failing_view_shows_a_line_and_the_others_keep_drawing(
     still_source: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -250,7 +250,7 @@ async def test_a_failing_key_or_mouse_handler_shows_a_line(
         assert app.main.view.page == "step"
 
 
-async def test_an_overlay_that_breaks_closes_and_leaves_the_dashboard(
+async def test_a_failing_overlay_closes_and_leaves_the_dashboard_running(
     still_source: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = still_source(60)

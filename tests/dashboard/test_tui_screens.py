@@ -1,4 +1,4 @@
-"""The screens beyond the main one say what the records say; and how one gets there."""
+"""The screens beyond the main one show what the records say, and how keys lead to them."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -91,7 +91,7 @@ async def test_time_travel_works_on_every_screen(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         for page in PAGES:
-            if page in ("fleet", "compare"):  # of now, whatever is looked at elsewhere
+            if page in ("fleet", "compare"):  # they show the present, wherever the cursor is
                 continue
             await pilot.press("L", key_of(page), "left", "left")
             assert app.main.view.page == page
@@ -142,7 +142,7 @@ async def test_the_selected_row_stays_with_its_request_from_step_to_step(source:
         assert app.main.view.page == "request"
 
 
-async def test_keys_of_the_main_screen_say_so_elsewhere(source: Any) -> None:
+async def test_keys_of_the_main_screen_pressed_elsewhere_name_the_main_screen(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("4", "x")
@@ -151,7 +151,7 @@ async def test_keys_of_the_main_screen_say_so_elsewhere(source: Any) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_help_says_what_the_screen_is_and_only_keys_that_work_on_it(page: Page) -> None:
+def test_help_describes_the_screen_and_lists_only_keys_that_work_on_it(page: Page) -> None:
     from stepscope.tui.settings.actions import ACTIONS, Abilities
 
     everything = Abilities(has=frozenset({"engine", "recorder", "live"}))
@@ -163,7 +163,7 @@ def test_help_says_what_the_screen_is_and_only_keys_that_work_on_it(page: Page) 
     assert "This is the " in lines
 
 
-async def test_help_wraps_into_the_terminal(source: Any) -> None:
+async def test_help_text_wraps_to_the_terminal_width(source: Any) -> None:
     for size in [(80, 24), (120, 40), (200, 60)]:
         app = dashboard(source)
         async with app.run_test(size=size) as pilot:
@@ -172,7 +172,7 @@ async def test_help_wraps_into_the_terminal(source: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
-async def test_help_turns_to_the_glossary_and_back(source: Any, size: tuple[int, int]) -> None:
+async def test_help_switches_to_the_glossary_and_back(source: Any, size: tuple[int, int]) -> None:
     app = dashboard(source)
     async with app.run_test(size=size) as pilot:
         await pilot.press("question_mark")
@@ -213,7 +213,7 @@ def test_the_step_inspector_has_a_line_for_every_row_with_its_figures(source: An
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 200])
-def test_every_sign_in_the_time_of_a_step_is_named_below_it(source: Any, width: int) -> None:
+def test_every_sign_in_a_steps_time_bar_is_explained_below_it(source: Any, width: int) -> None:
     left = width if width < 100 else width // 2
     bar, names = (
         line[1 : left - 1]
@@ -259,13 +259,13 @@ def test_the_request_inspector_names_the_cause_of_each_late_token(source: Any) -
     assert "recomputed" in page
     assert "✗" in next(line for line in page.splitlines() if "life" in line)
     assert targets(frame)[0].step == wait.step
-    # All pieces of the wait that is chosen, and they add up.
+    # All pieces of the selected wait, and they add up.
     below = page.split("in order of time")[1]
     shown = [float(ms.replace(",", "")) for ms in re.findall(r"([\d,.]+) ms +\d+%", below)]
     assert sum(shown) == pytest.approx(wait.gap_ns / 1e6, abs=0.1 * len(shown))
 
 
-def test_a_request_is_shown_as_it_was_at_the_cursor(source: Any) -> None:
+def test_the_request_page_shows_the_request_at_the_cursors_step(source: Any) -> None:
     history = source.history
     request_id = 3
     view = history.state_at(60).requests[request_id]
@@ -308,7 +308,7 @@ def test_the_kv_map_counts_references_and_fragmentation(source: Any) -> None:
     assert re.search(rf"fragmentation +{(1 - filled) * 100:.0f}%", page)
 
 
-def test_latencies_of_three_windows_and_every_breach_with_its_cause(source: Any) -> None:
+def test_the_latency_page_has_three_windows_and_every_breach_with_its_cause(source: Any) -> None:
     history = source.history
     page = drawn(history, "latency", (200, 55))
     for window in (10.0, 60.0, None):
@@ -329,7 +329,7 @@ def test_latencies_of_three_windows_and_every_breach_with_its_cause(source: Any)
     assert wait.explanation[:60] in row
 
 
-def test_late_tokens_that_come_faster_than_they_can_be_explained_wait_for_the_operator(
+def test_too_many_late_tokens_are_explained_only_while_the_picture_is_paused(
     source: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     history = History(SLO(500, 30))
@@ -342,9 +342,9 @@ def test_late_tokens_that_come_faster_than_they_can_be_explained_wait_for_the_op
     last = history.last_step
     assert last is not None
     breaches = history.windows.breaches(None, 50)
-    # One is: the last stall, which the key figures tell.
+    # One of them is explained: the last stall, which the key figures show.
     assert sum(history.is_explained(each.step, each.request_id) for each in breaches) <= 1
-    # Where the picture stands still, there is time: it goes on from picture to picture.
+    # While the picture stands still there is time: explaining continues from frame to frame.
     monkeypatch.setattr(latency_page, "_READ_ROWS", 5_000)
     for _ in range(20):
         shown = drawn(history, "latency", (160, 45), cursor=last)
@@ -359,7 +359,7 @@ def test_late_tokens_that_come_faster_than_they_can_be_explained_wait_for_the_op
     st.one_of(st.none(), st.floats(0.01, 5000)),
     st.integers(1, 14),
 )
-def test_the_bands_of_the_heat_map_hold_every_sample_and_part_at_the_service_level(
+def test_heat_map_bands_hold_every_sample_and_split_at_the_service_level(
     samples: list[tuple[int, int, int]], bound_ms: float | None, most_bands: int
 ) -> None:
     in_order = Samples()
@@ -382,7 +382,7 @@ def test_the_bands_of_the_heat_map_hold_every_sample_and_part_at_the_service_lev
         assert surely <= late <= at_most
 
 
-def test_the_report_over_a_long_session_is_taken_beside_the_frames(
+def test_the_latency_report_of_a_long_session_is_computed_in_the_background(
     source: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(latency_windows, "_LONG_STEPS", 100)
@@ -391,7 +391,7 @@ def test_the_report_over_a_long_session_is_taken_beside_the_frames(
     end_ns = history.summary(200).tokens_ns
     assert set(windows.reports(end_ns)) == {"10 s", "60 s"}
     assert windows.is_busy
-    windows.reports(end_ns)  # the cursor rests: now it is worked out
+    windows.reports(end_ns)  # the cursor rests: now it is computed
     assert windows._thread is not None
     windows._thread.join()
     assert windows.reports(end_ns)["all"] == history.latency(end_ns, None)
@@ -414,7 +414,7 @@ async def test_enter_on_a_breach_goes_to_its_step_and_escape_comes_back(source: 
         assert app.main.view.page == "latency"
 
 
-async def test_a_list_is_moved_through_by_ten_rows_and_time_stands_still(source: Any) -> None:
+async def test_page_keys_move_a_list_by_ten_rows_without_moving_in_time(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("5", "space", "down", "pagedown")
@@ -430,7 +430,7 @@ async def test_a_list_is_moved_through_by_ten_rows_and_time_stands_still(source:
     app.close()
 
 
-def test_knobs_show_who_changed_them_and_the_effect(source: Any) -> None:
+def test_the_knob_page_shows_who_changed_a_knob_and_the_effect(source: Any) -> None:
     history = source.history
     page = drawn(history, "knobs", (160, 40))
     change = history.knob_changes[-1]
@@ -445,7 +445,7 @@ def test_knobs_show_who_changed_them_and_the_effect(source: Any) -> None:
     assert "no changes yet" in earlier
 
 
-async def test_enter_on_a_knob_edits_it_where_there_is_an_engine(source: Any) -> None:
+async def test_enter_on_a_knob_edits_it_if_there_is_an_engine(source: Any) -> None:
     app = dashboard(source, control_endpoint="ipc:///nobody/here")
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("6", "down", "enter")
@@ -462,7 +462,7 @@ async def test_enter_on_a_knob_edits_it_where_there_is_an_engine(source: Any) ->
 
 
 def bare(history: History) -> History:
-    """The same session of an engine that tells only what every engine knows."""
+    """The same session of an engine that publishes only the mandatory fields."""
     other = History(SLO(500, 30))
     for step in range(60):
         record = history.record(step)
@@ -527,7 +527,7 @@ async def test_every_screen_in_ascii_only(source: Any, page: Page) -> None:
 # Known from elsewhere
 
 
-async def test_a_followed_request_stays_in_sight(source: Any) -> None:
+async def test_a_followed_request_stays_visible(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("f")
@@ -562,14 +562,14 @@ async def test_a_followed_request_that_ended_shows_how_and_a_key_goes_to_its_las
         told = f"it ended at {when}, step {end.step:,}; its last step: ,"
         assert end.text in screen_text(app)
         assert told in screen_text(app)
-        app.main.view.selected = None  # it is followed all the same
+        app.main.view.selected = None  # it stays followed
         await pilot.press("comma")
         assert app.main.view.cursor == end.step
         assert f"request r{end.request_id}" in screen_text(app)
         await pilot.press("L")
         assert told in screen_text(app)
     app.close()
-    # Before it came, and of one that nobody knows, there is no end to tell.
+    # Before its arrival, and for an unknown request, no end is shown.
     for request_id, cursor in ((end.request_id, 0), (10**6, None)):
         page = drawn(history, "request", selected=request_id, cursor=cursor)
         assert f"r{request_id} does not exist at this step: ←/→ go to another step" in page
@@ -601,7 +601,7 @@ async def test_the_copied_text_names_the_worst_stall_and_its_cause_if_it_is_not_
         assert app.clipboard.endswith(f"\nworst in memory: {told}")
 
 
-async def test_key_figures_are_clickable(source: Any) -> None:
+async def test_clicking_a_key_figure_opens_its_screen(source: Any) -> None:
     app = dashboard(source, control_endpoint="ipc:///nobody/here")
     async with app.run_test(size=(120, 40)) as pilot:
         line = screen_text(app).splitlines()[1]
@@ -615,7 +615,7 @@ async def test_key_figures_are_clickable(source: Any) -> None:
         assert source.history.summary(app.main.view.cursor).num_preempted
 
 
-async def test_the_session_before_a_restart_can_be_looked_at(source: Any) -> None:
+async def test_the_session_before_an_engine_restart_can_be_viewed(source: Any) -> None:
     history = source.history
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -648,7 +648,7 @@ def bursts() -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("keys", list(bursts()))
-async def test_digits_typed_in_a_burst_go_to_the_number_and_not_to_screens(
+async def test_digits_typed_in_a_burst_go_to_the_number_prompt_not_to_screens(
     source: Any, keys: list[str]
 ) -> None:
     app = dashboard(source, control_endpoint="ipc:///nobody/here")
@@ -665,7 +665,7 @@ async def test_digits_typed_in_a_burst_go_to_the_number_and_not_to_screens(
         assert app.main.view.page == "live"
 
 
-async def test_a_key_never_overtakes_one_that_is_still_on_its_way(source: Any) -> None:
+async def test_a_key_never_overtakes_an_earlier_one_still_in_flight(source: Any) -> None:
     app = dashboard(source, control_endpoint="ipc:///nobody/here")
     asked: list[int] = []
     async with app.run_test(size=(120, 40)) as pilot:
@@ -687,7 +687,7 @@ async def test_a_key_never_overtakes_one_that_is_still_on_its_way(source: Any) -
 
 @pytest.mark.parametrize("width", [80, 100, 160])
 def test_the_bound_of_late_tokens_is_never_cut_in_a_word(source: Any, width: int) -> None:
-    """A bound that nothing broke is told with the median, which takes room."""
+    """A bound that nothing exceeded is shown with the median, which needs room."""
     history = source.history
     history.set_slo(SLO(ttft_ms=10_000.0, itl_ms=9_000.0))
     headings = []
@@ -699,7 +699,7 @@ def test_the_bound_of_late_tokens_is_never_cut_in_a_word(source: Any, width: int
         assert re.search(r"(ms|none broke 9000 ms|newest first) ─", line), line
 
 
-def test_a_lane_says_that_its_request_has_ended_also_when_the_state_has_forgotten_it(
+def test_a_lane_shows_the_end_of_its_request_even_after_the_state_forgot_it(
     source: Any,
 ) -> None:
     history = source.history
@@ -725,7 +725,7 @@ def test_the_help_of_each_knob_is_shown_whole(source: Any, size: tuple[int, int]
         assert f"{name}: {' '.join(specs[name].help.split())} (default" in text
 
 
-def test_a_list_of_knobs_that_is_cut_says_so(source: Any) -> None:
+def test_a_shortened_list_of_knobs_counts_those_left_out(source: Any) -> None:
     names = {spec.name for spec in source.history.info.knobs} | set(source.history.state.knobs)
     for height, is_cut in ((14, True), (35, False)):
         page = drawn(source.history, "knobs", (80, height))

@@ -1,4 +1,4 @@
-"""The dashboard as a program of a shell: locale, config file, ctrl+z, sizes that never rest."""
+"""The dashboard started from a shell: locale, config file, Ctrl-Z, fast changes of size."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ def test_a_shell_without_utf8_gets_an_ascii_dashboard(
     assert screen.text().isascii()
     assert "step 200" in screen.text()
 
-    # Other characters, kept for the next time with everything else of the file.
+    # A changed character set is kept in the file, beside its other settings.
     screen.send("v")
     screen.wait_for("saved for next time: ascii off")
     assert "━" in screen.text()
@@ -41,7 +41,7 @@ def test_a_shell_without_utf8_gets_an_ascii_dashboard(
         "# mine\n[keys]\npause = 'f7'  # as everywhere\n\n[dashboard]\nascii = false\n"
     )
 
-    # Sizes that change faster than anybody can draw.
+    # Sizes that change faster than the dashboard can draw.
     for number in range(40):
         columns, rows = SIZES[number % len(SIZES)]
         screen.process.setwinsize(rows, columns)
@@ -49,7 +49,7 @@ def test_a_shell_without_utf8_gets_an_ascii_dashboard(
     screen.resize(120, 40)
     screen.wait_for(r"requests × steps")
 
-    # To the shell and back.
+    # Suspend to the shell and come back.
     screen.send("\x1a")
     wait_until_stopped(screen.process.pid)
     screen.scribble()
@@ -60,7 +60,7 @@ def test_a_shell_without_utf8_gets_an_ascii_dashboard(
     screen.send("q")
     assert screen.wait_for_exit() == 0
 
-    # The next time.
+    # The next start.
     screen = terminal(*REPLAY, LANG="C", XDG_CONFIG_HOME=str(tmp_path))
     screen.wait_for("step 200")
     screen.wait_for("━")
@@ -85,7 +85,7 @@ def test_a_terminal_without_a_cursor_is_refused_in_one_line(
     assert screen.wait_for_exit() == 2
 
 
-def test_a_wrong_key_in_the_config_file_is_one_line_with_its_name(
+def test_a_wrong_key_in_the_config_file_is_reported_in_one_line(
     terminal: Callable[..., Any], tmp_path: Path
 ) -> None:
     config = tmp_path / "stepscope" / "config.toml"

@@ -1,4 +1,4 @@
-"""States are told apart without colour, and every terminal gets what it can show."""
+"""States differ without colour, and every terminal gets the colours and glyphs it can show."""
 
 import ast
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from stepscope.tui.views.theme import (
     styles,
 )
 
-SAME_STATE = {  # told apart by what stands before it, or not to be told apart
+SAME_STATE = {  # distinguished by its context, or not meant to be distinguished
     Cell.PREFILL_ALT: Cell.PREFILL,
     Cell.RECOMPUTE: Cell.PREFILL,
     Cell.RECOMPUTE_ALT: Cell.PREFILL,
@@ -78,7 +78,7 @@ def test_the_glossary_defines_the_words_of_the_screen_once() -> None:
     assert {"recompute", "held up", "stall", "overlap"} <= set(words)
 
 
-def test_all_ways_of_colouring_know_the_same_styles() -> None:
+def test_every_colour_mode_defines_the_same_styles() -> None:
     names = set(styles("dark"))
     assert all(set(styles(mode)) == names for mode in ("light", "ansi", "none"))
     for mode in ("dark", "light", "ansi", "none"):
@@ -108,7 +108,7 @@ def test_sixteen_colours_are_named_ones() -> None:
             assert colour is None or colour.is_default or (colour.number or 0) < 16
 
 
-def test_red_is_for_preemption_and_breaches_only() -> None:
+def test_red_is_used_for_preemptions_and_breaches_only() -> None:
     for mode in ("dark", "light", "ansi"):
         looks = styles(mode)
         red = looks["breach"].color
@@ -116,7 +116,7 @@ def test_red_is_for_preemption_and_breaches_only() -> None:
         assert users == {"breach", "preempted"}
 
 
-def test_the_terminal_decides_how_many_colours_are_used() -> None:
+def test_the_number_of_colours_depends_on_the_terminal() -> None:
     assert colour_mode("light", "truecolor", no_color=False) == "light"
     assert colour_mode("dark", "256", no_color=False) == "dark"
     assert colour_mode("dark", "standard", no_color=False) == "ansi"
@@ -125,14 +125,14 @@ def test_the_terminal_decides_how_many_colours_are_used() -> None:
 
 
 def glyphs_in(path: Path) -> set[str]:
-    """What is not ASCII in the texts of a module."""
+    """The non-ASCII characters in the texts of a module."""
     nodes = ast.walk(ast.parse(path.read_text("utf-8")))
     texts = [node.value for node in nodes if isinstance(node, ast.Constant)]
     return {glyph for text in texts if isinstance(text, str) for glyph in text if glyph > "~"}
 
 
 def test_every_glyph_has_an_ascii_form() -> None:
-    """A bar of `?` looks like a value nobody knows."""
+    """A bar of `?` would look like an unknown value."""
     skin = Skin("none", True)
     paths = Path(tui.__file__).parent.rglob("*.py")
     found = {path.name: glyphs_in(path) for path in paths}
@@ -147,7 +147,7 @@ def test_every_glyph_has_an_ascii_form() -> None:
 
 
 @pytest.mark.parametrize("size", [(120, 40), (200, 60), (90, 24), (60, 10)])
-async def test_ascii_means_ascii_everywhere(
+async def test_with_the_ascii_option_every_view_is_ascii(
     still_source: Callable[..., Any], size: tuple[int, int]
 ) -> None:
     source = still_source()
@@ -173,7 +173,9 @@ async def test_ascii_means_ascii_everywhere(
                 await pilot.press("escape")
 
 
-async def test_glyphs_and_theme_change_while_it_runs(still_source: Callable[..., Any]) -> None:
+async def test_glyphs_and_theme_can_be_changed_while_the_dashboard_runs(
+    still_source: Callable[..., Any],
+) -> None:
     source = still_source()
     app = Dashboard(source, source.history, any_terminal=True, fps=1.0)
     async with app.run_test(size=(120, 40)) as pilot:

@@ -48,7 +48,7 @@ PANELS: Mapping[str, Callable[[Frame, int, int, int], list[Line]]] = {
 ZERO = re.compile(r"(?<![\d.,:+\-┴r])0(?:\.0+)?(?![\d.,:])")
 SCALE = re.compile(r"^│? *0 [│┤]")
 
-# What a source may tell besides the bare minimum: value a step, and how a page says it is unknown.
+# The optional fields of a source: a value for each step, and how a page marks it as unknown.
 OPTIONAL: dict[str, Any] = {
     "schedule_end_ns": lambda start: start + 1_000_000,
     "launch_ns": lambda start: start + 2_000_000,
@@ -71,7 +71,7 @@ OPTIONAL: dict[str, Any] = {
 
 
 def session(told: set[str], with_snapshot: bool = False) -> History:
-    """Steps that leave out every optional field but those in `told`."""
+    """A session whose steps leave out every optional field but those in `told`."""
     history = History(SLO(500, 30))
     info = EngineInfo(
         engine_id="attached",
@@ -137,7 +137,7 @@ def zeros(drawn: str) -> list[str]:
     return [line for line in drawn.splitlines() if ZERO.search(SCALE.sub("", line))]
 
 
-def test_the_search_for_zeros_finds_one() -> None:
+def test_the_check_for_misleading_zeros_recognises_them() -> None:
     for line in (
         "PREEMPT 0/m",
         "cached  =      0   │",
@@ -182,7 +182,7 @@ UNKNOWN = {
 
 @pytest.mark.parametrize("missing", OPTIONAL)
 @pytest.mark.parametrize("page", BEYOND)
-def test_each_field_may_be_missing_by_itself(page: Page, missing: str) -> None:
+def test_every_page_draws_with_any_single_field_missing(page: Page, missing: str) -> None:
     history = session(set(OPTIONAL) - {missing})
     for size in ((80, 17), (120, 35), (200, 55)):
         drawn = text(PAGE_VIEWS[page].draw(frame_of(history, page), *size))
@@ -204,7 +204,7 @@ def test_each_field_may_be_missing_by_itself(page: Page, missing: str) -> None:
         ({"cuda_graph"}, False, "had ended, a piecewise CUDA graph"),
     ],
 )
-def test_a_step_says_whether_it_was_prepared_while_the_one_before_ran(
+def test_the_step_page_says_if_a_step_was_prepared_while_the_last_one_ran(
     told: set[str], overlap: bool | None, expected: str
 ) -> None:
     history = session(told)
@@ -215,7 +215,7 @@ def test_a_step_says_whether_it_was_prepared_while_the_one_before_ran(
     assert expected.format(before=f"{FIRST + NUM_STEPS - 2:,}") in drawn
 
 
-def test_a_request_that_was_first_seen_in_mid_life_has_no_arrival_and_no_limit() -> None:
+def test_a_request_first_seen_mid_life_has_unknown_arrival_and_limit() -> None:
     history = session({"kv"}, with_snapshot=True)
     drawn = text(PAGE_VIEWS["request"].draw(frame_of(history, "request", selected=7), 120, 35))
     for unknown in ("arrived —", "of it cached —", "priority —", "TTFT —", "TPOT —"):
@@ -223,7 +223,7 @@ def test_a_request_that_was_first_seen_in_mid_life_has_no_arrival_and_no_limit()
     assert "/—" in drawn
 
 
-async def test_the_whole_dashboard_shows_such_an_engine() -> None:
+async def test_the_whole_dashboard_draws_a_minimal_engine() -> None:
     class Attached:
         is_live = True
         num_bad = 0

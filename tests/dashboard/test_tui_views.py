@@ -1,4 +1,4 @@
-"""What the views draw of a moment is what the records say, character for character."""
+"""The views draw what the records say of a step, character for character."""
 
 import re
 import time
@@ -95,7 +95,9 @@ def test_run_counts_running_requests_and_not_decodes(source: Any) -> None:
     assert any(re.search(rf"seats +{summary.num_running} of 32 ", line) for line in page)
 
 
-def test_prefill_stands_under_the_budget_line_and_decodes_below(source: Any) -> None:
+def test_the_budget_chart_draws_prefill_under_the_budget_line_and_decodes_below(
+    source: Any,
+) -> None:
     frame = frame_of(source)
     rows = chart_rows(frame)
     prefill, seats = rows[:-2], rows[-2]
@@ -107,7 +109,7 @@ def test_prefill_stands_under_the_budget_line_and_decodes_below(source: Any) -> 
         assert (seats[x] != " ") == (summary.num_decode_tokens > 0)
 
 
-def test_a_strip_says_what_limited_each_step_and_its_label_names_it_at_the_cursor(
+def test_a_strip_shows_what_limited_each_step_and_names_it_at_the_cursor(
     source: Any,
 ) -> None:
     history = source.history
@@ -129,7 +131,7 @@ def test_a_strip_says_what_limited_each_step_and_its_label_names_it_at_the_curso
     assert not any("limit" in line for line in low)
 
 
-def test_a_full_step_reaches_the_budget_line_and_an_idle_one_shows_only_dots(source: Any) -> None:
+def test_a_full_step_reaches_the_budget_line_and_an_idle_step_shows_only_dots(source: Any) -> None:
     history = source.history
     full = next(s for s in range(400) if history.summary(s).num_prefill_tokens >= 1000)
     rows = chart_rows(frame_of(source, paused(full)))
@@ -153,7 +155,7 @@ def test_a_change_of_budget_is_marked_at_its_step_and_moves_the_line(source: Any
     assert rows[0][x + 1] == " "
 
 
-def test_padding_stands_dashed_on_top_of_the_prefill(source: Any) -> None:
+def test_padding_is_drawn_dashed_on_top_of_the_prefill(source: Any) -> None:
     history = source.history
     last = history.record(399)
     for step, padded in ((400, 0), (401, 256)):
@@ -169,7 +171,7 @@ def test_padding_stands_dashed_on_top_of_the_prefill(source: Any) -> None:
 
 
 def in_flight(source: Any) -> StepInFlight:
-    """Half the budget goes to a prompt."""
+    """A step in flight that spends half its budget on a prompt."""
     history = source.history
     budget = history.summary(history.last_step).token_budget
     flying = StepInFlight(
@@ -186,7 +188,7 @@ def in_flight(source: Any) -> StepInFlight:
     return flying
 
 
-def test_a_step_in_flight_is_the_newest_column_and_stands_in_the_header(source: Any) -> None:
+def test_a_step_in_flight_is_the_newest_column_and_named_in_the_header(source: Any) -> None:
     before = [row[:COLUMNS] for row in chart_rows(frame_of(source))]
     flying = in_flight(source)
     frame = frame_of(source)
@@ -203,7 +205,7 @@ def test_a_step_in_flight_is_the_newest_column_and_stands_in_the_header(source: 
         assert f"STEP {flying.step:,} IN FLIGHT 7.3 s: {work_text(flying)}" in line
 
 
-def test_a_silent_engine_is_not_said_to_be_in_flight(source: Any) -> None:
+def test_a_silent_engines_step_is_not_shown_as_in_flight(source: Any) -> None:
     step = in_flight(source).step
     frame = frame_of(source)
     frame.status = "down"
@@ -213,7 +215,7 @@ def test_a_silent_engine_is_not_said_to_be_in_flight(source: Any) -> None:
     assert "IN FLIGHT" not in line
 
 
-def test_preemptions_and_marks_stand_on_the_axis(source: Any) -> None:
+def test_preemptions_and_marks_are_drawn_on_the_axis(source: Any) -> None:
     history = source.history
     step = history.next_event(10**9, -1, frozenset({"preempt"})).step
     add_mark(source, "look here", "ops", step - 1)
@@ -248,7 +250,7 @@ def test_on_the_time_axis_a_long_step_is_wider(source: Any) -> None:
     assert widths[longest] >= max(widths.values()) - 1
 
 
-def test_every_step_of_the_time_axis_is_in_some_column(source: Any) -> None:
+def test_every_step_is_in_some_column_of_the_time_axis(source: Any) -> None:
     columns = [c for c in ChartColumns(source.history).visible(View(axis="time"), 300) if c]
     for before, after in pairwise(columns):
         assert after.first <= before.last + 1
@@ -258,7 +260,7 @@ def test_every_step_of_the_time_axis_is_in_some_column(source: Any) -> None:
 # Lanes
 
 
-def test_lanes_and_chart_share_their_columns(source: Any) -> None:
+def test_lanes_and_budget_chart_share_their_columns(source: Any) -> None:
     frame = frame_of(source)
     drawn = text(lanes.draw(frame, WIDTH, len(frame.lanes) + 2, GUTTER))
     last = source.history.last_step
@@ -281,7 +283,7 @@ def test_lanes_and_chart_share_their_columns(source: Any) -> None:
                 assert cells[x] in "▓▒░"
 
 
-def test_a_preempted_request_shows_the_step_and_the_wait_after_it(source: Any) -> None:
+def test_the_lane_of_a_preempted_request_shows_the_preemption_and_the_wait(source: Any) -> None:
     history = source.history
     step = history.next_event(10**9, -1, frozenset({"preempt"})).step
     victim = next(e for e in history.record(step).events if isinstance(e, Preempted))
@@ -294,7 +296,7 @@ def test_a_preempted_request_shows_the_step_and_the_wait_after_it(source: Any) -
     assert "✗·" in line
 
 
-def test_too_many_lanes_keep_the_running_ones_and_say_so(source: Any) -> None:
+def test_if_not_all_lanes_fit_running_requests_are_kept_and_the_rest_counted(source: Any) -> None:
     frame = frame_of(source, num_lanes=8)
     assert len(frame.lanes) == 8 < frame.num_lanes
     assert all(row.status in ("DEC", "PRE", "OUT", "WAIT") for row in frame.lanes)
@@ -302,7 +304,7 @@ def test_too_many_lanes_keep_the_running_ones_and_say_so(source: Any) -> None:
     assert f"(8 of {frame.num_lanes})" in title
 
 
-def test_the_prompt_that_kept_streams_waiting_keeps_a_lane_while_its_step_is_shown(
+def test_a_prompt_that_stalled_streams_keeps_its_lane_while_its_step_is_shown(
     source: Any,
 ) -> None:
     source.history.set_slo(SLO(ttft_ms=500.0, itl_ms=5.0))
@@ -315,7 +317,7 @@ def test_the_prompt_that_kept_streams_waiting_keeps_a_lane_while_its_step_is_sho
     assert len(frame.lanes) == 8
 
 
-def test_equal_acts_of_an_operator_in_a_row_are_one_event() -> None:
+def test_consecutive_equal_operator_actions_are_one_event() -> None:
     log = EventLog()
     for step in range(5):
         log.add(SessionEvent(step, step, "engine", "me: ran single steps"))
@@ -324,7 +326,7 @@ def test_equal_acts_of_an_operator_in_a_row_are_one_event() -> None:
     assert [event.step for event in log.until(9, 10, None)] == [4, 5, 6]
 
 
-def test_a_replay_fits_the_time_axis_once() -> None:
+def test_a_replay_fits_its_time_axis_to_the_screen_once() -> None:
     view = View(zoom_idx=2)
     view.next_axis()
     view.fit_time(790, 1.7, 100)
@@ -376,7 +378,7 @@ def test_lanes_can_be_sorted(source: Any, sort: Any) -> None:
         ("r123", "WAIT", None, " r123 WAIT"),
     ],
 )
-def test_a_lane_has_the_size_of_its_prompt_as_far_as_there_is_room(
+def test_a_lane_label_has_the_prompt_size_if_there_is_room(
     name: str, status: str, context: int | None, label: str
 ) -> None:
     row = lanes.LaneRow(123, name, "", status, context, b"")
@@ -387,7 +389,7 @@ def test_a_lane_has_the_size_of_its_prompt_as_far_as_there_is_room(
 @pytest.mark.parametrize("status", ["PRE", "WAIT"])
 @pytest.mark.parametrize("context", [41, 312, 4100, 99_499, 128_400, 999_999, 10_000_000, None])
 @pytest.mark.parametrize("request_id", [1, 999, 1000, 431_999, 99_999_999])
-def test_long_names_and_long_prompts_get_the_cells_they_need(
+def test_lane_labels_widen_for_long_names_and_prompts(
     request_id: int, context: int | None, status: str
 ) -> None:
     row = lanes.LaneRow(request_id, f"r{request_id}", "", status, context, b"")
@@ -412,7 +414,7 @@ def test_a_figure_beside_the_chart_is_never_cut(source: Any) -> None:
         assert label[:2] in (["budget", f"{budget:,}"], ["budget", fmt.short(budget)])
 
 
-def test_the_first_step_is_shown_as_prepared_first(source: Any) -> None:
+def test_the_step_page_says_that_the_first_step_was_prepared_first(source: Any) -> None:
     page = text(step_page.draw(frame_of(source, View(cursor=0, right=0)), 120, 30))
     assert "prepared as the first step" in "\n".join(page)
 
@@ -426,7 +428,7 @@ def test_the_first_step_is_shown_as_prepared_first(source: Any) -> None:
         (30.0, 0.0, 32.0, "s" * 30 + "━" * 32),
     ],
 )
-def test_the_bar_of_a_step_gives_each_part_its_share_and_none_to_what_is_too_short(
+def test_a_steps_time_bar_gives_each_part_its_share_and_short_parts_none(
     source: Any, schedule_ms: float, launch_ms: float, model_ms: float, bar: str
 ) -> None:
     history = source.history
@@ -460,7 +462,7 @@ def test_the_filter_narrows_the_lanes(source: Any) -> None:
     assert frame_of(source, View(filter="doc- id:999999")).lanes == []
 
 
-def test_a_broken_filter_is_explained() -> None:
+def test_an_invalid_filter_is_explained() -> None:
     with pytest.raises(FilterError, match="no state 'nothing'; there are out, pre, dec, wait, end"):
         lane_filter("doc- state:nothing")
     with pytest.raises(FilterError, match="no regular expression"):
@@ -482,12 +484,12 @@ def test_the_kv_map_has_a_cell_for_each_state(source: Any) -> None:
     assert cells[512:].strip() == ""
 
 
-def test_a_pool_larger_than_the_map_is_summed_up_evenly(source: Any) -> None:
+def test_a_kv_pool_larger_than_the_map_is_condensed_evenly(source: Any) -> None:
     body = text(kv_map.draw(frame_of(source), 24, 5, GUTTER))[1:-2]
     assert all(line[2:22].strip() and " " not in line[2:22] for line in body)
 
 
-def test_latencies_are_those_of_the_history_with_breaches_marked(source: Any) -> None:
+def test_the_latency_panel_shows_the_historys_figures_with_breaches_marked(source: Any) -> None:
     report = source.history.latency(window_s=60.0)
     lines = text(latency_panel.draw(frame_of(source), 60, 10, GUTTER))
     ttft = next(line for line in lines if "TTFT" in line)
@@ -498,7 +500,7 @@ def test_latencies_are_those_of_the_history_with_breaches_marked(source: Any) ->
     assert re.search(r"last stall[^:]*:[ │\n]+step \d+ .+ → ITL \d+ ms", "\n".join(lines))
 
 
-def test_the_inspector_adds_up(source: Any) -> None:
+def test_the_step_inspectors_token_counts_add_up(source: Any) -> None:
     history = source.history
     step = next(
         s
@@ -516,7 +518,7 @@ def test_the_inspector_adds_up(source: Any) -> None:
     assert f"step {step}" in lines[0]
 
 
-def test_the_inspector_counts_what_has_no_room(source: Any) -> None:
+def test_the_step_inspector_counts_rows_that_have_no_room(source: Any) -> None:
     history = source.history
     step = max(
         range(400),
@@ -527,7 +529,7 @@ def test_the_inspector_counts_what_has_no_room(source: Any) -> None:
     assert any("prefill of" in line and "more" in line for line in lines)
 
 
-def test_key_figures_at_the_cursor(source: Any) -> None:
+def test_the_key_figures_are_those_of_the_cursors_step(source: Any) -> None:
     summary = source.history.summary(300)
     line = text(key_figures.draw(frame_of(source, paused(300)), 200, 1, GUTTER))[0]
     assert f"{summary.num_tokens}/1024" in line
@@ -536,7 +538,7 @@ def test_key_figures_at_the_cursor(source: Any) -> None:
     assert "PREEMPT" in line
 
 
-def test_all_main_figures_fit_into_a_line_of_120_cells(source: Any) -> None:
+def test_the_main_key_figures_fit_into_120_cells(source: Any) -> None:
     line = text(key_figures.draw(frame_of(source), 120, 1, GUTTER))[0]
     for name in ("BUDGET", "RUN", "WAIT", "KV", "TTFT p95", "ITL p99", "PREEMPT"):
         assert name in line
@@ -621,7 +623,7 @@ def test_the_header_shows_the_recording_and_shortens_on_narrow_screens(source: A
         assert "".join(text(header.draw(frame_of(source), connection, width)))
 
 
-def test_rare_events_are_not_crowded_out(source: Any) -> None:
+def test_rare_events_are_not_crowded_out_of_the_event_list(source: Any) -> None:
     frame = frame_of(source)
     kinds = {event.kind for event in frame.events}
     assert {"knobs", "finish", "slo"} <= kinds
@@ -632,7 +634,7 @@ def test_rare_events_are_not_crowded_out(source: Any) -> None:
     assert all(len(line) <= 120 for line in packed)
 
 
-def test_the_scrub_bar_maps_both_ways(source: Any) -> None:
+def test_the_scrub_bar_maps_steps_to_cells_and_back(source: Any) -> None:
     frame = frame_of(source, paused(200))
     line = text(scrub_bar.draw(frame, 120, 1, GUTTER))[0]
     at = line.index("█")
@@ -704,7 +706,7 @@ def test_text_from_outside_cannot_reach_the_terminal() -> None:
     assert clean("abcdef", 4) == "abc…"
 
 
-def test_lines_are_cut_and_filled_exactly() -> None:
+def test_lines_are_cut_or_filled_to_their_exact_width() -> None:
     for width in range(12):
         assert sum(len(run) for run, _ in fitted((("ab", "x"), ("cdef", "y")), width)) == width
         for height in range(6):
@@ -716,7 +718,7 @@ def test_lines_are_cut_and_filled_exactly() -> None:
 # Time axis
 
 
-def test_on_the_time_axis_a_token_stands_where_it_came_and_not_where_its_step_ran(
+def test_on_the_time_axis_a_token_is_drawn_when_it_was_produced(
     source: Any,
 ) -> None:
     history = source.history
@@ -752,7 +754,7 @@ def test_a_step_that_broke_the_itl_bound_is_marked_late_on_the_axis(source: Any)
     assert chart_rows(frame_of(source, paused(on_time)))[-1][-1] != "!"
 
 
-def test_a_label_of_the_axis_never_covers_what_happened_there(source: Any) -> None:
+def test_axis_labels_never_cover_the_signs_of_breaches_and_preemptions(source: Any) -> None:
     history = source.history
     for last in range(150, 400, 7):
         frame = frame_of(source, paused(last))
@@ -765,8 +767,8 @@ def test_a_label_of_the_axis_never_covers_what_happened_there(source: Any) -> No
         assert history.first_step <= int(labelled[0])
 
 
-def test_times_of_the_axis_are_those_of_their_columns_and_cover_nothing(source: Any) -> None:
-    """Between breaches that leave no room for a time of day stand its seconds."""
+def test_axis_times_are_those_of_their_columns_and_cover_no_sign(source: Any) -> None:
+    """Where breaches leave no room for a time of day, its seconds are shown."""
     history = source.history
     kinds = set()
     for zoom_idx in range(4):
