@@ -1,4 +1,4 @@
-"""A clock that jumps makes no nonsense: not of latencies, not of windows, not of times of day."""
+"""A clock that jumps falsifies no latency, no window and no time of day."""
 
 import time
 from collections.abc import Callable
@@ -67,7 +67,7 @@ def history_of(messages: list[tuple[int, Telemetry]]) -> History:
 
 
 @pytest.mark.parametrize("back_ns", [5 * 10**9, HOUR_NS])
-def test_a_clock_that_is_set_back_begins_a_new_history_with_the_waits_as_long_as_they_were(
+def test_a_clock_set_back_begins_a_new_history_without_changing_waits(
     back_ns: int,
 ) -> None:
     steady, jumped = (history_of(session(2 * HOUR_NS, jump)) for jump in (0, -back_ns))
@@ -76,7 +76,7 @@ def test_a_clock_that_is_set_back_begins_a_new_history_with_the_waits_as_long_as
     assert jumped.previous is not None
     assert (jumped.previous.first_step, jumped.previous.last_step) == (0, JUMP_AT - 1)
     assert any("clock went back" in event.text for event in jumped.events())
-    # The same requests in the same state, and the same latencies but for the one that was cut.
+    # The same requests in the same state, and the same latencies except the one that was cut.
     assert jumped.state.requests.keys() == steady.state.requests.keys()
     end_ns = steady.state.time_ns
     window_s = (end_ns - steady.summary(JUMP_AT).tokens_ns) / 1e9  # type: ignore[union-attr]
@@ -89,7 +89,7 @@ def test_a_clock_that_is_set_back_begins_a_new_history_with_the_waits_as_long_as
     assert jumped.rates().steps_per_s == pytest.approx(steady.rates().steps_per_s, rel=0.05)
 
 
-def test_times_of_day_go_on_when_the_engine_clock_is_set_back() -> None:
+def test_times_of_day_stay_monotonic_when_the_engine_clock_is_set_back() -> None:
     messages = session(2 * HOUR_NS, -HOUR_NS)
     history = history_of(messages)
     assert history.previous is not None
@@ -101,7 +101,7 @@ def test_times_of_day_go_on_when_the_engine_clock_is_set_back() -> None:
     assert 0 <= after_ns - before_ns < 10**9
 
 
-def test_a_clock_that_jumps_on_is_a_wait_and_nothing_else() -> None:
+def test_a_clock_that_jumps_forward_is_one_long_wait_and_nothing_else() -> None:
     history = history_of(session(0, HOUR_NS))
     assert history.previous is None
     assert history.num_steps == NUM_STEPS
@@ -110,7 +110,7 @@ def test_a_clock_that_jumps_on_is_a_wait_and_nothing_else() -> None:
     assert history.summary(JUMP_AT).max_itl_ns > HOUR_NS * 0.9  # type: ignore[operator,union-attr]
 
 
-def test_small_steps_back_are_jitter_and_give_no_negative_wait() -> None:
+def test_small_backward_clock_steps_are_jitter_and_give_no_negative_wait() -> None:
     history = history_of(session(0, -200_000_000))
     assert history.previous is None
     report = history.latency(None, None)
@@ -118,7 +118,7 @@ def test_small_steps_back_are_jitter_and_give_no_negative_wait() -> None:
         assert (kind.p50_ms or 0) >= 0
 
 
-def test_a_machine_that_slept_shows_the_time_of_day_after_it() -> None:
+def test_after_the_machine_slept_the_time_of_day_is_correct() -> None:
     messages = session(0, 0)
     info = next(message for _, message in messages if isinstance(message, EngineInfo))
     history = history_of(messages)
@@ -132,13 +132,13 @@ def test_a_machine_that_slept_shows_the_time_of_day_after_it() -> None:
     )
     assert history.last_sequence is not None
     history.append(history.last_sequence + 1, slept)
-    assert history.wall_ns(last.tokens_ns) == before_ns  # what was shown stays
+    assert history.wall_ns(last.tokens_ns) == before_ns  # the shown session stays
     later_ns = history.wall_ns(last.tokens_ns + 2 * 10**9)
     assert before_ns is not None
     assert later_ns == before_ns + 2 * 10**9 + HOUR_NS
 
 
-def test_engine_publishes_wall_time_again_after_a_clock_change() -> None:
+def test_the_engine_publishes_its_wall_time_again_after_a_clock_change() -> None:
     info = next(message for _, message in session(0, 0) if isinstance(message, EngineInfo))
     now = msgspec.structs.replace(info, monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns())
     assert anchored(now) is now
@@ -147,7 +147,7 @@ def test_engine_publishes_wall_time_again_after_a_clock_change() -> None:
     assert abs((told.wall_ns - told.monotonic_ns) - (now.wall_ns - now.monotonic_ns)) < 50_000_000
 
 
-async def test_the_dashboard_says_what_happened_and_goes_on(
+async def test_the_dashboard_reports_a_clock_change_and_keeps_running(
     still_source: Callable[..., Any],
 ) -> None:
     source = still_source(10)

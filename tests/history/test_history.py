@@ -1,4 +1,4 @@
-"""A session in memory: any step again as it was, losses visible, readers beside the writer."""
+"""A session in memory: any step is restored exactly, losses are visible, readers run beside it."""
 
 import contextlib
 import random
@@ -69,7 +69,7 @@ def history() -> History:
 
 @pytest.fixture(scope="module")
 def states() -> dict[int, SessionState]:
-    """The state after each step, worked out in one go from the first message on."""
+    """The state after each step, computed in one pass from the first message on."""
     state = SessionState()
     states = {}
     for _, message in MESSAGES:
@@ -130,7 +130,7 @@ def arrived(request_id: int) -> Arrived:
 # Any step again
 
 
-def test_any_step_can_be_seen_again_exactly_as_it_was(
+def test_the_state_at_any_step_is_restored_exactly(
     history: History, states: dict[int, SessionState]
 ) -> None:
     steps = [0, 1, 255, 256, 257, 1199, *random.Random(0).sample(range(1200), 30)]
@@ -145,7 +145,7 @@ def test_walking_step_by_step_gives_the_same_as_jumping(
         assert history.state_at(number) == states[number]
 
 
-def test_summaries_and_records_agree(history: History) -> None:
+def test_step_summaries_agree_with_their_records(history: History) -> None:
     for number in range(0, 1200, 37):
         record, summary = history.record(number), history.summary(number)
         assert record is not None
@@ -178,7 +178,7 @@ def test_a_span_of_steps_shows_the_worst_of_them_and_hides_no_preemption(history
     assert history.span(1200, 1300) is None
 
 
-def test_the_newest_state_is_one_object_until_something_new_comes() -> None:
+def test_the_newest_state_is_one_object_until_a_message_arrives() -> None:
     history = fed(MESSAGES[:50])
     state = history.state
     assert history.state is state
@@ -216,7 +216,7 @@ def sign_of_life(state: SessionState) -> EngineStatus:
 
 
 def test_steps_whose_messages_are_all_forgotten_are_forgotten_too() -> None:
-    """A segment may begin with a message that is no step, and all before it may have to go."""
+    """A segment may begin with a message that is no step, and all steps before it be forgotten."""
     history, state = History(max_bytes=1), SessionState()
     messages = list[Telemetry]()
     for _, message in MESSAGES[:400]:
@@ -284,7 +284,7 @@ def test_repeated_and_old_messages_are_ignored() -> None:
     assert history.num_steps == fed(MESSAGES[:300]).num_steps
 
 
-def test_a_snapshot_sets_the_state_right_after_a_loss_and_does_nothing_otherwise() -> None:
+def test_a_snapshot_corrects_the_state_after_a_loss_and_else_changes_nothing() -> None:
     whole = fed(MESSAGES[:400])
     redundant = whole.snapshot()
     assert redundant is not None
@@ -335,7 +335,7 @@ def test_a_restarted_engine_begins_a_new_history_and_the_old_one_is_kept() -> No
     assert history.previous.state_at(0).info == info("one")
 
 
-def test_an_engine_that_dies_before_its_first_step_does_not_displace_the_one_that_worked() -> None:
+def test_an_engine_that_dies_without_a_step_does_not_displace_the_last_session() -> None:
     history = History()
     for sequence, message in enumerate([info("one"), step(0, []), step(1, [])]):
         history.append(sequence, message)
@@ -369,7 +369,7 @@ def test_a_knob_change_is_found_at_the_step_where_it_took_effect(history: Histor
     assert (before.token_budget, after.token_budget) == (512, 256)
 
 
-def test_events_say_what_happened_to_whom_and_can_be_walked() -> None:
+def test_events_name_the_request_and_can_be_stepped_through() -> None:
     history = History(SLO(ttft_ms=500, itl_ms=15))
     messages = [
         info(),
@@ -402,7 +402,7 @@ def test_events_say_what_happened_to_whom_and_can_be_walked() -> None:
     assert history.next_event(3, 1) is None
 
 
-def test_marks_survive_going_back_and_are_kept_once() -> None:
+def test_marks_survive_a_rewind_and_are_kept_once() -> None:
     history = fed(MESSAGES[:300])
     mark = Mark(step=150, time_ns=0, text="here", who="me")
     history.add_mark(mark)
@@ -499,7 +499,7 @@ def test_lanes_grown_step_by_step_equal_lanes_made_at_once() -> None:
         assert growing.lanes(first, first + 80) == fed(MESSAGES).lanes(first, first + 80)
 
 
-def test_lane_matches_the_records(history: History) -> None:
+def test_lanes_match_the_step_records(history: History) -> None:
     lanes = {lane.request_id: lane.cells for lane in history.lanes(400, 599)}
     for number in range(400, 600):
         record = history.record(number)
@@ -516,7 +516,7 @@ def test_lane_matches_the_records(history: History) -> None:
 
 
 @pytest.mark.parametrize("max_steps", [10_000, 400])
-def test_ids_of_lanes_are_of_exactly_those_that_show_something(max_steps: int) -> None:
+def test_lane_ids_are_exactly_those_of_requests_with_a_visible_cell(max_steps: int) -> None:
     lost = range(SEQUENCE_OF[700], SEQUENCE_OF[703])
     history = History(max_steps=max_steps)
     ids: set[int] = set()
@@ -541,7 +541,7 @@ def test_ids_of_lanes_are_of_exactly_those_that_show_something(max_steps: int) -
     assert history.lane_cells([10**9], 5, 9) == [bytes(5)]
 
 
-# Nonsense that is valid
+# Valid messages without sense
 
 number = st.one_of(st.integers(-2, 40), st.sampled_from([-(2**63), 2**62, 2**63, 2**64 - 1]))
 count = st.one_of(st.none(), number)
@@ -588,7 +588,7 @@ strange_steps = st.builds(
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(strange_steps, min_size=1, max_size=12))
-def test_valid_messages_that_make_no_sense_are_taken_or_refused_but_break_nothing(
+def test_valid_but_senseless_messages_never_break_the_history(
     messages: list[StepRecord],
 ) -> None:
     history = History()
@@ -610,7 +610,7 @@ def test_valid_messages_that_make_no_sense_are_taken_or_refused_but_break_nothin
 # Readers beside the writer
 
 
-def test_readers_never_see_a_half_written_state_while_messages_come() -> None:
+def test_readers_never_see_a_half_written_state_while_messages_arrive() -> None:
     history = History(max_steps=300)
     done = threading.Event()
 
@@ -625,7 +625,7 @@ def test_readers_never_see_a_half_written_state_while_messages_come() -> None:
             first = history.first_step
             assert first is not None
             number = rng.randrange(first, last + 1)
-            # What was there a moment ago may be forgotten by now; it is never something else.
+            # A step read a moment ago may be forgotten by now, but never differs.
             assert history.state_at(number).step >= first
             record = history.record(number)
             assert record is None or record.step == number

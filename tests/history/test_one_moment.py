@@ -1,4 +1,4 @@
-"""One picture tells of one moment: whatever names a step, or counts its requests, agrees."""
+"""All parts of one picture show the same step and the same counts of requests."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ COST = CostModel(floor_ms=12.0, token_us=25.0, context_ns=4.0)
 
 
 def messages() -> Iterator[tuple[int, Telemetry]]:
-    """Of a session in which requests come, wait and go all the time."""
+    """Messages of a session in which requests arrive, wait and end all the time."""
     session = simulate(
         seed=5, num_steps=300, knobs=KNOBS, workload=WORKLOAD, cost=COST, num_blocks=512
     )
@@ -31,7 +31,7 @@ def messages() -> Iterator[tuple[int, Telemetry]]:
 
 
 def figures(app: Dashboard, *names: str) -> dict[str, set[tuple[str, ...]]]:
-    """What the shown views say of a kind of figure, wherever they say it."""
+    """All values that the shown views give for one kind of figure."""
     said = "\n".join(app.main.text_of(*names))
     return {
         "step": set(re.findall(r"\bstep ([\d,]+)(?=  | \(follows)", said)),
@@ -78,7 +78,7 @@ async def test_every_frame_of_a_moving_session_shows_one_step(
             running |= found["run"]
             waiting |= found["wait"]
         moved = 40 if page == "live" else 5
-        assert min(len(steps), 40) >= moved - 1  # it did move, and so did what is counted
+        assert min(len(steps), 40) >= moved - 1  # the session and its counts did change
         assert min(len(running), len(waiting)) > 1
 
 
@@ -98,14 +98,14 @@ async def test_header_and_scrub_bar_agree_on_an_engine_from_its_first_silent_fra
             assert f" {status.upper()} " in scrub
 
 
-def test_steps_that_come_while_a_picture_is_made_are_for_the_next_one() -> None:
+def test_steps_that_arrive_while_a_picture_is_made_are_in_the_next_picture() -> None:
     history = History()
     coming = messages()
     for _ in range(100):
         history.append(*next(coming))
 
     class Coming(View):
-        """Looking at it takes so long that another step comes."""
+        """A view that is so slow to read that another step arrives meanwhile."""
 
         @property
         def axis(self) -> str:  # type: ignore[override]

@@ -56,7 +56,7 @@ def source(file: Path) -> Iterator[ReplaySource]:
     replay.stop()
 
 
-async def test_marks_and_changes_ahead_are_on_the_bar_and_keys_go_to_them(
+async def test_marks_and_knob_changes_ahead_are_on_the_scrub_bar_and_keys_reach_them(
     source: ReplaySource,
 ) -> None:
     app = Dashboard(source, source.history, any_terminal=True, fps=20.0)
@@ -73,7 +73,7 @@ async def test_marks_and_changes_ahead_are_on_the_bar_and_keys_go_to_them(
         assert bar.count("◆") == 2
         assert bar.count("▼") == 1
         cursor = 0
-        while cursor < CHANGED[0]:  # what is in memory comes first, and more may come meanwhile
+        while cursor < CHANGED[0]:  # memory is searched first, and more steps may arrive meanwhile
             before = cursor
             await pilot.press("right_square_bracket")
             await until(lambda b=before: app.main.new_frame().cursor > b, "no event after it")
@@ -83,9 +83,9 @@ async def test_marks_and_changes_ahead_are_on_the_bar_and_keys_go_to_them(
         await until(lambda: app.main.new_frame().cursor == last, "not at the end")
         await at("apostrophe", MARKED)
         assert "here it froze" in main_text(app)
-        await at("apostrophe", MARKED)  # there is none before it: the last one, which it is
+        await at("apostrophe", MARKED)  # no earlier mark: stays at the last one
         await at("L", last)
-        app.main.navigator.move(-100)  # in memory: only the picture moves
+        app.main.navigator.move(-100)  # in memory already: only the picture moves
         assert app.main.view.cursor == last - 100
         app.main.draw()
         assert "▐REPLAY PAUSED▌" in main_text(app)
@@ -100,7 +100,7 @@ async def test_marks_and_changes_ahead_are_on_the_bar_and_keys_go_to_them(
         await until(lambda: "no preemption before step 0, the first" in main_text(app), "silence")
 
 
-async def test_a_time_is_looked_for_in_the_whole_file(source: ReplaySource) -> None:
+async def test_going_to_a_time_searches_the_whole_file(source: ReplaySource) -> None:
     app = Dashboard(source, source.history, any_terminal=True, fps=20.0)
     async with app.run_test(size=(120, 40)):
         navigator = app.main.navigator
@@ -131,8 +131,8 @@ async def test_a_time_is_looked_for_in_the_whole_file(source: ReplaySource) -> N
         assert f"the last step of the file is {last:,}" in main_text(app)
 
 
-def test_idle_minute_is_not_shown_as_cut_short() -> None:
-    """Nothing is missing from memory that begins before a lull; of one that begins after it, is."""
+def test_an_idle_minute_is_not_shown_as_missing_data() -> None:
+    """A memory that begins before an idle minute misses nothing; one that begins after it does."""
     rare = SimulatedWorkload(rate=0.01, document_share=0.0, output_tokens=90)
     messages = simulate(seed=5, num_steps=900, workload=rare)
     steps = [message for _, message in messages if isinstance(message, StepRecord)]

@@ -1,4 +1,4 @@
-"""Whichever way one goes to a step of a recording, its figures are the same."""
+"""The figures at a step of a recording do not depend on how the viewer got there."""
 
 import re
 import threading
@@ -31,7 +31,7 @@ NUM_STEPS = 5_000  # three minutes
 
 
 class Way:
-    """A screen, as far as it moves through time."""
+    """The part of a screen that moves through time."""
 
     def __init__(self, source: ReplaySource) -> None:
         self.view = View()
@@ -46,17 +46,17 @@ class Way:
         return "".join(text for text, _ in self.notices.line([], 200)).strip()
 
     def picture(self) -> Frame:
-        """Once all is there that is to be."""
-        for _ in range(2):  # the first one tells the replay what is looked at
+        """The picture once all loading has ended."""
+        for _ in range(2):  # the first picture tells the replay which steps are shown
             assert self.source.wait(30)
             self.source.look_at(self.view.cursor)
         assert self.source.wait(30)
-        self.now_s += 10  # figures of the newest step are taken anew once a second
+        self.now_s += 10  # figures of the newest step are recomputed once a second
         return self.builder.build(self.view, 100, 20, 10)
 
 
 def line_of(frame: Frame) -> str:
-    """The key figures."""
+    """The line of key figures."""
     return "".join(text for line in key_figures.draw(frame, 300, 1, 0) for text, _ in line)
 
 
@@ -99,7 +99,7 @@ def straight(file: Path) -> Iterator[ReplaySource]:
 
 
 @settings(max_examples=8, deadline=None)
-@example(moves=[NUM_STEPS - 1, 4_014])  # a minute before it the engine stood still
+@example(moves=[NUM_STEPS - 1, 4_014])  # a minute before, the engine was idle
 @given(
     moves=st.lists(
         st.one_of(
@@ -110,7 +110,7 @@ def straight(file: Path) -> Iterator[ReplaySource]:
         max_size=6,
     )
 )
-def test_figures_at_a_step_are_those_of_a_straight_jump_there(
+def test_figures_at_a_step_equal_those_after_a_direct_jump_to_it(
     source: ReplaySource, straight: ReplaySource, moves: list[int | str]
 ) -> None:
     way = Way(source)
@@ -127,7 +127,7 @@ def test_figures_at_a_step_are_those_of_a_straight_jump_there(
         assert figures(frame) == figures(Way(straight).picture())
 
 
-def test_steps_after_the_one_that_is_looked_at_stay_in_memory(source: ReplaySource) -> None:
+def test_steps_after_the_viewed_step_stay_in_memory(source: ReplaySource) -> None:
     way = Way(source)
     way.navigator.go(NUM_STEPS - 1)
     first = way.picture().first_step
@@ -164,7 +164,7 @@ def test_full_memory_loses_nothing_and_marks_the_window_as_cut_short(
             for name in ("TTFT p95", "ITL p99", "SLO ttft", "SLO itl"):
                 assert f"{name}{seconds} " in told
             assert re.search(rf"PREEMPT \d+{seconds}", told)
-            assert re.search(r"hit [\d—].* out \d", told)  # these are of ten seconds
+            assert re.search(r"hit [\d—].* out \d", told)  # these figures cover ten seconds
             for width in (60, 120):
                 (line,) = latency_panel.one_line(frame, width, 1, 0)
                 assert f" {frame.window_s:.0f} s: TTFT" in "".join(text for text, _ in line)
@@ -179,7 +179,7 @@ def test_full_memory_loses_nothing_and_marks_the_window_as_cut_short(
             replay.stop()
 
 
-def test_figures_after_a_jump_mark_windows_not_yet_filled(
+def test_figures_after_a_jump_mark_windows_that_are_not_yet_filled(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached, go_on = threading.Event(), threading.Event()
@@ -214,7 +214,7 @@ def test_figures_after_a_jump_mark_windows_not_yet_filled(
 
 @pytest.fixture
 def unsearched(file: Path) -> Iterator[ReplaySource]:
-    """Of which nobody has looked for late tokens yet."""
+    """A replay whose file was not yet searched for late tokens."""
     with Recording(file) as recording:
         replay = ReplaySource(recording, playing=False)
         replay.start()
@@ -225,7 +225,7 @@ def unsearched(file: Path) -> Iterator[ReplaySource]:
         replay.stop()
 
 
-def test_jump_counts_the_unsearched_steps_it_passes(
+def test_a_jump_counts_the_unsearched_steps_it_passes(
     unsearched: ReplaySource,
 ) -> None:
     source, way = unsearched, Way(unsearched)
@@ -248,7 +248,7 @@ def test_late_tokens_are_found_in_the_whole_file(source: ReplaySource) -> None:
     assert source.file_latency.search.wait(30)
     way = Way(source)
     for slo in (SLO(ttft_ms=100.0, itl_ms=70.0), SLO(ttft_ms=5_000.0, itl_ms=100.0)):
-        source.history.set_slo(slo)  # which needs no other reading
+        source.history.set_slo(slo)  # which needs no new search
         way.navigator.go(0)
         way.picture()
         for _ in range(4):
@@ -295,7 +295,7 @@ def test_unsearched_parts_are_never_reported_as_empty(
         else:
             expected = f"no event {where} so far; {rest} not yet searched for late tokens"
             assert way.said() == expected
-            ended = FileLatency(Path("nowhere.mcap"))  # as where nothing more is searched
+            ended = FileLatency(Path("nowhere.mcap"))  # as when nothing more is searched
             ended.search.start()
             assert ended.search.wait(30)
             replay.file_latency = ended

@@ -1,4 +1,4 @@
-"""Seeking in a recording: the state is the same however one gets there, and it is there soon."""
+"""Seeking in a recording is fast, and gives the same state as reading every message."""
 
 import random
 import threading
@@ -34,7 +34,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_fast_forward_ends_where_step_by_step_does(seed: int) -> None:
+def test_fast_forwarding_the_state_equals_applying_every_message(seed: int) -> None:
     messages = busy(seed, 400)
     rng = random.Random(seed)
     state = SessionState()
@@ -51,7 +51,7 @@ def test_fast_forward_ends_where_step_by_step_does(seed: int) -> None:
             forward.advance(decode_packed(packed))
             num_packed += 1
         if rng.random() < 0.05:
-            # An end anywhere: what was put off until then is made up for.
+            # Wherever it ends, postponed work is caught up.
             assert forward.finish() == state, f"{since} to {number}"
             forward, since = FastForward(state.copy()), number
             packer.reset()
@@ -60,7 +60,7 @@ def test_fast_forward_ends_where_step_by_step_does(seed: int) -> None:
 
 
 @pytest.mark.parametrize("block_size", [0, 1, 16])
-def test_packed_row_takes_the_same_blocks_as_an_unpacked_one(block_size: int) -> None:
+def test_a_packed_row_takes_the_same_blocks_as_an_unpacked_row(block_size: int) -> None:
     def step(number: int, rows: list[BatchRow]) -> StepRecord:
         return StepRecord(
             step=number,
@@ -115,7 +115,7 @@ def test_the_state_at_a_position_is_that_of_all_messages_before_it(recorded: Pat
 
 
 @pytest.mark.parametrize("num_steps", [1, 150, 700])
-def test_a_stretch_is_the_same_as_if_every_message_had_been_looked_at(
+def test_a_loaded_stretch_equals_one_read_message_by_message(
     recorded: Path, num_steps: int
 ) -> None:
     rng = random.Random(num_steps)
@@ -130,7 +130,7 @@ def test_a_stretch_is_the_same_as_if_every_message_had_been_looked_at(
             expected = one_by_one(recording, begin, end)
             assert found.num_steps == num_steps
             assert_the_same(found, expected)
-            # And it goes on, and back, as any other.
+            # And it moves on and back like any other.
             further = recording.find_step(min(step + 40, NUM_STEPS - 1))
             assert further is not None
             for each in (found, expected):
@@ -144,7 +144,7 @@ def test_a_stretch_is_the_same_as_if_every_message_had_been_looked_at(
             assert_the_same(found, expected)
 
 
-def test_the_windows_are_the_same_as_if_every_message_had_been_looked_at(recorded: Path) -> None:
+def test_latency_windows_after_a_seek_equal_those_read_message_by_message(recorded: Path) -> None:
     with Recording(recorded) as recording:
         for step, shown in ((NUM_STEPS - 1, 118), (NUM_STEPS - 700, 2_000), (900, 118)):
             end = recording.find_step(step)
@@ -159,14 +159,14 @@ def test_the_windows_are_the_same_as_if_every_message_had_been_looked_at(recorde
                     break
                 expected.append(frame.sequence, frame.payload)
             assert_the_same(found, expected)
-            # What is there already is not read once more.
+            # Steps already in memory are not read again.
             assert windows(recording, found, step, shown, end, lambda: True) is None
 
 
-def test_waits_that_began_before_the_file_are_in_no_figure_as_they_are_in_no_explanation(
+def test_waits_that_began_before_the_file_are_in_no_figure_and_no_explanation(
     tmp_path: Path,
 ) -> None:
-    """Nobody knows whether the operator had paused the engine meanwhile."""
+    """The operator may have paused the engine during these waits."""
     messages, state = busy(4, 500), SessionState()
     joined = next(n for n, m in enumerate(messages) if isinstance(m, StepRecord) and m.step == 150)
     for message in messages[:joined]:
@@ -205,7 +205,7 @@ def test_waits_that_began_before_the_file_are_in_no_figure_as_they_are_in_no_exp
 
 
 class Broken(list[MessageFrame]):
-    """Frames of a chunk that are not as they lie in the file."""
+    """Frames of a chunk that differ from those in the file."""
 
     def __init__(self, frames: list[MessageFrame], topics: list[bytes]) -> None:
         super().__init__(frames)
@@ -215,10 +215,10 @@ class Broken(list[MessageFrame]):
         return [(frame.sequence, frame.payload) for frame in self[first:last]]
 
 
-def test_a_step_that_does_not_fit_the_one_before_it_is_passed_over(
+def test_a_step_that_contradicts_the_one_before_it_is_skipped(
     recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Damage that no checksum has found: what can be read is shown, and not waited for."""
+    """With damage that no checksum finds, the readable steps are shown without waiting."""
     with Recording(recorded) as recording:
         begin, end = recording.find_step(1_000), recording.find_step(1_500)
         assert begin is not None
@@ -239,9 +239,9 @@ def test_a_step_that_does_not_fit_the_one_before_it_is_passed_over(
         assert found.gaps
 
 
-def test_few_chunks_are_looked_into_however_uneven_the_steps_are(tmp_path: Path) -> None:
+def test_finding_a_step_reads_few_chunks_however_uneven_they_are(tmp_path: Path) -> None:
     class Chunks:
-        """As many steps in a chunk as one likes."""
+        """Chunks with random numbers of steps."""
 
         def __init__(self) -> None:
             rng = random.Random(1)
@@ -293,7 +293,7 @@ def test_a_seek_shows_the_last_steps_at_once_and_the_whole_windows_when_it_is_do
         assert history.last_step == step
         assert history.is_short
         assert history.num_steps == WINDOW_STEPS
-        # Nothing is unpacked for the step that one looks at.
+        # Nothing is unpacked for the shown step.
         record = history.record(step)
         assert record is not None
         assert record.step == step
@@ -340,7 +340,7 @@ def test_after_a_seek_the_screen_is_filled_before_the_windows_are(
         source.stop()
 
 
-def test_zooming_out_brings_the_steps_that_are_to_be_seen(recorded: Path) -> None:
+def test_zooming_out_loads_the_steps_that_come_into_view(recorded: Path) -> None:
     with Recording(recorded) as recording:
         source = ReplaySource(recording, History(), playing=False)
         source.start()

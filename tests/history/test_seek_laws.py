@@ -1,4 +1,4 @@
-"""Short cuts of a seek: many steps at once come out as one after another."""
+"""The short cuts of a seek: adding many steps at once equals adding them one by one."""
 
 import copy
 import random
@@ -97,7 +97,7 @@ def taken_steps(draw: st.DrawFn) -> list[TakenStep]:
 
 @settings(max_examples=25, deadline=None)
 @given(taken_steps(), taken_steps())
-def test_steps_added_at_once_are_summed_up_as_if_they_came_one_by_one(
+def test_steps_added_at_once_give_the_same_sums_as_one_by_one(
     first: list[TakenStep], later: list[TakenStep]
 ) -> None:
     at_once, one_by_one_ = StepColumns(), StepColumns()
@@ -123,7 +123,7 @@ def test_steps_added_at_once_are_summed_up_as_if_they_came_one_by_one(
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(0, 3 * BLOCK_SAMPLES // 2), min_size=1, max_size=4), st.integers(0, 99))
-def test_samples_added_at_once_rank_as_if_they_came_one_by_one(sizes: list[int], seed: int) -> None:
+def test_samples_added_at_once_rank_as_if_added_one_by_one(sizes: list[int], seed: int) -> None:
     rng = random.Random(seed)
     at_once, each_one = Samples(), Samples()
     now_ns = 0
@@ -150,7 +150,7 @@ moves = st.lists(
 
 
 @given(moves)
-def test_moves_looked_at_while_they_were_decoded_have_the_effect_of_all_others(
+def test_block_moves_applied_while_decoding_have_the_same_effect(
     told_moves: list[tuple[int, int, int]],
 ) -> None:
     payload = msgspec.msgpack.encode(told_moves)
@@ -168,7 +168,7 @@ def test_moves_looked_at_while_they_were_decoded_have_the_effect_of_all_others(
 
 
 @given(st.lists(st.tuples(st.integers(-2, 5), ids, ids), max_size=9))
-def test_runs_of_blocks_become_as_many_blocks(runs: list[tuple[int, int, int]]) -> None:
+def test_a_block_map_is_expanded_from_its_runs(runs: list[tuple[int, int, int]]) -> None:
     found = BlockMap.from_runs([BlockRun(*run) for run in runs])
     assert found is not None
     assert list(found.owner) == [owner for count, owner, _ in runs for _ in range(count)]
@@ -176,7 +176,9 @@ def test_runs_of_blocks_become_as_many_blocks(runs: list[tuple[int, int, int]]) 
 
 
 @given(st.binary(max_size=120).map(lambda raw: bytes(b % 4 for b in raw)), st.integers(0, 90))
-def test_a_group_of_blocks_shows_what_most_of_them_are(states: bytes, num_cells: int) -> None:
+def test_a_merged_map_cell_shows_the_majority_state_of_its_blocks(
+    states: bytes, num_cells: int
+) -> None:
     cells = merged(states, num_cells)
     assert len(cells) == num_cells
     for cell, state in enumerate(cells):
@@ -189,7 +191,7 @@ def test_a_group_of_blocks_shows_what_most_of_them_are(states: bytes, num_cells:
     assert all(before[1] != after[1] for before, after in pairwise(runs))
 
 
-# Whole stretches, where something is not as it mostly is
+# Whole stretches with something unusual in them
 
 
 def with_a_gap(messages: list[Telemetry]) -> list[tuple[int, Telemetry]]:
@@ -226,7 +228,7 @@ def with_moves_that_cannot_be(messages: list[Telemetry]) -> list[tuple[int, Tele
 
 
 def with_signs_of_life(messages: list[Telemetry]) -> list[tuple[int, Telemetry]]:
-    """Some tell that a request was aborted, which goes on all the same."""
+    """Adds heartbeats; some report a request as aborted although it continues."""
     told: list[Telemetry] = []
     for number, message in enumerate(messages):
         told.append(message)
@@ -258,7 +260,7 @@ Change = Callable[[list[Telemetry]], list[tuple[int, Telemetry]]]
         with_signs_of_life,
     ],
 )
-def test_a_stretch_with_something_odd_is_the_same_as_message_by_message(
+def test_an_unusual_stretch_loads_the_same_as_message_by_message(
     tmp_path: Path, change: Change
 ) -> None:
     with Recording(record(tmp_path / "odd.mcap", change(MESSAGES))) as recording:
@@ -279,10 +281,10 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("limits", [{"max_steps": 260}, {"max_bytes": 120_000}])
-def test_what_is_forgotten_is_the_same_as_step_by_step(
+def test_a_fast_load_forgets_the_same_steps_as_one_by_one(
     recorded: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[str, int]
 ) -> None:
-    """With a limit that a stretch is beyond."""
+    """With limits that one stretch exceeds."""
     with Recording(recorded) as recording:
         begin, end = recording.find_step(100), recording.find_step(NUM_STEPS - 10)
         assert begin is not None
@@ -296,7 +298,7 @@ def test_what_is_forgotten_is_the_same_as_step_by_step(
         assert_the_same(found, expected)
 
 
-def test_status_without_requests_leaves_pending_rows_unapplied(
+def test_a_status_without_requests_leaves_pending_rows_unapplied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     messages = with_signs_of_life(MESSAGES)
@@ -325,7 +327,7 @@ def test_status_without_requests_leaves_pending_rows_unapplied(
     assert num_settled[0] < num_settled[1]
 
 
-def test_bodies_of_a_chunk_are_those_of_its_frames(recorded: Path) -> None:
+def test_the_bodies_of_a_chunk_equal_those_of_its_frames(recorded: Path) -> None:
     with Recording(recorded) as recording:
         chunk = recording.chunk(0)
         expected = [(frame.sequence, frame.payload) for frame in chunk.frames]
@@ -353,7 +355,7 @@ def test_reading_a_stretch_yields_every_few_messages_and_can_be_stopped(
         assert excerpt(recording, History(), begin, end, lambda: False) is None
 
 
-def test_seek_callback_runs_when_its_step_is_shown(recorded: Path) -> None:
+def test_the_seek_callback_runs_when_its_step_is_shown(recorded: Path) -> None:
     source = ReplaySource(Recording(recorded), playing=False)
     shown: list[int | None] = []
     source.on_found = lambda: shown.append(None if source.is_seeking else source.history.last_step)
@@ -371,8 +373,8 @@ def test_seek_callback_runs_when_its_step_is_shown(recorded: Path) -> None:
         source.stop()
 
 
-def test_a_step_of_a_file_is_decoded_as_one_from_an_engine(recorded: Path) -> None:
-    """Its moves too, which were looked at while they were decoded."""
+def test_a_step_from_a_file_is_decoded_like_one_from_an_engine(recorded: Path) -> None:
+    """Its block moves too, which are applied while they are decoded."""
     with Recording(recorded) as recording:
         begin, end = recording.find_step(300), recording.find_step(400)
         assert begin is not None

@@ -1,4 +1,4 @@
-"""What an observer knows after each message: the one reducer of live view, replay and exports."""
+"""The state after each message: one reducer serves live view, replay and exports."""
 
 import random
 from typing import Any
@@ -65,7 +65,7 @@ def info(engine_id: str = "one", **changes: Any) -> EngineInfo:
 
 
 def step(number: int, rows: list[BatchRow] | None = None, **changes: Any) -> StepRecord:
-    """Steps end every 10 ms and take 8."""
+    """A step record: steps end every 10 ms and take 8 ms."""
     fields: dict[str, Any] = {
         "step": number,
         "schedule_start_ns": number * 10 * MS + 2 * MS,
@@ -127,7 +127,7 @@ def test_a_request_is_followed_from_arrival_to_its_last_token() -> None:
     assert view.arrival_ns == MS
 
 
-def test_a_preempted_request_gives_its_blocks_back_and_counts_on_after_recomputing() -> None:
+def test_a_preempted_request_frees_its_blocks_and_keeps_its_output_count() -> None:
     state = reduced(
         [
             step(
@@ -175,21 +175,21 @@ def test_block_owners_are_known_from_the_first_step_and_never_guessed() -> None:
     assert late.block_owner is None
 
 
-def test_what_an_engine_cannot_know_stays_unknown() -> None:
+def test_what_an_engine_does_not_publish_stays_unknown() -> None:
     state = reduced([info(num_blocks=None), step(0, None, events=[arrived(1), FirstToken(1)])])
     assert state.kv is None
     assert state.blocks is None
     assert state.requests[1].first_token_ns == 10 * MS
 
 
-def test_counts_of_an_engine_without_a_map_of_its_blocks_are_no_map() -> None:
+def test_kv_counts_of_an_engine_without_a_block_map_make_no_map() -> None:
     kv = KVCounts(used=2, cached=1, empty=5, evicted=0)
     state = reduced([info(num_blocks=None), step(0, [], kv=kv)])
     assert state.kv == kv
     assert state.block_owner is None
 
 
-def test_a_row_of_an_unheard_of_request_shows_as_partial() -> None:
+def test_a_row_of_an_unknown_request_makes_a_partial_view() -> None:
     state = reduced([step(9, [BatchRow(4, DECODE, 33, 1, 0, 3, LAST)])])
     view = state.requests[4]
     assert view.is_partial
@@ -201,7 +201,7 @@ def test_a_row_of_an_unheard_of_request_shows_as_partial() -> None:
     assert state.requests[4].num_output_tokens == 17
 
 
-def test_counts_are_right_again_after_lost_steps_and_no_latency_is_made_of_them() -> None:
+def test_after_lost_steps_counts_are_corrected_and_no_latency_is_made_up() -> None:
     state = reduced(
         [step(0, [BatchRow(1, PREFILL, 0, 20, 0, 2, FIRST)], events=[arrived(1), Admitted(1, 0)])]
     )
@@ -211,7 +211,7 @@ def test_counts_are_right_again_after_lost_steps_and_no_latency_is_made_of_them(
     assert state.requests[1].num_output_tokens == 6
 
 
-def test_finished_requests_stay_in_view_for_a_while_and_are_then_forgotten() -> None:
+def test_finished_requests_are_kept_for_a_while_and_then_forgotten() -> None:
     state = reduced([step(0, [], events=[arrived(1), Finished(1, "stop", 1)])])
     state.apply(step(KEEP_FINISHED_STEPS - 1, []))
     assert 1 in state.requests
@@ -219,7 +219,7 @@ def test_finished_requests_stay_in_view_for_a_while_and_are_then_forgotten() -> 
     assert not state.requests
 
 
-def test_knobs_are_merged_and_an_engine_with_another_id_starts_from_nothing() -> None:
+def test_knob_changes_are_merged_and_another_engine_id_resets_the_state() -> None:
     changed = KnobsChanged(
         version=1, effective_step=3, who="ops", old={"a": 1}, new={"a": 2}, time_ns=0
     )
@@ -233,7 +233,7 @@ def test_knobs_are_merged_and_an_engine_with_another_id_starts_from_nothing() ->
     assert state.step == -1
 
 
-def test_a_snapshot_of_any_moment_continues_like_the_original() -> None:
+def test_a_state_restored_from_any_snapshot_continues_like_the_original() -> None:
     state = SessionState()
     continued: SessionState | None = None
     for number, (sequence, message) in enumerate(MESSAGES):
@@ -253,7 +253,7 @@ def test_a_snapshot_of_any_moment_continues_like_the_original() -> None:
     assert any(view.num_preemptions for view in state.requests.values())
 
 
-def test_a_copy_does_not_change_with_what_comes_later() -> None:
+def test_a_copied_state_does_not_change_with_later_messages() -> None:
     state = SessionState()
     copies: list[tuple[int, SessionState]] = []
     for number, (_, message) in enumerate(MESSAGES):
@@ -267,7 +267,7 @@ def test_a_copy_does_not_change_with_what_comes_later() -> None:
             assert copies.pop(0)[1] == again
 
 
-def test_a_snapshot_after_a_loss_sets_right_what_was_missed() -> None:
+def test_a_snapshot_after_a_loss_corrects_the_state() -> None:
     whole = SessionState()
     lossy = SessionState()
     for number, (sequence, message) in enumerate(MESSAGES):
@@ -286,7 +286,7 @@ def test_a_snapshot_after_a_loss_sets_right_what_was_missed() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32), keep=st.floats(0.2, 1.0), shuffled=st.booleans())
-def test_lost_repeated_and_shuffled_messages_never_break_it(
+def test_lost_repeated_and_shuffled_messages_never_break_the_state(
     seed: int, keep: float, shuffled: bool
 ) -> None:
     rng = random.Random(seed)

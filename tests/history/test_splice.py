@@ -1,4 +1,4 @@
-"""What was before, put in front of what is in memory, gives what would have been there at once."""
+"""Prepending earlier steps to memory gives the history that reading from the start would give."""
 
 import random
 import threading
@@ -112,7 +112,7 @@ def test_follower_reads_every_message_once_across_a_splice() -> None:
     assert later.is_followed_by(follower)
 
 
-def test_gaps_marks_and_breaches_that_were_noted_stay() -> None:
+def test_gaps_marks_and_breaches_survive_a_splice() -> None:
     later = from_message(500, 520)
     fill(later, 520, lost=range(530, 540))
     mark = Mark(step=steps_of(later)[7], time_ns=0, text="here", who="me")
@@ -125,7 +125,7 @@ def test_gaps_marks_and_breaches_that_were_noted_stay() -> None:
     assert [each for each in later.events(None, 10_000) if each in before] == before
 
 
-def test_the_oldest_go_first_when_there_is_no_room_any_more() -> None:
+def test_after_a_splice_a_full_memory_forgets_its_oldest_steps_first() -> None:
     later = from_message(600, 620, max_steps=300)
     assert later.prepend(from_message(100, 601))
     fill(later, 620)
@@ -138,7 +138,7 @@ def test_the_oldest_go_first_when_there_is_no_room_any_more() -> None:
     assert later.latency(None, 1.0) == whole.latency(None, 1.0)
 
 
-def test_service_levels_that_were_changed_meanwhile_hold_for_what_was_before() -> None:
+def test_changed_service_levels_apply_to_prepended_steps() -> None:
     later, earlier, whole = from_message(500), from_message(100, 501), from_message(100)
     for history in (later, whole):
         history.set_slo(SLO(ttft_ms=700, itl_ms=12))
@@ -177,7 +177,7 @@ def test_request_aborted_before_memory_has_a_lane_that_shows_it() -> None:
     assert later.lanes(steps[0], steps[-1]) == whole.lanes(steps[0], steps[-1])
 
 
-def test_readers_do_not_wait_while_what_was_before_is_ranked(
+def test_readers_do_not_wait_while_prepended_samples_are_ranked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     later = from_message(500)
@@ -206,11 +206,11 @@ def test_splice_refuses_steps_that_do_not_end_where_memory_begins(cut: int) -> N
     assert_like(later, from_message(100))
 
 
-# Where a memory that is full begins
+# The first step of a full memory
 
 
-def test_a_full_memory_does_not_begin_with_a_state_that_a_loss_has_left_wrong() -> None:
-    """The snapshot that sets it right comes 60 messages after the loss, in the next segment."""
+def test_a_full_memory_never_begins_with_a_state_left_wrong_by_a_loss() -> None:
+    """The snapshot that corrects the state comes 60 messages later, in the next segment."""
     whole = from_message(0)
     for lost_at in range(180, 400, 20):
         history, state, checked = from_message(0, 150, max_steps=200), SessionState(), set()
