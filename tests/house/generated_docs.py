@@ -1,9 +1,9 @@
-"""The parts of docs/ that are made from tables of the program: keys, knobs, words and so on.
+"""The parts of docs/ that are generated from tables of the program: keys, knobs, words and so on.
 
     python tests/house/generated_docs.py        (or: make docs)
 
-writes them anew, between `<!-- generated -->` and `<!-- /generated -->` of each page. The rest of a
-page is written by hand. `test_docs.py` holds the pages to the tables.
+rewrites them, between `<!-- generated -->` and `<!-- /generated -->` of each page. The rest of a
+page is written by hand. `test_docs.py` checks that they match the tables.
 """
 
 import re
@@ -58,7 +58,7 @@ def pages() -> dict[str, str]:
 
 
 def written_anew(page: str, generated: str) -> str:
-    """The text of a page with another generated part."""
+    """The text of a page with its generated part replaced."""
     before, rest = page.split(BEGIN)
     return before + BEGIN + generated + END + rest.split(END)[1]
 
@@ -124,7 +124,7 @@ def _values(base: type, meta: msgspec.Meta) -> str:
 
 
 def commands_reference() -> str:
-    """Every command with its help, example and options; what several share comes at the end."""
+    """Every command with its help, example and options; shared options come at the end."""
     found = _commands(typer.main.get_command(app), "stepscope")
     all_commands = {name: command for name, command in found if not command.hidden}
     lines: list[str] = []
@@ -194,7 +194,7 @@ def _split_default(text: str) -> tuple[str, str]:
 def _own_options(
     command: TyperCommand, all_commands: Mapping[str, TyperCommand]
 ) -> tuple[list[Option], list[Section]]:
-    """The options of this command alone, and the sections whose options it has as well."""
+    """The options of this command alone, and the sections whose options it shares."""
     options = _options(command)
     sections: list[Section] = []
     for section in SHARED:

@@ -1,4 +1,4 @@
-"""The documents lead where they say, and what is made of tables is made of those of now."""
+"""Links in the documents work, and generated parts match the current tables."""
 
 import re
 from functools import cache
@@ -23,7 +23,7 @@ def without_code(path: Path) -> str:
 
 @cache
 def anchors(path: Path) -> frozenset[str]:
-    """What `#` may lead to in a document, as a repository's web page makes it of headings."""
+    """The anchors of a document, made from its headings as a repository's web page does."""
     text = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.M | re.S)
     headings = re.findall(r"^#+ (.+)$", text, re.M)
     return frozenset(re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings)
@@ -40,7 +40,9 @@ def links() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("document", "target"), links())
-def test_a_link_leads_to_a_file_and_a_heading_that_are_there(document: str, target: str) -> None:
+def test_every_link_in_the_documents_leads_to_an_existing_file_and_heading(
+    document: str, target: str
+) -> None:
     path, _, anchor = target.partition("#")
     led_to = (ROOT / document).parent / path if path else ROOT / document
     assert led_to.exists()
@@ -65,6 +67,6 @@ def test_the_readme_stays_short() -> None:
 @pytest.mark.parametrize(
     ("page", "generated"), generated_docs.pages().items(), ids=list(generated_docs.pages())
 )
-def test_a_generated_page_is_what_its_table_says(page: str, generated: str) -> None:
+def test_every_generated_page_matches_its_table(page: str, generated: str) -> None:
     text = (generated_docs.DOCS / f"{page}.md").read_text("utf-8")
     assert text == generated_docs.written_anew(text, generated), "run 'make docs'"

@@ -1,4 +1,4 @@
-"""What is installed: the whole of the tree, under one import name, and no torch for a dashboard."""
+"""The wheel has the whole tree under one import name, and the dashboard needs no torch."""
 
 import ast
 import os
@@ -27,7 +27,7 @@ SHIPPED_SUFFIXES = {".py", ".typed", ".tcss", ".mcap", ".md", ".json", ".c", ".c
 
 
 def tree() -> set[str]:
-    """Files that belong into a wheel, as `stepscope/...`."""
+    """The files that belong in a wheel, as `stepscope/...`."""
     return {
         f"stepscope/{path.relative_to(ROOT)}"
         for package in PACKAGES
@@ -83,7 +83,7 @@ def build_wheel(folder: Path, **environment: str) -> set[str]:
         return {name for name in archive.namelist() if ".dist-info/" not in name}
 
 
-def test_the_wheel_holds_the_tree_and_what_is_compiled_for_this_python(tmp_path: Path) -> None:
+def test_the_wheel_holds_the_tree_and_the_extensions_for_this_python(tmp_path: Path) -> None:
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     kernels = {f"stepscope/kernels/cpu/_{level}{suffix}" for level in LEVELS}
     if platform.machine() != "x86_64":
@@ -94,7 +94,7 @@ def test_the_wheel_holds_the_tree_and_what_is_compiled_for_this_python(tmp_path:
     assert build_wheel(tmp_path) == tree() | kernels | telemetry
 
 
-def test_without_a_compiler_the_wheel_is_built_all_the_same(tmp_path: Path) -> None:
+def test_the_wheel_is_built_without_a_compiler_too(tmp_path: Path) -> None:
     assert build_wheel(tmp_path, CC="no-such-compiler", CXX="no-such-compiler") == tree()
 
 
@@ -104,7 +104,7 @@ def test_no_folder_is_importable_under_its_bare_name(name: str, tmp_path: Path) 
     assert run_python(code, cwd=tmp_path).returncode == 0
 
 
-def test_transformers_loads_a_model_class_from_the_root_without_loading_a_file_of_ours() -> None:
+def test_transformers_run_from_the_root_loads_no_file_of_stepscope() -> None:
     # transformers probes for a package called `kernels`; from the root it sees our folder, which
     # has no __init__.py and so is an empty name to it.
     done = run_python(
@@ -154,7 +154,7 @@ def imported(path: Path) -> list[str]:
     return names
 
 
-def test_the_quick_commands_import_neither_torch_nor_textual() -> None:
+def test_set_and_snapshot_import_neither_torch_nor_textual() -> None:
     done = run_python(
         "import sys\n"
         "from stepscope.tui.cli import __main__\n"

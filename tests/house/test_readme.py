@@ -1,4 +1,4 @@
-"""The README and the pages of docs/ tell the truth about knobs and commands."""
+"""The README and the pages of docs/ are right about knobs and commands."""
 
 import json
 import re
@@ -44,10 +44,10 @@ def commands() -> list[str]:
 
 
 @pytest.mark.parametrize("line", commands())
-def test_every_command_of_the_documents_is_one(line: str) -> None:
-    """It is there, has these options and lacks no argument; what is in brackets may be left out.
+def test_every_command_in_the_documents_exists_with_its_options(line: str) -> None:
+    """The command exists, has these options and lacks no argument; brackets mean optional.
 
-    Two words are the name of a command in a sentence, and so are three with a group of commands.
+    In a sentence two words name a command, or three if the first two name a group of commands.
     """
     plain = re.sub(r"\[[^]]*\]|\.\.\.", "", line)
     name, *arguments = shlex.split(plain, comments=True)
@@ -66,7 +66,7 @@ def test_every_command_of_the_documents_is_one(line: str) -> None:
         )
 
 
-def test_the_workload_of_the_knobs_page_shows_what_is_said_of_it(
+def test_the_workload_on_the_knobs_page_behaves_as_the_page_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = (DOCS / "knobs.md").read_text("utf-8")

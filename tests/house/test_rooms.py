@@ -1,4 +1,4 @@
-"""Every folder says truly what it may import, and no folder is crowded.
+"""Every folder states correctly what it may import, and no folder has too many files.
 
 Which folder may import which is held by the contracts in pyproject.toml (`make lint`). After a
 change, `make rooms` writes the lines `May import: ...` anew; read what it changed.
@@ -31,7 +31,7 @@ def rooms() -> list[str]:
 
 @cache
 def imported() -> dict[str, set[str]]:
-    """The rooms that each room imports from, of all imports in its files."""
+    """The rooms that each room imports from, found in the imports of its files."""
     graph = grimp.build_graph(*(f"stepscope.{floor}" for floor in FLOORS), cache_dir=None)
     arrows = defaultdict(set)
     for module in graph.modules:
@@ -52,7 +52,7 @@ def docstring(room: str) -> str:
 
 
 def import_line(room: str) -> str:
-    """What the room's docstring has to say: `May import: engine.protocol, engine.text.`"""
+    """The line that the room's docstring must have: `May import: engine.protocol, engine.text.`"""
     by_floor = sorted(imported()[room], key=lambda name: (FLOORS.index(name.split("/")[0]), name))
     names = ", ".join(name.replace("/", ".") for name in by_floor) or "nothing of ours"
     return textwrap.fill(f"May import: {names}.", 96, subsequent_indent="  ")
@@ -69,14 +69,14 @@ def test_no_two_classes_have_the_same_name() -> None:
 
 
 @pytest.mark.parametrize("room", [room for room in rooms() if room != WITHOUT_INIT])
-def test_a_room_names_the_rooms_it_imports(room: str) -> None:
+def test_every_package_docstring_names_the_packages_it_imports(room: str) -> None:
     text = docstring(room)
     assert import_line(room) in text, "run `make rooms`"
     assert len(text.splitlines()) <= MOST_LINES
 
 
 @pytest.mark.parametrize("room", rooms())
-def test_no_room_is_crowded(room: str) -> None:
+def test_no_package_has_too_many_files(room: str) -> None:
     files = [path for path in (ROOT / room).glob("*.py") if path.name != "__init__.py"]
     assert len(files) <= (MOST_FILES_OF_A_FLOOR if room in FLOORS else MOST_FILES)
 
