@@ -1,4 +1,4 @@
-"""The benches still fit the code they measure: nobody runs them with every change."""
+"""The bench scripts still fit the code they measure, although no one runs them at every change."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ for path in sorted(pathlib.Path(sys.argv[1]).glob("*.py")):
 """
 
 
-def test_every_script_of_the_benches_finds_what_it_imports() -> None:
+def test_every_bench_script_can_be_imported() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _IMPORT_ALL, str(BENCH)],
         capture_output=True,
@@ -30,7 +30,7 @@ def test_every_script_of_the_benches_finds_what_it_imports() -> None:
     assert len(done.stdout.split()) == len(list(BENCH.glob("*.py")))
 
 
-def test_the_engine_that_the_dashboard_is_measured_with_sends_and_replays(tmp_path: Path) -> None:
+def test_the_fed_engine_of_the_dashboard_bench_sends_and_replays(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/fed"
     arguments = [address, "--requests", "4", "--rate", "200", "--burst", "50"]
     engine = subprocess.Popen([sys.executable, str(BENCH / "fed_engine.py"), *arguments])

@@ -53,7 +53,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", QUICK_MODELS)
-def test_the_operations_of_a_step_are_those_that_torch_counts(cache: Path, name: str) -> None:
+def test_the_computed_operations_of_a_step_equal_torchs_count(cache: Path, name: str) -> None:
     folder = random_model.ensure(PREFIX + name)
     model = AutoModelForCausalLM.from_config(
         loader.load_config(folder, name), attn_implementation="eager"
@@ -62,14 +62,14 @@ def test_the_operations_of_a_step_are_those_that_torch_counts(cache: Path, name:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.zeros(1, num_tokens, dtype=torch.long), logits_to_keep=1)
     costs = Costs.of(SHAPES[name], itemsize=4)
-    # The library computes, and torch counts, what is masked afterwards.
+    # The library computes masked values too, and torch counts them.
     unseen = num_tokens**2 - causal_pairs(0, num_tokens)
     unseen_flops = attention_flops(unseen, costs.num_heads, costs.head_dim) * costs.num_layers
     assert costs.flops([(0, num_tokens)], 1) + unseen_flops == counter.get_total_flops()
 
 
 @pytest.mark.parametrize("name", QUICK_MODELS)
-def test_the_bytes_of_a_decode_are_the_weights_that_are_multiplied_by_and_the_keys_and_values(
+def test_the_bytes_of_a_decode_are_the_used_weights_and_the_keys_and_values(
     cache: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = random_model.ensure(PREFIX + name)
@@ -95,7 +95,7 @@ def test_the_bytes_of_a_decode_are_the_weights_that_are_multiplied_by_and_the_ke
         assert costs.decode_bytes(3, 16) - costs.weight_bytes == 3 * block
 
 
-def test_the_shapes_have_the_sizes_that_their_names_say() -> None:
+def test_model_shapes_have_the_parameter_counts_in_their_names() -> None:
     for name, billions in (("qwen3-0.6b", 0.6), ("qwen3-8b", 8.2), ("llama-3.1-8b", 8.0)):
         costs = Costs.of(SHAPES[name], itemsize=2)
         untied = 0 if SHAPES[name]["tie_word_embeddings"] else costs.head_weights
@@ -107,7 +107,9 @@ def test_the_shapes_have_the_sizes_that_their_names_say() -> None:
     st.integers(0, 500),
     st.lists(st.integers(1, 60), min_size=1, max_size=6),
 )
-def test_a_prompt_costs_the_same_in_chunks_of_any_size(before: int, chunks: list[int]) -> None:
+def test_a_prompt_costs_the_same_operations_in_chunks_of_any_size(
+    before: int, chunks: list[int]
+) -> None:
     costs = Costs.of(SHAPES["qwen3-8b"], itemsize=2)
     whole = costs.flops([(before, sum(chunks))], num_logits=1)
     sliced = 0
@@ -141,7 +143,7 @@ def test_the_knee_is_where_computing_takes_as_long_as_the_smallest_step(
     assert knee.budget >= round(knee.tokens) > knee.budget // 2
 
 
-def test_without_a_knee_none_is_made_up() -> None:
+def test_without_a_knee_in_the_samples_none_is_reported() -> None:
     assert find_knee({1: 1.0, 2: 1.0, 4: 1.0}) is None
     assert find_knee({2**i: 5.0 for i in range(12)}) is None
 
@@ -150,7 +152,7 @@ def test_without_a_knee_none_is_made_up() -> None:
 
 
 def report(**more: Any) -> Report:
-    """One with every aim held, but for the shares of decode at batch 128."""
+    """A report in which every aim is met except the decode shares at batch 128."""
 
     def step(what: str, ms: float, **facts: Any) -> BenchPoint:
         return BenchPoint(what=what, samples=[ms * 0.99, ms, ms * 1.01], facts=facts)
@@ -217,7 +219,7 @@ def report(**more: Any) -> Report:
     return made
 
 
-def test_aims_are_judged_from_the_samples() -> None:
+def test_aims_are_judged_by_the_measured_samples() -> None:
     judged = {aim.what: aim for aim in report().aims}
     held = {what: aim.held for what, aim in judged.items()}
     assert held == {
@@ -243,13 +245,13 @@ def test_an_aim_that_was_not_measured_is_neither_met_nor_missed() -> None:
 
 
 @pytest.mark.parametrize("field", ["is_gpu", "is_quick"])
-def test_figures_of_no_gpu_or_of_tiny_models_are_held_to_no_aim(field: str) -> None:
+def test_figures_from_a_cpu_or_tiny_models_are_judged_by_no_aim(field: str) -> None:
     made = report(**{field: field == "is_quick"})
     assert made.aims == []
     assert any(word in "\n".join(table(made)) for word in ("NOT A GPU", "QUICK"))
 
 
-def test_the_table_has_every_figure_and_why_others_are_missing() -> None:
+def test_the_table_has_every_figure_and_says_why_others_are_missing() -> None:
     lines = list(table(report(is_interrupted=True)))
     text = "\n".join(lines)
     assert max(map(len, lines)) <= WIDTH
@@ -267,7 +269,7 @@ def test_the_table_has_every_figure_and_why_others_are_missing() -> None:
         assert word in text, text
 
 
-def test_show_prints_the_table_of_a_file_and_two_files_side_by_side(
+def test_bench_show_prints_the_table_of_a_file_and_two_files_side_by_side(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = [tmp_path / "one.json", tmp_path / "two.json"]
@@ -313,7 +315,7 @@ def test_a_file_that_is_no_report_is_refused_in_one_line(tmp_path: Path) -> None
 # ---- which process measures what ----
 
 
-def test_every_part_has_its_process_and_models_are_not_together_in_one() -> None:
+def test_no_process_measures_more_than_one_model() -> None:
     models = ["qwen3-0.6b", "qwen3-8b", "llama-3.1-8b"]
     jobs = plan_jobs("".join(PARTS), models, "cuda", is_quick=False, for_mode={})
     assert [(job.parts, job.model, job.is_peer) for job in jobs] == [
@@ -328,7 +330,7 @@ def test_every_part_has_its_process_and_models_are_not_together_in_one() -> None
     assert jobs[2].part_weight("g") == PEER_WEIGHT
 
 
-def test_shares_bring_the_ceilings_and_one_model_gets_everything() -> None:
+def test_parts_with_shares_first_measure_the_ceilings() -> None:
     (first, second) = plan_jobs("bh", ["qwen3-8b"], "cuda", is_quick=True, for_mode={})
     assert (first.parts, second.parts) == ("a", "bh")
     assert chosen_parts("b, d,a", "a") == "bd"
@@ -344,9 +346,7 @@ def test_shares_bring_the_ceilings_and_one_model_gets_everything() -> None:
         (lambda: chosen_models("gpt", is_quick=False), "no shape is called 'gpt'.*qwen3-0.6b"),
     ],
 )
-def test_a_part_or_a_model_that_is_not_there_is_refused_with_those_that_are(
-    choose: Any, message: str
-) -> None:
+def test_an_unknown_part_or_model_is_refused_with_the_known_ones(choose: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         choose()
 
@@ -387,7 +387,7 @@ def run_jobs(jobs: list[BenchJob], made: Report, file: Path, seconds: float = 60
     return told
 
 
-def test_a_process_that_dies_or_hangs_is_a_line_and_the_next_one_runs(
+def test_a_process_that_dies_or_hangs_is_reported_and_the_next_one_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stepscope.engine.bench.gpu.conduct.GRACE_S", 0.5)
@@ -411,7 +411,7 @@ def test_a_process_that_dies_or_hangs_is_a_line_and_the_next_one_runs(
     assert any(line.startswith("(a) ceilings") and "3 to come" in line for line in told)
 
 
-def test_where_no_time_is_left_parts_say_so(tmp_path: Path) -> None:
+def test_parts_without_time_left_are_reported_as_skipped(tmp_path: Path) -> None:
     made = empty_report()
     run_jobs(
         [BenchJob(parts="ab", model="qwen3-8b", device="cuda", is_quick=False)],
@@ -466,7 +466,7 @@ def test_an_interrupted_run_leaves_a_whole_report_and_no_process(
         os.kill(pid, 0)
 
 
-def test_without_a_gpu_the_command_says_what_to_do(
+def test_without_a_gpu_bench_gpu_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("stepscope.engine.bench.gpu.host.gpu_name", lambda device: None)
@@ -476,7 +476,7 @@ def test_without_a_gpu_the_command_says_what_to_do(
     assert "torch sees no GPU 'cuda'" in capsys.readouterr().err
 
 
-def test_the_command_measures_in_a_process_of_its_own_and_names_its_file(tmp_path: Path) -> None:
+def test_bench_gpu_measures_in_its_own_process_and_names_its_file(tmp_path: Path) -> None:
     done = subprocess.run(
         (*COMMAND, "--device", "cpu", "--only", "a"),
         capture_output=True,
@@ -497,7 +497,7 @@ def test_the_command_measures_in_a_process_of_its_own_and_names_its_file(tmp_pat
     assert "(a) ceilings" in done.stderr
 
 
-def test_a_process_ends_with_its_parent() -> None:
+def test_a_measuring_process_ends_with_its_parent() -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "stepscope.engine.bench.gpu.measure.worker"],
         stdin=subprocess.PIPE,
@@ -511,7 +511,7 @@ def test_a_process_ends_with_its_parent() -> None:
     assert process.wait(timeout=30) == 1
 
 
-def test_an_aim_of_a_report_is_kept_as_it_was_judged(tmp_path: Path) -> None:
+def test_judged_aims_survive_writing_and_reading_a_report(tmp_path: Path) -> None:
     made = report()
     made.aims = [Aim(what="x", wanted="y", found=1.0, held=True)]
     results.write(made, tmp_path / "a.json")

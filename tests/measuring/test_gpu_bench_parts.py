@@ -1,7 +1,7 @@
 """The parts of `bench gpu` on a CPU with tiny models: the code a GPU runs, and figures that agree.
 
-What is held are laws (every step has its samples, shares follow from them, work is the same on both
-sides), never a time.
+The tests check laws (every step has its samples, shares follow from them, both sides do the same
+work), never a time.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ def job(parts: str, model: str | None, **more: Any) -> BenchJob:
 
 @pytest.fixture(scope="module")
 def measured() -> Iterator[Report]:
-    """Every part, each once, in this process."""
+    """A report of every part, each measured once in this process."""
     with (
         tempfile.TemporaryDirectory(prefix="step-") as folder,
         pytest.MonkeyPatch.context() as patch,
@@ -80,7 +80,7 @@ def of(report: Report, part: str) -> PartOutcome:
     return outcome
 
 
-def test_every_part_is_measured_whole_and_says_how(measured: Report) -> None:
+def test_every_part_is_measured_completely_with_its_settings(measured: Report) -> None:
     assert [outcome.part for outcome in measured.outcomes] == list("aejgbcdfhi")
     for outcome in measured.outcomes:
         assert of(measured, outcome.part).points
@@ -95,7 +95,7 @@ def test_every_part_is_measured_whole_and_says_how(measured: Report) -> None:
         assert of(measured, part).settings["attention"] in ("cpu", "torch")
 
 
-def test_the_ceilings_are_rates_of_what_was_moved_and_multiplied(measured: Report) -> None:
+def test_the_ceilings_are_rates_of_bytes_moved_and_operations_done(measured: Report) -> None:
     copy, gemm = of(measured, "a").points
     assert measured.bytes_per_s == pytest.approx(2 * QUICK.copy_bytes / (copy.median or 0) * 1e3)
     assert measured.flops_per_s == pytest.approx(
@@ -104,7 +104,7 @@ def test_the_ceilings_are_rates_of_what_was_moved_and_multiplied(measured: Repor
     assert len(copy.samples) == len(gemm.samples) == QUICK.num_samples
 
 
-def test_steps_have_their_samples_and_shares_are_floor_over_median(measured: Report) -> None:
+def test_steps_have_samples_and_their_share_is_floor_over_median(measured: Report) -> None:
     costs = Costs.of(
         SHAPES[MODEL], itemsize=2 if of(measured, "b").settings["dtype"] != "float32" else 4
     )
@@ -133,7 +133,7 @@ def test_steps_have_their_samples_and_shares_are_floor_over_median(measured: Rep
         )
 
 
-def test_kernels_are_each_measured_on_each_case_they_can_do(measured: Report) -> None:
+def test_each_kernel_is_measured_on_each_case_it_supports(measured: Report) -> None:
     points = of(measured, "e").points
     cases: dict[str, set[str]] = {}
     for point in points:
@@ -146,7 +146,7 @@ def test_kernels_are_each_measured_on_each_case_they_can_do(measured: Report) ->
     assert others == [{"ours", "plain torch"}] * 3
 
 
-def test_both_sides_do_the_same_work_and_all_of_it(measured: Report) -> None:
+def test_stepscope_and_its_peer_do_the_same_work_completely(measured: Report) -> None:
     (yardstick,) = of(measured, "f").points
     assert yardstick.what == f"{QUICK.yardstick_requests} requests"
     assert yardstick.facts["is_partial"] is False
@@ -157,13 +157,13 @@ def test_both_sides_do_the_same_work_and_all_of_it(measured: Report) -> None:
     assert theirs.facts["work"] == "4 requests, outputs up to 24"
     assert "sdpa" in str(theirs.facts["attention"])
     assert "use_cuda_graph" in theirs.facts
-    # Here, ours was told to do other work: it is not set beside theirs.
+    # Here our side does other work: it is not compared with theirs.
     assert ours.facts["work"] == PEER.in_words
     assert 0 < (ours.number("num_output_tokens") or 0) <= 4 * 9
     assert [pair for _, pair in aims.pairs(of(measured, "g"))] == [None]
 
 
-def test_long_prompts_come_in_every_mode_and_are_served(measured: Report) -> None:
+def test_long_prompts_are_served_in_every_batching_mode(measured: Report) -> None:
     outcome = of(measured, "h")
     assert {point.what for point in outcome.points} == set(get_args(Batching))
     for point in outcome.points:
@@ -179,13 +179,13 @@ def test_long_prompts_come_in_every_mode_and_are_served(measured: Report) -> Non
 
 
 def made_steps(measured: Report) -> int:
-    """Of the mode that was recorded."""
+    """The steps made for the recorded mode."""
     steps = measured.settings["recorded_steps"]
     assert isinstance(steps, int)
     return steps
 
 
-def test_telemetry_is_compared_in_pairs_and_reaches_a_subscriber(measured: Report) -> None:
+def test_telemetry_cost_is_measured_in_pairs_with_a_subscriber(measured: Report) -> None:
     (point,) = of(measured, "i").points
     with_ms, without_ms = point.samples, point.numbers("without_ms")
     assert len(with_ms) == len(without_ms) == QUICK.telemetry_pairs
@@ -198,7 +198,7 @@ def test_telemetry_is_compared_in_pairs_and_reaches_a_subscriber(measured: Repor
     assert point.number("num_gaps") == 0
 
 
-def test_tokens_are_those_of_transformers_and_logits_as_near_as_its_own(measured: Report) -> None:
+def test_tokens_equal_transformers_and_logits_are_as_near_as_its_own(measured: Report) -> None:
     tokens, logits = of(measured, "j").points
     assert tokens.facts["held"] is True
     assert tokens.number("num_tokens") == len(QUICK.exact_prompts) * QUICK.exact_tokens
@@ -216,7 +216,7 @@ def collected() -> tuple[Report, Callable[[Message], None]]:
     return made, Gatherer(job("ab", None), made).take
 
 
-def test_a_point_without_memory_is_a_line_and_the_next_one_is_measured(
+def test_a_point_that_runs_out_of_memory_is_reported_and_the_next_is_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made, tell = collected()
@@ -241,7 +241,7 @@ def test_a_point_without_memory_is_a_line_and_the_next_one_is_measured(
     assert [point.why for point in made.outcomes[1].points] == ["no long prompt came", None]
 
 
-def test_a_part_whose_time_is_up_keeps_what_it_has() -> None:
+def test_a_part_whose_time_is_up_keeps_its_points() -> None:
     made, tell = collected()
     bench = Bench(torch.device("cpu"), QUICK, tell)
     with bench.part("b", None, 0.0):
@@ -253,7 +253,7 @@ def test_a_part_whose_time_is_up_keeps_what_it_has() -> None:
     assert "its time was up" in (outcome.why or "")
 
 
-def test_a_step_that_a_gpu_had_to_cut_is_no_sample() -> None:
+def test_a_step_that_was_cut_for_lack_of_memory_is_no_sample() -> None:
     from stepscope.engine.bench.gpu.measure.steps import time_steps
     from stepscope.engine.scheduling.step import StepResult
 
@@ -272,7 +272,7 @@ def test_a_step_that_a_gpu_had_to_cut_is_no_sample() -> None:
 
 
 class FakeGpu:
-    """As much of `torch.cuda` as timing asks for; a launch takes a millisecond of its clock."""
+    """The part of `torch.cuda` that timing uses; a launch takes a millisecond of its clock."""
 
     def __init__(self) -> None:
         self.now_ms = 0.0
@@ -346,7 +346,7 @@ def test_gpu_times_come_from_cuda_events_and_a_recorded_graph_is_only_replayed(
 # ---- models of random weights ----
 
 
-def test_random_weights_are_the_same_every_time_and_in_every_dtype() -> None:
+def test_random_weights_are_equal_every_time_and_in_every_dtype() -> None:
     def draw(name: str, dtype: torch.dtype) -> torch.Tensor:
         weights = RandomWeights(torch.device("cpu"))
         weights.check({name: (8, 16)})
@@ -360,7 +360,7 @@ def test_random_weights_are_the_same_every_time_and_in_every_dtype() -> None:
     assert float(first.std()) == pytest.approx(16**-0.5, rel=0.3)
 
 
-def test_a_random_model_is_served_like_any_other_and_named_for_what_it_is(
+def test_a_random_model_is_served_like_any_other_and_named_as_random(
     runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_folder))
@@ -390,7 +390,7 @@ def test_a_random_model_is_served_like_any_other_and_named_for_what_it_is(
         )
 
 
-def test_a_point_says_its_median_and_its_spread() -> None:
+def test_a_measured_point_has_its_median_and_spread() -> None:
     point = BenchPoint(
         what="x", samples=[1.0, 2.0, 3.0, 4.0, 50.0], facts={"a": 2, "b": True, "c": [1]}
     )

@@ -1,4 +1,4 @@
-"""The yardstick: the same requests everywhere, every token counted once, and nothing else."""
+"""The throughput bench: the same requests everywhere, and every token counted exactly once."""
 
 from pathlib import Path
 
@@ -67,7 +67,7 @@ def some(num_requests: int, *, seed: int = 0, longest: int = 100) -> list[Submit
     )
 
 
-def test_the_yardstick_is_the_one_others_publish_figures_of() -> None:
+def test_the_throughput_workload_equals_nano_vllms() -> None:
     # nano-vLLM's README gives 133,966 output tokens for its 256 requests.
     assert num_tokens(ThroughputSpec(), 256) == (142_827, 133_966)
     submits = plan(ThroughputSpec(), 256, vocab_size=20_000)
@@ -95,7 +95,7 @@ def test_fewer_requests_and_smaller_vocabularies_keep_the_lengths() -> None:
         assert one.sampling == other.sampling
 
 
-def test_every_request_makes_exactly_what_was_asked_for() -> None:
+def test_every_request_generates_exactly_the_tokens_asked_for() -> None:
     submits = some(20)
     result, requests = measure(*engine(), submits)
     assert [each.num_output_tokens for each in requests] == [
@@ -145,7 +145,7 @@ def test_preemptions_are_counted_and_cost_no_token() -> None:
     assert scheduled > result.num_prompt_tokens + result.num_output_tokens - 24
 
 
-def test_prefix_hits_are_counted() -> None:
+def test_prefix_cache_hits_are_counted() -> None:
     prompt = [7] * 64
     submits = [
         Submit(
@@ -172,7 +172,7 @@ def test_warm_up_is_neither_counted_nor_left_in_the_prefix_cache() -> None:
     assert warm.seconds == pytest.approx(alone.seconds)
 
 
-def test_an_engine_can_be_measured_again() -> None:
+def test_a_second_measurement_of_an_engine_equals_the_first() -> None:
     core, intake = engine()
     first, _ = measure(core, intake, some(5))
     second, _ = measure(core, intake, some(5))
@@ -182,7 +182,7 @@ def test_an_engine_can_be_measured_again() -> None:
     assert not core.scheduler.has_work()
 
 
-def test_without_telemetry_the_tokens_are_counted_all_the_same() -> None:
+def test_without_telemetry_tokens_are_still_counted() -> None:
     result, _ = measure(*engine(telemetry=False), some(5))
     assert (result.num_finished, result.steps, result.telemetry) == (5, None, None)
 
@@ -220,7 +220,7 @@ class StoppedAt(SimulatedRunner):
         return super().execute(step)
 
 
-def test_an_interrupted_run_says_what_it_measured_until_then() -> None:
+def test_an_interrupted_run_reports_what_it_measured_so_far() -> None:
     runner = StoppedAt(30)
     core, intake = engine(runner=runner)
     runner.core = core
@@ -276,7 +276,7 @@ def test_a_request_that_cannot_fit_is_refused_before_the_run() -> None:
 
 
 @given(st.lists(st.integers(0, 10**12), max_size=60))
-def test_percentiles_are_samples_in_order(samples_ns: list[int]) -> None:
+def test_percentiles_are_real_samples_and_ascending(samples_ns: list[int]) -> None:
     percentiles = Percentiles.of_ns(samples_ns)
     if percentiles is None:
         assert not samples_ns
@@ -289,7 +289,7 @@ def test_percentiles_are_samples_in_order(samples_ns: list[int]) -> None:
         assert sum(each / 1e6 <= value for each in samples_ns) >= share * len(samples_ns)
 
 
-def test_a_reader_counts_what_it_got_and_what_never_came(tmp_path: Path) -> None:
+def test_the_telemetry_reader_counts_received_and_lost_messages(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/telemetry"
     socket = zmq.Context.instance().socket(zmq.PUB)
     socket.bind(address)
@@ -318,7 +318,7 @@ def test_a_reader_counts_what_it_got_and_what_never_came(tmp_path: Path) -> None
         socket.close(linger=0)
 
 
-def test_messages_that_do_not_come_in_time_are_gaps(tmp_path: Path) -> None:
+def test_messages_that_do_not_arrive_in_time_are_gaps(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/telemetry"
     publisher = Publisher(address, 64)
     reader = TelemetryReader(address)
