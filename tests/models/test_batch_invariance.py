@@ -1,5 +1,7 @@
-"""In bf16 a request's logits are the same to the bit, whoever shares its steps and however its
-prompt is cut: so the same seed gives the same text on a busy engine as on an idle one."""
+"""In bf16 a request's logits have the same bits in any batch and with any prefill chunks.
+
+So the same seed gives the same text on a busy engine as on an idle one.
+"""
 
 import random
 from collections.abc import Callable, Iterator
@@ -17,7 +19,7 @@ from stepscope.engine.scheduling.step import ScheduledRow, ScheduledStep
 from stepscope.kernels.cpu.linear import LEVEL, is_usable
 from tests.support.cpu_levels import needs_level
 
-pytestmark = needs_level(LEVEL)  # only our own product of bf16 pairs promises it
+pytestmark = needs_level(LEVEL)  # only our own product of bf16 pairs guarantees it
 
 BLOCK_SIZE = 16
 NUM_OUTPUT = 6
@@ -25,11 +27,11 @@ NUM_OUTPUT = 6
 PROMPT_LENGTHS = (1, 5, 16, 33, 64, 129, 190)
 MAX_MODEL_LEN = 256
 
-Cut = Callable[[Request], int]  # the most tokens of its next step
+Cut = Callable[[Request], int]  # the largest number of tokens in its next step
 
 
 class Steps:
-    """A runner, and requests that are put through it by hand; output tokens are forced."""
+    """A runner, driven by hand with requests whose output tokens are forced."""
 
     def __init__(self, folder: Path, kv_cache_dtype: KVCacheDtype, threads: int) -> None:
         config = EngineConfig(
@@ -57,7 +59,7 @@ class Steps:
         self.outputs = [[rng.randrange(256) for _ in range(NUM_OUTPUT)] for _ in self.prompts]
 
     def logits_of(self, numbers: list[int], cut: Cut) -> dict[int, list[torch.Tensor]]:
-        """Of each of these requests, all in the same steps: the logits before each output token."""
+        """The logits before each output token of these requests, which share all steps."""
         free = list(range(self.runner.num_blocks))
         random.Random(len(numbers)).shuffle(free)
         requests = [self._request(number, free) for number in numbers]
@@ -109,7 +111,7 @@ def steps(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path]) 
 
 @pytest.fixture(scope="module")
 def alone(steps: Steps) -> dict[int, list[torch.Tensor]]:
-    """Each request by itself, its prompt in one piece."""
+    """The logits of each request alone, with its prompt in one piece."""
     found = {}
     for number in range(len(steps.prompts)):
         found |= steps.logits_of([number], lambda request: MAX_MODEL_LEN)
@@ -125,7 +127,7 @@ def assert_same(found: dict[int, list[torch.Tensor]], alone: dict[int, list[torc
 
 
 @pytest.mark.parametrize("chunk", [MAX_MODEL_LEN, 64, 7, 1])
-def test_company_and_chunks_change_no_bit_of_a_request(
+def test_other_requests_in_the_batch_and_chunk_sizes_change_no_bit_of_a_request(
     steps: Steps, alone: dict[int, list[torch.Tensor]], chunk: int
 ) -> None:
     everyone = list(range(len(steps.prompts)))
@@ -141,7 +143,7 @@ def test_random_chunk_sizes_change_no_bit_of_a_request(
         assert_same(steps.logits_of(everyone, lambda request: rng.randrange(1, 80)), alone)
 
 
-def test_another_number_of_threads_changes_no_bit_of_a_request(
+def test_the_number_of_threads_changes_no_bit_of_a_request(
     steps: Steps, alone: dict[int, list[torch.Tensor]]
 ) -> None:
     torch.set_num_threads(2)

@@ -1,6 +1,6 @@
-"""The lean decoder computes what transformers' own modules compute, for every kind of layer it has.
+"""The lean decoder equals transformers' own modules for every kind of layer it has.
 
-Whole generations are compared in test_exactness.py; here it is logits, over what configs can say.
+test_exactness.py compares whole generations; these tests compare logits over many configs.
 """
 
 from collections.abc import Callable
@@ -121,7 +121,7 @@ VARIANTS: list[tuple[str, dict[str, object]]] = [
 
 
 @pytest.mark.parametrize(("family", "changes"), VARIANTS, ids=str)
-def test_its_logits_are_those_of_the_library_in_chunks_and_decodes(
+def test_lean_decoder_logits_equal_transformers_in_chunks_and_decodes(
     tiny_checkpoint: Callable[..., Path], family: str, changes: dict[str, object]
 ) -> None:
     folder = tiny_checkpoint(family, **changes)
@@ -135,8 +135,10 @@ def test_its_logits_are_those_of_the_library_in_chunks_and_decodes(
     torch.testing.assert_close(torch.cat(got), expected, rtol=2e-4, atol=2e-4)
 
 
-def test_logits_of_some_tokens_are_those_of_all(tiny_checkpoint: Callable[..., Path]) -> None:
-    # The last layer computes no more than is asked for; keys and values are whole all the same.
+def test_logits_of_selected_tokens_equal_those_of_all_tokens(
+    tiny_checkpoint: Callable[..., Path],
+) -> None:
+    # The last layer computes only the requested rows; keys and values are complete all the same.
     model = load(tiny_checkpoint("qwen3"))
     every, some = Pages(model), Pages(model)
     chunk = every.step(50, list(range(50)))
@@ -146,7 +148,7 @@ def test_logits_of_some_tokens_are_those_of_all(tiny_checkpoint: Callable[..., P
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_weights_are_packed_where_the_processor_has_the_instructions_and_plain_elsewhere(
+def test_weights_are_packed_only_if_the_processor_has_the_instructions(
     tiny_checkpoint: Callable[..., Path], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tiny_checkpoint("qwen2")
@@ -163,7 +165,7 @@ def test_weights_are_packed_where_the_processor_has_the_instructions_and_plain_e
 
 @EACH_LEVEL
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_logits_are_those_of_plain_torch_at_each_level_of_the_compiled_kernels(
+def test_logits_equal_plain_torch_at_each_level_of_the_compiled_kernels(
     tiny_checkpoint: Callable[..., Path], level: str, dtype: torch.dtype
 ) -> None:
     found = []
@@ -176,7 +178,7 @@ def test_logits_are_those_of_plain_torch_at_each_level_of_the_compiled_kernels(
     torch.testing.assert_close(*found, rtol=tolerance, atol=tolerance)
 
 
-def test_figures_of_a_model_do_not_depend_on_the_runner(
+def test_model_figures_are_equal_for_the_lean_decoder_and_transformers(
     tiny_checkpoint: Callable[..., Path],
 ) -> None:
     for family in ("llama", "qwen2", "qwen3", "mistral"):
@@ -194,7 +196,7 @@ def test_figures_of_a_model_do_not_depend_on_the_runner(
         ("llama", {"hidden_act": "gelu"}, "its activation is 'gelu', not 'silu'"),
     ],
 )
-def test_what_it_does_not_fit_goes_to_the_library_unless_it_was_asked_for(
+def test_models_unfit_for_the_lean_decoder_run_in_transformers_unless_lean_is_set(
     tiny_checkpoint: Callable[..., Path], family: str, changes: dict[str, object], reason: str
 ) -> None:
     folder = tiny_checkpoint(family, **changes)
@@ -204,7 +206,7 @@ def test_what_it_does_not_fit_goes_to_the_library_unless_it_was_asked_for(
     assert reason in str(refused.value)
 
 
-def test_a_checkpoint_with_other_names_goes_to_the_library(
+def test_a_checkpoint_with_other_tensor_names_runs_in_transformers(
     tiny_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
     folder = tiny_checkpoint("llama", tie_word_embeddings=True)
@@ -222,7 +224,7 @@ def test_a_checkpoint_with_other_names_goes_to_the_library(
         load(tmp_path, "lean")
 
 
-def test_positions_up_to_the_longest_request_can_be_computed(
+def test_the_last_position_of_the_longest_request_can_be_computed(
     tiny_checkpoint: Callable[..., Path],
 ) -> None:
     pages = Pages(load(tiny_checkpoint("llama")))

@@ -1,4 +1,4 @@
-"""Devices: a lack of memory is one line that says what to do, and nothing else is taken for it."""
+"""Devices: only a real lack of memory is reported as one, in a line that says what to do."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ FULL = (
 )
 
 
-def test_a_lack_of_memory_says_for_what_and_what_to_lower() -> None:
+def test_an_out_of_memory_error_says_for_what_and_which_setting_to_lower() -> None:
     with (
         pytest.raises(ConfigError) as caught,
         memory_for("the KV cache", "lower --gpu-memory-utilization"),
@@ -26,7 +26,7 @@ def test_a_lack_of_memory_says_for_what_and_what_to_lower() -> None:
     )
 
 
-def test_other_errors_stay_what_they_are() -> None:
+def test_errors_other_than_out_of_memory_are_not_changed() -> None:
     with pytest.raises(RuntimeError, match="illegal memory access"), memory_for("it", "nothing"):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
     assert is_out_of_memory(torch.OutOfMemoryError(FULL))
@@ -34,7 +34,7 @@ def test_other_errors_stay_what_they_are() -> None:
     assert not is_out_of_memory(MemoryError())
 
 
-def test_a_cpu_has_no_time_of_its_own() -> None:
+def test_a_cpu_has_no_device_time() -> None:
     timer = DeviceTimer(torch.device("cpu"))
     timer.start()
     timer.stop()

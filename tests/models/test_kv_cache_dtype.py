@@ -1,5 +1,7 @@
-"""A KV cache of another dtype than the model: as many more blocks, and the tokens that follow from
-what is stored, however a prompt is cut into chunks."""
+"""A KV cache of another dtype than the model: it has more blocks, and exact tokens.
+
+The tokens are those that follow from the rounded keys and values, with any prefill chunks.
+"""
 
 import random
 from collections.abc import Callable
@@ -42,7 +44,7 @@ def load(folder: Path, kv_cache_dtype: KVCacheDtype, **settings: Any) -> ModelRu
 
 
 class RoundedCache(DynamicCache):
-    """The transformers library's own cache; attention sees what a cache of `runner` would hold."""
+    """transformers' own cache, with keys and values rounded as in the cache of `runner`."""
 
     def __init__(self, runner: ModelRunner, kv_cache_dtype: KVCacheDtype) -> None:
         super().__init__()
@@ -93,7 +95,7 @@ def run(runner: ModelRunner, prompt: list[int], chunk: int) -> list[int]:
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value.values()),
 )
-def test_tokens_are_those_of_a_model_whose_keys_and_values_are_rounded(
+def test_tokens_equal_those_of_a_model_with_rounded_keys_and_values(
     family: str,
     settings: dict[str, str],
     kv_cache_dtype: KVCacheDtype,
@@ -120,7 +122,7 @@ def test_tokens_are_those_of_a_model_whose_keys_and_values_are_rounded(
             assert run(runner, prompt, chunk) == expected, f"{length} tokens in chunks of {chunk}"
 
 
-def test_the_same_memory_holds_as_many_more_blocks_as_its_numbers_are_smaller(
+def test_a_smaller_kv_dtype_fits_proportionally_more_blocks(
     tiny_checkpoint: Callable[..., Path],
 ) -> None:
     folder = tiny_checkpoint("llama")
@@ -140,7 +142,7 @@ def test_a_backend_that_reads_one_dtype_only_is_refused_with_the_reason(attentio
         choose(attention, "cuda", torch.bfloat16, torch.float8_e4m3fn)
 
 
-def test_a_cpu_without_compiled_kernels_for_a_dtype_uses_another_backend(
+def test_without_compiled_kernels_for_a_kv_dtype_a_cpu_uses_another_backend(
     tiny_checkpoint: Callable[..., Path],
 ) -> None:
     runner = load(tiny_checkpoint("llama"), "fp8_e4m3", dtype="float16")

@@ -1,4 +1,4 @@
-"""Logprobs are those of the model's own logits, whatever the sampling made of them."""
+"""Logprobs are those of the model's own logits, not of the logits changed for sampling."""
 
 import math
 
@@ -75,7 +75,7 @@ def test_the_first_of_equal_logits_is_the_best_and_the_greedy_token(on_host: boo
     assert [top.token_id for top in found.top] == [1, 3, 4]
 
 
-def test_on_a_cpu_ties_at_the_last_place_are_broken_by_the_vocabulary() -> None:
+def test_on_a_cpu_ties_for_the_last_logprob_are_broken_by_token_id() -> None:
     logits = torch.zeros(1000)
     logits[700] = 1.0
     _, found = sampled(logits, True, logprobs=4)
@@ -95,7 +95,7 @@ def test_on_a_cpu_ties_at_the_last_place_are_broken_by_the_vocabulary() -> None:
     ],
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_no_numbers_give_tokens_and_logprobs_that_are(
+def test_nan_logits_give_valid_tokens_and_logprobs(
     on_host: bool, row: list[float], temperature: float
 ) -> None:
     for dtype in (torch.float32, torch.bfloat16):
@@ -114,7 +114,7 @@ def test_logits_that_are_no_numbers_give_tokens_and_logprobs_that_are(
 
 
 @BOTH_WAYS
-def test_only_rows_that_ask_get_them(on_host: bool) -> None:
+def test_only_requests_that_ask_get_logprobs(on_host: bool) -> None:
     logits = torch.randn(3, 10, generator=torch.Generator().manual_seed(1))
     requests = [
         Request(i, [1], SamplingParams(logprobs=num), arrival_ns=0)

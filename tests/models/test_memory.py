@@ -1,4 +1,4 @@
-"""KV memory: settings as people write them, and refusals that say what is needed."""
+"""KV memory: the settings users write, and refusals that say what is needed."""
 
 import pytest
 
@@ -36,45 +36,45 @@ def blocks(kv_memory: str, max_model_len: int = 8192, free: int = 8 * GIB, **con
         (" 0.5 % ", 8 * GIB // 200),
     ],
 )
-def test_sizes_and_shares(setting: str, expected: int) -> None:
+def test_kv_memory_may_be_a_size_or_a_share(setting: str, expected: int) -> None:
     assert kv_memory_bytes(setting, 8 * GIB, cap_share=False) == expected
 
 
 @pytest.mark.parametrize("setting", ["", "much", "-1GB", "12XB", "0", "0%", "101%", "1e9", "5GB%"])
-def test_what_is_neither_is_refused(setting: str) -> None:
+def test_kv_memory_that_is_neither_size_nor_share_is_refused(setting: str) -> None:
     with pytest.raises(ConfigError, match="kv_memory is") as caught:
         kv_memory_bytes(setting, 8 * GIB, cap_share=False)
     assert "\n" not in str(caught.value)
 
 
-def test_more_than_is_free_is_refused() -> None:
+def test_more_kv_memory_than_is_free_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"kv_memory=9GB is more than the 8GB that are free"):
         kv_memory_bytes("9GB", 8 * GIB, cap_share=True)
 
 
-def test_a_share_of_a_large_host_is_capped_and_a_size_is_not() -> None:
+def test_on_a_large_host_a_share_is_capped_and_a_size_is_not() -> None:
     assert kv_memory_bytes("50%", 8 * GIB, cap_share=True) == CPU_SHARE_CAP_BYTES
     assert kv_memory_bytes("5%", 8 * GIB, cap_share=True) < CPU_SHARE_CAP_BYTES
     assert kv_memory_bytes("4GB", 8 * GIB, cap_share=True) == 4 * GIB
 
 
-def test_a_block_holds_keys_and_values_of_all_layers() -> None:
+def test_a_kv_block_holds_keys_and_values_of_all_layers() -> None:
     assert SHAPE.block_bytes(16) == 2 * 6 * 2 * 64 * 16 * 2
     assert blocks("48MB", seq_capacity=256) == (48 << 20) // SHAPE.block_bytes(16)
 
 
-def test_there_are_never_more_blocks_than_can_be_in_use() -> None:
+def test_there_are_never_more_kv_blocks_than_can_be_in_use() -> None:
     assert blocks("4GB", max_model_len=1000, seq_capacity=3) == 3 * 63
 
 
-def test_exactly_one_longest_request_is_enough() -> None:
+def test_kv_memory_for_exactly_one_longest_request_is_enough() -> None:
     needed = 512 * SHAPE.block_bytes(16)
     assert blocks(str(needed)) == 512
     with pytest.raises(ConfigError):
         blocks(str(needed - 1))
 
 
-def test_too_little_for_one_request_says_how_much_it_takes() -> None:
+def test_kv_memory_too_small_for_one_request_names_the_size_needed() -> None:
     with pytest.raises(ConfigError) as caught:
         blocks("10MB")
     message = str(caught.value)
@@ -87,12 +87,12 @@ def test_too_little_for_one_request_says_how_much_it_takes() -> None:
     assert blocks("10MB", max_model_len=suggested) >= suggested // 16
 
 
-def test_no_room_for_a_single_block_suggests_a_smaller_model() -> None:
+def test_without_room_for_a_single_kv_block_a_smaller_model_is_suggested() -> None:
     with pytest.raises(ConfigError, match=r"kv_memory=1KB gives 1KB: .* or a smaller model"):
         blocks("1KB")
 
 
-def test_free_memory_of_this_machine_is_known() -> None:
+def test_the_free_memory_of_this_machine_is_plausible() -> None:
     assert 0 < free_host_bytes() < 1 << 50
 
 
@@ -105,7 +105,7 @@ def gpu_blocks(use: DeviceUse = USE, **config: object) -> int:
     return device_kv_blocks(settings, SHAPE, 8192, use)
 
 
-def test_on_a_gpu_the_cache_gets_what_the_rest_leaves_of_the_utilization() -> None:
+def test_on_a_gpu_the_kv_cache_gets_the_rest_of_the_memory_utilization() -> None:
     block = SHAPE.block_bytes(16)
     assert gpu_blocks() == 60 * GIB // block
     assert gpu_blocks(gpu_memory_utilization=0.5) == 20 * GIB // block
@@ -115,17 +115,17 @@ def test_on_a_gpu_the_cache_gets_what_the_rest_leaves_of_the_utilization() -> No
     assert device_kv_blocks(EngineConfig(seq_capacity=2), SHAPE, 8192, USE) == 2 * 512
 
 
-def test_on_a_cpu_auto_is_a_share_of_what_is_free() -> None:
+def test_on_a_cpu_auto_kv_memory_is_a_share_of_free_memory() -> None:
     assert kv_memory_bytes("auto", 8 * GIB, cap_share=True) == 8 * GIB // 10
     assert blocks("auto") == blocks("10%")
 
 
-def test_a_size_beyond_what_is_left_on_a_gpu_is_refused() -> None:
+def test_a_kv_memory_size_beyond_the_free_gpu_memory_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"kv_memory=61GB is more than the 60GB that are free"):
         gpu_blocks(kv_memory="61GB")
 
 
-def test_a_gpu_without_room_for_the_cache_says_where_the_memory_is() -> None:
+def test_without_gpu_room_for_the_kv_cache_the_error_says_what_uses_the_memory() -> None:
     with pytest.raises(ConfigError) as caught:
         gpu_blocks(gpu_memory_utilization=0.2)
     assert caught.value.code == "gpu_memory_utilization"
@@ -136,7 +136,7 @@ def test_a_gpu_without_room_for_the_cache_says_where_the_memory_is() -> None:
     assert "raise it" in message
 
 
-def test_a_gpu_without_room_for_one_request_says_what_to_lower() -> None:
+def test_without_gpu_room_for_one_request_the_error_says_what_to_lower() -> None:
     tight = USE._replace(weights=80 * GIB - (10 << 20))
     with pytest.raises(ConfigError, match=r"kv_memory=auto gives 10MB: .*--max-model-len"):
         gpu_blocks(tight)

@@ -1,4 +1,4 @@
-"""Finding, checking and loading models: what works, and one clear line for what does not."""
+"""Finding, checking and loading models: what works, and a one-line error for what does not."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ def load(model: Path | str, **config: object) -> ModelRunner:
 
 
 def refusal(call: Callable[[], object]) -> str:
-    """The one line a person is shown."""
+    """The one-line error shown to the user."""
     with pytest.raises(ConfigError) as caught:
         call()
     message = str(caught.value)
@@ -52,11 +52,11 @@ def folder(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> Path:
 # --- damaged and missing checkpoints
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_model_folder_is_refused(tmp_path: Path) -> None:
     assert "there is no folder" in refusal(lambda: load(tmp_path / "nothing"))
 
 
-def test_a_name_that_is_not_in_the_cache_says_how_to_fetch_it(
+def test_a_model_name_missing_from_the_cache_says_how_to_fetch_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     message = refusal(lambda: load("nobody/such-model-1b"))
@@ -77,25 +77,25 @@ def test_a_model_in_the_hugging_face_cache_is_found_by_name(
     assert runner.description.model == "some/tiny"
 
 
-def test_no_config(folder: Path) -> None:
+def test_a_folder_without_a_config_is_refused(folder: Path) -> None:
     (folder / "config.json").unlink()
     assert "config.json is missing" in refusal(lambda: load(folder))
 
 
 @pytest.mark.parametrize("content", ["{", "[]", ""])
-def test_a_config_that_is_no_json_object(folder: Path, content: str) -> None:
+def test_a_config_that_is_no_json_object_is_refused(folder: Path, content: str) -> None:
     (folder / "config.json").write_text(content)
     assert "config.json" in refusal(lambda: load(folder))
 
 
-def test_no_weights(folder: Path) -> None:
+def test_a_folder_without_weights_is_refused(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     assert "has no weights (*.safetensors)" in refusal(lambda: load(folder))
     (folder / "pytorch_model.bin").write_bytes(b"x")
     assert "pytorch_model.bin is of another format" in refusal(lambda: load(folder))
 
 
-def test_a_weight_file_that_the_index_names_is_missing(folder: Path) -> None:
+def test_a_missing_weight_file_named_by_the_index_is_refused(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
     names = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
     (folder / checkpoint.INDEX).write_text(json.dumps({"weight_map": names}))
@@ -104,7 +104,7 @@ def test_a_weight_file_that_the_index_names_is_missing(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("num_bytes", [0, 5, 100, 50_000])
-def test_weights_cut_short(folder: Path, num_bytes: int) -> None:
+def test_truncated_weights_are_refused(folder: Path, num_bytes: int) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:num_bytes])
     message = refusal(lambda: load(folder))
@@ -112,7 +112,7 @@ def test_weights_cut_short(folder: Path, num_bytes: int) -> None:
     assert "copy it again" in message
 
 
-def test_weights_with_a_damaged_header(folder: Path) -> None:
+def test_weights_with_a_damaged_header_are_refused(folder: Path) -> None:
     file = folder / "model.safetensors"
     content = bytearray(file.read_bytes())
     content[8:12] = b"\xff\xff\xff\xff"
@@ -120,7 +120,7 @@ def test_weights_with_a_damaged_header(folder: Path) -> None:
     assert "damaged safetensors header" in refusal(lambda: load(folder))
 
 
-def test_weights_that_lack_a_tensor_are_not_filled_with_noise(folder: Path) -> None:
+def test_weights_that_lack_a_tensor_are_refused_not_filled_with_noise(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -128,7 +128,7 @@ def test_weights_that_lack_a_tensor_are_not_filled_with_noise(folder: Path) -> N
     assert "lack 1 tensors (first: model.layers.1.mlp.up_proj.weight)" in message
 
 
-def test_weights_of_another_shape_than_the_config_says(folder: Path) -> None:
+def test_weights_whose_shape_differs_from_the_config_are_refused(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 80}))
     message = refusal(lambda: load(folder))
@@ -136,13 +136,13 @@ def test_weights_of_another_shape_than_the_config_says(folder: Path) -> None:
     assert "mlp.down_proj.weight is [64, 96], not [64, 80]" in message
 
 
-def test_no_tokenizer(folder: Path) -> None:
+def test_a_folder_without_a_tokenizer_is_refused(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").unlink()
     assert "has no tokenizer" in refusal(lambda: load(folder))
 
 
-def test_a_broken_tokenizer(folder: Path) -> None:
+def test_a_broken_tokenizer_is_refused(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("{}")
     assert "tokenizer in" in refusal(lambda: load(folder))
 
@@ -177,7 +177,7 @@ def config_folder(tmp_path: Path, config: dict[str, object]) -> Path:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_architectures_that_are_refused(
+def test_unsupported_architectures_are_refused_with_the_reason(
     tmp_path: Path, config: dict[str, object], reason: str
 ) -> None:
     folder = config_folder(tmp_path, config)
@@ -221,7 +221,7 @@ def test_a_model_that_fails_on_its_first_step_is_refused_in_one_line(
         ({"is_causal": False}, "is_causal"),
     ],
 )
-def test_what_attention_does_not_implement_is_refused_not_ignored(
+def test_attention_options_that_are_not_implemented_are_refused_not_ignored(
     setting: dict[str, object], asked: str
 ) -> None:
     layer = torch.nn.Identity()
@@ -236,7 +236,7 @@ def test_what_attention_does_not_implement_is_refused_not_ignored(
     )
 
 
-def test_a_mask_of_the_models_own_is_refused() -> None:
+def test_a_models_own_attention_mask_is_refused() -> None:
     layer, states = torch.nn.Identity(), torch.zeros(1, 2, 3, 8)
     layer.layer_idx = 0
     message = refusal(
@@ -257,14 +257,16 @@ def limit_of(tmp_path: Path, asked: int = 0, **config: object) -> int:
     return longest_request(loader.load_config(folder, "it"), "it", asked)
 
 
-def test_requests_are_as_long_as_the_model_was_made_for(tmp_path: Path) -> None:
+def test_the_length_limit_is_the_models_maximum_or_a_lower_setting(tmp_path: Path) -> None:
     assert limit_of(tmp_path, max_position_embeddings=4096) == 4096
     assert limit_of(tmp_path, asked=1000, max_position_embeddings=4096) == 1000
     message = refusal(lambda: limit_of(tmp_path, asked=5000, max_position_embeddings=4096))
     assert "max_model_len=5000 is above 4096" in message
 
 
-def test_rope_that_depends_on_the_batch_ends_where_it_begins_to(tmp_path: Path) -> None:
+def test_with_length_dependent_rope_the_limit_is_where_the_dependence_begins(
+    tmp_path: Path,
+) -> None:
     dynamic = {"max_position_embeddings": 2048, "rope_parameters": rope("dynamic")}
     assert limit_of(tmp_path, **dynamic) == 2048
     long = {
@@ -286,13 +288,13 @@ def test_rope_that_depends_on_the_batch_ends_where_it_begins_to(tmp_path: Path) 
 # --- settings
 
 
-def test_a_gpu_that_is_not_there(folder: Path) -> None:
+def test_a_missing_gpu_is_refused(folder: Path) -> None:
     message = refusal(lambda: load(folder, device="cuda:99"))
     assert "device 'cuda:99' is not there" in message
     assert "--device cpu" in message
 
 
-def test_overlap_where_a_launch_is_the_whole_run(folder: Path) -> None:
+def test_overlap_on_a_cpu_is_refused(folder: Path) -> None:
     message = refusal(lambda: load(folder, device="cpu", overlap="on"))
     assert "overlap: a CPU runs the model within the launch" in message
     assert "--overlap auto" in message
@@ -309,12 +311,14 @@ def test_an_unknown_attention_backend_is_refused(folder: Path) -> None:
     )
 
 
-def test_kv_memory_that_does_not_hold_one_request(folder: Path) -> None:
+def test_kv_memory_that_does_not_hold_one_request_is_refused(folder: Path) -> None:
     message = refusal(lambda: load(folder, kv_memory="64KB"))
     assert "one request of max_model_len=512 tokens needs" in message
 
 
-def test_the_environment_is_set_but_never_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_are_set_but_never_overwritten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
@@ -330,7 +334,7 @@ def test_the_environment_is_set_but_never_overwritten(monkeypatch: pytest.Monkey
 # --- what a loaded model says of itself
 
 
-def test_loading_reports_what_it_does_and_how_far_it_is(folder: Path) -> None:
+def test_loading_a_model_reports_its_progress(folder: Path) -> None:
     told: list[tuple[str, float]] = []
     config = EngineConfig(model=str(folder), kv_memory="4MB", device="cpu", threads=1)
     load_runner(config, lambda what, share: told.append((what, share)))
@@ -349,7 +353,7 @@ def test_a_loaded_model_describes_itself(folder: Path) -> None:
     embeddings = 2 * 260 * 64
     norm = 64
     norms = 2 * (2 * 64 + 2 * 32) + norm
-    # What is multiplied by is bf16 in memory, the rest fp32.
+    # Weights of products are bf16 in memory, the rest fp32.
     multiplied = description.num_parameters - embeddings // 2 - norms
     assert description.weight_bytes == 2 * multiplied + 4 * (embeddings // 2 + norms)
     assert description.flops_per_token == 2 * (description.num_parameters - embeddings - norm)
@@ -360,7 +364,7 @@ def test_a_loaded_model_describes_itself(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "auto"])
-def test_other_precisions_run(tiny_checkpoint: Callable[..., Path], dtype: str) -> None:
+def test_a_model_runs_in_other_precisions(tiny_checkpoint: Callable[..., Path], dtype: str) -> None:
     runner = load(tiny_checkpoint("llama"), dtype=dtype)
     request = Request(1, [5] * 20, SamplingParams(temperature=0.7, seed=3), arrival_ns=0)
     request.block_table = [4, 2]
@@ -372,7 +376,7 @@ def test_other_precisions_run(tiny_checkpoint: Callable[..., Path], dtype: str) 
     assert result.device_ns is None
 
 
-def test_a_step_in_which_nothing_is_sampled_gives_no_tokens(folder: Path) -> None:
+def test_a_step_without_a_sampled_row_gives_no_tokens(folder: Path) -> None:
     runner = load(folder)
     request = Request(1, [5] * 20, SamplingParams(), arrival_ns=0)
     request.block_table = [0, 1]
@@ -389,7 +393,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "stepscope"
 
 
-def test_the_demo_is_made_once_and_served_like_any_other(cache: Path) -> None:
+def test_the_demo_model_is_created_once_and_served_like_any_other(cache: Path) -> None:
     runner = load("demo", kv_memory="64MB")
     written = (cache / demo.VERSION / "model.safetensors").stat().st_mtime_ns
     description = runner.description
@@ -416,7 +420,7 @@ def test_the_demo_is_made_once_and_served_like_any_other(cache: Path) -> None:
     assert (cache / demo.VERSION / "model.safetensors").stat().st_mtime_ns == written
 
 
-def test_a_half_written_demo_is_made_again(cache: Path) -> None:
+def test_a_half_written_demo_model_is_created_again(cache: Path) -> None:
     folder = demo.ensure(quiet, checkpoint.check)
     weights = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(weights[:1000])
@@ -425,7 +429,7 @@ def test_a_half_written_demo_is_made_again(cache: Path) -> None:
     assert [path.name for path in cache.iterdir()] == [demo.VERSION]
 
 
-def test_several_engines_may_make_the_demo_at_once(cache: Path) -> None:
+def test_several_engines_may_create_the_demo_model_at_once(cache: Path) -> None:
     folders: list[Path] = []
     threads = [
         threading.Thread(target=lambda: folders.append(demo.ensure(quiet, checkpoint.check)))

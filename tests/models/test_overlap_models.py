@@ -1,7 +1,7 @@
-"""With overlap a real model gives every client what it gives without: tokens, text and logprobs.
+"""With overlap a real model gives every client the same tokens, text and logprobs as without.
 
 In fp32, greedy tokens are also those of the transformers library's `generate`. On a CPU a step is
-over when it has been launched; which tokens are known when is the same as on a GPU.
+over once it is launched; the order in which tokens become known is the same as on a GPU.
 """
 
 import random
@@ -129,7 +129,7 @@ def test_prefix_hits_and_preemptions_change_no_token(served: Served) -> None:
     engine = Engine(served.runner, True)
     first = engine.submit(served.prompts[3])
     engine.run()
-    # One goes on where the first ended; its blocks were filled by steps that were ahead.
+    # One continues where the first ended, on blocks that steps launched ahead have filled.
     longer = served.prompts[3] + first.tokens
     both = [engine.submit(served.prompts[3]), engine.submit(longer, max_tokens=8)]
     engine.run()
@@ -149,7 +149,7 @@ def test_prefix_hits_and_preemptions_change_no_token(served: Served) -> None:
 
 
 def comparable(outputs: list[Output]) -> list[Output]:
-    """With logprobs to four digits: who else is in a step moves the last ones."""
+    """Outputs with logprobs to four digits: the rest of the batch changes the last digits."""
 
     def rounded(token: TokenLogprob) -> TokenLogprob:
         return TokenLogprob(token.token_id, round(token.logprob, 4), token.text)
@@ -179,7 +179,7 @@ KINDS: list[dict[str, object]] = [
 
 
 @pytest.mark.parametrize("on_host", [True, False], ids=["host", "device"])
-def test_every_way_of_sampling_and_of_ending_gives_the_same_outputs(
+def test_with_overlap_every_sampling_option_and_finish_reason_gives_equal_outputs(
     served: Served, monkeypatch: pytest.MonkeyPatch, on_host: bool
 ) -> None:
     monkeypatch.setattr(served.runner, "_sampler", Sampler(0, on_host=on_host))
@@ -217,8 +217,8 @@ def test_every_way_of_sampling_and_of_ending_gives_the_same_outputs(
     assert outputs(True, ends) == stopped
 
 
-def test_tokens_are_chosen_on_a_device_without_a_look_at_what_is_there() -> None:
-    """Tensors without content stand for a device that has not come so far: a look at one raises."""
+def test_sampling_on_a_device_never_reads_tensors_back() -> None:
+    """Tensors without content stand for unfinished device work: reading one raises."""
     requests = [
         Request(number, [1, 2, 3], SamplingParams(stop_token_ids=(5,), **kind), arrival_ns=0)  # type: ignore[arg-type]
         for number, kind in enumerate([*KINDS, {"top_k": 3, "temperature": 1.0}])
@@ -233,7 +233,7 @@ def test_tokens_are_chosen_on_a_device_without_a_look_at_what_is_there() -> None
         samples.collect()
 
 
-def test_an_end_of_text_in_mid_pipeline_gives_its_seat_to_the_next(served: Served) -> None:
+def test_with_overlap_a_request_that_ends_early_frees_its_seat_for_the_next(served: Served) -> None:
     end = served.expected[1][4]
     results = []
     for overlap in (True, False):

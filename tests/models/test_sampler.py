@@ -32,7 +32,7 @@ def logits_of(*probs: float) -> torch.Tensor:
 
 @pytest.fixture(params=[True, False], ids=["host", "device"])
 def sample(request: pytest.FixtureRequest) -> Sample:
-    """Samples with the engine's seed, by each of the two ways there are."""
+    """Samples with the engine's seed, in each of the two implementations."""
 
     def tokens(seed: int, logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
         return Sampler(seed, on_host=request.param).sample(logits, requests).token_ids
@@ -42,7 +42,7 @@ def sample(request: pytest.FixtureRequest) -> Sample:
 
 @pytest.fixture
 def drawn(sample: Sample) -> Drawn:
-    """How often each token comes at `count` positions of one request."""
+    """How often each token is drawn at `count` positions of one request."""
 
     def tokens(logits: torch.Tensor, count: int = 400, **sampling: object) -> Counter[int]:
         requests = [request(num_output=i, **sampling) for i in range(count)]
@@ -52,7 +52,7 @@ def drawn(sample: Sample) -> Drawn:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_temperature_zero_takes_the_likeliest_token(sample: Sample, dtype: torch.dtype) -> None:
+def test_temperature_zero_chooses_the_likeliest_token(sample: Sample, dtype: torch.dtype) -> None:
     logits = torch.randn(6, VOCAB_SIZE, generator=torch.Generator().manual_seed(1)).to(dtype)
     tokens = sample(0, logits, [request(i) for i in range(6)])
     assert tokens == logits.float().argmax(-1).tolist()
@@ -85,7 +85,7 @@ def test_requests_without_a_seed_differ_from_each_other_and_repeat_with_the_engi
     assert text(0, 1) != text(1, 1)
 
 
-def test_greedy_and_sampled_rows_go_together(sample: Sample) -> None:
+def test_greedy_and_sampled_rows_may_share_a_batch(sample: Sample) -> None:
     logits = torch.randn(4, VOCAB_SIZE, generator=torch.Generator().manual_seed(3))
     requests = [
         request(0),
@@ -100,7 +100,7 @@ def test_greedy_and_sampled_rows_go_together(sample: Sample) -> None:
     assert tokens[3] == sample(0, logits[3:4], [requests[3]])[0]
 
 
-def test_tokens_come_as_often_as_they_are_likely(drawn: Drawn) -> None:
+def test_tokens_are_drawn_as_often_as_they_are_likely(drawn: Drawn) -> None:
     counts = drawn(logits_of(0.5, 0.3, 0.2), count=4000, temperature=1.0, seed=7)
     assert [counts[i] / 4000 for i in range(3)] == pytest.approx([0.5, 0.3, 0.2], abs=0.03)
 
@@ -145,14 +145,14 @@ def test_top_k_keeps_the_k_likeliest(drawn: Drawn) -> None:
     assert set(drawn(logits, temperature=1.0, top_k=999, seed=3)) == {0, 1, 2, 3}
 
 
-def test_top_p_keeps_what_is_needed_to_reach_it(drawn: Drawn) -> None:
+def test_top_p_keeps_the_fewest_tokens_that_reach_it(drawn: Drawn) -> None:
     logits = logits_of(0.1, 0.4, 0.3, 0.2)
     assert set(drawn(logits, temperature=1.0, top_p=0.6, seed=3)) == {1, 2}
     assert set(drawn(logits, temperature=1.0, top_p=0.3, seed=3)) == {1}
     assert set(drawn(logits, temperature=1.0, top_p=0.000001, seed=3)) == {1}
 
 
-def test_min_p_drops_what_is_much_less_likely_than_the_best(drawn: Drawn) -> None:
+def test_min_p_drops_tokens_much_less_likely_than_the_best(drawn: Drawn) -> None:
     logits = logits_of(0.05, 0.5, 0.3, 0.15)
     assert set(drawn(logits, temperature=1.0, min_p=0.5, seed=3)) == {1, 2}
     assert set(drawn(logits, temperature=1.0, min_p=1.0, seed=3)) == {1}
@@ -166,14 +166,14 @@ def test_top_k_and_top_p_and_min_p_apply_row_by_row(sample: Sample) -> None:
     assert [set(tokens[i::4]) for i in range(4)] == [{1}, {1, 2}, {1, 2}, {0, 1, 2, 3}]
 
 
-def test_a_top_k_of_more_than_the_vocabulary_is_all_of_it(drawn: Drawn) -> None:
+def test_a_top_k_above_the_vocabulary_size_keeps_every_token(drawn: Drawn) -> None:
     logits = logits_of(0.4, 0.3, 0.3)
     assert drawn(logits, temperature=1.0, top_k=2**31 - 1, seed=3) == drawn(
         logits, temperature=1.0, seed=3
     )
 
 
-def test_tokens_as_likely_as_the_last_one_kept_are_kept(drawn: Drawn) -> None:
+def test_tokens_as_likely_as_the_last_kept_token_are_kept_too(drawn: Drawn) -> None:
     logits = logits_of(0.2, 0.4, 0.2, 0.2)
     assert set(drawn(logits, temperature=1.0, top_k=2, seed=3)) == {0, 1, 2, 3}
     assert set(drawn(logits, temperature=1.0, top_p=0.5, seed=3)) == {0, 1, 2, 3}
@@ -181,7 +181,9 @@ def test_tokens_as_likely_as_the_last_one_kept_are_kept(drawn: Drawn) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_min_tokens_that_leave_no_token_do_not_hold(sample: Sample, temperature: float) -> None:
+def test_min_tokens_that_would_leave_no_token_is_ignored(
+    sample: Sample, temperature: float
+) -> None:
     logits = torch.tensor([[float("-inf"), 3.0, float("-inf"), 1.0]])
     held = request(temperature=temperature, min_tokens=5, stop_token_ids=(1, 3))
     assert sample(0, logits, [held])[0] in (1, 3)
@@ -228,7 +230,7 @@ def test_a_row_is_sampled_as_if_it_were_alone(
         assert alone.logprobs.get(0) == together.logprobs.get(i)
 
 
-def test_what_is_counted_for_penalties_goes_with_its_request() -> None:
+def test_penalty_counts_are_freed_with_their_request() -> None:
     sampler = Sampler(0)
     counted = request(repetition_penalty=1.2)
     sampler.sample(torch.zeros(1, VOCAB_SIZE), [counted])
@@ -238,7 +240,7 @@ def test_what_is_counted_for_penalties_goes_with_its_request() -> None:
     assert len(sampler._counts) == 0
 
 
-def test_a_request_without_penalties_is_not_counted() -> None:
+def test_a_request_without_penalties_has_no_counts() -> None:
     sampler = Sampler(0)
     plain = request(temperature=1.0)
     sampler.sample(torch.zeros(1, VOCAB_SIZE), [plain])
@@ -261,7 +263,7 @@ def test_the_likeliest_token_is_found_among_negative_and_zero_logits(
     assert tokens == [1, 0, 1, 1]
 
 
-def test_uniform_is_even_and_without_a_visible_pattern() -> None:
+def test_uniform_random_numbers_are_even_and_without_a_visible_pattern() -> None:
     for numbers in ([uniform(i, 0) for i in range(4000)], [uniform(1, i) for i in range(4000)]):
         tenths = Counter(int(10 * number) for number in numbers)
         assert set(tenths) == set(range(10))

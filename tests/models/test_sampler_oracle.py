@@ -1,4 +1,4 @@
-"""The tokens that can be drawn, and how likely each is, are those of the transformers library."""
+"""The tokens that can be drawn, and their probabilities, are those of transformers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -59,7 +59,7 @@ def expected_probs(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor
     min_p=st.one_of(st.just(0.0), st.floats(0.001, 0.9)),
     dtype=st.sampled_from([torch.float32, torch.float16]),
 )
-def test_each_random_number_gives_the_token_that_the_librarys_distribution_has_there(
+def test_each_random_number_draws_the_token_of_transformers_distribution(
     on_host: bool,
     vocab_size: int,
     scale: float,
@@ -104,7 +104,7 @@ def test_each_random_number_gives_the_token_that_the_librarys_distribution_has_t
     presence=st.floats(-2.0, 2.0),
     seed=st.integers(0, 2**31),
 )
-def test_penalised_logits_are_those_of_the_library_and_of_openais_formula(
+def test_penalised_logits_equal_transformers_and_openais_formula(
     on_host: bool,
     prompt: list[int],
     output: list[int],
@@ -130,7 +130,7 @@ def test_penalised_logits_are_those_of_the_library_and_of_openais_formula(
     )
     sampler = Sampler(0, on_host=on_host)
     before = logits.clone()
-    # As it happens: some tokens have been counted before, and some come in a bunch.
+    # As in practice: some tokens were counted before, and some arrive in a burst.
     for part in np.array_split(np.array(output, dtype=int), 3):
         request.token_ids += part.tolist()
         (token,) = sampler.sample(logits, [request]).token_ids
@@ -139,7 +139,7 @@ def test_penalised_logits_are_those_of_the_library_and_of_openais_formula(
 
 
 @pytest.mark.parametrize("penalty", [0.6, 1.3])
-def test_greedy_text_with_a_repetition_penalty_is_that_of_generate(
+def test_greedy_text_with_a_repetition_penalty_equals_generate(
     tiny_checkpoint: Callable[..., Path], penalty: float
 ) -> None:
     folder = tiny_checkpoint("qwen3")

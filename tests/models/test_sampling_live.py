@@ -1,4 +1,4 @@
-"""What a client of the control socket asks of the sampling is done: a real engine, a tiny model."""
+"""Sampling options sent over the control socket take effect: a real engine with a tiny model."""
 
 import random
 import threading
@@ -68,7 +68,7 @@ def runner(folder: Path) -> ModelRunner:
 
 @pytest.fixture(scope="module")
 def endpoint(runner: ModelRunner, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    """Of an engine on a thread of the test's process."""
+    """The endpoint of an engine on a thread of the test's process."""
     endpoint = Endpoint.parse(f"{tmp_path_factory.mktemp('live')}/engine")
     with EndpointLock(endpoint):
         publisher = Publisher(endpoint.telemetry, ring_size=64)
@@ -163,7 +163,9 @@ def test_a_stop_string_ends_the_text_and_the_request(
     assert kv.used == 0
 
 
-def test_a_stop_string_in_mid_engine_frees_its_blocks_in_that_step(client: ControlClient) -> None:
+def test_a_request_that_meets_its_stop_string_frees_its_blocks_in_that_step(
+    client: ControlClient,
+) -> None:
     text = text_of(answered(client, asked()))
     num_tokens = len(tokens_of(answered(client, asked(stop=(text[20:24],)))))
     client.ask(Pause())
@@ -183,7 +185,7 @@ def test_a_stop_string_in_mid_engine_frees_its_blocks_in_that_step(client: Contr
     assert len(outputs) == num_tokens
 
 
-def test_text_held_back_for_a_stop_string_comes_with_the_end(client: ControlClient) -> None:
+def test_text_held_back_for_a_stop_string_is_sent_at_the_end(client: ControlClient) -> None:
     text = text_of(answered(client, asked(max_tokens=30)))
     # Begins as the text ends, and never becomes whole.
     never = text[-2:] + "\x00\x01\x02"
@@ -192,7 +194,9 @@ def test_text_held_back_for_a_stop_string_comes_with_the_end(client: ControlClie
     assert (outputs[-1].finish_reason, outputs[-1].stop) == ("length", None)
 
 
-def test_an_aborted_request_gives_out_what_was_held_back(client: ControlClient) -> None:
+def test_an_aborted_request_sends_the_text_held_back_for_a_stop_string(
+    client: ControlClient,
+) -> None:
     text = text_of(answered(client, asked(max_tokens=30)))
     client.ask(Pause())
     submitted = client.ask(asked(max_tokens=60, stop=(text[:25] + "\x00\x01",)))
@@ -231,7 +235,7 @@ def test_a_stop_token_ends_a_request_and_is_named(
     assert text_of(outputs) == bytes(spelled).decode(errors="replace")
 
 
-def test_a_client_that_wants_no_text_gets_none_and_stops_all_the_same(
+def test_stop_strings_work_for_clients_that_want_no_text(
     client: ControlClient,
 ) -> None:
     text = text_of(answered(client, asked()))
@@ -243,7 +247,9 @@ def test_a_client_that_wants_no_text_gets_none_and_stops_all_the_same(
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "at_once"])
-def test_logprobs_are_those_of_the_model(client: ControlClient, folder: Path, stream: bool) -> None:
+def test_logprobs_sent_to_a_client_are_those_of_the_model(
+    client: ControlClient, folder: Path, stream: bool
+) -> None:
     outputs = answered(
         client, asked(stream, logprobs=4, temperature=0.8, seed=3, presence_penalty=1.0)
     )
@@ -289,7 +295,7 @@ def test_no_stop_string_counts_before_min_tokens(client: ControlClient) -> None:
     assert text_of(outputs).startswith(text[0])
 
 
-def test_messages_that_the_template_cannot_take_are_refused(client: ControlClient) -> None:
+def test_messages_that_the_chat_template_rejects_are_refused(client: ControlClient) -> None:
     with pytest.raises(CommandRefused) as refused:
         client.ask(Submit(messages=[]))
     assert refused.value.code == "bad_messages"
@@ -301,7 +307,7 @@ def test_messages_that_the_template_cannot_take_are_refused(client: ControlClien
 def run_all(
     runner: ModelRunner, requests: list[Request], num_blocks: int, budget: int
 ) -> list[list[int]]:
-    """The real scheduler over the runner until all have ended."""
+    """Run the real scheduler with the runner until all requests have ended."""
     knobs = Knobs(
         max_num_batched_tokens=budget,
         max_num_seqs=16,
@@ -348,7 +354,7 @@ KINDS: list[dict[str, object]] = [
     budget=st.sampled_from([16, 50, 1024]),
     num_blocks=st.sampled_from([16, 18, NUM_BLOCKS]),
 )
-def test_a_seed_gives_the_same_text_in_any_company_and_after_preemptions(
+def test_a_seed_gives_the_same_text_in_any_batch_and_after_preemptions(
     runner: ModelRunner,
     alone: dict[tuple[int, int], list[int]],
     chosen: list[int],
@@ -369,13 +375,13 @@ def alone() -> dict[tuple[int, int], list[int]]:
     return {}
 
 
-def test_the_law_of_seeds_is_tried_with_preemptions(runner: ModelRunner) -> None:
+def test_the_load_of_the_seed_tests_causes_preemptions(runner: ModelRunner) -> None:
     requests = requests_of(KINDS)
     run_all(runner, requests, 16, 50)
     assert sum(request.num_preemptions for request in requests) > 2
 
 
-def test_a_preempted_request_stops_where_it_would_have(runner: ModelRunner) -> None:
+def test_a_preempted_request_ends_at_the_same_stop_string(runner: ModelRunner) -> None:
     kinds = [KINDS[0]] * 4
     texts = run_all(runner, requests_of(kinds), 16, 50)
     requests = requests_of(kinds)

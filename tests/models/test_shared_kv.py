@@ -1,4 +1,4 @@
-"""KV blocks on their way between two engines: every byte arrives, or none is taken."""
+"""KV blocks handed from one engine to another: either every byte is loaded or none."""
 
 from collections.abc import Iterator
 
@@ -42,7 +42,7 @@ def receiver_of(target: list[torch.Tensor], layout: str = "layout") -> SharedMem
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_what_is_put_is_what_is_loaded(dtype: torch.dtype) -> None:
+def test_kv_blocks_arrive_unchanged_through_shared_memory(dtype: torch.dtype) -> None:
     source, target = caches(dtype), caches(dtype, num_blocks=5, seed=1)
     before = [each.clone() for each in target]
     sender = SharedMemorySender(KVFrames(source, "layout"), num_frames=4)
@@ -57,7 +57,9 @@ def test_what_is_put_is_what_is_loaded(dtype: torch.dtype) -> None:
         assert same(new[[0, 3, 4]], old[[0, 3, 4]])  # the first block was there already
 
 
-def test_there_is_no_room_until_something_is_free(sender: SharedMemorySender) -> None:
+def test_shared_memory_accepts_blocks_again_once_frames_are_freed(
+    sender: SharedMemorySender,
+) -> None:
     first = sender.put([0, 1, 2, 3])
     assert first is not None
     assert sender.put([4, 5, 6]) is None
@@ -65,7 +67,7 @@ def test_there_is_no_room_until_something_is_free(sender: SharedMemorySender) ->
     assert sender.put([4, 5, 6]) is not None
 
 
-def test_what_was_overwritten_is_not_taken(sender: SharedMemorySender) -> None:
+def test_freed_or_overwritten_shared_blocks_are_not_loaded(sender: SharedMemorySender) -> None:
     target = caches(torch.float32, seed=1)
     receiver = receiver_of(target)
     first = sender.put([0, 1, 2, 3])

@@ -1,6 +1,6 @@
-"""A step that runs out of device memory is run in halves, and nobody notices but by the time.
+"""A step that runs out of device memory is run in halves, with the same result.
 
-What finds no room at all ends one request; steps stay small for a while, and grow again.
+A row that finds no room at all ends its request; steps stay small for a while, then grow again.
 """
 
 import pytest
@@ -30,9 +30,9 @@ class Done:
 
 
 class Device:
-    """Runs steps of up to `room` tokens; a row's token names its request and its last position.
+    """Runs steps of up to `room` tokens; a row's token encodes its request and last position.
 
-    For the requests `hopeless` it has no room at all.
+    It has no room at all for the requests `hopeless`.
     """
 
     def __init__(self, room: int, hopeless: frozenset[int] = frozenset()) -> None:
@@ -99,7 +99,7 @@ rows = st.lists(
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(rows, st.integers(1, 60))
-def test_the_result_is_that_of_the_whole_step(
+def test_a_step_run_in_halves_gives_the_result_of_the_whole_step(
     lengths: list[tuple[int, int, bool]], room: int
 ) -> None:
     step = step_of(lengths)
@@ -118,7 +118,7 @@ def test_the_result_is_that_of_the_whole_step(
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(rows, st.integers(1, 60), st.frozensets(st.integers(0, 11)))
-def test_rows_without_room_are_named_and_the_others_get_what_they_would(
+def test_rows_without_memory_are_named_and_the_others_are_unchanged(
     lengths: list[tuple[int, int, bool]], room: int, hopeless: frozenset[int]
 ) -> None:
     step = step_of(lengths)
@@ -131,7 +131,7 @@ def test_rows_without_room_are_named_and_the_others_get_what_they_would(
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(rows)
-def test_halves_are_even_and_only_the_row_between_them_is_cut(
+def test_a_step_is_halved_evenly_and_only_the_middle_row_is_cut(
     lengths: list[tuple[int, int, bool]],
 ) -> None:
     step = step_of(lengths)
@@ -142,7 +142,7 @@ def test_halves_are_even_and_only_the_row_between_them_is_cut(
     assert len(first.rows) + len(second.rows) - len(step.rows) in (0, 1)
 
 
-def test_other_errors_are_not_tried_again() -> None:
+def test_errors_other_than_out_of_memory_are_not_retried() -> None:
     calls = []
 
     def launch(step: ScheduledStep) -> Done:

@@ -58,7 +58,7 @@ def outputs(folder: Path, temperature: float, **knobs: object) -> tuple[object, 
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.3])
-def test_tokens_are_those_without_drafts(
+def test_tokens_with_drafts_equal_those_without(
     tiny_checkpoint: Callable[..., Path], temperature: float
 ) -> None:
     folder = tiny_checkpoint("llama")
@@ -77,7 +77,7 @@ def test_tokens_are_those_without_drafts(
             assert num_accepted > 0
 
 
-def test_sampled_tokens_have_the_distribution_of_the_model() -> None:
+def test_sampled_tokens_with_drafts_have_the_models_distribution() -> None:
     """Chi-square, 7 degrees of freedom, at the level of 0.1 %: 24.3."""
     probs = np.array([0.3, 0.25, 0.15, 0.1, 0.08, 0.06, 0.04, 0.02])
     logits = torch.tensor(np.log(probs), dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""What an engine finds out about its steps at its start."""
+"""The step times that an engine measures at its start."""
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,7 @@ from stepscope.engine.workload.capacity import in_words
 
 
 class Trialled(SimulatedRunner):
-    """A runner of known costs, that keeps count."""
+    """A runner with known costs that notes the size of each step."""
 
     num_blocks, block_size, max_model_len = 64, 16, 4096
 
@@ -25,7 +25,7 @@ class Trialled(SimulatedRunner):
         return super().execute(step)
 
 
-def test_steps_are_timed_as_long_as_they_take() -> None:
+def test_measured_step_costs_equal_the_runners() -> None:
     runner = Trialled(CostModel(floor_ms=2.0, token_us=100.0, context_ns=0.0))
     costs = step_costs.measure(runner)
     # Each step also takes a fifth of a millisecond to be scheduled.
@@ -37,8 +37,10 @@ def test_steps_are_timed_as_long_as_they_take() -> None:
 
 
 @given(floor_ms=st.floats(0.1, 3_000.0), token_us=st.floats(1.0, 5_000.0))
-def test_timing_holds_up_the_start_of_no_engine(floor_ms: float, token_us: float) -> None:
-    """A step of each kind is run in any case, to warm up; what comes on top is bounded."""
+def test_measuring_step_costs_delays_the_start_by_a_bounded_time(
+    floor_ms: float, token_us: float
+) -> None:
+    """One step of each kind is always run, to warm up; the time for further steps is bounded."""
     runner = Trialled(CostModel(floor_ms=floor_ms, token_us=token_us))
     before_ns = runner.clock()
     step_costs.measure(runner)
@@ -56,14 +58,14 @@ def test_timing_holds_up_the_start_of_no_engine(floor_ms: float, token_us: float
     assert runner.clock() > before_ns
 
 
-def test_what_else_runs_for_a_moment_slows_down_all_kinds_of_steps() -> None:
-    """None of them is run through before the next one begins."""
+def test_step_cost_measurements_alternate_between_kinds_of_steps() -> None:
+    """The kinds take turns: none is measured completely before the next."""
     runner = Trialled(CostModel(floor_ms=1.0, token_us=50.0, context_ns=0.0))
     step_costs.measure(runner)
     assert {8, 1, 400} == set(runner.sizes[:3]) == set(runner.sizes[3:6])
 
 
-def test_a_model_of_short_requests_is_timed_with_shorter_ones() -> None:
+def test_step_costs_of_a_model_with_short_requests_use_short_prompts() -> None:
     runner = Trialled(CostModel())
     runner.max_model_len = 16
     assert step_costs.measure(runner).num_prefill_tokens == 32

@@ -1,4 +1,4 @@
-"""A step gets the number of threads that has been faster for steps of its size, lately."""
+"""A step gets the number of threads that was lately faster for steps of its size."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ ALL = 8
 def run(
     choice: ThreadChoice, num_steps: int, time_ns: Callable[[int], int], num_tokens: int = 16
 ) -> list[int]:
-    """The threads of each step, when a step with so many threads takes `time_ns` of them."""
+    """The threads chosen for each step, if a step with n threads takes `time_ns(n)`."""
     chosen = []
     for _ in range(num_steps):
         threads = choice.choose(num_tokens)
@@ -24,7 +24,7 @@ def run(
 
 
 @pytest.mark.parametrize(("faster", "slower"), [(ALL, 1), (1, ALL)])
-def test_the_faster_way_is_found_and_the_slower_one_is_tried_ever_less(
+def test_the_faster_thread_count_is_found_and_the_slower_tried_ever_less(
     faster: int, slower: int
 ) -> None:
     chosen = run(ThreadChoice(ALL), 2000, lambda threads: 100 if threads == faster else 300)
@@ -32,17 +32,17 @@ def test_the_faster_way_is_found_and_the_slower_one_is_tried_ever_less(
     assert chosen[-LAST_TRIAL:].count(slower) <= 1
 
 
-def test_it_changes_over_soon_when_a_neighbour_takes_the_cores_away() -> None:
+def test_the_thread_count_changes_soon_when_another_process_takes_the_cores() -> None:
     choice = ThreadChoice(ALL)
     run(choice, 1000, lambda threads: 100 if threads == ALL else 200)
     chosen = run(choice, 100, lambda threads: 800 if threads == ALL else 250)
     assert chosen[20:].count(1) >= 70
-    # ... and back, when it is gone.
+    # ... and back, when the neighbour is gone.
     chosen = run(choice, 1000, lambda threads: 100 if threads == ALL else 200)
     assert chosen[-100:].count(ALL) >= 95
 
 
-def test_sizes_of_steps_are_judged_apart() -> None:
+def test_the_thread_count_is_chosen_for_each_step_size_separately() -> None:
     choice = ThreadChoice(ALL)
     small = run(choice, 200, lambda threads: 50 * threads, num_tokens=1)
     large = run(choice, 200, lambda threads: 5000 // threads, num_tokens=200)
@@ -50,19 +50,19 @@ def test_sizes_of_steps_are_judged_apart() -> None:
     assert large[-50:].count(ALL) >= 45
 
 
-def test_a_large_step_is_never_tried_with_one_thread() -> None:
+def test_a_large_step_never_runs_with_one_thread() -> None:
     chosen = run(ThreadChoice(ALL), 300, lambda threads: threads, num_tokens=4096)
     assert set(chosen) == {ALL}
 
 
-def test_ways_that_take_the_same_are_not_changed_back_and_forth() -> None:
+def test_equally_fast_thread_counts_do_not_alternate() -> None:
     chosen = run(ThreadChoice(ALL), 500, lambda threads: 100)
     assert chosen.count(1) < 30
 
 
 @settings(max_examples=50, deadline=None)
 @given(times=st.lists(st.integers(1, 10**9), min_size=1, max_size=300))
-def test_whatever_steps_take_only_one_or_all_threads_are_used(times: list[int]) -> None:
+def test_only_one_or_all_threads_are_used_whatever_the_step_times(times: list[int]) -> None:
     choice = ThreadChoice(ALL)
     left = iter(times)
     assert set(run(choice, len(times), lambda threads: next(left))) <= {1, ALL}
