@@ -1,4 +1,4 @@
-"""Rules: how they are written, when they fire, and where one hears of it."""
+"""Alert rules: their syntax, when they fire, and where firing is reported."""
 
 import json
 import socket
@@ -33,7 +33,7 @@ from tests.telemetry.test_step_in_flight import asking, following, hanging
 # How a rule is written
 
 
-def test_a_rule_has_a_figure_a_comparison_a_value_and_a_time() -> None:
+def test_an_alert_rule_has_a_figure_a_comparison_a_value_and_a_time() -> None:
     rule = parse_rule(" itl_p99 > 50ms for 30s")
     assert (rule.figure, rule.bound.value, rule.for_s) == ("itl_p99", 50.0, 30.0)
     assert parse_rule("goodput < 95%").for_s == 0.0
@@ -52,7 +52,7 @@ def test_a_rule_has_a_figure_a_comparison_a_value_and_a_time() -> None:
         ("queue_age > 5ms2", 15, "expected 'for 30s' or nothing"),
     ],
 )
-def test_a_rule_that_cannot_be_read_is_refused_with_the_place(
+def test_an_invalid_alert_rule_is_refused_with_the_place_of_the_error(
     text: str, place: int, problem: str
 ) -> None:
     with pytest.raises(BoundError, match=problem) as refused:
@@ -60,7 +60,7 @@ def test_a_rule_that_cannot_be_read_is_refused_with_the_place(
     assert refused.value.place == place
 
 
-def test_the_config_file_holds_rules_and_refuses_what_is_none(
+def test_the_config_file_holds_alert_rules_and_refuses_invalid_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "config.toml"
@@ -85,12 +85,12 @@ def states(judge: Judge, values: list[float | None], every_s: float = 1.0) -> li
     return found
 
 
-def test_a_rule_fires_once_it_has_held_for_its_time() -> None:
+def test_an_alert_rule_fires_once_it_has_held_for_its_time() -> None:
     judge = Judge([parse_rule("itl_p99 > 50ms for 2s")])
     assert states(judge, [60, 40, 60, 60, 60]) == ["pending", "ok", "pending", "pending", "firing"]
 
 
-def test_a_rule_that_flaps_fires_once_and_ends_once() -> None:
+def test_a_flapping_alert_rule_fires_once_and_ends_once() -> None:
     judge = Judge([parse_rule("itl_p99 > 50ms")])
     changes = []
     for second in range(100):
@@ -102,7 +102,7 @@ def test_a_rule_that_flaps_fires_once_and_ends_once() -> None:
     assert changes[1].seconds == pytest.approx(99, abs=CALM_S)
 
 
-def test_what_is_not_known_now_neither_fires_nor_ends_a_rule() -> None:
+def test_an_unknown_figure_neither_fires_nor_ends_an_alert_rule() -> None:
     judge = Judge([parse_rule("itl_p99 > 50ms")])
     assert judge.take({}, 0.0) == []
     assert judge.watches[0].state == "unknown"
@@ -124,7 +124,7 @@ def test_a_hung_step_is_measured_while_it_hangs(live_engine: LiveEngine) -> None
             assert meter.measure()["silent"] == 0.0
 
 
-def test_streams_stall_when_their_next_token_is_later_than_its_level() -> None:
+def test_streams_count_as_stalled_once_their_next_token_exceeds_the_itl_level() -> None:
     def request(number: int, status: RequestStatus, last_ms: int | None) -> RequestView:
         last_ns = None if last_ms is None else last_ms * 1_000_000
         return RequestView(
@@ -141,7 +141,7 @@ def test_streams_stall_when_their_next_token_is_later_than_its_level() -> None:
     requests = [
         request(0, "running", 940),  # 60 ms ago: beyond the level of 50
         request(1, "running", 960),
-        request(2, "waiting", None),  # a second since it came, TTFT level 500 ms
+        request(2, "waiting", None),  # a second since its arrival, TTFT level 500 ms
         request(3, "finished", 100),
     ]
     state = SessionState(time_ns=1_000_000_000, table=RequestTable(requests), state="running")
@@ -151,7 +151,7 @@ def test_streams_stall_when_their_next_token_is_later_than_its_level() -> None:
     assert num_stalled(state, SLO()) == 0
 
 
-def test_an_engine_that_starts_anew_counts_as_a_restart(live_engine: LiveEngine) -> None:
+def test_a_restarted_engine_counts_as_a_restart_in_alert_figures(live_engine: LiveEngine) -> None:
     with following(live_engine.endpoint) as source:
         wait_for(lambda: source.status == "live", "it joins")
         meter = Meter(source)
@@ -160,7 +160,7 @@ def test_an_engine_that_starts_anew_counts_as_a_restart(live_engine: LiveEngine)
         wait_for(lambda: meter.measure()["restarts"] == 1, "it is noticed")
 
 
-def test_the_dashboard_marks_the_step_at_which_a_rule_fires(live_engine: LiveEngine) -> None:
+def test_the_dashboard_marks_the_step_at_which_an_alert_rule_fires(live_engine: LiveEngine) -> None:
     now = [0.0]
     with following(live_engine.endpoint) as source:
         wait_for(lambda: source.status == "live", "it joins")
@@ -180,7 +180,7 @@ def test_the_dashboard_marks_the_step_at_which_a_rule_fires(live_engine: LiveEng
     ("step_in_flight > 5s", 0, "ok"),
     ("silent < 1s", 1, "firing"),
 ])  # fmt: skip
-def test_watch_once_says_how_each_rule_stands(
+def test_watch_once_reports_the_state_of_each_alert_rule(
     live_engine: LiveEngine, stepscope: Callable[..., Any], rule: str, code: int, state: str
 ) -> None:
     done = stepscope("watch", live_engine.endpoint.control, "--once", "--json", "--when", rule)
@@ -188,7 +188,7 @@ def test_watch_once_says_how_each_rule_stands(
     assert (done.exit_code, said["rule"], said["state"]) == (code, rule, state)
 
 
-def test_watch_prints_each_change_of_state(
+def test_watch_prints_each_change_of_an_alerts_state(
     live_engine: LiveEngine, stepscope: Callable[..., Any]
 ) -> None:
     control = live_engine.endpoint.control
@@ -201,13 +201,13 @@ def test_watch_prints_each_change_of_state(
     assert stepscope("watch", control).exit_code == 2  # no rule
 
 
-def test_once_says_unknown_where_nothing_can_be_measured() -> None:
+def test_watch_once_reports_unknown_if_nothing_can_be_measured() -> None:
     judge = Judge([parse_rule("itl_p99 > 50ms")])
     out = watch._MessagePrinter("engine-0", as_json=True)
     assert watch._verdict(judge, out) == watch.TOO_LITTLE
 
 
-async def test_a_rule_that_fires_rings_the_bell_and_stands_in_the_notice_line(
+async def test_a_firing_alert_rings_the_bell_and_is_shown_in_the_notice_line(
     live_engine: LiveEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bells: list[float] = []
@@ -223,7 +223,7 @@ async def test_a_rule_that_fires_rings_the_bell_and_stands_in_the_notice_line(
         assert len(bells) == 1
 
 
-def test_prometheus_gets_how_each_rule_stands_and_nothing_of_what_is_unknown() -> None:
+def test_prometheus_gets_the_state_of_each_alert_rule_and_omits_unknown_ones() -> None:
     judge = Judge([parse_rule("silent < 1s"), parse_rule("itl_p99 > 50ms")])
     judge.take({"silent": 0.25}, 0.0)
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -241,7 +241,7 @@ def test_prometheus_gets_how_each_rule_stands_and_nothing_of_what_is_unknown() -
     ]
 
 
-def test_the_http_server_exports_how_the_rules_of_the_config_file_stand(
+def test_the_http_server_exports_the_state_of_the_configured_alert_rules(
     live_engine: LiveEngine, http_server: Callable[..., Any], tmp_path: Path
 ) -> None:
     config = tmp_path / "rules.toml"

@@ -1,4 +1,4 @@
-"""Incidents keep themselves: what happened is in a file, though nobody watched."""
+"""Incidents are written to files automatically, although nobody watches."""
 
 import json
 import resource
@@ -26,7 +26,7 @@ from tests.telemetry.test_step_in_flight import asking, engine_process, followin
 
 
 class Measured:
-    """A meter whose values a test chooses."""
+    """A meter with values chosen by the test."""
 
     def __init__(self) -> None:
         self.values: dict[str, float | None] = {"itl_p99": 10.0, "queue_age": 0.0}
@@ -36,7 +36,7 @@ class Measured:
 
 
 class Watched:
-    """A keeper of a session that stands still, and its clock."""
+    """An incident keeper over a session without new steps, and its clock."""
 
     def __init__(self, source: Any, path: Path, keep_bytes: int | None = None) -> None:
         self.now_s = 0.0
@@ -63,7 +63,7 @@ def watched(still_source: Callable[..., Any], tmp_path: Path) -> Watched:
     return Watched(still_source(), tmp_path / "kept")
 
 
-def test_what_overlaps_is_one_file_that_says_which_rules_fired_and_why(watched: Watched) -> None:
+def test_overlapping_alerts_make_one_incident_file_that_names_each(watched: Watched) -> None:
     watched.passes(5)
     watched.passes(2, itl_p99=80.0)
     watched.passes(3, queue_age=7.0)
@@ -91,7 +91,7 @@ def test_what_overlaps_is_one_file_that_says_which_rules_fired_and_why(watched: 
     assert first == max(0, history.step_at(begin_ns))
 
 
-def test_a_rule_that_flaps_makes_one_file(watched: Watched) -> None:
+def test_a_flapping_alert_makes_one_incident_file(watched: Watched) -> None:
     for _ in range(20):
         watched.passes(2, itl_p99=80.0)
         watched.passes(4, itl_p99=10.0)
@@ -99,7 +99,7 @@ def test_a_rule_that_flaps_makes_one_file(watched: Watched) -> None:
     assert len(watched.kept) == 1
 
 
-def test_an_incident_without_end_is_written_once(watched: Watched) -> None:
+def test_an_endless_incident_is_written_once(watched: Watched) -> None:
     watched.passes(3 * MAX_S, itl_p99=80.0)
     (kept,) = watched.kept
     assert not kept.incident.is_over
@@ -109,7 +109,7 @@ def test_an_incident_without_end_is_written_once(watched: Watched) -> None:
     assert len(watched.kept) == 2
 
 
-def test_the_oldest_are_deleted_beyond_the_limit_and_the_last_ones_never(
+def test_beyond_the_limit_old_incidents_are_deleted_but_never_the_latest_ones(
     still_source: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(incident_folder, "KEEP_LAST", 2)
@@ -125,7 +125,7 @@ def test_the_oldest_are_deleted_beyond_the_limit_and_the_last_ones_never(
 
 @contextmanager
 def full_disk(num_bytes: int) -> Iterator[None]:
-    """Files of this process cannot grow beyond: writing fails as on a full disk."""
+    """Limit the size of this process's files: writing fails as on a full disk."""
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
@@ -136,7 +136,9 @@ def full_disk(num_bytes: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, before)
 
 
-def test_on_a_full_disk_it_says_so_leaves_nothing_and_goes_on(watched: Watched) -> None:
+def test_a_full_disk_is_reported_leaves_no_file_and_later_incidents_are_kept(
+    watched: Watched,
+) -> None:
     with full_disk(2_000):
         watched.passes(1, itl_p99=80.0)
         watched.passes(30, itl_p99=10.0)
@@ -168,7 +170,7 @@ def test_no_prompt_gets_into_an_incident(telling_engine: LiveEngine, tmp_path: P
     assert not any(holds_tokens(wire.decode(frame.payload)) for frame in frames)
 
 
-def test_an_engine_that_is_killed_in_mid_step_leaves_an_incident(tmp_path: Path) -> None:
+def test_an_engine_killed_in_mid_step_leaves_an_incident(tmp_path: Path) -> None:
     with engine_process(tmp_path) as (process, endpoint, hang), following(endpoint) as source:
         wait_for(lambda: source.status == "live", "it joins")
         rules = [parse_rule("step_in_flight > 1s"), parse_rule("silent > 1s")]
@@ -189,7 +191,7 @@ def test_an_engine_that_is_killed_in_mid_step_leaves_an_incident(tmp_path: Path)
         assert verify(kept[0].path, lambda share: None).is_good
 
 
-def test_the_command_keeps_them_runs_what_is_asked_and_replay_lists_them(
+def test_record_keeps_incidents_runs_the_hook_and_replay_lists_them(
     live_engine: LiveEngine, stepscope: Callable[..., Any], tmp_path: Path
 ) -> None:
     folder, heard = tmp_path / "incidents", tmp_path / "heard"
@@ -221,7 +223,7 @@ def test_the_command_keeps_them_runs_what_is_asked_and_replay_lists_them(
         ([], "--output"),
     ],
 )
-def test_what_cannot_be_read_is_refused(
+def test_invalid_incident_options_of_record_are_refused(
     live_engine: LiveEngine, stepscope: Callable[..., Any], arguments: list[str], problem: str
 ) -> None:
     done = stepscope("record", live_engine.endpoint.control, *arguments)
@@ -229,11 +231,11 @@ def test_what_cannot_be_read_is_refused(
     assert any(part in done.stderr for part in problem.split("|"))
 
 
-def test_the_usual_rules_can_be_read() -> None:
+def test_the_default_alert_rules_are_valid() -> None:
     assert [parse_rule(text).text for text in DEFAULT_RULES] == list(DEFAULT_RULES)
 
 
-def test_a_name_says_what_happened() -> None:
+def test_the_file_name_of_an_incident_says_what_happened() -> None:
     incident = Incident(
         engine="gpu 0/a",
         started_wall_ns=1_790_000_000_000_000_000,
