@@ -1,4 +1,4 @@
-"""A recording that is looked at while its recorder is at work on it."""
+"""Reading a recording while its recorder still writes it."""
 
 import fcntl
 import json
@@ -60,7 +60,7 @@ def steps_in(path: Path) -> int:
 
 @pytest.fixture
 def recorder(tmp_path: Path) -> Iterator[Callable[[], None]]:
-    """A process that records into `live.mcap`; gives what kills it."""
+    """A process that records into `live.mcap`; yields a function that kills it."""
     process = subprocess.Popen([sys.executable, "-c", RECORDER, str(tmp_path / "live.mcap")])
 
     def kill() -> None:
@@ -78,7 +78,7 @@ def test_verify_finds_no_problem_in_a_file_being_written(
 ) -> None:
     path = tmp_path / "live.mcap"
     num_steps = 0
-    for _ in range(15):  # wherever the recorder may be
+    for _ in range(15):  # wherever the recorder may be in the file
         report = verify(path, nothing)
         assert report.is_being_written
         assert problems(report) == []
@@ -119,7 +119,7 @@ def test_repair_refuses_a_file_being_written_and_repairs_it_after_a_crash(
     assert problems(verify(tmp_path / "live.mcap", nothing)) == []
 
 
-def test_half_written_record_is_no_damage_but_damage_before_it_is_found(
+def test_a_half_written_record_is_no_damage_but_damage_before_it_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stepscope.recordings.file.writing.recording_file.CHUNK_BYTES", 50_000)
@@ -144,7 +144,7 @@ def test_half_written_record_is_no_damage_but_damage_before_it_is_found(
             assert not report.checksums.is_good
 
 
-def test_file_finished_during_a_check_is_checked_as_opened(
+def test_a_file_finished_during_a_check_is_checked_as_opened(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "a.mcap"
@@ -162,7 +162,7 @@ def test_file_finished_during_a_check_is_checked_as_opened(
     assert (problems(report), report.num_steps) == ([], 3000)
 
 
-def test_file_without_messages_yet_is_reported_as_empty(
+def test_a_file_without_messages_yet_is_reported_as_empty(
     tmp_path: Path, stepscope: Callable[..., Any]
 ) -> None:
     path = tmp_path / "a.mcap"

@@ -1,4 +1,4 @@
-"""A recording is judged by the service levels that it was watched with."""
+"""A recording carries the service levels it was watched with, and is judged by them."""
 
 import json
 import time
@@ -40,7 +40,7 @@ def carried(path: Path) -> dict[str, float]:
         return dict(levels_in(recording.metadata))
 
 
-def test_record_writes_the_given_levels_and_verify_shows_them(
+def test_record_writes_the_given_service_levels_and_verify_shows_them(
     live_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
 ) -> None:
     path, address = tmp_path / "a.mcap", live_engine.endpoint.control
@@ -59,7 +59,7 @@ def test_record_writes_the_given_levels_and_verify_shows_them(
     assert not list(tmp_path.glob("b.*"))
 
 
-def test_record_writes_levels_of_the_config_file_but_no_defaults(
+def test_record_writes_service_levels_of_the_config_file_but_no_defaults(
     live_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
 ) -> None:
     arguments = ("record", live_engine.endpoint.control, "--seconds", "0.3", "-o")
@@ -72,7 +72,7 @@ def test_record_writes_levels_of_the_config_file_but_no_defaults(
     assert carried(tmp_path / "b.mcap") == {"slo_itl_ms": 7.0}
 
 
-def test_r_in_the_dashboard_records_the_levels_on_the_screen_also_when_they_change(
+def test_recording_from_the_dashboard_keeps_its_service_levels_and_their_changes(
     still_source: Callable[..., Any], tmp_path: Path
 ) -> None:
     source = still_source(50)
@@ -87,7 +87,7 @@ def test_r_in_the_dashboard_records_the_levels_on_the_screen_also_when_they_chan
         assert recording.metadata["engine_id"] == recording.info.engine_id
 
 
-def test_each_file_of_a_series_carries_those_of_its_time(tmp_path: Path) -> None:
+def test_each_file_of_a_series_carries_the_service_levels_of_its_time(tmp_path: Path) -> None:
     now = SLO(500.0, 50.0)
     series = FileSeries(tmp_path / "s.mcap", SeriesLimits(num_bytes=1000))
     writer = RecordingWriter(series, lambda: levels_of(now))
@@ -111,7 +111,9 @@ def test_each_file_of_a_series_carries_those_of_its_time(tmp_path: Path) -> None
     assert carried(files[-1]) == dict(levels_of(now))
 
 
-def test_repair_and_strip_keep_them(recording: Callable[..., Path], tmp_path: Path) -> None:
+def test_repair_and_strip_keep_the_service_levels(
+    recording: Callable[..., Path], tmp_path: Path
+) -> None:
     path = recording("a", slo_itl_ms=12.0, slo_ttft_ms=900.0)
     cut = tmp_path / "cut.mcap"
     cut.write_bytes(path.read_bytes()[:-200])
@@ -122,11 +124,11 @@ def test_repair_and_strip_keep_them(recording: Callable[..., Path], tmp_path: Pa
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-1", "0", "nan", "inf"])
-def test_level_must_be_a_time_above_zero(text: str) -> None:
+def test_a_service_level_must_be_a_time_above_zero(text: str) -> None:
     assert levels_in({"slo_itl_ms": text, "slo_ttft_ms": "5"}) == {"slo_ttft_ms": 5.0}
 
 
-def test_samples_carry_levels_that_fit_their_machine_and_a_file_may_carry_none() -> None:
+def test_shipped_samples_carry_service_levels_fit_for_their_machine_or_none() -> None:
     paths = samples.shipped()
     for name in ("freeze", "chunked"):
         assert carried(paths[name]) == {"slo_ttft_ms": 1500.0, "slo_itl_ms": 150.0}
@@ -134,12 +136,14 @@ def test_samples_carry_levels_that_fit_their_machine_and_a_file_may_carry_none()
 
 
 @pytest.mark.parametrize("value", [5e-324, 1 / 3, 50.0, 1.7976931348623157e308])
-def test_every_level_has_as_many_bytes_so_that_it_can_be_changed_in_the_file(value: float) -> None:
+def test_every_service_level_has_equal_length_so_that_it_can_be_changed_in_place(
+    value: float,
+) -> None:
     text = as_metadata({"slo_itl_ms": value})
     assert (len(text["slo_itl_ms"]), levels_in(text)) == (24, {"slo_itl_ms": value})
 
 
-def test_a_picture_has_the_levels_of_the_file_unless_an_option_or_a_variable_says_otherwise(
+def test_a_picture_uses_the_files_service_levels_unless_an_option_overrides_them(
     recording: Callable[..., Path],
     stepscope: Callable[..., Any],
     tmp_path: Path,
@@ -158,13 +162,13 @@ def test_a_picture_has_the_levels_of_the_file_unless_an_option_or_a_variable_say
         return picture.read_text()
 
     assert "SLO itl<12" in shown()
-    assert "SLO ttft<800" in shown()  # which the file does not say
+    assert "SLO ttft<800" in shown()  # which the file does not carry
     assert "SLO itl<33" in shown("--slo-itl", "33ms")
     monkeypatch.setenv("STEPSCOPE_DASHBOARD_SLO_ITL_MS", "44")
     assert "SLO itl<44" in shown()
 
 
-def test_two_recordings_are_judged_by_the_levels_of_the_first_that_carries_any(
+def test_compare_uses_the_service_levels_of_the_first_recording_that_has_any(
     recording: Callable[..., Path], stepscope: Callable[..., Any]
 ) -> None:
     a, b, none = recording("a", slo_itl_ms=12.0), recording("b", slo_itl_ms=33.0), recording("n")
@@ -181,7 +185,7 @@ def test_two_recordings_are_judged_by_the_levels_of_the_first_that_carries_any(
     assert "note:" not in said.stderr
 
 
-def test_explain_uses_the_levels_of_the_file_or_twice_the_median_if_asked(
+def test_explain_uses_the_files_service_levels_or_twice_the_median_on_request(
     recording: Callable[..., Path], stepscope: Callable[..., Any]
 ) -> None:
     path = str(recording("a", slo_itl_ms=12.0))

@@ -1,4 +1,4 @@
-"""Exports are read back with the libraries of their formats, and say what the recording says."""
+"""Exports, read back with the libraries of their formats, hold what the recording holds."""
 
 import csv
 import json
@@ -129,7 +129,7 @@ def test_export_has_overlap_and_memory_where_the_engine_publishes_them(
         assert found == ((20, 1, 512, "full") if row["step"] % 2 else (None,) * 4)
 
 
-def test_steps_and_rows_have_the_tokens_that_were_guessed_and_accepted(tmp_path: Path) -> None:
+def test_exported_steps_and_rows_have_draft_and_accepted_tokens(tmp_path: Path) -> None:
     drafts: dict[int, list[DraftRow]] = {}
     guessed = []
     for sequence, message in MESSAGES[:200]:
@@ -149,7 +149,7 @@ def test_steps_and_rows_have_the_tokens_that_were_guessed_and_accepted(tmp_path:
         assert [row[name] for name in names] == ([5, 2] if has_draft else [None, None])
 
 
-def test_the_rows_of_all_batches_are_a_table_too(exported: Callable[..., Path]) -> None:
+def test_the_rows_of_all_batches_can_be_exported_as_a_table(exported: Callable[..., Path]) -> None:
     found = pyarrow.parquet.read_table(exported("parquet", table="rows")).to_pylist()
     expected = [(step.step, row) for step in STEPS for row in step.batch or ()]
     assert len(found) == len(expected)
@@ -177,7 +177,7 @@ def test_csv_and_parquet_hold_the_same_requests(exported: Callable[..., Path]) -
             assert row["ttft_ms"] > 0
 
 
-def test_json_lines_hold_every_message(exported: Callable[..., Path]) -> None:
+def test_exported_json_lines_hold_every_message(exported: Callable[..., Path]) -> None:
     lines = [json.loads(line) for line in exported("jsonl").read_text().splitlines()]
     assert [line["sequence"] for line in lines] == [sequence for sequence, _ in MESSAGES]
     assert [line["topic"].encode() for line in lines] == [
@@ -191,7 +191,7 @@ def test_json_lines_hold_every_message(exported: Callable[..., Path]) -> None:
 
 
 class Tracks:
-    """What a viewer makes of slices, counters and flows, whichever format they came in."""
+    """Slices, counters and flows as a viewer reads them, from either format."""
 
     def __init__(self) -> None:
         self.names: dict[int, str] = {}
@@ -274,7 +274,7 @@ def chrome_tracks(path: Path) -> Tracks:
 @pytest.mark.parametrize(
     ("target", "read"), [("perfetto", perfetto_tracks), ("chrome", chrome_tracks)]
 )
-def test_a_trace_has_steps_counters_slots_and_arrows(
+def test_an_exported_trace_has_steps_counters_seats_and_arrows(
     exported: Callable[..., Path], target: Format, read: Callable[[Path], Tracks]
 ) -> None:
     tracks = read(exported(target))
@@ -289,7 +289,7 @@ def test_a_trace_has_steps_counters_slots_and_arrows(
         assert value == step.kv.used
     assert list(budget.values()) == [1024, 512]
     assert {"tokens scheduled", "requests waiting"} <= set(tracks.counters)
-    # A lane for each seat; nobody sits on another's lap.
+    # A lane for each seat, without overlaps.
     lanes = [name for name in tracks.slices if name.startswith("slot")]
     assert len(lanes) == max(len(step.batch or ()) for step in STEPS)
     stays: Counter[str] = Counter()
@@ -319,7 +319,7 @@ def test_a_trace_has_steps_counters_slots_and_arrows(
 # Mooncake
 
 
-def test_a_mooncake_trace_is_read_by_our_own_loader_and_replays_with_the_same_hits(
+def test_an_exported_mooncake_trace_replays_with_the_same_prefix_hits(
     exported: Callable[..., Path],
 ) -> None:
     rows = read_trace(exported("mooncake"))
@@ -336,7 +336,7 @@ def test_a_mooncake_trace_is_read_by_our_own_loader_and_replays_with_the_same_hi
         assert abs(row.offset_s - (event.time_ns - first_ns) / 1e9) < 0.001
         assert row.hash_ids is not None
         assert len(row.hash_ids) == -(-row.num_prompt_tokens // 512)
-    # What the engine found in its cache has the ids of another request; documents share nothing.
+    # Prefix cache hits have the ids of another request; documents share nothing.
     admitted: dict[int, int] = {}
     for event in EVENTS:
         if isinstance(event, Admitted):
@@ -401,7 +401,7 @@ def replayed_hits(rows: list[Any]) -> int:
 
 
 @pytest.mark.parametrize("target", FORMATS)
-def test_a_range_holds_its_steps_and_no_others(
+def test_an_export_of_a_range_holds_exactly_its_steps(
     exported: Callable[..., Path], target: Format
 ) -> None:
     path = exported(target, 500, 599)
@@ -428,8 +428,10 @@ def test_a_range_holds_its_steps_and_no_others(
 
 
 @pytest.mark.parametrize("target", [each for each in FORMATS if each != "parquet"])
-def test_memory_does_not_grow_with_the_recording(tmp_path: Path, target: Format) -> None:
-    """Held against a session three times as long, from beyond the size of all caches."""
+def test_the_memory_of_an_export_does_not_grow_with_the_recording(
+    tmp_path: Path, target: Format
+) -> None:
+    """Compared with a session three times as long; both exceed the size of all caches."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("stepscope.recordings.file.writing.recording_file.CHUNK_BYTES", 20_000)
         path = record(tmp_path / "long.mcap", simulate(seed=4, num_steps=2400))
@@ -461,7 +463,7 @@ print(pyarrow.default_memory_pool().max_memory())
 """
 
 
-def test_parquet_keeps_one_group_of_rows_in_memory(tmp_path: Path) -> None:
+def test_a_parquet_export_keeps_one_row_group_in_memory(tmp_path: Path) -> None:
     peaks = []
     for count in (8_000, 32_000):
         command = [sys.executable, "-c", PARQUET_MEMORY, str(tmp_path / "x.parquet"), str(count)]
@@ -473,7 +475,7 @@ def test_parquet_keeps_one_group_of_rows_in_memory(tmp_path: Path) -> None:
     assert peaks[1] < 1.5 * peaks[0]
 
 
-def test_the_command_exports_and_says_what_it_wrote(
+def test_the_export_command_says_what_it_wrote(
     recorded: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -517,7 +519,7 @@ def test_the_command_exports_and_says_what_it_wrote(
     assert sorted(os.listdir(tmp_path)) == ["out"]
 
 
-def test_an_export_that_is_interrupted_leaves_nothing(recorded: Path, tmp_path: Path) -> None:
+def test_an_interrupted_export_leaves_no_file(recorded: Path, tmp_path: Path) -> None:
     def interrupt(share: float) -> None:
         if share > 0.5:
             raise KeyboardInterrupt
@@ -528,14 +530,14 @@ def test_an_export_that_is_interrupted_leaves_nothing(recorded: Path, tmp_path: 
     assert os.listdir(tmp_path) == []
 
 
-def test_knob_changes_are_part_of_the_session(exported: Callable[..., Path]) -> None:
+def test_knob_changes_are_part_of_the_exported_session(exported: Callable[..., Path]) -> None:
     lines = [json.loads(line) for line in exported("jsonl").read_text().splitlines()]
     knobs = [line["message"] for line in lines if line["topic"] == "knobs"]
     expected = [m for _, m in MESSAGES if isinstance(m, KnobsChanged)]
     assert [each["effective_step"] for each in knobs] == [m.effective_step for m in expected]
 
 
-def test_a_recording_without_steps_is_refused(tmp_path: Path) -> None:
+def test_exporting_a_recording_without_steps_is_refused(tmp_path: Path) -> None:
     path = record(tmp_path / "none.mcap", MESSAGES[:2])
     with Recording(path) as recording, pytest.raises(RecordingError, match="holds no step"):
         export(recording, tmp_path / "x", "csv", StepRange(), "steps", lambda share: None)

@@ -1,4 +1,4 @@
-"""Figures by name: the same from memory, a file and by hand; bounds on them."""
+"""Figures by name are equal from memory, from a file and by hand; bounds can be set on them."""
 
 from collections import defaultdict
 from itertools import pairwise
@@ -40,7 +40,7 @@ def history_of(messages: Messages, slo: SLO = LEVELS) -> History:
 
 
 def kept_by_hand(messages: Messages, slo: SLO) -> tuple[int, int]:
-    """Requests that finished, and those of them that kept both levels: token by token."""
+    """Finished requests, and those of them that kept both service levels, token by token."""
     arrival: dict[int, int] = {}
     tokens: dict[int, list[int]] = defaultdict(list)
     finished: set[int] = set()
@@ -63,7 +63,7 @@ def kept_by_hand(messages: Messages, slo: SLO) -> tuple[int, int]:
     return len(finished), kept
 
 
-def test_goodput_counts_requests_whose_every_token_was_in_time(session: Messages) -> None:
+def test_goodput_counts_requests_whose_every_token_was_within_the_levels(session: Messages) -> None:
     num_finished, num_kept = kept_by_hand(session, LEVELS)
     assert 0 < num_kept < num_finished
     found = history_of(session).figures(None, None)
@@ -72,7 +72,7 @@ def test_goodput_counts_requests_whose_every_token_was_in_time(session: Messages
     assert found["goodput_per_s"] == pytest.approx(num_kept / (found["seconds"] or 0))
 
 
-def test_goodput_under_a_higher_level_is_as_if_it_had_held_from_the_start(
+def test_goodput_under_a_raised_level_is_as_if_it_had_applied_from_the_start(
     session: Messages,
 ) -> None:
     history, higher = history_of(session), SLO(ttft_ms=900.0, itl_ms=60.0)
@@ -81,11 +81,13 @@ def test_goodput_under_a_higher_level_is_as_if_it_had_held_from_the_start(
     assert history.figures(None, None)["goodput"] == pytest.approx(num_kept / num_finished)
 
 
-def test_goodput_under_a_lower_level_counts_only_what_is_known(session: Messages) -> None:
+def test_goodput_under_a_lowered_level_counts_only_requests_with_known_waits(
+    session: Messages,
+) -> None:
     history = history_of(session)
     history.set_slo(SLO(ttft_ms=600.0, itl_ms=20.0))
     late = history.windows.figures(None, None)["goodput"]
-    assert late == 0  # only those are judged of which a longer gap or first wait is known
+    assert late == 0  # only requests with a known longer ITL or TTFT are judged
 
 
 def test_a_replay_has_the_same_figures_as_the_session_in_memory(
@@ -105,7 +107,7 @@ def test_a_replay_has_the_same_figures_as_the_session_in_memory(
         source.stop()
 
 
-def test_without_a_step_nothing_is_known() -> None:
+def test_without_a_step_all_figures_are_unknown() -> None:
     found = History(LEVELS).figures()
     assert set(found) == set(FIGURES)
     assert {name for name, value in found.items() if value is not None} == {"steps", "seconds"}
@@ -148,12 +150,12 @@ def test_a_bound_that_cannot_be_read_names_the_place(text: str, place: int, prob
     assert problem in str(raised.value)
 
 
-def test_what_follows_a_bound_can_be_read_by_others() -> None:
+def test_a_bound_is_parsed_up_to_the_text_that_follows_it() -> None:
     text = "itl_p99 > 50ms for 30s"
     assert text[parse_bound(text, is_whole=False).end :] == " for 30s"
 
 
-def test_values_are_written_with_their_unit() -> None:
+def test_figure_values_are_written_with_their_unit() -> None:
     shown = {"itl_p99": 51.23, "goodput": 0.954, "preemptions": 3.0, "out_tokens_per_s": 12345.6}
     assert [value_text(FIGURES[name], value) for name, value in shown.items()] == [
         "51.2 ms",

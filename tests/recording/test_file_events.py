@@ -1,4 +1,4 @@
-"""What happened in a whole file is found without playing it, and keys of a replay go there."""
+"""Events of a whole file are found without playing it, and keys of a replay go to them."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -26,12 +26,12 @@ from tests.support.screen_text import main_text
 from tests.support.seek_sessions import busy, record
 from tests.support.waiting import until
 
-RECKONED = {"slo", "gap"}  # what only playing a file tells
+RECKONED = {"slo", "gap"}  # events found only by playing the file
 ABORTED, PAUSED, REFUSED = 400, 500, 600
 
 
 def session() -> list[Telemetry]:
-    """Preemptions, a changed knob, and what somebody did or was refused."""
+    """A session with preemptions, a knob change, and operator actions done and refused."""
     messages: list[Telemetry] = []
     for message in busy(seed=4, num_steps=800):
         if isinstance(message, StepRecord) and message.step == ABORTED:
@@ -88,7 +88,7 @@ def source(file: Path) -> Iterator[ReplaySource]:
 
 @pytest.mark.parametrize("kind", sorted(NOTABLE - RECKONED))
 @pytest.mark.parametrize("direction", [1, -1])
-def test_file_search_finds_every_event_that_playing_shows(
+def test_a_file_search_finds_every_event_that_playing_shows(
     found: FileEvents, messages: list[Telemetry], kind: str, direction: int
 ) -> None:
     history = History()
@@ -108,7 +108,7 @@ def test_file_search_finds_every_event_that_playing_shows(
     assert len(steps) >= least
 
 
-def test_preemptions_are_spread_over_a_bar_of_any_width(found: FileEvents) -> None:
+def test_preemptions_of_a_file_are_shown_on_a_scrub_bar_of_any_width(found: FileEvents) -> None:
     steps = EventSteps()
     for step in range(0, 100_000, 7):
         steps.add(step, step * 10, Preempted(step % 5, num_blocks=step, reason="kv_full"))
@@ -125,7 +125,7 @@ def test_preemptions_are_spread_over_a_bar_of_any_width(found: FileEvents) -> No
     assert kinds == {"knobs", "preempt"}
 
 
-def test_the_nearest_of_all_kinds_is_next(found: FileEvents) -> None:
+def test_the_next_event_is_the_nearest_of_all_kinds(found: FileEvents) -> None:
     kinds = NOTABLE - RECKONED
     at, seen = -1, []
     while (event := found.next(at, 1, kinds)) is not None:
@@ -136,7 +136,7 @@ def test_the_nearest_of_all_kinds_is_next(found: FileEvents) -> None:
     assert {"preempt", "knobs", "engine"} <= set(seen)
 
 
-async def test_next_preemption_is_found_far_outside_memory(
+async def test_the_next_preemption_is_found_far_outside_memory(
     source: ReplaySource,
 ) -> None:
     app = Dashboard(source, source.history, any_terminal=True, fps=20.0)
@@ -164,7 +164,7 @@ async def test_next_preemption_is_found_far_outside_memory(
         await until(lambda: said in main_text(app), "it is not said that there is none")
 
 
-async def test_changes_that_lie_ahead_are_listed_and_enter_goes_there(
+async def test_knob_changes_ahead_are_listed_and_enter_goes_to_them(
     source: ReplaySource,
 ) -> None:
     (change,) = source.file_events.changes

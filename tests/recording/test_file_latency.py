@@ -1,4 +1,4 @@
-"""Late tokens and lost messages are found in a whole file as they are once they are in memory."""
+"""The search of a whole file finds the same late tokens and lost messages as memory has."""
 
 import random
 from collections import Counter
@@ -42,7 +42,7 @@ def plain(seed: int) -> Numbered:
 
 
 def with_pauses(seed: int) -> Numbered:
-    """The operator pauses the engine now and then; arrivals go on meanwhile."""
+    """A session in which the operator pauses the engine now and then while requests arrive."""
     rng, told, later_ns = random.Random(seed), list[Telemetry](), 0
     for _, message in plain(seed):
         told.append(message := _later(message, later_ns))
@@ -93,7 +93,7 @@ SESSIONS = [*USUAL, with_losses, with_steps_told_twice]
 
 
 def expected(recording: Recording) -> tuple[dict[tuple[str, int], StepWait], History]:
-    """Of every step, as playing the whole file has it."""
+    """The longest waits of every step, found by playing the whole file."""
     end = recording.find_step(recording.last_step or 0) or Position(0, 0)
     whole = one_by_one(recording, Position(0, 0), end, History(ALL))
     found = {}
@@ -124,7 +124,7 @@ def by_chunk(recording: Recording) -> dict[tuple[str, int], StepWait]:
 
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("session", SESSIONS)
-def test_the_longest_waits_of_every_step_are_those_of_a_file_that_was_played(
+def test_the_file_search_finds_the_same_longest_waits_as_playing(
     tmp_path: Path, session: Callable[[int], Numbered], seed: int
 ) -> None:
     with Recording(record(tmp_path / "a.mcap", session(seed))) as recording:
@@ -134,7 +134,7 @@ def test_the_longest_waits_of_every_step_are_those_of_a_file_that_was_played(
         assert by_chunk(recording) == told
 
 
-def test_after_a_clock_was_set_back_first_tokens_that_were_waited_for_then_may_be_missing(
+def test_after_a_clock_set_back_only_ttfts_that_span_it_may_be_missing(
     tmp_path: Path,
 ) -> None:
     with Recording(record(tmp_path / "a.mcap", with_a_clock_set_back(1))) as recording:
@@ -147,7 +147,7 @@ def test_after_a_clock_was_set_back_first_tokens_that_were_waited_for_then_may_b
 
 
 @pytest.mark.parametrize("session", USUAL)
-def test_ordinary_file_is_searched_without_a_history(
+def test_an_ordinary_file_is_searched_without_building_a_history(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, session: Callable[[int], Numbered]
 ) -> None:
     def dear(*arguments: Any) -> None:
@@ -158,7 +158,7 @@ def test_ordinary_file_is_searched_without_a_history(
         assert len(by_chunk(recording)) > 700
 
 
-def test_steps_may_lie_in_the_file_as_they_came(
+def test_a_file_with_unpacked_steps_can_be_searched_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(StepPacker, "pack", lambda packer, payload: None)
@@ -237,7 +237,7 @@ def found(file: Path) -> Iterator[FileLatency]:
 
 @pytest.mark.parametrize("slo", [LATE, SLO(ttft_ms=900.0, itl_ms=60.0)])
 @pytest.mark.parametrize("direction", [1, -1])
-def test_one_late_token_of_every_second_that_has_any_is_led_to(
+def test_navigation_stops_at_one_late_token_of_every_second_with_any(
     file: Path, found: FileLatency, slo: SLO, direction: int
 ) -> None:
     with Recording(file) as recording:
@@ -261,7 +261,7 @@ def test_one_late_token_of_every_second_that_has_any_is_led_to(
     assert number == len([each for each in seen if each.text.startswith("ITL")])
     assert worst[0].ns == max(each.ns for each in itl)
     assert [each.ns for each in worst] == sorted((each.ns for each in worst), reverse=True)
-    # And the very ones that memory has, in its words; of a step both kinds are one to go to.
+    # The same as memory has, in the same words; both kinds in one step are one target.
     with Recording(file) as recording:
         end = recording.find_step(recording.last_step or 0) or Position(0, 0)
         whole = one_by_one(recording, Position(0, 0), end, History(slo))
@@ -271,7 +271,7 @@ def test_one_late_token_of_every_second_that_has_any_is_led_to(
 
 
 @pytest.mark.parametrize("direction", [1, -1])
-def test_file_search_finds_the_same_gaps_as_playing(
+def test_a_file_search_finds_the_same_gaps_as_playing(
     file: Path, found: FileLatency, direction: int
 ) -> None:
     with Recording(file) as recording:
@@ -285,7 +285,7 @@ def test_file_search_finds_the_same_gaps_as_playing(
     assert seen[::direction] == told
 
 
-def test_search_begins_where_the_replay_stands_and_covers_the_file(file: Path) -> None:
+def test_a_file_search_begins_at_the_replays_position_and_covers_the_file(file: Path) -> None:
     waits, step = None, 600
 
     def is_busy() -> bool:  # once it has found something
@@ -305,7 +305,7 @@ def test_search_begins_where_the_replay_stands_and_covers_the_file(file: Path) -
     assert waits.share == 1
 
 
-def test_search_stops_at_its_limit_and_reports_the_searched_part(
+def test_a_file_search_stops_at_its_limit_and_reports_the_searched_part(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_latency, "MAX_KEPT", 5)

@@ -1,4 +1,4 @@
-"""Who may read what is written: prompts and outputs are for the owner of the file alone."""
+"""File permissions: files with prompts and outputs are readable by their owner alone."""
 
 import os
 import stat
@@ -29,7 +29,7 @@ OWNER, EVERYBODY = 0o600, 0o644
 
 
 def told(message: Telemetry) -> Telemetry:
-    """As an engine that tells prompts and outputs has it."""
+    """A session of an engine that publishes prompts and outputs."""
     replace = msgspec.structs.replace
     if isinstance(message, EngineInfo):
         return replace(message, with_tokens=True)
@@ -43,7 +43,7 @@ TOLD: Messages = [(number, told(message)) for number, message in PLAIN]
 
 @pytest.fixture(autouse=True)
 def umask() -> Iterator[None]:
-    """Everybody may read what is made."""
+    """By default, new files are readable by everybody."""
     before = os.umask(0o022)
     yield
     os.umask(before)
@@ -58,7 +58,7 @@ def nothing(share: float) -> None:
 
 
 def watched(folder: Path, suffix: str) -> tuple[list[int], Callable[[float], None]]:
-    """The rights of an unfinished file whenever progress is told, and who looks."""
+    """The permissions of an unfinished file at each progress report, and the callback for them."""
     seen: list[int] = []
 
     def look(share: float) -> None:
@@ -68,12 +68,12 @@ def watched(folder: Path, suffix: str) -> tuple[list[int], Callable[[float], Non
 
 
 @pytest.mark.parametrize("with_tokens", [True, False])
-def test_a_recording_is_for_its_owner_alone_until_it_is_known_to_hold_no_tokens(
+def test_a_recording_is_private_until_it_is_known_to_hold_no_tokens(
     tmp_path: Path, with_tokens: bool
 ) -> None:
     expected = OWNER if with_tokens else EVERYBODY
     file = RecordingFile(tmp_path / "a.mcap")
-    assert rights(file.part_path) == OWNER  # nothing is in it yet, and who has opened it may read
+    assert rights(file.part_path) == OWNER  # the file is empty, but whoever has it open may read on
     info = next(message for _, message in PLAIN if isinstance(message, EngineInfo))
     file.begin(msgspec.structs.replace(info, with_tokens=with_tokens), {})
     file.flush()
@@ -83,7 +83,7 @@ def test_a_recording_is_for_its_owner_alone_until_it_is_known_to_hold_no_tokens(
     assert os.listdir(tmp_path) == ["a.mcap"]
 
 
-def test_a_recording_with_tokens_takes_the_place_of_one_that_everybody_could_read(
+def test_a_recording_with_tokens_that_replaces_a_public_file_is_private(
     tmp_path: Path,
 ) -> None:
     path = record(tmp_path / "a.mcap", PLAIN)
@@ -93,7 +93,7 @@ def test_a_recording_with_tokens_takes_the_place_of_one_that_everybody_could_rea
 
 
 @pytest.mark.parametrize(("messages", "expected"), [(TOLD, OWNER), (PLAIN, EVERYBODY)])
-def test_every_file_of_a_series_and_one_that_was_cut_short_have_the_same_rights(
+def test_every_file_of_a_series_even_an_unfinished_one_has_the_same_permissions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: Messages, expected: int
 ) -> None:
     monkeypatch.setattr("stepscope.recordings.file.writing.writer.FLUSH_S", 0.0)
@@ -112,12 +112,12 @@ def test_every_file_of_a_series_and_one_that_was_cut_short_have_the_same_rights(
 
 @pytest.mark.parametrize("keeps_header", [True, False])
 @pytest.mark.parametrize(("messages", "expected"), [(TOLD, OWNER), (PLAIN, EVERYBODY)])
-def test_a_repaired_file_has_the_rights_of_what_it_holds_while_it_is_written_too(
+def test_a_repaired_file_has_the_permissions_for_its_content_from_the_start(
     tmp_path: Path, messages: Messages, expected: int, keeps_header: bool
 ) -> None:
     path = record(tmp_path / "a.mcap", messages)
     content = bytearray(path.read_bytes()[:-2000])
-    if not keeps_header:  # what the file says of itself; its keyframes say it again
+    if not keeps_header:  # the file's own metadata; its keyframes repeat it
         begin = content.index(b"with_tokens")
         content[begin - 40 : begin + 20] = b"\xff" * 60
     path.write_bytes(content)
@@ -130,16 +130,14 @@ def test_a_repaired_file_has_the_rights_of_what_it_holds_while_it_is_written_too
         assert recording.metadata["with_tokens"] == str(expected == OWNER).lower()
 
 
-def test_a_file_without_prompts_has_ordinary_rights_again(tmp_path: Path) -> None:
+def test_a_file_stripped_of_prompts_has_ordinary_permissions_again(tmp_path: Path) -> None:
     path = record(tmp_path / "a.mcap", TOLD)
     assert strip(path, tmp_path / "b.mcap", nothing).had_tokens
     assert rights(tmp_path / "b.mcap") == EVERYBODY
 
 
 @pytest.mark.parametrize("with_tokens", [True, False])
-def test_an_export_with_tokens_is_for_its_owner_alone_while_it_is_written_too(
-    tmp_path: Path, with_tokens: bool
-) -> None:
+def test_an_export_with_tokens_is_private_from_the_start(tmp_path: Path, with_tokens: bool) -> None:
     expected = OWNER if with_tokens else EVERYBODY
     path = record(tmp_path / "a.mcap", TOLD)
     (tmp_path / "b.jsonl.exporting").touch(EVERYBODY)  # left by an export that was killed
@@ -152,11 +150,11 @@ def test_an_export_with_tokens_is_for_its_owner_alone_while_it_is_written_too(
     assert (b'"token_ids":[7' in output.read_bytes()) is with_tokens
 
 
-def test_pictures_that_may_show_what_was_asked_are_for_their_owner_alone(
+def test_pictures_that_may_show_prompts_are_private(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stepscope: Callable[..., Any]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert rights(new_picture("<svg/>", "engine")) == OWNER  # of whatever is on the screen
+    assert rights(new_picture("<svg/>", "engine")) == OWNER  # whatever is on the screen
     for messages, expected in ((PLAIN, EVERYBODY), (TOLD, OWNER)):
         path = record(tmp_path / "a.mcap", messages)
         assert stepscope("screenshot", str(path), "-o", "a.txt").exit_code == 0

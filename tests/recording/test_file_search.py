@@ -1,4 +1,4 @@
-"""What looks through a file leaves nothing behind, whenever its replay is closed."""
+"""The search of a file leaves no thread or handle behind, whenever its replay is closed."""
 
 import os
 import threading
@@ -19,14 +19,14 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(file: Path) -> int:
-    """How many handles of this process are of the file."""
+    """How many handles this process has on the file."""
     links = [f"/proc/self/fd/{each}" for each in os.listdir("/proc/self/fd")]
     return sum(os.path.realpath(each) == str(file.resolve()) for each in links)
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts handles in /proc")
 @pytest.mark.parametrize("is_at_work", [False, True])
-def test_a_replay_that_is_closed_leaves_no_thread_and_no_handle(
+def test_a_closed_replay_leaves_no_search_thread_and_no_file_handle(
     file: Path, is_at_work: bool
 ) -> None:
     before = set(threading.enumerate())
@@ -41,7 +41,7 @@ def test_a_replay_that_is_closed_leaves_no_thread_and_no_handle(
     assert replay.file_latency.is_done
 
 
-def test_search_ends_at_once_when_stopped(file: Path) -> None:
+def test_a_file_search_ends_at_once_when_stopped(file: Path) -> None:
     def look(recording: Recording) -> None:
         while not search.is_stopping:
             search.rest(60.0)
@@ -51,8 +51,8 @@ def test_search_ends_at_once_when_stopped(file: Path) -> None:
     assert not search.wait(0.05)  # begins, and does not rest
     search.stop()
     assert search.is_done
-    search.stop()  # once more does nothing
+    search.stop()  # stopping again does nothing
 
 
-def test_one_that_was_never_started_can_be_stopped(file: Path) -> None:
+def test_a_file_search_that_was_never_started_can_be_stopped(file: Path) -> None:
     FileSearch(file, "a search", lambda recording: None, 0.0).stop()

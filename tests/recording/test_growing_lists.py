@@ -1,4 +1,4 @@
-"""What was chosen on a list that grows at its top stays chosen."""
+"""The selection stays on its row while a list grows at its top."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from stepscope.tui.views.pages.page_views import targets
 from tests.support.screen_text import main_text
 
 
-async def test_a_breach_stays_chosen_while_others_come_until_it_leaves_the_list(
+async def test_a_selected_breach_stays_selected_while_others_appear_above_it(
     still_source: Callable[..., Any],
 ) -> None:
     history = History(SLO(ttft_ms=30.0, itl_ms=8.0), max_steps=200)
@@ -39,7 +39,7 @@ async def test_a_breach_stays_chosen_while_others_come_until_it_leaves_the_list(
         assert (app.main.view.row, app.main.view.entry) == (0, None)
 
 
-async def test_the_first_steps_are_on_the_scrub_bar_as_soon_as_in_the_chart(
+async def test_the_first_steps_appear_on_the_scrub_bar_as_soon_as_in_the_chart(
     still_source: Callable[..., Any],
 ) -> None:
     now_s = 0.0

@@ -1,4 +1,4 @@
-"""What a recorder keeps in memory is less than a history, and says the same of what it keeps."""
+"""A recorder keeps less in memory than a history, but with the same counts."""
 
 import msgspec
 import pytest
@@ -14,7 +14,7 @@ from stepscope.recordings.history.journal import Journal
 from stepscope.recordings.state.keyframe_session import KeyframeSession
 from stepscope.recordings.state.session import SessionState
 
-# Small enough a cache that requests are preempted and come back.
+# A cache so small that requests are preempted and resumed.
 MESSAGES = simulate(
     seed=3,
     num_steps=1500,
@@ -32,11 +32,11 @@ MESSAGES = simulate(
     lost=st.sets(st.integers(1, 600), max_size=6),
     joined=st.booleans(),
 )
-def test_a_state_that_is_brought_up_to_date_when_asked_for_is_the_one_kept_up_to_date(
+def test_a_lazily_updated_keyframe_state_equals_one_updated_at_every_message(
     first: int, asked: set[int], lost: set[int], joined: bool
 ) -> None:
     eager, lazy = SessionState(), KeyframeSession()
-    if joined:  # from a snapshot on, else in the midst of everything
+    if joined:  # from a snapshot on, else in mid-session
         for _, message in MESSAGES[:first]:
             eager.apply(message)
         if (snapshot := eager.snapshot(first - 1)) is not None:
@@ -52,7 +52,7 @@ def test_a_state_that_is_brought_up_to_date_when_asked_for_is_the_one_kept_up_to
     assert lazy.snapshot(0) == eager.snapshot(0)
 
 
-def test_the_messages_hold_what_makes_it_hard() -> None:
+def test_the_test_messages_contain_every_kind_of_request_event() -> None:
     events = {
         type(event).__name__
         for _, message in MESSAGES
@@ -63,7 +63,7 @@ def test_the_messages_hold_what_makes_it_hard() -> None:
 
 
 @pytest.mark.parametrize("lost", [range(0), range(300, 320), range(1490, 1495)])
-def test_a_journal_counts_as_a_history_does_and_keeps_no_step(lost: range) -> None:
+def test_a_journal_counts_like_a_history_and_keeps_no_step(lost: range) -> None:
     journal, history = Journal(), History()
     info = next(message for _, message in MESSAGES if isinstance(message, EngineInfo))
     for each in (journal, history):
@@ -77,7 +77,7 @@ def test_a_journal_counts_as_a_history_does_and_keeps_no_step(lost: range) -> No
     assert journal.num_steps == 0
     assert journal.snapshot() is None
     assert not state.requests  # a week of them would not fit
-    # A snapshot mends the state, and another engine begins another journal.
+    # A snapshot corrects the state, and another engine begins a new journal.
     mended = whole.snapshot(len(MESSAGES) + 10)
     assert mended is not None
     journal.append(mended.sequence, mended)

@@ -1,4 +1,4 @@
-"""What limited each step, and the advice that follows: it must fire here, and must not there."""
+"""What limited each step, and the advice: given where it helps and only there."""
 
 from typing import Any, NamedTuple
 
@@ -80,7 +80,7 @@ def limit_shares(session: Session) -> dict[str, float]:
     ],
     ids=["seats", "budget", "kv", "mode", "threshold", "work"],
 )
-def test_the_limit_of_most_steps_is_what_the_session_was_made_for(
+def test_the_most_frequent_limit_is_the_one_the_session_was_built_for(
     session: Session, limit: str
 ) -> None:
     shares = limit_shares(session)
@@ -89,7 +89,7 @@ def test_the_limit_of_most_steps_is_what_the_session_was_made_for(
     assert shares[limit] > 0.3
 
 
-def test_memory_and_a_comparison_count_the_same_limits() -> None:
+def test_a_history_and_a_comparison_count_the_same_limits() -> None:
     history = History()
     for sequence, message in THRESHOLD.messages:
         history.append(sequence, message)
@@ -140,13 +140,15 @@ def test_advice_says_what_to_change_and_names_its_evidence(
     [
         (SEATS_BUDGET_FULL, SLO(), "seats"),  # more seats would share the same full budget
         (BUDGET, SLO(ttft_ms=60_000, itl_ms=60), "budget"),  # no first token is late
-        (BUDGET, SLO(ttft_ms=100, itl_ms=5), "budget"),  # gaps are too long already
+        (BUDGET, SLO(ttft_ms=100, itl_ms=5), "budget"),  # ITLs are too long already
         (THRESHOLD, SLO(itl_ms=5), "threshold"),
         (WORK, SLO(), "work"),
     ],
     ids=["budget is full", "no late first token", "late gaps", "late gaps in chunks", "nothing"],
 )
-def test_no_advice_that_the_records_do_not_carry(session: Session, slo: SLO, limit: str) -> None:
+def test_no_advice_is_given_without_evidence_in_the_records(
+    session: Session, slo: SLO, limit: str
+) -> None:
     assert limit not in {each.limit for each in advice(side_of(session, slo))}
 
 

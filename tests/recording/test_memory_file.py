@@ -1,4 +1,4 @@
-"""What is in memory can be kept: a file of it says what a recording from the start says."""
+"""The steps in memory can be saved as a file that equals a recording from the start."""
 
 from pathlib import Path
 
@@ -56,7 +56,7 @@ def sent(messages: list[tuple[int, Telemetry]]) -> dict[int, tuple[int, bytes]]:
     }
 
 
-def test_a_file_of_memory_holds_every_step_with_its_number_and_is_sound(tmp_path: Path) -> None:
+def test_a_file_saved_from_memory_holds_every_step_and_is_sound(tmp_path: Path) -> None:
     path = tmp_path / "memory.mcap"
     report = written(filled(), path)
     assert report.is_good
@@ -76,7 +76,7 @@ def test_saved_memory_holds_only_steps_not_yet_forgotten(tmp_path: Path) -> None
     assert steps_in(path) == expected
 
 
-def test_earlier_losses_are_counted_in_the_file(tmp_path: Path) -> None:
+def test_messages_lost_before_saving_are_counted_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "memory.mcap"
     sequences = [sequence for sequence, message in MESSAGES if isinstance(message, StepRecord)]
     lost = range(sequences[400], sequences[400] + 7)
@@ -85,7 +85,7 @@ def test_earlier_losses_are_counted_in_the_file(tmp_path: Path) -> None:
     assert steps_in(path).keys() == sent([m for m in MESSAGES if m[0] not in lost]).keys()
 
 
-def test_losses_right_after_the_join_are_counted(tmp_path: Path) -> None:
+def test_messages_lost_right_after_joining_are_counted_in_the_file(tmp_path: Path) -> None:
     state = SessionState()
     for _, message in MESSAGES[:701]:
         state.apply(message)
@@ -100,7 +100,7 @@ def test_losses_right_after_the_join_are_counted(tmp_path: Path) -> None:
     assert [check.name for check in report.checks if check.problems] == ["sequence"]
 
 
-def test_messages_forgotten_before_reading_count_as_missing(
+def test_messages_forgotten_during_saving_count_as_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     history = filled(range(MESSAGES[600][0], MESSAGES[-1][0] + 1), max_steps=300)
@@ -118,7 +118,7 @@ def test_messages_forgotten_before_reading_count_as_missing(
     assert [check.name for check in report.checks if check.problems] == ["sequence"]
 
 
-def test_marks_and_service_levels_go_with_it(tmp_path: Path) -> None:
+def test_marks_and_service_levels_are_saved_with_the_memory(tmp_path: Path) -> None:
     path = tmp_path / "memory.mcap"
     history = filled()
     time_ns = MESSAGES[-1][1].tokens_ns if isinstance(MESSAGES[-1][1], StepRecord) else 0
@@ -132,7 +132,7 @@ def test_marks_and_service_levels_go_with_it(tmp_path: Path) -> None:
         assert float(recording.metadata["slo_itl_ms"]) == 70
 
 
-def test_giving_up_leaves_nothing(tmp_path: Path) -> None:
+def test_interrupting_the_saving_of_memory_leaves_no_file(tmp_path: Path) -> None:
     def enough(share: float) -> None:
         if share > 0.3:
             raise KeyboardInterrupt
@@ -142,7 +142,7 @@ def test_giving_up_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_write_error_touches_no_file(tmp_path: Path) -> None:
+def test_a_failed_saving_of_memory_touches_no_file(tmp_path: Path) -> None:
     path = tmp_path / "memory.mcap"
     with pytest.raises(RecordingError, match="no step in memory"):
         write_memory(History(), path, lambda share: None)

@@ -1,4 +1,4 @@
-"""Figures of recordings: what the columns of pixels hold, and the file that comes of them."""
+"""Plots of recordings: what each pixel column holds, and the file that is written."""
 
 import csv
 import re
@@ -92,7 +92,7 @@ def messages() -> Iterator[wire.Telemetry]:
 
 
 def later(message: wire.Telemetry, later_ns: int) -> wire.Telemetry:
-    """The same, moved in time."""
+    """The same messages, moved in time."""
     times = {
         name: value + later_ns
         for name in message.__struct_fields__
@@ -110,7 +110,7 @@ def read(path: Path, num_columns: int, first: int | None = None, last: int | Non
 
 
 @pytest.mark.parametrize("num_columns", [1, 40, 1400])
-def test_percentiles_of_a_figure_are_those_of_the_dashboard(
+def test_percentiles_of_a_plot_are_those_of_the_dashboard(
     session: tuple[History, Path], num_columns: int
 ) -> None:
     history, path = session
@@ -128,15 +128,15 @@ def test_percentiles_of_a_figure_are_those_of_the_dashboard(
         assert found == [expected.p50_ms, expected.p95_ms, expected.p99_ms, expected.max_ms]
         if expected.within_slo is not None:
             assert measured.num_within / samples.count == expected.within_slo
-    # The operator's pause is nobody's latency, and is shown as what it is.
+    # The operator's pause is in no latency and is shown as a pause.
     assert series.itl.samples.largest < PAUSE_NS
     assert [round((end - start) / 1e9) for start, end in series.pauses] == [3]
 
 
-def test_a_wait_that_began_before_the_file_is_in_no_latency_of_figure_or_table(
+def test_a_wait_that_began_before_the_file_is_in_no_latency_of_plot_or_table(
     tmp_path: Path,
 ) -> None:
-    """Recorded from the middle of a session on, as the dashboard shows what is recorded."""
+    """The recording begins in mid-session; the dashboard shows the same latencies."""
     before, after = History(BOUNDS), [*enumerate(messages())]
     cut = next(n for n, m in after if isinstance(m, StepRecord) and m.step == 200)
     for sequence, message in after[:cut]:
@@ -170,7 +170,7 @@ def test_a_wait_that_began_before_the_file_is_in_no_latency_of_figure_or_table(
 
 
 @pytest.mark.parametrize("num_columns", [1, 7, 40, 1400])
-def test_no_column_hides_the_worst_of_its_steps(
+def test_every_plot_column_shows_the_worst_of_its_steps(
     session: tuple[History, Path], num_columns: int
 ) -> None:
     history, path = session
@@ -200,7 +200,7 @@ def test_no_column_hides_the_worst_of_its_steps(
     assert len(covered) >= int(longest.duration_ns / width_ns) - 1
 
 
-def test_events_are_in_order_and_only_from_the_range(
+def test_plotted_events_are_in_order_and_only_from_the_range(
     session: tuple[History, Path],
 ) -> None:
     _, path = session
@@ -220,7 +220,7 @@ def when(event: PlotEvent) -> int:
     return event.time_ns
 
 
-def test_a_figure_holds_what_it_shows_and_is_the_same_every_time(
+def test_a_plot_embeds_its_data_and_is_the_same_every_time(
     session: tuple[History, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, path = session
@@ -236,7 +236,7 @@ def test_a_figure_holds_what_it_shows_and_is_the_same_every_time(
         drawn = [figure(series, "heading", ["details"], target, (7, 7), theme) for _ in range(2)]
         assert drawn[0] == drawn[1]
         assert drawn[0].startswith(begins)
-    # Text is drawn as shapes, with what it says in a comment.
+    # Text is drawn as shapes, with its words in a comment.
     said = re.findall(r"<!-- (.*?) -->", first.decode())
     for text in (
         "a $ sign",
@@ -257,7 +257,7 @@ def test_a_figure_holds_what_it_shows_and_is_the_same_every_time(
     ):
         assert text in said, text
     assert "7x7 inches" in capsys.readouterr().out
-    # One that is there is replaced, in full or not at all.
+    # An existing file is replaced, completely or not at all.
     plot_file(str(path), str(files[0]), 10, 20, None, None, "7x7", "light", None)
     assert files[0].read_bytes() != first
     assert sorted(tmp_path.iterdir()) == sorted(files)
@@ -275,7 +275,7 @@ def test_a_figure_holds_what_it_shows_and_is_the_same_every_time(
         ({"first": 9, "last": 3}, "--from 9 is after --until 3"),
     ],
 )
-def test_impossible_request_gives_one_line_and_no_file(
+def test_an_impossible_plot_gives_a_one_line_error_and_no_file(
     session: tuple[History, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -299,14 +299,14 @@ def test_impossible_request_gives_one_line_and_no_file(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_mark_that_the_font_cannot_draw_is_no_warning(
+def test_a_mark_that_the_font_cannot_draw_gives_no_warning(
     session: tuple[History, Path], recwarn: pytest.WarningsRecorder
 ) -> None:
     figure(read(session[1], 60), "heading \u6d4b", ["details"], "png", (7, 7), "light")
     assert [str(each.message) for each in recwarn if "Glyph" in str(each.message)] == []
 
 
-def test_without_matplotlib_it_names_the_extra(
+def test_without_matplotlib_the_plot_command_names_the_extra(
     session: tuple[History, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = str(session[1])
@@ -319,7 +319,7 @@ def test_without_matplotlib_it_names_the_extra(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_labels_never_overlap_and_those_without_a_place_are_counted() -> None:
+def test_plot_labels_never_overlap_and_those_without_room_are_counted() -> None:
     width, duration_ns = 6.9, 1000
     events = [PlotEvent("mark", 10 * number, "a note of some length") for number in range(100)]
     labels, num_left_out = placed(events, duration_ns, width)
@@ -335,7 +335,7 @@ def test_labels_never_overlap_and_those_without_a_place_are_counted() -> None:
     assert last.is_left, "to the right of it the figure ends"
 
 
-def test_a_wall_of_events_takes_no_memory() -> None:
+def test_the_number_of_plotted_events_is_bounded() -> None:
     series = PlotSeries(0, 10**9, 10, BOUNDS)
     for number in range(3 * MAX_EVENTS):
         series._keep("mark", number, "again")
@@ -345,7 +345,7 @@ def test_a_wall_of_events_takes_no_memory() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 2**50), min_size=1), st.integers(1, 40))
-def test_percentiles_of_many_samples_are_exact_to_a_thousandth(
+def test_plotted_percentiles_of_many_samples_are_exact_to_a_thousandth(
     values: list[int], limit: int
 ) -> None:
     exact, rounded = Distribution(), Distribution(max_values=limit)
@@ -361,7 +361,7 @@ def test_percentiles_of_many_samples_are_exact_to_a_thousandth(
 
 
 @pytest.mark.parametrize("shape", ["even", "fast start", "fast end", "one second of thousands"])
-def test_step_numbers_of_a_figure_are_round_in_order_and_never_touch(shape: str) -> None:
+def test_step_numbers_of_a_plot_are_round_in_order_and_never_touch(shape: str) -> None:
     def step_at(x: float) -> int:
         return round({
             "even": 4000 * x,

@@ -1,4 +1,4 @@
-"""What was asked and answered goes to the client and nowhere else: the bytes are searched."""
+"""Prompts and answers go to the client and nowhere else; the tests search all bytes for them."""
 
 import threading
 import time
@@ -46,7 +46,7 @@ WAIT_S = 30.0
 
 @pytest.fixture
 def talking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines of this test: one token a byte; whatever they are asked, they answer `ANSWER`."""
+    """Engines with one token a byte that answer every prompt with `ANSWER`."""
     silent = SimulatedRunner.execute
 
     def execute(runner: SimulatedRunner, step: ScheduledStep) -> StepResult:
@@ -61,7 +61,7 @@ def talking(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pieces() -> list[bytes]:
-    """What must be nowhere: any few characters in a row, any few token ids however written."""
+    """What must not occur: any few consecutive characters or token ids, in any encoding."""
     found = []
     for text in (PROMPT, ANSWER, STOP):
         raw = text.encode()
@@ -87,7 +87,7 @@ def leaks(content: bytes) -> list[bytes]:
 
 
 class Tap:
-    """Every frame of the telemetry socket, as it comes."""
+    """Collects every frame of the telemetry socket."""
 
     def __init__(self, address: str) -> None:
         self.frames: list[bytes] = []
@@ -131,7 +131,7 @@ def ask(client: ControlClient, command: Submit) -> str:
 
 
 def serve(endpoint: Endpoint, source: Subscriber, *, with_tokens: bool) -> bytes:
-    """Have the prompts answered; gives what else the control socket tells."""
+    """Have the prompts answered; return all other replies of the control socket."""
     sampling = SamplingParams(max_tokens=len(ANSWER), ignore_eos=True, stop=(STOP,))
     with ControlClient(endpoint) as client:
         assert client.info().with_tokens is with_tokens
@@ -140,7 +140,7 @@ def serve(endpoint: Endpoint, source: Subscriber, *, with_tokens: bool) -> bytes
             Submit(prompt=PROMPT, sampling=sampling),  # a prefix hit
             Submit(prompt_token_ids=PROMPT_IDS, sampling=sampling),
         ):
-            assert ask(client, prompt) == ANSWER  # it was served, to who asked
+            assert ask(client, prompt) == ANSWER  # the client that asked has got it
         deadline_s = time.monotonic() + WAIT_S
         while len(source.history.events(kinds=frozenset({"finish"}))) < 3:
             time.sleep(0.05)
@@ -150,7 +150,7 @@ def serve(endpoint: Endpoint, source: Subscriber, *, with_tokens: bool) -> bytes
 
 
 class Session(NamedTuple):
-    """What was told of a session, and its recording."""
+    """The messages of a session, and its recording."""
 
     telemetry: bytes
     replies: bytes
@@ -181,7 +181,7 @@ def session(engine: Any, folder: Path, *, with_tokens: bool) -> Session:
 
 
 def file_content(path: Path) -> bytes:
-    """All bytes of a recording: as they are, decompressed, and as they were received."""
+    """All bytes of a recording: raw, decompressed, and as received."""
     content = path.read_bytes()
     with Recording(path) as recording:
         for place in recording.index.chunks:
@@ -213,7 +213,7 @@ def test_no_text_and_no_token_ids_are_in_telemetry_replies_or_a_recording(
 
 
 @pytest.mark.usefixtures("talking")
-def test_recording_with_tokens_says_so_and_can_be_stripped(
+def test_a_recording_with_tokens_says_so_and_can_be_stripped(
     telling_engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = session(telling_engine, tmp_path, with_tokens=True)
@@ -235,7 +235,7 @@ def test_recording_with_tokens_says_so_and_can_be_stripped(
             assert (token_id is None) == (text is None)
             said[row.request_id] = said.get(row.request_id, "") + (text or "")
     assert set(said.values()) == {ANSWER}
-    # Who looks at a request sees what it was asked and what it answered, up to any step.
+    # The request page shows prompt and answer up to any step.
     history = told.source.history
     views = {view.request_id: view for view in history.state.requests.values()}
     for request_id, prompt in ((0, PROMPT), (1, PROMPT), (2, None)):
@@ -277,7 +277,7 @@ def test_recording_with_tokens_says_so_and_can_be_stripped(
 
 
 @pytest.mark.usefixtures("talking")
-def test_late_subscriber_gets_the_text_of_running_requests(telling_engine: Any) -> None:
+def test_a_late_subscriber_gets_the_text_of_running_requests(telling_engine: Any) -> None:
     sampling = SamplingParams(max_tokens=900, ignore_eos=True)
     with ControlClient(telling_engine.endpoint) as client:
         client.send(Submit(prompt=PROMPT, sampling=sampling))
@@ -325,7 +325,7 @@ def test_the_text_of_a_request_is_drawn_up_to_the_cursor_and_safe_for_a_terminal
     assert transcript.height_for(None, 40) == transcript.height_for(told, 12) == 0
 
 
-def test_a_file_that_hides_tokens_is_found_out(tmp_path: Path) -> None:
+def test_verify_finds_tokens_in_a_file_that_claims_to_have_none(tmp_path: Path) -> None:
     path = tmp_path / "liar.mcap"
     writer = RecordingWriter(path)
     writer.start()
@@ -339,7 +339,7 @@ def test_a_file_that_hides_tokens_is_found_out(tmp_path: Path) -> None:
     assert "--strip-tokens" in report.privacy.problems[0]
 
 
-def test_leak_check_finds_tokens_in_every_encoding() -> None:
+def test_the_leak_check_finds_tokens_in_every_encoding() -> None:
     for leak in (
         PROMPT.encode()[10:30],
         msgspec.json.encode({"text": ANSWER}),

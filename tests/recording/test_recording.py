@@ -1,4 +1,4 @@
-"""Recordings: what was seen live is seen again, and no broken file ends in a traceback."""
+"""Recordings: a replay shows what was seen live, and no broken file ends in a traceback."""
 
 import itertools
 import os
@@ -47,7 +47,7 @@ MESSAGES = simulate(
 
 
 class LiveSource:
-    """A live source without an engine: the test says what is received."""
+    """A live source without an engine: the test passes in its messages."""
 
     is_live = True
     name = "test"
@@ -147,7 +147,7 @@ def test_replay_shows_at_any_step_what_was_seen_live(live: History, replay: Repl
         same_screen(live, replay.history, step)
 
 
-def test_a_replay_that_only_seeks_far_ahead_has_its_windows_filled(
+def test_a_replay_that_only_seeks_ahead_has_its_latency_windows_filled(
     live: History, recorded: Path
 ) -> None:
     step = NUM_STEPS - 10
@@ -176,7 +176,7 @@ def test_messages_are_read_back_in_order_and_unchanged(recorded: Path) -> None:
     assert times == sorted(times)
 
 
-def test_the_step_of_a_message_has_its_wall_time(live: History, recorded: Path) -> None:
+def test_a_recorded_message_has_the_wall_time_of_its_step(live: History, recorded: Path) -> None:
     with Recording(recorded) as recording:
         position = recording.find_step(1234)
         assert position is not None
@@ -202,7 +202,7 @@ def test_seeking_does_not_read_the_file_from_the_beginning(
     assert len(set(loaded)) == 1
 
 
-def test_any_other_program_can_read_it(recorded: Path) -> None:
+def test_an_ordinary_mcap_reader_can_read_a_recording(recorded: Path) -> None:
     with open(recorded, "rb") as stream:
         reader = make_reader(stream)
         summary = reader.get_summary()
@@ -249,7 +249,7 @@ def test_sequence_numbers_above_32_bits_are_kept(tmp_path: Path) -> None:
 # Playing
 
 
-def test_playing_follows_recorded_time_and_stays_at_the_end(recorded: Path) -> None:
+def test_playing_follows_recorded_time_and_stops_at_the_end(recorded: Path) -> None:
     source = ReplaySource(Recording(recorded), playing=False)
     source.start()
     assert source.wait()
@@ -291,7 +291,7 @@ def test_stepping_moves_by_recorded_steps_and_stops_at_both_ends(
     assert replay.error is None
 
 
-def test_a_mark_is_recorded_and_there_in_the_replay(tmp_path: Path) -> None:
+def test_a_recorded_mark_appears_in_the_replay(tmp_path: Path) -> None:
     source = LiveSource()
     recorder = Recorder(source, tmp_path / "marked.mcap")
     for sequence, message in MESSAGES[:100]:
@@ -314,7 +314,7 @@ def test_a_mark_is_recorded_and_there_in_the_replay(tmp_path: Path) -> None:
 # Recording a session that goes on
 
 
-def test_recording_can_begin_in_mid_session_while_messages_come(tmp_path: Path) -> None:
+def test_recording_can_begin_in_mid_session_while_messages_arrive(tmp_path: Path) -> None:
     source = LiveSource()
     going = threading.Event()
 
@@ -354,7 +354,7 @@ def test_recording_can_begin_in_mid_session_while_messages_come(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("num_messages", "at"), [(200, "at step 1"), (2, "without a step")])
-def test_a_recording_ends_when_the_engine_starts_anew(
+def test_a_recording_ends_when_the_engine_restarts(
     tmp_path: Path, num_messages: int, at: str
 ) -> None:
     source = LiveSource()
@@ -377,7 +377,7 @@ def test_a_recording_ends_when_the_engine_starts_anew(
         assert recording.message is None
 
 
-def test_a_recording_cannot_be_recorded(replay: ReplaySource, tmp_path: Path) -> None:
+def test_a_replayed_recording_cannot_be_recorded(replay: ReplaySource, tmp_path: Path) -> None:
     with pytest.raises(RecordingError, match="is a recording already"):
         Recorder(replay, tmp_path / "copy.mcap")
 
@@ -480,7 +480,7 @@ def foreign(path: Path) -> None:
     ],
     ids=["empty", "text", "foreign", "folder", "missing", "nothing"],
 )
-def test_other_files_are_refused_in_one_line(
+def test_files_that_are_no_recordings_are_refused_in_one_line(
     tmp_path: Path, make: Callable[[Path], object], expected: str
 ) -> None:
     path = tmp_path / "file.mcap"
@@ -488,14 +488,14 @@ def test_other_files_are_refused_in_one_line(
     assert expected in refused(path)
 
 
-def test_a_path_that_cannot_be_written_is_known_at_once(tmp_path: Path) -> None:
+def test_recording_to_an_unwritable_path_fails_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RecordingError, match="cannot write"):
         RecordingWriter(tmp_path / "file" / "out.mcap")
 
 
-def test_a_full_disk_is_shown_and_stops_nothing_but_the_recording(tmp_path: Path) -> None:
-    """A limit on the size of files fails writes like a full disk does."""
+def test_a_full_disk_is_reported_and_stops_only_the_recording(tmp_path: Path) -> None:
+    """A limit on file size makes writes fail like a full disk."""
     source = LiveSource()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
@@ -519,7 +519,7 @@ def test_a_full_disk_is_shown_and_stops_nothing_but_the_recording(tmp_path: Path
         assert recording.last_step is not None
 
 
-def test_a_recording_that_ended_by_itself_takes_nothing_more_of_the_source(tmp_path: Path) -> None:
+def test_a_recording_that_ended_by_itself_ignores_further_messages(tmp_path: Path) -> None:
     source = LiveSource()
     recorder = Recorder(source, tmp_path / "a.mcap")
     for sequence, message in MESSAGES[:50]:
@@ -543,7 +543,7 @@ def other_engine() -> EngineInfo:
     return msgspec.structs.replace(found, engine_id="another")
 
 
-def test_a_mark_alone_never_reaches_the_state(recorded: Path) -> None:
+def test_a_mark_does_not_change_the_session_state(recorded: Path) -> None:
     state = SessionState()
     before = state.copy()
     state.apply(Mark(step=3, time_ns=0, text="x", who="y"))
@@ -560,7 +560,7 @@ def test_keyframes_are_at_most_256_messages_apart(recorded: Path) -> None:
         assert all(isinstance(wire.decode(frame.payload), Snapshot) for frame in keyframes)
 
 
-def test_keyframes_of_a_long_queue_are_no_more_than_half_of_what_is_written(tmp_path: Path) -> None:
+def test_keyframes_of_a_long_queue_are_at_most_half_of_the_file(tmp_path: Path) -> None:
     flood = SimulatedWorkload(rate=150.0, document_share=0.0, chat_tokens=20, shared_tokens=4)
     knobs = Knobs(max_num_batched_tokens=64, max_num_seqs=4)
     messages = simulate(seed=3, num_steps=3000, num_blocks=1024, workload=flood, knobs=knobs)

@@ -1,4 +1,4 @@
-"""Recordings survive: whatever ends a file or damages it, what was written before is there."""
+"""Whatever truncates or damages a recording, the steps written before can be read."""
 
 import contextlib
 import itertools
@@ -52,7 +52,7 @@ def nothing(share: float) -> None:
 
 
 class Written:
-    """A file, and what was safe in it at each moment."""
+    """A file, and how much of it was safely flushed at each moment."""
 
     def __init__(self, path: Path, num_messages: int, flush_every: int, chunk_bytes: int) -> None:
         self.path = path
@@ -102,7 +102,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 
 def frames_of(path: Path) -> list[MessageFrame] | None:
-    """What a reader sees; None when it refuses, in one line that names the file."""
+    """The frames a reader sees; None if it refuses, in one line that names the file."""
     try:
         with Recording(path) as recording:
             return [frame for frame, _ in recording.frames()]
@@ -130,7 +130,7 @@ def test_a_file_cut_at_any_byte_is_read_up_to_its_last_flush(
             assert kept == small.frames[: len(kept)]
 
 
-def test_long_file_cut_anywhere_is_read_up_to_the_last_flush(
+def test_a_long_file_cut_anywhere_is_read_up_to_its_last_flush(
     large: Written, tmp_path: Path
 ) -> None:
     path = tmp_path / "cut.mcap"
@@ -157,7 +157,7 @@ def test_long_file_cut_anywhere_is_read_up_to_the_last_flush(
 
 
 def test_a_file_cut_in_its_index_has_lost_no_steps(small: Written, tmp_path: Path) -> None:
-    """Its last bytes only tell where everything is: no step lies there."""
+    """The last bytes only index the file: no step lies there."""
     end_of_data = small.chunks[-1].end + 13
     for length in range(len(small.content) - 1, small.chunks[-1].end - 1, -1):
         path = tmp_path / f"cut-{length}.mcap"
@@ -178,10 +178,10 @@ def test_a_file_cut_in_its_index_has_lost_no_steps(small: Written, tmp_path: Pat
             assert len(report.losses) == 1
 
 
-def test_flipped_byte_damages_only_its_own_chunk(small: Written, tmp_path: Path) -> None:
+def test_a_flipped_byte_damages_only_its_own_chunk(small: Written, tmp_path: Path) -> None:
     path = tmp_path / "flipped.mcap"
     first = small.chunks[0]
-    # By the chunk that is hit: what is in all others; None stands for no chunk.
+    # For each damaged chunk, the frames of all others; None stands for no chunk.
     expected = {hit: whole_chunks(small, hit) for hit in (None, *range(len(small.chunks)))}
     places = set(range(first.offset + 60)) | set(range(small.chunks[-1].end, len(small.content)))
     for chunk in small.chunks:
@@ -193,7 +193,7 @@ def test_flipped_byte_damages_only_its_own_chunk(small: Written, tmp_path: Path)
         path.write_bytes(content)
         kept = frames_of(path)
         if kept is None:
-            # Only what the file says of itself, and the keyframe it begins with, can be so bad.
+            # Only the file's metadata and its first keyframe can be damaged that badly.
             assert place < first.end, f"byte {place}"
             continue
         found = {(frame.sequence, frame.payload) for frame in kept}
@@ -202,7 +202,7 @@ def test_flipped_byte_damages_only_its_own_chunk(small: Written, tmp_path: Path)
 
 
 def whole_chunks(written: Written, hit: int | None) -> set[tuple[int, bytes]]:
-    """What is in all chunks but one."""
+    """The frames of all chunks but one."""
     found: set[tuple[int, bytes]] = set()
     with Recording(written.path) as recording:
         position = 0
@@ -236,7 +236,7 @@ def test_verify_finds_every_flipped_byte_that_changes_the_content(
         assert not report.is_good or frames_of(path) == small.frames, f"byte {place}"
 
 
-def test_flipped_bit_in_the_only_chunk_is_reported_as_damage(
+def test_a_flipped_bit_in_the_only_chunk_is_reported_as_damage(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "bit.mcap"
@@ -248,7 +248,7 @@ def test_flipped_bit_in_the_only_chunk_is_reported_as_damage(
             read(path)
 
 
-def test_damage_that_asks_for_more_memory_than_there_is_is_damage_like_any_other(
+def test_damage_that_demands_impossible_memory_is_reported_as_damage(
     large: Written, tmp_path: Path
 ) -> None:
     path = tmp_path / "vast.mcap"
@@ -261,7 +261,7 @@ def test_damage_that_asks_for_more_memory_than_there_is_is_damage_like_any_other
         assert recording.check_chunk(2)
 
 
-def test_a_zeroed_stretch_in_an_unfinished_chunk_is_damage_and_its_end_a_cut(
+def test_zeros_inside_an_unfinished_chunk_are_damage_and_at_its_end_a_cut(
     large: Written, tmp_path: Path
 ) -> None:
     path = tmp_path / "cut.mcap.part"
@@ -275,11 +275,11 @@ def test_a_zeroed_stretch_in_an_unfinished_chunk_is_damage_and_its_end_a_cut(
     assert "is damaged" in verify(path, nothing).checksums.problems[0]
 
 
-def test_a_file_that_is_whole_is_not_repaired(small: Written) -> None:
+def test_an_intact_file_is_not_repaired(small: Written) -> None:
     assert what_is_wrong(small.path, nothing) is None
 
 
-def test_a_repaired_file_is_whole_and_holds_all_that_could_be_read(
+def test_a_repaired_file_is_complete_and_holds_every_readable_step(
     large: Written, tmp_path: Path
 ) -> None:
     path = tmp_path / "broken.mcap.part"
@@ -316,10 +316,10 @@ def test_a_repaired_file_is_whole_and_holds_all_that_could_be_read(
         assert sum(1 for _ in make_reader(stream, validate_crcs=True).iter_messages()) == len(kept)
 
 
-def test_steps_of_a_chunk_without_a_head_are_reported_as_lost(
+def test_steps_of_a_chunk_whose_head_is_lost_are_reported_as_lost(
     large: Written, tmp_path: Path
 ) -> None:
-    """As when the disk gives zeros back, and the file was cut too: no index has the chunk."""
+    """The disk returned zeros and the file was cut too, so that no index has the chunk."""
     path = tmp_path / "zeros.mcap"
     gone = large.chunks[3]
     content = bytearray(large.content[:-20])
@@ -368,14 +368,14 @@ def test_steps_never_recorded_are_not_reported_as_lost(
     assert f"lost: up to {following[0]:,} steps (0 to {following[0] - 1:,})" in lines
 
 
-def test_damage_message_names_missing_steps_and_the_remedy(
+def test_the_damage_message_names_missing_steps_and_the_remedy(
     large: Written, tmp_path: Path, stepscope: Callable[..., Any]
 ) -> None:
     path = tmp_path / "broken.mcap"
     places, content = large.chunks, bytearray(large.content)
 
     def told() -> tuple[str, list[int]]:
-        """What a picture of the whole file says of it, and all steps that can be read."""
+        """What a picture says of the whole file, and all readable steps."""
         path.write_bytes(content)
         done = stepscope("plot", str(path), "-o", str(tmp_path / "broken.svg"))
         assert done.exit_code == 0, done.stderr
@@ -383,7 +383,7 @@ def test_damage_message_names_missing_steps_and_the_remedy(
             messages = [wire.decode(frame.payload) for frame, _ in recording.frames()]
             assert recording.message is not None
         steps = [each.step for each in messages if isinstance(each, wire.StepRecord)]
-        # It can still be asked for, from what was read.
+        # A repair can still be requested, from the readable part.
         assert recording.message == done.stdout.splitlines()[-1]
         return recording.message, steps
 
@@ -417,7 +417,7 @@ def test_a_damaged_index_is_rebuilt_without_any_loss(large: Written, tmp_path: P
     assert verify(tmp_path / "new.mcap", nothing).is_good
 
 
-def test_repair_mends_whatever_verify_complains_of(small: Written, tmp_path: Path) -> None:
+def test_repair_fixes_every_damage_that_verify_reports(small: Written, tmp_path: Path) -> None:
     path, output = tmp_path / "flipped.mcap", tmp_path / "mended.mcap"
     first, last = small.chunks[0], small.chunks[-1]
     begin, head = range(0, first.offset, 7), range(first.offset, first.offset + 60, 2)
@@ -436,7 +436,7 @@ def test_repair_mends_whatever_verify_complains_of(small: Written, tmp_path: Pat
             output.unlink()
 
 
-def test_a_damaged_chunk_of_which_all_can_be_read_costs_nothing(
+def test_repairing_a_damaged_but_readable_chunk_loses_no_step(
     large: Written, tmp_path: Path
 ) -> None:
     path, output = tmp_path / "head.mcap", tmp_path / "mended.mcap"
@@ -447,7 +447,7 @@ def test_a_damaged_chunk_of_which_all_can_be_read_costs_nothing(
     assert frames_of(output) == large.frames
 
 
-def test_repair_writes_over_nothing_and_leaves_nothing_half_done(
+def test_repair_overwrites_no_file_and_leaves_no_partial_one(
     large: Written, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.mcap"
@@ -469,14 +469,14 @@ def test_repair_writes_over_nothing_and_leaves_nothing_half_done(
 
 
 def damaged(content: bytes, *places: ChunkPlace) -> bytes:
-    """With a bit flipped near the beginning of each chunk, so that nothing of it can be read."""
+    """The content with a bit flipped near the beginning of each given chunk: it is unreadable."""
     found = bytearray(content)
     for place in places:
         found[place.offset + 60] ^= 1
     return bytes(found)
 
 
-def test_losses_of_a_repair_are_in_the_file_and_no_problem(
+def test_steps_lost_in_a_repair_are_noted_in_the_file_and_no_problem(
     large: Written, tmp_path: Path, stepscope: Callable[..., Any]
 ) -> None:
     path, output = tmp_path / "broken.mcap", tmp_path / "mended.mcap"
@@ -514,7 +514,7 @@ def test_losses_of_a_repair_are_in_the_file_and_no_problem(
     assert said.endswith(f" steps and whatever came after step {last:,}, repaired")
 
 
-def test_a_hole_that_no_repair_knows_of_stays_a_problem_of_a_repaired_file(
+def test_a_gap_that_no_repair_noted_stays_a_problem_of_a_repaired_file(
     large: Written, tmp_path: Path
 ) -> None:
     path, output = tmp_path / "broken.mcap", tmp_path / "mended.mcap"
@@ -542,7 +542,7 @@ def test_a_hole_that_no_repair_knows_of_stays_a_problem_of_a_repaired_file(
 
 
 def test_a_flipped_bit_costs_at_most_a_second_or_a_hundredth_of_the_file(tmp_path: Path) -> None:
-    """However light its steps are, and whether it is long or short."""
+    """However small its steps are, and whether the file is long or short."""
     workload = SimulatedWorkload(rate=1.0, document_share=0.0, chat_tokens=50, output_tokens=400)
     messages = simulate(seed=5, num_steps=30_000, num_blocks=512, workload=workload)
     path = record(tmp_path / "light.mcap", messages)
@@ -577,7 +577,7 @@ for number, (sequence, message) in enumerate(simulate(seed=1, num_steps=6000)):
 """
 
 
-def test_a_recorder_that_is_killed_while_it_writes_loses_what_was_not_flushed(
+def test_a_recorder_killed_while_writing_loses_only_unflushed_messages(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "killed.mcap"
@@ -619,7 +619,7 @@ for _, message in messages:
 """
 
 
-def test_an_engine_that_is_killed_leaves_a_recording_that_is_whole(tmp_path: Path) -> None:
+def test_the_recording_of_a_killed_engine_is_complete(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/telemetry"
     path = tmp_path / "engine.mcap"
     writer = RecordingWriter(path)
@@ -654,7 +654,7 @@ def test_an_engine_that_is_killed_leaves_a_recording_that_is_whole(tmp_path: Pat
 
 @contextlib.contextmanager
 def limited_files(num_bytes: int) -> Iterator[None]:
-    """Files of this process cannot grow beyond: writing fails as on a full disk.
+    """Limit the size of this process's files: writing fails as on a full disk.
 
     Over before the test ends: what the test runner writes may be a file too.
     """
@@ -666,7 +666,7 @@ def limited_files(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_ends_the_recording_and_costs_what_was_not_flushed(tmp_path: Path) -> None:
+def test_a_full_disk_ends_the_recording_and_loses_only_unflushed_messages(tmp_path: Path) -> None:
     path = tmp_path / "full.mcap"
     with limited_files(60_000):
         writer = RecordingWriter(path)
@@ -692,7 +692,7 @@ def test_a_full_disk_ends_the_recording_and_costs_what_was_not_flushed(tmp_path:
 
 
 def test_two_unfinished_chunks_in_one_file_are_both_read(small: Written, tmp_path: Path) -> None:
-    """As a file system leaves it that lost the head of a chunk in a power cut."""
+    """As after a power cut in which the file system lost the head of a chunk."""
     content = bytearray(small.content)
     head = small.chunks[1].offset
     content[head + 1 : head + 9] = b"\xff" * 8
@@ -701,8 +701,8 @@ def test_two_unfinished_chunks_in_one_file_are_both_read(small: Written, tmp_pat
     assert frames_of(path) == small.frames
 
 
-def test_frames_can_be_read_from_any_of_them_on(large: Written) -> None:
-    """Packed steps need those before them: from any place, in any order."""
+def test_reading_frames_may_begin_at_any_of_them(large: Written) -> None:
+    """Packed steps depend on those before them; reading may begin anywhere, in any order."""
     rng = random.Random(4)
     expected: list[MessageFrame] = []
     with Recording(large.path) as recording:

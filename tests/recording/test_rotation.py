@@ -1,4 +1,4 @@
-"""A recording in many files: nothing lost between them, each opens alone, only ours are deleted."""
+"""A recording in many files: no step is lost in between, each opens alone, old ones are deleted."""
 
 import contextlib
 import errno
@@ -36,7 +36,7 @@ MESSAGES = simulate(seed=9, num_steps=2000)
 def write(
     series: FileSeries, messages: list[tuple[int, Telemetry]], monkeypatch: pytest.MonkeyPatch
 ) -> RecordingWriter:
-    """As if a flush were due after every message."""
+    """Write as if a flush were due after every message."""
     monkeypatch.setattr("stepscope.recordings.file.writing.writer.FLUSH_S", 0.0)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     writer = RecordingWriter(series)
@@ -86,7 +86,9 @@ def test_no_step_is_lost_between_files_and_each_opens_alone(
     assert next_step == 2000
 
 
-def test_another_engine_gets_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restarted_engine_gets_a_file_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     series = FileSeries(tmp_path / "fleet.mcap", SeriesLimits(num_bytes=10**9))
     writer = write(series, MESSAGES[:300] + simulate(seed=10, num_steps=100), monkeypatch)
     assert writer.num_files == 2
@@ -98,7 +100,7 @@ def test_another_engine_gets_another_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert engines == ["simulated-9", "simulated-10"]
 
 
-def test_only_what_is_old_and_ours_is_deleted(
+def test_rotation_deletes_only_old_files_of_its_own_series(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     series = FileSeries(tmp_path / "week.mcap", SeriesLimits(num_bytes=40_000))
@@ -132,10 +134,10 @@ def test_only_what_is_old_and_ours_is_deleted(
     current.abandon()
 
 
-def test_while_nothing_comes_no_file_is_begun_and_none_deleted(
+def test_without_new_messages_rotation_begins_and_deletes_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was recorded before an engine died is there on Monday."""
+    """The recording from before an engine's death is still there on Monday."""
     monkeypatch.setattr("stepscope.recordings.file.writing.writer.CLEAN_S", 0.0)
     full = write(
         FileSeries(tmp_path / "w.mcap", SeriesLimits(num_bytes=40_000)), MESSAGES, monkeypatch
@@ -163,7 +165,7 @@ def test_while_nothing_comes_no_file_is_begun_and_none_deleted(
         writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
 
     def left() -> list[Path]:
-        """By their date: a new file may have the name of one that has gone."""
+        """The remaining files, by date: a new file may have the name of a deleted one."""
         found = []
         for path in old:
             with contextlib.suppress(FileNotFoundError):
@@ -176,7 +178,7 @@ def test_while_nothing_comes_no_file_is_begun_and_none_deleted(
     writer.close()
 
 
-def test_a_new_file_never_takes_the_place_of_another(tmp_path: Path) -> None:
+def test_a_new_file_of_a_series_never_replaces_an_existing_one(tmp_path: Path) -> None:
     series = FileSeries(tmp_path / "x.mcap", SeriesLimits(age_s=1))
     opened: list[RecordingFile] = [series.open_next() for _ in range(3)]
     assert len({file.path for file in opened}) == 3
@@ -197,17 +199,17 @@ def test_a_new_file_never_takes_the_place_of_another(tmp_path: Path) -> None:
         ("7d,100GB", SeriesLimits(10**11, 604_800.0)),
     ],
 )
-def test_limits_are_read_as_people_write_them(text: str, expected: SeriesLimits) -> None:
+def test_series_limits_accept_sizes_and_times(text: str, expected: SeriesLimits) -> None:
     assert SeriesLimits.parse(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "1", "GB", "1GB,2GB", "-1h", "1 parsec", "0h", "1GB;1h"])
-def test_limits_that_mean_nothing_are_refused(text: str) -> None:
+def test_meaningless_series_limits_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected"):
         SeriesLimits.parse(text)
 
 
-def test_record_rotates_and_waits_for_a_signal(
+def test_record_rotates_files_until_a_signal(
     live_engine: object,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -244,7 +246,7 @@ def test_record_rotates_and_waits_for_a_signal(
         assert capfd.readouterr().err.count("\n") == 1
 
 
-def test_a_clock_that_is_put_right_by_years_makes_no_new_file_old(
+def test_a_clock_corrected_by_years_deletes_no_new_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     series = FileSeries(
@@ -263,10 +265,10 @@ def test_a_clock_that_is_put_right_by_years_makes_no_new_file_old(
     current.abandon()
 
 
-def test_a_file_that_another_recorder_writes_is_never_deleted(
+def test_a_file_being_written_by_another_recorder_is_never_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two recorders were given one name: neither takes from under the other what it writes."""
+    """Two recorders were given one name: neither deletes the file that the other writes."""
     path = tmp_path / "week.mcap"
     series = FileSeries(path, SeriesLimits(age_s=3600))
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
@@ -282,12 +284,12 @@ def test_a_file_that_another_recorder_writes_is_never_deleted(
     writer.close()
     assert writer.error is None
     killed = writer.path.rename(writer.part_path)
-    assert other.delete_old(current) == 1  # what a recorder left that is gone may go
+    assert other.delete_old(current) == 1  # the unfinished file of a dead recorder may be deleted
     assert not killed.exists()
     current.abandon()
 
 
-def test_full_disk_gives_one_line_and_leaves_the_last_file_whole(
+def test_a_full_disk_gives_a_one_line_error_and_leaves_the_last_file_intact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("stepscope.recordings.file.writing.writer.FLUSH_S", 0.0)
@@ -311,13 +313,13 @@ def test_full_disk_gives_one_line_and_leaves_the_last_file_whole(
         assert not recording.truncated
 
 
-def test_a_series_says_that_nothing_comes_and_why(
+def test_a_series_without_messages_says_so_and_why(
     live_engine: Any,
     stepscope: Callable[..., Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It goes on for days if need be; its operator is not left to believe that it records."""
+    """It may wait for days; its operator must not believe that it records."""
     monkeypatch.setattr(record, "_GONE_S", 0.5)
     output = tmp_path / "s.mcap"
 

@@ -1,4 +1,4 @@
-"""Service levels that are changed while one looks hold for what has been, too."""
+"""Service levels changed in the dashboard apply to past steps, too."""
 
 import tomllib
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from tests.support.screen_text import screen_text
 
 
 @pytest.mark.parametrize("slo", [SLO(100, 15), SLO(5000, 300), SLO(0.5, 0.5), SLO(500, 30)])
-def test_a_changed_level_is_as_if_it_had_been_the_one_from_the_start(
+def test_a_changed_service_level_applies_as_if_set_from_the_start(
     still_source: Callable[..., Any], slo: SLO
 ) -> None:
     messages = _messages(still_source(400).history)
@@ -37,7 +37,7 @@ def test_a_changed_level_is_as_if_it_had_been_the_one_from_the_start(
 
 
 def _messages(history: History) -> list[tuple[int, Any]]:
-    """Its steps as they came."""
+    """The steps of a history, as messages."""
     found = []
     for step in range(history.num_steps):
         summary, record = history.summary(step), history.record(step)
@@ -46,7 +46,7 @@ def _messages(history: History) -> list[tuple[int, Any]]:
     return found
 
 
-async def test_the_operator_changes_them_and_finds_them_again(
+async def test_service_levels_changed_in_the_dashboard_are_saved(
     still_source: Callable[..., Any], tmp_path: Path
 ) -> None:
     source = still_source()
@@ -72,7 +72,7 @@ async def test_the_operator_changes_them_and_finds_them_again(
     assert tomllib.loads(path.read_text())["dashboard"] == {"slo_itl_ms": 12.0}
 
 
-async def test_what_is_prefilled_is_replaced_by_typing_and_kept_by_an_arrow_key(
+async def test_a_prefilled_prompt_is_replaced_by_typing_and_kept_by_an_arrow_key(
     still_source: Callable[..., Any],
 ) -> None:
     source = still_source()
@@ -94,10 +94,10 @@ async def test_what_is_prefilled_is_replaced_by_typing_and_kept_by_an_arrow_key(
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-async def test_levels_of_this_session_only_are_marked(
+async def test_service_levels_of_this_session_only_are_marked(
     still_source: Callable[..., Any], tmp_path: Path, keeps: bool
 ) -> None:
-    """Those of a recording that carries its own are for nothing else."""
+    """Levels that a recording carries apply to that recording only."""
     source = still_source()
     path = tmp_path / "config.toml"
     began: dict[str, Any] = {"slo_ttft_ms": 500.0, "slo_itl_ms": 50.0} if keeps else {}
@@ -111,7 +111,7 @@ async def test_levels_of_this_session_only_are_marked(
     assert path.exists() == keeps
 
 
-def test_levels_are_read_as_they_are_written() -> None:
+def test_service_levels_are_parsed_in_every_spelling() -> None:
     now = SLO(500, 50)
     assert parse_levels("itl=30", now) == SLO(500, 30)
     assert parse_levels(" TTFT=1500ms itl=0.5 ", now) == SLO(1500, 0.5)

@@ -1,4 +1,4 @@
-"""A knob that moves while a session is recorded: when, between which values, and what ends it."""
+"""`record --vary` moves a knob while it records: when, in which range, and what ends it."""
 
 from typing import Any
 
@@ -11,7 +11,9 @@ from stepscope.tui.session.control.variation import KnobRange, KnobVariation
 BUDGET = "max_num_batched_tokens"
 
 
-def test_a_budget_moves_for_a_quarter_of_each_minute_and_comes_back(live_engine: Any) -> None:
+def test_a_varied_budget_moves_for_a_quarter_of_each_minute_and_comes_back(
+    live_engine: Any,
+) -> None:
     with ControlClient(live_engine.endpoint) as client:
         client.set_knobs({BUDGET: 700}, "operator")
         variation = KnobVariation(client, KnobRange(BUDGET, 256, 1024), "recorder")
@@ -30,7 +32,7 @@ def test_a_budget_moves_for_a_quarter_of_each_minute_and_comes_back(live_engine:
         assert variation.ended is None
 
 
-def test_an_operator_who_changes_a_knob_ends_the_variation(live_engine: Any) -> None:
+def test_an_operators_change_of_the_varied_knob_ends_the_variation(live_engine: Any) -> None:
     with ControlClient(live_engine.endpoint) as client:
         variation = KnobVariation(client, KnobRange(BUDGET, 256, 1024), "recorder")
         client.set_knobs({BUDGET: 300}, "operator")
@@ -42,7 +44,7 @@ def test_an_operator_who_changes_a_knob_ends_the_variation(live_engine: Any) -> 
 
 
 @pytest.mark.parametrize(("name", "high"), [("budget", 8), (BUDGET, 1 << 40)])
-def test_a_range_that_the_engine_does_not_take_is_refused_at_the_start(
+def test_a_knob_range_that_the_engine_rejects_is_refused_at_the_start(
     live_engine: Any, name: str, high: int
 ) -> None:
     with ControlClient(live_engine.endpoint) as client:
@@ -53,6 +55,6 @@ def test_a_range_that_the_engine_does_not_take_is_refused_at_the_start(
 
 
 @pytest.mark.parametrize("text", ["", BUDGET, "a=1", "a=2..1", "a=0..4", "a=x..y", "=1..2"])
-def test_a_range_is_a_knob_and_two_numbers(text: str) -> None:
+def test_a_malformed_knob_range_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"expected KNOB=LOW\.\.HIGH"):
         KnobRange.parse(text)

@@ -1,4 +1,4 @@
-"""`verify` finds what is wrong with a session, and where; and nothing in a sound one."""
+"""`verify` finds the inconsistencies of a session and their place, and none in a sound one."""
 
 import json
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def wrong(report: VerifyReport) -> dict[str, list[str]]:
     return {check.name: check.problems for check in report.checks if not check.is_good}
 
 
-def test_a_sound_session_has_nothing_wrong_and_all_of_it_was_looked_at(tmp_path: Path) -> None:
+def test_verify_finds_nothing_wrong_in_a_sound_session_and_checks_all_of_it(tmp_path: Path) -> None:
     assert any(
         isinstance(m, StepRecord) and any(type(e).__name__ == "Preempted" for e in m.events)
         for _, m in MESSAGES
@@ -54,7 +54,7 @@ def test_a_sound_session_has_nothing_wrong_and_all_of_it_was_looked_at(tmp_path:
     assert report.num_lost_messages == 0
 
 
-def test_a_gap_is_counted_and_what_comes_after_it_is_no_mistake(tmp_path: Path) -> None:
+def test_verify_counts_a_gap_and_finds_no_further_problem_after_it(tmp_path: Path) -> None:
     whole: Messages = [(n, m) for n, m in MESSAGES if not 100 <= n < 130]
     report = verified(tmp_path / "gap.mcap", whole)
     assert list(wrong(report)) == ["sequence"]
@@ -74,7 +74,7 @@ def test_a_gap_is_counted_and_what_comes_after_it_is_no_mistake(tmp_path: Path) 
     ],
     ids=["one too many", "cached taken for empty"],
 )
-def test_counts_that_the_moves_contradict_are_found(
+def test_kv_counts_that_contradict_the_block_moves_are_found(
     tmp_path: Path, change: Callable[[object], object], check: str, said: str
 ) -> None:
     messages = changed(400, lambda m: msgspec.structs.replace(m, kv=change(m.kv)))
@@ -85,7 +85,7 @@ def test_counts_that_the_moves_contradict_are_found(
     assert len(problems[check]) == 1
 
 
-def test_unpublished_block_move_is_found(tmp_path: Path) -> None:
+def test_an_unpublished_block_move_is_found(tmp_path: Path) -> None:
     step = next(m.step for _, m in MESSAGES if isinstance(m, StepRecord) and len(m.moves) > 3)
     messages = changed(step, lambda m: msgspec.structs.replace(m, moves=m.moves[1:]))
     problems = wrong(verified(tmp_path / "moves.mcap", messages))
@@ -109,7 +109,7 @@ def test_block_references_without_a_request_are_found(tmp_path: Path) -> None:
     assert "references to blocks, requests hold" in problems["block accounting"][0]
 
 
-def test_a_block_that_the_pool_does_not_have_is_found(tmp_path: Path) -> None:
+def test_a_block_number_outside_the_pool_is_found(tmp_path: Path) -> None:
     messages = changed(
         50, lambda m: msgspec.structs.replace(m, moves=[*m.moves, BlockMove(9999, 3, 1)])
     )
@@ -117,7 +117,7 @@ def test_a_block_that_the_pool_does_not_have_is_found(tmp_path: Path) -> None:
     assert problems["block accounting"] == ["step 50: block 9999 moved, the pool has 160"]
 
 
-def test_steps_out_of_order_and_times_that_run_backwards_are_found(tmp_path: Path) -> None:
+def test_steps_out_of_order_and_times_running_backwards_are_found(tmp_path: Path) -> None:
     messages = changed(200, lambda m: msgspec.structs.replace(m, step=150))
     assert "step order" in wrong(verified(tmp_path / "order.mcap", messages))
     messages = changed(
@@ -127,7 +127,7 @@ def test_steps_out_of_order_and_times_that_run_backwards_are_found(tmp_path: Pat
     assert problems["times"] == ["step 200: its times do not follow one another"]
 
 
-def test_the_command_says_it_in_a_table_or_as_json_and_ends_with_1(
+def test_verify_reports_as_table_or_json_and_ends_with_1_on_problems(
     tmp_path: Path, stepscope: Callable[..., Any]
 ) -> None:
     good = record(tmp_path / "good.mcap", MESSAGES)
@@ -195,7 +195,7 @@ def admitted_without_a_row(messages: Messages) -> list[StepRecord]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_sound_session_is_sound_in_each_batching_mode(tmp_path: Path, mode: str) -> None:
+def test_verify_accepts_a_sound_session_in_each_batching_mode(tmp_path: Path, mode: str) -> None:
     messages = in_mode(3, mode, {})
     assert bool(admitted_without_a_row(messages)) == (mode == "static")
     report = verified(tmp_path / "mode.mcap", messages)
@@ -204,7 +204,9 @@ def test_a_sound_session_is_sound_in_each_batching_mode(tmp_path: Path, mode: st
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_sound_session_is_sound_through_every_switch_of_modes(tmp_path: Path, seed: int) -> None:
+def test_verify_accepts_a_sound_session_through_every_change_of_mode(
+    tmp_path: Path, seed: int
+) -> None:
     pairs = [mode for a in MODES for b in MODES if a != b for mode in (a, b)]
     switches = {60 * (number + 1): mode for number, mode in enumerate(pairs)}
     messages = in_mode(seed, "chunked", switches, num_steps=60 * (len(pairs) + 2))
@@ -212,7 +214,7 @@ def test_a_sound_session_is_sound_through_every_switch_of_modes(tmp_path: Path, 
     assert wrong(verified(tmp_path / "switches.mcap", messages)) == {}
 
 
-def test_a_gap_among_static_batches_is_the_only_thing_wrong(tmp_path: Path) -> None:
+def test_a_gap_among_static_batches_is_the_only_problem_reported(tmp_path: Path) -> None:
     messages = in_mode(3, "static", {})
     step = admitted_without_a_row(messages)[1].step
     first = next(n for n, m in messages if isinstance(m, StepRecord) and m.step == step)
@@ -221,7 +223,7 @@ def test_a_gap_among_static_batches_is_the_only_thing_wrong(tmp_path: Path) -> N
         assert list(wrong(verified(tmp_path / f"{lost.start}.mcap", whole))) == ["sequence"]
 
 
-def test_a_reference_too_many_in_a_static_batch_is_found(tmp_path: Path) -> None:
+def test_a_wrong_reference_count_in_a_static_batch_is_found(tmp_path: Path) -> None:
     messages = in_mode(3, "static", {})
     record = admitted_without_a_row(messages)[1]
     place = next(i for i, move in enumerate(record.moves) if move.ref_count > 0)
@@ -238,7 +240,7 @@ def test_a_reference_too_many_in_a_static_batch_is_found(tmp_path: Path) -> None
         assert "block accounting" in problems
 
 
-def test_commands_on_recordings_take_the_names_of_shipped_samples(
+def test_commands_on_recordings_accept_names_of_shipped_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stepscope: Callable[..., Any]
 ) -> None:
     def run(*arguments: str) -> tuple[int, str]:
@@ -259,7 +261,9 @@ def test_commands_on_recordings_take_the_names_of_shipped_samples(
     assert code == 1
     assert "shipped samples: freeze, chunked" in said
     Path("f.csv").rename("broken.mcap.part")
-    code, said = run("verify", "broken.mcap")  # stands for its unfinished self, as ever
+    code, said = run(
+        "verify", "broken.mcap"
+    )  # as always, the name also stands for the unfinished file
     assert code == 1
     assert "there is no recording" not in said
 
@@ -272,7 +276,7 @@ def test_commands_on_recordings_take_the_names_of_shipped_samples(
         (["--until", "20"], "none of them up to 20"),
     ],
 )
-def test_an_export_of_steps_that_are_not_there_says_which_in_words(
+def test_an_export_of_steps_outside_the_recording_is_refused_in_words(
     tmp_path: Path,
     stepscope: Callable[..., Any],
     steps: list[str],
