@@ -1,6 +1,6 @@
 """With order=arrival and reserve=prompt, every step is the one vLLM 0.32.0 schedules.
 
-Asked of the command that everybody can run: `stepscope schedule WORKLOAD.json`.
+The steps are those of the public command `stepscope schedule WORKLOAD.json`.
 """
 
 import json
@@ -34,12 +34,12 @@ def schedule(workload: dict[str, object]) -> list[ScheduleLine]:
     return list(ScheduleReplay(parse_workload(data, "here")).lines())
 
 
-def test_the_recorded_schedules_are_there() -> None:
+def test_the_recorded_vllm_schedules_are_found() -> None:
     assert len(WORKLOADS) >= 19
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_every_step_is_the_one_vllm_schedules(
+def test_every_step_equals_the_one_vllm_schedules(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(RECORDED / f"{name}.json")
@@ -89,7 +89,7 @@ def one_request(**changes: object) -> dict[str, object]:
         ),
     ],
 )
-def test_a_broken_workload_is_refused_in_one_line(workload: dict[str, object], what: str) -> None:
+def test_an_invalid_workload_is_refused_in_one_line(workload: dict[str, object], what: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         schedule(workload)
     assert what in str(refusal.value)
@@ -98,13 +98,13 @@ def test_a_broken_workload_is_refused_in_one_line(workload: dict[str, object], w
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b'{"a":' * 5000, b'"x"'])
-def test_what_is_no_json_object_is_refused_in_one_line(data: bytes) -> None:
+def test_a_workload_that_is_no_json_object_is_refused_in_one_line(data: bytes) -> None:
     with pytest.raises(ConfigError, match=r"^here: .") as refusal:
         parse_workload(data, "here")
     assert "\n" not in str(refusal.value)
 
 
-def test_a_request_that_fills_every_block_to_the_last_token_is_taken() -> None:
+def test_a_request_that_fills_every_block_to_the_last_token_is_admitted() -> None:
     # The last of its 17 tokens is never computed: 16 have to find room, in 4 blocks of 4.
     lines = schedule(small_workload(requests=[
         {"arrival_step": 0, "prompt_len": 12, "output_len": 5},
@@ -112,19 +112,19 @@ def test_a_request_that_fills_every_block_to_the_last_token_is_taken() -> None:
     assert [line.free_blocks for line in lines] == [1, 0, 0, 0, 0, 4]
 
 
-def test_a_whole_prompt_waits_for_the_step_in_which_the_budget_is_raised() -> None:
+def test_an_uncut_prompt_waits_for_the_step_in_which_the_budget_is_raised() -> None:
     workload = small_workload(
         enable_chunked_prefill=False, max_num_batched_tokens=9, budget={"3": 13}
     )
     assert [line.total for line in schedule(workload)] == [0, 0, 0, 10, 1, 1, 1, 0]
 
 
-def test_a_note_for_people_changes_nothing() -> None:
+def test_comments_in_a_workload_change_nothing() -> None:
     notes = {"name": "x", "comment": "why it was made", "seed": 3}
     assert schedule(small_workload(**notes)) == schedule(small_workload())
 
 
-def test_prompts_without_tokens_share_nothing_whatever_others_have() -> None:
+def test_prompts_without_given_tokens_share_no_prefix() -> None:
     requests: list[dict[str, object]] = [
         {"arrival_step": 0, "prompt_len": 4, "output_len": 1, "tokens": [0, 0, 0, 0]},
         {"arrival_step": 1, "prompt_len": 5, "output_len": 1},

@@ -1,4 +1,4 @@
-"""The loop: a record for every step, nothing lost when one fails, same input, same bytes."""
+"""The engine's loop: a record for every step, failed steps included, and deterministic messages."""
 
 from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
@@ -47,7 +47,7 @@ def test_the_same_seed_gives_the_same_messages_byte_for_byte() -> None:
     assert first != encoded(simulate(seed=4, num_steps=200, workload=BUSY))
 
 
-def test_records_add_up() -> None:
+def test_the_token_and_block_counts_of_step_records_add_up() -> None:
     steps = steps_of(simulate(num_steps=600, workload=BUSY, num_blocks=600))
     assert [record.step for record in steps] == list(range(600))
     for record in steps:
@@ -63,7 +63,7 @@ def test_records_add_up() -> None:
     assert any(r.num_decode_tokens and r.num_prefill_tokens for r in steps), "no mixed step"
 
 
-def test_block_moves_give_the_counts_without_a_snapshot() -> None:
+def test_block_moves_alone_give_the_kv_counts() -> None:
     messages = simulate(num_steps=500, workload=BUSY, num_blocks=600, max_model_len=8192)
     owners = dict.fromkeys(range(600), -2)
     for _, message in messages:
@@ -77,7 +77,7 @@ def test_block_moves_give_the_counts_without_a_snapshot() -> None:
         assert values.count(-2) == message.kv.empty
 
 
-def test_every_request_arrives_streams_and_ends_in_the_events() -> None:
+def test_the_events_show_every_request_arrive_stream_and_end() -> None:
     messages = simulate(num_steps=1500, workload=BUSY, num_blocks=520)
     story: dict[int, list[str]] = {}
     for _, message in messages:
@@ -132,7 +132,7 @@ def request(max_tokens: int) -> Submit:
     )
 
 
-def test_a_step_that_fails_ends_its_requests_and_the_engine_goes_on() -> None:
+def test_a_failing_step_ends_its_requests_and_the_engine_keeps_running() -> None:
     class Failing(SimulatedRunner):
         fail = True
 
@@ -162,7 +162,7 @@ def test_a_step_that_fails_ends_its_requests_and_the_engine_goes_on() -> None:
     core.scheduler.kv.check_integrity()
 
 
-def test_without_telemetry_the_engine_serves_all_the_same() -> None:
+def test_without_telemetry_the_engine_still_serves() -> None:
     core, _ = make_core(SimulatedRunner(CostModel()))
     core.publish_to(None)
     listener = Client()
@@ -172,7 +172,7 @@ def test_without_telemetry_the_engine_serves_all_the_same() -> None:
     assert [output.num_output_tokens for output in listener.outputs] == [1, 2, 3, 4]
 
 
-def test_a_snapshot_repeats_nothing_that_a_later_message_says() -> None:
+def test_a_snapshot_contains_nothing_that_a_later_message_repeats() -> None:
     core, sink = make_core(SimulatedRunner(CostModel()))
     core.inbox.put(Call(request(3), Client(), list(range(40))))
     core.step()
@@ -186,7 +186,7 @@ def test_a_snapshot_repeats_nothing_that_a_later_message_says() -> None:
     assert [view.num_output_tokens for view in snapshot.requests] == [1]
 
 
-def test_an_engine_without_a_workload_of_its_own_refuses_one() -> None:
+def test_an_engine_that_cannot_generate_load_refuses_a_workload() -> None:
     core, _ = make_core(SimulatedRunner(CostModel()))
     client = Client()
     core.inbox.put(Call(SetWorkload(workload=WorkloadSpec(rate=2.0)), client))
@@ -197,7 +197,7 @@ def test_an_engine_without_a_workload_of_its_own_refuses_one() -> None:
     assert [entry.code for entry in core.audit.last()] == ["unsupported"]
 
 
-def test_an_engine_that_was_stopped_may_be_run_again() -> None:
+def test_a_stopped_engine_can_be_run_again() -> None:
     core, sink = make_core(SimulatedRunner(CostModel()))
     for _ in range(2):
         client = Client()

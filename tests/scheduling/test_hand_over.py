@@ -1,4 +1,4 @@
-"""What a prefill engine does when its decode engine is lost and found within one step."""
+"""A prefill engine loses its decode engine and finds another within one step."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,7 @@ TICKET = KVTicket(file=f"stepscope-kv-{'0' * 32}", layout="", frames=[0], stamp=
 
 
 class Sender:
-    """Has room when it is told so."""
+    """A sender whose room the test sets."""
 
     has_room = False
 
@@ -26,7 +26,7 @@ class Sender:
         return TICKET if self.has_room else None
 
 
-def test_what_waited_for_room_goes_to_the_decode_engine_that_is_found_next() -> None:
+def test_a_hand_over_waiting_for_room_goes_to_the_next_decode_engine_found() -> None:
     scheduler = Scheduler(KVCacheManager(8, 16), Knobs(max_num_batched_tokens=64), LIMITS)
     delivery = Delivery(scheduler, None)
     submit = Submit(prompt_token_ids=[1] * 20, sampling=SamplingParams(max_tokens=9))
@@ -52,7 +52,7 @@ def test_what_waited_for_room_goes_to_the_decode_engine_that_is_found_next() -> 
     assert scheduler.leaving == [request]
     assert not scheduler.has_work()
     sender.has_room = True
-    hand_over.lost([])  # the link is open again by the time that it is reported
+    hand_over.lost([])  # the link is open again by the time its loss is reported
     hand_over.opened()
     assert not scheduler.leaving
     assert [away.request for away in sent] == [request]

@@ -1,4 +1,4 @@
-"""An idle engine that has worked before: what it tells of itself is shown all the same."""
+"""The figures of an idle engine that has run steps before are still shown."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from stepscope.tui.views.panels import header, key_figures
 from tests.support.screen_text import main_text
 
 
-async def test_an_idle_engine_has_its_step_its_seats_and_its_budget(
+async def test_an_idle_engine_shows_its_last_step_its_seats_and_its_budget(
     still_source: Callable[..., Any],
 ) -> None:
     busy = still_source()
@@ -42,7 +42,7 @@ async def test_an_idle_engine_has_its_step_its_seats_and_its_budget(
         ("running", "down", ["▐DOWN▌", "last step", "RUN —/", "WAIT —", "● REC waits"], ["00:08"]),
     ],
 )
-async def test_an_engine_that_does_no_step_does_not_look_busy(
+async def test_an_engine_without_new_steps_does_not_look_busy(
     still_source: Callable[..., Any], state: str, status: str, said: list[str], not_said: list[str]
 ) -> None:
     source = still_source()
@@ -73,7 +73,7 @@ async def test_an_engine_that_does_no_step_does_not_look_busy(
         assert part.format(spent=spent) not in shown, shown
 
 
-async def test_a_budget_and_seats_set_while_it_is_idle_are_shown_at_once(
+async def test_a_budget_and_seats_set_while_the_engine_is_idle_are_shown_at_once(
     still_source: Callable[..., Any],
 ) -> None:
     source = still_source()

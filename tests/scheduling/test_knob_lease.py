@@ -1,4 +1,4 @@
-"""Knobs on lease: they go back when the client that moves them falls silent."""
+"""Leased knobs get their old values back when the client that changed them falls silent."""
 
 import pytest
 
@@ -47,7 +47,7 @@ class Engine:
         return reply
 
     def run(self, seconds: float) -> None:
-        """Steps with one request after another."""
+        """Run steps with one request after another."""
         end_ns = self.core.clock() + round(seconds * 1e9)
         while self.core.clock() < end_ns:
             if not self.core.scheduler.has_work():
@@ -57,7 +57,7 @@ class Engine:
             self.core.publish_heartbeat(idle=False)
 
     def wait(self, seconds: float) -> None:
-        """No step runs."""
+        """Let time pass without a step."""
         self.runner.advance_to(self.core.clock() + round(seconds * 1e9))
         self.core.step()
         self.core.publish_heartbeat(idle=True)
@@ -77,7 +77,7 @@ def engine(request: pytest.FixtureRequest) -> Engine:
     return Engine(overlap=request.param)
 
 
-def test_knobs_go_back_when_their_client_falls_silent(engine: Engine) -> None:
+def test_leased_knobs_are_restored_when_their_client_falls_silent(engine: Engine) -> None:
     engine.set(LEASE_S, max_num_batched_tokens=128)
     engine.set(LEASE_S, max_num_batched_tokens=64, max_num_seqs=4)
     engine.run(LEASE_S / 2)
@@ -92,13 +92,13 @@ def test_knobs_go_back_when_their_client_falls_silent(engine: Engine) -> None:
     assert engine.audited[-1] == given_back
 
 
-def test_an_idle_engine_gives_knobs_back_too(engine: Engine) -> None:
+def test_an_idle_engine_restores_leased_knobs_too(engine: Engine) -> None:
     engine.set(LEASE_S, max_num_batched_tokens=64)
     engine.wait(LEASE_S + 1)
     assert engine.knobs == (256, 8)
 
 
-def test_a_renewal_holds_them_and_is_not_audited(engine: Engine) -> None:
+def test_renewing_a_lease_keeps_its_knobs_and_is_not_audited(engine: Engine) -> None:
     engine.set(LEASE_S, max_num_batched_tokens=64)
     for _ in range(4):
         engine.run(LEASE_S / 2)
@@ -108,20 +108,22 @@ def test_a_renewal_holds_them_and_is_not_audited(engine: Engine) -> None:
     assert engine.audited[0].detail == "a try"
 
 
-def test_a_renewal_always_comes_to_the_thread_of_the_engine(engine: Engine) -> None:
+def test_a_lease_renewal_always_reaches_the_engines_thread(engine: Engine) -> None:
     engine.set(LEASE_S, max_num_batched_tokens=64)
     renewal = SetKnobs(changes={BUDGET: 64}, lease_s=LEASE_S)
     assert engine.core.settled(renewal, PILOT, True) is None
 
 
-def test_a_change_without_a_lease_stays(engine: Engine) -> None:
+def test_a_knob_change_without_a_lease_stays(engine: Engine) -> None:
     engine.set(LEASE_S, max_num_batched_tokens=64, max_num_seqs=4)
     engine.set(None, Asker("a person"), max_num_batched_tokens=100)
     engine.wait(LEASE_S + 1)
     assert engine.knobs == (100, 8)
 
 
-def test_the_value_that_a_lease_has_ends_it_too_and_that_is_audited(engine: Engine) -> None:
+def test_setting_a_leased_knob_even_to_its_value_ends_the_lease_and_is_audited(
+    engine: Engine,
+) -> None:
     engine.set(LEASE_S, max_num_batched_tokens=64)
     engine.set(LEASE_S, max_num_batched_tokens=256)
     engine.set(None, Asker("a person"), max_num_batched_tokens=256)
@@ -130,7 +132,7 @@ def test_the_value_that_a_lease_has_ends_it_too_and_that_is_audited(engine: Engi
     assert "pilot holds them no more" in engine.audited[-1].detail
 
 
-def test_a_second_client_gets_no_lease_meanwhile(engine: Engine) -> None:
+def test_a_second_client_gets_no_lease_on_leased_knobs(engine: Engine) -> None:
     engine.set(LEASE_S, max_num_batched_tokens=64)
     reply = engine.set(LEASE_S, Asker("another"), max_num_batched_tokens=32)
     assert isinstance(reply, Error)
@@ -139,7 +141,7 @@ def test_a_second_client_gets_no_lease_meanwhile(engine: Engine) -> None:
     assert engine.knobs == (64, 8)
 
 
-def test_a_refused_change_begins_no_lease(engine: Engine) -> None:
+def test_a_refused_knob_change_begins_no_lease(engine: Engine) -> None:
     reply = engine.set(LEASE_S, max_num_batched_tokens=100_000)
     assert isinstance(reply, Error)
     assert engine.core.lease.published() is None

@@ -1,4 +1,4 @@
-"""What the scheduler, the runner and an observer of the KV map rely on in the block accounting."""
+"""The block accounting that the scheduler, the runner and the KV map rely on."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def compute(kv: KVCacheManager, request: Request) -> list[int]:
     return hit
 
 
-def test_a_fresh_pool_is_empty_and_hands_out_blocks_by_their_number() -> None:
+def test_a_new_pool_is_empty_and_hands_out_blocks_in_order() -> None:
     kv = manager()
     request = make_request(1, list(range(9)))
     assert kv.lookup(request) == []
@@ -44,7 +44,7 @@ def test_a_fresh_pool_is_empty_and_hands_out_blocks_by_their_number() -> None:
     kv.check_integrity()
 
 
-def test_a_prefix_is_hit_in_whole_blocks_and_one_token_short_of_the_prompt() -> None:
+def test_a_prefix_hit_is_whole_blocks_and_leaves_one_token_of_the_prompt() -> None:
     kv = manager()
     prompt = list(range(8))
     compute(kv, make_request(1, prompt))
@@ -54,14 +54,14 @@ def test_a_prefix_is_hit_in_whole_blocks_and_one_token_short_of_the_prompt() -> 
     assert kv.lookup(make_request(5, prompt[:4])) == []
 
 
-def test_the_same_tokens_after_another_beginning_are_no_hit() -> None:
+def test_the_same_tokens_after_another_prefix_are_no_hit() -> None:
     kv = manager()
     compute(kv, make_request(1, [1, 1, 1, 1, 7, 7, 7, 7, 0]))
     assert kv.lookup(make_request(2, [2, 2, 2, 2, 7, 7, 7, 7, 0])) == []
     assert kv.lookup(make_request(3, [7, 7, 7, 7, 0])) == []
 
 
-def test_hashes_are_computed_only_as_far_as_needed() -> None:
+def test_prefix_hashes_are_computed_only_as_far_as_needed() -> None:
     kv = manager()
     request = make_request(1, list(range(33)))
     kv.lookup(request)
@@ -73,7 +73,7 @@ def test_hashes_are_computed_only_as_far_as_needed() -> None:
     assert again.block_hashes == request.block_hashes
 
 
-def test_a_shared_block_belongs_to_its_latest_holder_until_that_one_leaves() -> None:
+def test_a_shared_block_is_owned_by_its_latest_holder_until_that_request_ends() -> None:
     kv = manager()
     prompt = list(range(9))
     first, second, third = (make_request(number, prompt) for number in (1, 2, 3))
@@ -114,7 +114,7 @@ def test_the_tail_of_a_freed_prefix_is_overwritten_before_its_head() -> None:
     kv.check_integrity()
 
 
-def test_the_least_recently_used_prefix_goes_first() -> None:
+def test_the_least_recently_used_prefix_is_evicted_first() -> None:
     kv = manager(num_blocks=4)
     old, new = make_request(1, [1] * 5), make_request(2, [2] * 5)
     for request in (old, new):
@@ -128,7 +128,7 @@ def test_the_least_recently_used_prefix_goes_first() -> None:
     assert kv.lookup(make_request(6, [2] * 5)) == []
 
 
-def test_equal_content_in_two_blocks_outlives_the_first_of_them() -> None:
+def test_a_duplicate_block_stays_cached_when_its_twin_is_evicted() -> None:
     kv = manager(num_blocks=6)
     first, second = make_request(1, [5] * 5), make_request(2, [5] * 5)
     for request in (first, second):  # both computed before either was registered
@@ -142,7 +142,7 @@ def test_equal_content_in_two_blocks_outlives_the_first_of_them() -> None:
     assert kv.lookup(make_request(5, [5] * 5)) == [2]
 
 
-def test_growing_touches_the_pool_only_when_a_block_is_full() -> None:
+def test_growing_a_request_takes_a_block_only_when_its_last_is_full() -> None:
     kv = manager(num_blocks=3)
     compute(kv, request := make_request(1, [1] * 5))
     kv.drain_moves()
@@ -152,7 +152,7 @@ def test_growing_touches_the_pool_only_when_a_block_is_full() -> None:
     assert kv.drain_moves() == [BlockMove(2, 1, 1)]
 
 
-def test_growth_that_does_not_fit_changes_nothing() -> None:
+def test_growing_a_request_beyond_the_pool_changes_nothing() -> None:
     kv = manager(num_blocks=2)
     compute(kv, request := make_request(1, [1] * 5))
     kv.drain_moves()
@@ -162,7 +162,7 @@ def test_growth_that_does_not_fit_changes_nothing() -> None:
     kv.check_integrity()
 
 
-def test_a_hit_on_unused_blocks_uses_up_free_blocks() -> None:
+def test_a_hit_on_unowned_cached_blocks_uses_up_free_blocks() -> None:
     kv = manager(num_blocks=4)
     prompt = [1] * 9
     compute(kv, request := make_request(1, prompt))
@@ -173,7 +173,7 @@ def test_a_hit_on_unused_blocks_uses_up_free_blocks() -> None:
     assert kv.num_free_blocks == 4
 
 
-def test_moves_hold_the_last_state_of_each_changed_block_once() -> None:
+def test_block_moves_hold_the_last_state_of_each_changed_block_once() -> None:
     kv = manager(num_blocks=3)
     compute(kv, request := make_request(7, [1] * 5))
     kv.free(request)
@@ -181,7 +181,7 @@ def test_moves_hold_the_last_state_of_each_changed_block_once() -> None:
     assert kv.drain_moves() == []
 
 
-def test_counts_are_those_since_the_last_drain() -> None:
+def test_hit_counts_are_those_since_the_last_drain() -> None:
     kv = manager()
     prompt = [1] * 9
     compute(kv, make_request(1, prompt))
@@ -193,7 +193,7 @@ def test_counts_are_those_since_the_last_drain() -> None:
     assert (kv.counts().queried_tokens, kv.counts().hit_tokens) == (0, 0)
 
 
-def test_a_reset_leaves_running_requests_their_blocks_and_nothing_to_hit() -> None:
+def test_a_prefix_cache_reset_keeps_blocks_of_running_requests_but_no_hits() -> None:
     kv = manager()
     running, gone = make_request(1, [1] * 9), make_request(2, [2] * 9)
     for request in (running, gone):
@@ -251,12 +251,12 @@ def test_computed_tokens_without_a_block_are_reported() -> None:
         kv.check_integrity()
 
 
-def test_taking_more_than_is_free_is_our_bug_and_says_so() -> None:
+def test_taking_more_blocks_than_are_free_raises_an_integrity_error() -> None:
     with pytest.raises(KVCacheIntegrityError, match="3 blocks wanted, 2 are free"):
         BlockPool(2).take(3, owner=1)
 
 
-# What is told in a step
+# Block moves of a step
 
 
 def told(raw: msgspec.Raw | None) -> list[BlockMove]:
@@ -264,11 +264,11 @@ def told(raw: msgspec.Raw | None) -> list[BlockMove]:
 
 
 class Ways:
-    """The same cache three times: moves as objects, as msgpack from Python, and compiled."""
+    """The same cache with block moves as objects, as msgpack from Python, and compiled."""
 
     def __init__(self) -> None:
         self.caches = [manager(num_blocks=14) for _ in range(3)]
-        self.requests: list[list[Request]] = []  # of each cache, that hold blocks
+        self.requests: list[list[Request]] = []  # of each cache, the requests that hold blocks
         self.num_admitted = 0
 
     def admit(self, prompt: list[int]) -> None:
@@ -307,13 +307,15 @@ class Ways:
     st.lists(
         st.one_of(
             st.lists(st.integers(1, 2), min_size=1, max_size=12),  # a prompt
-            st.integers(0, 9),  # who goes
+            st.integers(0, 9),  # the request that ends
             st.none(),  # the end of a step
         ),
         max_size=40,
     )
 )
-def test_moves_are_equal_compiled_or_not(actions: list[list[int] | int | None]) -> None:
+def test_block_moves_are_encoded_equally_compiled_or_not(
+    actions: list[list[int] | int | None],
+) -> None:
     ways = Ways()
     with pytest.MonkeyPatch.context() as monkeypatch:
         for action in [*actions, None]:
@@ -329,7 +331,7 @@ def test_moves_are_equal_compiled_or_not(actions: list[list[int] | int | None]) 
 
 @needs_compiled
 @pytest.mark.parametrize("number", [0, 127, 128, 255, 256, 2**16 - 1, 2**16, 2**32, 2**39 - 1])
-def test_a_compiled_move_has_the_shortest_form_of_each_number(number: int) -> None:
+def test_compiled_block_moves_encode_each_number_in_its_shortest_form(number: int) -> None:
     assert block_pool.compiled is not None
     told = bytearray(16)
     payload = block_pool.compiled({1: None, 0: None}, told, [3, 1], [5, number], [None, None])
@@ -339,7 +341,7 @@ def test_a_compiled_move_has_the_shortest_form_of_each_number(number: int) -> No
 
 
 def broken(case: str) -> tuple[Any, ...]:
-    """Books that contradict each other."""
+    """Arguments that contradict each other."""
     good: tuple[Any, ...] = ({0: None}, bytearray(8), [1], [7], [None])
     cases: dict[str, tuple[int, Any]] = {
         "no dict": (0, [0]),
@@ -386,7 +388,9 @@ def broken(case: str) -> tuple[Any, ...]:
         ("too few", TypeError),
     ],
 )
-def test_books_that_do_not_fit_are_an_error_and_no_crash(case: str, error: type[Exception]) -> None:
+def test_contradictory_arguments_of_the_move_encoder_raise_an_error(
+    case: str, error: type[Exception]
+) -> None:
     assert block_pool.compiled is not None
     arguments = broken(case)
     with pytest.raises(error):
@@ -396,6 +400,6 @@ def test_books_that_do_not_fit_are_an_error_and_no_crash(case: str, error: type[
 
 @needs_compiled
 @pytest.mark.parametrize("told", [bytes(8), bytearray(9), [0], None])
-def test_states_that_are_none_are_an_error_and_no_crash(told: Any) -> None:
+def test_invalid_block_states_raise_an_error(told: Any) -> None:
     with pytest.raises(TypeError, match="64 bits for each block"):
         block_pool._wire_rows.ends_of_runs(told)

@@ -1,4 +1,4 @@
-"""Steps that are prepared while those before them run: what a client and an operator see of it."""
+"""Overlap: what clients and operators see of steps prepared while the last one still runs."""
 
 import itertools
 import threading
@@ -100,8 +100,8 @@ class Engine:
             self.scheduler.kv.check_integrity()
 
 
-def test_the_host_works_while_the_device_does() -> None:
-    """By the order of events: a device on a thread ends a step only when somebody waits for it."""
+def test_with_overlap_the_host_works_while_the_device_runs() -> None:
+    """Shown by the order of events: the device's thread ends a step only once it is waited for."""
     log: list[str] = []
 
     class Threaded(SimulatedRunner):
@@ -153,7 +153,7 @@ def test_the_host_works_while_the_device_does() -> None:
     assert [record.hidden_ns is not None for record in engine.sink.records] == [False] + [True] * 5
 
 
-def test_time_that_the_host_needs_is_hidden_and_counted_once() -> None:
+def test_with_overlap_host_time_is_hidden_and_counted_once() -> None:
     def spent(overlap: bool) -> tuple[int, list[StepRecord]]:
         messages = simulate(seed=1, num_steps=300, workload=BUSY, overlap=overlap)
         steps = [m for _, m in messages if isinstance(m, StepRecord)]
@@ -175,7 +175,7 @@ def test_time_that_the_host_needs_is_hidden_and_counted_once() -> None:
     assert busy_ns <= steps[-1].tokens_ns - steps[0].schedule_start_ns
 
 
-def test_observers_find_the_books_sound_and_no_share_out_of_bounds(tmp_path: Path) -> None:
+def test_with_overlap_recordings_verify_and_shares_stay_within_bounds(tmp_path: Path) -> None:
     messages = simulate(seed=2, num_steps=400, workload=BUSY, num_blocks=600, overlap=True)
     writer = RecordingWriter(tmp_path / "overlap.mcap")
     writer.start()
@@ -201,15 +201,15 @@ def test_observers_find_the_books_sound_and_no_share_out_of_bounds(tmp_path: Pat
 
 
 @pytest.mark.parametrize("early_ms", [0, 2, 7])
-def test_the_wait_of_a_request_that_came_while_a_step_ran_is_explained_whole(early_ms: int) -> None:
-    """The device goes on by itself in virtual time; nobody has waited for its step by then."""
+def test_the_wait_of_a_request_that_arrived_during_a_step_is_fully_explained(early_ms: int) -> None:
+    """The device runs on in virtual time; its step has ended before anything waits for it."""
     runner = SimulatedRunner(CostModel())
     engine = Engine(runner)
     engine.submit(60)
     for _ in range(5):
         engine.core.step()
     arrivals_ns = []
-    for first in (100, 200):  # told with the step after, then with the very step
+    for first in (100, 200):  # published with the step after, then with the step itself
         assert engine.core.has_step_in_flight
         runner.advance_to(runner.clock() + early_ms * 1_000_000)
         arrivals_ns.append(runner.clock())
@@ -253,7 +253,7 @@ def test_the_same_seed_gives_the_same_messages_byte_for_byte() -> None:
     assert first == encoded(simulate(seed=3, num_steps=200, workload=BUSY, overlap=True))
 
 
-def test_a_request_that_ended_meanwhile_is_in_no_batch_and_its_token_is_counted_as_wasted() -> None:
+def test_a_request_that_ended_meanwhile_leaves_the_batch_and_its_token_is_wasted() -> None:
     # The simulated tokens are a request's own: find the one at which the second request stops.
     other = Engine()
     other.submit(8)
@@ -275,7 +275,7 @@ def test_a_request_that_ended_meanwhile_is_in_no_batch_and_its_token_is_counted_
     assert sum(record.num_wasted_tokens or 0 for record in records) == 1
 
 
-def test_changes_hold_from_the_step_that_the_answer_names() -> None:
+def test_with_overlap_a_change_takes_effect_at_the_step_in_its_ack() -> None:
     engine = Engine()
     engine.submit(200)
     for _ in range(5):
@@ -297,7 +297,7 @@ def test_changes_hold_from_the_step_that_the_answer_names() -> None:
     ]
 
 
-def test_a_debugger_runs_exactly_the_steps_it_asks_for() -> None:
+def test_with_overlap_single_stepping_runs_exactly_the_steps_asked_for() -> None:
     engine = Engine()
     client = engine.submit(100)
     for _ in range(4):
@@ -319,7 +319,7 @@ def test_a_debugger_runs_exactly_the_steps_it_asks_for() -> None:
     assert len(client.tokens) == 100
 
 
-def test_an_abort_in_mid_flight_ends_the_request_with_what_it_has() -> None:
+def test_an_abort_during_a_step_ends_the_request_with_its_tokens_so_far() -> None:
     engine = Engine()
     kept, gone = engine.submit(30), engine.submit(30)
     for _ in range(6):
@@ -334,7 +334,7 @@ def test_an_abort_in_mid_flight_ends_the_request_with_what_it_has() -> None:
     assert engine.scheduler.kv.counts().used == 0
 
 
-def test_a_snapshot_asked_for_in_mid_flight_is_true_after_the_message_it_names() -> None:
+def test_a_snapshot_taken_during_a_step_is_the_state_after_the_message_it_names() -> None:
     engine = Engine()
     engine.submit(30)
     for _ in range(4):
@@ -377,7 +377,7 @@ def test_a_stopping_engine_finishes_the_step_in_flight() -> None:
     assert last.step == engine.sink.records[-1].step
 
 
-def test_drain_and_shutdown_leave_nothing_in_flight() -> None:
+def test_drain_and_shutdown_leave_no_step_in_flight() -> None:
     engine = Engine()
     client = engine.submit(20)
     for _ in range(3):
@@ -409,7 +409,7 @@ def test_tokens_and_texts_in_telemetry_belong_to_the_published_rows() -> None:
     assert [told[0], told[1]] == [client.tokens for client in clients]
 
 
-def test_a_block_is_hit_only_once_its_tokens_are_known() -> None:
+def test_a_block_can_be_hit_only_once_its_tokens_are_known() -> None:
     """The second request repeats the first and its output, block by block."""
     engine = Engine()
     first = engine.submit(40, num_prompt=20)
@@ -449,7 +449,7 @@ class NoMemory(SimulatedRunner):
         return Cut()
 
 
-def test_steps_stay_small_for_a_while_after_the_device_ran_out_of_memory(
+def test_after_the_device_ran_out_of_memory_steps_stay_small_for_a_while(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", logger="stepscope.engine")
@@ -464,8 +464,8 @@ def test_steps_stay_small_for_a_while_after_the_device_ran_out_of_memory(
     assert all((r.token_limit, r.token_budget) == (20, 20) for r in limited)
     assert limited[0].step == 1
     assert "the next 256 steps have at most 20 tokens" in caplog.text
-    # It is lifted, tried again with a step that is as large, and lasts twice as long when that
-    # fails; once there is memory again, it is gone.
+    # The limit is lifted and a step as large is tried; if that fails, the limit lasts twice as
+    # long. Once there is memory again, it is gone.
     engine.submit(200, first=200)
     engine.run()
     assert "steps of more than 20 tokens are tried again" in caplog.text
@@ -482,7 +482,7 @@ def test_steps_stay_small_for_a_while_after_the_device_ran_out_of_memory(
     assert engine.sink.records[-1].token_limit is None
 
 
-def test_a_prompt_that_must_not_be_cut_is_run_whatever_the_memory() -> None:
+def test_a_prompt_that_must_not_be_cut_runs_despite_the_memory_limit() -> None:
     runner = NoMemory(32)
     engine = Engine(runner)
     engine.ask(SetKnobs(changes={"enable_chunked_prefill": False, "max_num_batched_tokens": 512}))
@@ -491,7 +491,7 @@ def test_a_prompt_that_must_not_be_cut_is_run_whatever_the_memory() -> None:
     assert all(len(client.tokens) == 20 for client in clients)
 
 
-def test_a_request_ended_for_lack_of_memory_learns_why() -> None:
+def test_a_request_ended_for_lack_of_memory_gets_the_reason() -> None:
     class Hopeless(SimulatedRunner):
         def launch(self, step: ScheduledStep) -> InFlight:  # type: ignore[override]
             handle = super().launch(step)
@@ -516,7 +516,7 @@ def test_a_request_ended_for_lack_of_memory_learns_why() -> None:
             return Cut()
 
     engine = Engine(Hopeless(CostModel()))
-    # The third is admitted in the step of the second, upon the blocks that it was to fill.
+    # The third is admitted in the step of the second, on the blocks that the second was to fill.
     clients = [engine.submit(10), engine.submit(10, 100, 100), engine.submit(10, 100, 100)]
     engine.run()
     assert [client.outputs[-1].finish_reason for client in clients] == ["length", "abort", "length"]
@@ -528,7 +528,7 @@ def test_a_request_ended_for_lack_of_memory_learns_why() -> None:
     assert third.used == 0
 
 
-def test_a_measured_run_counts_every_step_once_and_no_time_twice() -> None:
+def test_the_throughput_bench_with_overlap_counts_every_step_and_time_once() -> None:
     engine = Engine()
     prompt = list(range(40))
     submits = [
@@ -557,7 +557,7 @@ def test_a_measured_run_counts_every_step_once_and_no_time_twice() -> None:
     ("setting", "launch_blocks", "expected"),
     [("auto", False, True), ("auto", True, False), ("on", False, True), ("off", False, False)],
 )
-def test_overlap_is_for_devices_that_run_by_themselves(
+def test_overlap_is_used_only_for_asynchronous_devices(
     setting: str, launch_blocks: bool, expected: bool
 ) -> None:
     config = EngineConfig(overlap=setting)  # type: ignore[arg-type]

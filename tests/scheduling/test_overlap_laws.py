@@ -1,8 +1,8 @@
-"""With overlap an engine says and does what it does without: laws for any load and any change.
+"""With overlap an engine behaves as without: laws for any load and any change.
 
-A device takes the place of a model. It runs steps in the order in which they are launched, keeps
-what would be in each slot of each block, and finds whatever reads what is not its own. Its tokens
-are a function of the tokens before them, so what a request must get is known beforehand.
+A stand-in device replaces the model. It runs steps in the order of their launch, keeps what would
+be in each slot of each block, and reports a row that reads foreign content. Its tokens are a
+function of the tokens before them, so the output of each request is known beforehand.
 """
 
 import logging
@@ -64,7 +64,7 @@ def token_after(token_ids: list[int]) -> int:
 
 
 def output_of(prompt: list[int], sampling: SamplingParams) -> list[int]:
-    """What a request gets, whatever else runs."""
+    """The output that a request must get, whatever else runs."""
     tokens = list(prompt)
     while len(tokens) - len(prompt) < sampling.max_tokens:
         tokens.append(token_after(tokens))
@@ -89,7 +89,7 @@ class Handle:
 
 @dataclass
 class Device:
-    """Runs steps at their launch and tells of them when it is asked.
+    """Runs steps at their launch and returns their results when collected.
 
     Attributes:
         failures: number of a launch -> whether it fails there, or when it is collected.
@@ -164,7 +164,7 @@ class Device:
             num_tokens_fit=2 if cut else None,
             unfit_rows=(left_out,) if left_out is not None else (),
         )
-        # What is told is told when it is collected.
+        # Results are published when they are collected.
         return Later(self, Handle(result, tokens, is_void, fails_now is False, not cut))
 
     def slot(self, table: list[int], position: int) -> tuple[int, int]:
@@ -173,7 +173,7 @@ class Device:
 
 
 class Later(Handle):
-    """Its tokens are known at the time at which somebody waits for them."""
+    """A result whose tokens become known only when they are waited for."""
 
     def __init__(self, device: Device, handle: Handle) -> None:
         super().__init__(
@@ -247,7 +247,7 @@ def arrivals(draw: st.DrawFn) -> Arrival:
     sampling = SamplingParams(
         max_tokens=draw(st.integers(1, MAX_MODEL_LEN - len(prompt))),
         stop_token_ids=(STOP_TOKEN,) * draw(st.booleans()),
-        # It changes no token here; it keeps steps from being prepared ahead.
+        # It changes no token here, but prevents steps from being prepared ahead.
         presence_penalty=draw(st.sampled_from([0.0, 0.0, 0.0, 1.0])),
     )
     return Arrival(
@@ -356,7 +356,7 @@ class Run:
                 assert reason == ("stop" if stopped else "length")
 
     def check_messages(self) -> None:
-        """An observer can follow, and finds nothing that contradicts itself."""
+        """Check that an observer can follow and finds no contradiction."""
         ledger, state = BlockLedger(), SessionState()
         snapshots = [reply for reply in self.desk.replies if isinstance(reply, Snapshot)]
         version, next_step, tokens_ns = 0, 0, 0
@@ -439,7 +439,7 @@ def preemptions(run: Run) -> int:
 
 @laws
 @given(cases())
-def test_every_request_gets_its_tokens_and_an_observer_can_follow(case: Case) -> None:
+def test_with_overlap_every_request_gets_its_tokens_and_observers_can_follow(case: Case) -> None:
     run = Run(case)
     run.run()
     assert run.device.problems == []
@@ -451,7 +451,7 @@ def test_every_request_gets_its_tokens_and_an_observer_can_follow(case: Case) ->
 
 @settings(laws, max_examples=80)
 @given(cases(), st.dictionaries(st.integers(0, 30), st.booleans(), min_size=1, max_size=3))
-def test_a_step_that_fails_with_another_in_flight_ends_its_requests_and_no_others(
+def test_a_failing_step_with_another_in_flight_ends_only_its_own_requests(
     case: Case, failures: dict[int, bool]
 ) -> None:
     logging.getLogger("stepscope.engine").setLevel(logging.CRITICAL)
@@ -468,7 +468,7 @@ def test_a_step_that_fails_with_another_in_flight_ends_its_requests_and_no_other
 
 @settings(laws, max_examples=80)
 @given(cases(), st.dictionaries(st.integers(0, 30), st.integers(0, 7), min_size=1, max_size=3))
-def test_a_row_without_device_memory_ends_its_request_and_leaves_nothing_to_be_hit(
+def test_a_row_without_device_memory_ends_its_request_and_leaves_no_prefix_hit(
     case: Case, unfit: dict[int, int]
 ) -> None:
     logging.getLogger("stepscope.engine").setLevel(logging.CRITICAL)
@@ -505,10 +505,10 @@ def alike(
 
 @pytest.mark.parametrize("turn", range(12))
 @pytest.mark.parametrize("num_others", [1, 2])
-def test_blocks_that_one_leaves_and_another_hits_at_the_same_time_have_one_owner_at_a_time(
+def test_a_block_freed_and_hit_in_the_same_step_has_one_owner_at_a_time(
     turn: int, num_others: int
 ) -> None:
-    """The second comes in every step of the first's life, that in which it ends included."""
+    """The second request arrives in each step of the first's life, including the last."""
     stop = output_of([1] * 13, SamplingParams(max_tokens=10))[6]
     run = Run(alike([0] * num_others + [turn], num_prompt=13, stops=(stop,)))
     run.run()
@@ -519,7 +519,7 @@ def test_blocks_that_one_leaves_and_another_hits_at_the_same_time_have_one_owner
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_no_prefix_hits_a_block_that_a_dropped_row_was_to_fill(*, overlap: bool) -> None:
+def test_no_request_hits_a_block_that_a_dropped_row_was_to_fill(*, overlap: bool) -> None:
     case = alike([0, 0, 0, 4])
     case.unfit = {0: 0}
     run = Run(case, overlap=overlap)
@@ -531,7 +531,7 @@ def test_no_prefix_hits_a_block_that_a_dropped_row_was_to_fill(*, overlap: bool)
     assert (run.records[0].num_wasted_tokens or 0) > 0
 
 
-def test_who_was_admitted_upon_the_blocks_of_a_step_that_fails_is_computed_anew() -> None:
+def test_a_request_admitted_on_blocks_of_a_failing_step_is_recomputed() -> None:
     case = alike([0, 0], budget=12)
     case.failures = {0: False}
     run = Run(case)

@@ -1,4 +1,4 @@
-"""Hashes that say which contexts begin alike, and nothing else."""
+"""Prefix hashes show which contexts begin alike, and reveal nothing else."""
 
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
@@ -27,7 +27,7 @@ def _hashes(scheduler: Scheduler, prompt: list[int]) -> list[int]:
     return scheduler.prefix_hashes.of_prompt(_request(0, prompt))
 
 
-def test_prompts_have_equal_hashes_up_to_the_first_block_that_differs() -> None:
+def test_prompts_have_equal_hashes_up_to_their_first_different_block() -> None:
     scheduler = _scheduler()
     first = _hashes(scheduler, [*range(12), 1])
     second = _hashes(scheduler, [*range(8), 0, 0, 0, 0, 2])
@@ -36,17 +36,17 @@ def test_prompts_have_equal_hashes_up_to_the_first_block_that_differs() -> None:
     assert first[2] != second[2]
 
 
-def test_equal_blocks_after_different_ones_have_different_hashes() -> None:
+def test_equal_blocks_after_different_prefixes_have_different_hashes() -> None:
     scheduler = _scheduler()
     assert _hashes(scheduler, [1] * 4 + [7] * 4)[1] != _hashes(scheduler, [2] * 4 + [7] * 4)[1]
 
 
-def test_two_engines_give_one_prompt_different_hashes() -> None:
+def test_two_engines_give_the_same_prompt_different_hashes() -> None:
     prompt = list(range(8))
     assert set(_hashes(_scheduler(b"one"), prompt)).isdisjoint(_hashes(_scheduler(b"two"), prompt))
 
 
-def test_a_follow_up_continues_with_the_hashes_of_the_answer_before_it() -> None:
+def test_a_follow_up_prompt_continues_the_hashes_of_the_previous_answer() -> None:
     scheduler = _scheduler()
     request = _request(0, list(range(6)), max_tokens=7)
     scheduler.add(request)

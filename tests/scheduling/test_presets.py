@@ -42,7 +42,7 @@ def test_every_preset_is_a_valid_configuration() -> None:
         ("tensorrt-llm", 8192, 2048, "output", "chunked"),
     ],
 )
-def test_defaults_follow_version_and_gpu(
+def test_another_engines_defaults_depend_on_its_version_and_the_gpu(
     text: str, budget: int, seqs: int, reserve: str, batching: str
 ) -> None:
     knobs = defaults_like(text).knobs
@@ -59,7 +59,7 @@ def test_defaults_follow_version_and_gpu(
         ("vllm/tpu", "no class for a GPU called 'tpu'"),
     ],
 )
-def test_what_is_not_in_the_table_is_one_line_of_error(text: str, said: str) -> None:
+def test_an_unknown_engine_version_or_gpu_gives_a_one_line_error(text: str, said: str) -> None:
     with pytest.raises(WrongValue, match=said):
         defaults_like(text)
 
@@ -69,7 +69,9 @@ def test_an_option_overrides_the_preset() -> None:
     assert (knobs.max_num_batched_tokens, knobs.order) == (512, "arrival")
 
 
-def test_config_prints_them_beside_ours(capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_prints_another_engines_defaults_beside_ours(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     config(None, False, {}, "vllm@0.20")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["setting", "stepscope", "vllm", "0.20+", "on", "h100,", "h200"]

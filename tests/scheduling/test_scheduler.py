@@ -1,4 +1,4 @@
-"""What an operator and a client rely on in the order of service, one rule a test."""
+"""The scheduling rules that operators and clients rely on, one rule a test."""
 
 import msgspec
 import pytest
@@ -42,7 +42,7 @@ def add(
 
 
 def step(scheduler: Scheduler, token_id: int = 0) -> dict[int, int]:
-    """One step; request -> tokens, in the order scheduled."""
+    """Run one step; return the tokens of each request, in the order scheduled."""
     rows = scheduler.schedule()
     scheduler.kv.check_integrity()
     scheduler.update(rows, [token_id if row.samples else None for row in rows])
@@ -57,7 +57,7 @@ def tokens_of(rows: list[ScheduledRow]) -> dict[int, int]:
 # Budget and order
 
 
-def test_decodes_come_before_prompt_chunks_and_the_chunk_takes_what_is_left() -> None:
+def test_decodes_are_scheduled_first_and_a_prefill_chunk_takes_the_rest() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=10)
     add(scheduler, 1, 25)
     add(scheduler, 2, 4)
@@ -69,7 +69,7 @@ def test_decodes_come_before_prompt_chunks_and_the_chunk_takes_what_is_left() ->
     assert list(step(scheduler).items()) == [(1, 1), (2, 1), (3, 12)]
 
 
-def test_decode_first_lets_a_decode_overtake_a_long_prompt_admitted_before_it() -> None:
+def test_with_decode_first_a_decode_overtakes_a_long_prompt_admitted_before_it() -> None:
     for order, expected in (
         ("decode_first", [(2, 1), (1, 9)]),
         ("arrival", [(1, 10)]),
@@ -83,7 +83,7 @@ def test_decode_first_lets_a_decode_overtake_a_long_prompt_admitted_before_it() 
         assert list(step(scheduler).items()) == expected
 
 
-def test_rows_say_phase_start_and_whether_a_token_follows() -> None:
+def test_scheduled_rows_have_phase_start_and_whether_they_sample() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=6)
     request = add(scheduler, 1, 9)
     rows = scheduler.schedule()
@@ -97,7 +97,7 @@ def test_rows_say_phase_start_and_whether_a_token_follows() -> None:
     assert scheduler.schedule() == [ScheduledRow(request, Phase.DECODE, 9, 1, True)]
 
 
-def test_the_threshold_bounds_a_prompt_beside_others_but_not_alone() -> None:
+def test_the_prefill_threshold_bounds_a_prompt_beside_others_but_not_alone() -> None:
     scheduler = make_scheduler(long_prefill_token_threshold=5)
     add(scheduler, 1, 30)
     assert step(scheduler) == {1: 30}
@@ -105,7 +105,7 @@ def test_the_threshold_bounds_a_prompt_beside_others_but_not_alone() -> None:
     assert step(scheduler) == {1: 1, 2: 5}
 
 
-def test_a_budget_below_the_decodes_goes_round_so_that_everybody_gets_tokens() -> None:
+def test_a_budget_below_the_number_of_decodes_serves_them_in_turn() -> None:
     scheduler = make_scheduler(order="decode_first")
     for number in range(1, 6):
         add(scheduler, number, 2, max_tokens=20)
@@ -115,7 +115,7 @@ def test_a_budget_below_the_decodes_goes_round_so_that_everybody_gets_tokens() -
     assert served == [[1, 2], [3, 4], [5, 1], [2, 3], [4, 5]]
 
 
-def test_by_arrival_a_budget_below_the_decodes_serves_the_first_to_their_end() -> None:
+def test_by_arrival_a_budget_below_the_decodes_serves_the_first_ones_to_their_end() -> None:
     scheduler = make_scheduler(order="arrival")
     for number in range(1, 4):
         add(scheduler, number, 2, max_tokens=3)
@@ -125,7 +125,7 @@ def test_by_arrival_a_budget_below_the_decodes_serves_the_first_to_their_end() -
     assert not scheduler.has_work()
 
 
-def test_lowering_the_seats_drains_and_never_kills() -> None:
+def test_lowering_max_num_seqs_lets_running_requests_finish() -> None:
     scheduler = make_scheduler()
     for number in range(1, 5):
         add(scheduler, number, 2, max_tokens=2 + number)
@@ -142,17 +142,17 @@ def test_lowering_the_seats_drains_and_never_kills() -> None:
 # Whole prompts
 
 
-def test_without_chunks_a_prompt_is_prefilled_whole_or_waits() -> None:
+def test_without_chunked_prefill_a_prompt_is_prefilled_whole_or_waits() -> None:
     scheduler = make_scheduler(enable_chunked_prefill=False, long_prefill_token_threshold=5)
     add(scheduler, 1, 40)
     add(scheduler, 2, 40)
     add(scheduler, 3, 2)
-    assert step(scheduler) == {1: 40}  # nobody overtakes request 2
+    assert step(scheduler) == {1: 40}  # no request overtakes request 2
     assert scheduler.waiting_reasons() == {"budget": 2}
     assert step(scheduler) == {1: 1, 2: 40, 3: 2}
 
 
-def test_a_half_done_prompt_gets_its_remainder_whole_when_chunks_are_switched_off() -> None:
+def test_a_partly_prefilled_prompt_gets_its_rest_whole_once_chunking_is_off() -> None:
     scheduler = make_scheduler(order="arrival", max_num_batched_tokens=20)
     add(scheduler, 1, 2, max_tokens=4)
     add(scheduler, 2, 60, max_tokens=4)
@@ -179,7 +179,7 @@ def test_a_pool_too_small_for_one_request_is_refused_at_start() -> None:
 @pytest.mark.parametrize(
     ("reserve", "admitted"), [("none", [1, 2, 3]), ("prompt", [1, 2]), ("output", [1])]
 )
-def test_reserve_says_what_must_be_free_before_a_request_is_admitted(
+def test_the_reserve_knob_sets_the_blocks_needed_to_admit_a_request(
     reserve: str, admitted: list[int]
 ) -> None:
     # 7 blocks: a first chunk takes 2, a prompt 4, prompt and output 7.
@@ -201,7 +201,7 @@ def test_the_watermark_stays_free_unless_no_request_runs() -> None:
     assert step(scheduler) == {1: 1, 2: 4}
 
 
-def test_the_latest_admitted_is_preempted_and_recomputed_with_what_is_still_cached() -> None:
+def test_the_latest_admitted_is_preempted_and_resumes_from_its_cached_blocks() -> None:
     scheduler = make_scheduler(num_blocks=8, max_model_len=32, order="arrival")
     first = add(scheduler, 1, 15, max_tokens=10)
     second = add(scheduler, 2, 15, max_tokens=4)
@@ -220,14 +220,14 @@ def test_the_latest_admitted_is_preempted_and_recomputed_with_what_is_still_cach
     while second.status is not RequestStatus.RUNNING:
         rows = scheduler.schedule()
         scheduler.update(rows, [0] * len(rows))
-    # Request 1 came to need two of its four blocks, and took the tail.
+    # Request 1 needed two of its four blocks, and took those at the tail.
     assert rows[-1] == ScheduledRow(second, Phase.RECOMPUTE, 8, 9, True)
     assert scheduler.resumed_now == {2: 8} == scheduler.admitted_now
     assert second.num_cached_tokens == 0  # at its first admission
     assert first.num_preemptions == 0
 
 
-def test_by_priority_the_request_served_last_is_preempted_and_gives_its_tokens_back() -> None:
+def test_by_priority_the_request_served_last_is_preempted_and_frees_its_budget() -> None:
     scheduler = make_scheduler(
         num_blocks=8,
         max_model_len=32,
@@ -321,7 +321,7 @@ def test_by_priority_the_lower_number_is_served_first_then_the_earlier_arrival()
     assert [list(step(scheduler)) for _ in range(4)] == [[2], [4], [3], [1]]
 
 
-def test_the_policy_may_change_while_requests_wait() -> None:
+def test_the_queue_policy_may_change_while_requests_wait() -> None:
     scheduler = make_scheduler(max_num_seqs=1)
     for number, priority in ((1, 2), (2, 0), (3, 1), (4, 0)):
         add(scheduler, number, 2, max_tokens=1, priority=priority)
@@ -332,7 +332,7 @@ def test_the_policy_may_change_while_requests_wait() -> None:
     assert [list(step(scheduler)) for _ in range(2)] == [[3], [4]]
 
 
-def test_an_aborted_request_leaves_no_block_and_no_trace() -> None:
+def test_an_aborted_request_leaves_no_block_and_no_state() -> None:
     scheduler = make_scheduler(max_num_seqs=1)
     for number in (1, 2, 3):
         add(scheduler, number, 9)
@@ -366,7 +366,7 @@ def test_aborting_most_of_a_long_queue_keeps_the_order_of_the_rest(policy: str) 
 # Ends
 
 
-def test_a_request_ends_at_its_length_or_at_a_stop_token_and_says_which() -> None:
+def test_a_request_ends_at_its_length_or_stop_token_with_that_finish_reason() -> None:
     scheduler = make_scheduler()
     add(scheduler, 1, 2, max_tokens=2)
     add(scheduler, 2, 2, max_tokens=9, stop=(7,))
@@ -392,7 +392,7 @@ def test_the_first_token_is_published_once_even_after_a_preemption() -> None:
     assert [e.request_id for e in events if isinstance(e, FirstToken)] == [1, 2]
 
 
-def test_a_row_that_samples_and_gets_no_token_is_reported() -> None:
+def test_a_sampling_row_without_a_token_is_an_error() -> None:
     scheduler = make_scheduler()
     add(scheduler, 1, 2)
     with pytest.raises(ValueError, match="request 1 samples and got no token"):

@@ -1,4 +1,4 @@
-"""What an operator sees of each batching mode, and of a change from one to another under way."""
+"""The schedules of each batching mode, and of changes between modes while requests run."""
 
 import itertools
 from typing import get_args
@@ -38,7 +38,7 @@ def add(scheduler: Scheduler, number: int, num_prompt: int, max_tokens: int = 8)
 
 
 def step(scheduler: Scheduler) -> dict[int, int]:
-    """One step; request -> tokens, in the order scheduled."""
+    """Run one step; return the tokens of each request, in the order scheduled."""
     rows = scheduler.schedule()
     scheduler.kv.check_integrity()
     scheduler.update(rows, [0 if row.samples else None for row in rows])
@@ -60,7 +60,7 @@ def run_to_end(scheduler: Scheduler) -> int:
 # naive
 
 
-def test_naive_runs_one_request_at_a_time() -> None:
+def test_naive_batching_runs_one_request_at_a_time() -> None:
     scheduler = make_scheduler(batching="naive")
     for number in (1, 2):
         add(scheduler, number, 10, max_tokens=3)
@@ -70,7 +70,7 @@ def test_naive_runs_one_request_at_a_time() -> None:
     assert not scheduler.has_work()
 
 
-def test_naive_finishes_those_that_run_one_after_the_other() -> None:
+def test_switching_to_naive_finishes_running_requests_one_after_the_other() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=16)
     for number in (1, 2, 3):
         add(scheduler, number, 6, max_tokens=3)
@@ -103,7 +103,7 @@ def test_a_static_batch_is_padded_on_the_left_and_runs_to_its_end() -> None:
     ]
 
 
-def test_who_comes_while_a_static_batch_runs_waits_for_its_end() -> None:
+def test_a_request_that_arrives_during_a_static_batch_waits_for_its_end() -> None:
     scheduler = make_scheduler(batching="static")
     add(scheduler, 1, 4, max_tokens=3)
     step(scheduler)
@@ -113,7 +113,7 @@ def test_who_comes_while_a_static_batch_runs_waits_for_its_end() -> None:
     assert [step(scheduler) for _ in range(2)] == [{1: 1}, {2: 4}]
 
 
-def test_a_rectangle_wider_than_the_budget_is_computed_in_slices_that_end_together() -> None:
+def test_a_padded_static_prefill_above_the_budget_runs_in_slices_ending_together() -> None:
     scheduler = make_scheduler(batching="static", max_num_batched_tokens=12)
     for number, num_prompt in enumerate([10, 3, 6], start=1):
         add(scheduler, number, num_prompt)
@@ -132,7 +132,7 @@ def test_a_static_batch_has_no_more_rows_than_the_budget_has_tokens() -> None:
     assert step(scheduler) == {1: 1, 2: 1}
 
 
-def test_where_prompts_are_not_cut_a_static_batch_fits_the_budget_as_a_whole() -> None:
+def test_without_chunked_prefill_a_static_batch_fits_the_budget_as_a_whole() -> None:
     scheduler = make_scheduler(
         batching="static", enable_chunked_prefill=False, max_num_batched_tokens=64
     )
@@ -143,7 +143,7 @@ def test_where_prompts_are_not_cut_a_static_batch_fits_the_budget_as_a_whole() -
     assert scheduler.waiting_reasons() == {"budget": 1}
 
 
-def test_a_budget_below_the_batch_goes_round_and_still_counts_the_padding() -> None:
+def test_a_budget_below_a_static_batch_serves_it_in_turn_and_counts_padding() -> None:
     scheduler = make_scheduler(batching="static")
     for number, max_tokens in enumerate([3, 9, 9], start=1):
         add(scheduler, number, 2, max_tokens)
@@ -156,7 +156,7 @@ def test_a_budget_below_the_batch_goes_round_and_still_counts_the_padding() -> N
     assert (step(scheduler), scheduler.num_padded_tokens) == ({2: 1, 3: 1}, 1)
 
 
-def test_a_budget_below_the_batch_takes_its_prompts_in_turn() -> None:
+def test_a_budget_below_a_static_batch_prefills_its_prompts_in_turn() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=10, long_prefill_token_threshold=3)
     for number in (1, 2, 3):
         add(scheduler, number, 5)
@@ -168,7 +168,7 @@ def test_a_budget_below_the_batch_takes_its_prompts_in_turn() -> None:
     assert first_tokens(scheduler) == [1, 2, 3]
 
 
-def test_static_takes_over_what_it_finds_as_its_first_batch() -> None:
+def test_switching_to_static_makes_the_running_requests_its_first_batch() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=8)
     add(scheduler, 1, 2, max_tokens=4)
     add(scheduler, 2, 12, max_tokens=2)
@@ -182,7 +182,7 @@ def test_static_takes_over_what_it_finds_as_its_first_batch() -> None:
     assert step(scheduler) == {3: 2}
 
 
-def test_the_empty_rows_of_a_static_batch_are_forgotten_when_the_mode_changes() -> None:
+def test_changing_the_mode_drops_the_padding_rows_of_a_static_batch() -> None:
     scheduler = make_scheduler(batching="static")
     for number, max_tokens in ((1, 1), (2, 9)):
         add(scheduler, number, 2, max_tokens)
@@ -195,7 +195,7 @@ def test_the_empty_rows_of_a_static_batch_are_forgotten_when_the_mode_changes() 
         assert scheduler.num_padded_tokens == 0
 
 
-def test_a_batch_all_of_whose_members_go_away_makes_room_for_the_next() -> None:
+def test_a_static_batch_whose_requests_are_all_aborted_gives_way_to_the_next() -> None:
     scheduler = make_scheduler(batching="static", max_num_seqs=2)
     for number in (1, 2, 3):
         add(scheduler, number, 2)
@@ -209,7 +209,7 @@ def test_a_batch_all_of_whose_members_go_away_makes_room_for_the_next() -> None:
 # continuous and separate
 
 
-def test_continuous_prefills_whole_prompts_while_everybody_waits() -> None:
+def test_continuous_batching_prefills_whole_prompts_while_decodes_wait() -> None:
     scheduler = make_scheduler(batching="continuous", max_num_batched_tokens=40)
     add(scheduler, 1, 4)
     assert [step(scheduler) for _ in range(2)] == [{1: 4}, {1: 1}]
@@ -221,7 +221,7 @@ def test_continuous_prefills_whole_prompts_while_everybody_waits() -> None:
     assert step(scheduler) == {1: 1, 2: 1, 3: 1, 4: 1}
 
 
-def test_a_prompt_longer_than_the_budget_holds_everybody_up_in_several_steps() -> None:
+def test_in_continuous_a_prompt_above_the_budget_stalls_decodes_for_several_steps() -> None:
     scheduler = make_scheduler(batching="continuous", max_num_batched_tokens=16)
     add(scheduler, 1, 4)
     step(scheduler)
@@ -232,7 +232,7 @@ def test_a_prompt_longer_than_the_budget_holds_everybody_up_in_several_steps() -
     ]  # fmt: skip
 
 
-def test_separate_prefills_in_chunks_of_the_budget_before_anybody_decodes() -> None:
+def test_separate_batching_prefills_all_chunks_before_any_decode() -> None:
     scheduler = make_scheduler(batching="separate", max_num_batched_tokens=16)
     add(scheduler, 1, 4)
     step(scheduler)
@@ -246,7 +246,7 @@ def test_separate_prefills_in_chunks_of_the_budget_before_anybody_decodes() -> N
     ("order", "served"),
     [("decode_first", [[1, 2], [3, 1], [2, 3]]), ("arrival", [[1, 2], [1, 2], [1, 2]])],
 )
-def test_decodes_short_of_budget_are_served_by_order(
+def test_decodes_beyond_the_budget_are_served_by_the_order_knob(
     batching: str, order: str, served: list[list[int]]
 ) -> None:
     scheduler = make_scheduler(batching=batching, order=order)
@@ -262,8 +262,10 @@ def test_decodes_short_of_budget_are_served_by_order(
 
 @pytest.mark.parametrize("before", MODES)
 @pytest.mark.parametrize("after", MODES)
-def test_any_mode_takes_over_from_any_other_under_way(before: Batching, after: Batching) -> None:
-    # Whatever the first mode has made of it by then: prompts in part, decodes, a batch under way.
+def test_every_batching_mode_can_take_over_from_any_other_mid_run(
+    before: Batching, after: Batching
+) -> None:
+    # Whatever the first mode has left: partial prompts, decodes, an unfinished batch.
     for num_steps in range(1, 9):
         scheduler = make_scheduler(num_blocks=24, batching=before, max_num_batched_tokens=12)
         requests = [add(scheduler, number, 3 + 9 * (number % 4), 5) for number in range(6)]
@@ -276,7 +278,7 @@ def test_any_mode_takes_over_from_any_other_under_way(before: Batching, after: B
 
 
 @pytest.mark.parametrize("batching", MODES)
-def test_a_mode_needs_no_more_steps_than_one_request_at_a_time(batching: Batching) -> None:
+def test_no_batching_mode_needs_more_steps_than_naive(batching: Batching) -> None:
     def num_steps(mode: Batching) -> int:
         scheduler = make_scheduler(batching=mode, max_num_batched_tokens=16)
         for number in range(12):
@@ -288,7 +290,7 @@ def test_a_mode_needs_no_more_steps_than_one_request_at_a_time(batching: Batchin
         assert num_steps(batching) < num_steps("static")
 
 
-def test_the_record_of_a_static_step_has_its_padding_and_the_simulated_engine_pays_for_it() -> None:
+def test_static_step_records_have_padding_that_takes_simulated_time() -> None:
     workload = SimulatedWorkload(rate=20.0)
 
     def run(batching: Batching) -> list[StepRecord]:

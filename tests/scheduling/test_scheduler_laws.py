@@ -1,4 +1,4 @@
-"""Laws that hold for every workload, whatever an operator turns while it runs.
+"""Laws that hold for every workload, whichever knobs an operator changes while it runs.
 
 A driver plays the engine: it adds and aborts requests, replaces the knobs between steps, and keeps
 its own model of what a runner would have written into each slot of each block.
@@ -228,7 +228,7 @@ class Driver:
             self.lives[number].num_hit += hit
 
     def check_batching(self, rows: list[ScheduledRow], num_running: int) -> None:
-        """What each mode promises beyond what all of them do."""
+        """Check what each mode guarantees beyond the laws of all modes."""
         scheduler, knobs = self.scheduler, self.scheduler.knobs
         batching, admitted = knobs.batching, scheduler.admitted_now
         if batching == "naive":
@@ -249,7 +249,7 @@ class Driver:
                 assert row.samples or alone, "a prompt was cut that was not longer than the budget"
 
     def execute(self, rows: list[ScheduledRow]) -> None:
-        """Every row writes its slots, then every row finds all it attends to as it should be."""
+        """Let every row write its slots, then check all slots that each row attends to."""
         for request, _, start, num_tokens, _ in rows:
             contents = contents_of(request)
             for position in range(start, start + num_tokens):
@@ -269,7 +269,7 @@ class Driver:
         return (sum(row.request.token_ids) + row.request.num_tokens) % 5
 
     def check_record(self, record: StepRecord, rows: list[ScheduledRow]) -> None:
-        """An observer is told of the rows that ran, and can add up what the step spent."""
+        """Check that the record has the rows that ran and that their tokens add up."""
         assert record.batch is not None
         told = [(row.request_id, row.phase, row.start, row.num_tokens) for row in record.batch]
         assert told == [(r.request.request_id, r.phase, r.start, r.num_tokens) for r in rows]
@@ -301,7 +301,7 @@ class Driver:
                     life.end = event.reason
 
     def check_blocks(self, record: StepRecord) -> None:
-        """The moves alone tell an observer the state of every block."""
+        """Check that block moves alone give an observer the state of every block."""
         kv, counts = self.scheduler.kv, record.kv
         assert counts is not None
         for move in record.moves:
@@ -336,7 +336,7 @@ def contents_of(request: Request) -> list[int]:
 
 @laws
 @given(cases())
-def test_no_step_breaks_a_law_and_every_request_ends(case: Case) -> None:
+def test_no_step_breaks_a_scheduling_law_and_every_request_ends(case: Case) -> None:
     driver = Driver(case)
     driver.run()
     for number, life in driver.lives.items():
@@ -378,7 +378,7 @@ def test_the_same_input_gives_the_same_records_byte_for_byte(case: Case) -> None
 
 @settings(laws, max_examples=60)
 @given(cases())
-def test_with_room_reserved_for_the_output_nothing_is_ever_preempted(case: Case) -> None:
+def test_with_blocks_reserved_for_the_output_no_request_is_ever_preempted(case: Case) -> None:
     case.knobs = {
         step: msgspec.structs.replace(knobs, reserve="output") for step, knobs in case.knobs.items()
     }

@@ -1,4 +1,4 @@
-"""Single steps: an engine that will not run freely says that it is paused, before and after."""
+"""Single steps: an engine that runs only steps asked for reports itself as paused."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ LIMITS = Limits(max_num_batched_tokens=64, max_num_seqs=8, max_model_len=256)
 
 
 class Engine:
-    """A core whose telemetry is kept, stepped as its own loop does it."""
+    """A core stepped as by its own loop; its telemetry is kept."""
 
     def __init__(self, *, overlap: bool) -> None:
         self.sink = Sink()
@@ -65,7 +65,7 @@ def engine(request: pytest.FixtureRequest) -> Engine:
     return Engine(overlap=request.param)
 
 
-def test_an_engine_with_nothing_to_run_refuses_a_step_and_serves_the_next_request_whole(
+def test_an_idle_engine_refuses_a_single_step_and_then_serves_normally(
     engine: Engine,
 ) -> None:
     (refused,) = engine.ask(StepOnce(n=1)).replies
@@ -76,7 +76,7 @@ def test_an_engine_with_nothing_to_run_refuses_a_step_and_serves_the_next_reques
     assert engine.published_state == "idle"
 
 
-def test_a_paused_engine_takes_a_step_before_there_is_anything_to_run_and_stays_paused(
+def test_a_paused_idle_engine_accepts_a_single_step_and_stays_paused(
     engine: Engine,
 ) -> None:
     engine.ask(Pause())
@@ -90,7 +90,7 @@ def test_a_paused_engine_takes_a_step_before_there_is_anything_to_run_and_stays_
     assert engine.published_state == "idle"
 
 
-def test_work_that_ends_before_the_steps_asked_for_leaves_an_engine_that_says_it_is_paused(
+def test_work_that_ends_before_the_single_steps_do_leaves_the_engine_paused(
     engine: Engine,
 ) -> None:
     engine.ask(Pause())
@@ -105,7 +105,7 @@ def test_work_that_ends_before_the_steps_asked_for_leaves_an_engine_that_says_it
     assert len(client.tokens) == 9
 
 
-def test_a_running_engine_says_that_it_is_paused_once_the_step_asked_for_has_run(
+def test_a_running_engine_reports_itself_paused_after_a_single_step(
     engine: Engine,
 ) -> None:
     client = Client()
@@ -118,7 +118,7 @@ def test_a_running_engine_says_that_it_is_paused_once_the_step_asked_for_has_run
     assert len(client.tokens) < 50
 
 
-def test_a_client_of_an_engine_that_refused_a_step_is_not_left_hanging(live_engine: Any) -> None:
+def test_after_a_refused_single_step_a_client_is_served_normally(live_engine: Any) -> None:
     with ControlClient(live_engine.endpoint, timeout_s=5.0) as client:
         with pytest.raises(CommandRefused, match="there is nothing to run") as refused:
             client.ask(StepOnce(who="anna"))
@@ -134,7 +134,7 @@ def test_a_client_of_an_engine_that_refused_a_step_is_not_left_hanging(live_engi
         assert client.snapshot().state == "idle"
 
 
-def test_steps_that_the_operator_held_back_have_the_verdict_paused_and_no_others(
+def test_only_steps_held_back_by_the_operator_have_the_verdict_paused(
     engine: Engine,
 ) -> None:
     engine.submit(max_tokens=4)  # step 0 to 3

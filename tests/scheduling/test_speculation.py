@@ -1,4 +1,4 @@
-"""With `speculative=ngram` every request gets the tokens that it gets without, only sooner."""
+"""With `speculative=ngram` every request gets the same tokens as without, only sooner."""
 
 import random
 from collections.abc import Sequence
@@ -31,14 +31,14 @@ LIMITS = Limits(max_num_batched_tokens=256, max_num_seqs=16, max_model_len=MAX_M
 
 
 def next_token(before: Sequence[int]) -> int:
-    """A model that mostly copies, and sometimes does not, as its whole text so far says."""
+    """The next token of a model that mostly copies; its whole text decides when it does not."""
     if sum(before) % 7 == 0:
         return len(before) % 10
     return before[-3] if len(before) > 3 else 1
 
 
 class CopyingRunner:
-    """Computes what the rows hold, and fails where a row does not go on where its text is."""
+    """Computes tokens from the rows, and fails if a row does not continue its text."""
 
     launch_blocks = False
 
@@ -177,7 +177,7 @@ def outputs(seed: int, **settings: object) -> tuple[list[list[int]], Engine]:
 @pytest.mark.parametrize("order", ["decode_first", "arrival"])
 @pytest.mark.parametrize("num_blocks", [64, 14], ids=["room", "preempting"])
 @pytest.mark.parametrize("budget", [3, 16, 64])
-def test_outputs_are_those_without_speculation(order: str, num_blocks: int, budget: int) -> None:
+def test_outputs_equal_those_without_speculation(order: str, num_blocks: int, budget: int) -> None:
     num_accepted = num_preempted = 0
     for seed in range(12):
         common = {"num_blocks": num_blocks, "order": order, "max_num_batched_tokens": budget}
@@ -198,14 +198,14 @@ def test_outputs_are_those_without_speculation(order: str, num_blocks: int, budg
 
 
 @pytest.mark.parametrize("batching", ["naive", "continuous", "separate"])
-def test_every_batching_mode_but_static_speculates(batching: str) -> None:
+def test_every_batching_mode_but_static_uses_drafts(batching: str) -> None:
     expected, _ = outputs(3, batching=batching)
     actual, engine = outputs(3, batching=batching, speculative="ngram")
     assert actual == expected
     assert any(record.drafts for record in engine.sink.records)
 
 
-def test_no_step_is_over_the_budget_with_drafts() -> None:
+def test_no_step_with_drafts_exceeds_the_budget() -> None:
     for seed in range(6):
         _, engine = outputs(seed, speculative="ngram", max_num_batched_tokens=12)
         for record in engine.sink.records:
@@ -215,13 +215,13 @@ def test_no_step_is_over_the_budget_with_drafts() -> None:
             assert kept + rejected == record.num_prefill_tokens + record.num_decode_tokens
 
 
-def test_the_reducer_counts_every_accepted_token() -> None:
+def test_the_session_state_counts_every_accepted_draft_token() -> None:
     expected, engine = outputs(1, speculative="ngram")
     views = engine.sink.state.requests
     assert [views[i].num_output_tokens for i in range(8)] == [len(each) for each in expected]
 
 
-def test_overlap_pauses_while_tokens_are_guessed() -> None:
+def test_steps_with_drafts_run_without_overlap() -> None:
     expected, _ = outputs(2)
     actual, engine = outputs(2, overlap=True, speculative="ngram")
     assert actual == expected
@@ -229,7 +229,7 @@ def test_overlap_pauses_while_tokens_are_guessed() -> None:
     assert all(record.hidden_ns is None for record in engine.sink.records)
 
 
-def test_speculation_is_switched_between_two_steps() -> None:
+def test_speculation_can_be_switched_between_two_steps() -> None:
     expected, _ = outputs(4)
     engine = Engine()
     clients = [engine.submit(*each) for each in workload(4)]
@@ -244,7 +244,7 @@ def test_speculation_is_switched_between_two_steps() -> None:
     assert most == 5
 
 
-def test_a_burst_ends_with_the_token_that_ends_the_request() -> None:
+def test_accepted_drafts_are_cut_at_the_token_that_ends_the_request() -> None:
     prompt = [1, 2, EOS, 4, 1, 2, EOS, 4, 1, 2]
     engine = Engine(speculative="ngram")
     engine.runner.sampled = (
@@ -265,7 +265,7 @@ def test_a_burst_ends_with_the_token_that_ends_the_request() -> None:
 
 @pytest.mark.parametrize("include_stop", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_string_anywhere_in_a_burst_ends_the_request_where_it_would_without(
+def test_a_stop_string_inside_accepted_drafts_ends_the_request_there(
     stream: bool, include_stop: bool
 ) -> None:
     prompt = [1, 2, 3, 4, 5] * 3
@@ -297,7 +297,7 @@ def test_a_stop_string_anywhere_in_a_burst_ends_the_request_where_it_would_witho
     assert num_accepted > 100
 
 
-def test_an_abort_gives_back_the_blocks_of_drafts() -> None:
+def test_an_abort_frees_the_blocks_of_drafts() -> None:
     engine = Engine(speculative="ngram")
     engine.submit([1, 2, 3] * 5, SamplingParams(max_tokens=60, ignore_eos=True))
     while not any(record.drafts for record in engine.sink.records):
@@ -311,7 +311,7 @@ def request_of(token_ids: list[int], **sampling: object) -> Request:
     return Request(0, token_ids, SamplingParams(max_tokens=50, **sampling), 0)  # type: ignore[arg-type]
 
 
-def test_the_longest_repetition_counts_and_of_several_the_earliest() -> None:
+def test_drafts_follow_the_longest_repetition_and_of_equal_ones_the_earliest() -> None:
     proposer = NgramProposer(2, 3, 4)
     assert proposer.propose(request_of([5, 1, 2, 7, 8, 1, 2, 9, 0, 1, 2]), 10) == [7, 8, 1, 2]
     assert proposer.propose(request_of([1, 2, 7, 6, 1, 2, 8, 6, 1, 2]), 10) == [8, 6, 1, 2]
@@ -328,13 +328,13 @@ def test_no_draft_goes_beyond_max_tokens_or_the_budget() -> None:
     assert proposer.propose(request, 10) == []
 
 
-def test_requests_whose_next_token_needs_the_last_one_are_not_guessed() -> None:
+def test_requests_with_penalties_or_logprobs_get_no_drafts() -> None:
     proposer = NgramProposer(1, 2, 8)
     assert proposer.propose(request_of([1, 2] * 6, presence_penalty=0.5), 5) == []
     assert proposer.propose(request_of([1, 2] * 6, logprobs=1), 5) == []
 
 
-def test_drafts_are_accepted_up_to_the_first_that_differs() -> None:
+def test_drafts_are_accepted_up_to_the_first_mismatch() -> None:
     assert accepted([1, 2, 3], [1, 2, 3, 4]) == [1, 2, 3, 4]
     assert accepted([1, 2, 3], [1, 5, 3, 4]) == [1, 5]
     assert accepted([1, 2, 3], [7, 2, 3, 4]) == [7]
@@ -345,6 +345,6 @@ def test_drafts_are_accepted_up_to_the_first_that_differs() -> None:
     [{"speculative": "ngram", "batching": "static"}, {"prompt_lookup_min": 6}],
     ids=["static", "lookup"],
 )
-def test_settings_that_do_not_go_together_are_refused(changes: dict[str, KnobValue]) -> None:
+def test_conflicting_speculation_settings_are_refused(changes: dict[str, KnobValue]) -> None:
     with pytest.raises(ConfigError, match=r"speculative=ngram|prompt_lookup_max"):
         Knobs(max_num_seqs=16, max_num_batched_tokens=64).changed(changes, LIMITS)

@@ -1,4 +1,4 @@
-"""Trace files: what is read from good ones, and what an operator is told about broken ones."""
+"""Trace files: what is read from valid ones, and the errors for broken ones."""
 
 import json
 from pathlib import Path
@@ -22,14 +22,14 @@ def record(**fields: object) -> str:
     return json.dumps(row | fields)
 
 
-def test_azure_rows_count_from_the_first_request(tmp_path: Path) -> None:
+def test_azure_trace_times_count_from_the_first_request(tmp_path: Path) -> None:
     path = write(tmp_path, HEADER, GOOD, "2023-11-16 18:15:50.9951690,396,109")
     first, second = read_trace(path)
     assert first == TraceRow(0.0, 374, 44, None)
     assert second.offset_s == pytest.approx(4.314579)
 
 
-def test_azure_files_may_have_other_columns_quotes_zones_and_windows_lines(tmp_path: Path) -> None:
+def test_azure_traces_may_have_other_columns_quotes_zones_and_crlf_lines(tmp_path: Path) -> None:
     path = write(
         tmp_path,
         b"\xef\xbb\xbfGeneratedTokens,Model,TIMESTAMP,ContextTokens\r",
@@ -40,12 +40,12 @@ def test_azure_files_may_have_other_columns_quotes_zones_and_windows_lines(tmp_p
     assert read_trace(path) == [TraceRow(0.0, 12, 7), TraceRow(1.0, 13, 8)]
 
 
-def test_mooncake_rows_keep_their_prefix_blocks(tmp_path: Path) -> None:
+def test_mooncake_trace_rows_keep_their_prefix_blocks(tmp_path: Path) -> None:
     path = write(tmp_path, record(timestamp=2000), record(timestamp=3500, hash_ids=[1, 3]))
     assert read_trace(path) == [TraceRow(0.0, 600, 5, (1, 2)), TraceRow(1.5, 600, 5, (1, 3))]
 
 
-def test_rows_out_of_order_are_sorted_and_a_limit_takes_the_first_lines(tmp_path: Path) -> None:
+def test_unordered_trace_rows_are_sorted_and_a_limit_keeps_the_first_lines(tmp_path: Path) -> None:
     path = write(tmp_path, *(record(timestamp=t, input_length=t + 1) for t in (5000, 1000, 9000)))
     assert [row.num_prompt_tokens for row in read_trace(path)] == [1001, 5001, 9001]
     assert [row.num_prompt_tokens for row in read_trace(path, limit=2)] == [1001, 5001]
@@ -76,7 +76,7 @@ def test_rows_out_of_order_are_sorted_and_a_limit_takes_the_first_lines(tmp_path
         ([record(), '{"a":' * 100_000], ":2: column 1: "),
     ],
 )
-def test_a_broken_line_is_named_by_line_and_column(
+def test_a_broken_trace_line_is_reported_by_line_and_column(
     tmp_path: Path, lines: list[str | bytes], where: str
 ) -> None:
     path = write(tmp_path, *lines)
@@ -88,7 +88,7 @@ def test_a_broken_line_is_named_by_line_and_column(
     assert len(message) < 400
 
 
-def test_a_broken_line_behind_the_limit_is_found_too(tmp_path: Path) -> None:
+def test_a_broken_trace_line_beyond_the_limit_is_found_too(tmp_path: Path) -> None:
     path = write(tmp_path, HEADER, GOOD, GOOD, "broken")
     with pytest.raises(TraceError, match=":4: "):
         read_trace(path, limit=1)

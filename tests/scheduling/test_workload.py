@@ -1,4 +1,4 @@
-"""What the arrivals promise: same seed same work, lengths that fit, prefixes that are shared."""
+"""Generated workloads: the same seed gives the same work, lengths fit, prefixes are shared."""
 
 import itertools
 import threading
@@ -65,7 +65,7 @@ def test_equal_seeds_make_equal_workloads_and_others_do_not(writer: PromptWriter
     assert not {a.prompt for a in first} & {a.prompt for a in other}
 
 
-def test_the_mix_keeps_its_rate_share_and_mean_lengths(writer: PromptWriter) -> None:
+def test_a_generated_mix_keeps_its_rate_share_and_mean_lengths(writer: PromptWriter) -> None:
     arrivals = mix(writer, 4000, rate=5.0, document_share=0.25, document_tokens=1000)
     chats = [a for a in arrivals if a.kind == "chat"]
     documents = [a for a in arrivals if a.kind == "document"]
@@ -77,7 +77,7 @@ def test_the_mix_keeps_its_rate_share_and_mean_lengths(writer: PromptWriter) -> 
     assert sum(a.max_tokens for a in arrivals) / 4000 == pytest.approx(64, rel=0.1)
 
 
-def test_arrivals_come_in_order_of_time_and_go_on_without_an_end(writer: PromptWriter) -> None:
+def test_arrivals_of_a_mix_are_in_order_of_time_and_endless(writer: PromptWriter) -> None:
     arrivals = list(itertools.islice(synthetic(WorkloadSpec(), writer, None), 500))
     offsets = [a.offset_s for a in arrivals]
     assert offsets == sorted(offsets)
@@ -99,7 +99,7 @@ def test_every_prompt_holds_more_text_than_its_tokens_need(writer: PromptWriter)
         assert len(arrival.prompt) >= 2.0 * arrival.num_prompt_tokens
 
 
-def test_requests_are_cut_to_the_model_and_marked(writer: PromptWriter) -> None:
+def test_requests_too_long_for_the_model_are_cut_and_marked(writer: PromptWriter) -> None:
     arrivals = mix(writer, 200, document_share=0.5, document_tokens=4000)
     assert all(a.num_prompt_tokens + a.max_tokens <= 4096 for a in arrivals)
     cut = [a for a in arrivals if a.is_cut]
@@ -118,13 +118,13 @@ def test_requests_are_cut_to_the_model_and_marked(writer: PromptWriter) -> None:
         ((100_000, 100_000), (2048, 2048, True)),
     ],
 )
-def test_the_output_is_kept_before_the_prompt(
+def test_cutting_a_request_shortens_the_prompt_before_the_output(
     asked: tuple[int, int], given: tuple[int, int, bool]
 ) -> None:
     assert fit(*asked, max_model_len=4096) == given
 
 
-def test_equal_hash_ids_make_equal_text_and_no_more_than_that(writer: PromptWriter) -> None:
+def test_equal_hash_ids_of_a_trace_make_exactly_the_shared_text(writer: PromptWriter) -> None:
     rows = [
         TraceRow(0.0, 2000, 5, (7, 8, 9, 10)),
         TraceRow(1.0, 2000, 5, (7, 8, 9, 11)),
@@ -149,7 +149,7 @@ def test_a_trace_is_replayed_on_its_own_time_scale(writer: PromptWriter) -> None
     assert arrivals[0].prompt != arrivals[1].prompt
 
 
-def test_an_arrival_asks_for_exactly_its_lengths(writer: PromptWriter) -> None:
+def test_a_submitted_arrival_has_exactly_its_lengths(writer: PromptWriter) -> None:
     arrival = mix(writer, 1, temperature=0.7)[0]
     submit = arrival.submit()
     assert submit.max_prompt_tokens == arrival.num_prompt_tokens
@@ -175,7 +175,7 @@ class Inbox:
             assert self._changed.wait_for(lambda: len(self.taken) >= num, WAIT_S)
 
 
-def test_the_driver_submits_until_it_is_stopped() -> None:
+def test_the_load_driver_submits_until_it_is_stopped() -> None:
     inbox = Inbox()
     driver = WorkloadDriver(inbox.submit, chars_per_token=1.0, max_model_len=4096)
     assert driver.spec is None
@@ -202,12 +202,12 @@ def test_the_driver_submits_until_it_is_stopped() -> None:
         {"questions": True},
     ],
 )
-def test_whatever_of_a_mix_is_changed_its_words_change(changed: dict[str, Any]) -> None:
-    """They are what the audit, a comparison and the demo know a workload by."""
+def test_every_change_of_a_mix_changes_its_description(changed: dict[str, Any]) -> None:
+    """The audit, comparisons and the demo identify a workload by its description."""
     assert describe(WorkloadSpec(**changed)) != describe(WorkloadSpec())
 
 
-def test_a_new_mix_replaces_the_old_one_and_a_bounded_one_ends() -> None:
+def test_a_new_mix_replaces_the_old_one_and_a_bounded_mix_ends() -> None:
     inbox = Inbox()
     driver = WorkloadDriver(inbox.submit, chars_per_token=1.0, max_model_len=4096)
     driver.set(WorkloadSpec(rate=0.001))
@@ -221,7 +221,7 @@ def test_a_new_mix_replaces_the_old_one_and_a_bounded_one_ends() -> None:
     driver.close()
 
 
-def test_no_more_than_max_concurrency_are_under_way() -> None:
+def test_at_most_max_concurrency_requests_run_at_a_time() -> None:
     inbox = Inbox()
     num_ended = 0
     driver = WorkloadDriver(
@@ -241,7 +241,9 @@ def test_no_more_than_max_concurrency_are_under_way() -> None:
     driver.close()
 
 
-def test_chats_of_a_speaking_model_are_questions_that_it_may_end(writer: PromptWriter) -> None:
+def test_chats_for_a_real_model_are_questions_whose_answers_may_end_early(
+    writer: PromptWriter,
+) -> None:
     spec = WorkloadSpec(questions=True, document_share=0.5, num_requests=40)
     by_kind: dict[str, list[Submit]] = {"chat": [], "document": []}
     for arrival in synthetic(spec, writer, None):
