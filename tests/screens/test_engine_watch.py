@@ -1,4 +1,4 @@
-"""An engine goes while something is typed for it: the editor says so, and applies nothing to it."""
+"""If an engine dies while a change is typed, the editor says so and applies nothing."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +16,7 @@ from tests.support.waiting import until, wait_for
 BUDGET = "max_num_batched_tokens"
 GONE = "no engine answers"
 
-# Keys that open an editor and type into it, what is then seen of it, what the engine says of it.
+# Keys that open an editor and type into it, what it then shows, and the engine's answer.
 EDITORS = pytest.mark.parametrize(
     ("opened", "typed", "shown", "applied"),
     [
@@ -30,7 +30,7 @@ SIZES = pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=["80x24", "12
 
 
 class Watched(Subscriber):
-    """Of an engine that can be said to be down."""
+    """A source whose engine the test can mark as down."""
 
     said: SourceStatus | None = None
 
@@ -49,7 +49,7 @@ def source(live_engine: Any) -> Iterator[Watched]:
 
 
 async def replace_engine(live_engine: Any, source: Subscriber, **changed: object) -> None:
-    """Another one answers at the same address from now on."""
+    """Let another engine answer at the same address from now on."""
     live_engine.becomes(engine_id="another", **changed)
 
     def is_known() -> bool:
@@ -61,7 +61,7 @@ async def replace_engine(live_engine: Any, source: Subscriber, **changed: object
 
 @SIZES
 @EDITORS
-async def test_an_editor_keeps_its_input_until_the_engine_answers_again(
+async def test_an_open_editor_keeps_its_input_until_the_engine_answers_again(
     source: Watched,
     opened: list[str],
     typed: list[str],
@@ -76,7 +76,7 @@ async def test_an_editor_keeps_its_input_until_the_engine_answers_again(
         source.said = "down"
         await until(lambda: GONE in screen_text(app), "that nobody answers")
         await press(app, *typed[1:], "enter", "enter")
-        assert app.screen is not app.main  # what is typed next must not reach the screen below
+        assert app.screen is not app.main  # the next keys must not reach the screen below
         assert shown in screen_text(app)
         assert not app.main.operator.pending
         source.said = None
@@ -88,7 +88,7 @@ async def test_an_editor_keeps_its_input_until_the_engine_answers_again(
 
 @SIZES
 @EDITORS
-async def test_input_typed_for_another_engine_needs_a_second_enter(
+async def test_input_typed_for_the_previous_engine_needs_a_second_enter(
     source: Watched,
     live_engine: Any,
     opened: list[str],
@@ -112,7 +112,7 @@ async def test_input_typed_for_another_engine_needs_a_second_enter(
     app.close()
 
 
-async def test_the_editor_shows_the_knobs_of_the_engine_that_took_the_place_of_the_one_before(
+async def test_after_an_engine_is_replaced_the_editor_shows_the_new_engines_knobs(
     source: Watched, live_engine: Any
 ) -> None:
     app = dashboard(source)
@@ -127,7 +127,7 @@ async def test_the_editor_shows_the_knobs_of_the_engine_that_took_the_place_of_t
     app.close()
 
 
-async def test_a_change_by_another_client_at_the_new_engine_is_a_conflict_too(
+async def test_a_change_by_another_client_at_the_new_engine_is_a_conflict(
     source: Watched, live_engine: Any
 ) -> None:
     app = dashboard(source)

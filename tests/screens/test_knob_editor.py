@@ -1,4 +1,4 @@
-"""The knob editor shows what others change while it is open, and overwrites nothing unnoticed."""
+"""The open knob editor shows changes by others, and overwrites none of them unnoticed."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -31,7 +31,7 @@ def anna(live_engine: Any) -> Iterator[ControlClient]:
 
 
 class SlowTelemetry:
-    """A sink that holds everything back until it is let go."""
+    """A telemetry sink that holds everything back until released."""
 
     def __init__(self, sink: Any) -> None:
         self.is_let_go = False
@@ -39,7 +39,7 @@ class SlowTelemetry:
         self._held: list[Telemetry] = []
 
     def publish(self, message: Telemetry) -> None:
-        """On the engine's thread, to which the sink belongs."""
+        """Publish on the engine's thread, to which the sink belongs."""
         self._held.append(message)
         while self.is_let_go and self._held:
             self._sink.publish(self._held.pop(0))
@@ -65,7 +65,7 @@ async def test_the_knob_editor_shows_changes_by_others_and_keeps_its_input(
         assert "512_" in row_of(app, "max_num_batched_tokens")
         assert "2048→1024 by anna" in row_of(app, "max_num_batched_tokens")
         assert "Enter twice applies it anyway" in screen_text(app)
-        await press(app, "enter")  # taken note of
+        await press(app, "enter")  # noticed
         assert "Enter again applies it anyway" in screen_text(app)
         assert source.history.state.knobs["max_num_batched_tokens"] == 1024
         await press(app, "enter")
@@ -80,7 +80,7 @@ async def test_the_knob_editor_shows_changes_by_others_and_keeps_its_input(
     app.close()
 
 
-async def test_each_change_by_others_needs_a_second_enter_also_of_another_knob(
+async def test_every_knob_change_by_others_needs_a_second_enter(
     source: Subscriber, anna: ControlClient
 ) -> None:
     app = dashboard(source)
@@ -91,7 +91,7 @@ async def test_each_change_by_others_needs_a_second_enter_also_of_another_knob(
         await until(lambda: said in screen_text(app), "what anna did")
         await press(app, "enter")
         anna.set_knobs({"max_num_seqs": 8}, who="anna")
-        said = "changed meanwhile: max_num_seqs 64→8 by anna"  # the knob in hand comes first
+        said = "changed meanwhile: max_num_seqs 64→8 by anna"  # the knob being edited comes first
         await until(lambda: said in screen_text(app), "what anna did then")
         assert "Enter twice applies it anyway" in screen_text(app)
         assert "16_" in row_of(app, "max_num_seqs")
@@ -100,7 +100,7 @@ async def test_each_change_by_others_needs_a_second_enter_also_of_another_knob(
     app.close()
 
 
-async def test_changes_from_before_the_input_need_no_second_enter(
+async def test_knob_changes_from_before_the_input_need_no_second_enter(
     source: Subscriber, anna: ControlClient
 ) -> None:
     app = dashboard(source)
@@ -115,7 +115,7 @@ async def test_changes_from_before_the_input_need_no_second_enter(
     app.close()
 
 
-async def test_a_dropped_change_leaves_the_values_of_another_client(
+async def test_cancelling_the_editor_keeps_another_clients_values(
     source: Subscriber, anna: ControlClient
 ) -> None:
     app = dashboard(source)
@@ -129,7 +129,7 @@ async def test_a_dropped_change_leaves_the_values_of_another_client(
     app.close()
 
 
-async def test_input_is_kept_when_another_change_reached_the_engine_first(
+async def test_editor_input_is_kept_if_another_clients_change_came_first(
     source: Subscriber, anna: ControlClient, live_engine: Any
 ) -> None:
     app = dashboard(source)
@@ -155,7 +155,7 @@ async def test_input_is_kept_when_another_change_reached_the_engine_first(
     app.close()
 
 
-async def test_a_value_that_is_offered_again_is_dropped_by_escape_for_good(
+async def test_escape_discards_a_value_that_was_offered_again(
     source: Subscriber, anna: ControlClient, live_engine: Any
 ) -> None:
     app = dashboard(source)
@@ -168,7 +168,7 @@ async def test_a_value_that_is_offered_again_is_dropped_by_escape_for_good(
         await press(app, "enter")
         await until(lambda: "max_num_seqs 64→8" in main_text(app), "the refusal")
         await press(app, "K")
-        # A choice, too, and before telemetry tells of anna.
+        # The same for a choice, before telemetry reports anna's change.
         await until(lambda: "◀ off ▶" in row_of(app, "enable_chunked_prefill"), "the choice again")
         await press(app, "escape", "K")
         await until(lambda: row_of(app, "enable_chunked_prefill") != "", "the editor")
@@ -181,7 +181,7 @@ async def test_a_value_that_is_offered_again_is_dropped_by_escape_for_good(
 
 @pytest.mark.parametrize("status", ["down", "starting", "connecting"])
 @pytest.mark.parametrize("key", ["B", "K", "W"])
-async def test_no_change_is_typed_for_an_engine_that_does_not_answer(
+async def test_no_knob_editor_opens_for_an_engine_that_does_not_answer(
     still_source: Callable[..., Any], key: str, status: str
 ) -> None:
     source = still_source()

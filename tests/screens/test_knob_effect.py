@@ -1,4 +1,4 @@
-"""What a change of knobs did to the latencies, and in words why nothing is known of it."""
+"""The effect of a knob change on the latencies, or in words why it is unknown."""
 
 import re
 
@@ -27,7 +27,7 @@ def change_at(time_ns: int, version: int) -> KnobsChanged:
 
 @pytest.fixture
 def history() -> History:
-    """Work of some seconds, and then nothing."""
+    """A history of some seconds of work and then none."""
     history = History()
     for sequence, message in SESSION:
         history.append(sequence, message)
@@ -35,7 +35,7 @@ def history() -> History:
 
 
 def changed(history: History, after_s: float, version: int = 1) -> KnobsChanged:
-    """So long after the last step."""
+    """Change a knob so many seconds after the last step."""
     last = history.summary(history.last_step or 0)
     assert last is not None
     change = change_at(last.tokens_ns + round(after_s * S), version)
@@ -47,7 +47,7 @@ def said(history: History, change: KnobsChanged, after_s: float) -> str:
     return effect_of(history, change, change.time_ns + round(after_s * S)).missing
 
 
-def test_a_change_in_a_lull_says_that_nothing_ran(history: History) -> None:
+def test_the_effect_of_a_knob_change_at_idle_says_that_nothing_ran(history: History) -> None:
     change = changed(history, 60)
     assert said(history, change, 3) == "nothing ran before, nor since"
     assert said(history, change, 30) == "nothing ran before, nor in the 10 s after"
@@ -56,13 +56,15 @@ def test_a_change_in_a_lull_says_that_nothing_ran(history: History) -> None:
     assert said(history, later, 3) == "nothing ran after the change before, nor since"
 
 
-def test_a_change_before_a_lull_says_it_of_what_came_after(history: History) -> None:
+def test_the_effect_of_a_knob_change_before_idle_says_that_nothing_ran_since(
+    history: History,
+) -> None:
     change = changed(history, 0.5)
     assert said(history, change, 3) == "nothing ran since"
     assert effect_of(history, change, change.time_ns + 3 * S).figures[0][0] is not None
 
 
-def test_a_change_from_before_memory_says_so(history: History) -> None:
+def test_the_effect_of_a_knob_change_older_than_memory_says_so(history: History) -> None:
     assert said(history, change_at(1, 1), 3) == "older than memory"
     fresh = History()
     fresh.begin(history.state_at(history.last_step or 0), 0)
@@ -71,7 +73,9 @@ def test_a_change_from_before_memory_says_so(history: History) -> None:
     assert said(fresh, change, 3) == "before not in memory, nothing ran since"
 
 
-def test_an_engine_without_a_step_has_nothing_missing_from_memory(history: History) -> None:
+def test_a_knob_change_before_the_first_step_does_not_count_as_older_than_memory(
+    history: History,
+) -> None:
     now = history.snapshot()
     assert now is not None
     history = History()
@@ -81,7 +85,9 @@ def test_an_engine_without_a_step_has_nothing_missing_from_memory(history: Histo
     assert said(history, change, 3) == "nothing ran before, nor since"
 
 
-def test_steps_without_a_first_token_differ_from_no_steps(history: History) -> None:
+def test_the_effect_distinguishes_steps_without_first_tokens_from_no_steps(
+    history: History,
+) -> None:
     sequence, change = 0, None
     steps = History()
     for sequence, message in SESSION:
@@ -93,7 +99,7 @@ def test_steps_without_a_first_token_differ_from_no_steps(history: History) -> N
     assert said(steps, change, 0.001) == "no second token before, nothing ran since"
 
 
-def test_screen_6_says_why_there_are_no_figures_in_the_list_and_of_the_chosen_line(
+def test_the_knob_screen_says_in_list_and_detail_why_an_effect_has_no_figures(
     history: History,
 ) -> None:
     changed(history, 60)
@@ -114,8 +120,8 @@ def drawn(history: History, width: int) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
-def test_a_freeze_that_no_p99_shows_is_in_the_longest_itl_at_any_width(width: int) -> None:
-    """One late token in thousands: ranks alone would make such a change look harmless."""
+def test_the_effect_shows_the_longest_itl_even_of_one_freeze_at_any_width(width: int) -> None:
+    """One late token in thousands: percentiles alone would make such a change look harmless."""
     steps = simulate(seed=5, num_steps=400)
     history, late_ns = History(), 0
     for sequence, message in steps:
@@ -142,7 +148,7 @@ def test_a_freeze_that_no_p99_shows_is_in_the_longest_itl_at_any_width(width: in
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
-def test_all_knobs_of_a_change_are_named_and_its_author_is_not_cut(
+def test_all_knobs_of_a_change_are_named_and_its_author_shown_whole(
     history: History, width: int
 ) -> None:
     old: dict[str, KnobValue] = {"max_num_batched_tokens": 256, "enable_chunked_prefill": True}
@@ -162,7 +168,7 @@ def test_all_knobs_of_a_change_are_named_and_its_author_is_not_cut(
     assert "…" not in last.partition(" by bob")[2][:20]
 
 
-def test_changes_that_have_no_room_are_counted_and_no_field_is_cut() -> None:
+def test_knob_changes_without_room_are_counted_and_no_field_is_cut() -> None:
     old: dict[str, KnobValue] = {"max_num_batched_tokens": 256, "batching": "chunked"}
     new: dict[str, KnobValue] = {"max_num_batched_tokens": 512, "batching": "static"}
     full = "max_num_batched_tokens 256→512, batching chunked→static"
@@ -173,7 +179,7 @@ def test_changes_that_have_no_room_are_counted_and_no_field_is_cut() -> None:
     assert changes_text(old, new, len(short) - 1) == "budget 256→512, +1 more"
 
 
-def test_at_80_columns_a_change_from_before_memory_says_so_in_whole_words(
+def test_at_80_columns_a_change_older_than_memory_is_described_in_whole_words(
     history: History,
 ) -> None:
     fresh = History()

@@ -1,4 +1,4 @@
-"""What a knob change would do, said before it is made."""
+"""The forecast of a knob change, shown before it is made."""
 
 import re
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def source(live_engine: Any) -> Iterator[Subscriber]:
     subscriber.stop()
 
 
-def test_a_forecast_names_figures_as_they_were_and_as_they_would_be() -> None:
+def test_a_forecast_names_current_and_predicted_figures() -> None:
     history = History()
     for sequence, message in simulate(3, 600):
         history.append(sequence, wire.encode(message))

@@ -1,4 +1,4 @@
-"""A signal ends a screen: the terminal is as it was, what was recorded can be read."""
+"""After a signal ends a screen, the terminal is restored and the recording can be read."""
 
 import os
 import re
@@ -33,7 +33,7 @@ def _is_drawn_on(terminal: Any) -> bool:
 @pytest.mark.parametrize(
     ("arguments", "shown"), [((), "freeze"), (("replay", "freeze"), "step")], ids=["start", "file"]
 )
-def test_a_signal_leaves_the_screen_and_gives_the_terminal_back(
+def test_a_signal_ends_the_screen_and_restores_the_terminal(
     terminal: Callable[..., Any],
     tmp_path: Path,
     arguments: tuple[str, ...],
@@ -79,7 +79,7 @@ def test_a_recording_is_finished_when_a_signal_ends_the_dashboard(
     assert_whole_and_quiet(tmp_path)
 
 
-def test_a_terminal_that_goes_without_a_signal_ends_the_dashboard_and_its_recording_is_whole(
+def test_a_terminal_that_vanishes_ends_the_dashboard_with_a_finished_recording(
     live_engine: Any, tmp_path: Path
 ) -> None:
     arguments = ("top", live_engine.endpoint.control, "--no-keep")
@@ -101,7 +101,7 @@ def test_a_terminal_that_goes_without_a_signal_ends_the_dashboard_and_its_record
     [((), b"freeze", b""), (("replay", "freeze"), b"REPLAY", b" ")],
     ids=["start", "paused replay"],
 )
-def test_a_terminal_that_goes_without_a_signal_ends_a_screen_that_draws_nothing(
+def test_a_terminal_that_vanishes_ends_even_a_screen_that_draws_nothing(
     tmp_path: Path, arguments: tuple[str, ...], shown: bytes, key: bytes
 ) -> None:
     with in_a_session_of_its_own(tmp_path, *arguments) as (process, terminal):
@@ -109,13 +109,13 @@ def test_a_terminal_that_goes_without_a_signal_ends_a_screen_that_draws_nothing(
         if key:
             os.write(terminal, key)
             read_until(terminal, b"PAUSED")
-        while select.select([terminal], [], [], 1.0)[0]:  # until nothing is drawn any more
+        while select.select([terminal], [], [], 1.0)[0]:  # until drawing has stopped
             os.read(terminal, 65536)
         os.close(terminal)
         assert process.wait(15) == 128 + signal.SIGHUP
 
 
-def test_the_screen_is_empty_when_it_is_left_so_that_no_terminal_shows_lines_of_it_in_the_shell(
+def test_leaving_clears_the_screen_so_that_no_line_remains_in_the_shell(
     tmp_path: Path,
 ) -> None:
     with in_a_session_of_its_own(tmp_path, "replay", "freeze") as (process, terminal):
@@ -131,7 +131,7 @@ def test_the_screen_is_empty_when_it_is_left_so_that_no_terminal_shows_lines_of_
 def in_a_session_of_its_own(
     folder: Path, *arguments: str
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A program that no terminal controls, and the other end of the one that it draws on."""
+    """A program without a controlling terminal, and the other end of the terminal it draws on."""
     ours, theirs = os.openpty()
     termios.tcsetwinsize(theirs, (40, 120))
     state = {"XDG_CONFIG_HOME": str(folder), "XDG_STATE_HOME": str(folder / "state")}
@@ -162,7 +162,7 @@ def read_until(terminal: int, what: bytes) -> bytes:
 
 
 def assert_whole_and_quiet(folder: Path) -> None:
-    """The recording is finished, and nothing was logged."""
+    """Check that the recording is finished and nothing was logged."""
     assert not list(folder.glob(f"*{PART_SUFFIX}"))
     with Recording(next(folder.glob("*.mcap"))) as recording:
         assert recording.message is None

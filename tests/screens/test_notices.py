@@ -1,4 +1,4 @@
-"""The one line of notices: what is new can be read, and what is still wrong is not lost."""
+"""The notice line: new notices stay readable, and standing problems are not lost."""
 
 from collections.abc import Callable
 from typing import Any
@@ -41,7 +41,7 @@ def test_the_path_of_a_written_file_is_shown_beside_a_standing_problem(width: in
         assert f"gpu-7/{FILE}  " in beside
 
 
-def test_a_path_that_is_too_long_loses_whole_folders_from_its_front() -> None:
+def test_a_path_too_long_for_its_line_loses_whole_leading_folders() -> None:
     notices = Notices(Clock())
     notices.say("wrote a.mcap, 3 steps, in /home/operator/incidents/november")
     said = {width: text(notices.line([], width)).strip() for width in (80, 55, 50, 40)}
@@ -59,7 +59,7 @@ def test_a_standing_problem_gets_the_whole_line_back_after_a_notice() -> None:
     assert text(notices.line([DOWN], 120)) == " " + DOWN[0]
 
 
-def test_unrequested_notices_wait_until_an_answer_has_been_readable() -> None:
+def test_unrequested_notices_wait_until_an_answer_could_be_read() -> None:
     clock = Clock()
     notices = Notices(clock)
     notices.say("max_num_seqs 8→4 applied at step 7")
@@ -71,7 +71,7 @@ def test_unrequested_notices_wait_until_an_answer_has_been_readable() -> None:
     assert notices.line([], 120) == ()
 
 
-async def test_the_demo_does_not_talk_into_the_answer_to_a_change(
+async def test_demo_hints_do_not_replace_the_answer_to_a_knob_change(
     still_source: Callable[..., Any],
 ) -> None:
     source, clock = still_source(20), Clock()

@@ -28,7 +28,7 @@ from stepscope.tui.views.picture_png import png
 def stepscope(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str]]:
-    """Runs `stepscope ARGUMENTS` in an empty folder; gives the exit code and what it said."""
+    """Runs `stepscope ARGUMENTS` in an empty folder; returns the exit code and the output."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("TZ", "UTC")
     folder = tmp_path / "work"
@@ -45,7 +45,7 @@ def stepscope(
     return run
 
 
-def test_a_step_of_a_recording_becomes_a_picture_of_each_kind(
+def test_screenshot_draws_a_step_of_a_recording_in_every_format(
     stepscope: Callable[..., tuple[int, str]],
 ) -> None:
     code, said = stepscope("screenshot", "freeze", "--at", "300", "-o", "a.txt")
@@ -68,11 +68,11 @@ def test_a_step_of_a_recording_becomes_a_picture_of_each_kind(
     assert document.count("<text ") == document.count('xml:space="preserve"')
     image = Image.open(io.BytesIO(Path("a.png").read_bytes()))
     assert image.size == (100 * 12 + 24, 30 * 24 + 24)
-    assert image.getpixel((1, 1)) == (0xFB, 0xFA, 0xF7)  # the paper of the light theme
+    assert image.getpixel((1, 1)) == (0xFB, 0xFA, 0xF7)  # the background of the light theme
     assert sorted(path.name for path in Path.cwd().iterdir()) == ["a.png", "a.svg", "a.txt"]
 
 
-def test_any_screen_and_any_request_can_be_drawn(
+def test_screenshot_can_draw_any_screen_and_any_request(
     stepscope: Callable[..., tuple[int, str]],
 ) -> None:
     for arguments, words in (
@@ -130,7 +130,7 @@ def test_a_picture_that_cannot_be_drawn_gives_one_line_and_no_file(
     assert list(Path.cwd().iterdir()) == []
 
 
-def test_two_pictures_in_a_second_are_two_files_and_a_full_disk_leaves_none(
+def test_pictures_taken_in_one_second_are_separate_files_and_never_partial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -160,7 +160,7 @@ def test_two_pictures_in_a_second_are_two_files_and_a_full_disk_leaves_none(
     assert len(list(tmp_path.iterdir())) == 3
 
 
-async def test_a_picture_that_cannot_be_written_is_a_line_on_the_screen(
+async def test_a_picture_that_cannot_be_written_is_reported_on_the_screen(
     still_source: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = still_source()
@@ -197,7 +197,7 @@ def test_a_picture_waits_for_background_computations(
     assert len(re.findall(r"\d+\.\d%", row)) == 3, "three windows, each with its share"
 
 
-def test_lines_and_blocks_meet_between_cells_in_a_png() -> None:
+def test_lines_and_blocks_join_across_cells_in_a_png() -> None:
     ink = Style(color="#ff0000", bgcolor="#000000")
     rows = [[("██", ink)], [("──", ink)], [("▁▌", ink)], [("ab", ink)]]
     image = Image.open(io.BytesIO(png(rows)))

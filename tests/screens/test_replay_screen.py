@@ -1,4 +1,4 @@
-"""The screen at a step is the same whether the session is live or comes from its file."""
+"""The screen at a step is the same for a live session and a replay of its file."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -39,7 +39,7 @@ def screen(history: History, step: int) -> dict[str, list[str]]:
     for page, drawing in PAGE_VIEWS.items():
         view = View(cursor=step, right=step, page=page)
         frame = FrameBuilder(history, clock=lambda: 0.0).build(view, 0, 0, 8)
-        frame.extent = EXTENT  # a replay knows what comes after
+        frame.extent = EXTENT  # a replay also knows the later steps
         panels[page] = drawing.draw(frame, WIDTH, 50)
     return {
         name: ["".join(characters for characters, _ in line) for line in lines]
@@ -51,7 +51,7 @@ def screen(history: History, step: int) -> dict[str, list[str]]:
 def live_and_file(
     tmp_path_factory: pytest.TempPathFactory, recorded_to: Callable[..., Any]
 ) -> tuple[History, Path]:
-    """A busy session as it was received, and its recording from the first message on."""
+    """A busy session as received, and its recording from the first message on."""
     path = tmp_path_factory.mktemp("session") / "session.mcap"
     messages = simulate(
         seed=3,
@@ -69,7 +69,7 @@ def live_and_file(
 
 
 @pytest.mark.parametrize("step", [1, 57, 200, 341, 399])
-def test_every_panel_of_a_step_is_the_same_live_and_replayed(
+def test_every_panel_at_a_step_is_the_same_live_and_replayed(
     live_and_file: tuple[History, Path], step: int
 ) -> None:
     live, path = live_and_file
@@ -88,7 +88,7 @@ def test_every_panel_of_a_step_is_the_same_live_and_replayed(
     assert "━" in "".join(expected["lanes"])
 
 
-def test_after_a_seek_the_figures_are_at_once_those_of_the_step_that_is_shown(
+def test_right_after_a_seek_the_figures_are_those_of_the_shown_step(
     live_and_file: tuple[History, Path],
 ) -> None:
     live, path = live_and_file
@@ -96,7 +96,7 @@ def test_after_a_seek_the_figures_are_at_once_those_of_the_step_that_is_shown(
     source = ReplaySource(Recording(path), History(live.slo), playing=False)
     source.start()
     try:
-        # Nothing is due by time.
+        # No refresh is due by time.
         builder = FrameBuilder(source.history, clock=lambda: 0.0, stands=lambda: True)
         for step in (stalls[-1], stalls[0], stalls[len(stalls) // 2]):
             source.seek(step)

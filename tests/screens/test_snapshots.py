@@ -1,12 +1,12 @@
-"""Every screen as it was last looked at and found good: text, and for some of them colours.
+"""Every screen equals its last reviewed picture: its text, and for some of them the colours.
 
 The pictures are files under `tests/snapshots`: the characters of the screen as they are, and below
-them, where colours are looked at too, a letter for the style of each cell, with a key. They come
+them, where colours are checked too, a letter for the style of each cell, with a key. They come
 from a seeded simulated session and a frozen clock, so they are the same on any machine. Plain text
 because a change of a screen is reviewed as a diff; SVG would repeat a template of Textual's in
 every file, and change with it.
 
-`make snapshots` writes them anew; look at the diff before it is committed.
+`make snapshots` rewrites them; review the diff before committing it.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ AT = "250"  # a step with a long queue, preemptions around it and prefills in it
 Size = tuple[int, int]
 SMALL, NARROW, NORMAL, WIDE = (60, 15), (80, 24), (120, 40), (200, 60)
 
-# Screen -> what is opened, and what is pressed to get there.
+# Screen -> what is opened, and the keys that lead there.
 SCREENS: Mapping[str, tuple[str, ...]] = {
     "live": ("session",),
     "paused": ("session", "space", "g", *AT, "enter"),
@@ -76,7 +76,7 @@ class Look(NamedTuple):
 
     mode: ColourMode = "dark"
     is_ascii: bool = False
-    has_styles: bool = False  # these are looked at too
+    has_styles: bool = False  # these sizes are checked too
 
     @property
     def name(self) -> str:
@@ -103,7 +103,7 @@ def file_of(screen: str, size: Size, look: Look) -> Path:
 
 
 class Still:
-    """A source that has received all it ever will; implements `Source`."""
+    """A source that receives nothing more; implements `Source`."""
 
     is_live = True
     num_bad = 0
@@ -152,7 +152,7 @@ class Still:
 
 
 class World:
-    """What the pictures are of: sessions, and a clock that stands still.
+    """The contents of the pictures: sessions, and a frozen clock.
 
     Args:
         folder: for recordings.
@@ -178,7 +178,7 @@ class World:
         return 1_700_000_000.0 + self.now_s
 
     def fleet(self) -> Fleet:
-        """All engines, looked at for a while."""
+        """The fleet of all engines, observed for a while."""
         self.now_s = 1000.0
         sources = [self.busy, self.other, self.idle, self.down]
         fleet = Fleet(sources, self.clock, self.wall_clock)
@@ -201,7 +201,7 @@ class World:
 
 
 class Found:
-    """What a `Finder` would have found."""
+    """The results of a `Finder`."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._lines = fleet.picture.lines
@@ -225,7 +225,7 @@ class Found:
 
 
 async def taken(world: World, screen: str, size: Size, look: Look) -> list[Cells]:
-    """What is on the screen after its keys have been pressed."""
+    """The screen after its keys were pressed."""
     opened, *keys = SCREENS[screen]
     if opened == "start":
         return await _start_taken(world, keys, size, look)
@@ -243,7 +243,7 @@ async def taken(world: World, screen: str, size: Size, look: Look) -> list[Cells
 
 
 async def _compare(world: World, app: Dashboard) -> None:
-    """Two sessions, read to the end."""
+    """Compare two sessions, read to the end."""
     sides = [
         Origin(source.name, BOUNDS, path=source.recording(world.folder))
         for source in (world.busy, world.other)
@@ -305,7 +305,7 @@ def _styles(picture: list[Cells], mode: ColourMode) -> list[str]:
         for run, style in row:
             described = _described(style)
             if described not in used:
-                # What is not of the theme is Textual's own.
+                # Styles outside the theme are Textual's own.
                 unknown = str(sum(letter.isdigit() for letter, _ in used.values())), "of Textual"
                 used[described] = letters.get(described, unknown)
             cells += used[described][0] * len(run)
@@ -336,7 +336,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 class Surroundings:
-    """Times of day in UTC, and colours, wherever and however this runs."""
+    """Times of day in UTC, and colours, on any machine and terminal."""
 
     def __init__(self) -> None:
         self._patch = patch.dict(os.environ, TZ="UTC")
@@ -354,7 +354,7 @@ class Surroundings:
 @pytest.mark.parametrize(
     ("screen", "size", "look"), PICTURES, ids=[file_of(*each).stem for each in PICTURES]
 )
-def test_the_screen_is_as_it_was_last_found_good(
+def test_every_screen_equals_its_reviewed_snapshot(
     world: World, screen: str, size: Size, look: Look
 ) -> None:
     file = file_of(screen, size, look)
@@ -363,7 +363,7 @@ def test_the_screen_is_as_it_was_last_found_good(
     assert found == expected, _difference(file, expected, found)
 
 
-def test_no_picture_is_left_of_a_screen_that_is_gone() -> None:
+def test_no_snapshot_is_left_of_a_removed_screen() -> None:
     assert {path.name for path in FOLDER.iterdir()} == {file_of(*each).name for each in PICTURES}
 
 
@@ -380,7 +380,7 @@ def _difference(file: Path, expected: str, found: str) -> str:
 
 
 def main() -> None:
-    """Write all pictures anew."""
+    """Rewrite all pictures."""
     FOLDER.mkdir(exist_ok=True)
     for path in FOLDER.iterdir():
         path.unlink()

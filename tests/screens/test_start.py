@@ -1,4 +1,4 @@
-"""`stepscope` alone: the start screen, what it lists, and that it stays whatever goes wrong."""
+"""`stepscope` alone: the start screen, what it lists, and that it survives every error."""
 
 import os
 import subprocess
@@ -39,7 +39,7 @@ def test_each_shipped_sample_says_what_it_shows() -> None:
     assert all(path.is_file() for path in samples.shipped().values())
 
 
-def test_recent_files_are_kept_newest_first_each_once_and_few(tmp_path: Path) -> None:
+def test_recent_files_are_few_unique_and_newest_first(tmp_path: Path) -> None:
     recent = RecentFiles(tmp_path / "state" / "recent.json")
     assert recent.files() == []
     for number in range(MAX_FILES + 5):
@@ -53,7 +53,7 @@ def test_recent_files_are_kept_newest_first_each_once_and_few(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '[{"path": 3}]', '{"a": 1}', "\0"])
-def test_a_broken_list_of_recent_files_is_an_empty_one(tmp_path: Path, content: str) -> None:
+def test_a_broken_list_of_recent_files_counts_as_empty(tmp_path: Path, content: str) -> None:
     recent = RecentFiles(tmp_path / "recent.json")
     recent.path.write_text(content)
     assert recent.files() == []
@@ -66,7 +66,7 @@ def test_a_list_of_recent_files_that_cannot_be_written_is_no_error(tmp_path: Pat
     RecentFiles(tmp_path / "file" / "recent.json").remember(tmp_path / "a.mcap")
 
 
-def test_an_overview_says_what_is_in_a_file_or_what_is_wrong_with_it(tmp_path: Path) -> None:
+def test_a_recordings_overview_says_what_it_holds_or_what_is_wrong_with_it(tmp_path: Path) -> None:
     seen = overview(SAMPLE)
     assert (seen.engine, seen.model, seen.is_cut, seen.error) == ("freeze", "demo", False, None)
     assert seen.num_steps == 454
@@ -82,13 +82,13 @@ def test_an_overview_says_what_is_in_a_file_or_what_is_wrong_with_it(tmp_path: P
     assert recordings_in(tmp_path / "nowhere") == []
 
 
-def test_an_engine_that_does_not_report_figures_is_listed_with_dashes() -> None:
+def test_an_engine_without_published_figures_is_listed_with_dashes() -> None:
     line = EngineLine(EngineFigures("e", "live"), (), 0.0, None, None)
     section = start_list.engines_section([("ipc:///e", line)], (), False)
     assert [text for text, _ in section.entries[0].cells] == ["LIVE", "-", "-", "-", "-"]
 
 
-def test_all_engines_of_the_machine_and_the_fleet_of_the_config_file_are_choices() -> None:
+def test_all_local_engines_and_the_configured_fleet_are_offered() -> None:
     lines = [
         (f"ipc:///{name}", EngineLine(EngineFigures(name, "live"), (), 0.0, None, None))
         for name in "ab"
@@ -102,7 +102,7 @@ def test_all_engines_of_the_machine_and_the_fleet_of_the_config_file_are_choices
     ]
 
 
-def test_times_and_lengths_are_short() -> None:
+def test_times_and_durations_are_written_short() -> None:
     assert start_list.length_text(3.84) == "3.8s"
     assert start_list.length_text(761) == "12m41s"
     assert start_list.length_text(11_100) == "3h05m"
@@ -116,7 +116,7 @@ def test_times_and_lengths_are_short() -> None:
 
 
 class Found:
-    """What a `Finder` has found, at once."""
+    """The results of a `Finder`, without a search."""
 
     def __init__(self, files: tuple[File, ...] = ()) -> None:
         self._files = files
@@ -144,7 +144,7 @@ FILES = (
 
 
 class Checks:
-    """Remembers what was asked for; says no to what `wrong` holds."""
+    """Remembers the choices it was asked to check; refuses those in `wrong`."""
 
     def __init__(self, **wrong: str) -> None:
         self.asked: list[StartChoice] = []
@@ -168,7 +168,7 @@ def start_app(check: Checks | None = None, **options: Any) -> StartApp:
 
 
 async def settled(app: StartApp, pilot: Any, until: Callable[[], bool]) -> None:
-    """Until a check of another thread has come back."""
+    """Wait until a check on another thread has ended."""
     for _ in range(400):
         if until():
             return
@@ -176,7 +176,7 @@ async def settled(app: StartApp, pilot: Any, until: Callable[[], bool]) -> None:
     raise AssertionError(f"never came:\n{screen_text(app)}")
 
 
-async def test_everything_that_can_be_looked_at_is_listed(tmp_path: Path) -> None:
+async def test_the_start_screen_lists_engines_recordings_and_samples(tmp_path: Path) -> None:
     app = start_app()
     async with app.run_test(size=(120, 40)) as pilot:
         await settled(app, pilot, lambda: "engine-0" in screen_text(app))
@@ -208,7 +208,7 @@ async def test_everything_that_can_be_looked_at_is_listed(tmp_path: Path) -> Non
         (["end", "enter", *"/x/a.mcap", "enter"], StartChoice("file", ("/x/a.mcap",))),
     ],
 )
-async def test_keys_choose(keys: list[str], choice: StartChoice) -> None:
+async def test_keys_on_the_start_screen_choose_a_line(keys: list[str], choice: StartChoice) -> None:
     check = Checks()
     app = start_app(check)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -219,8 +219,8 @@ async def test_keys_choose(keys: list[str], choice: StartChoice) -> None:
     assert check.asked == [choice]
 
 
-async def test_its_keys_footer_help_and_palette_are_those_of_the_table() -> None:
-    """And of the config file, which may give them other ones."""
+async def test_the_start_screen_follows_the_key_table_and_remapped_keys() -> None:
+    """Keys remapped in the config file work there, too."""
     actions = remapped(
         {"lane_down": "n", "inspect": "f5", "endpoint": "9", "quit": "Q", "theme": [], "help": "f2"}
     )
@@ -266,7 +266,7 @@ async def test_its_keys_footer_help_and_palette_are_those_of_the_table() -> None
     assert app.return_value is None
 
 
-async def test_a_click_opens(tmp_path: Path) -> None:
+async def test_a_click_on_the_start_screen_opens_a_line(tmp_path: Path) -> None:
     app = start_app()
     async with app.run_test(size=(120, 40)) as pilot:
         await settled(app, pilot, lambda: "week.mcap" in screen_text(app))
@@ -277,7 +277,7 @@ async def test_a_click_opens(tmp_path: Path) -> None:
     assert app.return_value == StartChoice("file", ("chunked",))
 
 
-async def test_what_cannot_be_opened_is_a_line_and_the_screen_stays() -> None:
+async def test_an_error_while_opening_is_shown_and_the_start_screen_stays() -> None:
     app = start_app(Checks(file="week.mcap is damaged", engines="no engine answers"))
     async with app.run_test(size=(120, 40)) as pilot:
         await settled(app, pilot, lambda: "week.mcap" in screen_text(app))
@@ -299,7 +299,7 @@ async def test_what_cannot_be_opened_is_a_line_and_the_screen_stays() -> None:
 
 
 @pytest.mark.parametrize("ascii_only", [False, True])
-async def test_it_fills_every_size(ascii_only: bool) -> None:
+async def test_the_start_screen_fills_every_terminal_size(ascii_only: bool) -> None:
     app = start_app(ascii_only=ascii_only, notice="the engine is gone")
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(app, pilot, lambda: "week.mcap" in screen_text(app))
@@ -316,7 +316,7 @@ async def test_it_fills_every_size(ascii_only: bool) -> None:
                 assert (">" if ascii_only else "▶") + "  e  address" in screen_text(app)
 
 
-async def test_a_failure_of_ours_is_a_line_and_the_next_look_comes(
+async def test_a_failing_search_is_reported_in_a_line_and_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(found: Found) -> None:
@@ -334,7 +334,7 @@ async def test_a_failure_of_ours_is_a_line_and_the_next_look_comes(
         assert "week.mcap" in screen_text(app)
 
 
-async def test_looks_can_be_changed() -> None:
+async def test_theme_and_glyphs_can_be_changed_on_the_start_screen() -> None:
     app = start_app()
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("T", "v")
@@ -345,7 +345,7 @@ async def test_looks_can_be_changed() -> None:
 # What is found
 
 
-def test_recordings_used_lately_and_those_of_the_folder_are_found_each_once(
+def test_recent_recordings_and_those_in_the_folder_are_listed_once_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime_folder: Path
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_folder))
@@ -367,7 +367,7 @@ def test_recordings_used_lately_and_those_of_the_folder_are_found_each_once(
             assert time.monotonic() < deadline_s
             time.sleep(0.01)
         assert [file.path.name for file in found] == ["b.mcap", "a.mcap", "c.mcap"]
-        # They were opened just now; when they were recorded is what is said.
+        # They were opened just now, but the list shows when they were recorded.
         assert [file.written_s - NOW_S for file in found] == [0, 0, -5]
         assert [getattr(file.overview, "num_steps", 0) for file in found] == [454, 454, None]
         finder.look()
@@ -384,7 +384,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_from_the_start_screen_into_a_recording_and_back(
+def test_quitting_a_recording_leads_back_to_the_start_screen(
     terminal: Callable[..., Any], folder: Path, runtime_folder: Path
 ) -> None:
     screen = terminal(
@@ -417,7 +417,7 @@ def test_from_the_start_screen_into_a_recording_and_back(
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"]])
-def test_without_a_terminal_it_prints_the_help(arguments: list[str]) -> None:
+def test_without_a_terminal_stepscope_alone_prints_its_help(arguments: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "stepscope.tui.cli", *arguments],
         stdin=subprocess.DEVNULL,
@@ -430,7 +430,7 @@ def test_without_a_terminal_it_prints_the_help(arguments: list[str]) -> None:
     assert "Commands:" in done.stdout
 
 
-def test_the_first_picture_waits_for_no_engine_no_recording_and_no_socket() -> None:
+def test_the_start_screen_imports_no_heavy_module() -> None:
     program = (
         "import sys\n"
         "from stepscope.tui.cli import __main__\n"
@@ -449,7 +449,7 @@ def test_the_first_picture_waits_for_no_engine_no_recording_and_no_socket() -> N
 @pytest.mark.parametrize(
     "error", ["no engine answers", f"no socket at {'long/' * 20}engine-0; none runs here"]
 )
-async def test_an_address_that_leads_nowhere_is_mended_where_it_was_typed(error: str) -> None:
+async def test_an_address_without_an_engine_can_be_corrected_in_its_prompt(error: str) -> None:
     check = Checks(engines=error)
     app = start_app(check)
     async with app.run_test(size=(80, 24)) as pilot:
@@ -470,7 +470,7 @@ async def test_an_address_that_leads_nowhere_is_mended_where_it_was_typed(error:
     assert check.asked == [StartChoice("engines", (f"tcp://h:{n}",)) for n in (2, 1)]
 
 
-async def test_a_long_error_is_read_whole_whatever_folder_it_is_in() -> None:
+async def test_a_long_error_is_shown_whole() -> None:
     error = f"no engine at ipc:///{'long/' * 30}engine-0: there is no such socket; none runs here"
     app = start_app(Checks(engines=error))
     async with app.run_test(size=(80, 24)) as pilot:
@@ -482,7 +482,7 @@ async def test_a_long_error_is_read_whole_whatever_folder_it_is_in() -> None:
     app.close()
 
 
-def test_what_is_wrong_with_a_recording_names_it_without_its_folder(tmp_path: Path) -> None:
+def test_the_error_of_a_broken_recording_names_it_without_its_folder(tmp_path: Path) -> None:
     folder = tmp_path / ("long" * 20)
     folder.mkdir()
     (folder / "broken.mcap").write_text("nothing")

@@ -1,4 +1,4 @@
-"""A table of thousands of rows takes no longer to draw than one that fits."""
+"""Drawing a table of thousands of rows builds no more rows than one that fits."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The dashboard in a real (pseudo-)terminal: keys and mouse as they arrive, and what is drawn."""
+"""The dashboard in a real (pseudo-)terminal: raw key and mouse input, and what is drawn."""
 
 import re
 import subprocess
@@ -25,7 +25,7 @@ NAMED |= {f"bright{name}" for name in NAMED}
 
 @pytest.fixture
 def busy_engine(runtime_folder: Path) -> Iterator[str]:
-    """The address of a simulated engine in a process of its own, with more work than it can do."""
+    """The address of an overloaded simulated engine in a process of its own."""
     address = f"{runtime_folder}/engine"
     program = Path(__file__).parents[1] / "support" / "simulated_engine.py"
     process = subprocess.Popen([sys.executable, str(program), address])
@@ -58,7 +58,7 @@ def shown_step(screen: Any) -> int:
     return int(screen.wait_for(r"step ([\d,]+)")[1].replace(",", ""))
 
 
-def test_an_operators_way_through_a_live_engine(
+def test_an_operators_session_with_a_live_engine_works_in_a_terminal(
     busy_engine: str, terminal: Callable[..., Any], tmp_path: Path
 ) -> None:
     screen = terminal(
@@ -67,7 +67,7 @@ def test_an_operators_way_through_a_live_engine(
     screen.wait_for(r"LIVE.*step [\d,]{2,}")
     screen.wait_for(r"RUN [1-9]")
 
-    # Time stands still, and goes back.
+    # Pause, and go back in time.
     screen.send(" ")
     screen.wait_for("PAUSED")
     step = shown_step(screen)
@@ -99,7 +99,7 @@ def test_an_operators_way_through_a_live_engine(
     screen.send("z")
     screen.wait_for(r"1 col = 1 step\)")
 
-    # The engine is changed, and says from which step on.
+    # A knob is changed, and the engine names the effective step.
     screen.send("L")
     screen.wait_for("LIVE")
     screen.send("B256\r")
@@ -140,7 +140,7 @@ def test_an_operators_way_through_a_live_engine(
     screen.click(60, screen.row_of("requests × steps") + 3, button=65)
     until(lambda: screen.text() != before, "the wheel did nothing")
 
-    # A picture, and out.
+    # Take a picture and quit.
     screen.send("S")
     screen.wait_for(r"screenshot: ")
     (picture,) = tmp_path.glob("stepscope-*.svg")
@@ -160,7 +160,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
-def test_a_terminal_that_changes_its_size_and_one_that_was_written_over(
+def test_the_screen_is_redrawn_after_a_resize_and_after_being_overwritten(
     terminal: Callable[..., Any], tmp_path: Path
 ) -> None:
     arguments = (*STEPSCOPE, "replay", "chunked", "--at", "300")
@@ -178,7 +178,9 @@ def test_a_terminal_that_changes_its_size_and_one_that_was_written_over(
     colours = {cell.fg for row in screen.cells() for cell in row}
     assert "4fb3ff" in colours, "decode has its own colour on a terminal of true colours"
     before = ""
-    while before != (before := screen.text()):  # what is written before all is drawn is drawn over
+    while before != (
+        before := screen.text()
+    ):  # text written before the first full frame is overwritten
         time.sleep(0.5)
     screen.scribble()
     screen.wait_for("noise noise")
@@ -203,7 +205,7 @@ def test_a_terminal_that_changes_its_size_and_one_that_was_written_over(
     ],
     ids=["16 colours", "console", "NO_COLOR"],
 )
-def test_each_terminal_gets_the_colours_and_characters_that_it_has(
+def test_each_terminal_gets_the_colours_and_characters_it_supports(
     terminal: Callable[..., Any],
     tmp_path: Path,
     environment: dict[str, str],
@@ -221,7 +223,7 @@ def test_each_terminal_gets_the_colours_and_characters_that_it_has(
     found = {colour for row in screen.cells() for cell in row for colour in (cell.fg, cell.bg)}
     assert found <= colours
     assert screen.text().isascii() == is_ascii
-    # Prefill and decode are told apart by their characters alone.
+    # Prefill and decode differ in their characters alone.
     prefill, decode = ("#", "=") if is_ascii else ("▓", "━")
     assert prefill in screen.text()
     assert decode in screen.text()

@@ -1,4 +1,4 @@
-"""What the operator does reaches the engine, and what the engine answers reaches the operator."""
+"""The operator's actions reach the engine, and the engine's answers reach the operator."""
 
 import asyncio
 import functools
@@ -44,7 +44,7 @@ from tests.support.waiting import WAIT_S, until
 
 @pytest.fixture
 def source(live_engine: Any) -> Iterator[Subscriber]:
-    """The simulated engine at work, watched."""
+    """A subscriber to a busy simulated engine."""
     subscriber = Subscriber(live_engine.endpoint)
     subscriber.start()
     with ControlClient(live_engine.endpoint) as client:
@@ -73,13 +73,15 @@ def dashboard(source: Any, **options: Any) -> Dashboard:
 
 
 async def press(app: Dashboard, *keys: str) -> None:
-    """Like `Pilot.press`, which waits for an idle process: here an engine runs in it."""
+    """Like `Pilot.press`, which would wait for an idle process: here an engine runs in it."""
     for key in keys:
         app.post_message(events.Key(key, key if len(key) == 1 else None))
         await asyncio.sleep(0.05)
 
 
-async def test_the_budget_is_changed_and_marked_at_its_step(source: Subscriber) -> None:
+async def test_the_stepper_changes_the_budget_and_the_chart_marks_its_step(
+    source: Subscriber,
+) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)):
         await press(app, "B")
@@ -105,7 +107,7 @@ async def test_the_budget_is_changed_and_marked_at_its_step(source: Subscriber) 
     app.close()
 
 
-async def test_an_undo_waits_for_the_answer_to_the_one_before(
+async def test_an_undo_waits_for_the_answer_to_the_previous_change(
     source: Subscriber, live_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = dashboard(source)
@@ -113,7 +115,7 @@ async def test_an_undo_waits_for_the_answer_to_the_one_before(
     async with app.run_test(size=(160, 40)):
         await press(app, "B", *"512", "enter")
         await until(lambda: "→512 applied at step" in main_text(app), "no first answer")
-        # Else the first U waits for it, and is asked, which ends what is said, at any time.
+        # Else the first U waits for it and is sent at any time, which ends the notice.
         await until(lambda: len(changes.knob_changes) == 1, "the change is not published")
         gone_on = threading.Event()
         take = live_engine.core._take
@@ -138,8 +140,8 @@ async def test_an_undo_waits_for_the_answer_to_the_one_before(
     app.close()
 
 
-async def test_undo_takes_back_only_the_own_change(source: Subscriber) -> None:
-    """The other goes by the same name: it is another dashboard of the same person."""
+async def test_undo_reverts_only_the_dashboards_own_change(source: Subscriber) -> None:
+    """The other client has the same name: it is another dashboard of the same person."""
     app = dashboard(source)
     changes = source.history
     async with app.run_test(size=(160, 40)):
@@ -169,7 +171,7 @@ async def test_undo_takes_back_only_the_own_change(source: Subscriber) -> None:
     app.close()
 
 
-async def test_dropping_the_stepper_changes_nothing(source: Subscriber) -> None:
+async def test_cancelling_the_stepper_changes_nothing(source: Subscriber) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)):
         await press(app, "B", "right", "escape")
@@ -178,7 +180,7 @@ async def test_dropping_the_stepper_changes_nothing(source: Subscriber) -> None:
     assert source.history.knob_changes == []
 
 
-async def test_a_change_behind_a_quicker_client_is_refused(source: Subscriber) -> None:
+async def test_a_knob_change_after_a_quicker_clients_is_refused(source: Subscriber) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)):
         await press(app, "B")
@@ -189,11 +191,11 @@ async def test_a_change_behind_a_quicker_client_is_refused(source: Subscriber) -
         said = "not changed: other set max_num_seqs to 8 meanwhile; B again"
         await until(lambda: said in main_text(app), "no refusal is shown")
         assert source.history.state.knobs["max_num_batched_tokens"] == 2048
-        await press(app, "B")  # what was chosen is still chosen
+        await press(app, "B")  # the selection is unchanged
         assert "2048 → [     512 ]" in screen_text(app)
         await press(app, "enter")
         await until(lambda: "2048→512 applied at step" in main_text(app), "no answer is shown")
-        # The answer comes on one way, what holds by now on another.
+        # The answer comes over the control socket, the current value over telemetry.
         await until(
             lambda: source.history.state.knobs["max_num_batched_tokens"] == 512, "it is not seen"
         )
@@ -218,13 +220,13 @@ async def test_the_open_stepper_says_that_another_client_changed_the_budget(
     app.close()
 
 
-async def test_a_pause_behind_a_quicker_client_is_reported_and_not_undone(
+async def test_a_pause_after_a_quicker_clients_is_reported_and_not_toggled(
     source: Subscriber,
 ) -> None:
-    """Both see an engine that runs, both press P: the second must not let it go on."""
+    """Both see a running engine and press P: the second press must not resume it."""
     app = dashboard(source)
     async with app.run_test(size=(160, 40)):
-        # What it has seen so far is all that it knows.
+        # It knows only what it has seen so far.
         app.main.operator._history = SimpleNamespace(state=source.history.state)
         with ControlClient(source.endpoint) as other:
             other.ask(Pause(who="anna"))
@@ -241,14 +243,16 @@ async def test_a_pause_behind_a_quicker_client_is_reported_and_not_undone(
     app.close()
 
 
-async def test_a_switch_in_the_editor_begins_as_it_is_and_goes_round(source: Subscriber) -> None:
+async def test_a_switch_in_the_editor_begins_at_its_current_value_and_cycles(
+    source: Subscriber,
+) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)):
         names = [spec.name for spec in source.history.info.knobs]
         down = names.index("enable_prefix_caching")
         await press(app, "K", *["down"] * down, "enter")
         await until(lambda: "◀ on ▶" in screen_text(app), "it does not show what holds")
-        await press(app, "enter")  # what holds already
+        await press(app, "enter")  # the current value
         await until(lambda: "◀" not in screen_text(app), "it is still being changed")
         assert not source.history.knob_changes
         await press(app, "enter", "right", "enter")
@@ -257,7 +261,7 @@ async def test_a_switch_in_the_editor_begins_as_it_is_and_goes_round(source: Sub
     app.close()
 
 
-async def test_the_engine_is_paused_and_run_step_by_step(source: Subscriber) -> None:
+async def test_keys_pause_the_engine_and_run_single_steps(source: Subscriber) -> None:
     app = dashboard(source)
     history = source.history
     async with app.run_test(size=(120, 40)):
@@ -290,7 +294,7 @@ async def test_a_single_step_without_work_waits_for_a_request(
     source.stop()
 
 
-async def test_the_engine_is_given_work_and_relieved_of_it(
+async def test_keys_set_and_remove_the_engines_workload(
     source: Subscriber, live_engine: Any
 ) -> None:
     given = live_engine.workload.given
@@ -320,7 +324,7 @@ async def test_a_workload_change_keeps_the_fields_it_does_not_name(
         assert "now rate=0.5 document_share=0.1 chat_tokens=77 " in screen_text(app)
         assert "seed=9; fields you leave out stay" in " ".join(screen_text(app).split())
         await press(app, *"rate=2", "enter")
-        # Not a second later: telemetry need not have told of the change.
+        # At once: telemetry need not have reported the change.
         await press(app, "W", *"output_tokens=9 max_concurrency=none", "enter")
         await until(lambda: len(given) == 3, "no workload came")
         faster = msgspec.structs.replace(mix, rate=2.0)
@@ -330,7 +334,7 @@ async def test_a_workload_change_keeps_the_fields_it_does_not_name(
         await until(
             lambda: published_workload(told.state.workload_spec) == smaller, "it is not published"
         )
-        # Somebody else's change is what the next one changes.
+        # The next change starts from another client's change.
         given.append(msgspec.structs.replace(smaller, chat_tokens=5))
         await until(
             lambda: published_workload(told.state.workload_spec) == given[-1], "it is not published"
@@ -341,7 +345,7 @@ async def test_a_workload_change_keeps_the_fields_it_does_not_name(
     app.close()
 
 
-async def test_the_unknown_part_of_a_workload_becomes_the_default_with_a_notice(
+async def test_unknown_fields_of_a_workload_become_defaults_with_a_notice(
     source: Subscriber, live_engine: Any
 ) -> None:
     app = dashboard(source)
@@ -358,13 +362,13 @@ async def test_the_unknown_part_of_a_workload_becomes_the_default_with_a_notice(
     app.close()
 
 
-def test_a_workload_survives_telemetry_and_the_editor() -> None:
+def test_a_workload_is_unchanged_by_telemetry_and_the_editor() -> None:
     for spec in (WorkloadSpec(), WorkloadSpec(rate=0.25, num_requests=7, max_concurrency=2)):
         assert published_workload(fields_of(spec)) == spec
         assert parse_workload(workload_text(spec), WorkloadSpec(rate=8.0, temperature=1.0)) == spec
 
 
-def test_a_workload_that_was_refused_is_not_what_the_next_change_begins_with() -> None:
+def test_the_next_workload_change_does_not_start_from_a_refused_one() -> None:
     asked, state = AskedWorkload(), SessionState(workload_spec=fields_of(WorkloadSpec(rate=5.0)))
     asked.ask(WorkloadSpec(rate=7.0), state)
     assert asked.now(state) == WorkloadSpec(rate=7.0)
@@ -380,12 +384,12 @@ def test_a_refused_workload_value_is_named_as_it_was_typed() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "fast", "rate", "speed=3", "rate=0", "rate=2 off"])
-def test_what_is_no_workload_is_explained(text: str) -> None:
+def test_an_invalid_workload_text_is_explained(text: str) -> None:
     with pytest.raises(ValueError, match=r"off|expected|speed"):
         parse_workload(text)
 
 
-async def test_an_engine_that_does_not_answer_is_a_line_and_not_a_wait(
+async def test_an_unanswered_command_is_reported_without_blocking_the_screen(
     still_source: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = still_source()
@@ -404,10 +408,10 @@ async def test_an_engine_that_does_not_answer_is_a_line_and_not_a_wait(
     app.close()
 
 
-async def test_a_change_answered_late_is_reported_and_can_be_undone(
+async def test_a_knob_change_answered_late_is_reported_and_can_be_undone(
     source: Subscriber, live_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine is held up for longer than the dashboard waits, and goes on."""
+    """The engine is blocked for longer than the dashboard waits, then continues."""
     app = dashboard(source)
     history, operator = source.history, app.main.operator
     async with app.run_test(size=(120, 40)):
@@ -441,7 +445,7 @@ async def test_a_change_answered_late_is_reported_and_can_be_undone(
     app.close()
 
 
-async def test_a_late_dashboard_shows_who_changed_the_knobs_before(
+async def test_a_dashboard_that_joins_late_shows_who_changed_the_knobs(
     source: Subscriber,
 ) -> None:
     with ControlClient(source.endpoint) as client:
@@ -476,7 +480,7 @@ async def test_a_late_dashboard_shows_who_changed_the_knobs_before(
     late.stop()
 
 
-async def test_what_is_asked_is_shown_until_it_is_answered(
+async def test_a_pending_command_is_shown_until_it_is_answered(
     still_source: Callable[..., Any],
 ) -> None:
     answer_now = threading.Event()
@@ -502,7 +506,7 @@ async def test_what_is_asked_is_shown_until_it_is_answered(
     app.close()
 
 
-def test_an_idle_link_still_takes_events_of_libzmq(
+def test_an_idle_engine_link_still_processes_libzmq_events(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     idle = threading.Event()
@@ -524,7 +528,7 @@ def test_an_idle_link_still_takes_events_of_libzmq(
     link.close()
 
 
-async def test_recording_is_switched_on_and_off(
+async def test_a_key_switches_recording_on_and_off(
     source: Subscriber, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -568,7 +572,7 @@ async def test_why_a_recording_ended_is_shown_until_the_next_key(
     app.close()
 
 
-async def test_recordings_that_begin_in_one_second_are_files_of_their_own(
+async def test_recordings_started_in_one_second_are_separate_files(
     source: Subscriber, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -592,7 +596,7 @@ async def test_recordings_that_begin_in_one_second_are_files_of_their_own(
             assert recording.message is None
 
 
-async def test_leaving_ends_a_recording_in_good_order(
+async def test_leaving_the_dashboard_finishes_its_recording(
     source: Subscriber, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -602,7 +606,7 @@ async def test_leaving_ends_a_recording_in_good_order(
         first = source.history.last_step or 0
         await until(lambda: (source.history.last_step or 0) > first + 20, "no steps came")
     app.close()
-    (told,) = app.recordings()  # for the terminal that is left; the file is whole then
+    (told,) = app.recordings()  # printed to the terminal after leaving; the file is complete then
     (path,) = tmp_path.glob("*.mcap")
     assert re.fullmatch(rf"recording  {path} \(\d+ steps, 00:\d\d\.\d, [\d.]+kB\)", told)
     with Recording(next(tmp_path.glob("*.mcap"))) as recording:
@@ -624,7 +628,7 @@ async def test_leaving_ends_a_recording_in_good_order(
         ([*"0"], None),
     ],
 )
-def test_the_stepper_stays_within_the_bounds(keys: list[str], value: int | None) -> None:
+def test_the_stepper_stays_within_the_knobs_bounds(keys: list[str], value: int | None) -> None:
     spec = KnobSpec("max_num_batched_tokens", "int", 2048, low=1, high=8192)
     stepper = Stepper(Skin("none"), spec, 1000, lambda: ByNow(1000))
     for key in keys:
@@ -656,7 +660,7 @@ def test_the_stepper_has_room_for_the_current_value_and_its_author(width: int) -
         assert len(line) == width
 
 
-def test_values_are_read_as_what_the_knob_takes() -> None:
+def test_typed_values_are_parsed_by_the_knobs_type() -> None:
     assert parse_value(KnobSpec("a", "int", 1), "12") == 12
     assert parse_value(KnobSpec("a", "float", 0.0), "0.25") == 0.25
     assert parse_value(KnobSpec("a", "bool", True), "off") is False

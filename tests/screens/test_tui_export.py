@@ -1,4 +1,4 @@
-"""`E`: what is recorded becomes a file of another format, in full or not at all."""
+"""`E` exports a recording to a file of another format, completely or not at all."""
 
 import csv
 import shutil
@@ -37,7 +37,7 @@ AT = 300
 
 @pytest.fixture
 def replay(tmp_path: Path) -> Iterator[ReplaySource]:
-    """Of a file in a folder of its own; it stands at step 300."""
+    """A replay of a file in its own folder, at step 300."""
     folder = tmp_path / "recorded"
     folder.mkdir()
     path = shutil.copy(shipped()["freeze"], folder / "session.mcap")
@@ -72,12 +72,12 @@ def order(path: Path, steps: RangeChoice, engine_id: str | None) -> ExportOrder:
     return ExportOrder(path, found, "steps", steps, path.parent, engine_id)
 
 
-def test_every_format_is_offered_under_a_name_of_its_own() -> None:
+def test_every_export_format_is_offered_under_its_own_name() -> None:
     assert tuple(each.name for each in FORMAT_CHOICES) == FORMATS
     assert len({each.suffix for each in FORMAT_CHOICES}) == len(FORMATS)
 
 
-async def test_the_file_replayed_is_exported_beside_it_whole_or_as_much_as_is_on_the_screen(
+async def test_a_replayed_file_is_exported_beside_it_whole_or_only_the_visible_steps(
     replay: ReplaySource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = replay.recording.path.parent
@@ -97,7 +97,7 @@ async def test_the_file_replayed_is_exported_beside_it_whole_or_as_much_as_is_on
         size = path.stat().st_size
         assert f", {size / 1000:.0f}kB, " in notice(app)
 
-        # What was chosen is offered again; here for what is on the screen, and from the mark.
+        # The last choice is offered again; here for the visible steps, and from the mark.
         columns = [each for each in app.main.frame.columns if each is not None]
         first, last = columns[0].first, columns[-1].last
         await pilot.press("E", "shift+tab", "shift+tab", "right")
@@ -126,7 +126,7 @@ def _same_by_command(folder: Path) -> list[str]:
     return [*arguments, "-o", f"{folder}/command.csv"]
 
 
-async def test_the_mouse_will_do_no_size_is_too_small_and_a_missing_package_is_named(
+async def test_the_export_chooser_works_by_mouse_and_names_a_missing_package(
     replay: ReplaySource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
@@ -177,7 +177,7 @@ def _wheel_down() -> Any:
     return events.MouseScrollDown
 
 
-async def test_escape_and_quitting_leave_no_half_file_and_a_bug_or_a_lost_file_is_one_line(
+async def test_an_interrupted_export_leaves_no_file_and_errors_are_one_line(
     replay: ReplaySource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = replay.recording.path
@@ -227,7 +227,7 @@ async def test_escape_and_quitting_leave_no_half_file_and_a_bug_or_a_lost_file_i
 
 
 class Feed:
-    """A live source whose next messages come when the test says so; implements `Source`."""
+    """A live source that delivers messages when the test asks; implements `Source`."""
 
     is_live = True
     num_bad = 0
@@ -255,7 +255,7 @@ class Feed:
         return
 
 
-async def test_live_it_exports_what_is_being_recorded_and_what_was(
+async def test_a_live_dashboard_exports_current_and_finished_recordings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -283,7 +283,7 @@ async def test_live_it_exports_what_is_being_recorded_and_what_was(
         assert switch.active
         assert steps_of(tmp_path / f"{name}-steps.csv") == [*range(first, last + 1)]
 
-        # What is on the screen began before the recording did.
+        # The visible steps began before the recording.
         await pilot.press("X", "right", "enter")
         await told(app, f"exported {name}-{first}-{last}-steps.csv, ")
         source.more(30)
@@ -295,7 +295,7 @@ async def test_live_it_exports_what_is_being_recorded_and_what_was(
     app.close()
 
 
-async def test_what_is_in_memory_becomes_a_recording_also_when_the_engine_is_gone(
+async def test_memory_can_be_saved_as_a_recording_even_after_the_engine_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -316,7 +316,7 @@ async def test_what_is_in_memory_becomes_a_recording_also_when_the_engine_is_gon
     app.close()
 
 
-async def test_an_engine_that_goes_down_while_it_is_recorded_leaves_steps_to_keep(
+async def test_steps_of_an_engine_that_died_during_recording_can_be_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -333,7 +333,7 @@ async def test_an_engine_that_goes_down_while_it_is_recorded_leaves_steps_to_kee
     app.close()
 
 
-async def test_steps_from_before_the_kept_session_are_reported_as_gone() -> None:
+async def test_steps_from_before_the_saved_session_are_reported_as_gone() -> None:
     source = Feed()
     history = source.history
     app = dashboard(source)
@@ -350,7 +350,7 @@ async def test_steps_from_before_the_kept_session_are_reported_as_gone() -> None
     app.close()
 
 
-async def test_before_the_first_step_there_is_nothing_to_keep(
+async def test_before_the_first_step_there_is_nothing_to_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -364,7 +364,7 @@ async def test_before_the_first_step_there_is_nothing_to_keep(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_steps_of_another_run_of_the_engine_are_no_steps_of_this_recording(tmp_path: Path) -> None:
+def test_a_range_from_before_an_engine_restart_is_not_in_the_recording(tmp_path: Path) -> None:
     path = Path(shutil.copy(shipped()["freeze"], tmp_path / "a.mcap"))
     with Recording(path) as recording:
         own = recording.info.engine_id
@@ -376,7 +376,7 @@ def test_steps_of_another_run_of_the_engine_are_no_steps_of_this_recording(tmp_p
     ):
         desk = ExportDesk()
         desk.begin(order(path, steps, engine_id))
-        desk.begin(order(path, steps, engine_id))  # nothing happens: it has one
+        desk.begin(order(path, steps, engine_id))  # nothing happens: one is running already
         assert desk._job is not None
         desk._job.wait(10.0)
         said = desk.news()

@@ -27,7 +27,7 @@ SAMPLE = Path(stepscope.recordings.samples.__file__).parent / "freeze.mcap"
 
 @pytest.fixture
 def source() -> Iterator[ReplaySource]:
-    """Stands at the first step."""
+    """A replay at its first step."""
     replay = ReplaySource(Recording(SAMPLE), playing=False)
     replay.start()
     assert replay.wait()
@@ -39,7 +39,7 @@ def dashboard(source: ReplaySource) -> Dashboard:
     return Dashboard(source, source.history, any_terminal=True, fps=20.0)
 
 
-async def test_a_replay_offers_speed_and_nothing_that_needs_an_engine(
+async def test_a_replay_offers_speed_keys_but_none_that_need_an_engine(
     source: ReplaySource,
 ) -> None:
     offered = {action.id for action in dashboard(source).session.abilities.available()}
@@ -47,7 +47,7 @@ async def test_a_replay_offers_speed_and_nothing_that_needs_an_engine(
     assert not offered & {"budget", "knobs", "undo", "pause_engine", "step_engine", "record"}
 
 
-async def test_space_plays_and_pauses_the_file(source: ReplaySource) -> None:
+async def test_space_plays_and_pauses_a_replay(source: ReplaySource) -> None:
     app = dashboard(source)
     first = source.recording.first_step
     async with app.run_test(size=(120, 40)) as pilot:
@@ -60,7 +60,7 @@ async def test_space_plays_and_pauses_the_file(source: ReplaySource) -> None:
         assert source.status == "paused"
 
 
-async def test_the_speed_is_changed(source: ReplaySource) -> None:
+async def test_keys_change_the_replay_speed(source: ReplaySource) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("greater_than_sign", "greater_than_sign", "less_than_sign")
@@ -68,7 +68,7 @@ async def test_the_speed_is_changed(source: ReplaySource) -> None:
         await until(lambda: "▐REPLAY 2x▌" in main_text(app), "the badge does not say so")
 
 
-async def test_steps_beyond_what_is_in_memory_are_read_from_the_file(
+async def test_steps_outside_memory_are_read_from_the_file(
     source: ReplaySource,
 ) -> None:
     app = dashboard(source)
@@ -83,7 +83,7 @@ async def test_steps_beyond_what_is_in_memory_are_read_from_the_file(
         assert source.history.last_step == first + 11
 
 
-async def test_any_step_of_the_file_is_reached_by_its_number_and_on_the_scrub_bar(
+async def test_any_step_of_the_file_can_be_reached_by_number_and_scrub_bar(
     source: ReplaySource,
 ) -> None:
     app = dashboard(source)
@@ -103,7 +103,7 @@ async def test_any_step_of_the_file_is_reached_by_its_number_and_on_the_scrub_ba
 
 
 class Written:
-    """What a terminal shows that is sent what a dashboard writes."""
+    """The screen of a terminal that receives what a dashboard writes."""
 
     def __init__(self, app: Dashboard, width: int, height: int) -> None:
         self._app = app
@@ -133,11 +133,10 @@ _PIECES = re.compile("(\\x1b\\[[0-9;]*[A-Za-z])|([^\\x1b]+)")
 @pytest.mark.parametrize(
     ("waits_s", "covers"), [(0.0, True), (0.05, True), (0.3, True), (0.05, False)]
 )
-async def test_the_prompt_line_is_gone_when_the_step_is_shown(
+async def test_the_prompt_line_has_disappeared_when_the_sought_step_is_shown(
     source: ReplaySource, monkeypatch: pytest.MonkeyPatch, waits_s: float, covers: bool
 ) -> None:
-    """Also where the picture of before has to be shown once more, for a seek that takes long, and
-    where the views are not all that there is on the screen."""
+    """Also if a slow seek shows the old picture once more, and if an overlay covers the views."""
     touch = Canvas.touch
     monkeypatch.setattr(Canvas, "touch", lambda *given: covers and touch(*given))
     app = dashboard(source)
@@ -160,7 +159,9 @@ async def test_the_prompt_line_is_gone_when_the_step_is_shown(
             assert "go to a step" not in written.text
 
 
-async def test_the_end_is_said_and_space_begins_again(source: ReplaySource) -> None:
+async def test_the_end_of_a_replay_is_announced_and_space_starts_again(
+    source: ReplaySource,
+) -> None:
     source.seek(source.recording.last_step)
     assert source.wait()
     app = dashboard(source)
@@ -179,7 +180,7 @@ async def test_a_key_that_needs_an_engine_says_so_in_a_replay(source: ReplaySour
         await until(lambda: "B needs a live engine" in main_text(app), "silence")
 
 
-async def test_keys_typed_in_one_burst_reach_the_prompt_that_the_first_one_opens(
+async def test_keys_typed_in_one_burst_reach_the_prompt_that_the_first_opens(
     source: ReplaySource,
 ) -> None:
     app = dashboard(source)
@@ -189,7 +190,7 @@ async def test_keys_typed_in_one_burst_reach_the_prompt_that_the_first_one_opens
         await until(lambda: app.main.view.cursor == 7 or source.history.last_step == 7, "not there")
 
 
-def test_what_was_said_of_a_place_goes_with_it_and_other_news_stay() -> None:
+def test_a_notice_about_a_step_disappears_on_leaving_it_and_others_stay() -> None:
     notices = Notices(lambda: 0.0)
     notices.say_of_place("no preemption after step 7,745", "caution")
     assert notices.line([], 80)
@@ -200,7 +201,7 @@ def test_what_was_said_of_a_place_goes_with_it_and_other_news_stay() -> None:
     assert notices.line([], 80)
 
 
-def test_several_notices_are_whole_where_there_is_room_and_say_why_an_engine_is_down() -> None:
+def test_several_notices_are_shown_whole_if_they_fit_or_shortened() -> None:
     notices = Notices(lambda: 0.0)
     notices.say("the demo's engine has ended for good", "caution")
     gone = "demo-4194304 is gone: killed or crashed (its process was 4194304)"
@@ -219,7 +220,7 @@ def test_several_notices_are_whole_where_there_is_room_and_say_why_an_engine_is_
     assert shown(80, pending, gone).count("│") == 2
 
 
-async def test_how_a_replay_is_arranged_and_judged_stays_out_of_the_config_file(
+async def test_view_and_service_levels_of_a_replay_are_not_saved_in_the_config_file(
     source: ReplaySource, tmp_path: Path
 ) -> None:
     path = tmp_path / "config.toml"
