@@ -1,4 +1,4 @@
-"""An operator's session: engine process, client and dashboard, each real, in a pseudo-terminal."""
+"""An operator's session with a real engine process, client and dashboard in a pseudo-terminal."""
 
 import os
 import subprocess
@@ -53,7 +53,7 @@ def engine(
 
 
 class Chats:
-    """A client that keeps eight requests under way: who gets its last token asks again."""
+    """A client that keeps eight requests running: each is replaced after its last token."""
 
     def __init__(self, endpoint: str) -> None:
         self.num_finished = 0
@@ -97,7 +97,7 @@ class Chats:
 
 
 def told(client: ControlClient, sequence: int = 0) -> list[TelemetryMessage]:
-    """What the engine published from `sequence` on."""
+    """The messages that the engine published from `sequence` on."""
     messages: list[TelemetryMessage] = []
     while True:
         replayed = client.ask(ReplayFrom(sequence=sequence))
@@ -117,7 +117,7 @@ def num_tokens(step: StepRecord) -> int:
 
 
 @pytest.mark.usefixtures("engine")
-def test_a_budget_typed_into_the_dashboard_holds_from_the_step_it_names(
+def test_a_budget_typed_into_the_dashboard_takes_effect_at_the_step_shown(
     terminal: Callable[..., object], tmp_path: Path
 ) -> None:
     endpoint = f"{tmp_path}/engine"
@@ -130,7 +130,7 @@ def test_a_budget_typed_into_the_dashboard_holds_from_the_step_it_names(
         screen.send("B48\r")  # in one burst, as a slow connection delivers it
         screen.wait_for(r"BUDGET +\d+/48\b")
         screen.wait_for("◆")
-        # The prompt that comes next fills a step.
+        # The next prompt fills a step.
         deadline = time.monotonic() + 30
         while not any(num_tokens(s) == 48 for s in steps_of(told(client)) if s.token_budget == 48):
             assert time.monotonic() < deadline, "the new budget never binds"
@@ -159,7 +159,7 @@ def test_a_budget_typed_into_the_dashboard_holds_from_the_step_it_names(
 
 
 @pytest.mark.usefixtures("engine")
-def test_pausing_stepping_and_recording_from_the_keyboard(
+def test_keys_pause_step_and_record_a_real_engine(
     terminal: Callable[..., object], tmp_path: Path
 ) -> None:
     endpoint = f"{tmp_path}/engine"
@@ -203,7 +203,7 @@ def test_pausing_stepping_and_recording_from_the_keyboard(
 
 
 @pytest.mark.usefixtures("engine")
-def test_a_dashboard_whose_terminal_goes_away_leaves_the_engine_serving(
+def test_a_dashboard_whose_terminal_vanishes_leaves_the_engine_serving(
     terminal: Callable[..., object], tmp_path: Path
 ) -> None:
     endpoint = f"{tmp_path}/engine"

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a request, its sender gets an OpenAI error object that says what."""
+"""Every faulty request is answered with an OpenAI error object that says what is wrong."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ def client(served_model: Any) -> Iterator[httpx.Client]:
 
 
 def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
-    """The error object, which must be complete and hold no traceback."""
+    """The error object, which must be complete and contain no traceback."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
     assert response.headers["x-request-id"]
@@ -114,7 +114,7 @@ def test_a_body_that_is_no_json_is_refused(client: httpx.Client, body: bytes) ->
         ('{"prompt": [1000000]}', None),
     ],
 )
-def test_a_wrong_completion_is_refused_by_the_name_of_its_field(
+def test_an_invalid_completion_is_refused_naming_the_field(
     client: httpx.Client, fields: str, param: str | None
 ) -> None:
     error = error_of(client.post("/v1/completions", content=fields.encode()), 400)
@@ -136,7 +136,7 @@ def test_a_wrong_completion_is_refused_by_the_name_of_its_field(
         ),
     ],
 )
-def test_what_is_wrong_is_said_in_words_of_json(
+def test_errors_in_a_body_are_described_with_json_types(
     client: httpx.Client, fields: str, message: str
 ) -> None:
     error = error_of(client.post("/v1/completions", content=fields.encode()), 400)
@@ -172,7 +172,7 @@ def test_what_is_wrong_is_said_in_words_of_json(
         ({"store": True}, "store"),
     ],
 )
-def test_a_wrong_chat_is_refused_by_the_name_of_its_field(
+def test_an_invalid_chat_is_refused_naming_the_field(
     client: httpx.Client, changes: dict[str, Any], param: str
 ) -> None:
     body = {"messages": [{"role": "user", "content": "x"}], **changes}
@@ -180,7 +180,7 @@ def test_a_wrong_chat_is_refused_by_the_name_of_its_field(
     assert error["param"] == param, error
 
 
-def test_fields_that_ask_for_nothing_are_taken(client: httpx.Client) -> None:
+def test_fields_with_values_that_have_no_effect_are_accepted(client: httpx.Client) -> None:
     nothing = {name: values[0] if values else None for name, values in NO_OP_VALUES.items()}
     chat = {
         "messages": [{"role": "user", "content": "x", "name": None, "tool_calls": None}],
@@ -196,7 +196,7 @@ def test_fields_that_ask_for_nothing_are_taken(client: httpx.Client) -> None:
         assert client.post(path, json={**asked, **dict.fromkeys(nothing)}).status_code == 200
 
 
-def test_every_sampling_field_is_taken_and_null_is_its_default(client: httpx.Client) -> None:
+def test_every_sampling_field_is_accepted_and_null_means_its_default(client: httpx.Client) -> None:
     fields = {
         "temperature": 0.7,
         "top_p": 0.9,
@@ -224,7 +224,7 @@ def test_every_sampling_field_is_taken_and_null_is_its_default(client: httpx.Cli
     assert done.json()["usage"]["completion_tokens"] == 16  # OpenAI's default
 
 
-def test_a_prompt_that_is_too_long_and_a_model_that_is_not_there(client: httpx.Client) -> None:
+def test_too_long_prompts_and_unknown_models_get_openais_error_codes(client: httpx.Client) -> None:
     long = client.post("/v1/completions", json={"prompt": "x" * 512})
     assert error_of(long, 400)["code"] == "context_length_exceeded"
     greedy = client.post("/v1/completions", json={"prompt": "x" * 500, "max_tokens": 13})
@@ -246,13 +246,13 @@ def test_a_prompt_that_is_too_long_and_a_model_that_is_not_there(client: httpx.C
         ("GET", "/reset_prefix_cache", 405),
     ],
 )
-def test_other_paths_and_methods_get_an_error_object_too(
+def test_unknown_paths_and_methods_get_an_error_object_too(
     client: httpx.Client, method: str, path: str, status: int
 ) -> None:
     error_of(client.request(method, path), status)
 
 
-def test_a_body_of_10_mb_is_refused_and_the_server_goes_on(client: httpx.Client) -> None:
+def test_a_body_of_10_mb_is_refused_and_the_server_keeps_serving(client: httpx.Client) -> None:
     body = b'{"prompt": "' + b"x" * 10_000_000 + b'"}'
 
     def chunks() -> Iterator[bytes]:
@@ -265,7 +265,7 @@ def test_a_body_of_10_mb_is_refused_and_the_server_goes_on(client: httpx.Client)
     assert client.get("/health").status_code == 200
 
 
-def test_the_request_id_is_the_clients_own_if_it_is_one(client: httpx.Client) -> None:
+def test_the_request_id_is_the_clients_own_if_valid(client: httpx.Client) -> None:
     asked = {"prompt": "x", "max_tokens": 1}
     done = client.post("/v1/completions", json=asked, headers={"x-request-id": "run-7/42"})
     assert done.headers["x-request-id"] == "run-7/42"
@@ -275,7 +275,9 @@ def test_the_request_id_is_the_clients_own_if_it_is_one(client: httpx.Client) ->
     assert client.get("/nothing", headers={"x-request-id": "abc"}).headers["x-request-id"] == "abc"
 
 
-def test_half_a_request_does_not_hold_up_others(served_model: Any, client: httpx.Client) -> None:
+def test_an_unfinished_request_does_not_delay_others(
+    served_model: Any, client: httpx.Client
+) -> None:
     where = urlsplit(served_model.url)
     assert where.hostname is not None
     with socket.create_connection((where.hostname, where.port or 80)) as half:
@@ -283,7 +285,7 @@ def test_half_a_request_does_not_hold_up_others(served_model: Any, client: httpx
         assert client.get("/health").status_code == 200
 
 
-def test_with_a_key_only_its_bearer_gets_in(
+def test_with_an_api_key_only_requests_that_send_it_are_served(
     live_engine: Any, http_server: Callable[..., Any]
 ) -> None:
     server = http_server("http", live_engine.endpoint.control, STEPSCOPE_HTTP_API_KEY="sesam-ö")
@@ -316,7 +318,7 @@ def test_an_engine_without_a_chat_template_says_so(
 
 
 class StubEngine:
-    """Is there, and refuses every prompt; or fails in a way that nobody has thought of."""
+    """An engine that refuses every prompt, or raises an unexpected error."""
 
     def __init__(self, bug: Exception | None = None) -> None:
         self._bug = bug
@@ -337,11 +339,11 @@ class StubEngine:
 def stub_client(engine: StubEngine) -> httpx.AsyncClient:
     exposition = Exposition(EngineMetrics(), "")
     api = Api(HttpSettings(), engine, exposition)  # type: ignore[arg-type]
-    transport = httpx.ASGITransport(build_app(api))  # what the application raises is raised here
+    transport = httpx.ASGITransport(build_app(api))  # errors of the application are raised here
     return httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
 
-async def test_a_bug_is_a_500_without_a_traceback_and_a_line_in_the_log(
+async def test_an_unexpected_error_is_a_500_without_a_traceback_and_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with stub_client(StubEngine(RuntimeError("secret detail"))) as client:
@@ -352,7 +354,7 @@ async def test_a_bug_is_a_500_without_a_traceback_and_a_line_in_the_log(
     assert sum("POST /v1/completions failed" in each.message for each in caplog.records) == 1
 
 
-async def test_a_page_that_points_its_own_name_here_cannot_use_the_server() -> None:
+async def test_a_web_page_cannot_use_the_server_by_dns_rebinding() -> None:
     body = {"prompt": "x"}
     async with stub_client(StubEngine()) as client:
         for host in ("evil.example", "evil.example:8000", "localhost.evil.example"):
@@ -363,7 +365,7 @@ async def test_a_page_that_points_its_own_name_here_cannot_use_the_server() -> N
             assert error_of(answer, 400)["code"] == "bad_prompt"
 
 
-async def test_a_page_of_another_site_cannot_use_the_server() -> None:
+async def test_a_web_page_of_another_origin_cannot_use_the_server() -> None:
     async with stub_client(StubEngine()) as client:
         headers = {"origin": "https://example.org"}
         for path in ("/v1/completions", "/reset_prefix_cache"):
@@ -399,11 +401,11 @@ VALUES = st.recursive(
     | st.binary(max_size=40),
     path=st.sampled_from(["/v1/completions", "/v1/chat/completions"]),
 )
-def test_whatever_is_sent_is_the_senders_fault(body: bytes, path: str) -> None:
+def test_no_request_body_causes_a_server_error(body: bytes, path: str) -> None:
     async def post() -> httpx.Response:
         async with stub_client(StubEngine()) as client:
             return await client.post(path, content=body)
 
     response = asyncio.run(post())
-    assert response.status_code in (400, 404)  # the engine refuses what is right
+    assert response.status_code in (400, 404)  # the engine refuses valid requests
     error_of(response, response.status_code)

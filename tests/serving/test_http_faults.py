@@ -33,14 +33,14 @@ LONG = {"prompt": [5] * 20, "max_tokens": 900, "ignore_eos": True, "stream": Tru
 
 
 def events_of(text: str) -> list[Any]:
-    """Payloads of a stream; `[DONE]` is the last of it."""
+    """The payloads of a stream up to `[DONE]`."""
     *events, done = [event.removeprefix("data: ") for event in text.split("\n\n") if event]
     assert done == "[DONE]"
     return [json.loads(event) for event in events]
 
 
 def send_request(url: str, body: object, receive_buffer: int | None = None) -> socket.socket:
-    """A connection on which a request was sent; nothing is read."""
+    """A connection on which a request was sent and nothing read."""
     where = urlsplit(url)
     payload = json.dumps(body).encode()
     connection = socket.socket()
@@ -56,7 +56,7 @@ def send_request(url: str, body: object, receive_buffer: int | None = None) -> s
 
 
 def open_stream(url: str, body: object, receive_buffer: int | None = None) -> socket.socket:
-    """A connection on which a request was sent, and the head of its answer received."""
+    """A connection on which a request was sent and the head of its answer read."""
     connection = send_request(url, body, receive_buffer)
     head = b""
     while b"\r\n\r\n" not in head:
@@ -67,7 +67,7 @@ def open_stream(url: str, body: object, receive_buffer: int | None = None) -> so
 
 @pytest.fixture
 def served(live_engine: Any, http_server: Callable[..., Any]) -> Any:
-    """A server of the simulated engine: steps of 2 ms, 64 seats."""
+    """An HTTP server of the simulated engine: steps of 2 ms, 64 seats."""
     return http_server("http", live_engine.endpoint.control)
 
 
@@ -128,7 +128,7 @@ def test_the_blocks_of_a_client_that_hangs_up_are_free_within_two_steps(
     assert core.scheduler.kv.counts().used == 0
 
 
-def test_a_client_that_does_not_read_delays_no_other_and_misses_nothing(
+def test_a_client_that_does_not_read_delays_no_other_and_loses_no_token(
     live_engine: Any, served: Any
 ) -> None:
     slow = open_stream(served.url, {**LONG, "n": 3}, receive_buffer=4096)
@@ -149,7 +149,7 @@ def test_a_client_that_does_not_read_delays_no_other_and_misses_nothing(
 
 
 @pytest.mark.parametrize("live_engine", [{"max_waiting": 0}], indirect=True)
-def test_a_full_queue_is_429_with_a_time_to_come_again(live_engine: Any, served: Any) -> None:
+def test_a_full_queue_is_answered_with_429_and_retry_after(live_engine: Any, served: Any) -> None:
     refused = httpx.post(f"{served.url}/v1/completions", json=LONG, timeout=30)
     assert refused.status_code == 429
     assert refused.headers["retry-after"] == "1"
@@ -157,14 +157,14 @@ def test_a_full_queue_is_429_with_a_time_to_come_again(live_engine: Any, served:
     assert refused.json()["error"]["type"] == "rate_limit_error"
 
 
-def test_an_engine_that_is_drained_is_503(live_engine: Any, served: Any) -> None:
+def test_a_draining_engine_is_answered_with_503(live_engine: Any, served: Any) -> None:
     live_engine.core.drain()
     refused = httpx.post(f"{served.url}/v1/completions", json=LONG, timeout=30)
     assert refused.status_code == 503
     assert refused.headers["retry-after"] == "1"
 
 
-def test_more_requests_than_allowed_at_once_are_429(
+def test_requests_above_the_concurrency_limit_are_answered_with_429(
     live_engine: Any, http_server: Callable[..., Any]
 ) -> None:
     server = http_server("http", live_engine.endpoint.control, "--max-concurrent-requests", "2")
@@ -183,7 +183,7 @@ def test_more_requests_than_allowed_at_once_are_429(
     wait_for(is_taken, "a place becomes free")
 
 
-def test_a_killed_http_server_leaves_the_engine_alone_and_its_requests_end(
+def test_a_killed_http_server_ends_its_requests_and_leaves_the_engine_running(
     live_engine: Any, served: Any
 ) -> None:
     core = live_engine.core
@@ -215,7 +215,7 @@ def test_ctrl_c_ends_open_streams_with_an_error_event_and_exits_with_0(
 ) -> None:
     with ControlClient(live_engine.endpoint) as client:
         connection = open_stream(served.url, LONG)
-        client.ask(Pause())  # it cannot finish within the grace
+        client.ask(Pause())  # it cannot finish within the grace period
         served.process.send_signal(signal.SIGINT)
         text = b""
         while received := connection.recv(65536):
@@ -224,7 +224,7 @@ def test_ctrl_c_ends_open_streams_with_an_error_event_and_exits_with_0(
         assert b"data: [DONE]" in text
         assert served.process.wait(20) == 0
         assert "Traceback" not in served.stderr()
-        assert "is gone" not in served.stderr()  # the engine is well
+        assert "is gone" not in served.stderr()  # the engine still works
         wait_for(lambda: not live_engine.core.scheduler.requests, "the request ends")
         client.ask(Resume())
 
@@ -249,7 +249,7 @@ def serve(
 
 
 def http_process_of(server: Any) -> psutil.Process:
-    """The socket is bound, and may be connected to, before the process that serves it is there."""
+    """The HTTP process; the socket is bound and accepts connections before it exists."""
     parent = psutil.Process(server.process.pid)
     wait_for(lambda: bool(parent.children()), "it starts its HTTP process")
     (child,) = parent.children()
@@ -257,14 +257,14 @@ def http_process_of(server: Any) -> psutil.Process:
 
 
 def status_of(url: str) -> int:
-    """Of its health; 0 when nobody answers."""
+    """The status code of its health; 0 if nothing answers."""
     try:
         return httpx.get(f"{url}/health", timeout=10).status_code
     except httpx.TransportError:
         return 0
 
 
-def test_serve_keeps_its_http_process_alive_and_ends_it_with_itself(
+def test_serve_restarts_its_http_process_and_ends_it_at_its_own_end(
     serve: Callable[..., Any],
 ) -> None:
     server = serve()
@@ -287,24 +287,24 @@ def test_kill_9_of_serve_ends_its_streams_and_its_http_process_and_frees_the_por
 ) -> None:
     server = serve()
     child = http_process_of(server)
-    # One client reads what comes, one does not: neither keeps the process.
+    # One client reads and one does not: neither keeps the process alive.
     deaf = open_stream(server.url, {**LONG, "max_tokens": 480}, receive_buffer=4096)
     with open_stream(server.url, {**LONG, "max_tokens": 480}) as connection:
         with ControlClient(server.endpoint) as client:
-            client.ask(Pause())  # it is not to finish first
+            client.ask(Pause())  # it must not finish first
         server.process.send_signal(signal.SIGKILL)
         text = rest_of(connection)
     assert b'"code":"engine_unavailable"' in text[-400:]
     wait_for(lambda: not child.is_running() or child.status() == "zombie", "it ends", 5)
     deaf.close()
     assert status_of(server.url) == 0
-    # Started again as it was, at the same port.
+    # Started again with the same options at the same port.
     again = serve(urlsplit(server.url).netloc)
     wait_for(lambda: status_of(again.url) == 200, "the new one serves")
     assert again.url == server.url
 
 
-def test_serve_waits_for_the_port_of_one_that_was_killed_just_now(
+def test_serve_waits_for_the_port_of_a_server_killed_just_before(
     serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for patience in ("_LEAVING_S", "_UNAWARE_S"):
@@ -320,7 +320,7 @@ def test_serve_waits_for_the_port_of_one_that_was_killed_just_now(
     assert again.address == urlsplit(server.url).netloc
 
 
-def test_a_server_that_stands_alone_finds_the_next_engine_at_its_endpoint(
+def test_a_standalone_http_server_finds_the_next_engine_at_its_endpoint(
     http_server: Callable[..., Any], tmp_path: Path
 ) -> None:
     endpoint = f"{tmp_path}/alone"
@@ -339,7 +339,7 @@ def test_a_server_that_stands_alone_finds_the_next_engine_at_its_endpoint(
             engine.wait()
 
 
-def test_the_key_is_in_no_list_of_processes(
+def test_the_api_key_is_in_no_process_list(
     live_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[list[str]] = []
@@ -377,9 +377,7 @@ def test_the_key_is_in_no_list_of_processes(
         ("", "", "is not HOST:PORT"),
     ],
 )
-def test_an_address_that_cannot_be_or_lets_strangers_in_is_refused(
-    bind: str, key: str, said: str
-) -> None:
+def test_an_invalid_or_public_bind_address_is_refused(bind: str, key: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         check_private(parse_address(bind), key)
 
@@ -394,13 +392,13 @@ def test_an_address_that_cannot_be_or_lets_strangers_in_is_refused(
         ("0.0.0.0:80", "0.0.0.0:80"),
     ],
 )
-def test_addresses_are_what_people_write(bind: str, text: str) -> None:
+def test_bind_addresses_are_parsed_in_every_usual_form(bind: str, text: str) -> None:
     address = parse_address(bind)
     assert address.text == text
     check_private(address, "a key lets any address be bound")
 
 
-def test_a_port_that_another_program_has_is_said_before_a_model_is_loaded(
+def test_a_port_in_use_is_reported_before_a_model_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket() as taken:
@@ -411,7 +409,7 @@ def test_a_port_that_another_program_has_is_said_before_a_model_is_loaded(
 
 
 def rest_of(connection: socket.socket) -> bytes:
-    """What comes until the stream says that it is done."""
+    """All that arrives until the stream says that it is done."""
     text = b""
     while b"[DONE]" not in text[-100:]:
         received = connection.recv(65536)

@@ -1,4 +1,4 @@
-"""The bytes of a stream are what `vllm bench serve` and other clients read and measure by."""
+"""The bytes of a stream, which `vllm bench serve` and other clients read and measure."""
 
 import asyncio
 import itertools
@@ -23,13 +23,13 @@ from stepscope.engine.protocol.replies import Output, PositionLogprobs, Submitte
 
 GOLDEN = Path(__file__).parents[1] / "clients" / "frames"
 HEAD = Head("ID", 1_700_000_000, "tiny", "fp_0")
-# What the engine says: a token that is half a character adds no text.
+# The engine's outputs: a token that is half a character adds no text.
 TEXTS = ["Hel", "lo ", "", "é\u2028", ' "x"\n\n', ""]
 
 
 @dataclass
 class Measured:
-    """What `vllm bench serve` makes of a stream."""
+    """The figures that `vllm bench serve` takes from a stream."""
 
     num_token_events: int = 0
     text: str = ""
@@ -88,7 +88,7 @@ def _is_json(text: str) -> bool:
 
 
 class FakeEngine:
-    """Answers every Submit with the same outputs, at once."""
+    """An engine that answers every Submit with the same outputs at once."""
 
     def __init__(self, finish_reason: str = "length", with_logprobs: bool = False) -> None:
         self._ids = itertools.count(1)
@@ -154,7 +154,7 @@ def make_job(kind: str, **fields: object) -> Job:
 
 
 async def sent(job: Job, engine: FakeEngine) -> list[bytes]:
-    """Bodies of the response, as they were sent."""
+    """The response bodies, as sent."""
     bodies: list[bytes] = []
 
     async def send(message: Any) -> None:
@@ -193,7 +193,7 @@ GOLDEN_CASES = {
 
 
 @pytest.mark.parametrize("name", GOLDEN_CASES)
-async def test_the_bytes_of_an_answer_are_those_of_the_golden_file(name: str) -> None:
+async def test_the_bytes_of_a_response_equal_those_of_the_golden_file(name: str) -> None:
     kind, fields = GOLDEN_CASES[name]
     engine = FakeEngine(with_logprobs="logprobs" in fields)
     found = b"".join(await sent(make_job(kind, **fields), engine))
@@ -212,7 +212,9 @@ async def test_vllm_bench_counts_every_token_and_reads_text_and_usage(kind: str)
 
 
 @given(data=st.data())
-def test_how_the_network_joins_events_makes_no_difference(data: st.DataObject) -> None:
+def test_vllm_bench_figures_do_not_depend_on_how_the_network_joins_events(
+    data: st.DataObject,
+) -> None:
     text = (GOLDEN / "completions_usage.txt").read_bytes()
     events = [event + b"\n\n" for event in text.split(b"\n\n") if event]
     cuts = data.draw(st.sets(st.integers(1, len(events) - 1)))
@@ -224,7 +226,7 @@ def test_how_the_network_joins_events_makes_no_difference(data: st.DataObject) -
     assert measured.is_done
 
 
-async def test_the_role_comes_with_the_first_token_of_each_choice() -> None:
+async def test_the_role_is_sent_with_the_first_token_of_each_choice() -> None:
     job = make_job("chat", stream=True, n=2)
     measured = read_as_vllm_bench(await sent(job, FakeEngine()), "chat")
     roles: dict[int, list[str | None]] = {0: [], 1: []}
@@ -235,7 +237,7 @@ async def test_the_role_comes_with_the_first_token_of_each_choice() -> None:
     assert roles == {0: expected, 1: expected}
 
 
-async def test_a_request_that_the_engine_ends_is_an_error_event_after_what_came() -> None:
+async def test_a_request_ended_by_the_engine_gets_an_error_event_after_its_tokens() -> None:
     job = make_job("completions", stream=True)
     text = b"".join(await sent(job, FakeEngine(finish_reason="abort"))).decode()
     *tokens, error, done = [event for event in text.split("\n\n") if event]
@@ -244,7 +246,7 @@ async def test_a_request_that_the_engine_ends_is_an_error_event_after_what_came(
     assert done == "data: [DONE]"
 
 
-async def test_a_reader_that_lags_gets_everything_in_fewer_events() -> None:
+async def test_a_slow_reader_gets_every_token_in_fewer_events() -> None:
     engine = FakeEngine()
     generation = Generation(engine, [])  # type: ignore[arg-type]
     generation._indices[7] = 0
@@ -269,7 +271,7 @@ async def test_a_reader_that_lags_gets_everything_in_fewer_events() -> None:
     assert await generation.next_pieces() == []
 
 
-async def test_a_client_that_leaves_has_its_requests_aborted_once_they_are_known() -> None:
+async def test_requests_of_a_client_that_leaves_are_aborted_once_submitted() -> None:
     engine = FakeEngine()
     generation = Generation(engine, [])  # type: ignore[arg-type]
     generation._indices.update({1: 0, 2: 1})

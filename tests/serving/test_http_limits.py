@@ -1,4 +1,4 @@
-"""What a stranger can make the HTTP port hold, and for how long."""
+"""Bounds on what a stranger can make the HTTP port hold, and for how long."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\ntransfer-encoding: 
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
-    """Answers once the whole body is there, with its length and the names of the headers."""
+    """Answers, after the whole body, with its length and the names of the headers."""
     num_bytes, more = 0, True
     if scope["path"] == "/slow":
         await asyncio.sleep(0.2)
@@ -50,7 +50,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 @pytest.fixture
 async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
-    """Of a server with short times, which takes 4 connections, 3 of them of one peer."""
+    """The port of a server with short timeouts and at most 4 connections, 3 from one peer."""
     for phase, limit_s in {"head": 0.3, "rest": 0.3, "idle": 0.6}.items():
         monkeypatch.setitem(connection._LIMITS_S, phase, limit_s)  # type: ignore[misc, arg-type]
     protocol: Any = functools.partial(Connection, Peers(4, 3))
@@ -68,7 +68,7 @@ async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
 
 
 async def exchange(port: int, *sent: bytes, pause_s: float = 0.0) -> bytes:
-    """All that comes back until the server closes the connection."""
+    """Send the parts; return all bytes received until the server closes the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         for each in sent:
@@ -107,11 +107,11 @@ def code_of(answer: bytes) -> tuple[int, str | None]:
         *("empty lines", "trailers", "unfinished trailer", "chunk extension"),
     ],
 )
-async def test_a_head_without_end_is_refused(port: int, head: bytes) -> None:
+async def test_an_http_head_without_end_is_refused(port: int, head: bytes) -> None:
     assert code_of(await exchange(port, head)) == (431, "head_too_large")
 
 
-async def test_a_head_within_the_bounds_is_taken(port: int) -> None:
+async def test_an_http_head_within_the_bounds_is_accepted(port: int) -> None:
     lines = b"".join(b"x-%d: y\r\n" % number for number in range(MAX_HEAD_LINES - 3))
     line = b"long: " + b"z" * (MAX_HEAD_BYTES - len(lines) - 1_000) + b"\r\n"
     answer = await exchange(port, GET + lines + line + b"connection: close\r\n\r\n")
@@ -119,11 +119,11 @@ async def test_a_head_within_the_bounds_is_taken(port: int) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"GET /he", GET, b"\r\n"], ids=["a line", "lines", "empty"])
-async def test_an_unfinished_head_gets_408(port: int, sent: bytes) -> None:
+async def test_an_unfinished_http_head_gets_408(port: int, sent: bytes) -> None:
     assert code_of(await exchange(port, sent)) == (408, "timeout")
 
 
-async def test_a_head_that_comes_byte_by_byte_gains_no_time(port: int) -> None:
+async def test_an_http_head_sent_byte_by_byte_gets_no_extra_time(port: int) -> None:
     drip = [bytes([byte]) for byte in GET]
     assert code_of(await exchange(port, *drip, pause_s=0.02)) == (408, "timeout")
 
@@ -137,13 +137,13 @@ async def test_an_idle_connection_is_closed_and_a_busy_one_is_not(port: int) -> 
     assert answer.count(b"HTTP/1.1 200") == 4
 
 
-async def test_an_unread_body_does_not_keep_the_connection(port: int) -> None:
+async def test_an_unread_request_body_does_not_keep_the_connection_open(port: int) -> None:
     head = b"POST /unread HTTP/1.1\r\nHost: a\r\ncontent-length: 1000000\r\n\r\n"
     answer = await exchange(port, head, *[b"x"] * 20, pause_s=0.05)
     assert answer.count(b"HTTP/1.1") == 1
 
 
-async def test_trailers_are_no_headers(port: int) -> None:
+async def test_http_trailers_are_not_treated_as_headers(port: int) -> None:
     sent = POST + b"connection: close\r\n\r\n2\r\nab\r\n0\r\nauthorization: Bearer x\r\n\r\n"
     _, _, text = (await exchange(port, sent)).partition(b"\r\n\r\n")
     assert json.loads(text) == {"bytes": 2, "headers": ["connection", "host", "transfer-encoding"]}
@@ -170,20 +170,20 @@ async def test_a_bad_second_request_does_not_spoil_the_answer_to_the_first(port:
     "upgrade",
     [b"websocket", b"h2c"],
 )
-async def test_an_upgrade_is_answered_as_a_plain_request(port: int, upgrade: bytes) -> None:
+async def test_an_upgrade_request_is_answered_as_a_plain_request(port: int, upgrade: bytes) -> None:
     head = GET + b"connection: upgrade\r\nupgrade: " + upgrade + b"\r\n\r\n"
     answer = await exchange(port, head, b"x" * 1_000_000)
     assert answer.startswith(b"HTTP/1.1 200")
     assert answer.count(b"HTTP/1.1") == 1
 
 
-async def test_what_is_no_http_is_refused_with_an_error_object(port: int) -> None:
+async def test_bytes_that_are_no_http_are_refused_with_an_error_object(port: int) -> None:
     for sent in (b"\x16\x03\x01\x02\x00\x01", b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n"):
         status, _ = code_of(await exchange(port, sent))
         assert status == 400
 
 
-async def test_a_connection_too_many_is_refused_and_room_comes_back(port: int) -> None:
+async def test_a_connection_above_the_limit_is_refused_until_another_closes(port: int) -> None:
     opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
     assert code_of(await exchange(port)) == (503, "too_many_connections")
     for _, writer in opened:
@@ -194,7 +194,7 @@ async def test_a_connection_too_many_is_refused_and_room_comes_back(port: int) -
     assert answer.startswith(b"HTTP/1.1 200")
 
 
-def test_a_peer_is_an_address_or_an_ipv6_network() -> None:
+def test_a_peer_is_an_ipv4_address_or_an_ipv6_network() -> None:
     assert peer_of("192.0.2.1") == "192.0.2.1" == peer_of("::ffff:192.0.2.1")
     assert peer_of("2001:db8::1") == peer_of("2001:db8::ffff:1") != peer_of("2001:db8:0:1::1")
     assert peer_of("fe80::1%eth0") == peer_of("fe80::2%eth0")
@@ -211,7 +211,7 @@ def test_connections_are_counted_by_peer_and_in_all() -> None:
     assert peers.enter("c") is None
 
 
-def test_bodies_share_a_bound_and_no_peer_takes_all_of_it() -> None:
+def test_bodies_share_a_memory_bound_that_no_peer_can_take_alone() -> None:
     bodies = Bodies()
     size = body.MAX_BODY_BYTES
 
@@ -229,7 +229,7 @@ def test_bodies_share_a_bound_and_no_peer_takes_all_of_it() -> None:
     assert len(first) == body.MAX_PEER_BYTES // size
     assert len(fill("b")) == len(first)
     assert fill("c") == []
-    bodies.hold("c").grow(body.SMALL_BODY_BYTES)  # what is small is always taken
+    bodies.hold("c").grow(body.SMALL_BODY_BYTES)  # small bodies are always accepted
     for each in first:
         each.release()
         each.release()
@@ -241,7 +241,7 @@ def served(live_engine: Any, http_server: Callable[..., Any]) -> Any:
     return http_server("http", live_engine.endpoint.control)
 
 
-def test_heads_without_end_do_not_grow_the_server(served: Any) -> None:
+def test_http_heads_without_end_do_not_grow_the_servers_memory(served: Any) -> None:
     url = httpx.URL(served.url)
     process = psutil.Process(served.process.pid)
     assert httpx.get(f"{served.url}/health").status_code == 200
@@ -259,7 +259,7 @@ def test_heads_without_end_do_not_grow_the_server(served: Any) -> None:
         each.close()
 
 
-def test_many_copies_of_a_long_prompt_are_refused(served: Any) -> None:
+def test_requests_for_many_choices_of_a_long_prompt_are_refused(served: Any) -> None:
     request = {"prompt": "a" * 1_000_000, "n": 128}
     answer = httpx.post(f"{served.url}/v1/completions", json=request)
     assert answer.status_code == 413
@@ -267,7 +267,7 @@ def test_many_copies_of_a_long_prompt_are_refused(served: Any) -> None:
 
 
 @pytest.mark.parametrize("host", ["[::1", "::1]", "[x]"])
-def test_a_malformed_host_is_refused(served: Any, host: str) -> None:
+def test_a_malformed_host_header_is_refused(served: Any, host: str) -> None:
     for path in ("/health", "/nowhere"):
         answer = httpx.get(served.url + path, headers={"host": host})
         assert answer.status_code == 400
@@ -275,7 +275,9 @@ def test_a_malformed_host_is_refused(served: Any, host: str) -> None:
     assert "Traceback" not in served.stderr()
 
 
-def test_slow_bodies_take_no_place(live_engine: Any, http_server: Callable[..., Any]) -> None:
+def test_slow_bodies_do_not_count_as_concurrent_requests(
+    live_engine: Any, http_server: Callable[..., Any]
+) -> None:
     served = http_server("http", live_engine.endpoint.control, "--max-concurrent-requests", "2")
     url = httpx.URL(served.url)
     opened = []

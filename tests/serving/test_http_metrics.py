@@ -1,4 +1,4 @@
-"""`/metrics` says what the step records say, under the names that boards made for vLLM use."""
+"""`/metrics` agrees with the step records and has the names that vLLM's dashboards use."""
 
 import asyncio
 import json
@@ -113,7 +113,7 @@ def test_goodput_is_a_rate_over_the_last_minute_and_unknown_after_a_loss() -> No
     assert goodput.per_s is None
 
 
-def test_counts_and_latencies_are_those_of_the_records(
+def test_metrics_counts_and_latencies_equal_those_of_the_step_records(
     session: list[tuple[int, Telemetry]],
 ) -> None:
     metrics = reduced(session)
@@ -159,7 +159,7 @@ def test_counts_and_latencies_are_those_of_the_records(
     assert metrics.request_generation_tokens.sum == sum(e.num_output_tokens for e in done.values())
 
 
-def test_the_names_labels_and_buckets_are_vllms(session: list[tuple[int, Telemetry]]) -> None:
+def test_metrics_names_labels_and_buckets_are_vllms(session: list[tuple[int, Telemetry]]) -> None:
     text = Exposition(reduced(session), "tiny").write(0).decode()
     found = samples(text)
     labels = frozenset({("model_name", "tiny"), ("engine", "0")})
@@ -175,7 +175,7 @@ def test_the_names_labels_and_buckets_are_vllms(session: list[tuple[int, Telemet
     assert any(name == "vllm:cache_config_info" for name, _ in found)
 
 
-def test_a_histogram_counts_a_value_at_a_bound_below_it() -> None:
+def test_a_histogram_counts_a_value_at_a_bound_in_the_lower_bucket() -> None:
     histogram = Histogram((1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 2.5):
         histogram.observe(value)
@@ -184,7 +184,7 @@ def test_a_histogram_counts_a_value_at_a_bound_below_it() -> None:
     assert request_tokens(100) == (1, 2, 5, 10, 20, 50, 100)
 
 
-def test_after_a_loss_nothing_is_made_up(session: list[tuple[int, Telemetry]]) -> None:
+def test_after_lost_messages_no_metric_is_made_up(session: list[tuple[int, Telemetry]]) -> None:
     whole = reduced(session)
     metrics = EngineMetrics()
     for number, (_, message) in enumerate(session):
@@ -204,7 +204,7 @@ def test_after_a_loss_nothing_is_made_up(session: list[tuple[int, Telemetry]]) -
 
 
 class RingEngine:
-    """Answers what a follower asks, from a recorded session; holds messages from `oldest` on."""
+    """Answers a follower's queries from a recorded session; keeps messages from `oldest` on."""
 
     def __init__(self, session: list[tuple[int, Telemetry]], oldest: int) -> None:
         self._session = session
@@ -236,7 +236,7 @@ class RingEngine:
 
 
 @pytest.mark.parametrize("oldest", [0, 1_000_000])
-async def test_a_gap_is_healed_from_the_ring_or_counted_as_lost(
+async def test_the_metrics_recover_a_gap_from_the_ring_or_count_it_as_lost(
     session: list[tuple[int, Telemetry]], oldest: int
 ) -> None:
     numbered = [(number, message) for number, (_, message) in enumerate(session)]
@@ -295,7 +295,7 @@ def test_metrics_of_an_engine_without_telemetry_are_absent_not_zero(
     assert not [name for name in names if any(part in name for part in unknown)]
 
 
-def test_the_board_and_the_rules_use_metrics_that_there_are(
+def test_the_shipped_grafana_board_and_alert_rules_use_existing_metrics(
     session: list[tuple[int, Telemetry]],
 ) -> None:
     text = Exposition(reduced(session), "").write(0).decode()

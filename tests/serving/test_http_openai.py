@@ -26,7 +26,7 @@ def client(served_model: Any) -> Iterator[openai.OpenAI]:
 def test_the_model_is_listed_and_found_by_its_name(client: openai.OpenAI) -> None:
     (model,) = client.models.list().data
     assert model.id == "tiny"
-    assert model.model_extra["with_tokens"] is False  # nobody but the client sees what it asks
+    assert model.model_extra["with_tokens"] is False  # only the client sees its prompts
     assert client.models.retrieve("tiny").id == "tiny"
     with pytest.raises(openai.NotFoundError, match="no model 'huge' here; this server has 'tiny'"):
         client.models.retrieve("huge")
@@ -85,7 +85,7 @@ def test_a_chat_answers_the_same_streamed_or_whole(client: openai.OpenAI) -> Non
     assert text == choice.message.content
 
 
-def test_an_answer_can_be_sent_back_as_part_of_the_conversation(client: openai.OpenAI) -> None:
+def test_a_chat_answer_can_be_sent_back_as_part_of_the_conversation(client: openai.OpenAI) -> None:
     first = client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=4)
     conversation = [*MESSAGES, first.choices[0].message, {"role": "user", "content": "And?"}]
     second = client.chat.completions.create(model="tiny", messages=conversation, max_tokens=4)
@@ -94,7 +94,7 @@ def test_an_answer_can_be_sent_back_as_part_of_the_conversation(client: openai.O
     assert second.usage.prompt_tokens > first.usage.prompt_tokens
 
 
-def test_a_chat_without_a_limit_ends_at_the_models_length(client: openai.OpenAI) -> None:
+def test_a_chat_without_max_tokens_ends_at_the_models_length(client: openai.OpenAI) -> None:
     done = client.chat.completions.create(
         model="tiny", messages=MESSAGES, extra_body={"ignore_eos": True}
     )
@@ -103,7 +103,7 @@ def test_a_chat_without_a_limit_ends_at_the_models_length(client: openai.OpenAI)
     assert done.choices[0].finish_reason == "length"
 
 
-def test_every_form_of_a_prompt_is_taken_and_choices_come_in_order(client: openai.OpenAI) -> None:
+def test_every_form_of_prompt_is_accepted_and_choices_are_in_order(client: openai.OpenAI) -> None:
     ids = list(b"abcde")
     one_by_one = [
         client.completions.create(model="tiny", prompt=prompt, max_tokens=4, temperature=0)
@@ -122,7 +122,7 @@ def test_every_form_of_a_prompt_is_taken_and_choices_come_in_order(client: opena
     assert alone.text == texts[0]
 
 
-def test_several_choices_differ_repeat_with_their_seed_and_count_the_prompt_once(
+def test_several_choices_differ_are_repeatable_and_count_the_prompt_once(
     client: openai.OpenAI,
 ) -> None:
     asked: Any = {
@@ -193,7 +193,7 @@ async def _collect(stream: AsyncIterator[Any]) -> str:
     return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
 
-async def test_the_asynchronous_client_streams(served_model: Any) -> None:
+async def test_the_asynchronous_openai_client_streams(served_model: Any) -> None:
     async with openai.AsyncOpenAI(
         base_url=f"{served_model.url}/v1", api_key="unused", max_retries=0
     ) as client:
@@ -203,7 +203,7 @@ async def test_the_asynchronous_client_streams(served_model: Any) -> None:
         assert text == whole.choices[0].message.content
 
 
-def test_what_goes_wrong_is_the_clients_own_exception(client: openai.OpenAI) -> None:
+def test_errors_become_the_openai_clients_own_exceptions(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as unknown:
         client.completions.create(model="huge", prompt="x")
     assert unknown.value.code == "model_not_found"

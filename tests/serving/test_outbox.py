@@ -1,4 +1,4 @@
-"""Replies of the engine's thread wake the one that sends them once, and none is left lying."""
+"""Replies of the engine's thread wake the sending thread once, and none stays unsent."""
 
 import os
 import select
@@ -22,20 +22,20 @@ def reply(number: int, client: RemoteClient) -> Outgoing:
     return client, message
 
 
-def test_a_step_with_hundreds_of_replies_wakes_once() -> None:
+def test_a_step_with_hundreds_of_replies_wakes_the_sender_once() -> None:
     outbox = Outbox()
     client = RemoteClient(outbox.post, b"me", b"")
     for _ in range(3):
         for number in range(300):
             outbox.post(reply(number, client))
         assert len(os.read(outbox.descriptor, 65536)) == 1
-        os.write(outbox._write, b"\0")  # what was read only to be counted
+        os.write(outbox._write, b"\0")  # read only to be counted
         outbox.awake()
         assert len(list(outbox.take())) == 300
     outbox.close()
 
 
-def test_replies_of_several_threads_all_come_and_in_their_order() -> None:
+def test_replies_of_several_threads_all_arrive_in_the_order_of_each() -> None:
     outbox = Outbox()
     count, clients = 3_000, [RemoteClient(outbox.post, b"%d" % i, b"") for i in range(3)]
 
@@ -60,7 +60,7 @@ def test_replies_of_several_threads_all_come_and_in_their_order() -> None:
     outbox.close()
 
 
-def test_a_reply_posted_as_the_end_begins_is_sent(
+def test_a_reply_posted_at_the_start_of_shutdown_is_sent(
     live_engine: LiveEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     control = live_engine.control
@@ -82,7 +82,7 @@ def test_a_reply_posted_as_the_end_begins_is_sent(
             assert received[0] == asked
 
 
-def test_a_post_after_the_end_writes_to_no_foreign_file() -> None:
+def test_a_reply_posted_after_shutdown_writes_to_no_reused_descriptor() -> None:
     outbox = Outbox()
     outbox.close()
     read_end, write_end = os.pipe()  # on the descriptors that were free

@@ -67,7 +67,7 @@ FIXED = (
 
 
 class Pair:
-    """A prefill and a decode engine. Whoever is dead is started anew."""
+    """A prefill and a decode engine. A dead one is started again."""
 
     def __init__(self, model: Path, folder: Path) -> None:
         self.folder = folder
@@ -128,7 +128,7 @@ class Pair:
         self._processes[name].wait()
 
     def exit_code(self, name: str) -> int:
-        """Of one that is ending."""
+        """The exit code of a process that is ending."""
         return self._processes[name].wait(timeout=30)
 
     def info(self, name: str = "prefill") -> EngineInfo:
@@ -181,7 +181,7 @@ class Answer(NamedTuple):
 
 
 def ask(number: int, max_tokens: int, **sampling: object) -> Submit:
-    """A prompt of its own, of 8 to 200 tokens."""
+    """A request with a unique prompt of 8 to 200 tokens."""
     return Submit(
         client_id=f"client-{number}",
         prompt=f"{number} " + "a stream of tokens "[: 6 + number % 13] * (1 + number % 10),
@@ -193,7 +193,7 @@ def ask(number: int, max_tokens: int, **sampling: object) -> Submit:
 def answers(
     endpoint: str, asked: list[Submit], meanwhile: Callable[[int], None] = lambda num_tokens: None
 ) -> list[Answer]:
-    """What becomes of requests that are sent all at once.
+    """The answers to requests that are sent all at once.
 
     Args:
         meanwhile: called with the tokens that have come so far.
@@ -224,7 +224,7 @@ def answers(
 
 
 def messages(endpoint: str, since: int = 0) -> list[TelemetryMessage]:
-    """All that an engine has published."""
+    """All messages that an engine has published."""
     found: list[TelemetryMessage] = []
     with ControlClient(endpoint) as client:
         client.snapshot()  # what happened before it is published
@@ -247,7 +247,7 @@ def events_of(endpoint: str) -> list[RequestEvent]:
 
 
 def reply_of(client: ControlClient, kind: type[AnyKind]) -> AnyKind:
-    """The next reply of this kind; the others are passed over."""
+    """The next reply of this kind; others are skipped."""
     while True:
         received = client.receive(20.0)
         assert received is not None, f"no {kind.__name__} came"
@@ -257,7 +257,7 @@ def reply_of(client: ControlClient, kind: type[AnyKind]) -> AnyKind:
 
 @contextmanager
 def standing_still(pair: Pair, name: str) -> Iterator[ControlClient]:
-    """An engine ends nothing meanwhile, however late this process looks."""
+    """Stop an engine meanwhile, so that it ends nothing, however late this process looks."""
     with ControlClient(pair.endpoint(name)) as client:
         client.ask(Pause(who="test"))
         try:
@@ -277,14 +277,14 @@ MIXED = [
 ]
 
 
-def test_two_engines_answer_as_one_does(pair: Pair) -> None:
+def test_a_prefill_and_a_decode_engine_answer_like_a_single_engine(pair: Pair) -> None:
     expected = answers(pair.endpoint("one"), MIXED)
     assert {each.reason for each in expected} == {"stop", "length"}
     assert answers(pair.endpoint("prefill"), MIXED) == expected
     assert answers(pair.endpoint("prefill"), MIXED) == expected  # with prefixes that are cached
 
 
-def test_each_part_of_a_request_is_in_the_session_of_one_engine(pair: Pair) -> None:
+def test_each_engine_publishes_its_own_part_of_a_request(pair: Pair) -> None:
     begun = len(events_of(pair.endpoint("decode")))
     asked = [ask(20 + number, 12) for number in range(5)]
     answers(pair.endpoint("prefill"), asked)
@@ -377,7 +377,7 @@ def once(do: Callable[[], None], at: int) -> Callable[[int], None]:
     return meanwhile
 
 
-def test_requests_of_a_killed_decode_engine_go_on_in_the_prefill_engine(pair: Pair) -> None:
+def test_requests_of_a_killed_decode_engine_continue_in_the_prefill_engine(pair: Pair) -> None:
     asked = long_ones(60)
     expected = answers(pair.endpoint("one"), asked)
     kill = once(lambda: pair.kill("decode"), at=100)
@@ -409,11 +409,13 @@ def test_requests_of_a_silent_decode_engine_are_taken_back(pair: Pair) -> None:
         pair.send("decode", signal.SIGCONT)
     wait_for(lambda: pair.info().decode_engine == "decode", "met again")
     wait_for(lambda: pair.num_requests("decode") == 0, "what it had has ended")
-    # It has loaded nothing that was overwritten meanwhile.
+    # It has loaded no block that was overwritten meanwhile.
     assert answers(pair.endpoint("prefill"), asked) == expected
 
 
-def test_a_killed_prefill_engine_leaves_nothing(pair: Pair) -> None:
+def test_a_killed_prefill_engine_ends_its_requests_and_a_restart_removes_its_file(
+    pair: Pair,
+) -> None:
     with standing_still(pair, "decode"), ControlClient(pair.endpoint("prefill")) as client:
         for each in long_ones(90):
             client.send(each)
@@ -426,7 +428,7 @@ def test_a_killed_prefill_engine_leaves_nothing(pair: Pair) -> None:
     assert not file.exists()
 
 
-def test_a_client_ends_its_request_wherever_that_is(pair: Pair) -> None:
+def test_a_client_can_abort_its_request_in_either_engine(pair: Pair) -> None:
     prefill_endpoint = pair.endpoint("prefill")
     with standing_still(pair, "decode") as decode:
         with ControlClient(prefill_endpoint) as client:
@@ -450,7 +452,7 @@ def test_a_client_ends_its_request_wherever_that_is(pair: Pair) -> None:
         wait_for(lambda: pair.num_requests("decode") == 0, "its client was gone")
 
 
-def test_what_does_not_go_together_is_refused(
+def test_unsuitable_hand_over_configurations_and_requests_are_refused(
     pair: Pair, tiny_checkpoint: Callable[..., Path]
 ) -> None:
     with (
@@ -473,7 +475,7 @@ def test_what_does_not_go_together_is_refused(
             pass
 
 
-def test_what_an_operator_reads_names_the_role(pair: Pair) -> None:
+def test_snapshot_names_the_role_of_a_prefill_or_decode_engine(pair: Pair) -> None:
     said = {
         name: subprocess.run(
             [*STEPSCOPE, "snapshot", pair.endpoint(name)],
@@ -489,7 +491,7 @@ def test_what_an_operator_reads_names_the_role(pair: Pair) -> None:
     assert line.endswith("prompts go to the prefill engine")
 
 
-def test_both_recordings_are_sound(pair: Pair, tmp_path: Path) -> None:
+def test_recordings_of_prefill_and_decode_engine_pass_verify(pair: Pair, tmp_path: Path) -> None:
     files = [tmp_path / f"{name}.mcap" for name in ("prefill", "decode")]
     sources = [Subscriber(Endpoint.parse(pair.endpoint(file.stem))) for file in files]
     recorders = [Recorder(source, file, dict) for source, file in zip(sources, files, strict=True)]
@@ -512,7 +514,7 @@ def test_both_recordings_are_sound(pair: Pair, tmp_path: Path) -> None:
         assert report.num_steps
 
 
-def test_a_decode_engine_that_is_shut_down_gives_its_requests_back(pair: Pair) -> None:
+def test_a_decode_engine_that_shuts_down_returns_its_requests(pair: Pair) -> None:
     asked = long_ones(70)
     expected = answers(pair.endpoint("one"), asked)
     stop = once(lambda: pair.send("decode", signal.SIGTERM), at=100)

@@ -1,4 +1,4 @@
-"""Outputs that are ready together may come in one message, and nothing else changes by it."""
+"""Outputs that are ready together may be sent in one message (a bundle); nothing else changes."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -32,7 +32,7 @@ class Peer:
     """A client of a ROUTER socket, and `Replies` to it."""
 
     def __init__(self) -> None:
-        # Of its own: sockets close in the background, and one before it may still have the address.
+        # A new address: sockets close in the background, and an earlier one may still hold its own.
         self._context = context = zmq.Context()
         self._router = context.socket(zmq.ROUTER)
         self._router.linger = 0
@@ -83,7 +83,7 @@ def ids(reply: AnyReply) -> list[int]:
     return [command_id for command_id, _ in reply.outputs]
 
 
-def test_outputs_come_in_order_so_many_at_once_and_one_alone_as_it_is(peer: Peer) -> None:
+def test_outputs_are_bundled_in_order_up_to_a_limit_and_a_single_one_is_not(peer: Peer) -> None:
     for number in range(1, 2 * MAX_BUNDLE + 2):
         peer.bundle(number)
     peer.replies.send_bundles()
@@ -98,7 +98,7 @@ def test_outputs_come_in_order_so_many_at_once_and_one_alone_as_it_is(peer: Peer
     assert peer.received() == []
 
 
-def test_no_reply_overtakes_an_output_that_waits_for_others(peer: Peer) -> None:
+def test_no_reply_overtakes_an_output_waiting_to_be_bundled(peer: Peer) -> None:
     position = PositionLogprobs(TokenLogprob(3, -1.0), 1, [])
     peer.bundle(1)
     peer.bundle(2)
@@ -112,7 +112,7 @@ def test_no_reply_overtakes_an_output_that_waits_for_others(peer: Peer) -> None:
     assert [third_id, fourth_id, fifth_id] == [3, 4, 5]
 
 
-def test_a_client_that_does_not_read_is_given_up_at_so_many_messages(peer: Peer) -> None:
+def test_a_client_that_does_not_read_is_dropped_at_a_bounded_number_of_messages(peer: Peer) -> None:
     number = 0
     while not peer.forgotten:
         number += 1
@@ -124,7 +124,7 @@ def test_a_client_that_does_not_read_is_given_up_at_so_many_messages(peer: Peer)
     assert len(got) <= 3 * QUEUE * MAX_BUNDLE
 
 
-def test_a_client_that_is_gone_is_reported_once_for_each_bundle(peer: Peer) -> None:
+def test_a_vanished_client_is_reported_once_for_each_bundle(peer: Peer) -> None:
     output = Output(request_id=1, token_ids=[1])
     for _ in range(2):
         peer.replies.bundle(b"nobody", bytes(8), output)
@@ -143,7 +143,7 @@ def submit(first: int, max_tokens: int, *, bundle: bool, **fields: object) -> Su
     return msgspec.structs.replace(command, bundle=True) if bundle else command
 
 
-def test_an_engine_of_before_takes_what_does_not_ask_for_bundles() -> None:
+def test_requests_without_bundles_are_encoded_as_older_engines_expect() -> None:
     plain = msgspec.msgpack.decode(commands.encode(submit(1, 1, bundle=False)))
     assert "bundle" not in plain
     with_it = msgspec.msgpack.decode(commands.encode(submit(1, 1, bundle=True)))
@@ -153,7 +153,7 @@ def test_an_engine_of_before_takes_what_does_not_ask_for_bundles() -> None:
     ).bundles is False  # fmt: skip
 
 
-def test_a_client_gets_bundles_only_if_it_asks_for_them(live_engine: Any) -> None:
+def test_a_client_gets_bundled_outputs_only_if_it_asks_for_them(live_engine: Any) -> None:
     raw = zmq.Context.instance().socket(zmq.DEALER)
     raw.linger = 0
     raw.connect(live_engine.endpoint.control)
@@ -191,7 +191,7 @@ def test_a_client_gets_bundles_only_if_it_asks_for_them(live_engine: Any) -> Non
         assert len({output.request_id for output in received}) == 1
 
 
-def test_a_client_reads_bundles_as_outputs_also_while_it_asks(live_engine: Any) -> None:
+def test_a_client_unpacks_bundles_even_while_awaiting_another_reply(live_engine: Any) -> None:
     with ControlClient(live_engine.endpoint, timeout_s=10.0) as client:
         assert client.info().bundles
         sent = [client.send(submit(number, 10, bundle=True)) for number in range(30)]
@@ -208,7 +208,7 @@ def test_a_client_reads_bundles_as_outputs_also_while_it_asks(live_engine: Any) 
         assert set(tokens.values()) == {10}
 
 
-def test_an_abort_ends_a_bundled_request_and_its_answer_comes(live_engine: Any) -> None:
+def test_an_abort_of_a_request_with_bundled_outputs_is_answered(live_engine: Any) -> None:
     with ControlClient(live_engine.endpoint, timeout_s=10.0) as client:
         for number in range(20):
             client.send(submit(number, 900, bundle=True))
@@ -224,7 +224,7 @@ def test_an_abort_ends_a_bundled_request_and_its_answer_comes(live_engine: Any) 
         assert reasons == ["abort"] * 20
 
 
-def test_bundled_requests_of_a_client_that_vanishes_are_ended(live_engine: Any) -> None:
+def test_requests_with_bundled_outputs_of_a_vanished_client_are_aborted(live_engine: Any) -> None:
     with ControlClient(live_engine.endpoint, timeout_s=10.0) as client:
         with ControlClient(live_engine.endpoint) as other:
             for number in range(20):

@@ -1,4 +1,4 @@
-"""Text ends at the first stop string, however it was cut into tokens; nothing of it slips out."""
+"""Text ends at the first stop string, however it is cut into tokens; no part of it is sent."""
 
 from collections.abc import Sequence
 
@@ -27,7 +27,7 @@ def decode(token_ids: Sequence[int]) -> str:
 
 
 def tokens(*pieces: str) -> list[int]:
-    """Each as one token if there is such, else as its bytes."""
+    """Each piece as one token if there is one, else as its bytes."""
     token_ids: list[int] = []
     for piece in pieces:
         known = piece in PIECES
@@ -61,7 +61,7 @@ def generated(made: Request, token_ids: Sequence[int]) -> tuple[list[str], str |
 
 
 def first_stop(text: str, stops: Sequence[str], armed_from: int = 0) -> tuple[int, str] | None:
-    """Where the stop string that is complete first begins; by trying every end of the text."""
+    """Where the first completed stop string begins, found by trying every end of the text."""
     for end in range(armed_from + 1, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:
@@ -90,7 +90,7 @@ stop_lists = st.lists(
 
 
 @given(token_lists, stop_lists, st.booleans())
-def test_the_pieces_join_to_the_text_cut_at_its_first_stop(
+def test_text_pieces_join_to_the_text_cut_at_its_first_stop_string(
     token_ids: list[int], stops: list[str], include_stop: bool
 ) -> None:
     made = request(stops, max_tokens=max(1, len(token_ids)), include_stop=include_stop)
@@ -112,7 +112,7 @@ def test_the_pieces_join_to_the_text_cut_at_its_first_stop(
 
 
 @given(token_lists, stop_lists, st.integers(0, 10))
-def test_min_tokens_hold_stop_strings_back_that_they_complete(
+def test_stop_strings_completed_before_min_tokens_do_not_end_the_request(
     token_ids: list[int], stops: list[str], min_tokens: int
 ) -> None:
     stream = TextStream(decode)
@@ -147,7 +147,7 @@ def test_min_tokens_hold_stop_strings_back_that_they_complete(
         (["END"], ["N", "END"], ["E"], "N"),
     ],
 )
-def test_what_is_given_out_with_each_token(
+def test_text_that_may_begin_a_stop_string_is_held_back(
     pieces: list[str], stops: list[str], expected: list[str], stop: str | None
 ) -> None:
     made = request(stops)
@@ -156,25 +156,25 @@ def test_what_is_given_out_with_each_token(
     assert made.stop == stop
 
 
-def test_a_character_in_parts_can_end_a_text() -> None:
+def test_a_character_split_over_tokens_can_be_a_stop_string() -> None:
     made = request(["世"])
     head, *rest = "世".encode()
     assert generated(made, [ord("x"), head, *rest, ord("y")]) == (["x", "", "", ""], "stop")
 
 
-def test_the_end_of_a_sequence_gives_out_what_was_held_back() -> None:
+def test_the_end_of_a_sequence_releases_the_text_held_back() -> None:
     made = request(["END"])
     assert generated(made, [*tokens("ab", "EN"), EOS]) == (["ab", "", "EN"], "stop")
     assert made.stop is None
 
 
-def test_a_request_that_is_cut_gives_out_what_was_held_back() -> None:
+def test_a_request_cut_at_its_length_releases_the_text_held_back() -> None:
     made = request(["END"], max_tokens=2)
     assert generated(made, tokens("ab", "EN")) == (["ab", "EN"], "length")
 
 
 @pytest.mark.parametrize(("include_stop", "text"), [(False, "the"), (True, "the cat")])
-def test_a_token_that_ends_a_request_is_text_only_if_asked_for(
+def test_the_text_of_a_stop_token_is_included_only_on_request(
     include_stop: bool, text: str
 ) -> None:
     (cat,) = tokens(" cat")
@@ -183,7 +183,7 @@ def test_a_token_that_ends_a_request_is_text_only_if_asked_for(
     assert ("".join(pieces), reason, made.stop) == (text, "stop", cat)
 
 
-def test_a_stop_token_that_is_also_the_end_of_sequence_is_named_only_when_that_is_ignored() -> None:
+def test_the_end_of_sequence_token_is_named_as_stop_only_with_ignore_eos() -> None:
     plain = request(["END"], stop_token_ids=(EOS,))
     assert generated(plain, [EOS]) == ([""], "stop")
     assert plain.stop is None
@@ -192,7 +192,7 @@ def test_a_stop_token_that_is_also_the_end_of_sequence_is_named_only_when_that_i
     assert ignoring.stop == EOS
 
 
-def test_a_matcher_finds_what_ends_inside_another_string() -> None:
+def test_a_stop_string_inside_another_one_is_found() -> None:
     matcher = StopMatcher(["abcd", "bc"])
     state = 0
     found = []

@@ -1,4 +1,4 @@
-"""Long prompts: refused by their length where that is certain, and in nobody's way where not."""
+"""Long prompts: refused by length if certainly too long, and else delaying no other prompt."""
 
 import random
 import threading
@@ -57,7 +57,7 @@ SAMPLES = [
 def trained(
     normalizer: Any = None, *, added: tuple[AddedToken, ...] = (), before: tuple[Any, ...] = ()
 ) -> RustTokenizer:
-    """A byte-level BPE with long tokens in it."""
+    """A trained byte-level BPE with long tokens."""
     tokenizer = RustTokenizer(models.BPE())
     if normalizer is not None:
         tokenizer.normalizer = normalizer
@@ -80,7 +80,7 @@ def trained(
 
 
 def byte_fallback() -> RustTokenizer:
-    """Spaces are marks, unknown characters bytes, as in Llama 2."""
+    """A tokenizer with marks for spaces and bytes for unknown characters, as in Llama 2."""
     pieces = ["<unk>", "▁the", "▁cat", "s", "▁", "a", *(f"<0x{byte:02X}>" for byte in range(256))]
     vocab = {piece: number for number, piece in enumerate(pieces)}
     tokenizer = RustTokenizer(
@@ -125,20 +125,20 @@ texts = st.lists(st.one_of(pieces, st.text(max_size=8)), max_size=40).map("".joi
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=120, deadline=None)
 @given(text=texts)
-def test_no_text_has_fewer_tokens_than_the_bound_says(kind: str, text: str) -> None:
+def test_no_text_has_fewer_tokens_than_the_lower_bound_says(kind: str, text: str) -> None:
     tokenizer, bound = built(kind)
     assert bound.at_least(text) <= len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("regex", "accents")])
 @pytest.mark.parametrize("sample", ["abc ", "a", "the quick brown fox "])
-def test_the_bound_says_something_of_what_models_use(kind: str, sample: str) -> None:
+def test_the_lower_bound_on_tokens_is_useful_for_usual_tokenizers(kind: str, sample: str) -> None:
     _, bound = built(kind)
     assert bound.at_least(sample * 10_000) > len(sample) * 10_000 // 200
 
 
 @pytest.mark.parametrize("kind", ["regex", "accents"])
-def test_nothing_is_claimed_where_characters_may_vanish(kind: str) -> None:
+def test_a_tokenizer_that_may_drop_characters_has_no_lower_bound(kind: str) -> None:
     assert built(kind)[1].at_least("a" * 10_000) == 0
 
 
@@ -168,7 +168,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised() -> None:
 
 
 class Waiting:
-    """A tokeniser that a test lets go on, and clients that keep what they are told."""
+    """A tokeniser that waits for the test, and clients that keep their replies."""
 
     def __init__(self) -> None:
         self.go_on = threading.Event()
@@ -221,13 +221,13 @@ def test_an_abandoned_prompt_is_not_tokenised(waiting: Waiting) -> None:
     assert waiting.prompts.withdraw(b"client", b"withdrawn") is None
     assert waiting.prompts.withdraw(b"other", b"wanted") is None  # another client's
     waiting.prompts.forget(b"gone")
-    waiting.prompts.forget(b"other")  # what is begun is thrown away at its end
+    waiting.prompts.forget(b"other")  # a started prompt is discarded at its end
     waiting.go_on.set()
     wait_for(lambda: waiting.done == [b"wanted"], "what is wanted is done")
     assert waiting.begun == [b"first", b"wanted"]
 
 
-def test_queued_prompts_are_bounded_in_bytes_for_each_client_and_in_all(waiting: Waiting) -> None:
+def test_queued_prompts_are_bounded_in_bytes_per_client_and_in_total(waiting: Waiting) -> None:
     size = MAX_CLIENT_BYTES // 4 - 1_000
     for name in "abcd":
         waiting.take(name, size)
@@ -242,7 +242,7 @@ def test_queued_prompts_are_bounded_in_bytes_for_each_client_and_in_all(waiting:
     waiting.take("a", size, b"third")
 
 
-def test_a_withdrawn_prompt_is_answered_and_becomes_no_request(
+def test_a_prompt_withdrawn_before_tokenising_is_answered_and_becomes_no_request(
     live_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on = threading.Event()

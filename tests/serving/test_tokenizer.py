@@ -1,4 +1,4 @@
-"""Text in and out: pieces join to the whole text, and no character is ever torn."""
+"""Text in and out: pieces join to the whole text, and no character is ever split."""
 
 import random
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def sentencepiece_like() -> Tokenizer:
-    """Words begin with a mark, unknown characters fall back to bytes, as in Llama 2."""
+    """A tokenizer with marked word beginnings and bytes for unknown characters, as in Llama 2."""
     pieces = ["<unk>", "▁the", "▁cat", "s", "▁", "a", *(f"<0x{byte:02X}>" for byte in range(256))]
     rust = RustTokenizer(
         models.BPE(
@@ -54,12 +54,12 @@ def streamed(tokenizer: Tokenizer, token_ids: Sequence[int], sizes: Sequence[int
     return pieces
 
 
-def test_text_survives_the_way_there_and_back(tokenizer: Tokenizer) -> None:
+def test_text_survives_encoding_and_decoding(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode("Aé") == [0x41, 0xC3, 0xA9]
     assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
 
 
-def test_pieces_join_to_the_text_and_tear_no_character(tokenizer: Tokenizer) -> None:
+def test_streamed_pieces_join_to_the_text_and_split_no_character(tokenizer: Tokenizer) -> None:
     token_ids = tokenizer.encode(TEXT)
     pieces = streamed(tokenizer, token_ids, [1] * len(token_ids))
     assert "".join(pieces) == TEXT
@@ -67,7 +67,7 @@ def test_pieces_join_to_the_text_and_tear_no_character(tokenizer: Tokenizer) -> 
     assert len([piece for piece in pieces if piece]) == len(TEXT)
 
 
-def test_an_unfinished_character_shows_when_the_text_ends(tokenizer: Tokenizer) -> None:
+def test_an_unfinished_character_is_sent_when_the_text_ends(tokenizer: Tokenizer) -> None:
     stream = tokenizer.text_stream()
     assert stream.push([0x41, 0xE4, 0xB8]) == "A"
     assert stream.finish() == "\ufffd"
@@ -82,7 +82,7 @@ def test_special_tokens_have_no_text(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_random_bytes_stream_to_what_they_decode_to(tokenizer: Tokenizer, seed: int) -> None:
-    """A model that has learned nothing writes such text; it must not be held back for ever."""
+    """An untrained model writes such text; it must not be held back for ever."""
     rng = random.Random(seed)
     alphabet = rng.choice([range(256), range(128, 256), [0x80], [0xE2, 0x82, 0xAC, 0x41], [0xFF]])
     token_ids = [rng.choice(alphabet) for _ in range(300)]
@@ -122,21 +122,21 @@ def test_a_token_alone_reads_as_it_does_inside_a_text(
     ]
 
 
-def test_streams_do_not_share_anything(tokenizer: Tokenizer) -> None:
+def test_text_streams_are_independent_of_each_other(tokenizer: Tokenizer) -> None:
     one, two = tokenizer.text_stream(), tokenizer.text_stream()
     assert one.push([0xC3]) == ""
     assert two.push([0x41]) == "A"
     assert one.push([0xA9]) == "é"
 
 
-def test_characters_per_token_are_those_of_prose(
+def test_characters_per_token_are_measured_on_prose(
     tokenizer: Tokenizer, sentencepiece_like: Tokenizer
 ) -> None:
     assert tokenizer.chars_per_token == 1.0
     assert 400 < len(PROSE) < 2000
 
 
-def test_a_tokenizer_without_a_rust_core_decodes_too() -> None:
+def test_a_pure_python_tokenizer_decodes_too() -> None:
     class Slow:
         def encode(self, text: str) -> list[int]:
             return list(text.encode())
@@ -158,19 +158,19 @@ def with_template(template: str | dict[str, str] | None) -> Tokenizer:
     return Tokenizer(wrapped)
 
 
-def test_a_conversation_goes_through_the_models_own_template(tokenizer: Tokenizer) -> None:
+def test_a_conversation_is_rendered_by_the_models_own_chat_template(tokenizer: Tokenizer) -> None:
     token_ids = tokenizer.encode_chat(TURNS)
     start, end = 258, 259
     expected = [start, *b"user\nHi", end, *b"\n", start, *"assistant\né".encode(), end, *b"\n"]
     assert token_ids == [*expected, start, *b"assistant\n"]
 
 
-def test_the_default_one_of_several_chat_templates_is_taken() -> None:
+def test_of_several_chat_templates_the_default_is_used() -> None:
     several = with_template({"default": "{{ messages[0].content }}!", "tool_use": "tools"})
     assert several.encode_chat(TURNS) == list(b"Hi!")
 
 
-def test_a_template_knows_the_special_tokens_and_the_tokenizer_adds_none() -> None:
+def test_a_chat_template_gets_the_special_tokens_and_the_tokenizer_adds_none() -> None:
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=byte_tokenizer().backend_tokenizer,
         bos_token="<|im_start|>",
@@ -191,7 +191,7 @@ def test_a_template_knows_the_special_tokens_and_the_tokenizer_adds_none() -> No
         ("{{ raise_exception('x' * 5000) }}", "bad_messages", "xxx"),
     ],
 )
-def test_a_template_that_does_not_take_a_conversation_says_so_in_one_line(
+def test_a_conversation_that_the_chat_template_rejects_gives_a_one_line_error(
     template: str | dict[str, str] | None, code: str, said: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
@@ -213,8 +213,8 @@ def test_a_template_that_does_not_take_a_conversation_says_so_in_one_line(
         "{% include '/etc/passwd' %}",
     ],
 )
-def test_a_template_cannot_reach_beyond_the_conversation(template: str) -> None:
-    """A checkpoint's template is code of a stranger."""
+def test_a_chat_template_cannot_reach_beyond_the_conversation(template: str) -> None:
+    """A checkpoint's template is untrusted code."""
     with pytest.raises(ConfigError) as refused:
         with_template(template).encode_chat(TURNS)
     assert refused.value.code == "bad_messages"
