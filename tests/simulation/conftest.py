@@ -1,4 +1,4 @@
-"""What tests of the simulating commands share."""
+"""Fixtures for tests of the simulating commands."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture
 def run(stepscope: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Runs `stepscope ARGUMENTS` without a config file; gives its output, else its error line."""
+    """Runs `stepscope ARGUMENTS` without a config file; returns its output, else its error line."""
     monkeypatch.setenv("STEPSCOPE_CONFIG", "none")
 
     def said(*arguments: str) -> str:

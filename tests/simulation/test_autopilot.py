@@ -1,4 +1,4 @@
-"""How an autopilot moves the knobs of a simulated engine, and how it lets go of them."""
+"""How an autopilot moves the knobs of a simulated engine, and how it releases them."""
 
 import itertools
 import json
@@ -43,7 +43,7 @@ COST = CostModel(floor_ms=8, token_us=20, context_ns=0, host_ms=0)
 
 
 class Drive:
-    """An autopilot at a simulated engine on a virtual clock: one request after another."""
+    """An autopilot of a simulated engine on a virtual clock, with one request after another."""
 
     def __init__(self, itl_ms: float, *, cost: CostModel = COST, seats: int = 64) -> None:
         knobs = Knobs(max_num_batched_tokens=4096, max_num_seqs=seats)
@@ -68,7 +68,7 @@ class Drive:
             self._pilot.take_step(step)
 
     def run(self, seconds: float, *, per_s: float, prompt: int, output: int) -> list[Move]:
-        """The moves of these seconds, in which requests come evenly."""
+        """Return the moves of these seconds, in which requests arrive evenly."""
         num_moves = len(self.moves)
         gap_ns = round(1e9 / per_s)
         end_ns = self._now_ns + round(seconds * 1e9)
@@ -92,7 +92,7 @@ class Drive:
             self._pilot.take_knobs(self._knobs.as_dict(), self.steps[-1].step + 1)
 
     def late_share(self, itl_ms: float, last: int) -> float:
-        """Of the last so many steps' gaps."""
+        """The share of late ITLs in the last so many steps."""
         load = Load(round(itl_ms * 1e6))
         for step in self.steps[-last:]:
             load.add(step)
@@ -110,7 +110,7 @@ class Drive:
 LONG_PROMPTS = {"per_s": 8.0, "prompt": 3000, "output": 12}
 
 
-def test_the_budget_comes_to_what_keeps_the_level_and_stays_there() -> None:
+def test_the_autopilots_budget_settles_where_the_itl_level_is_kept() -> None:
     drive = Drive(itl_ms=30)
     drive.run(20, **LONG_PROMPTS)
     settled = drive.budget
@@ -120,7 +120,7 @@ def test_the_budget_comes_to_what_keeps_the_level_and_stays_there() -> None:
     assert abs(drive.budget - settled) < 0.6 * settled
 
 
-def test_a_level_that_any_budget_keeps_raises_it_to_the_limit() -> None:
+def test_an_itl_level_that_any_budget_keeps_raises_the_budget_to_its_limit() -> None:
     drive = Drive(itl_ms=30)
     drive.run(15, **LONG_PROMPTS)
     assert drive.budget < 1500
@@ -129,7 +129,7 @@ def test_a_level_that_any_budget_keeps_raises_it_to_the_limit() -> None:
     assert easy.budget == 4096
 
 
-def test_a_step_change_of_load_is_answered_within_seconds() -> None:
+def test_the_autopilot_answers_a_sudden_change_of_load_within_seconds() -> None:
     drive = Drive(itl_ms=30)
     drive.run(15, per_s=0.5, prompt=64, output=200)
     assert not drive.moves  # no step was near the budget
@@ -139,7 +139,7 @@ def test_a_step_change_of_load_is_answered_within_seconds() -> None:
     assert drive.late_share(30, last=300) < 0.05
 
 
-def test_one_move_is_bounded() -> None:
+def test_each_move_of_the_autopilot_is_bounded() -> None:
     drive = Drive(itl_ms=12)
     before = drive.budget
     for move in drive.run(20, **LONG_PROMPTS):
@@ -147,14 +147,14 @@ def test_one_move_is_bounded() -> None:
         before = move.changes[BUDGET]
 
 
-def test_small_moves_are_not_made() -> None:
+def test_the_autopilot_makes_no_small_moves() -> None:
     drive = Drive(itl_ms=30)
     drive.run(40, **LONG_PROMPTS)
     values = [4096, *(move.changes[BUDGET] for _, move in drive.moves)]
     assert all(abs(after - before) >= 0.14 * before for before, after in itertools.pairwise(values))
 
 
-def test_knobs_are_raised_no_sooner_than_seconds_after_a_move() -> None:
+def test_the_autopilot_raises_a_knob_only_seconds_after_its_last_move() -> None:
     drive = Drive(itl_ms=30)
     drive.run(40, **LONG_PROMPTS)
     times = [(time_ns, move.changes[BUDGET]) for time_ns, move in drive.moves]
@@ -166,7 +166,7 @@ def test_knobs_are_raised_no_sooner_than_seconds_after_a_move() -> None:
     assert all(seconds >= 2.5 for seconds in raises)
 
 
-def test_seats_go_where_even_the_least_budget_is_too_much() -> None:
+def test_the_autopilot_lowers_the_seats_if_even_the_least_budget_is_too_slow() -> None:
     # Decodes alone take too long: 8 ms and 1 ms each.
     drive = Drive(itl_ms=30, cost=CostModel(floor_ms=8, token_us=1000, context_ns=0, host_ms=0))
     drive.run(40, per_s=3.0, prompt=40, output=300)
@@ -174,14 +174,14 @@ def test_seats_go_where_even_the_least_budget_is_too_much() -> None:
     assert drive.seats < 30
 
 
-def test_reasons_name_the_steps_that_they_rest_on() -> None:
+def test_the_reasons_of_the_autopilot_name_the_steps_behind_them() -> None:
     drive = Drive(itl_ms=30)
     drive.run(20, **LONG_PROMPTS)
     assert "late; no model yet" in drive.moves[0][1].reason or "ms at" in drive.moves[0][1].reason
     assert "ms at" in drive.moves[-1][1].reason
 
 
-# At a running engine
+# With a running engine
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def engine(tmp_path: Path) -> Iterator[Endpoint]:
 
 
 def ticked(pilot: LivePilot, until: Callable[[], bool], what: str) -> list[Moved]:
-    """Ticks until then; the moves."""
+    """Tick until the condition holds; return the moves."""
     moves = []
 
     def is_so() -> bool:
@@ -215,7 +215,7 @@ def ticked(pilot: LivePilot, until: Callable[[], bool], what: str) -> list[Moved
     return moves
 
 
-def test_moves_are_leased_audited_and_given_back(engine: Endpoint) -> None:
+def test_autopilot_moves_are_leased_audited_and_reverted_at_its_end(engine: Endpoint) -> None:
     pilot = LivePilot(engine, 15, "test")
     moves = ticked(pilot, lambda: BUDGET in pilot.held, "a move")
     with ControlClient(engine, 30.0) as client:
@@ -232,7 +232,7 @@ def test_moves_are_leased_audited_and_given_back(engine: Endpoint) -> None:
     assert "ended" in reasons[-1]
 
 
-def test_in_shadow_nothing_changes(engine: Endpoint) -> None:
+def test_in_shadow_mode_the_autopilot_changes_nothing(engine: Endpoint) -> None:
     pilot = LivePilot(engine, 15, "test", is_shadow=True)
     proposed: list[Moved] = []
 
@@ -248,7 +248,7 @@ def test_in_shadow_nothing_changes(engine: Endpoint) -> None:
     assert pilot.close() == {}
 
 
-def test_an_operator_who_sets_the_knob_has_the_last_word(engine: Endpoint) -> None:
+def test_an_operators_change_of_the_knob_ends_the_autopilot(engine: Endpoint) -> None:
     pilot = LivePilot(engine, 15, "test")
     ticked(pilot, lambda: bool(pilot.held), "a move")
     with ControlClient(engine, 30.0) as client:
@@ -259,7 +259,7 @@ def test_an_operator_who_sets_the_knob_has_the_last_word(engine: Endpoint) -> No
         assert client.snapshot().knobs[BUDGET] == 777
 
 
-def test_an_engine_that_goes_away_ends_it(engine: Endpoint) -> None:
+def test_an_engine_that_ends_ends_the_autopilot(engine: Endpoint) -> None:
     pilot = LivePilot(engine, 15, "test")
     ticked(pilot, lambda: bool(pilot.held), "a move")
     with ControlClient(engine, 30.0) as client:
@@ -268,7 +268,9 @@ def test_an_engine_that_goes_away_ends_it(engine: Endpoint) -> None:
     pilot.close()
 
 
-def test_a_second_autopilot_is_refused_and_a_killed_one_loses_the_knobs(engine: Endpoint) -> None:
+def test_a_second_autopilot_is_refused_and_a_killed_ones_knobs_are_restored(
+    engine: Endpoint,
+) -> None:
     command = [sys.executable, "-m", "stepscope.tui.cli", "autopilot", engine.control]
     command += ["--slo-itl", "15ms", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -288,7 +290,7 @@ def test_a_second_autopilot_is_refused_and_a_killed_one_loses_the_knobs(engine: 
         wait_for(is_back, "the engine takes them back")
 
 
-def test_ctrl_c_gives_the_knobs_back(engine: Endpoint) -> None:
+def test_ctrl_c_ends_the_autopilot_and_restores_the_knobs(engine: Endpoint) -> None:
     command = [sys.executable, "-m", "stepscope.tui.cli", "autopilot", engine.control]
     command += ["--slo-itl", "15ms"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -315,7 +317,9 @@ def source(engine: Endpoint) -> Iterator[Subscriber]:
     subscriber.stop()
 
 
-async def test_a_key_starts_it_and_the_same_key_gives_the_knobs_back(source: Subscriber) -> None:
+async def test_one_key_starts_and_ends_the_autopilot_and_restores_the_knobs(
+    source: Subscriber,
+) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)):
         await press(app, "A")
@@ -327,7 +331,7 @@ async def test_a_key_starts_it_and_the_same_key_gives_the_knobs_back(source: Sub
         assert source.history.state.knobs[BUDGET] == 2048
 
 
-async def test_the_key_ends_that_of_another_client(source: Subscriber) -> None:
+async def test_the_autopilot_key_ends_another_clients_lease(source: Subscriber) -> None:
     app = dashboard(source)
     with ControlClient(source.endpoint, 30.0) as client:
         async with app.run_test(size=(120, 40)):
@@ -339,7 +343,7 @@ async def test_the_key_ends_that_of_another_client(source: Subscriber) -> None:
             assert client.snapshot().knobs[BUDGET] == 2048
 
 
-async def test_leaving_the_dashboard_gives_the_knobs_back(source: Subscriber) -> None:
+async def test_leaving_the_dashboard_restores_the_autopilots_knobs(source: Subscriber) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)):
         await press(app, "A")

@@ -26,7 +26,7 @@ RECHECK_NS = 50_000_000  # how soon the engine's workload sees that a request ha
 
 
 class Records:
-    """Takes what the engine publishes."""
+    """A sink for the messages that the engine publishes."""
 
     def __init__(self) -> None:
         self.history = History(SLO(SERVICE_LEVELS["slo_ttft_ms"], SERVICE_LEVELS["slo_itl_ms"]))
@@ -44,7 +44,7 @@ class Records:
 
 @cache
 def half_a_minute(times_slower: float) -> Records:
-    """At most 1,200 steps of it."""
+    """The records of half a minute of the demo, at most 1,200 steps."""
     setup = SimulatedSetup(
         model=CostModel(
             floor_ms=5 * times_slower, token_us=250 * times_slower, context_ns=60 * times_slower
@@ -59,7 +59,7 @@ def half_a_minute(times_slower: float) -> Records:
     )
     records = Records()
     session = SimulatedSession(setup, 0, records)
-    late_ns = 0  # what was put off moves the rest along
+    late_ns = 0  # a postponed arrival delays the later ones
     for request in of_mix(WORKLOAD, 8192):
         due_ns = request.arrival_ns + late_ns
         session.run_until(due_ns)
@@ -78,7 +78,7 @@ def is_mixed(step: StepRecord) -> bool:
 
 
 @pytest.mark.parametrize("times_slower", SPEEDS)
-def test_a_third_of_the_columns_show_chunks_beside_decodes(times_slower: float) -> None:
+def test_a_third_of_the_demos_first_steps_mix_chunks_and_decodes(times_slower: float) -> None:
     steps = half_a_minute(times_slower).steps
     for columns in COLUMNS:
         first = steps[:columns]
@@ -87,7 +87,9 @@ def test_a_third_of_the_columns_show_chunks_beside_decodes(times_slower: float) 
 
 
 @pytest.mark.parametrize("times_slower", SPEEDS)
-def test_a_stall_and_its_cause_appear_within_half_a_minute(times_slower: float) -> None:
+def test_a_stall_and_a_preemption_appear_within_half_a_minute_of_the_demo(
+    times_slower: float,
+) -> None:
     records = half_a_minute(times_slower)
     preempted = {
         event.request_id
@@ -102,7 +104,7 @@ def test_a_stall_and_its_cause_appear_within_half_a_minute(times_slower: float) 
 
 
 @pytest.mark.parametrize("times_slower", [0.25, 1.0])
-def test_the_service_levels_hold_for_nineteen_of_twenty_tokens_on_a_quiet_machine(
+def test_on_a_quiet_machine_95_percent_of_demo_tokens_keep_the_service_levels(
     times_slower: float,
 ) -> None:
     latency = half_a_minute(times_slower).history.latency(window_s=None)

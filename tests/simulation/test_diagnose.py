@@ -1,4 +1,4 @@
-"""Bottlenecks that were made on purpose, and whether `diagnose` names them."""
+"""`diagnose` names bottlenecks that were made on purpose."""
 
 import json
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def _few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def diagnosed(run: Run, tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """What `diagnose` says of a simulated session."""
+    """The report of `diagnose` on a simulated session."""
 
     def of(*arguments: str, levels: tuple[str, ...] = LEVELS) -> dict[str, Any]:
         path = str(tmp_path / "session.mcap")
@@ -54,7 +54,7 @@ def diagnosed(run: Run, tmp_path: Path) -> Callable[..., dict[str, Any]]:
         (("--num-blocks", "620"), "KV memory", "twice the KV blocks"),
     ],
 )
-def test_a_setting_that_was_made_too_small_is_the_bottleneck(
+def test_diagnose_names_a_knob_that_was_set_too_small(
     diagnosed: Callable[..., dict[str, Any]],
     options: tuple[str, ...],
     suspect: str,
@@ -68,7 +68,7 @@ def test_a_setting_that_was_made_too_small_is_the_bottleneck(
     assert first["trial"]["kept_share"] > found["kept_share"]
 
 
-def test_a_prefix_cache_that_is_off_is_the_bottleneck_where_prompts_begin_alike(
+def test_diagnose_names_a_disabled_prefix_cache_if_prompts_share_prefixes(
     diagnosed: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
     trace = tmp_path / "alike.jsonl"
@@ -86,7 +86,7 @@ def test_a_prefix_cache_that_is_off_is_the_bottleneck_where_prompts_begin_alike(
     assert found["bottlenecks"][0]["trial"]["kept_share"] > 0.9
 
 
-def test_levels_that_are_kept_have_no_bottleneck(
+def test_diagnose_names_no_bottleneck_if_the_service_levels_are_kept(
     diagnosed: Callable[..., dict[str, Any]],
 ) -> None:
     found = diagnosed(*WORK, levels=("--slo-itl", "500ms", "--slo-ttft", "60s"))
@@ -95,7 +95,7 @@ def test_levels_that_are_kept_have_no_bottleneck(
     assert [each["suspect"] for each in found["findings"] if each["trial"]] == []
 
 
-def test_a_machine_that_is_too_slow_is_no_fault_of_a_setting(
+def test_diagnose_blames_no_knob_for_a_slow_machine(
     diagnosed: Callable[..., dict[str, Any]],
 ) -> None:
     found = diagnosed(*WORK, levels=("--slo-itl", "3ms", "--slo-ttft", "1s"))
@@ -103,9 +103,7 @@ def test_a_machine_that_is_too_slow_is_no_fault_of_a_setting(
     assert "the machine is too slow" in found["verdict"]
 
 
-def test_the_hosts_work_is_the_bottleneck_where_it_is_most_of_a_step(
-    run: Run, tmp_path: Path
-) -> None:
+def test_diagnose_names_host_work_if_it_is_most_of_a_step(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "session.mcap"
     run("simulate", *WORK, "-o", str(path))
     level = SLO(ttft_ms=1000.0, itl_ms=9.0)
@@ -118,7 +116,7 @@ def test_the_hosts_work_is_the_bottleneck_where_it_is_most_of_a_step(
     assert found.bottlenecks[0].suspect.name == "host time between steps"
 
 
-def test_no_suspect_offers_a_change_that_the_engine_refuses(run: Run, tmp_path: Path) -> None:
+def test_diagnose_suggests_no_change_that_the_engine_refuses(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "session.mcap"
     run("simulate", *WORK, "-o", str(path))
     with Recording(path) as recording:
@@ -130,7 +128,7 @@ def test_no_suspect_offers_a_change_that_the_engine_refuses(run: Run, tmp_path: 
         assert (knobs, remedy.setup) != (setup.knobs, setup)
 
 
-def test_a_session_too_short_for_a_forecast_says_so(run: Run, tmp_path: Path) -> None:
+def test_diagnose_says_if_a_session_is_too_short_for_a_forecast(run: Run, tmp_path: Path) -> None:
     path = str(tmp_path / "session.mcap")
     run("simulate", *WORK[:2], "3", *WORK[3:], "-o", path)
     assert "record longer" in run("diagnose", path)

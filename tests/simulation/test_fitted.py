@@ -1,4 +1,4 @@
-"""A model of step times learned from steps: what it finds, what it says of itself."""
+"""A model of step times fitted to steps: its coefficients and what it reports about itself."""
 
 import random
 
@@ -52,15 +52,15 @@ def model() -> FittedModel:
     return fit(steps())
 
 
-def test_fit_finds_the_coefficients_that_made_the_steps(model: FittedModel) -> None:
+def test_the_fit_finds_the_coefficients_that_made_the_steps(model: FittedModel) -> None:
     assert model.seconds == pytest.approx(SECONDS, rel=0.1)
 
 
-def test_a_few_stopped_steps_change_a_fit_little() -> None:
+def test_a_few_interrupted_steps_change_a_fit_little() -> None:
     assert fit(steps(stops=0.03)).seconds == pytest.approx(SECONDS, rel=0.15)
 
 
-def test_times_of_a_fit_add_up_to_those_of_the_steps() -> None:
+def test_the_fitted_times_add_up_to_those_of_the_steps() -> None:
     noisy = steps(2000, noise=0.3)
     model = fit(noisy)
     found_s = sum(model.step_time(step.shape).cycle_s for step in noisy)
@@ -68,7 +68,7 @@ def test_times_of_a_fit_add_up_to_those_of_the_steps() -> None:
     assert model.spread == pytest.approx(0.3, rel=0.1)
 
 
-def test_what_stopped_steps_took_is_said_and_not_learned() -> None:
+def test_the_time_of_interrupted_steps_is_reported_but_not_fitted() -> None:
     given = steps(stops=0.03)
     model = fit(given)
     total_s = sum(step.cycle_s for step in given)
@@ -81,19 +81,19 @@ def true_s_of(step: SeenStep) -> float:
     return true_s(step.shape)
 
 
-def test_no_coefficient_is_below_zero() -> None:
+def test_no_fitted_coefficient_is_below_zero() -> None:
     rows = [(1.0, float(number)) for number in range(1, 40)]
     falling = [2.0 - number / 40 for number in range(1, 40)]
     floor, slope = fit_relative(rows, falling)
     assert (floor > 0, slope) == (True, 0.0)
 
 
-def test_a_term_that_no_step_has_gets_nothing() -> None:
+def test_a_term_that_no_step_has_gets_a_zero_coefficient() -> None:
     rows = [(1.0, 0.0, float(number)) for number in range(1, 40)]
     assert fit_relative(rows, [1.0 + 2 * row[2] for row in rows]) == pytest.approx([1, 0, 2])
 
 
-def test_a_fit_says_on_what_it_rests(model: FittedModel) -> None:
+def test_a_fit_reports_its_steps_ranges_and_error(model: FittedModel) -> None:
     assert model.num_steps == 800
     assert model.ranges[1].most <= 511
     # Of steps with a spread of 2 % the median error is two thirds of it.
@@ -104,20 +104,20 @@ def test_a_fit_says_on_what_it_rests(model: FittedModel) -> None:
     assert "a prefill token (seen 0 to 5" in words
 
 
-def test_host_and_device_make_the_cycle(model: FittedModel) -> None:
+def test_fitted_host_and_device_time_add_up_to_the_cycle(model: FittedModel) -> None:
     each = shape(8, 500)
     time = model.step_time(each)
     assert time.host_s == pytest.approx(1e-3)
     assert time.cycle_s == pytest.approx(true_s(each), rel=0.02)
 
 
-def test_steps_far_outside_of_those_seen_are_marked(model: FittedModel) -> None:
+def test_predictions_far_outside_the_fitted_steps_are_marked(model: FittedModel) -> None:
     assert not model.step_time(shape(30, 1000, 256)).is_extrapolated
     assert model.step_time(shape(30, 1000, 4096)).is_extrapolated
     assert model.step_time(shape(120, 100)).is_extrapolated
 
 
-def test_prefills_are_marked_where_no_step_had_one() -> None:
+def test_prefill_predictions_are_marked_if_no_fitted_step_had_a_prefill() -> None:
     decodes = [step for step in steps(1200) if not step.shape.num_prefill_tokens]
     model = fit(decodes)
     assert model.step_time(shape(8, 500, 64)).is_extrapolated
@@ -132,13 +132,13 @@ def test_prefills_are_marked_where_no_step_had_one() -> None:
     ],
     ids=["few", "alike"],
 )
-def test_too_little_to_fit_is_refused_with_what_would_help(given: list[SeenStep], why: str) -> None:
+def test_too_few_steps_to_fit_are_refused_with_a_remedy(given: list[SeenStep], why: str) -> None:
     with pytest.raises(ConfigError, match=why) as error:
         fit(given)
     assert "record for longer" in str(error.value)
 
 
-def test_a_coefficient_does_not_fall_below_its_floor() -> None:
+def test_a_fitted_coefficient_does_not_fall_below_its_floor() -> None:
     rows = [(1.0, float(number)) for number in range(1, 40)]
     floor, slope = fit_relative(rows, [5.0 + 2 * row[1] for row in rows], at_least=(6.0, 0.0))
     assert floor == 6.0

@@ -1,4 +1,4 @@
-"""Sessions drawn from how a recorded machine departed from its fit."""
+"""Simulated sessions whose speed varies as a recorded machine deviated from its fit."""
 
 import statistics
 
@@ -12,7 +12,7 @@ from stepscope.recordings.simulation.machine_speed import MachineStepTimes, spee
 
 
 def steps(count: int, slow_from: int | None = None) -> list[SeenStep]:
-    """Steps of 10 ms and 1 ms a decode; 1.5 times as long from one of them on."""
+    """Steps of 10 ms plus 1 ms a decode; 1.5 times as long from `slow_from` on."""
     found = []
     for number in range(count):
         num_decodes = 1 + number % 12
@@ -22,7 +22,7 @@ def steps(count: int, slow_from: int | None = None) -> list[SeenStep]:
     return found
 
 
-def test_a_steady_machine_gives_the_times_of_the_fit() -> None:
+def test_a_steady_machine_is_simulated_with_the_fitted_times() -> None:
     seen = steps(600)
     model = fit(seen)
     drawn = MachineStepTimes(model, speed_of(seen, model), seed=1)
@@ -30,7 +30,7 @@ def test_a_steady_machine_gives_the_times_of_the_fit() -> None:
         assert drawn.step_time(step.shape).cycle_s == pytest.approx(step.cycle_s, rel=0.02)
 
 
-def test_sessions_of_a_machine_that_slowed_down_are_slow_and_fast() -> None:
+def test_simulated_sessions_of_a_machine_that_slowed_down_vary_in_speed() -> None:
     seen = steps(800, slow_from=400)
     model = fit(seen)
     speed = speed_of(seen, model)
@@ -47,13 +47,13 @@ def test_sessions_of_a_machine_that_slowed_down_are_slow_and_fast() -> None:
     assert sum(again.step_time(step.shape).cycle_s for step in seen) == totals[7]
 
 
-def test_a_few_seconds_of_work_are_too_little() -> None:
+def test_a_few_seconds_of_work_are_too_little_to_measure_drift() -> None:
     seen = steps(100)
     with pytest.raises(RecordingError, match="busy for less than 5 s, too little for a forecast"):
         speed_of(seen, fit(seen))
 
 
-def test_an_interval_is_wider_where_the_recording_saw_one_budget() -> None:
+def test_a_forecast_interval_is_wider_if_the_recording_had_only_one_budget() -> None:
     runs = [{"ttft_p50_ms": 100.0 + each, "num_preemptions": each % 2} for each in range(20)]
     varied, fixed = (predicted(runs, is_varied=each) for each in (True, False))
     for found in (varied, fixed):

@@ -20,7 +20,7 @@ POINTS = [
 
 
 def decodes(count: int, context: int) -> StepShape:
-    """`context`: tokens that each finds in the KV cache."""
+    """`context`: the tokens that each decode finds in the KV cache."""
     return StepShape(count, count, 0, 0, count * (context + 1))
 
 
@@ -28,23 +28,23 @@ def seconds(step: StepShape) -> float:
     return MeasuredModel(POINTS).step_time(step).device_s
 
 
-def test_a_measured_point_is_given_its_measured_time() -> None:
+def test_a_measured_step_size_gets_its_measured_time() -> None:
     assert seconds(decodes(1, 1000)) == pytest.approx(0.011)
     assert seconds(StepShape(1, 0, 512, 0, 0, 512)) == pytest.approx(0.100)
 
 
-def test_between_points_time_goes_along_straight_lines() -> None:
+def test_between_measured_points_time_is_interpolated_linearly() -> None:
     assert seconds(decodes(1, 500)) == pytest.approx(0.0105)
     # Halfway from 1 to 9 tokens, with 2,000 tokens of context: 0.012 s and 0.020 s.
     assert seconds(decodes(5, 400)) == pytest.approx(0.016)
 
 
-def test_context_costs_as_elsewhere_where_only_one_was_measured() -> None:
+def test_with_one_measured_context_its_cost_is_taken_from_other_sizes() -> None:
     late_chunk = StepShape(1, 0, 512, 0, 0, 512 + 10_000)
     assert seconds(late_chunk) == pytest.approx(0.100 + 10_000 * 1e-6)
 
 
-def test_steps_beyond_all_points_are_marked() -> None:
+def test_steps_beyond_all_measured_points_are_marked() -> None:
     model = MeasuredModel(POINTS, host_ms=2.0)
     assert not model.step_time(decodes(9, 100)).is_extrapolated
     assert model.step_time(decodes(9, 5000)).is_extrapolated
@@ -53,13 +53,13 @@ def test_steps_beyond_all_points_are_marked() -> None:
     assert far.host_s == pytest.approx(2e-3)
 
 
-def test_points_are_read_from_a_csv(tmp_path: Path) -> None:
+def test_measured_points_are_read_from_a_csv(tmp_path: Path) -> None:
     file = tmp_path / "points.csv"
     file.write_text("tokens,context,seconds\n1,0,0.010\n512,0,0.1\n")
     assert read_points(file) == [MeasuredPoint(1, 0, 0.010), MeasuredPoint(512, 0, 0.1)]
 
 
-def test_points_are_read_from_a_report_of_the_bench(tmp_path: Path) -> None:
+def test_measured_points_are_read_from_a_bench_report(tmp_path: Path) -> None:
     file = tmp_path / "gpu.json"
     decode = BenchPoint(
         what="batch 4", samples=[5.0, 6.0, 7.0], facts={"batch": 4, "context": 1024}
@@ -94,13 +94,15 @@ def test_points_are_read_from_a_report_of_the_bench(tmp_path: Path) -> None:
         ('{"outcomes": []}', "has no points"),
     ],
 )
-def test_a_bad_file_of_points_is_refused_in_one_line(tmp_path: Path, text: str, why: str) -> None:
+def test_a_malformed_file_of_points_is_refused_in_one_line(
+    tmp_path: Path, text: str, why: str
+) -> None:
     file = tmp_path / "points"
     file.write_text(text)
     with pytest.raises(ConfigError, match=why):
         read_points(file)
 
 
-def test_points_of_one_size_are_refused() -> None:
+def test_measured_points_of_a_single_size_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"at least 2 different numbers"):
         MeasuredModel(POINTS[:2])

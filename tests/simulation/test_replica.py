@@ -1,4 +1,4 @@
-"""What a simulated engine without telemetry shares with a real scheduler, step by step."""
+"""A simulated engine without telemetry schedules like the real scheduler, step by step."""
 
 import random
 from collections import Counter
@@ -26,7 +26,7 @@ SEED = 7
 
 
 class SpreadModel:
-    """A cost model with chance in its times."""
+    """A cost model with random times."""
 
     def step_time(self, shape: StepShape) -> StepTime:
         return CostModel().step_time(shape)._replace(spread=0.1)
@@ -91,7 +91,7 @@ def overlapped(made: SimulatedSetup) -> SimulatedSetup:
 
 
 def requests(rate: float, seed: int = SEED) -> list[SimulatedRequest]:
-    """A mix, some of whose chats begin alike, with priorities."""
+    """A mix with priorities; some of its chats share a prefix."""
     spec = WorkloadSpec(
         rate=rate, num_requests=60, document_tokens=700, output_tokens=60, seed=seed
     )
@@ -123,7 +123,7 @@ def settings() -> Iterator[tuple[SimulatedSetup, float]]:
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("case", settings(), ids=lambda case: f"{case[1]}")
-def test_the_short_way_past_decodes_is_the_schedulers(
+def test_skipping_decode_only_steps_gives_the_schedulers_result(
     case: tuple[SimulatedSetup, float], overlap: bool
 ) -> None:
     made, rate = case
@@ -136,7 +136,7 @@ def test_the_short_way_past_decodes_is_the_schedulers(
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("num_blocks", [400, 100])
-def test_a_session_that_publishes_has_the_same_steps_and_times(
+def test_a_simulated_session_has_equal_steps_and_times_with_telemetry(
     num_blocks: int, overlap: bool
 ) -> None:
     made, work = setup(num_blocks), requests(8.0)
@@ -166,7 +166,7 @@ def test_a_session_that_publishes_has_the_same_steps_and_times(
     assert steps[-1].max_num_seqs == 5
 
 
-def test_equal_seeds_give_equal_runs_and_other_seeds_do_not() -> None:
+def test_equal_seeds_give_equal_simulated_runs_and_other_seeds_do_not() -> None:
     def messages(seed: int) -> bytes:
         sink = Messages()
         run_cluster([SimulatedSession(setup(), seed, sink)], requests(8.0))
@@ -176,12 +176,12 @@ def test_equal_seeds_give_equal_runs_and_other_seeds_do_not() -> None:
     assert messages(1) != messages(2)
 
 
-def test_least_loaded_sends_a_request_where_the_fewest_are() -> None:
+def test_least_loaded_routing_sends_a_request_to_the_engine_with_the_fewest() -> None:
     def submitted(routing: str) -> list[int]:
         made, work = setup(), requests(20.0)
         sinks = [Taken(), Taken()]
         replicas = [Replica(made.scheduler(), made.model, sink) for sink in sinks]
-        # A long one first: round-robin does not mind, and sends every other one behind it.
+        # A long request first: round-robin ignores it and sends every other request behind it.
         work[0] = work[0]._replace(num_output_tokens=900, num_prompt_tokens=100)
         run_cluster(replicas, work, routing=routing)  # type: ignore[arg-type]
         return [len(sink.ends) for sink in sinks]
@@ -192,7 +192,7 @@ def test_least_loaded_sends_a_request_where_the_fewest_are() -> None:
     assert first < second
 
 
-def test_blocks_are_shared_as_far_as_the_ids_are_equal() -> None:
+def test_simulated_requests_share_blocks_up_to_the_first_different_prefix_id() -> None:
     names = BlockNames(16)
     first, second, other = (
         names.of(SimulatedRequest(0, 80, 10, prefix=ids, prefix_tokens=32))

@@ -1,4 +1,4 @@
-"""Step times of a model on a GPU by the data sheet: what makes a step longer, and by how much."""
+"""Step times of a model from a GPU's data sheet: what makes a step longer, and by how much."""
 
 from pathlib import Path
 
@@ -41,11 +41,11 @@ def step_ms(gpu: str, model: str, step: StepShape, tensor_parallel: int = 1) -> 
         ("llama-4-scout", 107.8),  # of the text model
     ],
 )
-def test_shapes_have_as_many_parameters_as_their_makers_say(model: str, billions: float) -> None:
+def test_model_shapes_have_the_published_parameter_counts(model: str, billions: float) -> None:
     assert model_shape(model).memory_bytes / 2 == pytest.approx(billions * 1e9, rel=0.01)
 
 
-def test_no_step_is_faster_than_the_memory_that_it_reads() -> None:
+def test_no_step_is_faster_than_reading_its_memory() -> None:
     for model in KNOWN_MODELS:
         shape = model_shape(model)
         if not shape.num_experts:
@@ -53,7 +53,7 @@ def test_no_step_is_faster_than_the_memory_that_it_reads() -> None:
             assert step_ms("h100", model, decodes(1)) > floor_ms
 
 
-def test_a_step_gets_longer_with_rows_context_and_tokens() -> None:
+def test_step_time_grows_with_rows_context_and_tokens() -> None:
     few, more = (step_ms("h100", "llama-3.1-8b", decodes(count)) for count in (8, 64))
     longer = step_ms("h100", "llama-3.1-8b", decodes(64, context=8000))
     assert few < more < longer
@@ -76,13 +76,13 @@ def test_a_batch_reads_the_experts_that_its_tokens_choose() -> None:
     assert many / one > 2 > dense[1] / dense[0]
 
 
-def test_fp8_halves_what_is_read_but_not_what_stays_as_it_was() -> None:
+def test_fp8_halves_quantised_weights_but_not_the_others() -> None:
     whole, halved = model_shape("llama-4-scout"), model_shape("llama-4-scout-fp8")
     assert halved.attention_bytes == whole.attention_bytes == 2
     assert 0.5 < halved.weight_bytes / whole.weight_bytes < 0.55
 
 
-def test_host_time_is_added_where_steps_do_not_overlap() -> None:
+def test_host_time_is_added_if_steps_do_not_overlap() -> None:
     shape = model_shape("llama-3.1-8b")
     plain = RooflineModel(H100, shape).step_time(decodes(8))
     with_host = RooflineModel(H100, shape, host_ms=1.5).step_time(decodes(8))
@@ -90,7 +90,7 @@ def test_host_time_is_added_where_steps_do_not_overlap() -> None:
     assert with_host.cycle_s == pytest.approx(plain.cycle_s + 1.5e-3)
 
 
-def test_kv_cache_has_the_room_beside_the_weights() -> None:
+def test_the_kv_cache_gets_the_memory_beside_the_weights() -> None:
     # vLLM 0.19 counted 41,408 tokens there, with gpu_memory_utilization 0.9.
     assert num_kv_tokens(GPUS["rtx4090"], model_shape("llama-3.1-8b")) == pytest.approx(
         41_408, rel=0.02
@@ -99,7 +99,7 @@ def test_kv_cache_has_the_room_beside_the_weights() -> None:
         num_kv_tokens(H100, model_shape("llama-3.1-70b"))
 
 
-def test_a_config_json_is_read_from_its_file_or_its_folder(tmp_path: Path) -> None:
+def test_a_models_config_json_is_read_from_its_file_or_folder(tmp_path: Path) -> None:
     config = {**SHAPES["llama-3.1-8b"], "quantization_config": {"quant_method": "fp8"}}
     file = tmp_path / "config.json"
     file.write_bytes(msgspec.json.encode(config))
@@ -120,7 +120,7 @@ def test_a_config_json_is_read_from_its_file_or_its_folder(tmp_path: Path) -> No
         ("mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b", 2),
     ],
 )
-def test_names_as_on_hugging_face_are_known_by_their_beginning(
+def test_hugging_face_model_names_are_recognised_by_prefix(
     name: str, like: str, mlp_bytes: int
 ) -> None:
     found, known = model_shape(name), model_shape(like)
@@ -130,16 +130,16 @@ def test_names_as_on_hugging_face_are_known_by_their_beginning(
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_random_models_have_the_shape_that_the_engine_makes(name: str) -> None:
+def test_simulated_random_models_have_the_engines_shape(name: str) -> None:
     assert model_shape(f"random:{name}") == shape_of_config(name, SHAPES[name])
 
 
-def test_gpus_are_found_by_the_ways_to_write_them() -> None:
+def test_gpus_are_found_by_several_spellings() -> None:
     assert gpu_named("RTX 4090") is gpu_named("rtx-4090") is GPUS["rtx4090"]
     assert {"h100", "h200", "a100", "l40s", "b200", "mi300x", "rtx4090", "rtx5090"} == set(GPUS)
 
 
-def test_unknown_gpus_and_models_name_those_that_are_known(tmp_path: Path) -> None:
+def test_unknown_gpus_and_models_are_refused_with_the_known_names(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there are: h100, h200"):
         gpu_named("voodoo2")
     with pytest.raises(ConfigError, match=r"llama-3.1-8b.*or give the path of a config.json"):
@@ -152,7 +152,7 @@ def test_unknown_gpus_and_models_name_those_that_are_known(tmp_path: Path) -> No
         model_shape(str(bad))
 
 
-def test_heads_that_cannot_be_split_are_refused() -> None:
+def test_heads_that_tensor_parallelism_cannot_split_are_refused() -> None:
     shape: ModelShape = model_shape("llama-3.1-8b")
     with pytest.raises(ConfigError, match=r"32 heads .* cannot be split over 3 GPUs"):
         RooflineModel(H100, shape, 3)

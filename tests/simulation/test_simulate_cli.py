@@ -1,4 +1,4 @@
-"""What an operator relies on who asks `stepscope simulate` what another GPU would do."""
+"""`stepscope simulate`: the answers for other GPUs, knobs and numbers of engines."""
 
 import json
 import os
@@ -20,14 +20,14 @@ MIX = ("mix", "--rate", "8", "--num-requests", "40")
 H100 = ("--gpu", "h100", "--model", "llama-3.1-8b")
 
 
-def test_equal_seeds_print_equal_figures_and_say_that_they_are_simulated(run: Run) -> None:
+def test_equal_seeds_print_equal_figures_marked_as_simulated(run: Run) -> None:
     first = run("simulate", *MIX, *H100)
     assert first.startswith("llama-3.1-8b on H100 SXM, by roofline: ")
     assert run("simulate", *MIX, *H100) == first
     assert run("simulate", *MIX, *H100, "--seed", "1") != first
 
 
-def test_the_figures_of_several_seeds_come_with_the_lowest_and_the_highest(run: Run) -> None:
+def test_figures_of_several_seeds_have_their_lowest_and_highest_value(run: Run) -> None:
     found = json.loads(
         run("simulate", *MIX, *H100, "--runs", "3", "--json", "--slo", "ttft=20 itl=10")
     )
@@ -38,7 +38,7 @@ def test_the_figures_of_several_seeds_come_with_the_lowest_and_the_highest(run: 
     assert all(0 < each["goodput_per_s"][0] < each["requests_per_s"] for each in found["runs"])
 
 
-def test_a_recording_of_a_simulation_opens_everywhere_and_is_marked(
+def test_a_recorded_simulation_opens_everywhere_and_is_marked_as_simulated(
     run: Run, tmp_path: Path
 ) -> None:
     first, second = str(tmp_path / "first.mcap"), str(tmp_path / "second.mcap")
@@ -59,19 +59,21 @@ def test_a_recording_of_a_simulation_opens_everywhere_and_is_marked(
     assert "simulated" in screen.read_text().splitlines()[0]
 
 
-def test_steps_overlap_as_they_do_in_the_engine_whose_defaults_are_taken(run: Run) -> None:
+def test_simulated_steps_overlap_as_in_the_engine_whose_defaults_are_used(run: Run) -> None:
     def first_token_ms(*options: str) -> float:
         found = json.loads(run("simulate", *MIX, *H100, *options, "--json"))
         assert found["simulated"].endswith("steps overlap") == found["overlap"]
         return float(found["runs"][0]["ttft_ms"]["p50"])
 
     in_turn, ahead = first_token_ms(), first_token_ms("--overlap", "on")
-    assert ahead > 1.3 * in_turn  # who arrives waits for the step that was scheduled ahead, too
+    assert (
+        ahead > 1.3 * in_turn
+    )  # an arriving request also waits for the step that was scheduled ahead
     like = first_token_ms("--like", "vllm")
     assert like > 1.3 * first_token_ms("--like", "vllm", "--overlap", "off")
 
 
-def test_more_engines_serve_more(run: Run) -> None:
+def test_more_simulated_engines_have_more_throughput(run: Run) -> None:
     work = ("mix", "--rate", "200", "--num-requests", "200", "--output-tokens", "200", *H100)
     one = json.loads(run("simulate", *work, "--json"))["runs"][0]
     routed = ("--replicas", "4", "--routing", "least-loaded")
@@ -80,7 +82,7 @@ def test_more_engines_serve_more(run: Run) -> None:
     assert four["e2e_ms"]["p95"] < one["e2e_ms"]["p95"]
 
 
-def test_a_recording_is_run_again_with_its_own_knobs_and_step_times(run: Run) -> None:
+def test_a_recording_is_simulated_with_its_own_knobs_and_step_times(run: Run) -> None:
     found = json.loads(run("simulate", "chunked", "--step-time", "chunked", "--json"))
     with Recording(samples.shipped()["chunked"]) as recording:
         assert found["num_blocks"] == recording.info.num_blocks
@@ -104,7 +106,7 @@ def test_a_recording_is_run_again_with_its_own_knobs_and_step_times(run: Run) ->
         ((*MIX, "--gpu", "h100", "--no-enable-chunked-prefill"), "set both together"),
     ],
 )
-def test_what_cannot_be_simulated_is_one_line_that_says_what_would_help(
+def test_what_cannot_be_simulated_gives_a_one_line_error_with_a_remedy(
     run: Run, arguments: tuple[str, ...], expected: str
 ) -> None:
     line = run("simulate", *arguments)
@@ -112,7 +114,7 @@ def test_what_cannot_be_simulated_is_one_line_that_says_what_would_help(
     assert expected in line
 
 
-def test_ctrl_c_leaves_a_whole_recording(tmp_path: Path) -> None:
+def test_ctrl_c_during_a_simulation_leaves_a_complete_recording(tmp_path: Path) -> None:
     path = tmp_path / "long.mcap"
     command = [sys.executable, "-m", "stepscope.tui.cli", "simulate", "mix", "--rate", "20"]
     command += ["--num-requests", "4000", *H100, "-o", str(path)]

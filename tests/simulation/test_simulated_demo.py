@@ -1,4 +1,4 @@
-"""What the dashboard of `stepscope demo --simulate` stands on: a simulated engine, live."""
+"""The live simulated engine behind the dashboard of `stepscope demo --simulate`."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ SETUP = SimulatedSetup(
 )
 
 
-def test_every_knob_is_live_and_its_time_is_virtual(
+def test_a_simulated_engine_accepts_every_knob_and_runs_in_virtual_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stepscope.engine.process.simulated.stop_signals", _no_signals)
@@ -77,7 +77,7 @@ class _no_signals:  # noqa: N801 - stands for a function
     def __exit__(self, *_: object) -> None: ...
 
 
-def test_a_simulated_demo_without_a_screen_ends_whole(tmp_path: Path) -> None:
+def test_a_headless_simulated_demo_ends_cleanly(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "stepscope.tui.cli", "demo", "--simulate", "h100"]
     command += ["--speed", "5", "--headless", "--seconds", "1", "--record", "out.mcap"]
     tmp_path.chmod(0o700)
@@ -92,7 +92,7 @@ def test_a_simulated_demo_without_a_screen_ends_whole(tmp_path: Path) -> None:
         assert recording.last_step
 
 
-def test_equal_beginnings_of_texts_have_equal_tokens() -> None:
+def test_texts_with_equal_prefixes_have_equal_first_tokens() -> None:
     first, second = (MadeUpCodec().encode("You are helpful. " + text) for text in ("Hi", "Bye"))
     assert first[:4] == second[:4]
     assert first != second

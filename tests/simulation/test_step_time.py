@@ -1,4 +1,4 @@
-"""What a model of step times is given, and what it answers."""
+"""The input and output of models of step times."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def row(phase: Phase, start: int, num_tokens: int) -> ScheduledRow:
     return ScheduledRow(request, phase, start, num_tokens, samples=True)
 
 
-def test_shape_of_a_step_counts_what_each_row_computes_and_sees() -> None:
+def test_the_shape_of_a_step_counts_computed_and_attended_tokens() -> None:
     rows = [row(Phase.DECODE, 9, 1), row(Phase.DECODE, 99, 1), row(Phase.PREFILL, 10, 4)]
     assert shape_of(ScheduledStep(0, rows)) == StepShape(
         num_rows=3,
@@ -31,7 +31,7 @@ def test_recomputed_tokens_and_padding_count_as_prefill() -> None:
     assert (shape.num_tokens, shape.num_prefill_tokens, shape.num_prefills) == (13, 13, 1)
 
 
-def test_cycle_of_a_step_is_the_time_of_the_device_and_of_the_host() -> None:
+def test_the_cycle_of_a_step_is_device_plus_host_time() -> None:
     cost = CostModel(floor_ms=2.0, token_us=100.0, context_ns=0.0, host_ms=0.5)
     time = cost.step_time(StepShape(8, 8, 0, 0, 800))
     assert time.device_s == pytest.approx(2.8e-3)

@@ -1,4 +1,4 @@
-"""Which knobs `tune` finds, and what it says when none keeps the levels."""
+"""Which knobs `tune` finds, and what it says if none keeps the service levels."""
 
 import json
 from collections.abc import Callable
@@ -18,7 +18,7 @@ def _few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "NUM_RUNS", 3)
 
 
-def test_a_limit_that_makes_first_tokens_late_is_lifted_and_other_knobs_stay(
+def test_tune_lifts_a_limit_that_makes_ttfts_late_and_keeps_other_knobs(
     run: Run, tmp_path: Path
 ) -> None:
     path = str(tmp_path / "session.mcap")
@@ -31,7 +31,7 @@ def test_a_limit_that_makes_first_tokens_late_is_lifted_and_other_knobs_stay(
     assert not recorded["keeps"]
 
 
-def test_seats_that_no_step_has_seen_are_named_as_a_guess(run: Run, tmp_path: Path) -> None:
+def test_tune_marks_more_seats_than_any_recorded_step_as_a_guess(run: Run, tmp_path: Path) -> None:
     path = str(tmp_path / "session.mcap")
     run("simulate", *WORK, "--rate", "3", "--max-num-seqs", "1", "-o", path)
     found = json.loads(run("tune", path, "--slo-itl", "40ms", "--slo-ttft", "500ms", "--json"))
@@ -42,7 +42,7 @@ def test_seats_that_no_step_has_seen_are_named_as_a_guess(run: Run, tmp_path: Pa
     assert "of the load) would do" in found["verdict"]
 
 
-def test_levels_below_the_time_of_a_step_cannot_be_kept(run: Run, tmp_path: Path) -> None:
+def test_tune_says_that_levels_below_a_step_time_cannot_be_kept(run: Run, tmp_path: Path) -> None:
     path = str(tmp_path / "session.mcap")
     run("simulate", *WORK, "--rate", "4", "-o", path)
     found = json.loads(run("tune", path, "--slo-itl", "1ms", "--json"))

@@ -1,4 +1,4 @@
-"""What a forecast from a recording rests on, and what it says when it cannot be made."""
+"""What a forecast from a recording is based on, and the error when it cannot be made."""
 
 import json
 import re
@@ -20,16 +20,14 @@ Run = Callable[..., str]
 WORK = ("mix", "--rate", "8", "--num-requests", "150", "--document-share", "0.2", "--gpu", "h100")
 
 
-def test_a_forecast_meets_what_the_same_engine_does_with_the_other_budget(
-    run: Run, tmp_path: Path
-) -> None:
+def test_a_forecast_for_another_budget_agrees_with_a_run_under_it(run: Run, tmp_path: Path) -> None:
     path = str(tmp_path / "session.mcap")
     recorded = json.loads(run("simulate", *WORK, "-o", path, "--json"))["runs"][0]
     other = ("--max-num-batched-tokens", "512")
     truth = json.loads(run("simulate", *WORK, *other, "--json"))["runs"][0]
     found = json.loads(run("what-if", path, "max_num_batched_tokens=512", "--json"))
     assert found["num_requests"] == 150
-    # The recording's own figures are those of the run that it is of.
+    # The recording's own figures are those of the recorded run.
     for name in ("ttft", "itl", "e2e"):
         for rank in ("p50", "p95", "p99"):
             key = f"{name}_{rank}_ms"
@@ -41,9 +39,7 @@ def test_a_forecast_meets_what_the_same_engine_does_with_the_other_budget(
             assert forecast[f"{name}_{rank}_ms"]["value"] == pytest.approx(real, rel=0.15)
 
 
-def test_an_engine_that_schedules_a_step_ahead_is_forecast_to_do_so(
-    run: Run, tmp_path: Path
-) -> None:
+def test_an_engine_with_overlap_is_forecast_with_overlap(run: Run, tmp_path: Path) -> None:
     path = str(tmp_path / "session.mcap")
     run("simulate", *WORK, "--overlap", "on", "-o", path)
     found = json.loads(run("what-if", path, "max_num_batched_tokens=512", "--json"))
@@ -53,7 +49,7 @@ def test_an_engine_that_schedules_a_step_ahead_is_forecast_to_do_so(
         assert again[name]["value"] == pytest.approx(found["recorded"][name], rel=0.1)
 
 
-def test_requests_of_a_recording_share_what_its_prefix_cache_found(
+def test_requests_without_hashes_share_the_prefixes_that_were_hit(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "session.mcap"
@@ -67,7 +63,7 @@ def test_requests_of_a_recording_share_what_its_prefix_cache_found(
     assert found["hit_share"] == pytest.approx(work.figures.hit_share, rel=0.1)
 
 
-def test_prefix_hits_are_foretold_from_a_session_without_a_prefix_cache(
+def test_prefix_hits_are_forecast_from_a_session_without_a_prefix_cache(
     run: Run, tmp_path: Path
 ) -> None:
     path = tmp_path / "session.mcap"
@@ -80,7 +76,7 @@ def test_prefix_hits_are_foretold_from_a_session_without_a_prefix_cache(
     assert figures.result().hit_share == pytest.approx(truth["hit_share"], rel=0.02)
 
 
-def test_a_table_has_a_column_for_each_variant(run: Run) -> None:
+def test_a_what_if_table_has_a_column_for_each_variant(run: Run) -> None:
     knobs = ("batching=static,max_num_seqs=8", "max_num_batched_tokens=256")
     printed = run("what-if", "vllm", *knobs)
     heading = next(line for line in printed.splitlines() if "recorded" in line)
@@ -90,7 +86,7 @@ def test_a_table_has_a_column_for_each_variant(run: Run) -> None:
     assert "simulated as if they shared one prefix" in printed
 
 
-def test_a_sweep_is_a_row_for_each_value_and_a_figure(run: Run, tmp_path: Path) -> None:
+def test_a_what_if_sweep_has_a_row_for_each_value(run: Run, tmp_path: Path) -> None:
     picture = tmp_path / "frontier.svg"
     sweep = ("--sweep", "max_num_batched_tokens=64..512")
     lines = run("what-if", "chunked", *sweep, "-o", str(picture)).splitlines()
@@ -105,7 +101,7 @@ def test_a_sweep_is_a_row_for_each_value_and_a_figure(run: Run, tmp_path: Path) 
     assert "<!-- recorded -->" in drawn
 
 
-def test_a_variant_is_written_as_a_recording_to_compare_with(run: Run, tmp_path: Path) -> None:
+def test_a_what_if_variant_can_be_recorded_for_comparison(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "chunked.mcap"
     variant = "enable_chunked_prefill=true,max_num_batched_tokens=256"
     assert f"wrote {path}" in run("what-if", "freeze", variant, "-o", str(path))
@@ -115,7 +111,7 @@ def test_a_variant_is_written_as_a_recording_to_compare_with(run: Run, tmp_path:
     assert "of one variant" in run("what-if", "freeze", variant, "order=arrival", "-o", str(path))
 
 
-def test_a_report_says_that_the_machine_was_disturbed() -> None:
+def test_a_what_if_report_says_if_the_machine_was_disturbed() -> None:
     with Recording(samples.shipped()["chunked"]) as recording:
         basis = basis_of(recording, [SLO()])
     calm = WhatIf({}, Forecast("as recorded", {}, 0.0, []), [], drift=0.03)
@@ -124,7 +120,7 @@ def test_a_report_says_that_the_machine_was_disturbed() -> None:
         assert ("note: the machine's speed changed by 40%" in said) == is_noted
 
 
-def test_a_short_recording_is_refused(run: Run, tmp_path: Path) -> None:
+def test_a_recording_too_short_for_a_forecast_is_refused(run: Run, tmp_path: Path) -> None:
     path = str(tmp_path / "short.mcap")
     run("simulate", "mix", "--num-requests", "12", "--rate", "8", "--gpu", "h100", "-o", path)
     assert "record longer, under load" in run("what-if", path, "max_num_seqs=8")
@@ -141,7 +137,7 @@ def test_a_short_recording_is_refused(run: Run, tmp_path: Path) -> None:
         (("nothing.mcap", "max_num_seqs=8"), "there is no recording nothing.mcap"),
     ],
 )
-def test_what_cannot_be_forecast_is_one_line_that_says_what_would_help(
+def test_what_cannot_be_forecast_gives_a_one_line_error_with_a_remedy(
     run: Run, arguments: tuple[str, ...], expected: str
 ) -> None:
     line = run("what-if", *arguments)
