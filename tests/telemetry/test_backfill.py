@@ -1,4 +1,4 @@
-"""What an engine keeps of before is put in front of what is in memory, and nothing else changes."""
+"""Backfill: earlier steps that an engine keeps are prepended to memory; nothing else changes."""
 
 import re
 import sys
@@ -34,7 +34,7 @@ from tests.support.waiting import until, wait_for
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Snapshots are kept as often as there is a status."""
+    """A snapshot is kept at every heartbeat."""
     monkeypatch.setattr(kept_snapshots, "INTERVAL_NS", 1)
 
 
@@ -46,7 +46,7 @@ def joined(endpoint: Any, history: History | None = None) -> Subscriber:
 
 
 def asked(source: Subscriber) -> None:
-    """Ask, and wait for how it ends."""
+    """Start a backfill and wait for its end."""
     source.backfill.ask()
     wait_for(lambda: not source.backfill.is_active, "the end of it")
 
@@ -60,7 +60,7 @@ def load(client: ControlClient, max_tokens: int = 900) -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_all_that_the_engine_keeps_comes_in_front_while_steps_go_on_and_a_recording_runs(
+def test_a_backfill_prepends_all_kept_steps_while_new_ones_are_recorded(
     live_engine: Any, tmp_path: Path
 ) -> None:
     first = joined(live_engine.endpoint)
@@ -98,7 +98,7 @@ def test_all_that_the_engine_keeps_comes_in_front_while_steps_go_on_and_a_record
     )
     assert late.history.knob_changes == first.history.knob_changes
     assert late.history.record(100) == first.history.record(100)
-    # Who listens, follows or records is told what is new, once and in order.
+    # Listeners, followers and recorders get the new messages, once and in order.
     assert tapped == sorted(set(tapped))
     assert min(tapped) > (late.history.summary(old_first) or step_summary()).sequence
     assert (
@@ -117,7 +117,7 @@ def step_summary() -> Any:
 
 
 @pytest.mark.usefixtures("often")
-def test_asked_again_it_says_that_this_is_where_the_engine_began(live_engine: Any) -> None:
+def test_a_second_backfill_says_that_memory_begins_at_the_engines_start(live_engine: Any) -> None:
     first = joined(live_engine.endpoint)
     with ControlClient(live_engine.endpoint) as client:
         load(client)
@@ -134,7 +134,7 @@ def test_asked_again_it_says_that_this_is_where_the_engine_began(live_engine: An
 
 
 @pytest.mark.usefixtures("often")
-def test_no_more_comes_than_there_is_room_for(live_engine: Any) -> None:
+def test_a_backfill_adds_no_more_steps_than_there_is_room_for(live_engine: Any) -> None:
     first = joined(live_engine.endpoint)
     with ControlClient(live_engine.endpoint) as client:
         load(client)
@@ -154,11 +154,11 @@ def test_no_more_comes_than_there_is_room_for(live_engine: Any) -> None:
     late.stop()
 
 
-# What cannot be had
+# Steps that cannot be fetched
 
 
 class Keeping(FakeEngine):
-    """It keeps a snapshot of every tenth message, and gives those from `oldest` on."""
+    """An engine that keeps a snapshot of every tenth message, and sends those from `oldest` on."""
 
     def __init__(self, folder: Path, **changes: Any) -> None:
         super().__init__(folder, info(**({"keeps_snapshots": True} | changes)))
@@ -188,7 +188,7 @@ class Keeping(FakeEngine):
 
 
 class Late:
-    """An engine that has run 200 steps, and a subscriber that came then."""
+    """An engine that has run 200 steps, and a subscriber that joined after them."""
 
     def __init__(self, folder: Path, history: History | None = None, **changes: Any) -> None:
         self.engine = Keeping(folder, **changes)
@@ -212,7 +212,7 @@ def late(tmp_path: Path) -> Iterator[Late]:
 
 
 def refused(late: Late) -> str:
-    """Why nothing was added; and that nothing was."""
+    """Check that nothing was added; return why."""
     asked(late.source)
     assert late.source.backfill.state == "failed"
     assert late.source.history.first_step == late.first
@@ -223,21 +223,21 @@ def refused(late: Late) -> str:
     return late.source.backfill.note
 
 
-def test_what_the_engine_keeps_is_added(late: Late) -> None:
+def test_a_backfill_adds_the_steps_that_the_engine_keeps(late: Late) -> None:
     late.engine.oldest = 60
     asked(late.source)
     assert late.source.backfill.state == "done"
     assert late.source.history.first_step == 61
 
 
-def test_an_engine_that_keeps_nothing_older_says_how_far_back_it_keeps(late: Late) -> None:
+def test_without_older_kept_steps_a_backfill_says_how_far_back_the_engine_keeps(late: Late) -> None:
     late.engine.oldest = 200
     late.engine.run(100)
     wait_for(lambda: late.source.history.last_step == late.engine.next_sequence - 1, "them")
     assert re.fullmatch(r"the engine keeps no more than its last \d s", refused(late))
 
 
-def test_an_engine_that_keeps_nothing_says_so(late: Late) -> None:
+def test_a_backfill_from_an_engine_that_keeps_nothing_says_so(late: Late) -> None:
     late.engine.oldest = 10_000
     assert refused(late) == "the engine keeps no older steps"
 
@@ -248,13 +248,13 @@ def test_an_engine_of_before_is_not_asked(tmp_path: Path) -> None:
     made.close()
 
 
-def test_a_memory_that_is_full_is_not_filled_for_nothing(tmp_path: Path) -> None:
+def test_a_full_memory_is_not_backfilled(tmp_path: Path) -> None:
     made = Late(tmp_path, History(max_steps=100))
     assert "the memory is full" in refused(made)
     made.close()
 
 
-def test_what_the_engine_gives_up_meanwhile_leaves_the_memory_as_it_is(
+def test_steps_the_engine_forgets_during_a_backfill_leave_memory_unchanged(
     late: Late, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backfill, "_TURN", 50)
@@ -267,7 +267,7 @@ def test_what_the_engine_gives_up_meanwhile_leaves_the_memory_as_it_is(
     assert refused(late) == "the engine has given it up meanwhile"
 
 
-def test_answers_that_do_not_come_end_it_and_the_present_goes_on(
+def test_missing_replies_end_a_backfill_and_live_steps_continue(
     late: Late, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backfill, "_ANSWER_S", 0.05)
@@ -276,14 +276,14 @@ def test_answers_that_do_not_come_end_it_and_the_present_goes_on(
     assert refused(late) == "the engine does not answer in time"
 
 
-def test_over_a_slow_way_what_comes_by_itself_is_taken_between_two_questions(
+def test_on_a_slow_link_live_steps_are_read_between_two_backfill_queries(
     late: Late, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[int] = []
 
     def slow(client: ControlClient, first: int, num_messages: int) -> float:
         late.engine.run(1)
-        time.sleep(0.05)  # until it has come
+        time.sleep(0.05)  # until it has arrived
         taken.append(late.source.history.last_sequence or 0)
         return num_messages * 1.0
 
@@ -294,7 +294,7 @@ def test_over_a_slow_way_what_comes_by_itself_is_taken_between_two_questions(
     assert taken == sorted(set(taken))
 
 
-def test_a_way_that_is_too_slow_brings_less_or_nothing(
+def test_on_a_too_slow_link_a_backfill_fetches_less_or_nothing(
     late: Late, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def slow(client: ControlClient, first: int, num_messages: int) -> float:
@@ -310,7 +310,7 @@ def test_a_way_that_is_too_slow_brings_less_or_nothing(
     assert 80 < (late.source.history.first_step or 0) < 150
 
 
-def test_an_engine_that_starts_anew_meanwhile_is_joined_and_nothing_is_mixed(
+def test_an_engine_that_restarts_during_a_backfill_is_joined_without_mixing(
     late: Late, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backfill, "_TURN", 50)
@@ -328,7 +328,7 @@ def test_an_engine_that_starts_anew_meanwhile_is_joined_and_nothing_is_mixed(
     assert previous.first_step == late.first
 
 
-def test_an_engine_that_is_gone_ends_it(late: Late) -> None:
+def test_an_engine_that_is_gone_ends_the_backfill(late: Late) -> None:
     late.engine.close()
     wait_for(lambda: late.source.status == "down", "its end")
     asked(late.source)
@@ -336,7 +336,7 @@ def test_an_engine_that_is_gone_ends_it(late: Late) -> None:
     late.engine = Keeping(Path(late.engine.endpoint.control.removeprefix("ipc://")).parent.parent)
 
 
-def test_a_mark_at_the_old_beginning_stays_where_it_is(late: Late) -> None:
+def test_after_a_backfill_a_mark_stays_at_its_step(late: Late) -> None:
     mark = Mark(step=late.first or 0, time_ns=0, text="here", who="me")
     late.source.history.add_mark(mark)
     asked(late.source)
@@ -351,11 +351,11 @@ def test_a_mark_at_the_old_beginning_stays_where_it_is(late: Late) -> None:
 
 
 def clock(late: Late, number: int) -> str:
-    """When a step was, as the screen says it."""
+    """The time of a step, as the screen shows it."""
     return fmt.moment(late.source.history.wall_ns(step(number).tokens_ns))
 
 
-async def test_home_at_the_oldest_step_brings_what_the_engine_keeps_and_goes_there(
+async def test_home_at_the_oldest_step_starts_a_backfill_and_goes_to_its_first_step(
     late: Late,
 ) -> None:
     late.engine.oldest = 60
@@ -378,7 +378,7 @@ async def test_home_at_the_oldest_step_brings_what_the_engine_keeps_and_goes_the
     app.close()
 
 
-async def test_who_has_gone_on_to_another_step_stays_there(
+async def test_a_cursor_moved_during_a_backfill_stays_at_its_step(
     late: Late, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late.engine.run(20)
@@ -400,7 +400,7 @@ async def test_who_has_gone_on_to_another_step_stays_there(
     app.close()
 
 
-async def test_what_a_key_says_of_a_place_can_be_read_while_the_engine_is_asked(
+async def test_notices_about_a_step_are_readable_during_a_backfill(
     late: Late, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late.engine.run(20)
@@ -419,12 +419,12 @@ async def test_what_a_key_says_of_a_place_can_be_read_while_the_engine_is_asked(
         await until(lambda: not late.source.backfill.is_active, "it does not end")
         app.main.draw_if_changed()
         assert "no mark yet" in main_text(app)
-        await press(app, "right")  # it is not of this step
+        await press(app, "right")  # the notice is not about this step
         assert "Home goes there" in main_text(app)
     app.close()
 
 
-def test_an_engine_that_is_killed_while_it_is_asked_ends_it_with_the_reason(
+def test_an_engine_killed_during_a_backfill_ends_it_with_the_reason(
     late: Late, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gone(client: ControlClient, past_s: float) -> Snapshot:
@@ -435,7 +435,7 @@ def test_an_engine_that_is_killed_while_it_is_asked_ends_it_with_the_reason(
     assert late.source.backfill.note == "fake is gone: killed or crashed"
 
 
-def test_where_no_step_was_before_the_oldest_it_says_that_this_is_the_first(
+def test_at_the_engines_first_step_home_says_that_none_came_before(
     tmp_path: Path,
 ) -> None:
     engine = Keeping(tmp_path)
@@ -456,7 +456,7 @@ def test_where_no_step_was_before_the_oldest_it_says_that_this_is_the_first(
     engine.close()
 
 
-async def test_an_engine_that_does_not_answer_is_not_asked_for_the_past(late: Late) -> None:
+async def test_an_engine_that_does_not_answer_gets_no_backfill_query(late: Late) -> None:
     late.engine.run(20)
     wait_for(lambda: late.source.history.num_steps > 10, "some steps")
     app = dashboard(late.source)
@@ -470,7 +470,7 @@ async def test_an_engine_that_does_not_answer_is_not_asked_for_the_past(late: La
     app.close()
 
 
-async def test_an_engine_that_keeps_nothing_is_not_offered(tmp_path: Path) -> None:
+async def test_no_backfill_is_offered_if_the_engine_keeps_nothing(tmp_path: Path) -> None:
     made = Late(tmp_path, keeps_snapshots=False)
     app = dashboard(made.source)
     async with app.run_test(size=(120, 40)):
@@ -483,7 +483,9 @@ async def test_an_engine_that_keeps_nothing_is_not_offered(tmp_path: Path) -> No
     made.close()
 
 
-def test_home_twice_in_a_terminal(late: Late, terminal: Callable[..., Any], tmp_path: Path) -> None:
+def test_pressing_home_twice_in_a_terminal_starts_a_backfill(
+    late: Late, terminal: Callable[..., Any], tmp_path: Path
+) -> None:
     address = late.engine.endpoint.control.removeprefix("ipc://").removesuffix(".control")
     screen = terminal(
         sys.executable, "-m", "stepscope.tui.cli", "top", address, "--past", "0",

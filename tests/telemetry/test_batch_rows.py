@@ -1,4 +1,4 @@
-"""What telemetry says of the rows of a step: the compiled encoder, and the one in Python."""
+"""The batch rows in telemetry: the compiled encoder equals the one in Python."""
 
 import shutil
 import sysconfig
@@ -47,7 +47,7 @@ def both(rows: list[ScheduledRow], ordinary: Phase | None) -> tuple[bytes, bytes
     )
 
 
-def test_the_row_encoder_is_compiled_where_a_compiler_is() -> None:
+def test_the_row_encoder_is_compiled_if_there_is_a_compiler() -> None:
     headers = Path(sysconfig.get_path("include")) / "Python.h"
     can_be = shutil.which("cc") is not None and headers.exists()
     assert (batch_rows.compiled is not None) == can_be
@@ -56,7 +56,7 @@ def test_the_row_encoder_is_compiled_where_a_compiler_is() -> None:
 @needs_compiled
 @settings(deadline=None)
 @given(ROWS, st.sampled_from([Phase.DECODE, None]))
-def test_the_compiled_encoder_writes_what_the_one_in_python_writes_to_the_byte(
+def test_the_compiled_row_encoder_equals_the_python_one_byte_for_byte(
     numbers: list[tuple[int, Phase, int, int]], ordinary: Phase | None
 ) -> None:
     compiled, plain = both([row(*each) for each in numbers], ordinary)
@@ -66,7 +66,7 @@ def test_the_compiled_encoder_writes_what_the_one_in_python_writes_to_the_byte(
 
 @needs_compiled
 @pytest.mark.parametrize("count", [0, 15, 16, 65_535, 65_536])
-def test_every_length_of_a_batch_has_its_header(count: int) -> None:
+def test_batches_of_every_length_are_encoded_with_the_right_header(count: int) -> None:
     compiled, plain = both([row(1, Phase.DECODE, 2, 3)] * count, Phase.DECODE)
     assert compiled == plain
     assert num_rows(msgspec.Raw(compiled)) == count
@@ -78,7 +78,7 @@ def unpublished(_: ScheduledRow) -> RowFields:
 
 
 def broken(case: str) -> tuple[Any, ...]:
-    """Arguments that do not fit together."""
+    """Arguments that contradict each other."""
     good = row(1, Phase.DECODE, 2, 3)
     other = row(1, Phase.PREFILL, 2, 3)
     negative = row(-1, Phase.DECODE, 2, 3)
@@ -118,7 +118,9 @@ def broken(case: str) -> tuple[Any, ...]:
         ("too few", TypeError),
     ],
 )
-def test_what_does_not_fit_is_an_error_and_no_crash(case: str, error: type[Exception]) -> None:
+def test_contradictory_arguments_of_the_row_encoder_raise_an_error(
+    case: str, error: type[Exception]
+) -> None:
     assert batch_rows.compiled is not None
     encode: Callable[..., bytes] = batch_rows.compiled
     with pytest.raises(error):
@@ -126,7 +128,7 @@ def test_what_does_not_fit_is_an_error_and_no_crash(case: str, error: type[Excep
 
 
 @needs_compiled
-def test_rows_that_change_while_they_are_encoded_are_an_error_and_no_crash() -> None:
+def test_rows_that_change_while_being_encoded_raise_an_error() -> None:
     rows = [row(number, Phase.PREFILL, 2, 3) for number in range(5)]
 
     def clear(each: ScheduledRow) -> RowFields:
@@ -140,7 +142,7 @@ def test_rows_that_change_while_they_are_encoded_are_an_error_and_no_crash() -> 
 
 @settings(deadline=None)
 @given(ROWS, st.data())
-def test_rows_that_are_kept_are_encoded_as_before(
+def test_rows_kept_of_an_encoded_batch_are_unchanged(
     numbers: list[tuple[int, Phase, int, int]], data: st.DataObject
 ) -> None:
     payload = encode_in_python([row(*each) for each in numbers], Phase.DECODE, Request, described)

@@ -1,4 +1,4 @@
-"""Small gaps all over: few questions heal them, and who stops meanwhile loses nothing unseen."""
+"""Many small gaps: few queries recover them, and stopping meanwhile loses nothing unreported."""
 
 import asyncio
 import threading
@@ -33,7 +33,7 @@ def session(tmp_path: Path) -> Iterator[Session]:
 
 
 class Recorded:
-    """A recorder of a session, and what its file holds after `stop`."""
+    """A recorder of a session, and the content of its file after `stop`."""
 
     def __init__(self, session: Session, path: Path) -> None:
         self._path = path
@@ -44,7 +44,7 @@ class Recorded:
         self.num_lost = 0
 
     def stop(self) -> None:
-        """As `stepscope record` does it."""
+        """Stop as `stepscope record` does."""
         self._source.stop()
         self._recorder.stop()
         with Recording(self._path) as recording:
@@ -56,7 +56,7 @@ class Recorded:
 # Healing
 
 
-def test_gaps_that_lie_close_together_cost_one_question(session: Session) -> None:
+def test_gaps_close_together_are_recovered_with_one_query(session: Session) -> None:
     wait_for(session.has_caught_up, "caught up")
     session.engine.asked.clear()
     session.engine.replays.clear()
@@ -71,7 +71,7 @@ def test_gaps_that_lie_close_together_cost_one_question(session: Session) -> Non
     assert all(one.stop <= other.start for one, other in pairwise(questions))
 
 
-def test_a_long_gap_is_asked_for_without_what_has_come_since(session: Session) -> None:
+def test_a_gap_recovery_query_covers_only_the_missing_messages(session: Session) -> None:
     wait_for(session.has_caught_up, "caught up")
     session.engine.asked.clear()
     first = session.engine.next_sequence
@@ -81,7 +81,7 @@ def test_a_long_gap_is_asked_for_without_what_has_come_since(session: Session) -
     assert set(session.engine.asked) == {range(first, first + 7)}
 
 
-def test_what_is_forgotten_among_gaps_that_heal_is_lost_exactly(session: Session) -> None:
+def test_exactly_the_forgotten_messages_among_recovered_gaps_are_lost(session: Session) -> None:
     wait_for(session.has_caught_up, "caught up")
     session.engine.replays.clear()
     session.run_with_gaps(20)
@@ -110,7 +110,7 @@ def test_gap_recovery_alone_never_reaches_the_rate_limit(session: Session) -> No
 # Stopping
 
 
-def test_who_stops_while_an_answer_is_awaited_gets_it_and_all_that_came(
+def test_stopping_during_gap_recovery_still_gets_its_reply_and_all_messages(
     session: Session, tmp_path: Path
 ) -> None:
     wait_for(session.has_caught_up, "caught up")
@@ -130,7 +130,7 @@ def test_who_stops_while_an_answer_is_awaited_gets_it_and_all_that_came(
     assert recorded.num_lost == session.history.num_lost == 0
 
 
-def test_an_observer_that_stops_without_an_answer_counts_the_gap_as_lost(
+def test_an_observer_that_stops_without_a_reply_counts_the_gap_as_lost(
     session: Session, tmp_path: Path
 ) -> None:
     wait_for(session.has_caught_up, "caught up")
@@ -144,7 +144,7 @@ def test_an_observer_that_stops_without_an_answer_counts_the_gap_as_lost(
     assert recorded.num_lost == session.history.num_lost == 400
 
 
-def test_what_came_before_an_engine_fell_silent_is_there_when_it_is_stopped_later(
+def test_messages_from_before_an_engine_fell_silent_are_kept_when_stopping_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stepscope.recordings.live.subscriber.ASK_TIMEOUT_S", 0.2)
@@ -166,7 +166,7 @@ def test_what_came_before_an_engine_fell_silent_is_there_when_it_is_stopped_late
 
 
 class Followed(NamedTuple):
-    """The metrics of a `FakeEngine`, over its sockets."""
+    """The metrics of a `FakeEngine`, followed over its sockets."""
 
     engine: FakeEngine
     metrics: EngineMetrics
@@ -206,7 +206,7 @@ async def followed(folder: Path) -> AsyncIterator[Followed]:
     engine.close()
 
 
-async def test_the_metrics_heal_gaps_all_over_without_reaching_the_rate_limit(
+async def test_the_metrics_recover_many_gaps_without_reaching_the_rate_limit(
     tmp_path: Path,
 ) -> None:
     async with followed(tmp_path) as follows:
@@ -224,7 +224,7 @@ async def test_the_metrics_heal_gaps_all_over_without_reaching_the_rate_limit(
         assert follows.metrics.num_healed_messages - healed_before == 1_000
 
 
-async def test_metrics_that_stop_without_an_answer_count_the_gap_as_lost(
+async def test_metrics_that_stop_without_a_reply_count_the_gap_as_lost(
     tmp_path: Path,
 ) -> None:
     async with followed(tmp_path) as follows:

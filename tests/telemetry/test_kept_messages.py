@@ -1,6 +1,6 @@
-"""What is kept for who has missed it: memory that is used again and again, and comes back whole.
+"""The ring of kept messages reuses its memory and returns every message intact.
 
-Held for both ways of keeping: compiled, and in Python.
+Tested for both implementations: compiled, and in Python.
 """
 
 import os
@@ -32,7 +32,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is looked at in /proc")
-def test_the_ring_takes_the_memory_of_what_it_keeps_not_of_all_that_went_through(way: str) -> None:
+def test_the_rings_memory_depends_on_kept_messages_not_on_all_published_ones(way: str) -> None:
     sender = open_sender(None, 100, 512 * 1024 * 1024, False)
     payload = bytearray(b"x" * 20_000)
 
@@ -54,7 +54,7 @@ def test_the_ring_takes_the_memory_of_what_it_keeps_not_of_all_that_went_through
     ring_size=st.integers(1, 6),
     ring_bytes=st.sampled_from([1, 2**21 - 1, 2**21, 2**21 + 1, 9_000_000]),
 )
-def test_messages_larger_than_the_pieces_of_the_memory_come_back_whole(
+def test_messages_larger_than_the_rings_memory_pieces_are_returned_intact(
     way: str, sizes: list[int], ring_size: int, ring_bytes: int
 ) -> None:
     sender = open_sender(None, ring_size, ring_bytes, False)
@@ -71,7 +71,7 @@ def test_messages_larger_than_the_pieces_of_the_memory_come_back_whole(
             assert sender.get(first + place) == (first + place, b"status", expected)
 
 
-def test_the_ring_is_bounded_in_bytes_too_and_says_what_it_still_has(way: str) -> None:
+def test_the_ring_is_bounded_in_bytes_and_says_what_it_still_has(way: str) -> None:
     size = len(wire.encode(status(100)))
     publisher = Publisher(None, ring_size=100, ring_bytes=5 * size)
     for step in range(100, 120):
@@ -80,7 +80,7 @@ def test_the_ring_is_bounded_in_bytes_too_and_says_what_it_still_has(way: str) -
     assert [frame.sequence for frame in replayed.frames] == [15, 16, 17, 18, 19]
     assert replayed.oldest_sequence == publisher.sender.oldest_sequence == 15
     assert publisher.sender.num_bytes == 5 * size
-    # Alone it is more than the ring may hold, and it is the newest.
+    # The newest message alone exceeds the ring's limit.
     publisher.publish(status(0, "x" * 9 * size))
     assert [frame.sequence for frame in publisher.replay(0, limit=100).frames] == [20]
     publisher.publish(status(121))

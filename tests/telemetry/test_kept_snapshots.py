@@ -1,4 +1,4 @@
-"""Whoever comes after an incident sees what led to it, as far as the engine keeps it."""
+"""An observer that joins after an incident sees what led to it, as far as the engine keeps it."""
 
 import threading
 import time
@@ -43,7 +43,7 @@ def snapshot(sequence: int, time_ns: int) -> Snapshot:
 
 
 def kept(*times_s: float, messages_a_second: int = 10) -> KeptSnapshots:
-    """Snapshots of these times, of an engine that says so much."""
+    """Snapshots kept at these times."""
     snapshots = KeptSnapshots()
     for time_s in times_s:
         sequence = round(time_s * messages_a_second)
@@ -63,10 +63,10 @@ def sequence_before(
     return None if found is None else msgspec.msgpack.decode(found, type=Snapshot).sequence
 
 
-# Which are kept
+# Which snapshots are kept
 
 
-def test_one_is_made_at_first_and_then_in_intervals_while_steps_run() -> None:
+def test_a_snapshot_is_kept_at_first_and_then_in_intervals_while_steps_run() -> None:
     snapshots = KeptSnapshots()
     assert snapshots.is_due(-1, 0)
     snapshots.add(snapshot(3, 0))
@@ -75,17 +75,17 @@ def test_one_is_made_at_first_and_then_in_intervals_while_steps_run() -> None:
     assert not snapshots.is_due(3, 100 * INTERVAL_NS)  # nothing ran
 
 
-def test_one_that_took_long_puts_off_the_next() -> None:
+def test_a_snapshot_that_took_long_delays_the_next() -> None:
     snapshots = KeptSnapshots()
     snapshots.add(snapshot(3, 0))
-    snapshots.rest(SECOND // 100)  # no more than of one that took nothing
+    snapshots.rest(SECOND // 100)  # no longer than after one that took no time
     assert snapshots.is_due(4, INTERVAL_NS)
     snapshots.rest(SECOND // 20)
     assert not snapshots.is_due(4, 50 * SECOND - 1)
     assert snapshots.is_due(4, 50 * SECOND)
 
 
-def test_the_oldest_goes_when_there_are_too_many_or_they_are_too_large(
+def test_the_oldest_snapshot_is_dropped_if_there_are_too_many_or_too_large_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     snapshots = kept(*range(MAX_KEPT + 2))
@@ -95,10 +95,10 @@ def test_the_oldest_goes_when_there_are_too_many_or_they_are_too_large(
     assert sequence_before(snapshots, 1000, 40) == 400  # the newest is kept, however large
 
 
-# Which is given
+# Which snapshot is sent
 
 
-def test_the_newest_that_is_old_enough_is_given_or_the_oldest() -> None:
+def test_the_newest_snapshot_old_enough_is_sent_else_the_oldest() -> None:
     snapshots = kept(0, 10, 20, 30)
     assert sequence_before(snapshots, 14, 35) == 200
     assert sequence_before(snapshots, 15, 35) == 200
@@ -107,7 +107,7 @@ def test_the_newest_that_is_old_enough_is_given_or_the_oldest() -> None:
     assert sequence_before(snapshots, 0, 35) == 300
 
 
-def test_idle_time_does_not_age_what_was_before_it() -> None:
+def test_idle_time_does_not_age_kept_snapshots() -> None:
     snapshots = kept(0, 10, 20, 30)
     assert sequence_before(snapshots, 15, 3600) == 200
     # The last one may have been taken after the last step.
@@ -115,11 +115,13 @@ def test_idle_time_does_not_age_what_was_before_it() -> None:
     assert sequence_before(snapshots, 15, 3600, step=300) == 100
 
 
-def test_one_whose_messages_are_not_held_any_more_is_not_given() -> None:
+def test_a_snapshot_whose_later_messages_are_forgotten_is_not_sent() -> None:
     snapshots = kept(0, 10, 20, 30)
     assert sequence_before(snapshots, 600, 35, oldest=101) == 200
     assert sequence_before(snapshots, 600, 35, oldest=190) == 200
-    assert sequence_before(snapshots, 600, 35, oldest=195) == 300  # they go while it is answered
+    assert (
+        sequence_before(snapshots, 600, 35, oldest=195) == 300
+    )  # they are dropped while the query is answered
     assert sequence_before(snapshots, 600, 35, oldest=320) is None
     assert sequence_before(KeptSnapshots(), 600, 35) is None
 
@@ -129,7 +131,7 @@ def test_one_whose_messages_are_not_held_any_more_is_not_given() -> None:
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Snapshots are kept as often as there is a status, however busy the machine is."""
+    """A snapshot is kept at every heartbeat, however busy the machine is."""
     monkeypatch.setattr(kept_snapshots, "INTERVAL_NS", 1)
     monkeypatch.setattr(kept_snapshots, "SHARE", 1.0)
 
@@ -147,7 +149,9 @@ def joined(endpoint: Any, past_s: float) -> Subscriber:
 
 
 @pytest.mark.usefixtures("often")
-def test_a_late_observer_has_the_same_steps_as_one_from_the_start(live_engine: Any) -> None:
+def test_a_late_observer_with_a_past_has_the_same_steps_as_one_from_the_start(
+    live_engine: Any,
+) -> None:
     first = joined(live_engine.endpoint, 0.0)
     with ControlClient(live_engine.endpoint) as client:
         ask(client, 900)
@@ -170,20 +174,20 @@ def test_a_late_observer_has_the_same_steps_as_one_from_the_start(live_engine: A
         changes = [event.text for event in first.history.events(kinds=frozenset({"knobs"}))]
         assert changes
         assert changes == [event.text for event in late.history.events(kinds=frozenset({"knobs"}))]
-        assert late.history.num_lost == late.num_recovered == 0  # nothing was missing
+        assert late.history.num_lost == late.num_recovered == 0  # no message was missing
     for source in (first, late, from_now):
         source.stop()
 
 
 @pytest.mark.usefixtures("often")
-def test_what_is_given_is_of_about_the_time_that_was_asked_for(live_engine: Any) -> None:
+def test_the_kept_snapshot_sent_is_about_as_old_as_asked_for(live_engine: Any) -> None:
     with ControlClient(live_engine.endpoint) as client:
         ask(client, 980)
         newest = None
         deadline_s = time.monotonic() + 20
         while newest is None or newest.step < 500:
             newest = client.kept_snapshot(0)
-            time.sleep(0.1)  # who asks more often is told to wait
+            time.sleep(0.1)  # a client that asks more often has to wait
             assert time.monotonic() < deadline_s
         oldest = client.kept_snapshot(MAX_PAST_S)
         assert oldest is not None
@@ -191,7 +195,7 @@ def test_what_is_given_is_of_about_the_time_that_was_asked_for(live_engine: Any)
         assert oldest.sequence < newest.sequence
 
 
-def test_what_no_engine_keeps_is_refused_with_the_bound(live_engine: Any) -> None:
+def test_a_past_beyond_the_bound_is_refused_with_the_bound(live_engine: Any) -> None:
     with ControlClient(live_engine.endpoint) as client:
         for past_s in (-1.0, MAX_PAST_S + 1, float("nan")):
             with pytest.raises(CommandRefused, match="past_s"):
@@ -200,17 +204,19 @@ def test_what_no_engine_keeps_is_refused_with_the_bound(live_engine: Any) -> Non
 
 @pytest.fixture
 def nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To be asked for before an engine."""
+    """Keep no snapshots. Request this fixture before an engine's."""
     monkeypatch.setattr(KeptSnapshots, "is_due", lambda *_: False)
 
 
-def test_where_nothing_is_kept_the_answer_is_none(nothing_is_kept: None, live_engine: Any) -> None:
+def test_an_engine_that_keeps_no_snapshot_answers_with_none(
+    nothing_is_kept: None, live_engine: Any
+) -> None:
     with ControlClient(live_engine.endpoint) as client:
         assert client.kept_snapshot(60) is None
 
 
 def test_an_engine_of_before_is_not_asked(tmp_path: Path) -> None:
-    engine = FakeEngine(tmp_path, info())  # it answers what it does not know with an error
+    engine = FakeEngine(tmp_path, info())  # it answers unknown commands with an error
     for number in range(5):
         engine.publish(step(number))
     source = joined(engine.endpoint, 60.0)
@@ -223,7 +229,7 @@ def test_an_engine_of_before_is_not_asked(tmp_path: Path) -> None:
 
 
 class PastThatIsNotToBeHad(FakeEngine):
-    """It refuses to tell of the past, or what is behind its snapshot does not come through."""
+    """An engine that refuses to send its past, or whose messages after the snapshot get lost."""
 
     def __init__(self, folder: Path, *, is_refused: bool) -> None:
         super().__init__(folder, info(keeps_snapshots=True))
@@ -239,7 +245,7 @@ class PastThatIsNotToBeHad(FakeEngine):
 
 
 @pytest.mark.parametrize("is_refused", [True, False])
-def test_a_past_that_cannot_be_had_does_not_delay_the_present(
+def test_a_past_that_cannot_be_fetched_does_not_delay_live_steps(
     is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stepscope.recordings.live.subscriber.ASK_TIMEOUT_S", 0.3)
@@ -255,7 +261,7 @@ def test_a_past_that_cannot_be_had_does_not_delay_the_present(
     engine.close()
 
 
-def test_a_change_in_the_fetched_past_is_shown_once(live_engine: Any) -> None:
+def test_a_knob_change_in_the_fetched_past_is_shown_once(live_engine: Any) -> None:
     with ControlClient(live_engine.endpoint) as client:
         client.ask(SetKnobs(changes={"max_num_seqs": 5}, who="somebody"))
         late = joined(live_engine.endpoint, 3600.0)
@@ -264,7 +270,7 @@ def test_a_change_in_the_fetched_past_is_shown_once(live_engine: Any) -> None:
 
 
 class SlowWay:
-    """A client of an engine that has kept a snapshot every second, and a clock of its own."""
+    """A client with its own clock, of an engine that has kept a snapshot every second."""
 
     def __init__(self, ms_a_message: float) -> None:
         self.now_s = 0.0
@@ -285,7 +291,7 @@ class SlowWay:
     ("ms_a_message", "asked_s"),
     [(0.5, [60]), (1.3, [60]), (2.0, [60, 30]), (10.0, [60, 30, 15, 7.5]), (200.0, None)],
 )
-def test_over_a_slow_way_less_of_the_past_is_asked_for_so_that_the_present_comes_soon(
+def test_on_a_slow_link_less_past_is_requested_so_that_live_steps_arrive_soon(
     ms_a_message: float, asked_s: list[float] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     way = SlowWay(ms_a_message)
@@ -307,7 +313,7 @@ def test_over_a_slow_way_less_of_the_past_is_asked_for_so_that_the_present_comes
 # Commands
 
 
-def test_record_with_a_past_begins_before_it_was_started(
+def test_record_with_past_begins_before_its_start(
     live_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
 ) -> None:
     path = tmp_path / "incident.mcap"
@@ -328,7 +334,7 @@ def test_record_with_a_past_begins_before_it_was_started(
 
 @pytest.mark.parametrize("command", ["record", "top"])
 @pytest.mark.parametrize("seconds", ["-1", "3601", "nan"])
-def test_a_past_that_cannot_be_had_is_refused_before_anything_is_done(
+def test_an_invalid_past_option_is_refused_before_anything_is_done(
     command: str, seconds: str, stepscope: Callable[..., Any], tmp_path: Path
 ) -> None:
     options = ["-o", str(tmp_path / "a.mcap")] if command == "record" else []

@@ -1,6 +1,6 @@
-"""The publisher never waits, counts what a slow subscriber misses, and can repeat it.
+"""The publisher never waits, counts what a slow subscriber misses, and can replay it.
 
-Held for both ways of sending: a compiled thread, and the engine's own.
+Tested for both ways of sending: a compiled thread, and the engine's own.
 """
 
 import gc
@@ -58,7 +58,7 @@ def subscriber() -> Iterator["zmq.Socket[bytes]"]:
 
 
 def join(socket: "zmq.Socket[bytes]", address: str, publisher: Publisher) -> None:
-    """Returns when the subscriber has got everything, and gets whatever is published from now."""
+    """Wait until the subscriber has joined and receives everything published from now on."""
     socket.connect(address)
     socket.subscribe(b"")
     while not socket.poll(10):
@@ -74,13 +74,13 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def test_the_thread_is_compiled_wherever_that_can_be_done() -> None:
+def test_the_sending_thread_is_compiled_if_there_is_a_compiler() -> None:
     headers = Path(sysconfig.get_path("include")) / "Python.h"
     can_be = shutil.which("cc") is not None and headers.exists()
     assert sender.is_compiled() == can_be
 
 
-def test_messages_arrive_in_three_frames_numbered_without_a_gap(
+def test_messages_have_three_frames_and_gapless_sequence_numbers(
     way: str, address: str, subscriber: "zmq.Socket[bytes]"
 ) -> None:
     publisher = Publisher(address, ring_size=8)
@@ -96,7 +96,7 @@ def test_messages_arrive_in_three_frames_numbered_without_a_gap(
     publisher.close()
 
 
-def test_messages_published_before_the_end_arrive_even_if_few_are_kept(
+def test_messages_published_before_closing_arrive_even_if_few_are_kept(
     way: str, address: str, subscriber: "zmq.Socket[bytes]"
 ) -> None:
     publisher = Publisher(address, ring_size=1, ring_bytes=1)
@@ -112,7 +112,7 @@ def test_messages_published_before_the_end_arrive_even_if_few_are_kept(
     assert publisher.sender.num_dropped == 0
 
 
-def test_a_message_after_a_silence_arrives_as_one_among_many_does(
+def test_a_message_published_after_any_silence_arrives(
     way: str, address: str, subscriber: "zmq.Socket[bytes]"
 ) -> None:
     publisher = Publisher(address, ring_size=8)
@@ -125,7 +125,7 @@ def test_a_message_after_a_silence_arrives_as_one_among_many_does(
     publisher.close()
 
 
-def test_the_ring_repeats_what_it_holds_and_says_how_far_back_that_is(way: str) -> None:
+def test_the_ring_replays_what_it_holds_and_says_how_far_back(way: str) -> None:
     publisher = Publisher(None, ring_size=4)
     for step in range(10):
         publisher.publish(status(step))
@@ -142,7 +142,7 @@ def test_the_ring_repeats_what_it_holds_and_says_how_far_back_that_is(way: str) 
     )
 
 
-def test_one_answer_is_bounded_in_bytes_but_never_empty(
+def test_one_replay_reply_is_bounded_in_bytes_but_never_empty(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(telemetry, "MAX_REPLAY_BYTES", 10)
@@ -152,7 +152,7 @@ def test_one_answer_is_bounded_in_bytes_but_never_empty(
     assert [frame.sequence for frame in publisher.replay(0, limit=3).frames] == [0]
 
 
-def test_a_subscriber_that_does_not_read_is_counted_and_delays_no_other(
+def test_a_subscriber_that_does_not_read_loses_counted_messages_and_delays_none(
     way: str, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(telemetry, "SUBSCRIBER_QUEUE", 10)
@@ -184,14 +184,14 @@ def test_a_subscriber_that_does_not_read_is_counted_and_delays_no_other(
     for socket in (slow, quick):
         socket.close(linger=0)
     publisher.close()
-    publisher.publish(status(0))  # is kept only
+    publisher.publish(status(0))  # only kept, not sent
     assert publisher.num_dropped >= num_dropped
 
 
 # The gate
 
 
-def test_who_has_subscribed_with_a_key_is_cut_off_once_it_is_revoked(
+def test_a_subscriber_is_cut_off_once_its_key_is_revoked(
     way: str, tmp_path: Path, subscriber: "zmq.Socket[bytes]"
 ) -> None:
     keys = KeyFolder(tmp_path / "keys")
@@ -207,7 +207,7 @@ def test_who_has_subscribed_with_a_key_is_cut_off_once_it_is_revoked(
         keys.revoke("leaver")
 
         def is_cut_off() -> bool:
-            publisher.publish(status(1))  # who has subscribed is asked before each message
+            publisher.publish(status(1))  # the subscribers are checked before each message
             return bool(monitor.poll(20))
 
         wait_for(is_cut_off, "the connection has ended")
@@ -215,14 +215,14 @@ def test_who_has_subscribed_with_a_key_is_cut_off_once_it_is_revoked(
         publisher.close()
 
 
-def test_a_flood_of_subscriptions_holds_up_a_sender_without_a_thread_for_few_at_a_time(
+def test_a_sender_without_a_thread_handles_few_subscriptions_at_a_time(
     subscriber: "zmq.Socket[bytes]",
 ) -> None:
     num_sent = 3 * sender.MAX_SUBSCRIPTIONS
     with closing(zmq.Context.instance().socket(zmq.XPUB)) as publishing:
         publishing.bind("inproc://flood")
         subscriber.connect("inproc://flood")
-        for number in range(num_sent):  # without a key there is no name, as of who has left
+        for number in range(num_sent):  # without a key there is no name, as after leaving
             subscriber.subscribe(str(number))
         inline = sender.InlineSender(publishing, 8, 1_000, is_gated=True)
         assert inline.take_subscription() is None
@@ -237,7 +237,7 @@ def test_a_flood_of_subscriptions_holds_up_a_sender_without_a_thread_for_few_at_
 
 
 @needs_thread
-def test_what_is_overwritten_before_it_is_sent_is_counted_and_never_sent_half(
+def test_messages_overwritten_before_sending_are_counted_and_never_sent_in_part(
     address: str, subscriber: "zmq.Socket[bytes]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sender, "QUEUE_MESSAGES", 5)
@@ -263,7 +263,7 @@ def test_what_is_overwritten_before_it_is_sent_is_counted_and_never_sent_half(
 
 @needs_thread
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are looked at in /proc")
-def test_the_thread_rests_when_nothing_is_published(address: str) -> None:
+def test_the_sending_thread_sleeps_when_nothing_is_published(address: str) -> None:
     zmq.Context.instance().socket(zmq.PUB).close()  # libzmq's threads are there
     tasks = Path("/proc/self/task")
     before = set(tasks.iterdir())
@@ -288,7 +288,7 @@ def test_the_thread_rests_when_nothing_is_published(address: str) -> None:
 
 
 @needs_thread
-def test_an_unclosed_publisher_ends_with_its_object() -> None:
+def test_the_thread_of_an_unclosed_publisher_ends_with_its_object() -> None:
     publisher: Publisher | None = Publisher("tcp://127.0.0.1:*", ring_size=5)
     num_open = len(os.listdir("/proc/self/fd"))
     assert publisher is not None
@@ -315,7 +315,7 @@ for step in range(1000):
 
 
 @needs_thread
-def test_an_end_in_a_fork_leaves_the_thread_to_the_engine(
+def test_a_forked_process_that_ends_leaves_the_sending_thread_running(
     address: str, subscriber: "zmq.Socket[bytes]"
 ) -> None:
     # In a process of its own: a fork of this one would take over locks of its other threads.
@@ -374,6 +374,6 @@ publisher.close()
 
 
 @needs_thread
-def test_a_ring_that_the_machine_has_no_memory_for_is_refused() -> None:
+def test_a_ring_too_large_for_the_machines_memory_is_refused() -> None:
     with pytest.raises(MemoryError):
         Publisher(None, ring_size=5, ring_bytes=2**62)

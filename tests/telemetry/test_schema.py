@@ -1,8 +1,8 @@
-"""The schema ages well: its encoding is checked in, later files are read as far as they can be.
+"""The schema stays compatible: golden files fix its encoding, and later files are still readable.
 
     python tests/telemetry/test_schema.py        (or: make schema)
 
-writes the golden files anew after a field was *added*. Whatever else changes an encoding (a field
+rewrites the golden files after a field was *added*. Whatever else changes an encoding (a field
 renamed, removed, of another type, a column not at the end) needs a new SCHEMA_VERSION: then the
 files of the old version stay, and are still read.
 """
@@ -216,7 +216,7 @@ _STEP = {
 _STATUS = {"time_ns": 1_000_000_300_000, "step": 41, "num_running": 2, "num_waiting": 1}
 _SNAPSHOT = {"sequence": 2**33, "step": 41, "time_ns": 1_000_000_300_000, "knobs_version": 3}
 
-# One with everything in it, and one with no more than it must have.
+# One message with every field, and one with the required fields only.
 MESSAGES: dict[str, Telemetry] = {
     "EngineInfo.full": INFO,
     "EngineInfo.least": EngineInfo(
@@ -324,7 +324,7 @@ def golden(name: str, version: int = SCHEMA_VERSION) -> Path:
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_the_encoding_of_a_message_is_the_one_that_is_checked_in(name: str) -> None:
+def test_the_encoding_of_every_message_equals_its_golden_file(name: str) -> None:
     assert wire.encode(MESSAGES[name]) == golden(name).read_bytes(), (
         f"the encoding of {name} has changed: 'make schema' if a field was added, else a new "
         "SCHEMA_VERSION"
@@ -345,7 +345,7 @@ def test_every_message_and_every_field_is_in_a_golden_file() -> None:
     for struct in structs_in(list(MESSAGES.values())):
         fields = seen.setdefault(type(struct), set())
         for field in msgspec.structs.fields(struct):
-            # Of what is left out when it has its default, something else must be shown.
+            # Fields omitted at their default must occur with another value.
             value = getattr(struct, field.name)
             if field.required or value not in (field.default, None, [], (), ""):
                 fields.add(field.name)
@@ -380,7 +380,7 @@ def structs_in(value: Any) -> Iterator[msgspec.Struct]:
 
 
 def later(payload: bytes) -> bytes:
-    """As a later writer of the same schema version might send it."""
+    """The message as a later writer of the same schema version might send it."""
     message = msgspec.msgpack.decode(payload)
     message["mood"] = {"of": ["a", "later", "version"]}
     for row in message.get("batch") or ():
@@ -402,7 +402,7 @@ def later(payload: bytes) -> bytes:
     return msgspec.msgpack.encode(message)
 
 
-def test_unknown_fields_are_skipped_and_kept_and_missing_ones_are_unknown(tmp_path: Path) -> None:
+def test_unknown_fields_are_skipped_but_kept_and_missing_fields_are_unknown(tmp_path: Path) -> None:
     sent = [
         (sequence, wire.TOPICS[type(message)], later(wire.encode(message)))
         for sequence, message in simulate(seed=2, num_steps=300)
@@ -418,7 +418,7 @@ def test_unknown_fields_are_skipped_and_kept_and_missing_ones_are_unknown(tmp_pa
     history = History()
     with Recording(tmp_path / "later.mcap") as recording:
         frames = [frame for frame, _ in recording.frames() if frame.topic != b"keyframe"]
-        # Byte for byte, so that a later reader finds what this one does not know.
+        # Byte for byte, so that a later reader finds the fields unknown to this one.
         assert [(f.sequence, f.topic, f.payload) for f in frames] == sent
         for frame in frames:
             history.append(frame.sequence, frame.payload)
@@ -431,7 +431,7 @@ def test_unknown_fields_are_skipped_and_kept_and_missing_ones_are_unknown(tmp_pa
 
 
 @pytest.mark.parametrize("what", ["schema", "format"])
-def test_a_file_of_a_newer_major_version_names_the_version_to_install(
+def test_a_recording_of_a_newer_schema_names_the_version_to_install(
     tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "newer.mcap"
@@ -457,7 +457,7 @@ def test_a_file_of_a_newer_major_version_names_the_version_to_install(
 
 
 def only_adds(old: Any, new: Any) -> bool:
-    """Whether all that was there is there as it was."""
+    """Whether everything in the old encoding is unchanged in the new one."""
     if isinstance(old, dict) and isinstance(new, dict):
         return all(key in new and only_adds(value, new[key]) for key, value in old.items())
     if isinstance(old, list) and isinstance(new, list) and len(new) >= len(old):

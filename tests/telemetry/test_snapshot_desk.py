@@ -1,4 +1,4 @@
-"""Those who join cost the engine a bounded share of its time."""
+"""Late joiners cost the engine a bounded share of its time."""
 
 import time
 from typing import Any
@@ -13,7 +13,7 @@ from stepscope.engine.protocol.wire import Snapshot
 
 
 class Asker:
-    """A client that keeps what it is told."""
+    """A client that keeps its replies."""
 
     def __init__(self) -> None:
         self.replies: list[Any] = []
@@ -22,7 +22,7 @@ class Asker:
         self.replies.append(message)
 
 
-def test_many_late_joiners_cost_a_bounded_share_and_all_get_a_snapshot() -> None:
+def test_many_late_joiners_cost_a_bounded_time_share_and_all_get_a_snapshot() -> None:
     now_ns, cost_ns, num_made = 0, 3_000_000, 0
 
     def take() -> Any:
@@ -46,11 +46,11 @@ def test_many_late_joiners_cost_a_bounded_share_and_all_get_a_snapshot() -> None
     desk.serve()
     assert desk.due_ns is None
     for made_before, asker in askers:
-        # One each, and one that was made after it was asked for.
+        # Each gets one, made after it asked.
         assert asker.replies == [made_before + 1]
 
 
-def test_a_single_late_joiner_does_not_wait_and_none_waits_for_ever() -> None:
+def test_a_single_late_joiner_gets_a_snapshot_at_once_and_others_eventually() -> None:
     now_ns = 0
 
     def take() -> Any:

@@ -1,4 +1,4 @@
-"""A step is told by its draft: what readers get is the `StepRecord` they know."""
+"""The engine publishes a step's draft; readers receive it as the usual `StepRecord`."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ from stepscope.engine.text.tokenizer import TextStream
 from stepscope.recordings.state.session import SessionState
 from tests.support.core_ends import Client, Sink
 
-UNTIL_THE_END = {"tokens_ns"}  # has a value that is never sent
+UNTIL_THE_END = {"tokens_ns"}  # its value is never sent
 
 
 def draft() -> StepDraft:
@@ -39,13 +39,13 @@ def draft() -> StepDraft:
 
 def test_a_draft_has_the_fields_of_a_record_in_the_same_order() -> None:
     ours, theirs = msgspec.structs.fields(StepDraft), msgspec.structs.fields(StepRecord)
-    # `totals` are of engines that do not say who is in a step; a draft always does.
+    # Engines that publish no batch send `totals`; a draft always has its batch.
     expected = [field.name for field in theirs if field.name != "totals"]
     assert [field.name for field in ours] == expected
     assert StepDraft.topic == StepRecord.topic
 
 
-def test_what_a_draft_leaves_out_a_record_takes_for_the_same() -> None:
+def test_fields_that_a_draft_omits_have_their_default_in_the_record() -> None:
     missing = msgspec.NODEFAULT
     by_name = {field.name: field for field in msgspec.structs.fields(StepRecord)}
     for field in msgspec.structs.fields(StepDraft):
@@ -62,7 +62,7 @@ def test_what_a_draft_leaves_out_a_record_takes_for_the_same() -> None:
 
 def test_an_ended_draft_is_received_as_its_record() -> None:
     ended = draft()
-    ended.tokens_ns = 0  # as at the start of a clock: it is sent all the same
+    ended.tokens_ns = 0  # as at the start of a clock: a zero is sent all the same
     ended.kv = KVCounts(2, 0, 8, 0)
     received = wire.decode(wire.encode(ended))
     assert isinstance(received, StepRecord)
@@ -76,7 +76,7 @@ def test_a_draft_that_has_not_ended_is_no_message() -> None:
         wire.decode(wire.encode(draft()))
 
 
-def test_the_end_of_a_step_adds_its_times_its_padding_and_what_it_did_to_the_blocks() -> None:
+def test_ending_a_draft_adds_times_padding_and_block_moves() -> None:
     kv, ended = KVCacheManager(8, 16), draft()
     request = Request(3, [1] * 20, SamplingParams(max_tokens=1), arrival_ns=0)
     kv.admit(request, kv.lookup(request), 20)
@@ -91,10 +91,10 @@ def test_the_end_of_a_step_adds_its_times_its_padding_and_what_it_did_to_the_blo
     assert [(move.owner, move.ref_count) for move in told.moves] == [(3, 1)] * 2
     following = draft()
     following.end(result, kv)
-    assert following.moves == []  # nothing is told twice
+    assert following.moves == []  # nothing is published twice
 
 
-def test_rows_that_are_dropped_are_in_no_count() -> None:
+def test_dropped_rows_are_in_no_count_of_a_draft() -> None:
     cut = draft()
     cut.drop_rows([1], num_prefill_tokens=5, num_decode_tokens=0)
     assert (cut.num_prefill_tokens, cut.num_decode_tokens) == (0, 3)
@@ -121,7 +121,7 @@ def submit(core: EngineCore, max_tokens: int) -> None:
     core.inbox.put(Call(command, Client(), [1, 2, 3]))
 
 
-def test_engine_and_observers_know_the_same_pauses_through_single_steps() -> None:
+def test_engine_and_observers_count_the_same_pauses_between_single_steps() -> None:
     sink, asked = Sink(), (Pause(), StepOnce(n=1), StepOnce(n=2), Resume(), Pause(), Resume())
     runner, state = SimulatedRunner(CostModel()), SessionState()
     core = make_core(sink, runner)
@@ -144,14 +144,14 @@ def test_engine_and_observers_know_the_same_pauses_through_single_steps() -> Non
     assert core.pauses.since_ns is None
 
 
-def test_tokens_of_unpublished_steps_are_in_the_transcripts_too() -> None:
+def test_transcripts_include_tokens_of_unpublished_steps() -> None:
     publisher = TokenPublisher(lambda: TextStream(letters))
     core = make_core(None, token_publisher=publisher)
     for max_tokens in (2, 5):
         submit(core, max_tokens)
     for _ in range(3):
         core.step()
-    (told,) = publisher.transcripts()  # the other one has ended
+    (told,) = publisher.transcripts()  # the other request has ended
     assert (told.request_id, told.output_text) == (1, "xxx")
 
 

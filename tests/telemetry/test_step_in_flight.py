@@ -1,4 +1,4 @@
-"""A step that hangs is seen while it hangs, whoever looks and whenever they came."""
+"""A hanging step is visible while it hangs, to every observer, whenever it joined."""
 
 import os
 import signal
@@ -53,10 +53,10 @@ def message(step: int = 7, time_ns: int = 3 * S, num_decodes: int = 2) -> StepIn
     return StepUnderWay(step, S, rows, 2048).message(time_ns)
 
 
-# What it says
+# The message
 
 
-def test_the_message_names_the_prompts_and_counts_the_decodes() -> None:
+def test_a_step_in_flight_names_its_prompts_and_counts_its_decodes() -> None:
     said = message()
     assert (said.num_prefill_tokens, said.num_decode_tokens, said.num_decodes) == (1400, 2, 2)
     assert [part.request_id for part in said.prefills] == [4, 3]  # the largest first
@@ -68,7 +68,7 @@ def test_the_message_names_the_prompts_and_counts_the_decodes() -> None:
 
 
 class UnderWay:
-    """A step of one decode that began at 0."""
+    """A running step of one decode that began at 0."""
 
     step_under_way: StepUnderWay | None = StepUnderWay(
         5, 0, [RunningRow(1, Phase.DECODE, 9, 1)], None
@@ -80,14 +80,14 @@ class UnderWay:
     [
         (None, 999, False),
         (None, 1000, True),
-        (40.0, 399, False),  # ten times its like
+        (40.0, 399, False),  # ten times a similar step
         (40.0, 400, True),
         (5.0, 249, False),  # the watcher looks four times a second
         (5.0, 250, True),
         (300.0, 1000, True),
     ],
 )
-def test_a_step_is_published_after_a_second_or_ten_times_its_like(
+def test_a_step_in_flight_is_published_after_a_second_or_ten_times_the_usual(
     decode_ms: float | None, took_ms: int, is_published: bool
 ) -> None:
     costs = None
@@ -98,10 +98,10 @@ def test_a_step_is_published_after_a_second_or_ten_times_its_like(
     assert bool(published) == is_published
 
 
-# What a session makes of it
+# The state of a session
 
 
-def test_the_end_of_the_step_ends_it_and_a_message_that_came_too_late_changes_nothing() -> None:
+def test_a_step_record_ends_the_step_in_flight_and_late_messages_change_nothing() -> None:
     state = SessionState()
     state.apply(message(step=7))
     assert state.in_flight is not None
@@ -113,7 +113,7 @@ def test_the_end_of_the_step_ends_it_and_a_message_that_came_too_late_changes_no
 
 
 @pytest.mark.parametrize(("after_s", "is_over"), [(0.5, False), (1.5, True)])
-def test_a_status_ends_it_only_where_nothing_more_came_of_the_step(
+def test_a_heartbeat_ends_a_step_in_flight_only_if_it_is_a_second_newer(
     after_s: float, is_over: bool
 ) -> None:
     state = SessionState()
@@ -130,7 +130,7 @@ def test_a_status_ends_it_only_where_nothing_more_came_of_the_step(
 
 @contextmanager
 def hanging(engine: LiveEngine) -> Iterator[threading.Event]:
-    """From now on its steps hang until the event is set."""
+    """Let the engine's steps hang from now on until the event is set."""
     release, execute = threading.Event(), engine.core.runner.execute
 
     def hang(step: ScheduledStep) -> StepResult:
@@ -149,7 +149,7 @@ def hanging(engine: LiveEngine) -> Iterator[threading.Event]:
 
 @contextmanager
 def asking(endpoint: Endpoint) -> Iterator[None]:
-    """A client waits for four tokens after a prompt of 300."""
+    """A client that waits for four tokens after a prompt of 300."""
     with ControlClient(endpoint) as client:
         sampling = SamplingParams(max_tokens=4, ignore_eos=True)
         client.send(Submit(client_id="a", prompt_token_ids=[5] * 300, sampling=sampling))
@@ -177,7 +177,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_all_who_follow_see_it_and_a_recording_holds_it(
+def test_every_subscriber_and_a_recording_gets_the_step_in_flight(
     live_engine: LiveEngine, tmp_path: Path
 ) -> None:
     with following(live_engine.endpoint) as first:
@@ -223,7 +223,7 @@ class Deferred:
 
 
 @pytest.mark.parametrize("live_engine", [{"overlap": True}], indirect=True)
-def test_with_overlap_it_is_the_step_that_is_waited_for_or_launched(
+def test_with_overlap_the_step_in_flight_is_the_one_awaited_or_launched(
     live_engine: LiveEngine,
 ) -> None:
     launches, collects = threading.Event(), threading.Event()
@@ -250,7 +250,7 @@ def test_with_overlap_it_is_the_step_that_is_waited_for_or_launched(
         wait_for(lambda: core.last_step >= 3 and core.step_under_way is None, "all have ended")
 
 
-def test_two_threads_publish_without_a_compiler_too() -> None:
+def test_two_threads_can_publish_without_the_compiled_sender() -> None:
     sender = InlineSender(None, 10_000, 1_000_000, is_gated=False)
     publisher = Publisher(None, 10)
     publisher.sender = sender
@@ -280,7 +280,7 @@ def engine_process(tmp_path: Path) -> "Iterator[tuple[subprocess.Popen[bytes], E
         process.wait()
 
 
-def test_an_engine_killed_or_stopped_in_mid_step_is_told_apart_from_one_that_hangs(
+def test_a_killed_or_stopped_engine_is_distinguished_from_a_hanging_step(
     tmp_path: Path,
 ) -> None:
     with ExitStack() as stack:
@@ -291,10 +291,10 @@ def test_an_engine_killed_or_stopped_in_mid_step_is_told_apart_from_one_that_han
         stack.enter_context(asking(endpoint))
         wait_for(sees_it(source), "the step in flight is seen")
         assert source.status == "live"
-        os.kill(process.pid, signal.SIGSTOP)  # no thread of it runs any more
+        os.kill(process.pid, signal.SIGSTOP)  # none of its threads runs any more
         wait_for(lambda: source.status == "down", "it is silent")
         assert "stopped or cut off" in str(source.error)
-        assert source.history.state.in_flight is not None  # what it was in
+        assert source.history.state.in_flight is not None  # the step it was in
         os.kill(process.pid, signal.SIGCONT)
         wait_for(lambda: source.status == "live", "it is heard again")
         process.kill()
@@ -307,7 +307,7 @@ def test_an_engine_killed_or_stopped_in_mid_step_is_told_apart_from_one_that_han
 # A replay
 
 
-def test_a_replay_gives_the_same_session_with_steps_in_flight_between_the_others(
+def test_steps_in_flight_in_a_recording_do_not_change_its_replay(
     tmp_path: Path,
 ) -> None:
     messages: list[tuple[int, Telemetry]] = []

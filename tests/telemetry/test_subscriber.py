@@ -1,4 +1,4 @@
-"""The live source against real sockets: nothing is lost unseen, nothing that comes breaks it."""
+"""The live source over real sockets: every loss is shown, and no message breaks it."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ def session(tmp_path: Path) -> Iterator[Session]:
 # Joining
 
 
-def test_a_late_joiner_sees_what_a_listener_from_the_start_sees(tmp_path: Path) -> None:
+def test_a_late_joiner_has_the_same_state_as_a_subscriber_from_the_start(tmp_path: Path) -> None:
     engine_info = next(m for m in MESSAGES if isinstance(m, EngineInfo))
     engine = FakeEngine(tmp_path, engine_info)
     whole = History()
@@ -54,7 +54,7 @@ def test_a_late_joiner_sees_what_a_listener_from_the_start_sees(tmp_path: Path) 
     for message in MESSAGES[200:]:
         whole.append(engine.next_sequence, message)
         engine.publish(message)
-    engine.publish(engine_info)  # makes the ones before it missed, if any, be noticed
+    engine.publish(engine_info)  # lets the subscriber notice missed messages before it, if any
     wait_for(lambda: subscriber.history.last_sequence == engine.next_sequence - 1)
     subscriber.stop()
     engine.close()
@@ -67,7 +67,7 @@ def test_a_late_joiner_sees_what_a_listener_from_the_start_sees(tmp_path: Path) 
     )
 
 
-def test_a_missing_engine_is_reported_soon_and_joined_when_it_comes(
+def test_a_missing_engine_is_reported_soon_and_joined_once_it_starts(
     tmp_path: Path,
 ) -> None:
     subscriber = Subscriber(f"{tmp_path}/fake", retry_s=0.05)
@@ -82,7 +82,7 @@ def test_a_missing_engine_is_reported_soon_and_joined_when_it_comes(
     engine.close()
 
 
-def test_an_engine_of_a_later_schema_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_an_engine_of_a_later_schema_is_refused_with_a_remedy(tmp_path: Path) -> None:
     engine = FakeEngine(tmp_path, info(schema_version=9, software_version="7.0"))
     subscriber = Subscriber(engine.endpoint, retry_s=0.05)
     subscriber.start()
@@ -96,7 +96,7 @@ def test_an_engine_of_a_later_schema_is_refused_with_what_to_do(tmp_path: Path) 
 # Losing and healing
 
 
-def test_messages_lost_on_the_way_are_asked_for_and_nothing_is_missing(session: Session) -> None:
+def test_lost_messages_are_recovered_so_that_nothing_is_missing(session: Session) -> None:
     session.run(3)
     session.run(5, lost=True)
     session.run(2)
@@ -107,7 +107,7 @@ def test_messages_lost_on_the_way_are_asked_for_and_nothing_is_missing(session: 
     assert steps == list(range(steps[0], session.next_step))
 
 
-def test_what_the_engine_has_forgotten_is_a_visible_gap_and_the_state_is_set_right(
+def test_messages_the_engine_forgot_are_a_visible_gap_and_the_state_is_corrected(
     session: Session,
 ) -> None:
     session.run(3)
@@ -124,7 +124,7 @@ def test_what_the_engine_has_forgotten_is_a_visible_gap_and_the_state_is_set_rig
     assert session.subscriber.status == "live"
 
 
-def test_an_engine_that_cannot_replay_costs_the_gap_and_no_more(session: Session) -> None:
+def test_an_engine_that_cannot_replay_loses_only_the_gap(session: Session) -> None:
     session.engine.refuses_replay = True
     session.run(2, lost=True)
     session.run(1)
@@ -134,7 +134,7 @@ def test_an_engine_that_cannot_replay_costs_the_gap_and_no_more(session: Session
     assert session.subscriber.status == "live"
 
 
-def test_an_answer_that_is_lost_on_the_way_is_asked_for_again(session: Session) -> None:
+def test_a_lost_gap_recovery_reply_is_requested_again(session: Session) -> None:
     session.run(2)
     wait_for(session.has_caught_up)
     session.engine.num_unanswered = 3
@@ -150,7 +150,7 @@ def test_an_answer_that_is_lost_on_the_way_is_asked_for_again(session: Session) 
     late.stop()
 
 
-def test_over_a_slow_way_less_is_asked_for_at_once(
+def test_on_a_slow_link_gap_recovery_requests_less_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stepscope.recordings.live.subscriber.ASK_TIMEOUT_S", 0.2)
@@ -165,7 +165,7 @@ def test_over_a_slow_way_less_is_asked_for_at_once(
     session.engine.close()
 
 
-def test_messages_of_an_engine_that_is_replaced_while_a_gap_is_mended_stay_its_own(
+def test_gap_recovery_never_mixes_messages_of_a_replaced_engine(
     session: Session,
 ) -> None:
     session.run(3)
@@ -173,7 +173,7 @@ def test_messages_of_an_engine_that_is_replaced_while_a_gap_is_mended_stay_its_o
     last = session.next_step - 1
     session.engine.successor = info("two")
     session.run(4, lost=True, forgotten=True)
-    session.run(20)  # the first of them makes it ask for a snapshot, the others wait in the socket
+    session.run(20)  # the first makes it ask for a snapshot, the others wait in the socket
     wait_for(lambda: (i := session.history.info) is not None and i.engine_id == "two")
     time.sleep(0.2)
     assert session.history.num_steps == session.history.num_lost == 0
@@ -186,7 +186,7 @@ def test_messages_of_an_engine_that_is_replaced_while_a_gap_is_mended_stay_its_o
 # Nonsense
 
 
-def test_garbage_is_counted_and_changes_nothing(session: Session) -> None:
+def test_garbage_in_telemetry_is_counted_and_changes_nothing(session: Session) -> None:
     session.run(2)
     good = wire.encode(step(0))
     number = wire.sequence_frame(session.engine.next_sequence)
@@ -210,7 +210,7 @@ def test_garbage_is_counted_and_changes_nothing(session: Session) -> None:
     assert session.history.num_lost == 0
 
 
-def test_a_wild_sequence_number_costs_a_new_start_and_not_the_session(session: Session) -> None:
+def test_a_wild_sequence_number_makes_a_rejoin_without_losing_the_session(session: Session) -> None:
     session.run(2)
     wait_for(session.has_caught_up)
     session.engine.send_raw(b"step", wire.sequence_frame(2**50), wire.encode(step(10**6)))
@@ -226,7 +226,7 @@ def test_a_wild_sequence_number_costs_a_new_start_and_not_the_session(session: S
     assert session.history.num_lost == 0
 
 
-def test_a_kind_of_message_it_does_not_know_is_passed_over(session: Session) -> None:
+def test_messages_of_an_unknown_kind_are_skipped(session: Session) -> None:
     session.run(1)
     with session.engine._lock:
         number = session.engine.next_sequence
@@ -242,7 +242,7 @@ def test_a_kind_of_message_it_does_not_know_is_passed_over(session: Session) -> 
 # Engines that go and come
 
 
-def test_silence_is_stale_no_answer_is_down_and_a_sign_of_life_is_live_again(
+def test_an_engine_is_stale_when_silent_down_without_reply_and_live_on_a_heartbeat(
     session: Session,
 ) -> None:
     wait_for(lambda: session.subscriber.status == "stale")
@@ -254,7 +254,7 @@ def test_silence_is_stale_no_answer_is_down_and_a_sign_of_life_is_live_again(
     num_steps, num_run = session.history.num_steps, 0
 
     def is_live() -> bool:
-        """One step may be old again before the status is looked at."""
+        """Publishes a step each time: one may be stale again before the status is checked."""
         nonlocal num_run
         session.run(1)
         num_run += 1
@@ -266,7 +266,7 @@ def test_silence_is_stale_no_answer_is_down_and_a_sign_of_life_is_live_again(
 
 
 @pytest.mark.parametrize("first_sequence", [0, 1000], ids=["numbers start anew", "higher numbers"])
-def test_an_engine_that_starts_anew_is_joined_and_what_was_seen_before_is_kept(
+def test_a_restarted_engine_is_joined_and_its_last_session_is_kept(
     session: Session, first_sequence: int
 ) -> None:
     session.run(5)
@@ -290,20 +290,20 @@ def test_an_engine_that_starts_anew_is_joined_and_what_was_seen_before_is_kept(
     assert session.history.events()[0].kind == "engine"
 
 
-def test_another_engine_that_goes_on_with_the_awaited_number_is_not_taken_for_the_same(
+def test_a_restarted_engine_is_detected_even_if_its_sequence_numbers_continue(
     session: Session,
 ) -> None:
-    session.subscriber._stale_s = 60.0  # silence is not what gives it away
+    session.subscriber._stale_s = 60.0  # silence must not reveal the restart
     session.run(5)
     wait_for(session.has_caught_up)
-    session.restart("two", session.engine.next_sequence)  # and it does not say who it is
-    time.sleep(0.5)  # until the subscriber has found it
+    session.restart("two", session.engine.next_sequence)  # without publishing its identity
+    time.sleep(0.5)  # until the subscriber has connected to it
     session.run(5)
     wait_for(lambda: (i := session.history.info) is not None and i.engine_id == "two")
     assert session.history.previous is not None
 
 
-def test_a_subscriber_stops_whatever_state_it_is_in(tmp_path: Path) -> None:
+def test_a_subscriber_stops_in_any_state(tmp_path: Path) -> None:
     never = Subscriber(f"{tmp_path}/nobody")
     never.stop()
     waiting = Subscriber(f"{tmp_path}/nobody", retry_s=60)
@@ -316,7 +316,7 @@ def test_a_subscriber_stops_whatever_state_it_is_in(tmp_path: Path) -> None:
 # The real engine
 
 
-def test_a_real_engine_is_followed_recorded_and_agreed_with(
+def test_following_a_real_engine_gives_its_state_and_recording(
     live_engine: Any, tmp_path: Path
 ) -> None:
     subscriber = Subscriber(live_engine.endpoint)
@@ -357,7 +357,7 @@ def test_a_real_engine_is_followed_recorded_and_agreed_with(
         assert recording.message is None
 
 
-def test_a_snapshot_in_mid_flight_equals_what_was_followed(live_engine: Any) -> None:
+def test_a_snapshot_taken_while_running_equals_the_followed_state(live_engine: Any) -> None:
     subscriber = Subscriber(live_engine.endpoint)
     subscriber.start()
     wait_for(lambda: subscriber.status == "live")

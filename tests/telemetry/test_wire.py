@@ -1,4 +1,4 @@
-"""What readers of another version, and bad senders, may rely on."""
+"""Encoding and decoding, with readers of other versions and faulty senders."""
 
 import msgspec
 import pytest
@@ -35,11 +35,11 @@ RECORD = StepRecord(
 )
 
 
-def test_a_record_comes_back_as_it_was() -> None:
+def test_a_record_survives_encoding_and_decoding() -> None:
     assert wire.decode(wire.encode(RECORD)) == RECORD
 
 
-def test_fields_and_columns_of_a_later_writer_are_skipped() -> None:
+def test_fields_and_columns_from_a_later_version_are_skipped() -> None:
     fields = msgspec.msgpack.decode(wire.encode(RECORD))
     fields["invented_later"] = {"x": [1, 2]}
     fields["batch"][0].append("a later column")
@@ -47,7 +47,7 @@ def test_fields_and_columns_of_a_later_writer_are_skipped() -> None:
     assert wire.decode(msgspec.msgpack.encode(fields)) == RECORD
 
 
-def test_what_a_source_does_not_know_is_none_and_not_zero() -> None:
+def test_values_unknown_to_a_source_are_none_and_not_zero() -> None:
     fields = {
         "type": "StepRecord",
         "step": 1,
@@ -77,7 +77,7 @@ def test_what_a_source_does_not_know_is_none_and_not_zero() -> None:
         b"\x91" * 5_000,
     ],
 )
-def test_bad_payloads_are_decode_errors_and_nothing_else(payload: bytes) -> None:
+def test_malformed_payloads_raise_only_decode_errors(payload: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         wire.decode(payload)
     with pytest.raises(msgspec.DecodeError):
@@ -123,6 +123,6 @@ def test_commands_keep_the_types_of_knob_values() -> None:
     assert [type(v) for v in decoded.changes.values()] == [bool, int, float, str]
 
 
-def test_a_status_without_optional_parts_is_small() -> None:
+def test_a_heartbeat_without_optional_parts_is_small() -> None:
     status = EngineStatus(time_ns=1, state="idle", step=0, num_running=0, num_waiting=0)
     assert len(wire.encode(status)) < 100
