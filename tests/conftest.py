@@ -54,13 +54,13 @@ from tests.support.core_ends import GivenWorkload
 from tests.support.paced_runner import PacedRunner
 from tests.support.pty_process import PtyProcess
 
-# How long an example takes is the machine's affair.
+# The time of an example depends on the machine.
 settings.register_profile("stepscope", deadline=None)
 settings.load_profile("stepscope")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share engines come first: the worker that begins with them keeps all of them."""
+    """Run tests that share engines first: the worker that starts with them keeps them all."""
     items.sort(key=lambda item: item.get_closest_marker("shares_engines") is None)
 
 
@@ -104,7 +104,7 @@ class LiveEngine:
     changes: dict[str, Any]  # of its info, from its next publication on
 
     def becomes(self, **changes: Any) -> None:
-        """From now on an engine with another description answers at the address."""
+        """Let an engine with another description answer at the address from now on."""
         self.changes.update(changes)
         done, core = threading.Event(), self.core
 
@@ -146,7 +146,7 @@ def live_engine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Live
 
 @pytest.fixture
 def telling_engine(tmp_path: Path) -> Iterator[LiveEngine]:
-    """The same with prompts and outputs in its telemetry."""
+    """A `live_engine` with prompts and outputs in its telemetry."""
     with _live_engine(tmp_path, with_tokens=True) as engine:
         yield engine
 
@@ -194,7 +194,7 @@ def _live_engine(tmp_path: Path, *, with_tokens: bool, **options: Any) -> Iterat
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Logs and the list of recent files are those of the tests, also in what they start."""
+    """Keep logs and the list of recent files in the tests' own folder, also in child processes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
@@ -202,7 +202,7 @@ def _own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 @pytest.fixture(scope="session", autouse=True)
 def _ctrl_c_ends_what_tests_start() -> Iterator[None]:
-    """Also where the tests themselves run in the background of a script, which ignores Ctrl-C."""
+    """Ctrl-C works in child processes even if a script runs the tests in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -239,7 +239,7 @@ class Terminal:
         self._reader.start()
 
     def _read(self) -> None:
-        """Feed the screen whole frames: it says that it knows synchronized output, mode 2026.
+        """Feed the screen complete frames: it claims to support synchronized output, mode 2026.
 
         Otherwise a test could find what it waits for in a screen that is drawn in part.
         """
@@ -281,7 +281,7 @@ class Terminal:
         self.send(f"\x1b[<{at}M" if button >= 64 else f"\x1b[<{at}M\x1b[<{at}m")
 
     def row_of(self, pattern: str) -> int:
-        """The first row of the screen that matches, once there is one."""
+        """The first matching row of the screen, once there is one."""
         match = self.wait_for(pattern)
         return match.string.count("\n", 0, match.start())
 
@@ -291,7 +291,7 @@ class Terminal:
         self.process.setwinsize(rows, columns)
 
     def scribble(self) -> None:
-        """Something else writes over the whole screen, unknown to the program."""
+        """Overwrite the whole screen as if another program had, unknown to this one."""
         with self._lock:
             self.screen.reset()
             self.screen.draw("noise " * 100)
@@ -321,7 +321,7 @@ class Terminal:
 
 @pytest.fixture
 def runtime_folder() -> Iterator[Path]:
-    """A folder for sockets: the name of a socket is short, and that of `tmp_path` may be long."""
+    """A folder for sockets: a socket's path must be short, and `tmp_path` may be long."""
     with tempfile.TemporaryDirectory(prefix="step-") as folder:
         yield Path(folder)
 
@@ -331,7 +331,7 @@ _TERMINAL = {"TERM": "xterm-256color", "COLORTERM": "truecolor", "LANG": "C.UTF-
 
 @pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
-    """Starts programs in pseudo-terminals; ends what is left of them."""
+    """Starts programs in pseudo-terminals; ends those still running after the test."""
     started: list[Terminal] = []
 
     def start(
@@ -342,7 +342,7 @@ def terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
         **environment: str,
     ) -> Terminal:
         usual = {**os.environ, **_TERMINAL}
-        for name in ("NO_COLOR", "COLUMNS", "LINES"):  # a terminal says how large it is
+        for name in ("NO_COLOR", "COLUMNS", "LINES"):  # a terminal reports its size
             usual.pop(name, None)
         full = {**usual, **environment}
         started.append(Terminal(list(arguments), columns, rows, full, cwd))
@@ -353,7 +353,7 @@ def terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
         each.close()
 
 
-# Two layers of 64 with 4 query and 2 KV heads; what makes each family another model.
+# Two layers of width 64 with 4 query and 2 KV heads, and what distinguishes each family.
 TINY_MODELS: dict[str, dict[str, object]] = {
     "llama": {"rms_norm_eps": 1e-5},
     "qwen2": {"use_sliding_window": False},
@@ -387,7 +387,7 @@ TINY_MODELS: dict[str, dict[str, object]] = {
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Writes a small random checkpoint of a family of models, with a tokenizer of bytes.
+    """Writes a small random checkpoint of a model family, with a byte tokenizer.
 
     Called as `tiny_checkpoint(family, **changes to its config)`; the same call gives the same
     folder, which tests must leave as it is.
@@ -469,7 +469,7 @@ class HttpServer:
         raise AssertionError(f"it never served: {self.stderr()}")
 
     def stderr(self) -> str:
-        """All it has said there so far."""
+        """All that it has written to stderr so far."""
         self._stderr.flush()
         return Path(self._stderr.name).read_text()
 
@@ -534,7 +534,7 @@ def served_model(
 
 @pytest.fixture
 def http_server(tmp_path: Path) -> Iterator[Callable[..., HttpServer]]:
-    """Starts `stepscope` with these arguments, `http` or `serve`; ends what it has started."""
+    """Starts `stepscope http` or `serve` with these arguments; ends it after the test."""
     started: list[HttpServer] = []
 
     def start(*arguments: str, **environment: str) -> HttpServer:
@@ -548,7 +548,7 @@ def http_server(tmp_path: Path) -> Iterator[Callable[..., HttpServer]]:
 
 
 class Received:
-    """A live source that is handed its messages, one by one."""
+    """A live source whose messages the test passes in one by one."""
 
     is_live = True
     name = "engine"
@@ -574,7 +574,7 @@ class Received:
 
 @pytest.fixture(scope="session")
 def recorded_to() -> Callable[..., AbstractContextManager[Received]]:
-    """`with recorded_to(path) as source`: the file holds what `source.take` was given."""
+    """`with recorded_to(path) as source`: the file holds the messages passed to `source.take`."""
 
     @contextmanager
     def recorded(
@@ -590,7 +590,7 @@ def recorded_to() -> Callable[..., AbstractContextManager[Received]]:
 
 
 class StillSource:
-    """A source that has received all it ever will; implements `Source`."""
+    """A source that receives nothing more; implements `Source`."""
 
     is_live = True
     num_bad = 0

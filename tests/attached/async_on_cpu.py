@@ -46,7 +46,7 @@ def register() -> None:
     if multiprocessing.parent_process() is not None:  # else it is the front end
         from vllm.v1.worker import cpu_model_runner
 
-        # It puts streams in place, and those of older releases can not be waited for.
+        # It installs streams, and those of older releases cannot be waited for.
         cpu_model_runner._torch_cuda_wrapper = contextlib.nullcontext
 
 

@@ -15,7 +15,7 @@ MIN_PREEMPTIONS = 50
 
 
 def every_request_is_accounted_for(published: Published, answers: Sequence[Answer]) -> str:
-    """Tokens of its rows are its prompt and output, less one and less its prefix hit."""
+    """The tokens in a request's rows are its prompt and output, less one and its prefix hit."""
     num_exact = 0
     for answer in answers:
         request_id = published.request_id(answer.request_id)
@@ -36,7 +36,7 @@ def every_request_is_accounted_for(published: Published, answers: Sequence[Answe
 
 
 def every_step_is_published_once(published: Published, calls: Sequence[dict[str, Any]]) -> str:
-    """Numbers without a gap; tokens as vLLM scheduled them, and within the budget in force."""
+    """Step numbers have no gap; tokens are as vLLM scheduled them, within the current budget."""
     scheduled = [call["tokens"] for call in calls if call["call"] == "schedule"]
     steps = published.steps
     assert [step.step for step in steps] == list(range(steps[0].step, steps[0].step + len(steps)))
@@ -52,7 +52,7 @@ def every_step_is_published_once(published: Published, calls: Sequence[dict[str,
 
 
 def used_blocks_are_the_pools(published: Published, calls: Sequence[dict[str, Any]]) -> str:
-    """After every step that was not scheduled ahead; and none is used in the end."""
+    """After every step not scheduled ahead, used blocks equal the pool's; at the end none is."""
     used = [call["used"] for call in calls if call["call"] == "update"]
     first, num_equal = published.steps[0].step, 0
     is_synchronous = all(step.hidden_ns is None for step in published.steps)
@@ -81,7 +81,7 @@ def a_budget_holds_from_the_answered_step(
 
 
 def an_abort_is_published_once(published: Published, num_given_up: int) -> str:
-    """Clients that went away: while running, and while waiting."""
+    """For clients that left while their request ran, and while it waited."""
     assert len(published.aborted) == len(set(published.aborted)), "an abort was published twice"
     assert len(published.aborted) == num_given_up, f"{len(published.aborted)} of {num_given_up}"
     return f"{num_given_up} aborts"
@@ -90,7 +90,7 @@ def an_abort_is_published_once(published: Published, num_given_up: int) -> str:
 def nothing_private_is_published(
     payloads: Sequence[bytes], text: str, token_ids: Sequence[int]
 ) -> str:
-    """The text that all prompts have in common, or its tokens, are in no message."""
+    """Neither the common text of all prompts nor its tokens are in any message."""
     as_tokens = b"".join(msgspec.msgpack.encode(token) for token in token_ids)
     for payload in payloads:
         assert text.encode() not in payload, "the text of a prompt was published"
@@ -108,7 +108,7 @@ def a_long_step_is_published_while_it_runs(published: Published, since_step: int
 
 
 def nothing_of_ours_is_there(folder: Path, calls: Sequence[dict[str, Any]]) -> str:
-    """No socket, no thread, no module."""
+    """vLLM has no socket, thread or module of stepscope."""
     first = calls[0]
     assert first["modules"] == [], first["modules"]
     assert first["threads"] == [], first["threads"]

@@ -1,4 +1,4 @@
-"""What an attached vLLM published, as a subscriber of our own collects it: every byte of it."""
+"""All bytes that an attached vLLM published, collected by a subscriber."""
 
 import threading
 from collections.abc import Sequence
@@ -81,5 +81,5 @@ class Published:
         return [event for event in self.events if isinstance(event, kind)]
 
     def request_id(self, name: str) -> int | None:
-        """Ours for the id that a client got; vLLM appends to it."""
+        """Our id for the id that a client got; vLLM appends to the latter."""
         return next((ours for each, ours in self.names.items() if each.startswith(name)), None)

@@ -25,7 +25,7 @@ SETTINGS = {
 
 
 class Answer(NamedTuple):
-    """What a client got: the id of its request, and the server's own count of tokens."""
+    """A client's answer: the id of its request, and the server's own token counts."""
 
     request_id: str
     num_prompt_tokens: int
@@ -33,7 +33,7 @@ class Answer(NamedTuple):
 
 
 class CannotServeError(Exception):
-    """vLLM does not run here. The message is its own last error."""
+    """vLLM does not run here. The message is vLLM's last error."""
 
 
 def write_model(folder: Path) -> None:
@@ -162,7 +162,7 @@ class VllmServer:
 
     @property
     def calls(self) -> list[dict[str, object]]:
-        """What the witness wrote down."""
+        """The calls that the witness noted."""
         path = self.folder / "calls.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
         return [json.loads(line) for line in lines]
@@ -208,7 +208,7 @@ def _read_stream(response: http.client.HTTPResponse, give_up_after: int | None) 
 
 
 def _offer_plugins(folder: Path, names: tuple[str, ...]) -> None:
-    """Modules beside this one as an installed package, as far as vLLM looks."""
+    """Present the modules beside this one to vLLM as an installed package."""
     metadata = folder / "stepscope_witness-0.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text(

@@ -86,7 +86,7 @@ def main() -> int:
 
 
 class Run:
-    """SGLang's scheduler under a load, to its end.
+    """A run of SGLang's scheduler under load.
 
     Attributes:
         ranks: what the witness of each rank noted.
@@ -166,7 +166,7 @@ class Run:
 
 
 def check_records(report: Report, name: str, run: Run) -> None:
-    """What is published is what SGLang did."""
+    """Check that telemetry equals what SGLang did."""
     report.check(f"{name}: each step once, all tokens in rows or wasted", lambda: rows(run))
     report.check(f"{name}: prompt and output of a request add up", lambda: requests(run))
     report.check(f"{name}: retractions", lambda: retractions(run))

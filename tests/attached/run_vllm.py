@@ -1,4 +1,4 @@
-"""Holds stepscope to what docs/attach.md promises, on real vLLM servers: `make test-vllm`.
+"""Checks on real vLLM servers what docs/attach.md promises: `make test-vllm`.
 
 Each release has an environment of its own under `.venv-vllm` (or the folder of VLLM_ENVIRONMENTS),
 made once: some GB of downloads each. A tiny model with random weights serves a real load. One line
@@ -199,19 +199,19 @@ class Trial:
             server.stop()
 
     def _wait_until_idle(self, collector: Collector) -> None:
-        """Until a status says that no request is left, after the last step."""
+        """Wait until a heartbeat after the last step says that no request is left."""
 
         def is_idle() -> bool:
             statuses = collector.published().statuses
             return bool(statuses) and (statuses[-1].num_running, statuses[-1].num_waiting) == (0, 0)
 
-        time.sleep(1.5)  # statuses come once a second
+        time.sleep(1.5)  # heartbeats come once a second
         wait_for(is_idle, "vLLM is idle")
         time.sleep(1.5)
 
 
 class Load:
-    """Streams in threads: prompts of many lengths that begin alike, and outputs of many."""
+    """Streams in threads: prompts of many lengths with a shared prefix, outputs of many lengths."""
 
     def __init__(self, server: VllmServer, num_requests: int = REQUESTS) -> None:
         self._pool = ThreadPoolExecutor(STREAMS)
@@ -227,7 +227,7 @@ class Load:
         return sum(answer.done() for answer in self._answers)
 
     def wait(self) -> list[Answer]:
-        """Raises what a client met with."""
+        """Wait for all clients; raises the error of a client, if any."""
         answers = [answer.result() for answer in self._answers]
         self._pool.shutdown()
         return answers
@@ -251,7 +251,7 @@ def turn_budget(endpoint: str, load: Load) -> tuple[list[tuple[int, int]], list[
 
 
 def give_up(server: VllmServer) -> int:
-    """Clients that go away while their requests run: after some tokens, and before the first."""
+    """Clients that leave while their requests run: after some tokens, and before the first."""
     chunks = (3, 20, 1, 60)
     with ThreadPoolExecutor(len(chunks)) as pool:
         list(pool.map(lambda count: server.ask(SECRET * 8, 600, count), chunks))
@@ -310,7 +310,7 @@ def environment(release: str) -> Path:
 
 
 def instruction_sets() -> str:
-    """Which of those that builds of vLLM for CPUs want are missing here."""
+    """The instruction sets that vLLM's CPU builds need and this machine lacks."""
     flags = set(Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split())
     missing = [name for name in ("avx2", "avx512f", "avx512_bf16") if name not in flags]
     return f"this CPU has no {', '.join(missing)}" if missing else "this CPU has AVX-512 and bf16"

@@ -23,7 +23,7 @@ WAIT_S = 90.0
 
 
 class EmptyModule(ModuleType):
-    """Has every name, and nothing behind it."""
+    """A module that has every name, with nothing behind it."""
 
     __path__: ClassVar[list[str]] = []
 
@@ -45,11 +45,11 @@ class EmptyModules:
         return EmptyModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """There is nothing in it."""
+        """Does nothing: the module is empty."""
 
 
 class Witness:
-    """Notes what SGLang does, beside and without the plugin."""
+    """Notes what SGLang does, independently of the plugin."""
 
     def __init__(self, scheduler_class: Any) -> None:
         self.steps: list[dict[str, int]] = []  # tokens of each request
@@ -119,7 +119,7 @@ def generate_request(name: str, prompt: list[int], i: int) -> Any:
     from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
     from sglang.srt.sampling.sampling_params import SamplingParams
 
-    stops = list(range(0, 260, 9)) if i % 4 == 0 else None  # so that its end is not foreseen
+    stops = list(range(0, 260, 9)) if i % 4 == 0 else None  # so that its end is not predictable
     sampling = SamplingParams(max_new_tokens=20 + i % 17 * 4, stop_token_ids=stops)
     sampling.normalize(None)
     return TokenizedGenerateReqInput(
@@ -149,7 +149,7 @@ def note_ends(output: Any, witness: Witness) -> None:
 
 
 def fail_after(num_steps: int) -> None:
-    """Put an error into the plugin."""
+    """Make the plugin raise an error."""
     from stepscope.engine.adapters.sglang.watcher import SglangWatcher
 
     processed, count = SglangWatcher.processed, iter(range(num_steps))
@@ -179,7 +179,7 @@ def port_args(server: Any, folder: Path, rank: int) -> Any:
 def main(folder: Path, rank: int) -> None:
     from transformers.utils import import_utils
 
-    import_utils.is_torchvision_available()  # remembers that there is none, before an empty one is
+    import_utils.is_torchvision_available()  # caches that there is none
     sys.meta_path.append(EmptyModules())  # type: ignore[arg-type]
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.plugins import load_plugins

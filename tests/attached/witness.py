@@ -1,4 +1,4 @@
-"""A vLLM plugin that sees the same scheduler as stepscope, and writes down what vLLM did.
+"""A vLLM plugin that sees the same scheduler as stepscope, and notes what vLLM did.
 
 It knows nothing of stepscope's adapter, so that what was published can be held against it. Lines of
 JSON go to `WITNESS_DIR/calls.jsonl`. A file `block` there makes the next step take two seconds; a
@@ -90,7 +90,7 @@ def _threads() -> list[str]:
 
 
 def _take(path: Path) -> bool:
-    """Whether the file was there; it is gone then."""
+    """Whether the file existed; removes it."""
     try:
         path.unlink()
     except FileNotFoundError:

@@ -45,7 +45,7 @@ SOCKET_BYTES = 32 * 1024
 
 
 class PacedRunner(SimulatedRunner):
-    """In real time: a step takes as long as it is said."""
+    """A simulated runner in real time: a step takes as long as its costs say."""
 
     def __init__(self, step_s: float, seed: int) -> None:
         super().__init__(CostModel(), seed)
@@ -62,7 +62,7 @@ class PacedRunner(SimulatedRunner):
 
 
 class TruthfulPublisher(Publisher):
-    """Writes down what it is about to send."""
+    """A publisher that notes each message before sending it."""
 
     def __init__(self, address: str, ring_size: int, truth: IO[str]) -> None:
         super().__init__(address, ring_size)
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--ring", type=int, required=True)
     parser.add_argument("--step-ms", type=float, default=1.0)
     args = parser.parse_args()
-    faulthandler.register(signal.SIGUSR2)  # says where it is
+    faulthandler.register(signal.SIGUSR2)  # reports where it is
     telemetry.SUBSCRIBER_QUEUE = QUEUE
     zmq.Context.instance().setsockopt(zmq.SNDBUF, SOCKET_BYTES)
     endpoint = Endpoint.parse(args.endpoint)
@@ -119,7 +119,7 @@ def main() -> None:
 
 
 def work(core: EngineCore, resting: threading.Event, seed: int) -> None:
-    """Keep a few more requests in the engine than it can run, some of which share a beginning."""
+    """Keep a few more requests in the engine than it can run; some of them share a prefix."""
     rng = random.Random(seed)
     number = 0
     while not resting.wait(0.005):

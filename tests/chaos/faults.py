@@ -1,4 +1,4 @@
-"""`Faults`: what is done to connections, by chance, and how often it was done."""
+"""`Faults`: random faults of connections, and how often each was injected."""
 
 import random
 from collections import Counter
@@ -9,7 +9,7 @@ STALL_S = 7.0  # longer than a connection may be silent
 
 
 class Faults:
-    """Does one thing at a time.
+    """Injects one fault at a time.
 
     Args:
         with_stalls: there is time for connections that carry nothing for `STALL_S`.
@@ -24,7 +24,7 @@ class Faults:
             self._kinds.append("stall")
 
     def one(self, proxy: Proxy) -> None:
-        """Do something to the connections of one client."""
+        """Inject a fault into the connections of one client."""
         rng = self._rng
         kind = rng.choice(self._kinds)
         self.counts[kind] += 1

@@ -1,4 +1,4 @@
-"""Floods a control socket: `flooder.py ENDPOINT SECONDS SEED`. Nothing that it asks is done."""
+"""Floods a control socket: `flooder.py ENDPOINT SECONDS SEED`. No command of it takes effect."""
 
 import random
 import sys

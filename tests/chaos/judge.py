@@ -1,4 +1,4 @@
-"""Holds what clients have written down against what the engines had sent.
+"""Compares what clients have noted with what the engines had sent.
 
 Raises `Wrong` for whatever was neither received nor shown as lost, exactly, and for what was lost
 although the engine still had it when it was asked.
@@ -15,12 +15,12 @@ from truth import Client, Engine, Wrong
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.file.reader import Recording
 
-# Of each answer of the replay ring: from where, to where, and the oldest message that there was.
+# For each reply of the replay ring: its first and last message, and the oldest in the ring.
 Replays: TypeAlias = list[tuple[int, int, int]]
 
 
 def check_observer(client: Client, engines: list[Engine]) -> dict[str, int]:
-    """Hold what an observer has written down against the truth; gives its figures."""
+    """Compare an observer's notes with the truth; return its figures."""
     told = Counter[str]()
     by_name = {engine.name: engine for engine in engines}
     got: dict[str, dict[int, tuple[str, int]]] = {}
@@ -83,7 +83,7 @@ def check_steps(
     mine: dict[int, tuple[str, int]],
     missing: list[int],
 ) -> None:
-    """The history holds the steps that came, and shows a gap around each that did not."""
+    """Check that the history holds the received steps, and shows a gap for each lost one."""
     steps = [engine.sent[number][1] for number in mine if engine.sent[number][1] >= 0]
     if steps != session["steps"]:
         raise Wrong(f"{who}: {len(steps)} steps came, {len(session['steps'])} are kept")
@@ -97,7 +97,7 @@ def check_steps(
 
 
 def check_heard(who: str, missing: list[int], replays: Replays) -> None:
-    """Each lost message was asked for, and was not in the ring any more."""
+    """Check that each lost message was requested, and was no longer in the ring."""
     oldest_told: dict[int, int] = {}
     wanted = set(missing)
     for first, end, oldest in replays:
@@ -116,7 +116,7 @@ def _replay(words: str) -> tuple[int, int, int]:
 
 
 def check_recorder(client: Client, engines: list[Engine], folder: Path) -> dict[str, int]:
-    """Hold the recorder's files against the truth; gives its figures."""
+    """Compare the recorder's files with the truth; return its figures."""
     told = Counter[str]()
     now = ""
     received: list[dict[int, str]] = []

@@ -31,7 +31,7 @@ _KEYFRAME = wire.TOPICS[Snapshot]
 
 
 class Notes:
-    """What is written down."""
+    """The lines of the log."""
 
     def __init__(self, log: IO[str], slow_s: float) -> None:
         self._log = log
@@ -69,7 +69,7 @@ class Notes:
 
 
 def is_well(source: subscriber.Subscriber) -> bool:
-    """A loss is set right a moment later: there is a rest between two questions."""
+    """A loss is corrected a moment later: there is a pause between two queries."""
     return source.status == "live" and not source.history.needs_snapshot
 
 
@@ -82,8 +82,8 @@ def main() -> None:
     if args.slow_ms:
         subscriber.RECEIVE_QUEUE = QUEUE
         zmq.Context.instance().setsockopt(zmq.RCVBUF, SOCKET_BYTES)
-    faulthandler.register(signal.SIGUSR2)  # says where it is
-    ending: list[int] = []  # an Event that is set by a handler can lock up who waits for it
+    faulthandler.register(signal.SIGUSR2)  # reports where it is
+    ending: list[int] = []  # an Event set by a signal handler can deadlock its waiter
     with open(args.log, "w", buffering=1) as log:
         replies.note_replays(log)
         notes = Notes(log, args.slow_ms / 1e3)

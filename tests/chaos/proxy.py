@@ -15,7 +15,7 @@ _CHUNK = 16 * 1024
 
 
 class _Link:
-    """One connection: what is to happen to the bytes on it."""
+    """One connection, and the faults for the bytes on it."""
 
     def __init__(self, is_telemetry: bool, delay_s: float) -> None:
         self.is_telemetry = is_telemetry
@@ -65,18 +65,18 @@ class Proxy:
                 self.num_cut += 1
 
     async def refuse(self, seconds: float) -> None:
-        """Cut what there is and take nobody for so long."""
+        """Cut all connections and accept none for so long."""
         self._refusing_until_s = asyncio.get_running_loop().time() + seconds
         await self.cut()
 
     async def delay(self, telemetry_s: float, control_s: float) -> None:
-        """From now on every chunk is held for so long."""
+        """Hold every chunk for so long from now on."""
         self._delays_s = {True: telemetry_s, False: control_s}
         for link in self._links:
             link.delay_s = self._delays_s[link.is_telemetry]
 
     async def stall(self, seconds: float) -> None:
-        """The connections that there are stay open, and carry nothing for so long."""
+        """Keep the existing connections open, but carry nothing on them for so long."""
         until_s = asyncio.get_running_loop().time() + seconds
         for link in self._links:
             link.stalled_until_s = until_s
@@ -103,7 +103,7 @@ class Proxy:
         self._links.append(link)
         ways = (self._carry(reader, up_writer, link), self._carry(up_reader, writer, link))
         tasks = [asyncio.create_task(way) for way in ways]
-        # When the run is over this ends by being cancelled, of which asyncio is not to complain.
+        # At the end of the run this is cancelled, of which asyncio must not complain.
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         link.cut()

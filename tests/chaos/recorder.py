@@ -1,4 +1,4 @@
-"""`stepscope record`, that also writes down what it got, and how far back the engine could replay.
+"""`stepscope record` that also notes what it received, and how far back the engine could replay.
 
 recorder.py LOG record ENDPOINT -o FILE ...
 """
@@ -15,7 +15,7 @@ from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.tui.cli.__main__ import main
 
 if __name__ == "__main__":
-    faulthandler.register(signal.SIGUSR2)  # says where it is
+    faulthandler.register(signal.SIGUSR2)  # reports where it is
     with open(sys.argv.pop(1), "w", buffering=1) as log:
         replies.note_replays(log)
         on_frame = RecordingWriter.on_frame

@@ -1,4 +1,4 @@
-"""Writes down how far back the engine could replay, each time that it was asked.
+"""Notes how far back the engine could replay, each time that it was asked.
 
 What a subscriber has not got although the engine still had it when it was asked is a bug.
 """

@@ -52,7 +52,7 @@ def wait_for(what: str, condition: Callable[[], bool]) -> None:
 
 
 class Chaos:
-    """One run. A context manager: nothing is left of it."""
+    """One run, as a context manager that ends all its processes."""
 
     def __init__(self, args: argparse.Namespace, folder: Path) -> None:
         self.args = args
@@ -82,7 +82,7 @@ class Chaos:
 
     @contextlib.contextmanager
     def limit(self, seconds: float) -> Iterator[None]:
-        """Whatever locks up, this ends: it says where all threads are, and nothing is left."""
+        """End the run even after a deadlock: report where all threads are and end all processes."""
 
         def give_up() -> None:
             print(f"seed {self.args.seed}: no end within {seconds:g} s", file=sys.stderr)
@@ -101,7 +101,7 @@ class Chaos:
             timer.cancel()
 
     def _say_where_they_are(self) -> None:
-        """Of processes that still run: where each of their threads is."""
+        """Report where each thread of the running processes is."""
         named = [(engine.name, engine.process) for engine in self.engines]
         named += [(client.name, client.process) for client in self.clients.values()]
         for name, process in named:
@@ -162,7 +162,7 @@ class Chaos:
             self.clients[name] = Client(name, proxy, log, process)
 
     def wait_until_joined(self) -> None:
-        """All have something of the newest engine."""
+        """Wait until every client has received something of the newest engine."""
         for client in self.clients.values():
             wait_for(f"{client.name} has joined", lambda c=client: self._has_joined(c))
 
@@ -170,10 +170,10 @@ class Chaos:
         line = f"join {self.engines[-1].name} "
         return any(each.startswith(line) for each in client.log_lines())
 
-    # What is done to them
+    # Faults
 
     def make_trouble(self, seconds: float) -> None:
-        """Faults by chance, and once the one that is stopped."""
+        """Inject random faults, and once stop a subscriber."""
         end_s = time.monotonic() + seconds
         while time.monotonic() < end_s:
             self.stop_for_longer_than_the_ring()
@@ -187,7 +187,7 @@ class Chaos:
                     self.flood()
 
     def stop_for_longer_than_the_ring(self) -> None:
-        """So that it must lose some: what it had missed is not in the ring any more."""
+        """Stop a subscriber for so long that the ring has lost what it missed."""
         self._faults.counts["stop"] += 1
         client = self.clients["stopped"]
         client.process.send_signal(signal.SIGSTOP)
@@ -206,7 +206,7 @@ class Chaos:
         client.process.send_signal(signal.SIGCONT)
 
     def flood(self) -> None:
-        """Beside what else is done to them."""
+        """Flood the engine beside all other faults."""
         self._faults.counts["flood"] += 1
         endpoint, seed = f"tcp://127.0.0.1:{self.port}", self.rng.randrange(1_000)
         self._start(str(HERE / "flooder.py"), endpoint, str(FLOOD_S), str(seed))
@@ -218,7 +218,7 @@ class Chaos:
         engine.process.wait()
 
     def end(self) -> None:
-        """Let all catch up, and end them."""
+        """Let all processes catch up, and end them."""
         engine = self.engines[-1]
         self.clients["slow"].process.send_signal(signal.SIGUSR1)
         engine.process.send_signal(signal.SIGUSR1)
@@ -249,7 +249,7 @@ class Chaos:
                 said = (self.folder / "stderr").read_text()[-2000:]
                 raise Wrong(f"a process ended with {process.returncode}: {said}")
 
-    # What they say of it
+    # The verdict
 
     def check(self) -> dict[str, Any]:
         for engine in self.engines:

@@ -1,4 +1,4 @@
-"""Who takes part in a run, and what they have written down: `Engine` and `Client`."""
+"""The participants of a run and their notes: `Engine` and `Client`."""
 
 import socket
 import subprocess
@@ -9,12 +9,12 @@ from proxy import Proxy
 
 
 class Wrong(Exception):  # noqa: N818
-    """What the run has shown to be wrong."""
+    """A fault that the run has found."""
 
 
 @dataclass
 class Engine:
-    """One generation of it."""
+    """One generation of the engine."""
 
     name: str
     truth: Path
@@ -37,7 +37,7 @@ class Engine:
 
 @dataclass
 class Client:
-    """Someone who listens, and the proxy that it listens through."""
+    """A subscriber or recorder, and its proxy."""
 
     name: str
     proxy: Proxy
@@ -53,7 +53,7 @@ class Client:
 
 
 def free_ports() -> int:
-    """The first of two neighbouring ports that nobody has."""
+    """The first of two neighbouring free ports."""
     while True:
         with socket.socket() as one, socket.socket() as two:
             one.bind(("127.0.0.1", 0))

@@ -23,7 +23,7 @@ TIMEOUT_S = 600
 
 
 class Client(NamedTuple):
-    """A client, how it is run, and what it says of the run: (finished requests, output tokens)."""
+    """A client, how to run it, and how to read its report: (finished requests, output tokens)."""
 
     package: str
     arguments: Callable[[str, Path, Path], list[str]]
@@ -68,7 +68,7 @@ def aiperf_result(output: Path) -> tuple[int, int]:
 
 
 CLIENTS = {
-    # Neither is to look for the tokenizer anywhere but in the folder; aiperf takes no folder when
+    # Both must look for the tokenizer in the folder only; aiperf accepts no folder when
     # it is told that it is offline.
     "guidellm": Client(
         "guidellm==0.8.1", guidellm_arguments, guidellm_result, {"HF_HUB_OFFLINE": "1"}
@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def save_tokenizer(folder: Path) -> None:
-    """Of the demo model, which is served."""
+    """Save the tokenizer of the demo model, which is served."""
     from stepscope.engine.models.demo import byte_tokenizer
 
     byte_tokenizer().save_pretrained(folder)
@@ -121,7 +121,7 @@ def start_server(folder: Path) -> tuple["subprocess.Popen[str]", str]:
 
 
 def install(name: str, client: Client) -> str | None:
-    """Make its environment, unless it is there; why that cannot be."""
+    """Make the client's environment unless it exists; return why that fails, if it does."""
     folder = ENVIRONMENTS / name
     marker = folder / ".installed"
     if marker.exists() and marker.read_text() == client.package:
@@ -152,7 +152,7 @@ def install(name: str, client: Client) -> str | None:
 
 
 def run(name: str, client: Client, url: str, tokenizer: Path, output: Path) -> str | None:
-    """What is wrong with what the client got."""
+    """Run the client; return what is wrong with its results."""
     output.mkdir()
     program, *arguments = client.arguments(url, tokenizer, output)
     try:

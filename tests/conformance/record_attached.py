@@ -156,7 +156,7 @@ class Tape:
 
 
 def record(case: dict[str, Any], model: Path, *, is_v2: bool) -> list[dict[str, Any]]:
-    """Run one case to its end; asynchronously, a step is scheduled while another is in flight."""
+    """Run one case to its end; asynchronous ones schedule a step while another is in flight."""
     scheduler = make_scheduler(case, model, case["is_asynchronous"])
     if is_v2:
         scheduler.use_v2_model_runner = True
@@ -187,13 +187,13 @@ def record(case: dict[str, Any], model: Path, *, is_v2: bool) -> list[dict[str, 
 
 
 def requests(*wanted: tuple[int, int, int]) -> list[dict[str, int]]:
-    """Of (arrival step, prompt tokens, output tokens)."""
+    """Requests from tuples of (arrival step, prompt tokens, output tokens)."""
     names = ("arrival_step", "prompt_len", "output_len")
     return [dict(zip(names, each, strict=True)) for each in wanted]
 
 
 def shared_prompts() -> list[dict[str, Any]]:
-    """Three families of prompts that begin alike, in a pool that cannot keep them all."""
+    """Three groups of prompts with a shared prefix each, in a pool that cannot keep them all."""
     found = []
     for number in range(12):
         family = [1000 * (number % 3) + position for position in range(64)]
@@ -233,7 +233,7 @@ def cases() -> dict[str, dict[str, Any]]:
             "max_num_seqs": 4,
             "num_blocks": 24,
             "requests": aborts,
-            # In a prompt, decoding, waiting, and once more: nothing is left to abort.
+            # During prefill, decoding, waiting, and once more, when nothing is left to abort.
             "abort_at": {1: ["2"], 6: ["1"], 7: ["6"], 9: ["1", "3"], 12: ["0", "5"]},
         },
         "asynchronous": base

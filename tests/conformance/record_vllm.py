@@ -130,7 +130,7 @@ def speculative_config(workload: dict[str, Any]) -> SpeculativeConfig | None:
 
 
 def record(workload: dict[str, Any], model: Path) -> list[dict[str, Any]]:
-    """One line a step; the last one, when all is done, is an empty one."""
+    """One line for each step; the last, when all requests have ended, is of an empty step."""
     scheduler = make_scheduler(workload, model)
     scheduler.max_num_scheduled_tokens = workload.get("max_num_batched_tokens", 2048)
     hasher = None
@@ -197,7 +197,7 @@ def one_step(scheduler: Scheduler, step: int, workload: dict[str, Any]) -> dict[
 def drafts_of(
     scheduler: Scheduler, result: ModelRunnerOutput, workload: dict[str, Any]
 ) -> DraftTokenIds:
-    """What vLLM's own proposer guesses; none that `max_tokens` leaves no room for."""
+    """The drafts of vLLM's own proposer, without those beyond `max_tokens`."""
     ids, drafts = [], []
     for request_id, sampled in zip(result.req_ids, result.sampled_token_ids, strict=True):
         request = scheduler.requests.get(request_id)
@@ -217,7 +217,7 @@ def drafts_of(
 
 
 def tokens_of(request: Request, drafts: list[int], wanted: list[int] | None) -> list[int]:
-    """The next token of `wanted` (None: zeros), and one more for each draft that is right."""
+    """The next token of `wanted` (None: zeros), and one more for each correct draft."""
     first = request.num_output_tokens
     tokens = []
     for index in range(len(drafts) + 1):

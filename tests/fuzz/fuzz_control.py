@@ -42,11 +42,11 @@ CHECK_S = 2.0
 
 
 class Failure(Exception):  # noqa: N818 - ends the run
-    """Something is not as it must be."""
+    """A check has failed."""
 
 
 class Engine:
-    """A process with requests done, a knob changed and a pause: a state worth keeping."""
+    """An engine process with ended requests, a changed knob and a pause: a state to preserve."""
 
     def __init__(self, endpoint: Endpoint, log: Path, keys: str = "") -> None:
         self.endpoint = endpoint
@@ -83,7 +83,7 @@ class Engine:
         raise Failure(f"{self.endpoint.control} does not serve any more")
 
     def state(self) -> str:
-        """A digest of all that nobody was allowed to change."""
+        """A digest of all state that must not have changed."""
         if self.process.poll() is not None:
             raise Failure(f"the engine ended with {self.process.returncode}")
         with ControlClient(self.endpoint, timeout_s=20) as client:
@@ -91,7 +91,7 @@ class Engine:
             kept = (
                 *(taken.step, taken.state, taken.knobs, taken.knobs_version, taken.requests),
                 *(taken.blocks, taken.kv, taken.workload),
-                # That there was too much of it is the one thing that may be noted.
+                # Only the flood itself may be noted.
                 [entry for entry in _trail(client) if entry.code != "rate_limited"],
             )
         return hashlib.sha256(msgspec.msgpack.encode(kept)).hexdigest()
@@ -101,7 +101,7 @@ class Engine:
             raise Failure(f"the state of {self.endpoint.control} has changed")
 
     def said(self) -> str:
-        """The end of what it wrote to its standard error."""
+        """The end of its standard error output."""
         return self._log.read_text(errors="replace")[-3000:]
 
     def stop(self) -> None:
@@ -110,7 +110,7 @@ class Engine:
 
 
 def _trail(client: ControlClient) -> list[Audited]:
-    """All of the audit trail but the numbers, which count what was left out too."""
+    """The audit trail without its numbers, which also count omitted entries."""
     entries: list[Audited] = []
     after = 0
     while True:
@@ -152,7 +152,7 @@ def fuzz_messages(engine: Engine, malformer: Malformer, sent: Counter[str]) -> C
 
 
 def fuzz_transport(engine: Engine, malformer: Malformer) -> None:
-    """Bytes below ZeroMQ's messages, to the control or the telemetry socket; then hang up."""
+    """Send bytes below ZeroMQ's messages to the control or the telemetry socket; then hang up."""
     data = malformer.transport()
     address = engine.endpoint.control if data[-1] % 2 else engine.endpoint.telemetry
     if address.startswith("ipc://"):
@@ -171,7 +171,7 @@ def fuzz_transport(engine: Engine, malformer: Malformer) -> None:
 
 
 def fuzz_keyless(engine: Engine, malformer: Malformer) -> None:
-    """A client without a key sends to an engine that asks for one: nothing may come back."""
+    """Send without a key to an engine that requires one: no reply may come back."""
     dealer = zmq.Context.instance().socket(zmq.DEALER)
     dealer.linger = 0
     dealer.connect(engine.endpoint.control)

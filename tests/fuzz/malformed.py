@@ -57,7 +57,7 @@ _LENGTHS = (0, 1, 7, 9, 16, 255, 256, 4096)
 
 
 def is_command(payload: bytes) -> bool:
-    """Whether an engine would take it for a command that may change something."""
+    """Whether an engine would accept it as a command that may change something."""
     try:
         return not isinstance(commands.decode_command(payload), _HARMLESS)
     except msgspec.DecodeError:
@@ -84,11 +84,11 @@ class Malformer:
         }
 
     def frames(self) -> tuple[str, list[bytes]]:
-        """The way it was made, and frames that no engine may take for a command."""
+        """How they were made, and frames that no engine may accept as a command."""
         while True:
             kind = self._random.choice(list(self.kinds))
             if kind == "huge" and self._random.random() > 0.02:
-                continue  # megabytes; now and then will do
+                continue  # megabytes, so only now and then
             payload = self.kinds[kind]()
             if is_command(payload):
                 continue
@@ -122,7 +122,7 @@ class Malformer:
         return a[: self._random.randrange(len(a) + 1)] + b[self._random.randrange(len(b)) :]
 
     def _wrong_length(self) -> bytes:
-        """A map, array, string or number that says it is longer than what follows."""
+        """A map, array, string or number that claims to be longer than what follows."""
         payload = bytearray(self._seed_payload())
         head = self._random.choice((0xDF, 0xDD, 0xDB, 0xC6, 0xC9, 0xDE, 0xDC, 0xD9))
         place = self._random.randrange(len(payload))

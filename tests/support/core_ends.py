@@ -1,4 +1,4 @@
-"""What stands around an `EngineCore` in a test: a client, a sink of telemetry, a workload."""
+"""The surroundings of an `EngineCore` in a test: a client, a telemetry sink, a workload."""
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.replies import AnyReply, Output
@@ -8,7 +8,7 @@ from stepscope.engine.telemetry.step_draft import StepDraft
 
 
 class Client:
-    """Keeps what it is answered."""
+    """A client that keeps its replies."""
 
     def __init__(self) -> None:
         self.replies: list[AnyReply] = []
@@ -26,7 +26,7 @@ class Client:
 
 
 class Sink:
-    """Keeps messages as a subscriber gets them."""
+    """A sink that keeps messages as a subscriber gets them."""
 
     def __init__(self) -> None:
         self.next_sequence = 0
@@ -47,7 +47,7 @@ class Sink:
 
 
 class GivenWorkload:
-    """An engine's own workload that only keeps what it is given."""
+    """An engine's own workload that only keeps the specifications it gets."""
 
     def __init__(self) -> None:
         self.given: list[WorkloadSpec | None] = []

@@ -40,7 +40,7 @@ EACH_LEVEL = pytest.mark.parametrize(
 
 @contextmanager
 def highest_level(level: str) -> Iterator[None]:
-    """In this process, too, the engine takes no kernels above this level."""
+    """The engine uses no kernels above this level, in this process too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(cpu_library.LEVEL_VARIABLE, level)
         cpu_library.default_library.cache_clear()
@@ -51,7 +51,7 @@ def highest_level(level: str) -> Iterator[None]:
 
 
 def linear_layouts(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Each layout of weights that this machine multiplies by, the best first.
+    """Each weight layout that this machine can multiply with, the best first.
 
     A model that is loaded between two of them has the first one's.
     """

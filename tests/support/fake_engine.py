@@ -22,8 +22,8 @@ class FakeEngine:
     """ROUTER and PUB sockets whose messages the test chooses, drops and breaks.
 
     Args:
-        info: who it says it is.
-        first_sequence: of its first message.
+        info: its description of itself.
+        first_sequence: the sequence number of its first message.
     """
 
     def __init__(self, folder: Path, info: EngineInfo, first_sequence: int = 0) -> None:
@@ -35,13 +35,13 @@ class FakeEngine:
         self.asked: list[range] = []  # for replay, in order
         self.num_silenced = 0  # commands that came while it was silent
         self.limiter: RateLimiter | None = None
-        self.replays = threading.Event()  # until then an answer to a question for replay waits
+        self.replays = threading.Event()  # replies to replay queries wait until it is set
         self.replays.set()
         self.refuses_replay = False
         self.is_silent = False
-        self.num_unanswered = 0  # of the next commands: their answers are lost on the way
-        self.largest_replay = 10_000  # answers to more do not come through
-        self.successor: EngineInfo | None = None  # takes over when a snapshot is asked for
+        self.num_unanswered = 0  # of the next commands: their replies are lost on the way
+        self.largest_replay = 10_000  # replies with more messages do not arrive
+        self.successor: EngineInfo | None = None  # called when a snapshot is requested
         self._lock = threading.Lock()
         self._pub = zmq.Context.instance().socket(zmq.PUB)
         self._pub.linger = 0
@@ -171,7 +171,7 @@ class Session:
             self.next_step += 1
 
     def run_with_gaps(self, num_steps: int) -> list[int]:
-        """Every second one is lost on the way; gives the numbers of the others."""
+        """Publish steps, losing every second on the way; return the numbers of the others."""
         arrived = []
         for _ in range(num_steps // 2):
             self.run(1, lost=True)

@@ -1,4 +1,4 @@
-"""A dashboard of an engine that runs in the same process, and the keys pressed in it."""
+"""A dashboard of an engine that runs in the same process, and key presses for it."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ def dashboard(source: Subscriber) -> Dashboard:
 
 
 async def press(app: Dashboard, *keys: str) -> None:
-    """Like `Pilot.press`, which waits for an idle process: here an engine runs in it."""
+    """Like `Pilot.press`, which would wait for an idle process: here an engine runs in it."""
     for key in keys:
         app.post_message(events.Key(key, key if len(key) == 1 else None))
         await asyncio.sleep(0.05)

@@ -10,7 +10,7 @@ from threading import Thread
 def metrics_server(
     body: Callable[[], bytes], path: str = "/metrics", port: int = 0
 ) -> Iterator[str]:
-    """Yields its address, without the path; what is at other paths is not found."""
+    """Yields the server's address without the path; other paths are not found."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -27,7 +27,7 @@ def metrics_server(
         daemon_threads = True
 
         def handle_error(self, *_: object) -> None:
-            pass  # a client that has had enough
+            pass  # the client has closed the connection
 
     server = Server(("127.0.0.1", port), Handler)
     thread = Thread(target=server.serve_forever, args=(0.05,), daemon=True)

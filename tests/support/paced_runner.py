@@ -8,7 +8,7 @@ from stepscope.engine.simulation.step_time import shape_of
 
 
 class PacedRunner(SimulatedRunner):
-    """It sleeps as long as its cost model says."""
+    """A simulated runner that sleeps as long as its cost model says."""
 
     def clock(self) -> int:
         return time.monotonic_ns()

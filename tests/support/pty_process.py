@@ -43,7 +43,7 @@ class PtyProcess:
             self.setwinsize(rows, columns)
             self._process = subprocess.Popen(
                 [*_IN_TERMINAL, os.ttyname(terminal), *arguments],
-                stdin=terminal,  # held, so that there is no end of it before the shell opens it
+                stdin=terminal,  # kept open, so that it does not end before the shell opens it
                 stdout=terminal,
                 stderr=terminal,
                 env=env,
@@ -55,10 +55,10 @@ class PtyProcess:
         self.pid = self._process.pid
 
     def read(self, size: int = 65536) -> bytes:
-        """What it has written; waits for something. Raises EOFError when nothing more comes."""
+        """Wait for output and return it. Raises EOFError when there will be no more."""
         try:
             received = os.read(self.fd, size)
-        except OSError:  # so Linux says that the other side is closed
+        except OSError:  # Linux's way to say that the other side is closed
             received = b""
         if not received:
             raise EOFError
@@ -80,7 +80,7 @@ class PtyProcess:
         return self._process.wait()
 
     def close(self) -> None:
-        """Kill what is left of it and give its terminal back."""
+        """Kill its remaining processes and close its terminal."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()

@@ -1,4 +1,4 @@
-"""What stands on the screens of a dashboard, as the compositor puts it together."""
+"""The text on the screens of a dashboard, as the compositor composes it."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ from stepscope.tui.app.app import Dashboard
 
 
 def screen_text(app: App[Any]) -> str:
-    """Of the screen in front."""
+    """The text of the front screen."""
     return _text(app.screen)
 
 
 def main_text(app: Dashboard) -> str:
-    """Of the main screen, whatever is in front of it."""
+    """The text of the main screen, whatever is in front of it."""
     return _text(app.main)
 
 

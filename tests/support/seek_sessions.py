@@ -1,4 +1,4 @@
-"""Sessions to seek in, and what a seek is held to: every message taken one by one."""
+"""Sessions to seek in, and the reference for a seek: applying every message one by one."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,7 +14,7 @@ from stepscope.recordings.replay.seek import state_at
 
 
 def busy(seed: int, num_steps: int) -> list[Telemetry]:
-    """A session with everything: chunks, prefix hits, preemptions, changed knobs."""
+    """A session with prefill chunks, prefix hits, preemptions and knob changes."""
     told = simulate(
         seed=seed,
         num_steps=num_steps,
@@ -54,7 +54,7 @@ def one_by_one(
 
 
 def assert_the_same(history: History, expected: History) -> None:
-    """All that a screen may show of them."""
+    """Check that all that a screen may show of two histories is equal."""
     first, last = expected.first_step, expected.last_step
     assert first is not None
     assert last is not None

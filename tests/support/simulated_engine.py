@@ -2,7 +2,7 @@
 
 Not a test. Like the fixture `live_engine`, in a process of its own and without torch. KEYS is
 a folder of authorised keys, for those addresses that need none. With FILE it is still starting
-until that file is there. While there is a file HANG, its steps do not end.
+until that file exists. While there is a file HANG, its steps do not end.
 """
 
 import os

@@ -46,7 +46,7 @@ def session(cost: NoisyCost, **options: Any) -> list[tuple[int, Telemetry]]:
 
 
 def once_beside_a_prompt(after: int, num_tokens: int = 64) -> Callable[[int, StepShape], bool]:
-    """The first step after some that computes so much of a prompt beside decodes."""
+    """Slow down the first step, after some others, with a large prefill chunk beside decodes."""
     done: list[int] = []
 
     def holds(step: int, shape: StepShape) -> bool:

@@ -1,4 +1,4 @@
-"""Waiting for what another thread or process does: so long that only a fault is too late."""
+"""Waiting for another thread or process, so long that only a fault can time out."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S
 
 
 async def until(condition: Callable[[], bool], what: str | Callable[[], str]) -> None:
-    """The same where a dashboard runs in this thread."""
+    """Like `wait_for`, if a dashboard runs in this thread."""
     deadline_s = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < deadline_s, f"never: {what if isinstance(what, str) else what()}"
