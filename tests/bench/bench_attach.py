@@ -1,4 +1,4 @@
-"""What attaching costs the thread of vLLM that schedules, in microseconds a step.
+"""What attaching costs vLLM's scheduling thread, in microseconds a step.
 
 vLLM's own scheduler runs alone, without a model: two of them with the same requests, one of them
 attached, take turns at every step. Only the processor time of this thread within `schedule` and
@@ -100,7 +100,7 @@ def add(scheduler: Any, num_running: int) -> None:
 
 
 def one_step(scheduler: Any) -> float:
-    """Microseconds of processor time."""
+    """Run one step; return its microseconds of processor time."""
     from record_vllm import result_of
 
     start = thread_time_ns()

@@ -4,7 +4,7 @@
 
 Two servers with the same tiny model, one with STEPSCOPE_ENDPOINT and a recorder that listens (with
 `--unobserved` nobody does), one without; `make test-vllm` makes the environment. The model's steps
-take a few milliseconds, so what attaching costs weighs more than beside any model that people
+take a few milliseconds, so the cost of attaching weighs more than beside any model that people
 serve. Without that environment it says so and ends.
 """
 
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def measure(servers: dict[str, VllmServer], num_rounds: int) -> None:
-    for server in servers.values():  # what is compiled and cached by the first requests
+    for server in servers.values():  # the first requests compile and fill caches
         Load(server, 24).wait()
     rates: dict[str, list[float]] = {name: [] for name in servers}
     for number in range(num_rounds):

@@ -1,7 +1,7 @@
 """One layer of attention on this CPU: the C++ backend, the torch backend, and torch's own SDPA.
 
 SDPA gets dense keys and values of the same shape (nothing to gather, no padding, all of one
-length), which is the best that it can have. All are timed in turns, `--repeat` rounds, and the
+length), which is its best case. All are timed in turns, `--repeat` rounds, and the
 medians shown: on a shared machine trust the ratios. In the same turns a yardstick runs: for decodes
 the sum of the same keys and values in fp32, read in order (the share is its time by ours, so a
 short context is held to the rate of a cache); for chunks a product of 1024 x 1024 matrices (the
@@ -88,7 +88,7 @@ def sdpa(case: Case, num_queries: int, context: int) -> Callable[[], object]:
 
 
 def medians_us(contenders: list[Callable[[], object]], repeat: int) -> list[float]:
-    """Of `repeat` rounds in which each runs as often as fits into TIME_LIMIT_S / repeat.
+    """Medians of `repeat` rounds in which each runs as often as fits into TIME_LIMIT_S / repeat.
 
     One thread is timed by the processor time that it gets, so that what others run beside it costs
     only caches and bandwidth; several are timed by the clock.
@@ -104,7 +104,7 @@ def medians_us(contenders: list[Callable[[], object]], repeat: int) -> list[floa
     times: list[list[float]] = [[] for _ in contenders]
     for _ in range(repeat):
         for which, (run, count) in enumerate(zip(contenders, counts, strict=True)):
-            run()  # what the one before it left in the caches is not its own
+            run()  # the contender before it has filled the caches with other data
             start = clock()
             for _ in range(count):
                 run()

@@ -44,7 +44,7 @@ FIXED = (256, 512, 1024, 2048, 4096, 8192)
 
 
 class Kind(NamedTuple):
-    """Of request: mean lengths, and how they spread (sigma of the logarithm)."""
+    """A kind of request: mean lengths, and their spread (sigma of the logarithm)."""
 
     share: float
     num_prompt: float
@@ -56,7 +56,7 @@ KINDS = (Kind(0.65, 2048, 28, 0.8), Kind(0.35, 1155, 211, 0.9))
 
 
 class Steps:
-    """A sink that keeps steps, and what their requests got."""
+    """A sink that keeps steps, and the latencies of their requests."""
 
     def __init__(self) -> None:
         self.next_sequence = self.num_dropped = 0

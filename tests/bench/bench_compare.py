@@ -50,7 +50,7 @@ def record(path: Path, num_steps: int) -> None:
 
 
 def reading(path: Path) -> tuple[RecordingFeed, float]:
-    """All of it read, and the seconds of this process it took."""
+    """Read all of it; return it and the processor seconds that reading took."""
     feed = RecordingFeed(Recording(path), path.name, SLO_, Stretch())
     begin_s = time.process_time()
     feed.read(float("inf"))

@@ -30,19 +30,19 @@ COST = CostModel(floor_ms=12.0, token_us=60.0, context_ns=4.0)
 
 
 class Noise(NamedTuple):
-    """What else a machine does; shares are of a step's time."""
+    """Disturbances by other work on the machine; shares are of a step's time."""
 
-    drift: float  # standard deviation of what stays for some 100 steps
-    each: float  # of what is new with each step
+    drift: float  # standard deviation of the part that lasts for some 100 steps
+    each: float  # standard deviation of the part that changes with each step
     stops: float  # share of the steps, 40 ms each on average
 
 
 class Case(NamedTuple):
-    """What is otherwise in B.
+    """How side B differs from side A.
 
     Attributes:
-        cost: how many times as much its tokens cost.
-        noise: of both.
+        cost: factor on the cost of its tokens.
+        noise: that of both sides.
         is_sent_again: A's requests come at A's times.
     """
 
@@ -70,7 +70,7 @@ CASES: dict[str, Case] = {
 
 
 class NoisyCost:
-    """A cost model on a machine that does other work, too."""
+    """A cost model of a machine that does other work, too."""
 
     def __init__(self, cost: CostModel, noise: Noise, seed: int) -> None:
         self._cost, self._noise = cost, noise
@@ -88,7 +88,7 @@ class NoisyCost:
 
 
 def side_of(name: str, seed: int, noise_seed: int, seconds: float, case: Case) -> Side:
-    """A run of about so many seconds, after as many that are not looked at."""
+    """A run of about so many seconds, after a warm-up of the same length."""
     cost = msgspec.structs.replace(
         COST, floor_ms=COST.floor_ms * case.cost, token_us=COST.token_us * case.cost
     )

@@ -66,7 +66,7 @@ with ControlClient(sys.argv[1]) as client:
 
 
 class Noted(PausingRunner):  # type: ignore[misc]
-    """Notes when a decode step of all requests begins, and what its thread has taken by then."""
+    """Notes when a decode step of all requests begins, and the thread's processor time by then."""
 
     def __init__(self, pause: str, num_requests: int) -> None:
         super().__init__(pause)

@@ -33,7 +33,7 @@ class Cost(NamedTuple):
 
 
 def spin_ms() -> float:
-    """CPU time of a fixed piece of work: how fast this machine is just now."""
+    """CPU time of a fixed piece of work: a measure of the machine's current speed."""
     start_s = time.thread_time()
     total = 0
     for number in range(20_000):
@@ -73,7 +73,7 @@ class Child:
                 return
 
     def measure(self, keys: str, seconds: float) -> Cost:
-        """After typing `keys`."""
+        """Measure after typing `keys`."""
         self.process.write(keys.encode())
         time.sleep(WARM_UP_S)
         process = psutil.Process(self.process.pid)

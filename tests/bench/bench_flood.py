@@ -57,7 +57,7 @@ class Flood(NamedTuple):
 
 
 SUBMIT = Submit(prompt_token_ids=[1] * 20, sampling=SamplingParams(max_tokens=500))
-# ZMTP 3.1 with CURVE; what a client says next never comes.
+# ZMTP 3.1 with CURVE; the client's next message never arrives.
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
 STALE = SetKnobs(changes={"max_num_seqs": 64}, expected_version=-1, who="flooder")
 FLOODS = {
@@ -117,7 +117,7 @@ while True:
         except zmq.Again:
             pass
 """
-# Connections that say no more than so much; the oldest of 4,000 is closed, without it at once.
+# Connections that stop after so many bytes; the oldest of 4,000 is closed, without any at once.
 CONNECTIONS = """
 import collections, contextlib, socket, sys, time
 address, first_words, rate = sys.argv[1], bytes.fromhex(sys.argv[2]), float(sys.argv[3])
@@ -139,7 +139,7 @@ FLOODERS = {
     "messages": MESSAGES,
     "huge": MESSAGES,  # of half a megabyte
     "aborts": MESSAGES,  # of each request that it made
-    "anew": MESSAGES,  # over connections that are opened again and again
+    "anew": MESSAGES,  # over repeatedly opened connections
     "connections": CONNECTIONS,
 }
 PLACEBO = """
@@ -189,7 +189,7 @@ class Keys:
 
 
 def keep_busy(client: ControlClient, stop: threading.Event) -> None:
-    """32 requests at any time."""
+    """Keep 32 requests in the engine."""
     sampling = SamplingParams(max_tokens=900, ignore_eos=True)
     open_requests = 0
     while not stop.is_set():
@@ -202,7 +202,7 @@ def keep_busy(client: ControlClient, stop: threading.Event) -> None:
 
 
 def free_address() -> str:
-    """A port with a free one after it."""
+    """A free port whose next port is free too."""
     while True:
         with closing(socket.socket()) as first, closing(socket.socket()) as second:
             first.bind(("127.0.0.1", 0))
@@ -226,11 +226,11 @@ class Measured(NamedTuple):
 
 
 def turn(good: Endpoint, flooded: str, flood: Flood, keys: list[Path], seconds: float) -> Measured:
-    """What the engine does while `flooded` is flooded."""
+    """Measure the engine while `flooded` is flooded."""
     arguments = [flooded, flood.payload.hex(), str(flood.rate), flood.how, *map(str, keys)]
     flooder = subprocess.Popen([sys.executable, "-c", FLOODERS[flood.how], *arguments])
     try:
-        time.sleep(1.5)  # until what may be done at once is used up
+        time.sleep(1.5)  # until the allowed burst is used up
         waits_s = []
         with ControlClient(good, timeout_s=5) as operator:
             operator.info()
@@ -258,7 +258,7 @@ def wait_until_it_answers(good: Endpoint) -> None:
 
 
 def measured(name: str, turns: list[tuple[Measured, Measured]]) -> bool:
-    """Print what a flood cost; whether that is little enough."""
+    """Print the cost of a flood; return whether it is within the limits."""
     flood = FLOODS[name]
     placebo = statistics.median(each[0].steps_per_s for each in turns)
     here = statistics.median(each[1].steps_per_s for each in turns)

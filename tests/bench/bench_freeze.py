@@ -1,4 +1,4 @@
-"""What a long prompt does to everybody else: prefilled whole, and sliced into chunks.
+"""What a long prompt does to all other requests: prefilled whole, and in chunks.
 
 Twice the same arrivals on the demo model, each against a fresh engine process: twelve chats stream,
 and seven documents of 4,096 tokens arrive among them. Reported are the latencies of the chats. With
@@ -53,7 +53,7 @@ class Planned(NamedTuple):
 
 
 def plan() -> list[Planned]:
-    """Chats come shortly after one another, documents while they stream."""
+    """Chats arrive shortly after one another, documents while the chats stream."""
     chats = [Planned(0.03 * i, f"chat-{i}", CHAT_PROMPT, CHAT_OUTPUT) for i in range(NUM_CHATS)]
     documents = [
         Planned(at_s, f"document-{i}", DOCUMENT_PROMPT, DOCUMENT_OUTPUT)
@@ -110,7 +110,7 @@ def wait_until_ready(client: ControlClient, engine: "subprocess.Popen[bytes]") -
 
 
 def drive(client: ControlClient) -> dict[str, list[float]]:
-    """Send the plan and collect what a client sees."""
+    """Send the plan and collect the latencies that a client sees."""
     info = client.info()
     writer = PromptWriter(Corpus.english(), info.chars_per_token or 4.0)
     times: dict[str, list[float]] = {"itl": [], "ttft_chat": [], "ttft_document": []}

@@ -148,7 +148,7 @@ def main() -> None:
         writer.start()
         for sequence, payload in enumerate(session(arguments.steps, arguments.requests)):
             writer.on_frame(b"step" if sequence else b"info", sequence, payload)
-            while writer.num_queued_bytes > 8_000_000:  # it is made faster than it is written
+            while writer.num_queued_bytes > 8_000_000:  # making it is faster than writing it
                 time.sleep(0.01)
         writer.close()
         print(

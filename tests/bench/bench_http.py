@@ -31,11 +31,11 @@ PROMPT_TOKENS = 32
 
 @dataclass
 class Round:
-    """What a client saw; times in seconds."""
+    """The figures of a client; times in seconds."""
 
     num_tokens: int = 0
     seconds: float = 0.0
-    server_seconds: float = 0.0  # of a processor, all that the HTTP process took
+    server_seconds: float = 0.0  # processor seconds of the HTTP process
     first: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
 
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def http_process_s(engine: int) -> float:
-    """Seconds of a processor that it has taken so far; it is the only child of the engine."""
+    """Processor seconds of the HTTP process so far; it is the engine's only child."""
     times = [child.cpu_times() for child in psutil.Process(engine).children()]
     return float(sum(each.user + each.system for each in times))
 
@@ -144,7 +144,7 @@ async def over_http(url: str, num_streams: int, num_tokens: int) -> Round:
             assert received, "the connection was cut"
             text = tail + received
             note(result, last, number, start, text.count(b"data: {"))
-            # What may be the beginning of an event, and nothing that was counted.
+            # Possibly the beginning of an event, none of it counted yet.
             tail = text[text.rfind(b"\n\n") + 2 :] if b"[DONE]" not in text else text
             assert b"data: {" not in tail or b"[DONE]" in tail
         writer.close()

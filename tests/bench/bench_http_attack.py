@@ -32,7 +32,7 @@ def free_port() -> int:
 
 
 def send(port: int, payload: bytes) -> socket.socket:
-    """A connection on which so much was sent as the server took."""
+    """A connection on which as much was sent as the server accepted."""
     connection = socket.create_connection(("127.0.0.1", port), timeout=2)
     with contextlib.suppress(OSError):  # it hung up
         connection.sendall(payload)
@@ -41,7 +41,7 @@ def send(port: int, payload: bytes) -> socket.socket:
 
 
 def answer(connection: socket.socket) -> str:
-    """The status that came, "closed" without one, or "open"."""
+    """The status received, "closed" without one, or "open"."""
     try:
         received = connection.recv(4096)
     except BlockingIOError:
@@ -52,7 +52,7 @@ def answer(connection: socket.socket) -> str:
 
 
 class Attacked:
-    """The HTTP process, and a good client of it."""
+    """The HTTP process, and a well-behaved client of it."""
 
     def __init__(self, port: int, process: psutil.Process) -> None:
         self.port = port
@@ -64,14 +64,14 @@ class Attacked:
         return float(self._process.memory_info().rss) / 2**20
 
     def wait_s(self) -> float:
-        """How long a good client waits."""
+        """How long a well-behaved client waits."""
         began_s = time.monotonic()
         self._client.get("/health").raise_for_status()
         return time.monotonic() - began_s
 
 
 def held(attacked: Attacked, name: str, connections: Connections, wait_s: float) -> bool:
-    """Print what became of an attack; whether all its connections were answered or closed."""
+    """Print the result of an attack; return whether all its connections were answered or closed."""
     answers: list[str] = ["open"] * len(connections)
     most_mb = longest_s = 0.0
     until_s = time.monotonic() + wait_s
@@ -126,7 +126,7 @@ def serving() -> Iterator[Attacked]:
 
 
 def listening(pid: int, port: int) -> psutil.Process:
-    """The process of an engine's that has the port."""
+    """The engine's process that listens on the port."""
     for process in psutil.Process(pid).children(recursive=True):
         for each in process.net_connections():
             if each.status == psutil.CONN_LISTEN and each.laddr.port == port:

@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def least(layers: list[list[Layer]], x: object) -> list[float]:
-    """The shortest time of each contender, in seconds; each has as many layers as the others."""
+    """The shortest time of each contender, in seconds; all have equally many layers."""
     best = [float("inf")] * len(layers)
     end = time.perf_counter() + SECONDS
     turn = 0

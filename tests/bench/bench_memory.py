@@ -1,9 +1,9 @@
 """What an engine's memory does over an hour of load, run as fast as it goes.
 
 A real engine (the demo's model on this machine's CPU) with a KV pool of 64 MB serves as many short
-requests as one a second makes in an hour; every few hundred of them a client vanishes in the middle
-of its requests, a subscriber comes and goes, and somebody floods the control socket. The first part
-warms it up: the pages of the KV pool and of the ring of telemetry are used for the first time.
+requests as one a second makes in an hour; every few hundred of them a client vanishes amid its
+requests, a subscriber joins and leaves, and a client floods the control socket. The first part
+warms it up: the pages of the KV pool and of the telemetry ring are used for the first time.
 Afterwards the engine's memory is to stay within 5 %; ends with 1 where it does not.
 
 Shares are named: the KV pool, the weights, what the ring may take (--replay-memory), and the rest:
@@ -39,7 +39,7 @@ def resident_mb(pid: int) -> float:
 
 
 def mappings_mb(pid: int) -> dict[str, float]:
-    """Resident memory by what it is: heap, arenas of other threads, large pieces, files."""
+    """Resident memory by kind: heap, arenas of other threads, large pieces, files."""
     found: dict[str, float] = {}
     name, size_kb = "", 0
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
@@ -63,7 +63,7 @@ def pool_mb(info: EngineInfo) -> float:
 
 
 def serve(client: ControlClient, number: int) -> None:
-    """So many short requests, some at once; lengths differ, as those of an hour do."""
+    """Serve so many short requests, some at once, with the varied lengths of an hour of load."""
     lengths = itertools.cycle((5, 60, 17, 130, 33, 9, 250, 80))
     waiting = 0
     for _ in range(number):
@@ -86,7 +86,7 @@ def ends_one(client: ControlClient) -> bool:
 
 
 def make_trouble(endpoint: str, telemetry: str) -> None:
-    """A client that vanishes, a subscriber that does not read, a flood."""
+    """Let a client vanish, a subscriber stop reading, and a client flood the engine."""
     subscriber = zmq.Context.instance().socket(zmq.SUB)
     subscriber.linger = 0
     subscriber.setsockopt(zmq.RCVHWM, 10)
@@ -103,7 +103,7 @@ def make_trouble(endpoint: str, telemetry: str) -> None:
 
 
 def rounds(number: int) -> Iterator[tuple[int, int]]:
-    """Requests so far, and how many come now."""
+    """Yield the number of requests so far, and of those sent next."""
     size = 300
     for first in range(0, number, size):
         yield first, min(size, number - first)

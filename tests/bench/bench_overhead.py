@@ -1,10 +1,10 @@
-"""Where the time goes that telemetry takes of the engine's thread: one after another left out.
+"""Where telemetry spends the engine's thread's time, measured by leaving out one part at a time.
 
 Decode steps of an engine without a model; --pause says what its thread does for the 2 ms that a
 model would take, for that decides what is in the caches. Turns of ten steps take place in random
-order, each with another part of the way left out, and are held against the turns without telemetry
-beside them. Processor time of the engine's thread; a busy machine makes everything dearer, so only
-what was measured in one run can be compared.
+order, each with another part of the way left out, and are compared with the turns without telemetry
+beside them. Processor time of the engine's thread; a busy machine makes everything slower, so only
+figures of one run can be compared.
 
     python tests/bench/bench_overhead.py --subscribers 5 --pause spin
 """
@@ -52,7 +52,7 @@ def no_rows(*_: object) -> msgspec.Raw:
     return NO_ROWS
 
 
-# What is left of the way, in the order in which it is cut down.
+# The remaining parts of the way, in the order in which they are left out.
 LEFT: dict[str, dict[str, Callable[..., object]]] = {
     "all of it": {},
     "without sending": {"publish": without_sending},

@@ -1,4 +1,4 @@
-"""How much of what the host does between two steps a device no longer waits for, with overlap.
+"""How much of the host's work between two steps overlap hides from the device.
 
     python tests/bench/bench_overlap.py [--quick]
 
@@ -99,13 +99,13 @@ def decoding(num_requests: int, step_ms: float, publisher: Publisher, overlap: b
 
 
 def step_times_ms(engines: list[EngineCore], num_turns: int) -> list[float]:
-    """Of each engine, the time of a step."""
+    """The time of a step of each engine."""
     times: list[list[float]] = [[] for _ in engines]
     gc.collect()
     gc.freeze()
     for _ in range(num_turns):
         for core, own in zip(engines, times, strict=True):
-            core.step()  # what was launched in its last turn has long ended
+            core.step()  # the steps launched in its last turn have long ended
             begin = time.perf_counter()
             for _ in range(TURN):
                 core.step()

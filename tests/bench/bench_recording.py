@@ -82,7 +82,7 @@ def measure(path: Path) -> None:
 
 
 def look_through(path: Path, num_steps: int) -> None:
-    """Processor time for finding what happened in the whole file, as a replay does in passing."""
+    """Processor time to find the events of the whole file, as a replay does in the background."""
     events = FileEvents(path)
     start_cpu_s = time.process_time()
     events.search.start()
@@ -100,7 +100,7 @@ def look_through(path: Path, num_steps: int) -> None:
 
 
 def seek(path: Path, num_steps: int, num_seeks: int = 200) -> None:
-    """Time to have the state at a random step: find it, read its keyframe, apply what follows."""
+    """Time to get the state at a random step: find it, read its keyframe, apply the rest."""
     rng = random.Random(2)
     times: list[float] = []
     found: list[float] = []
@@ -128,7 +128,7 @@ def seek(path: Path, num_steps: int, num_seeks: int = 200) -> None:
 
 
 def show(path: Path, num_steps: int) -> None:
-    """Processor time for what a dashboard shows after a seek, and for the same by every message."""
+    """Processor time for the dashboard's view after a seek, and for the same message by message."""
     rng = random.Random(3)
     print("CPU of a history after a seek, ms (the least of 5, mean of 5 places):")
     with Recording(path) as recording:

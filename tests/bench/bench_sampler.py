@@ -50,7 +50,7 @@ def requests_of(kind: str, num_rows: int, vocab_size: int) -> list[Request]:
 
 
 def logits_of(shape: str, num_rows: int, vocab_size: int) -> torch.Tensor:
-    """Rows like a trained model's (a few likely tokens, a long tail) or nearly flat ones."""
+    """Logits like a trained model's (a few likely tokens, a long tail) or nearly flat ones."""
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(num_rows, vocab_size, generator=generator) * (2.5 if shape == "llm" else 1)
     if shape == "llm":

@@ -39,7 +39,7 @@ AIMS_US = {64: 80, 256: 250, 1024: 900}
 
 
 class Cost(NamedTuple):
-    """Of one step, in microseconds."""
+    """Costs of one step, in microseconds."""
 
     schedule: float
     update: float
@@ -108,7 +108,7 @@ def finish_prompts(scheduler: Scheduler) -> None:
 
 
 def alternately(timed: list[Timed], num_steps: int) -> Iterator[Cost]:
-    """Medians of each, measured in turn so that all see the same machine."""
+    """The median of each, measured in turn so that all see the same machine."""
     costs: list[list[Cost]] = [[] for _ in timed]
     gc.collect()
     gc.freeze()

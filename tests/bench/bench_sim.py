@@ -49,7 +49,7 @@ PUBLISHED = {
     "llm-optimizer": (52.0, 61.0, 662.0),
 }
 AIMS = {"e2e_mean": 7, "itl_mean": 7, "ttft_mean": 16, "e2e_p99": 9, "ttft_p99": 22}
-WAITED_STEPS = 2.5  # half of one under way, the one prepared meanwhile, its own
+WAITED_STEPS = 2.5  # half of a running step, the one prepared meanwhile, its own
 FITTED_SHARE = 0.4
 _ROUNDS = 6
 _AT_LEAST = (1.0, 1.0, 0.0, 0.0)  # of `TERMS`: nothing is read faster than the data sheet says
@@ -117,13 +117,13 @@ def simulate(task: Task) -> dict[str, dict[str, float]]:
 
 
 def errors(run: PublicRun, simulated: dict[str, dict[str, float]]) -> dict[str, float]:
-    """Of the whole run, with their signs, as shares."""
+    """Errors of the whole run, with their signs, as shares."""
     measured = run.measured[WHOLE]
     return {metric: simulated[WHOLE][metric] / measured[metric] - 1 for metric in METRICS}
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Of the median, 90 %, by drawing experiments again."""
+    """The 90 % interval of the median, by resampling the experiments."""
     chance = random.Random(1)
     medians = sorted(statistics.median(chance.choices(values, k=len(values))) for _ in range(2000))
     return percentile(medians, 0.05), percentile(medians, 0.95)

@@ -50,7 +50,7 @@ def setup() -> SimulatedSetup:
 
 
 def run(requests: Iterable[SimulatedRequest], *, short: bool = True) -> tuple[float, Figures]:
-    """Seconds of the processor, and what came of it."""
+    """Processor seconds, and the result."""
     made, figures = setup(), Figures()
     model = DrawnStepTimes(made.model, 0)
     begin_s = time.process_time()
@@ -93,7 +93,7 @@ def replicates(trace: Path | None, count: int) -> None:
 
 
 def memory(count: int) -> None:
-    """In processes of their own."""
+    """Peak memory of runs in processes of their own."""
     for each in (count // 10, count):
         command = [sys.executable, __file__, "--peak", str(each)]
         done = subprocess.run(command, check=True, capture_output=True, text=True)

@@ -88,7 +88,7 @@ class Done(NamedTuple):
 
 
 class DraftCounter:
-    """A sink that counts drafts and hands on."""
+    """A sink that counts drafts and forwards messages."""
 
     def __init__(self, sink: TelemetrySink) -> None:
         self.num_drafted = self.num_accepted = 0
@@ -111,7 +111,7 @@ class DraftCounter:
 
 
 class Client:
-    """Notes when the tokens of one request came."""
+    """Notes when the tokens of one request arrived."""
 
     def __init__(self, core: EngineCore) -> None:
         self.request: Request | None = None
@@ -202,7 +202,7 @@ def measure(engine: OpenEngine, text: str, batch: int, num_rounds: int) -> dict[
 
 
 def figures(mode: str, rounds: dict[str, list[Done]]) -> dict[str, Any]:
-    """Of one mode; rates are medians of the rounds, all else is of the rounds together."""
+    """Figures of one mode; rates are medians of the rounds, all else covers the rounds together."""
     own, without = rounds[mode], rounds[OFF]
     num_drafted = sum(done.num_drafted for done in own)
     itl = Percentiles.of_ns([gap for done in own for gap in done.itl_ns])
@@ -233,7 +233,7 @@ def line(text: str, batch: int, mode: str, of: dict[str, Any]) -> str:
 
 
 def model_here() -> str:
-    """SmolLM2 if it is in the user's cache: nothing is fetched for a measurement."""
+    """SmolLM2 if it is in the user's cache: nothing is downloaded for a measurement."""
     cached = Path(platformdirs.user_cache_dir("stepscope")) / smollm2.VERSION
     return smollm2.NAME if cached.is_dir() else "demo"
 

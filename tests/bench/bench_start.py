@@ -23,7 +23,7 @@ LIMIT_S = 30.0
 
 
 def first_picture(folder: str) -> tuple[float, float]:
-    """Seconds until it is there, and seconds of CPU until then."""
+    """Seconds until the first picture is drawn, and CPU seconds until then."""
     environment = {
         **os.environ,
         "TERM": "xterm-256color",

@@ -158,7 +158,7 @@ def check_sample(folder: Path, cores: list[int]) -> None:
 def measure(
     point: Point, runners: list[Running], num_cores: int, options: argparse.Namespace
 ) -> dict[str, Cell]:
-    """Rounds in changing order. Of contenders with one name only the fastest goes on and counts."""
+    """Rounds in changing order. Of contenders with one name only the fastest counts."""
     cells = {
         each.contender.key: Cell(str(each.description.get("how")), num_cores) for each in runners
     }
@@ -184,7 +184,7 @@ def measure(
 
 
 def compare_first_tokens(point: Point, first_tokens: dict[str, list[int]]) -> None:
-    """Exits when a contender clearly runs another model, or other prompts, than the others."""
+    """Exits if a contender clearly runs another model, or other prompts, than the others."""
     if len(first_tokens) < 2 or point.num_requests < 8:
         return
     reference_key = next(iter(first_tokens))

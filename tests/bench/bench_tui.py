@@ -35,7 +35,7 @@ BADGE = "LIVE|REPLAY"
 PICTURE_BYTES = 2_000  # a screen that has changed is more
 CORE_PERCENT, KILOBYTES_PER_S, FRAME_MS = 8.0, 350.0, 50.0  # at most, of 64 requests at ENGINE_RATE
 ENGINE_RATE = 50.0  # steps a second
-BURST_STEPS = 1_000  # come at once
+BURST_STEPS = 1_000  # arrive at once
 
 
 def main() -> None:
@@ -107,7 +107,7 @@ def in_memory(table: HeldTable, folder: Path) -> None:
         Engine(folder, 64, 50.0, burst=NUM_MEMORY_STEPS) as engine,
         top(engine, folder) as terminal,
     ):
-        terminal.wait_for(r"10\d,\d\d\d", timeout_s=300)  # the burst has been taken
+        terminal.wait_for(r"10\d,\d\d\d", timeout_s=300)  # the burst has been received
         time.sleep(SETTLE_S)
         resident = terminal.process.memory_info().rss
         row(
@@ -142,7 +142,7 @@ def jumps(
 
 
 def first_picture(table: HeldTable, folder: Path, what: str, arguments: list[str]) -> None:
-    """From the command to a picture; the least of five, for others use this machine."""
+    """From the command to a picture; the least of five, since the machine may be shared."""
     begun = []
     for _ in range(5):
         with contextlib.ExitStack() as stack:
@@ -253,7 +253,7 @@ def each_screen(
         )
     where = f"{num_requests:>8} {rate:>8g} {size:>7}  messages"
     is_held = table.judge(where, [(told.num_lost, 0)])
-    # The engine of the bench may not manage the rate that it was asked for.
+    # The bench's engine may not reach the rate that was asked for.
     came = f"{(told.last_step - BURST_STEPS) / elapsed_s:,.0f} steps/s came"
     lost = f"{told.num_lost} lost, {told.num_recovered} asked for again"
     print(f"{where} {came}, {lost}  {word(is_held)}", flush=True)
@@ -269,7 +269,7 @@ def top(engine: Engine, folder: Path, size: tuple[int, int] = (200, 60)) -> Term
 
 
 def least(begun: Iterable[tuple[float, float]]) -> str:
-    """Of seconds on the wall and of processor time; others may have used this machine."""
+    """The least wall seconds and processor time; other processes may have used the machine."""
     wall_s, cpu_s = (min(times) for times in zip(*begun, strict=True))
     return f"{wall_s:.2f} s, CPU {cpu_s:.2f} s"
 
@@ -280,7 +280,7 @@ def frame_times(told: Report, page: str) -> str:
 
 
 def percentiles_ms(told: Report, page: str) -> tuple[float, float]:
-    """The 50th and the 95th of the frames of a screen; zero of one that was never drawn anew."""
+    """The 50th and 95th percentile of a screen's frames; zero if it was never redrawn."""
     times = sorted(took_s * 1e3 for shown, took_s in told.frames if shown == page) or [0.0]
     return times[len(times) // 2], times[len(times) * 95 // 100]
 

@@ -1,4 +1,4 @@
-"""How far forecasts of `what-if` are from real runs of our engine, and how often they cover them.
+"""How far forecasts of `what-if` are from real runs, and how often their intervals cover them.
 
     python tests/bench/bench_what_if.py [DIR] [--rounds 4]
 
@@ -54,7 +54,7 @@ def spec_of(number: int) -> WorkloadSpec:
 
 
 def record(folder: Path, num_rounds: int) -> None:
-    """Add rounds to what the folder has."""
+    """Add rounds to those in the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     first = len(list(folder.glob("*-varied.mcap")))
     endpoint = Endpoint.parse(f"ipc://{folder}/engine.sock")

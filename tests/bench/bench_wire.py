@@ -1,4 +1,4 @@
-"""What telemetry costs, what a recorder takes, and how soon a gap is mended.
+"""What telemetry costs, what a recorder takes, and how soon a gap is recovered.
 
 - Parts: building, encoding and publishing the record of one decode step, each timed alone.
 - Engine: decode steps of an engine without a model, telemetry switched every few steps: processor
@@ -50,7 +50,7 @@ from stepscope.recordings.live.subscriber import Subscriber
 
 HERE = Path(__file__).parent
 STEPS_A_ROUND = 10
-NUM_WARM = 2  # of them, that are not counted: the first tells what happened while nobody was told
+NUM_WARM = 2  # of them, not counted: the first publishes the changes made while telemetry was off
 NUM_CUTS = 12
 STARTING_S = 0.5  # processor time of a command that does nothing
 SUBSCRIBER = """
@@ -63,7 +63,7 @@ while True: socket.recv_multipart()
 
 @contextmanager
 def subscribers(address: str, count: int, pinned_to: int | None = None) -> Iterator[None]:
-    """So many processes that read all and do nothing with it; on one core if it is given."""
+    """So many processes that read all telemetry and do nothing else; on one core if it is given."""
     started = [subprocess.Popen([sys.executable, "-c", SUBSCRIBER, address]) for _ in range(count)]
     for process in started if pinned_to is not None else ():
         os.sched_setaffinity(process.pid, {pinned_to})
@@ -177,7 +177,7 @@ def print_overhead(num_requests: int, rounds: int) -> None:
 
 
 def added(on_s: list[float], off_s: list[float]) -> str:
-    """What a round costs more than its neighbour, in us: the drift of the machine falls out."""
+    """How much more a round costs than its neighbour, in us, which removes the machine's drift."""
     more = [(a - b) * 1e6 for a, b in zip(on_s, off_s, strict=True)]
     error = 1.25 * statistics.stdev(more) / math.sqrt(len(more))  # a median's is that much larger
     return f"{statistics.median(more):+.0f} (+- {error:.0f})"
@@ -185,7 +185,7 @@ def added(on_s: list[float], off_s: list[float]) -> str:
 
 @contextmanager
 def forward_pass_left_out(core: EngineCore) -> Iterator[Callable[[], float]]:
-    """A clock that stands still while the model runs, on which telemetry has no bearing."""
+    """A clock that stands still during the forward pass, which telemetry does not affect."""
     inside_s = 0.0
     execute = core.runner.execute
 
@@ -339,7 +339,7 @@ def print_healing() -> None:
                 proxies.do(proxy.cut())
                 while source.num_recovered == before:
                     time.sleep(0.001)
-                while source.num_recovered != before:  # until no more come
+                while source.num_recovered != before:  # until no more arrive
                     before = source.num_recovered
                     time.sleep(0.02)
                 healed_s.append(time.perf_counter() - start_s - 0.02)

@@ -54,7 +54,7 @@ SHAPES = {
 
 
 def ensure(shape: Shape) -> Path:
-    """The folder of the checkpoint; written now if it is not there."""
+    """The folder of the checkpoint, which is written unless it exists."""
     name = f"bench-{shape.name}-{VERSION}"
     folder = Path(platformdirs.user_cache_dir("stepscope")) / name
     if folder.is_dir():

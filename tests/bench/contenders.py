@@ -73,7 +73,7 @@ MACHINE = Contender("machine", "machine", "machine_peer.py", {})
 
 
 class ContenderError(Exception):
-    """A contender did not do its work."""
+    """A contender failed to do its work."""
 
 
 class Running:
@@ -94,12 +94,12 @@ class Running:
         self.description: dict[str, Any] = {}
 
     def load(self) -> None:
-        """Wait until the model is there. Raises ContenderError when it does not come."""
+        """Wait until the model is loaded. Raises ContenderError if that fails."""
         self.description = self._answer(LOAD_TIMEOUT_S)
         self._signal(signal.SIGSTOP)
 
     def ask(self, work: Work, timeout_s: float) -> Done:
-        """Raises ContenderError when it fails, takes too long or makes too few tokens."""
+        """Run a piece of work. Raises ContenderError on failure, timeout or too few tokens."""
         self._signal(signal.SIGCONT)
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(work._asdict()).encode() + b"\n")
@@ -114,7 +114,7 @@ class Running:
         return done
 
     def release(self) -> None:
-        """Let it come to its end; `close` waits for it."""
+        """Let it end; `close` waits for it."""
         with contextlib.suppress(ProcessLookupError):
             self._signal(signal.SIGCONT)
         for stream in (self._process.stdin, self._process.stdout):
@@ -184,7 +184,7 @@ def python_3_11() -> str:
 
 
 def vllm_python() -> Path:
-    """The interpreter of vLLM's own environment; made and filled now if it is not there."""
+    """The interpreter of vLLM's own environment, which is made and filled unless it exists."""
     folder = Path(platformdirs.user_cache_dir("stepscope")) / f"bench-{VLLM.replace('==', '-')}"
     python = folder / "bin" / "python"
     marker = folder / ".complete"

@@ -27,7 +27,7 @@ SAME_S = 0.01  # between two pieces of a picture
 
 
 class Report(msgspec.Struct):
-    """What the dashboard says of itself when it ends."""
+    """The measurements that the dashboard writes when it ends."""
 
     frames: list[tuple[str, float]]  # page, and seconds of processor time that a frame took
     num_dropped: int
@@ -111,7 +111,7 @@ class Terminal:
         return sum(piece.num_bytes for piece in self.pieces)
 
     def wait_for(self, pattern: str, timeout_s: float = 60.0) -> float:
-        """Until something that matches has been written; seconds since the start."""
+        """Wait until a match was written; return the seconds since the start."""
         wanted = re.compile(pattern.encode())
         with self._seen:
             found = self._seen.wait_for(
@@ -134,7 +134,7 @@ class Terminal:
     def answer_ms(
         self, keys: str, at_least: int = 0, shows: str = "", timeout_s: float = 5.0
     ) -> float:
-        """From the last of some keys to the end of the picture that it brought, in milliseconds.
+        """From the last of some keys to the end of the resulting picture, in milliseconds.
 
         Args:
             at_least: bytes that such a picture has.
@@ -172,7 +172,7 @@ class Terminal:
         return 100 * cpu_s / elapsed_s, (self.num_bytes - bytes_before) / 1000 / elapsed_s
 
     def leave(self) -> Report:
-        """Quit, and what the dashboard has measured."""
+        """Quit; return what the dashboard has measured."""
         assert self._report is not None
         self.type("q")
         deadline_s = time.monotonic() + 20
@@ -191,7 +191,7 @@ def show(report: Path, arguments: list[str]) -> None:
     frames: list[tuple[str, float]] = []
 
     class Meter(FrameMeter):
-        """Notes which screen a frame was of; in processor time, for others use this machine."""
+        """Notes each frame's screen and its processor time, since the machine may be shared."""
 
         def writing(self) -> Any:
             num_before = len(self._took_s)

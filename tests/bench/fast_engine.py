@@ -1,4 +1,4 @@
-"""Publishes a prepared session at a given rate, as fast as a machine can be told of steps.
+"""Publishes a prepared session at a given rate, up to what the machine can send.
 
     fast_engine.py ENDPOINT --rate 5000 --seconds 20 --requests 64
 
@@ -30,7 +30,7 @@ TICK_S = 0.002
 
 
 def session(num_steps: int, num_requests: int) -> list[Telemetry]:
-    """Messages of an engine that is nearly always full, and hardly ever has a queue."""
+    """Messages of an engine whose seats are nearly always full, with hardly any queue."""
     workload = SimulatedWorkload(
         rate=0.75 * num_requests, chat_tokens=200, document_share=0.02, output_tokens=120
     )
@@ -108,7 +108,7 @@ def main() -> None:
         time.sleep(TICK_S)
     took_s = time.perf_counter() - start_s
     num_steps = sum(isinstance(message, StepRecord) for message in messages)
-    for _ in range(3):  # seen by whoever missed the first
+    for _ in range(3):  # seen by a subscriber that missed the first
         engine.publisher.publish(end)
         time.sleep(0.5)
     publisher = engine.publisher

@@ -2,8 +2,8 @@
 
     fed_engine.py ENDPOINT --requests 64 --rate 50 --burst 1000
 
-The first that asks for a snapshot starts the session; `burst` steps come at once, the others in
-their time. Misses are healed from the replay ring as those of any engine are.
+The first snapshot request starts the session; `burst` steps are sent at once, the others in
+their time. Gaps are recovered from the replay ring as those of any engine are.
 """
 
 import argparse
@@ -26,7 +26,7 @@ BURST_RATE = 2_500.0  # steps a second, so that nothing is missed
 
 
 class FedPublisher(Publisher):
-    """Sends what is encoded already."""
+    """A publisher of messages that are encoded already."""
 
     def send(self, frame: Frame) -> None:
         assert frame.sequence == self.next_sequence

@@ -25,7 +25,7 @@ NUM_REQUESTS = 64
 
 
 class Endpoints:
-    """The sockets of all engines, and what they have said."""
+    """The sockets of all engines, and the messages they have sent."""
 
     def __init__(self, addresses: list[str]) -> None:
         context = zmq.Context.instance()
@@ -57,7 +57,7 @@ class Endpoints:
             publisher.send_multipart([topic, frame, payload])
 
     def answer(self) -> None:
-        """Whatever has been asked meanwhile."""
+        """Answer the commands received meanwhile."""
         for number, control in enumerate(self.controls):
             while control.poll(0):
                 identity, command_id, payload = control.recv_multipart()

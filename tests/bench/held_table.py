@@ -1,4 +1,4 @@
-"""`HeldTable`: measured figures beside what they are to be at most, and which of them are not.
+"""`HeldTable`: measured figures beside their limits, and which of them exceed those.
 
 Not a test: others use this machine too.
 """
@@ -27,7 +27,7 @@ class HeldTable:
         print(f"{what:<44} {measured:>28}  {aim:>9}  {word(is_held)}", flush=True)
 
     def judge(self, what: str, pairs: list[tuple[float, float | None]]) -> bool:
-        """Whether all of these, a value and the most it is to be, are held; counted."""
+        """Whether all of these values are within their limits; counts those that are not."""
         is_held = all(value <= most for value, most in pairs if most is not None)
         if is_held:
             self.num_held += 1

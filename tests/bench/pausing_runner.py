@@ -33,14 +33,14 @@ def _read_memory() -> None:
 
 PAUSES: dict[str, Callable[[], None]] = {
     "none": lambda: None,  # steps follow one another
-    "spin": _spin,  # as a thread does that waits for a GPU
-    "sleep": _sleep,  # the core may run others, or rest
-    "memory": _read_memory,  # as a model on this core does
+    "spin": _spin,  # like a thread that waits for a GPU
+    "sleep": _sleep,  # the core may run other threads, or rest
+    "memory": _read_memory,  # like a model on this core
 }
 
 
 class PausingRunner(SimulatedRunner):
-    """Takes 2 ms a step, in one of these ways."""
+    """A runner that takes 2 ms a step, in one of these ways."""
 
     def __init__(self, pause: str) -> None:
         super().__init__(CostModel())

@@ -1,4 +1,4 @@
-"""Public runs of vLLM: what was asked of it, and what was measured."""
+"""Public runs of vLLM: their workloads and measured figures."""
 
 import csv
 import json
@@ -16,7 +16,7 @@ from stepscope.engine.simulation.model_shape import ModelShape, model_shape
 from stepscope.engine.simulation.roofline import num_kv_tokens
 from stepscope.engine.simulation.virtual.requests import SimulatedRequest
 
-WHOLE = "-1"  # the stage that stands for all of a run
+WHOLE = "-1"  # the stage that stands for the whole run
 METRICS = ("e2e_mean", "itl_mean", "ttft_mean", "e2e_p90", "e2e_p99", "ttft_p90", "ttft_p99")
 _PAUSE_S = 60.0  # between two stages: all requests of the first have ended
 
@@ -144,7 +144,7 @@ def figures(run: PublicRun, served: Sequence[Served], request_s: float) -> dict[
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Between the two values next to it, in proportion."""
+    """A percentile, interpolated linearly between the two nearest values."""
     place = share * (len(ordered) - 1)
     low = int(place)
     high = min(low + 1, len(ordered) - 1)

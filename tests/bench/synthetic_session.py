@@ -1,4 +1,4 @@
-"""A long session made up: a period of the simulated engine, played over and over.
+"""A long made-up session: a period of the simulated engine, played over and over.
 
 Later numbers and times each time, and noise in its times as a real clock has it. Not a test.
 """
@@ -29,7 +29,7 @@ class Frame(NamedTuple):
 
 
 def period(num_requests: int, num_steps: int = PERIOD_STEPS) -> list[Any]:
-    """Messages of a session that ends with nothing left; the first is the engine's introduction."""
+    """Messages of a session that ends without requests; the first is the engine's introduction."""
     messages = [
         message
         for _, message in simulate(

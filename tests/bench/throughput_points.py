@@ -1,4 +1,4 @@
-"""What is measured at which point, and how it is shown, for bench_throughput.py."""
+"""The points that bench_throughput.py measures, and how it shows them."""
 
 import statistics
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ PREFILL = Point("prefill", 8, 512, 1)
 
 @dataclass
 class Cell:
-    """What one contender did at one point."""
+    """The result of one contender at one point."""
 
     how: str
     num_cores: int

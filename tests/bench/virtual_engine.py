@@ -1,4 +1,4 @@
-"""A simulated engine that schedules a step ahead, and what each request's wait was made of."""
+"""A simulated engine that schedules a step ahead, and the parts of each request's wait."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -50,7 +50,7 @@ class _SummedTerms:
 
 
 class _Ended(Figures):
-    """Keeps the requests by their names."""
+    """A sink that keeps ended requests by name."""
 
     def __init__(self) -> None:
         super().__init__()

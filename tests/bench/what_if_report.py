@@ -1,4 +1,4 @@
-"""What forecasts from recorded pairs were worth: errors, coverage, and what intervals it takes."""
+"""The accuracy of forecasts from recorded pairs: errors, coverage, and the intervals needed."""
 
 import math
 import statistics
@@ -18,7 +18,7 @@ _SHARE = 0.9
 
 
 class Pair(NamedTuple):
-    """One figure of a real run, and the forecast of it from another one."""
+    """One figure of a real run, and its forecast from another run."""
 
     round: str
     figure: str
@@ -43,7 +43,7 @@ class Pair(NamedTuple):
 
 
 def forecasts(folder: Path, knob: str, budgets: Sequence[int]) -> dict[str, WhatIf]:
-    """Of each recording by the stem of its name, under each budget."""
+    """Forecasts from each recording, by the stem of its name, under each budget."""
     found = {}
     for path in sorted(folder.glob("*.mcap")):
         with Recording(path) as recording:
@@ -56,7 +56,7 @@ def forecasts(folder: Path, knob: str, budgets: Sequence[int]) -> dict[str, What
 
 
 def report(runs: Mapping[str, WhatIf], budgets: Sequence[int]) -> Iterator[str]:
-    """Tables of what is in `runs`, named as `bench_what_if.py record` does."""
+    """Tables of the recordings in `runs`, named as by `bench_what_if.py record`."""
     rounds = sorted({stem.partition("-")[0] for stem in runs})
     structure = [
         Pair("", figure, run.recorded[figure] or math.nan, run.again.figures[figure])
@@ -88,7 +88,7 @@ def report(runs: Mapping[str, WhatIf], budgets: Sequence[int]) -> Iterator[str]:
 def _pairs(
     runs: Mapping[str, WhatIf], rounds: Sequence[str], budgets: Sequence[int], stems: Sequence[str]
 ) -> Iterator[Pair]:
-    """Each forecast beside both runs with the budget that it is of."""
+    """Each forecast beside both runs with its budget."""
     for number in rounds:
         for place, budget in enumerate(budgets):
             for stem in stems:
@@ -116,7 +116,7 @@ def _equal_runs(
 
 
 def _calibrated(pairs: Sequence[Pair], rounds: Sequence[str]) -> Iterator[str]:
-    """The widening that pairs ask for, and what that of all other rounds covers in each round."""
+    """The widening that the pairs need, and the coverage of each round by that of all others."""
     found: dict[str, float] = {}
     covered: dict[str, list[bool]] = {figure: [] for figure in FIGURES}
     for kind in ("ttft", "itl", "e2e"):

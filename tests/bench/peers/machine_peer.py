@@ -58,7 +58,7 @@ def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], dict[str, An
 
 
 def best(call: Callable[[], object], num_cores: int) -> float:
-    """Seconds of processor time a core: with nobody else there, the time on the wall."""
+    """Seconds of processor time a core: on an otherwise idle machine, the wall time."""
     times = []
     for _ in range(TRIES):
         start_s = time.process_time()

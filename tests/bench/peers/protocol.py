@@ -19,7 +19,7 @@ PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 class Work(NamedTuple):
-    """Requests of equal lengths, all there at once, greedy, without an end token."""
+    """Requests of equal lengths, all submitted at once, greedy, without an end token."""
 
     num_requests: int
     num_prompt_tokens: int
@@ -27,7 +27,7 @@ class Work(NamedTuple):
     seed: int
 
     def prompts(self, vocab_size: int) -> list[list[int]]:
-        # Of all fields, so that no prompt begins like one of other work: nothing is cached.
+        # Of all fields, so that no prompt shares a prefix with other work: nothing is cached.
         source = random.Random(repr(self))
         return [
             [source.randrange(vocab_size) for _ in range(self.num_prompt_tokens)]
@@ -49,7 +49,7 @@ class Done(NamedTuple):
 
 
 def session_cpu_s() -> float:
-    """Processor time of this process and all it has started, in seconds, in ticks of 10 ms."""
+    """Processor seconds of this process and all that it has started, in ticks of 10 ms."""
     ticks = 0
     session = os.getsid(0)
     for name in os.listdir("/proc"):
@@ -65,7 +65,7 @@ def session_cpu_s() -> float:
 
 
 def pin(cores: list[int]) -> None:
-    """Keep this process, and what it starts, to these cores. To be called before torch is there."""
+    """Keep this process, and what it starts, on these cores. Call it before importing torch."""
     os.sched_setaffinity(0, cores)
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(len(cores))
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -82,7 +82,7 @@ def serve(load: Callable[[dict[str, Any]], tuple[Callable[[Work], Done], dict[st
     # A stopped process does not see its input end: it must not outlive the bench.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever prints must not break the protocol
+    os.dup2(2, 1)  # no print may break the protocol
     settings = json.loads(sys.argv[1])
     pin(settings["cores"])
     start_s = time.perf_counter()
