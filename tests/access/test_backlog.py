@@ -91,7 +91,9 @@ def entries(client: ControlClient) -> list[Audited]:
     return [entry for entry in page.entries if entry.code == "backlog"]
 
 
-def test_a_message_without_end_is_cut_off_and_reported_on_either_socket(port: int) -> None:
+def test_an_endless_message_on_either_socket_closes_its_connection_and_is_audited(
+    port: int,
+) -> None:
     with ControlClient(f"tcp://127.0.0.1:{port}", timeout_s=20.0) as client:
         for offset, kind in ((0, b"DEALER"), (1, b"SUB")):
             before = len(entries(client))

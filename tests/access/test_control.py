@@ -271,7 +271,9 @@ def test_draining_refuses_new_requests_and_finishes_old_ones(client: ControlClie
         (submit(length=1000, max_tokens=100), "prompt_too_long"),
     ],
 )
-def test_a_bad_prompt_is_refused_and_the_refusal_is_published(live_engine, client, command, code):  # type: ignore[no-untyped-def]
+def test_an_invalid_prompt_is_refused_and_the_refusal_is_published(
+    live_engine, client, command, code
+):  # type: ignore[no-untyped-def]
     with pytest.raises(CommandRefused) as refused:
         client.ask(command)
     assert refused.value.code == code
@@ -427,7 +429,7 @@ class AttachedEngine:
         return None
 
 
-def test_the_control_server_serves_an_engine_of_another_kind(tmp_path: Path) -> None:
+def test_the_control_server_can_serve_an_attached_engine(tmp_path: Path) -> None:
     engine, publisher = AttachedEngine(), Publisher(None, 64)
     endpoint = Endpoint.parse(f"{tmp_path}/attached")
     with EndpointLock(endpoint):

@@ -209,7 +209,7 @@ def test_commands_known_to_be_refused_never_reach_the_engines_thread(
     assert live_engine.core.knobs_version == 1
 
 
-def test_a_change_that_changes_nothing_never_reaches_the_engines_thread_nor_the_audit(
+def test_a_no_op_change_reaches_neither_the_engines_thread_nor_the_audit(
     live_engine: Any, client: ControlClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     core = live_engine.core
@@ -386,7 +386,7 @@ def remote(account: bytes) -> RemoteClient:
     return RemoteClient(lambda outgoing: None, account, b"", account=account, is_bulk=True)
 
 
-def test_a_client_has_a_bounded_number_of_waiting_answers() -> None:
+def test_a_client_has_a_bounded_number_of_pending_bulk_replies() -> None:
     bulk = BulkReplies(lambda outgoing: None)
     assert [bulk.reserve(b"a") for _ in range(MAX_PENDING + 2)] == [True] * MAX_PENDING + [
         False

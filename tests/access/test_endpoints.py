@@ -34,7 +34,7 @@ def private_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
-def test_runtime_dir_is_for_its_user_only() -> None:
+def test_the_runtime_dir_is_accessible_to_its_user_only() -> None:
     path = runtime_dir()
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
     path.chmod(0o755)
@@ -88,7 +88,7 @@ def test_addresses_of_this_machine_need_no_key(text: str) -> None:
     Endpoint.parse(text).check_private()
 
 
-def test_two_engines_on_one_endpoint_are_refused_by_pid() -> None:
+def test_a_second_engine_on_an_endpoint_is_refused_naming_the_firsts_pid() -> None:
     endpoint = Endpoint.parse("engine-0")
     with EndpointLock(endpoint), pytest.raises(ConfigError) as error, EndpointLock(endpoint):
         pass
@@ -156,7 +156,7 @@ def test_a_name_that_leads_out_of_the_runtime_dir_is_refused(name: str) -> None:
     assert error.value.code == "bad_name"
 
 
-def test_an_engine_is_starting_while_it_holds_its_address_and_does_not_listen(
+def test_an_engine_that_holds_its_address_without_listening_is_starting(
     tmp_path: Path,
 ) -> None:
     endpoint = Endpoint.parse(f"{tmp_path}/x1")

@@ -246,7 +246,7 @@ def test_a_flood_is_audited_by_key_and_by_local_user(
     assert floods() == [("a client", "flooder"), ("a client", "local")]
 
 
-def test_a_new_key_is_let_in_and_a_revoked_one_cut_off_without_a_restart(keyed: Keyed) -> None:
+def test_a_new_key_is_admitted_and_a_revoked_key_cut_off_without_a_restart(keyed: Keyed) -> None:
     keyed.made("leaver", "operator")
     endpoint = keyed.at("leaver")
     stays, goes = Subscriber(keyed.at("first")), Subscriber(endpoint, retry_s=0.1)
@@ -271,7 +271,7 @@ def test_a_new_key_is_let_in_and_a_revoked_one_cut_off_without_a_restart(keyed: 
         stays.stop()
 
 
-def test_a_handshake_that_was_overheard_opens_nothing(keyed: Keyed) -> None:
+def test_a_replayed_handshake_opens_no_connection(keyed: Keyed) -> None:
     """The test records a client's bytes on their way and sends them again."""
     overheard = bytearray()
     listener = socket.create_server(("127.0.0.1", 0))
@@ -315,7 +315,7 @@ def test_a_handshake_that_was_overheard_opens_nothing(keyed: Keyed) -> None:
     assert b"READY" not in received, "the handshake went through"
 
 
-def test_no_client_comes_in_while_the_key_check_does_not_answer(tmp_path: Path) -> None:
+def test_no_client_is_admitted_while_the_key_check_does_not_answer(tmp_path: Path) -> None:
     keys = KeyFolder(tmp_path / "authorised")
     endpoint = Endpoint(f"tcp://127.0.0.1:{free_port()}")
     credentials = keys.add("me", "operator", tmp_path / "me.key", None)
@@ -403,7 +403,7 @@ def test_addresses_of_this_machine_need_no_key() -> None:
             assert gate is None
 
 
-def test_sockets_are_for_their_user_only(runtime_folder: Path) -> None:
+def test_sockets_are_accessible_to_their_user_only(runtime_folder: Path) -> None:
     before = os.umask(0)
     try:
         router = server_socket(zmq.ROUTER, None)
@@ -414,7 +414,7 @@ def test_sockets_are_for_their_user_only(runtime_folder: Path) -> None:
     router.close(0)
 
 
-def test_another_users_process_is_turned_away_whatever_the_mode_of_the_file(
+def test_another_users_process_is_refused_whatever_the_mode_of_the_socket_file(
     runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     another = os.getuid() + 1

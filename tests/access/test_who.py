@@ -30,7 +30,9 @@ def entry(who: str, key: str | None) -> Audited:
     ),
     st.sampled_from([None, "local"]),
 )
-def test_a_claimed_name_never_looks_like_one_that_a_key_proved(name: str, key: str | None) -> None:
+def test_a_claimed_client_name_never_looks_like_one_proved_by_a_key(
+    name: str, key: str | None
+) -> None:
     for told in (who_text(entry(name, key)), Asker(name, key).name):
         assert told.split()[:1] != ["key"]
         assert told.isascii() or told.startswith('"')
@@ -73,7 +75,7 @@ def _set_in_a_terminal(endpoint: str, value: str, folder: Path) -> str:
     return next(line.split()[1] for line in said.decode().splitlines() if line.startswith("at "))
 
 
-def test_two_terminals_of_one_account_are_two_names(
+def test_two_terminals_of_one_account_have_two_client_names(
     live_engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STEPSCOPE_CONFIG", "none")

@@ -91,7 +91,7 @@ def until(condition: Callable[[], bool]) -> None:
 # What a text says
 
 
-def test_a_real_vllm_0_32_is_read() -> None:
+def test_metrics_of_a_real_vllm_0_32_are_read() -> None:
     found = reading(text_of("vllm-0.32"))
     assert (found.engine, found.model) == ("vllm", "demo")
     assert (found.num_running, found.num_waiting, found.kv_used) == (0, 0, 0.0)
@@ -108,7 +108,7 @@ def test_a_real_vllm_0_32_is_read() -> None:
     assert found.histograms["ttft"][float("inf")] == 6
 
 
-def test_names_of_older_vllm_are_read() -> None:
+def test_metric_names_of_older_vllm_are_read() -> None:
     found = reading(
         'vllm:gpu_cache_usage_perc{model_name="m"} 0.25\n'
         'vllm:gpu_prefix_cache_hits_total{model_name="m"} 7\n'
@@ -139,7 +139,7 @@ def test_an_old_tensorrt_llm_leaves_load_tokens_and_itl_unknown() -> None:
     assert not gained.is_load_known
 
 
-def test_a_new_tensorrt_llm_is_read_at_its_own_path() -> None:
+def test_a_new_tensorrt_llm_is_scraped_at_its_own_path() -> None:
     text = text_of("tensorrt-llm-1.3").encode()
     with metrics_server(lambda: text, "/prometheus/metrics") as url:
         found = reading_of(MetricsAddress.parse(url))
@@ -162,7 +162,7 @@ def test_malformed_lines_and_numbers_are_left_out() -> None:
 # Between two of them
 
 
-def test_latencies_are_estimated_from_the_buckets_that_grew() -> None:
+def test_latencies_are_estimated_from_the_growth_of_histogram_buckets() -> None:
     engine = Engine()
     before = reading(engine.text())
     engine.gaps = [44, 66, 67]  # 4 up to 25 ms, 2 up to 50 ms, 1 above
@@ -231,7 +231,7 @@ def test_a_restarted_server_begins_a_new_session() -> None:
         assert all(each is not None and each.num_output_tokens == 0 for each in outputs)
 
 
-def test_a_server_that_dies_is_down_and_comes_back() -> None:
+def test_a_scraped_server_that_dies_is_down_until_it_returns() -> None:
     engine = Engine()
     with scraped_over(engine.text) as (source, port):
         until(lambda: source.status == "down")
@@ -280,7 +280,7 @@ def test_garbage_and_oversized_responses_give_a_one_line_error(body: bytes, expe
         reading_of(MetricsAddress.parse(f"{url}/metrics"))
 
 
-def test_scraped_metrics_are_recorded_in_an_ordinary_file(tmp_path: Path) -> None:
+def test_scraped_metrics_are_recorded_in_an_ordinary_recording(tmp_path: Path) -> None:
     engine = Engine()
     with metrics_server(engine.text) as url, scraped(url) as source:
         until(lambda: num_records(source) > 0)

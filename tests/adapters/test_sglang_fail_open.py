@@ -66,7 +66,7 @@ PLACES: dict[str, Callable[[Attachment], tuple[object, str]]] = {
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("overlap", [False, True])
-def test_an_error_anywhere_detaches_and_changes_nothing_for_sglang(
+def test_an_error_anywhere_detaches_stepscope_and_changes_nothing_for_sglang(
     attach_sglang: AttachSglang,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

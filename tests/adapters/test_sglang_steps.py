@@ -158,7 +158,7 @@ def test_sglangs_retractions_are_published_as_preemptions_with_their_recompute(r
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_pause_that_retracts_every_request_loses_none(
+def test_after_a_pause_that_retracts_every_request_all_of_them_finish(
     attach_sglang: AttachSglang, loop: str
 ) -> None:
     scheduler = Scheduler(**LOOPS[loop])  # type: ignore[arg-type]

@@ -62,7 +62,7 @@ PLACES: dict[str, Callable[[Attachment], tuple[object, str]]] = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_an_error_anywhere_detaches_and_changes_nothing_for_vllm(
+def test_an_error_anywhere_detaches_stepscope_and_changes_nothing_for_vllm(
     attach: Attach,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -113,7 +113,7 @@ def without_objects(output: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_an_error_while_vllm_is_idle_detaches_too(
+def test_an_error_while_vllm_is_idle_detaches_stepscope_too(
     attach: Attach, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     scheduler = PlayedScheduler("0.32.0", "chunked")

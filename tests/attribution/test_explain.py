@@ -602,7 +602,7 @@ def test_the_dashboard_counts_the_same_late_tokens_as_explain(
 
 @pytest.mark.parametrize("is_told", [False, True])
 @pytest.mark.parametrize("is_over", [False, True])
-def test_the_pause_before_a_recording_is_no_latency_in_it(
+def test_a_pause_before_a_recording_counts_in_none_of_its_latencies(
     recorded: Callable[[list[tuple[int, Telemetry]]], Path], is_over: bool, is_told: bool
 ) -> None:
     """Unless the snapshot tells of pauses, waits that began before it do not count."""

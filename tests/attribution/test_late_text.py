@@ -96,7 +96,7 @@ def test_a_stall_in_one_line_keeps_its_length(late: Late) -> None:
             assert ("r12" if late is LATE else "preempted") in text
 
 
-def test_fields_are_shown_whole_or_not_at_all() -> None:
+def test_fields_of_a_narrow_line_are_shown_whole_or_not_at_all() -> None:
     for width in range(1, 30):
         fields = [
             Field(rank, ((f" {text}", "text"),)) for rank, text in [(0, "a"), (2, "123"), (1, "45")]

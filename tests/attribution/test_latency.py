@@ -148,7 +148,7 @@ def test_percentiles_of_any_window_equal_those_of_its_sorted_samples() -> None:
             assert series.within_slo == sum(value <= 1_000_000 for value in values) / len(values)
 
 
-def test_ttft_itl_tpot_and_step_time_of_two_requests_by_hand() -> None:
+def test_ttft_itl_tpot_and_step_time_equal_those_worked_out_by_hand() -> None:
     """Two requests; the second one's prompt makes the first wait 100 ms for its third token."""
     history = History(SLO(ttft_ms=100, itl_ms=50))
     records = [
@@ -326,7 +326,7 @@ def test_a_prefill_only_step_between_two_decodes_is_the_cause_of_their_gap() -> 
     assert (stall.main.step, stall.main.request_id, stall.main.num_tokens) == (1, 2, 512)
 
 
-def test_rates_and_shares_of_the_wall_time_by_hand() -> None:
+def test_rates_and_wall_time_shares_equal_those_worked_out_by_hand() -> None:
     history = History()
     for step in range(10):
         rows = [

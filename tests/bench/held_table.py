@@ -27,7 +27,7 @@ class HeldTable:
         print(f"{what:<44} {measured:>28}  {aim:>9}  {word(is_held)}", flush=True)
 
     def judge(self, what: str, pairs: list[tuple[float, float | None]]) -> bool:
-        """Whether all of these values are within their limits; counts those that are not."""
+        """Whether all of these values are within their limits; the result is counted."""
         is_held = all(value <= most for value, most in pairs if most is not None)
         if is_held:
             self.num_held += 1

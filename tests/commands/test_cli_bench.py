@@ -132,7 +132,7 @@ def test_on_a_cpu_the_bench_is_scaled_down_says_so_and_ends_on_ctrl_c(
         (["--block-size", "0"], "--block-size: expected a whole number"),
     ],
 )
-def test_wrong_usage_is_one_line(
+def test_wrong_usage_of_bench_gives_a_one_line_error(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],

@@ -112,7 +112,7 @@ def test_the_unfinished_file_of_a_killed_recorder_is_not_overwritten(
     assert writer.error is None
 
 
-def test_record_ends_with_its_engine(
+def test_record_ends_when_its_engine_ends(
     busy_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
 ) -> None:
     path = tmp_path / "session.mcap"
@@ -183,7 +183,7 @@ def test_record_to_an_unwritable_path_fails_at_once(
     ("content", "said"),
     [(None, "there is no recording"), (b"", "recording"), (b"text", "not a stepscope recording")],
 )
-def test_replaying_a_file_that_is_not_a_recording_is_an_error(
+def test_replaying_a_file_that_is_no_recording_is_an_error(
     stepscope: Callable[..., Any], tmp_path: Path, content: bytes | None, said: str
 ) -> None:
     path = tmp_path / "session.mcap"

@@ -698,7 +698,7 @@ def _snapshot(messages: Messages) -> wire.Snapshot:
     return snapshot
 
 
-def test_two_recordings_of_one_engine_under_the_same_load_are_two_runs() -> None:
+def test_requests_sent_twice_to_one_engine_are_recognised_as_two_runs() -> None:
     def sent(first_id: int, prompts: range) -> dict[int, RequestRun]:
         return {
             first_id + n: RequestRun(first_id + n, f"load-{n}", 100 + n, arrival_ns=n)

@@ -395,7 +395,7 @@ def test_the_comparison_screen_is_drawn_before_anything_is_chosen_or_read(
     assert len(compare_page.targets(frame)) == len(desk.chooser.choices or [])
 
 
-def test_milliseconds_and_seconds_side_by_side_have_their_units() -> None:
+def test_compared_values_in_milliseconds_and_seconds_show_their_units() -> None:
     def shown(a: float | None, b: float | None) -> str:
         return change(Figure("itl_p50", "ITL p50", "ms", a, b, "lower", "b"))
 

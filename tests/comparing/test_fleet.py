@@ -284,7 +284,7 @@ def test_differing_knobs_are_shown_against_those_of_the_majority() -> None:
 # The fleet over time
 
 
-def test_engines_that_go_come_back_or_restart_are_reported(
+def test_engines_that_end_return_or_restart_are_reported(
     still_source: Callable[..., Any], clock: Clock
 ) -> None:
     source, other = still_source(), still_source()

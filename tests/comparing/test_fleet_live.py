@@ -167,7 +167,7 @@ def test_named_engines_win_over_the_environment_and_that_over_the_file(
         shown()
 
 
-def test_one_engine_that_answers_is_enough_to_start_a_fleet(runtime_folder: Path) -> None:
+def test_a_fleet_starts_if_at_least_one_engine_answers(runtime_folder: Path) -> None:
     nobody = [Endpoint.parse(f"{runtime_folder}/{name}") for name in ("p", "q")]
     with pytest.raises(CommandFailed, match=r"none of 2 engines answers; p: no engine at .*; q: "):
         top_command.check_any(nobody)

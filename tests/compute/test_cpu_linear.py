@@ -78,7 +78,7 @@ def test_packed_products_of_all_shapes_are_exact_up_to_one_rounding(
 
 @settings(max_examples=60, deadline=None)
 @given(shape=shapes, seed=st.integers(0, 1000), has_bias=st.booleans())
-def test_a_gated_product_is_silu_of_one_half_times_the_other(
+def test_a_gated_product_is_the_silu_of_one_half_times_the_other_half(
     dtype: torch.dtype, shape: tuple[int, int, int], seed: int, has_bias: bool
 ) -> None:
     num_rows, num_outputs, size = shape

@@ -366,7 +366,7 @@ def test_the_reference_is_causal_softmax_attention() -> None:
     torch.testing.assert_close(actual, expected.transpose(0, 1))
 
 
-def test_new_keys_and_values_go_to_their_slots_and_nowhere_else() -> None:
+def test_new_keys_and_values_are_written_to_their_slots_only() -> None:
     key_cache, value_cache = torch.zeros(3, 4, 2, 8), torch.zeros(3, 4, 2, 8)
     key, value = torch.randn(2, 2, 8), torch.randn(2, 2, 8)
     store_kv(key, value, key_cache, value_cache, torch.tensor([9, 2]))
@@ -393,7 +393,7 @@ def test_an_unknown_backend_is_refused_with_the_known_names() -> None:
         choose("warp", "cpu")
 
 
-def test_every_backend_has_the_name_it_is_listed_by() -> None:
+def test_every_backend_has_the_name_under_which_it_is_listed() -> None:
     for listed in available_backends("cpu"):
         if listed.usable:
             backend: AttentionBackend = choose(listed.name, "cpu").backend

@@ -23,7 +23,7 @@ def test_the_step_page_sums_accepted_and_rejected_drafts_of_all_requests() -> No
     assert " ".join(text.split()) == "drafts 3 of 7 accepted, 4 of the budget for nothing"
 
 
-def test_the_step_page_names_no_rejected_drafts_where_there_are_none() -> None:
+def test_the_step_page_names_rejected_drafts_only_if_there_are_any() -> None:
     assert " ".join(text_of([DraftRow(1, 4, 4)]).split()) == "drafts 4 of 4 accepted"
 
 

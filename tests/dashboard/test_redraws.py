@@ -63,7 +63,7 @@ async def test_figures_skipped_in_one_frame_are_refreshed_without_new_steps(
     assert not builder.is_behind
 
 
-async def test_an_idle_dashboard_draws_hardly_at_all(still_source: Callable[..., Any]) -> None:
+async def test_an_idle_dashboard_redraws_almost_nothing(still_source: Callable[..., Any]) -> None:
     source, now_s = still_source(), [100.0]
     app = Dashboard(source, source.history, any_terminal=True, fps=1.0, clock=lambda: now_s[0])
     async with app.run_test(size=(120, 40)):

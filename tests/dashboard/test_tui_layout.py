@@ -41,7 +41,7 @@ def test_the_views_share_the_screen_without_overlap(size: tuple[int, int]) -> No
 
 
 @pytest.mark.parametrize("width", range(1, 260, 7))
-def test_every_width_and_height_has_a_plan(width: int) -> None:
+def test_every_terminal_size_has_a_layout(width: int) -> None:
     for height in range(1, 90):
         places = layout.plan(width, height)
         assert all(region.width > 0 and region.height > 0 for region in places.values())
@@ -129,7 +129,7 @@ async def test_the_picture_follows_the_terminal_size(still_source: Callable[...,
         assert "token budget" in "\n".join(screen_text(app))
 
 
-async def test_overlays_survive_a_terminal_that_shrinks(still_source: Callable[..., Any]) -> None:
+async def test_overlays_survive_a_shrinking_terminal(still_source: Callable[..., Any]) -> None:
     for key in ("question_mark", "K", "B", "g", "M"):
         app = dashboard(still_source(), control_endpoint="ipc:///nobody/engine-0")
         async with app.run_test(size=(120, 40)) as pilot:

@@ -517,7 +517,7 @@ def test_every_cause_has_a_glyph_of_its_own_also_in_ascii() -> None:
 
 
 @pytest.mark.parametrize("page", BEYOND)
-async def test_every_screen_in_ascii_only(source: Any, page: Page) -> None:
+async def test_every_screen_can_be_drawn_in_ascii_only(source: Any, page: Page) -> None:
     app = dashboard(source, ascii_only=True)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press(key_of(page))
@@ -545,7 +545,7 @@ async def test_a_followed_request_stays_visible(source: Any) -> None:
         assert app.main.view.followed is None
 
 
-async def test_a_followed_request_that_ended_shows_how_and_a_key_goes_to_its_last_step(
+async def test_a_followed_ended_request_shows_its_finish_and_a_key_goes_to_its_last_step(
     source: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     history = source.history
@@ -686,7 +686,9 @@ async def test_a_key_never_overtakes_an_earlier_one_still_in_flight(source: Any)
 
 
 @pytest.mark.parametrize("width", [80, 100, 160])
-def test_the_bound_of_late_tokens_is_never_cut_in_a_word(source: Any, width: int) -> None:
+def test_the_service_level_in_the_late_token_heading_is_never_cut_in_a_word(
+    source: Any, width: int
+) -> None:
     """A bound that nothing exceeded is shown with the median, which needs room."""
     history = source.history
     history.set_slo(SLO(ttft_ms=10_000.0, itl_ms=9_000.0))

@@ -115,7 +115,7 @@ def test_locale_and_console_decide_between_ascii_and_blocks(
     assert only_ascii({"TERM": "xterm-256color", **environment}) == why
 
 
-def test_only_terminals_that_cannot_be_drawn_on_are_refused() -> None:
+def test_only_terminals_without_cursor_control_are_refused() -> None:
     for name in ("xterm-256color", "linux", "screen", "tmux-256color", "vt100", "foot"):
         assert cannot_be_drawn_on({"TERM": name}) is None
     assert "TERM is 'unknown'" in (cannot_be_drawn_on({"TERM": "unknown"}) or "")

@@ -402,7 +402,7 @@ def test_lane_labels_widen_for_long_names_and_prompts(
     assert lanes.label_width([], width) == width  # it never shrinks: columns would jump
 
 
-def test_a_figure_beside_the_chart_is_never_cut(source: Any) -> None:
+def test_figures_beside_the_budget_chart_are_never_truncated(source: Any) -> None:
     """`budget 16,38` would be another budget."""
     frame = frame_of(source)
     for budget in (512, 16_384, 131_072, 1_048_576):
@@ -556,7 +556,7 @@ def test_the_main_key_figures_fit_into_120_cells(source: Any) -> None:
         ("live", False, "▐PAUSED▌"),
     ],
 )
-def test_the_badge_never_calls_an_old_picture_live(
+def test_the_badge_never_marks_an_old_picture_as_live(
     source: Any, status: Any, live: bool, expected: str
 ) -> None:
     connection = header.SourceState("stepscope", "ipc://engine-0", status, 10.0, speed=2.0)

@@ -138,7 +138,7 @@ def test_the_state_at_any_step_is_restored_exactly(
         assert history.state_at(number) == states[number], number
 
 
-def test_walking_step_by_step_gives_the_same_as_jumping(
+def test_moving_step_by_step_gives_the_same_state_as_jumping(
     history: History, states: dict[int, SessionState]
 ) -> None:
     for number in [*range(500, 530), *range(530, 505, -1)]:
@@ -231,7 +231,7 @@ def test_steps_whose_messages_are_all_forgotten_are_forgotten_too() -> None:
             assert history.record(last) is not None
 
 
-def test_rewind_equals_a_history_without_the_later_steps() -> None:
+def test_a_rewound_history_equals_one_without_the_later_steps() -> None:
     history = fed(MESSAGES)
     for number in (1100, 620, 299):
         assert history.rewind(number)
@@ -423,7 +423,7 @@ def test_engine_time_converts_to_wall_time() -> None:
     assert history.wall_ns(7 * MS) == 1_700_000_000_002_000_000
 
 
-def test_steps_are_found_by_time_and_by_their_neighbours() -> None:
+def test_steps_are_found_by_time_and_as_neighbours_across_gaps() -> None:
     history = History()
     for sequence, number in enumerate([0, 1, 2, 6, 7]):
         history.append(sequence * 2, step(number, []))

@@ -82,7 +82,7 @@ async def test_every_frame_of_a_moving_session_shows_one_step(
         assert min(len(running), len(waiting)) > 1
 
 
-async def test_header_and_scrub_bar_agree_on_an_engine_from_its_first_silent_frame_on(
+async def test_header_and_scrub_bar_mark_an_engine_as_silent_in_the_same_frame(
     still_source: Callable[..., Any],
 ) -> None:
     now_s = 0.0

@@ -95,7 +95,7 @@ def test_a_packed_row_takes_the_same_blocks_as_an_unpacked_row(block_size: int) 
     assert forward.finish() == state
 
 
-def test_the_state_at_a_position_is_that_of_all_messages_before_it(recorded: Path) -> None:
+def test_the_state_at_a_file_position_includes_all_messages_before_it(recorded: Path) -> None:
     rng = random.Random(7)
     with Recording(recorded) as recording:
         states = {}

@@ -342,7 +342,7 @@ def test_the_bodies_of_a_chunk_equal_those_of_its_frames(recorded: Path) -> None
             place = end + 1
 
 
-def test_reading_a_stretch_yields_every_few_messages_and_can_be_stopped(
+def test_loading_a_stretch_can_be_stopped_every_few_messages(
     recorded: Path,
 ) -> None:
     with Recording(recorded) as recording:

@@ -86,7 +86,7 @@ def assert_like(history: History, whole: History, steps: range | None = None) ->
 
 
 @pytest.mark.parametrize(("begin", "cut"), [(1, 40), (1, 402), (30, 403), (200, 404), (300, 880)])
-def test_spliced_history_equals_one_from_the_start(begin: int, cut: int) -> None:
+def test_a_spliced_history_equals_one_from_the_start(begin: int, cut: int) -> None:
     later = from_message(cut)
     assert later.prepend(from_message(begin, cut + 1))
     assert_like(later, from_message(begin))
@@ -99,7 +99,7 @@ def test_messages_after_a_splice_are_appended() -> None:
     assert_like(later, from_message(100))
 
 
-def test_follower_reads_every_message_once_across_a_splice() -> None:
+def test_a_follower_reads_every_message_once_across_a_splice() -> None:
     later = from_message(500, 700)
     follower = later.follow()
     read = follower.read_payloads(150)
@@ -147,7 +147,7 @@ def test_changed_service_levels_apply_to_prepended_steps() -> None:
     assert not any(later.last_stall(step) != whole.last_stall(step) for step in range(100, 500, 7))
 
 
-def test_request_aborted_before_memory_has_a_lane_that_shows_it() -> None:
+def test_a_request_aborted_before_memory_begins_has_a_lane_that_shows_it() -> None:
     cut = 500
     state = SessionState()
     for message in MESSAGES[: cut + 1]:
@@ -198,7 +198,7 @@ def test_readers_do_not_wait_while_prepended_samples_are_ranked(
 
 
 @pytest.mark.parametrize("cut", [99, 101])
-def test_splice_refuses_steps_that_do_not_end_where_memory_begins(cut: int) -> None:
+def test_a_splice_refuses_steps_that_do_not_end_where_memory_begins(cut: int) -> None:
     later = from_message(100)
     before = steps_of(later), later.version
     assert not later.prepend(from_message(20, cut + 1))

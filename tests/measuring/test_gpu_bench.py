@@ -122,7 +122,7 @@ def test_a_prompt_costs_the_same_operations_in_chunks_of_any_size(
 
 
 @given(st.floats(0.1, 20.0), st.floats(1e3, 1e6), st.booleans())
-def test_the_knee_is_where_computing_takes_as_long_as_the_smallest_step(
+def test_the_knee_is_the_batch_whose_compute_time_equals_the_smallest_steps(
     flat_ms: float, tokens_per_s: float, adds_up: bool
 ) -> None:
     knee_tokens = flat_ms / 1e3 * tokens_per_s
@@ -299,7 +299,7 @@ def test_bench_show_prints_the_table_of_a_file_and_two_files_side_by_side(
     assert "2: not measured: its process ended by signal 9" in both
 
 
-def test_a_file_that_is_no_report_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_file_that_is_no_bench_report_is_refused_in_one_line(tmp_path: Path) -> None:
     file = tmp_path / "x.json"
     with pytest.raises(ConfigError, match=r"x\.json cannot be read"):
         results.read(file)
@@ -425,7 +425,7 @@ def test_parts_without_time_left_are_reported_as_skipped(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_leaves_a_whole_report_and_no_process(
+def test_an_interrupted_gpu_bench_leaves_a_complete_report_and_no_process(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     file = tmp_path / "out.json"

@@ -106,7 +106,7 @@ def test_every_request_generates_exactly_the_tokens_asked_for() -> None:
     assert result.num_prompt_tokens == sum(len(each.prompt_token_ids or ()) for each in submits)
 
 
-def test_rates_and_latencies_follow_from_the_engine_s_clock() -> None:
+def test_bench_rates_and_latencies_follow_the_engines_clock() -> None:
     # One request: prompt in one step of 8 ms, then 9 more; 0.2 ms pass before each is launched.
     runner = SimulatedRunner(CostModel(floor_ms=8.0, token_us=0.0, context_ns=0.0))
     submit = Submit(
@@ -159,7 +159,7 @@ def test_prefix_cache_hits_are_counted() -> None:
     assert result.num_cached_tokens == 2 * 64
 
 
-def test_warm_up_is_neither_counted_nor_left_in_the_prefix_cache() -> None:
+def test_warm_up_requests_are_neither_counted_nor_left_in_the_prefix_cache() -> None:
     submits = some(6)
     alone, _ = measure(*engine(), submits)
     core, intake = engine()
@@ -187,7 +187,7 @@ def test_without_telemetry_tokens_are_still_counted() -> None:
     assert (result.num_finished, result.steps, result.telemetry) == (5, None, None)
 
 
-def test_progress_is_the_share_of_the_tokens() -> None:
+def test_bench_progress_is_the_share_of_generated_tokens() -> None:
     told: list[ThroughputProgress] = []
     result, _ = measure(*engine(), some(8), some(2, seed=1), progress=told.append)
     assert [each.is_warmup for each in told] == sorted(

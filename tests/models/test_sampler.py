@@ -71,7 +71,7 @@ def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch(sample: Samp
     assert len(set(alone)) > 5
 
 
-def test_requests_without_a_seed_differ_from_each_other_and_repeat_with_the_engines(
+def test_requests_without_a_seed_differ_but_repeat_with_the_engines_seed(
     sample: Sample,
 ) -> None:
     rows = torch.zeros(30, VOCAB_SIZE)
@@ -121,16 +121,14 @@ def test_no_token_ends_a_request_before_its_min_tokens(
     assert sample(0, logits_of(0.97, 0.01, 0.01, 0.01), held[2:3]) == [0]
 
 
-def test_temperature_sharpens_and_flattens(drawn: Drawn) -> None:
+def test_a_low_temperature_sharpens_and_a_high_one_flattens_the_distribution(drawn: Drawn) -> None:
     logits = logits_of(0.5, 0.3, 0.2)
     assert drawn(logits, temperature=0.2, seed=7)[0] > drawn(logits, temperature=1.0, seed=7)[0]
     assert drawn(logits, temperature=5.0, seed=7)[2] > drawn(logits, temperature=1.0, seed=7)[2]
 
 
 @pytest.mark.parametrize("temperature", [1e-6, 1e-30, 1e-45, 1e-300, 100.0])
-def test_extreme_temperatures_give_tokens_that_can_be_drawn(
-    drawn: Drawn, temperature: float
-) -> None:
+def test_extreme_temperatures_draw_only_possible_tokens(drawn: Drawn, temperature: float) -> None:
     logits = torch.tensor([[3.0, float("-inf"), 500.0, 499.0]])
     counts = drawn(logits, temperature=temperature, seed=1)
     assert counts[1] == 0
@@ -199,7 +197,7 @@ def test_min_tokens_that_would_leave_no_token_is_ignored(
     vocab_size=st.sampled_from([3, 50, 1500]),
 )
 @pytest.mark.parametrize("on_host", [True, False], ids=["host", "device"])
-def test_a_row_is_sampled_as_if_it_were_alone(
+def test_a_row_is_sampled_as_if_alone_in_the_batch(
     on_host: bool, kinds: list[int], seed: int, dtype: torch.dtype, vocab_size: int
 ) -> None:
     some: list[dict[str, object]] = [

@@ -128,7 +128,7 @@ def tokens_of(outputs: list[Output]) -> list[int]:
     return [token_id for output in outputs for token_id in output.token_ids]
 
 
-def test_a_conversation_is_answered_like_its_rendered_prompt(client: ControlClient) -> None:
+def test_a_conversation_gets_the_same_answer_as_its_rendered_prompt(client: ControlClient) -> None:
     turns = [ChatMessage(role="user", content="Hi"), ChatMessage(role="assistant", content="Ho")]
     rendered = [258, *b"user\nHi", 259, *b"\n", 258, *b"assistant\nHo", 259, *b"\n"]
     rendered += [258, *b"assistant\n"]
@@ -276,7 +276,7 @@ def test_logprobs_sent_to_a_client_are_those_of_the_model(
                 assert each.text == chr(each.token_id)
 
 
-def test_penalties_change_the_text_as_they_say(client: ControlClient) -> None:
+def test_repetition_and_presence_penalties_change_the_text(client: ControlClient) -> None:
     plain = tokens_of(answered(client, asked(max_tokens=100)))
     different = tokens_of(answered(client, asked(max_tokens=100, repetition_penalty=10.0)))
     assert len(set(different)) > len(set(plain))

@@ -80,7 +80,9 @@ def test_freed_or_overwritten_shared_blocks_are_not_loaded(sender: SharedMemoryS
     assert receiver.load(second, [0, 1, 2, 3], 0)
 
 
-def test_a_ticket_of_another_model_or_length_is_refused(sender: SharedMemorySender) -> None:
+def test_a_hand_over_ticket_of_another_model_or_length_is_refused(
+    sender: SharedMemorySender,
+) -> None:
     ticket = sender.put([0, 1])
     assert ticket is not None
     receiver = receiver_of(caches(torch.float32))
@@ -91,7 +93,7 @@ def test_a_ticket_of_another_model_or_length_is_refused(sender: SharedMemorySend
         receiver_of(caches(torch.float32), "another").check(ticket, num_tokens=8)
 
 
-def test_a_ticket_of_no_file_or_of_frames_beyond_it_loads_nothing(
+def test_a_hand_over_ticket_for_a_missing_file_or_frame_loads_nothing(
     sender: SharedMemorySender,
 ) -> None:
     ticket = sender.put([0])
@@ -101,7 +103,7 @@ def test_a_ticket_of_no_file_or_of_frames_beyond_it_loads_nothing(
         assert not receiver.load(msgspec.structs.replace(ticket, **wrong), [0], 0)
 
 
-def test_only_files_of_dead_engines_are_swept(sender: SharedMemorySender) -> None:
+def test_only_shared_memory_files_of_dead_engines_are_removed(sender: SharedMemorySender) -> None:
     ticket = sender.put([0])
     assert ticket is not None
     left = folder() / f"stepscope-kv-{'f' * 32}"
@@ -111,7 +113,7 @@ def test_only_files_of_dead_engines_are_swept(sender: SharedMemorySender) -> Non
     assert (folder() / ticket.file).exists()
 
 
-def test_without_room_in_memory_the_error_says_what_to_do() -> None:
+def test_without_shared_memory_the_error_says_what_to_do() -> None:
     frames = KVFrames(caches(torch.float32), "layout")
     frames.frame_bytes = 1 << 50
     before = set(folder().glob("stepscope-kv-*"))

@@ -88,7 +88,7 @@ def exported(recorded: Path, tmp_path: Path) -> Callable[..., Path]:
 # Tables
 
 
-def test_parquet_has_a_row_for_each_step_with_what_was_recorded(
+def test_exported_parquet_has_a_row_for_each_recorded_step(
     exported: Callable[..., Path],
 ) -> None:
     table = pyarrow.parquet.read_table(exported("parquet"))
@@ -107,7 +107,7 @@ def test_parquet_has_a_row_for_each_step_with_what_was_recorded(
     )
 
 
-def test_export_has_overlap_and_memory_where_the_engine_publishes_them(
+def test_an_export_has_overlap_and_memory_columns_if_the_engine_publishes_them(
     tmp_path: Path,
 ) -> None:
     told = [
@@ -162,7 +162,7 @@ def test_the_rows_of_all_batches_can_be_exported_as_a_table(exported: Callable[.
         assert given["first_token"] == bool(row.flags & RowFlag.FIRST_TOKEN)
 
 
-def test_csv_and_parquet_hold_the_same_requests(exported: Callable[..., Path]) -> None:
+def test_exported_csv_and_parquet_hold_the_same_requests(exported: Callable[..., Path]) -> None:
     columns = pyarrow.parquet.read_table(exported("parquet", table="requests")).to_pylist()
     with open(exported("csv", table="requests"), newline="") as stream:
         lines = list(csv.DictReader(stream))

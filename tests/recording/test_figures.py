@@ -125,7 +125,7 @@ def test_without_a_step_all_figures_are_unknown() -> None:
         ("out_tokens_per_s <= 1000", "out_tokens_per_s", "<=", 1000),
     ],
 )
-def test_a_bound_is_read_with_its_unit(text: str, name: str, relation: str, value: float) -> None:
+def test_a_bound_is_parsed_with_its_unit(text: str, name: str, relation: str, value: float) -> None:
     bound = parse_bound(text)
     assert (bound.figure.name, bound.relation) == (name, relation)
     assert bound.value == pytest.approx(value)
@@ -143,7 +143,9 @@ def test_a_bound_is_read_with_its_unit(text: str, name: str, relation: str, valu
         ("preemptions = 3 a minute", 17, "nothing may follow the value, got 'a minute'"),
     ],
 )
-def test_a_bound_that_cannot_be_read_names_the_place(text: str, place: int, problem: str) -> None:
+def test_an_invalid_bound_is_refused_with_the_place_of_the_error(
+    text: str, place: int, problem: str
+) -> None:
     with pytest.raises(BoundError) as raised:
         parse_bound(text)
     assert f"at character {place}: " in str(raised.value)

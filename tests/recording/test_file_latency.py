@@ -168,7 +168,7 @@ def test_a_file_with_unpacked_steps_can_be_searched_too(
 
 
 @pytest.mark.parametrize("share", [0.4, 0.75, 0.95])
-def test_a_search_covers_all_that_can_be_read_of_an_unfinished_file(
+def test_a_file_search_covers_the_readable_part_of_an_unfinished_file(
     tmp_path: Path, share: float
 ) -> None:
     whole = record(tmp_path / "whole.mcap", plain(5)).read_bytes()

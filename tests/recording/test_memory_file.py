@@ -64,7 +64,7 @@ def test_a_file_saved_from_memory_holds_every_step_and_is_sound(tmp_path: Path) 
     assert steps_in(path) == sent(MESSAGES)
 
 
-def test_saved_memory_holds_only_steps_not_yet_forgotten(tmp_path: Path) -> None:
+def test_memory_saved_to_a_file_holds_only_steps_not_yet_forgotten(tmp_path: Path) -> None:
     path = tmp_path / "memory.mcap"
     history = filled(max_steps=300)
     report = written(history, path)

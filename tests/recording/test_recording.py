@@ -139,7 +139,7 @@ def same_screen(live: History, replayed: History, step: int) -> None:
     assert replayed.wall_ns(0) == live.wall_ns(0)
 
 
-def test_replay_shows_at_any_step_what_was_seen_live(live: History, replay: ReplaySource) -> None:
+def test_a_replay_shows_at_any_step_what_was_seen_live(live: History, replay: ReplaySource) -> None:
     steps = [1, 200, 7999, 7998, 300, *random.Random(2).sample(range(NUM_STEPS), 8)]
     for step in steps:
         replay.seek(step)
@@ -276,9 +276,7 @@ def test_playing_follows_recorded_time_and_stops_at_the_end(recorded: Path) -> N
     source.stop()
 
 
-def test_stepping_moves_by_recorded_steps_and_stops_at_both_ends(
-    live: History, replay: ReplaySource
-) -> None:
+def test_stepping_through_a_replay_stops_at_both_ends(live: History, replay: ReplaySource) -> None:
     for num_steps, expected in ((1, 1), (10, 11), (-1, 10), (-100, 0), (300, 300), (-1, 299)):
         replay.skip(num_steps)
         assert replay.wait()
@@ -382,7 +380,7 @@ def test_a_replayed_recording_cannot_be_recorded(replay: ReplaySource, tmp_path:
         Recorder(replay, tmp_path / "copy.mcap")
 
 
-def test_default_names_are_plain_file_names() -> None:
+def test_default_recording_names_are_plain_file_names() -> None:
     assert default_name("127.0.0.1:5555").startswith("stepscope-127.0.0.1-5555-2")
     assert "/" not in default_name("../../etc")
     assert len(default_name("e" * 300)) < 255
@@ -403,7 +401,7 @@ def expected_message(recording: Recording) -> str:
     return message
 
 
-def test_a_recorder_that_is_killed_leaves_a_file_that_opens(tmp_path: Path) -> None:
+def test_a_killed_recorder_leaves_a_readable_file(tmp_path: Path) -> None:
     path = tmp_path / "killed.mcap"
     script = f"""
 import sys, time

@@ -156,7 +156,7 @@ def test_a_long_file_cut_anywhere_is_read_up_to_its_last_flush(
             assert num_safe == 0
 
 
-def test_a_file_cut_in_its_index_has_lost_no_steps(small: Written, tmp_path: Path) -> None:
+def test_a_file_truncated_in_its_index_has_lost_no_steps(small: Written, tmp_path: Path) -> None:
     """The last bytes only index the file: no step lies there."""
     end_of_data = small.chunks[-1].end + 13
     for length in range(len(small.content) - 1, small.chunks[-1].end - 1, -1):
@@ -541,7 +541,7 @@ def test_a_gap_that_no_repair_noted_stays_a_problem_of_a_repaired_file(
         assert any(problem.endswith("are missing") for problem in problems)
 
 
-def test_a_flipped_bit_costs_at_most_a_second_or_a_hundredth_of_the_file(tmp_path: Path) -> None:
+def test_a_flipped_bit_loses_at_most_a_second_or_a_hundredth_of_the_file(tmp_path: Path) -> None:
     """However small its steps are, and whether the file is long or short."""
     workload = SimulatedWorkload(rate=1.0, document_share=0.0, chat_tokens=50, output_tokens=400)
     messages = simulate(seed=5, num_steps=30_000, num_blocks=512, workload=workload)

@@ -134,7 +134,7 @@ def test_prompts_without_given_tokens_share_no_prefix() -> None:
     assert totals == [4, 5, 5, 0]
 
 
-def test_the_watermark_is_the_share_of_all_blocks_that_vllm_takes() -> None:
+def test_the_watermark_is_a_share_of_all_blocks_as_in_vllm() -> None:
     # 0.1 of 100 blocks are 10, of the 99 usable ones only 9: the second prompt takes 89 of the 90
     # that the first leaves, and has to wait.
     requests = [

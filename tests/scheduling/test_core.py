@@ -92,7 +92,7 @@ def test_the_events_show_every_request_arrive_stream_and_end() -> None:
     assert any("Preempted" in names for names in story.values()), "the pool was to be tight"
 
 
-def test_flags_mark_first_tokens_and_resumed_requests() -> None:
+def test_row_flags_mark_first_tokens_and_resumed_requests() -> None:
     steps = steps_of(simulate(num_steps=1500, workload=BUSY, num_blocks=520))
     preempted: set[int] = set()
     for record in steps:

@@ -90,7 +90,7 @@ def test_a_shared_block_is_owned_by_its_latest_holder_until_that_request_ends() 
     kv.check_integrity()
 
 
-def test_empty_blocks_are_reused_before_cached_ones_the_latest_freed_first() -> None:
+def test_empty_blocks_are_reused_before_cached_ones_and_latest_freed_first() -> None:
     kv = manager(num_blocks=4)
     cached, empty = make_request(1, list(range(5))), make_request(2, [9, 9, 9])
     compute(kv, cached)  # blocks 0 (full) and 1

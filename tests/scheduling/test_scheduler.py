@@ -299,7 +299,7 @@ def test_a_waiting_request_never_causes_a_preemption() -> None:
 # Prefix hits
 
 
-def test_a_request_may_hit_what_another_one_fills_in_the_same_step() -> None:
+def test_a_request_may_hit_blocks_that_another_fills_in_the_same_step() -> None:
     scheduler = make_scheduler()
     prompt = list(range(12))
     add(scheduler, 1, 0, prompt=[*prompt, 100])

@@ -94,7 +94,7 @@ def test_a_broken_trace_line_beyond_the_limit_is_found_too(tmp_path: Path) -> No
         read_trace(path, limit=1)
 
 
-def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_request_trace_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="No such file"):
         read_trace(tmp_path / "absent.csv")
     with pytest.raises(TraceError, match="directory"):

@@ -57,7 +57,7 @@ def test_a_corpus_without_prose_is_refused() -> None:
         Corpus("x = 1\n\ny = 2\n")
 
 
-def test_equal_seeds_make_equal_workloads_and_others_do_not(writer: PromptWriter) -> None:
+def test_equal_seeds_make_equal_workloads_and_other_seeds_do_not(writer: PromptWriter) -> None:
     first = mix(writer, 40, seed=3)
     assert first == mix(writer, 40, seed=3)
     other = mix(writer, 40, seed=4)
@@ -94,7 +94,7 @@ def test_prompts_differ_but_chats_share_their_system_prompt(writer: PromptWriter
     assert len({a.prompt[:16] for a in documents}) == len(documents)
 
 
-def test_every_prompt_holds_more_text_than_its_tokens_need(writer: PromptWriter) -> None:
+def test_every_generated_prompt_has_enough_text_for_its_tokens(writer: PromptWriter) -> None:
     for arrival in mix(writer, 200, document_share=0.5):
         assert len(arrival.prompt) >= 2.0 * arrival.num_prompt_tokens
 

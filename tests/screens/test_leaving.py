@@ -52,7 +52,7 @@ def test_a_signal_ends_the_screen_and_restores_the_terminal(
 
 
 @pytest.mark.parametrize("is_terminal_gone", [False, True], ids=["ended", "terminal gone"])
-def test_a_recording_is_finished_when_a_signal_ends_the_dashboard(
+def test_a_signal_that_ends_the_dashboard_finishes_its_recording(
     live_engine: Any, terminal: Callable[..., Any], tmp_path: Path, is_terminal_gone: bool
 ) -> None:
     screen = terminal(

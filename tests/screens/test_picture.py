@@ -179,7 +179,7 @@ async def test_a_picture_that_cannot_be_written_is_reported_on_the_screen(
         assert f"{tmp_path.name}/stepscope-still-" in notice
 
 
-def test_a_picture_waits_for_background_computations(
+def test_a_screenshot_waits_for_background_computations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stepscope.tui.views.frame.latency_windows._LONG_STEPS", 10)

@@ -99,7 +99,7 @@ async def test_200_streams_at_once_all_get_every_token(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_the_blocks_of_a_client_that_hangs_up_are_free_within_two_steps(
+def test_blocks_of_a_client_that_hangs_up_are_freed_within_two_steps(
     live_engine: Any, served: Any, stream: bool
 ) -> None:
     core = live_engine.core
@@ -282,7 +282,7 @@ def test_serve_restarts_its_http_process_and_ends_it_at_its_own_end(
     assert status_of(server.url) == 0
 
 
-def test_kill_9_of_serve_ends_its_streams_and_its_http_process_and_frees_the_port(
+def test_sigkill_of_serve_ends_its_streams_and_http_process_and_frees_the_port(
     serve: Callable[..., Any],
 ) -> None:
     server = serve()

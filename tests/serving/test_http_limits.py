@@ -128,11 +128,11 @@ async def test_an_http_head_sent_byte_by_byte_gets_no_extra_time(port: int) -> N
     assert code_of(await exchange(port, *drip, pause_s=0.02)) == (408, "timeout")
 
 
-async def test_a_silent_connection_is_closed(port: int) -> None:
+async def test_a_silent_http_connection_is_closed(port: int) -> None:
     assert await exchange(port) == b""
 
 
-async def test_an_idle_connection_is_closed_and_a_busy_one_is_not(port: int) -> None:
+async def test_an_idle_http_connection_is_closed_and_a_busy_one_is_not(port: int) -> None:
     answer = await exchange(port, *[GET + b"\r\n"] * 4, pause_s=0.25)
     assert answer.count(b"HTTP/1.1 200") == 4
 
@@ -158,7 +158,7 @@ async def test_pipelined_requests_are_answered_in_order_up_to_a_bound(port: int)
     assert many.count(b"HTTP/1.1") == MAX_PIPELINED + 1
 
 
-async def test_a_bad_second_request_does_not_spoil_the_answer_to_the_first(port: int) -> None:
+async def test_an_invalid_second_request_does_not_affect_the_answer_to_the_first(port: int) -> None:
     slow = GET.replace(b"health", b"slow") + b"\r\n"
     for bad in (b"nonsense\r\n\r\n", GET + b"x: y\r\n" * 1_000):
         answer = await exchange(port, slow + bad)
@@ -200,7 +200,7 @@ def test_a_peer_is_an_ipv4_address_or_an_ipv6_network() -> None:
     assert peer_of("fe80::1%eth0") == peer_of("fe80::2%eth0")
 
 
-def test_connections_are_counted_by_peer_and_in_all() -> None:
+def test_http_connections_are_limited_per_peer_and_in_total() -> None:
     peers = Peers(3, 2)
     assert peers.enter("a") is None
     assert peers.enter("a") is None

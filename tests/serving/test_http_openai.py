@@ -64,7 +64,7 @@ def test_a_stream_has_the_text_of_the_whole_answer_one_chunk_a_token(
     assert (last.choices, last.usage.completion_tokens) == ([], 9)
 
 
-def test_a_chat_answers_the_same_streamed_or_whole(client: openai.OpenAI) -> None:
+def test_a_chat_gets_the_same_answer_streamed_or_whole(client: openai.OpenAI) -> None:
     asked: Any = {
         "model": "tiny",
         "messages": MESSAGES,

@@ -309,7 +309,7 @@ def test_each_engine_publishes_its_own_part_of_a_request(pair: Pair) -> None:
     assert {e.handed_to for e in left if e.request_id in here} == {"decode"}
 
 
-def test_a_late_second_token_names_the_hand_over(pair: Pair) -> None:
+def test_a_late_second_token_names_the_hand_over_as_cause(pair: Pair) -> None:
     with ControlClient(pair.endpoint("decode")) as client:
         client.ask(Pause(who="test"))
         try:
@@ -337,7 +337,7 @@ def test_a_late_second_token_names_the_hand_over(pair: Pair) -> None:
     assert {"transfer", "paused"} <= {piece.cause for piece in late.pieces}
 
 
-def test_a_full_decode_engine_makes_the_prefill_engine_wait(pair: Pair) -> None:
+def test_a_hand_over_waits_while_the_decode_engine_is_full(pair: Pair) -> None:
     asked = [ask(40 + number, 30) for number in range(12)]
     with ControlClient(pair.endpoint("prefill")) as client:
         since = client.snapshot().sequence + 1
@@ -399,7 +399,7 @@ def test_requests_of_a_killed_decode_engine_continue_in_the_prefill_engine(pair:
     assert any(isinstance(event, Arrived) for event in events_of(pair.endpoint("decode")))
 
 
-def test_requests_of_a_silent_decode_engine_are_taken_back(pair: Pair) -> None:
+def test_requests_of_a_silent_decode_engine_return_to_the_prefill_engine(pair: Pair) -> None:
     asked = long_ones(80)
     expected = answers(pair.endpoint("one"), asked)
     freeze = once(lambda: pair.send("decode", signal.SIGSTOP), at=100)

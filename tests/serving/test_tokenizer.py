@@ -81,7 +81,9 @@ def test_special_tokens_have_no_text(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_random_bytes_stream_to_what_they_decode_to(tokenizer: Tokenizer, seed: int) -> None:
+def test_random_bytes_stream_to_the_same_text_as_decoded_at_once(
+    tokenizer: Tokenizer, seed: int
+) -> None:
     """An untrained model writes such text; it must not be held back for ever."""
     rng = random.Random(seed)
     alphabet = rng.choice([range(256), range(128, 256), [0x80], [0xE2, 0x82, 0xAC, 0x41], [0xFF]])
@@ -92,7 +94,7 @@ def test_random_bytes_stream_to_what_they_decode_to(tokenizer: Tokenizer, seed: 
     assert sum(len(piece) for piece in pieces[:-1]) > 0
 
 
-def test_words_keep_their_spaces_and_bytes_become_characters(
+def test_streamed_words_keep_their_spaces_and_bytes_become_characters(
     sentencepiece_like: Tokenizer,
 ) -> None:
     the, cat, plural = 1, 2, 3
@@ -105,7 +107,7 @@ def test_words_keep_their_spaces_and_bytes_become_characters(
     assert not any("\ufffd" in piece for piece in pieces)
 
 
-def test_a_token_alone_reads_as_it_does_inside_a_text(
+def test_the_text_of_a_single_token_equals_its_text_inside_a_sequence(
     tokenizer: Tokenizer, sentencepiece_like: Tokenizer
 ) -> None:
     assert [sentencepiece_like.token_text(i) for i in (1, 2, 3, 6 + ord("x"))] == [

@@ -62,12 +62,12 @@ def test_step_time_grows_with_rows_context_and_tokens() -> None:
     assert two / one == pytest.approx(2, rel=0.1)
 
 
-def test_more_gpus_shorten_a_step_by_less_than_their_number() -> None:
+def test_tensor_parallelism_shortens_a_step_by_less_than_the_number_of_gpus() -> None:
     one, four = (step_ms("h100", "llama-3.1-70b", decodes(16), count) for count in (1, 4))
     assert one / 4 < four < one / 2
 
 
-def test_a_batch_reads_the_experts_that_its_tokens_choose() -> None:
+def test_a_larger_batch_reads_more_experts() -> None:
     shape = model_shape("mixtral-8x7b")
     assert shape.num_experts_used(1) == pytest.approx(2)
     assert shape.num_experts_used(100) == pytest.approx(8)

@@ -242,7 +242,7 @@ def test_a_backfill_from_an_engine_that_keeps_nothing_says_so(late: Late) -> Non
     assert refused(late) == "the engine keeps no older steps"
 
 
-def test_an_engine_of_before_is_not_asked(tmp_path: Path) -> None:
+def test_an_older_engine_is_not_asked_for_its_past(tmp_path: Path) -> None:
     made = Late(tmp_path, keeps_snapshots=False)
     assert "of an older stepscope" in refused(made)
     made.close()

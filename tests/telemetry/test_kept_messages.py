@@ -94,7 +94,7 @@ def test_the_ring_is_bounded_in_bytes_and_says_what_it_still_has(way: str) -> No
     ring_size=st.integers(1, 12),
     ring_bytes=st.integers(100, 900),
 )
-def test_the_ring_holds_the_newest_messages_that_fit_and_no_others(
+def test_the_ring_holds_exactly_the_newest_messages_that_fit(
     way: str, sizes: list[int], ring_size: int, ring_bytes: int
 ) -> None:
     publisher = Publisher(None, ring_size, ring_bytes)

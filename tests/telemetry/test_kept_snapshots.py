@@ -215,7 +215,7 @@ def test_an_engine_that_keeps_no_snapshot_answers_with_none(
         assert client.kept_snapshot(60) is None
 
 
-def test_an_engine_of_before_is_not_asked(tmp_path: Path) -> None:
+def test_an_older_engine_is_not_asked_for_its_past(tmp_path: Path) -> None:
     engine = FakeEngine(tmp_path, info())  # it answers unknown commands with an error
     for number in range(5):
         engine.publish(step(number))

@@ -299,7 +299,7 @@ def test_the_thread_of_an_unclosed_publisher_ends_with_its_object() -> None:
 
 
 @needs_thread
-def test_a_process_ends_with_a_publisher_that_is_still_open(address: str) -> None:
+def test_a_process_can_exit_with_an_open_publisher(address: str) -> None:
     code = """
 import sys
 from stepscope.engine.telemetry.publisher import Publisher

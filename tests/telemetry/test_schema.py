@@ -361,7 +361,7 @@ def test_every_message_and_every_field_is_in_a_golden_file() -> None:
     assert set(seen) == structs
 
 
-def test_channels_of_recordings_keep_their_numbers_and_every_message_has_one() -> None:
+def test_every_message_has_a_recording_channel_with_a_fixed_number() -> None:
     before = ("info", "knobs", "step", "status", "keyframe", "mark", "packed_step", "audit")
     assert TOPICS[: len(before)] == before
     assert {topic.decode() for topic in wire.TOPICS.values()} <= set(TOPICS)

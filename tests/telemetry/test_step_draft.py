@@ -37,7 +37,7 @@ def draft() -> StepDraft:
     )  # fmt: skip
 
 
-def test_a_draft_has_the_fields_of_a_record_in_the_same_order() -> None:
+def test_a_step_draft_has_the_fields_of_a_record_in_the_same_order() -> None:
     ours, theirs = msgspec.structs.fields(StepDraft), msgspec.structs.fields(StepRecord)
     # Engines that publish no batch send `totals`; a draft always has its batch.
     expected = [field.name for field in theirs if field.name != "totals"]
@@ -60,7 +60,7 @@ def test_fields_that_a_draft_omits_have_their_default_in_the_record() -> None:
             assert field.default == record.default
 
 
-def test_an_ended_draft_is_received_as_its_record() -> None:
+def test_a_finished_step_draft_is_received_as_a_record() -> None:
     ended = draft()
     ended.tokens_ns = 0  # as at the start of a clock: a zero is sent all the same
     ended.kv = KVCounts(2, 0, 8, 0)
@@ -71,7 +71,7 @@ def test_an_ended_draft_is_received_as_its_record() -> None:
     assert wire.encode(received) == wire.encode(ended)
 
 
-def test_a_draft_that_has_not_ended_is_no_message() -> None:
+def test_an_unfinished_step_draft_is_no_valid_message() -> None:
     with pytest.raises(msgspec.ValidationError, match="tokens_ns"):
         wire.decode(wire.encode(draft()))
 
