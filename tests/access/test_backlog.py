@@ -161,9 +161,7 @@ def test_a_connection_counts_once_even_if_its_duplicate_has_a_listed_descriptor(
                 [f"tcp://127.0.0.1:{address[1]}"], lambda _: 0, lambda _: 0, lambda: now_s
             )
             with open(os.devnull) as free:
-                number = (
-                    free.fileno()
-                )  # like the descriptor used for listing: closed by now, but listed
+                number = free.fileno()  # like the one used for listing: closed, but listed
             names = [str(held.fileno()), str(number)]
             monkeypatch.setattr(os, "listdir", lambda _: names)
             now_s += 1

@@ -329,7 +329,7 @@ def test_the_latency_page_has_three_windows_and_every_breach_with_its_cause(sour
     assert wait.explanation[:60] in row
 
 
-def test_too_many_late_tokens_are_explained_only_while_the_picture_is_paused(
+def test_late_tokens_too_many_to_explain_at_once_are_explained_while_paused(
     source: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     history = History(SLO(500, 30))

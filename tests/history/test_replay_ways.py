@@ -140,7 +140,7 @@ def test_steps_after_the_viewed_step_stay_in_memory(source: ReplaySource) -> Non
     assert frame.first_step < first
 
 
-def test_with_a_full_memory_shortened_latency_windows_are_marked(
+def test_with_a_full_memory_no_step_is_missing_and_short_windows_are_marked(
     file: Path,
 ) -> None:
     with Recording(file) as recording:

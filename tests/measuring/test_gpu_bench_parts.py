@@ -80,7 +80,7 @@ def of(report: Report, part: str) -> PartOutcome:
     return outcome
 
 
-def test_every_part_is_measured_completely_with_its_settings(measured: Report) -> None:
+def test_every_part_is_measured_and_reports_its_settings(measured: Report) -> None:
     assert [outcome.part for outcome in measured.outcomes] == list("aejgbcdfhi")
     for outcome in measured.outcomes:
         assert of(measured, outcome.part).points

@@ -261,9 +261,7 @@ def test_commands_on_recordings_accept_names_of_shipped_samples(
     assert code == 1
     assert "shipped samples: freeze, chunked" in said
     Path("f.csv").rename("broken.mcap.part")
-    code, said = run(
-        "verify", "broken.mcap"
-    )  # as always, the name also stands for the unfinished file
+    code, said = run("verify", "broken.mcap")  # also names the unfinished file, as always
     assert code == 1
     assert "there is no recording" not in said
 

@@ -178,9 +178,7 @@ def test_the_screen_is_redrawn_after_a_resize_and_after_being_overwritten(
     colours = {cell.fg for row in screen.cells() for cell in row}
     assert "4fb3ff" in colours, "decode has its own colour on a terminal of true colours"
     before = ""
-    while before != (
-        before := screen.text()
-    ):  # text written before the first full frame is overwritten
+    while before != (before := screen.text()):  # the first full frame overwrites other text
         time.sleep(0.5)
     screen.scribble()
     screen.wait_for("noise noise")

@@ -506,7 +506,7 @@ async def test_a_pending_command_is_shown_until_it_is_answered(
     app.close()
 
 
-def test_an_idle_engine_link_still_processes_libzmq_events(
+def test_an_idle_engine_link_still_lets_its_client_process_events(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     idle = threading.Event()

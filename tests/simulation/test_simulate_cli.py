@@ -59,16 +59,14 @@ def test_a_recorded_simulation_opens_everywhere_and_is_marked_as_simulated(
     assert "simulated" in screen.read_text().splitlines()[0]
 
 
-def test_simulated_steps_overlap_as_in_the_engine_whose_defaults_are_used(run: Run) -> None:
+def test_simulated_steps_overlap_if_the_engine_given_by_like_overlaps_them(run: Run) -> None:
     def first_token_ms(*options: str) -> float:
         found = json.loads(run("simulate", *MIX, *H100, *options, "--json"))
         assert found["simulated"].endswith("steps overlap") == found["overlap"]
         return float(found["runs"][0]["ttft_ms"]["p50"])
 
     in_turn, ahead = first_token_ms(), first_token_ms("--overlap", "on")
-    assert (
-        ahead > 1.3 * in_turn
-    )  # an arriving request also waits for the step that was scheduled ahead
+    assert ahead > 1.3 * in_turn  # an arrival also waits for the step scheduled ahead
     like = first_token_ms("--like", "vllm")
     assert like > 1.3 * first_token_ms("--like", "vllm", "--overlap", "off")
 

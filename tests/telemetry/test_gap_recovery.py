@@ -56,7 +56,7 @@ class Recorded:
 # Healing
 
 
-def test_gaps_close_together_are_recovered_with_one_query(session: Session) -> None:
+def test_many_gaps_close_together_are_recovered_with_few_queries(session: Session) -> None:
     wait_for(session.has_caught_up, "caught up")
     session.engine.asked.clear()
     session.engine.replays.clear()

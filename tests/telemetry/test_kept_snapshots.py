@@ -119,9 +119,7 @@ def test_a_snapshot_whose_later_messages_are_forgotten_is_not_sent() -> None:
     snapshots = kept(0, 10, 20, 30)
     assert sequence_before(snapshots, 600, 35, oldest=101) == 200
     assert sequence_before(snapshots, 600, 35, oldest=190) == 200
-    assert (
-        sequence_before(snapshots, 600, 35, oldest=195) == 300
-    )  # they are dropped while the query is answered
+    assert sequence_before(snapshots, 600, 35, oldest=195) == 300  # dropped while answering
     assert sequence_before(snapshots, 600, 35, oldest=320) is None
     assert sequence_before(KeptSnapshots(), 600, 35) is None
 
