@@ -366,7 +366,7 @@ async def test_home_at_the_oldest_step_starts_a_backfill_and_goes_to_its_first_s
     async with app.run_test(size=(120, 40)):
         await press(app, "home")
         assert app.main.view.cursor == first
-        said = f"the oldest step in memory, {clock(late, first)}; Home again: older steps from the engine"
+        said = f"in memory, {clock(late, first)}; Home again: older steps from the engine"
         assert said in main_text(app)
         await press(app, "home")
         said = f"{first - 61:,} more steps, the oldest is of {clock(late, 61)}"
