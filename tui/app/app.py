@@ -1,7 +1,7 @@
-"""The dashboard as an application: screens, and what all of them have in common.
+"""The dashboard as an application: its screens, and what all of them share.
 
-The caller owns the source and the history: it starts the source before and stops it afterwards;
-the dashboard only reads, and asks a replay source to seek and play.
+The caller owns the source and the history: it starts the source before the dashboard runs and stops
+it afterwards. The dashboard only reads them, and asks a replay source to seek and play.
 """
 
 import asyncio
@@ -42,20 +42,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("stepscope.tui")
 
-_NEWCOMERS_S = 2.0  # between two looks for engines that have appeared
+_NEWCOMERS_S = 2.0  # between two searches for new engines
 
 
 class Dashboard(App[None], inherit_bindings=False):
-    """The dashboard: it has a main screen for each engine that was opened, and shows one.
+    """The dashboard: one main screen for each engine that was opened; it shows one at a time.
 
     Args:
-        any_terminal: do not ask what the terminal can show; for pictures.
+        any_terminal: use the theme without asking which colours the terminal has; for pictures.
 
     The other arguments are those of `run_dashboard`.
     """
 
     CSS_PATH: ClassVar[CSSPathType | None] = "app.tcss"
-    ENABLE_COMMAND_PALETTE = False  # ours is drawn like everything else, in ASCII too
+    ENABLE_COMMAND_PALETTE = False  # stepscope has its own, which can be drawn in ASCII
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
     ]
@@ -110,7 +110,7 @@ class Dashboard(App[None], inherit_bindings=False):
         if fleet is not None and len(fleet) > 1:
             self.main.view.page = "fleet"
             fleet.open(source)
-        self._screens = {self._desk.name_of(source): self.main}  # by the name of the engine
+        self._screens = {self._desk.name_of(source): self.main}  # by engine name
         self._sides = SideScreens(self._sessions, self._switch_to)
         self.main.session.compare.open = self._open_side
         self.main.session.compare.go_home = lambda page: self._sides.go_home(self.main, page)
@@ -139,7 +139,7 @@ class Dashboard(App[None], inherit_bindings=False):
         self._switch_to(screen)
 
     def _switch_to(self, screen: MainScreen) -> None:
-        """Show another main screen, in the looks of the one before."""
+        """Show another main screen, with the theme, glyphs and frame rate of the last one."""
         before = self.main
         if screen is not before:
             before.is_shown, screen.is_shown = False, True
@@ -147,7 +147,7 @@ class Dashboard(App[None], inherit_bindings=False):
             if screen.is_mounted:
                 screen.set_skin(before.skin)
                 screen.set_fps(before.fps)
-            # The first engine's is the default screen, which Textual cannot switch from.
+            # The first engine's screen is the default screen, which Textual cannot switch from.
             if len(self.screen_stack) > 1:
                 self.pop_screen()
             if screen is not self.screen:
@@ -158,10 +158,10 @@ class Dashboard(App[None], inherit_bindings=False):
     # Two runs
 
     def compare(self, a: Origin, b: Origin, align: Align) -> None:
-        """Show a comparison.
+        """Show a comparison of two runs.
 
         Raises:
-            RecordingError: one of the two cannot be read.
+            RecordingError: one of the two recordings cannot be read.
         """
         desk = self.main.session.compare
         desk.begin(a, b)
@@ -187,15 +187,17 @@ class Dashboard(App[None], inherit_bindings=False):
         self.screen.refresh(layout=True)
 
     def _look_at_engines(self) -> None:
-        """Refresh the list of engines, also while one engine fills the screen: it measures how "
-        "long an engine stands out."""
+        """Refresh the list of engines, also while the screen shows only one engine.
+
+        The list measures for how long an engine stands out, so it must not miss a refresh.
+        """
         if len(self._desk.fleet) > 1:
             self._desk.fleet.look()
 
     def _note_loop_error(
         self, loop: asyncio.AbstractEventLoop, context: Mapping[str, object]
     ) -> None:
-        """Show an exception of a task that nothing awaits as a line on the screen."""
+        """Show an exception from a task that nobody awaits as a line on the screen."""
         error = context.get("exception")
         what = str(context.get("message", "a task failed"))
         log.error("%s", what, exc_info=error if isinstance(error, BaseException) else None)
@@ -203,17 +205,18 @@ class Dashboard(App[None], inherit_bindings=False):
 
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.InputEvent) and not self.screen_stack:
-            return  # typed while it ends
+            return  # typed while the application ends
         if isinstance(event, events.Key) and not self.key_order.admits(event):
             return
         await super().on_event(event)
         self.key_order.release_in_time()
 
     def on_key(self, event: events.Key) -> None:
-        """Hand keys to an overlay that opened after they were typed; explain keys that do nothing.
+        """Pass keys to an overlay that opened after they were typed; explain keys that do nothing.
 
-        An overlay keeps its keys to itself: one that gets here meanwhile was sent to the screen
-        below, in one burst with the key that opened the overlay (a paste, a slow connection).
+        An overlay handles its own keys. A key that arrives here while an overlay is open was sent
+        to the screen below it, in one burst with the key that opened the overlay (a paste, a slow
+        connection).
         """
         if isinstance(self.screen, Overlay):
             event.prevent_default()
@@ -235,5 +238,5 @@ class Dashboard(App[None], inherit_bindings=False):
         self.session.switches.stop()
 
     def recordings(self) -> list[str]:
-        """After `close`: a line for each engine whose session was recorded."""
+        """Return a line for each engine whose session was recorded. Call after `close`."""
         return self.session.switches.last()

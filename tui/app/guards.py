@@ -1,4 +1,4 @@
-"""Settings of the process while the dashboard runs: errors of threads, garbage collection."""
+"""Process settings while the dashboard runs: errors in threads, garbage collection."""
 
 import gc
 import logging
@@ -14,7 +14,7 @@ log = logging.getLogger("stepscope.tui")
 
 @contextmanager
 def shown_thread_errors(app: Dashboard) -> Iterator[None]:
-    """An exception that ends a background thread becomes a line on the screen."""
+    """Show an exception that ends a background thread as a line on the screen."""
     before = threading.excepthook
 
     def note(args: threading.ExceptHookArgs) -> None:
@@ -31,9 +31,9 @@ def shown_thread_errors(app: Dashboard) -> Iterator[None]:
 
 @contextmanager
 def calm_collector() -> Iterator[None]:
-    """Collect cyclic garbage less often: a frame makes many small objects and hardly a cycle.
+    """Collect cyclic garbage less often: a frame makes many small objects and hardly any cycles.
 
-    Measured: a tenth of what drawing costs.
+    Measured: this saves a tenth of the cost of drawing.
     """
     before = gc.get_threshold()
     gc.freeze()

@@ -1,7 +1,8 @@
 """Notices at once when the terminal hangs up, and costs nothing until then.
 
-The kernel sends SIGHUP only to processes that the terminal controls. A screen that does not change
-writes nothing, so no write fails. A read only returns end of input, again and again.
+Other signs are not enough: the kernel sends SIGHUP only to processes that the terminal controls, a
+screen that does not change writes nothing, so no write fails, and a read only returns end of input
+again and again.
 """
 
 import os
@@ -14,13 +15,13 @@ from threading import Thread
 
 @contextmanager
 def noticed_hang_up(gone: Callable[[], None]) -> Iterator[None]:
-    """Call `gone`, once and on a thread of its own, when the terminal of this process hangs up."""
+    """Call `gone` once, on a separate thread, when the terminal of this process hangs up."""
     terminals = [
         stream.fileno()
         for stream in (sys.__stdin__, sys.__stderr__)
         if stream is not None and stream.isatty()
     ]
-    if not terminals:  # nothing that could hang up: a pipe that ends is no terminal that goes
+    if not terminals:  # a pipe that ends is not a terminal that hangs up
         yield
         return
     ended, end = os.pipe()
@@ -47,4 +48,4 @@ def _watch(terminals: list[int], ended: int, gone: Callable[[], None]) -> None:
             if what & select.POLLHUP:
                 gone()
                 return
-            poll.unregister(number)  # a system that cannot say of a terminal
+            poll.unregister(number)  # this system cannot poll a terminal

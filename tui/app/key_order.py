@@ -1,6 +1,6 @@
 """`KeyOrder`: handles keys in the order in which they were typed.
 
-A key sent to the main screen comes back to the application before it takes effect. It may open an
+The main screen hands a key back to the application before the key takes effect. The key may open an
 overlay, so a later key must not reach that overlay first.
 """
 
@@ -10,24 +10,24 @@ from textual.screen import Screen
 
 from stepscope.tui.screens.overlays.overlay import Overlay
 
-_HELD_S = 0.2  # at most, for a key that never comes back
+_HELD_S = 0.2  # longest wait for an earlier key, which may never come back
 
 
 class KeyOrder:
-    """Holds keys for an overlay back until all that were typed before them have come back.
+    """Holds back keys for an overlay until the main screen has returned all earlier keys.
 
     Args:
-        main: the screen whose keys come back.
+        main: the main screen; the application sets it anew when it shows another one.
     """
 
     def __init__(self, app: App[None], main: Screen[None]) -> None:
-        self.num_under_way = 0  # with the main screen
+        self.num_under_way = 0  # keys that the main screen has not yet returned
         self._app = app
         self.main = main
         self._held: list[events.Key] = []
 
     def admits(self, event: events.Key) -> bool:
-        """Whether a key may go on now; if not, it is kept."""
+        """Whether a key may be handled now; if not, it is kept for later."""
         screen = self._app.screen
         if event.is_forwarded:
             self.num_under_way = max(0, self.num_under_way - 1)
@@ -41,7 +41,7 @@ class KeyOrder:
         return True
 
     def release_in_time(self) -> None:
-        """Pass the kept keys on once no earlier key is under way."""
+        """Pass the kept keys on if no earlier key is under way any more."""
         if self._held and not self.num_under_way:
             self._release()
 

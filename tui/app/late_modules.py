@@ -1,7 +1,7 @@
-"""Loads in the background what the first picture does not need.
+"""Loads in the background the modules that the first picture does not need.
 
-A dashboard may run for days while stepscope is updated: a module imported later would come from
-another version than the rest.
+They are loaded early because stepscope may be updated while a dashboard runs for days: a module
+imported after that would come from another version than the rest.
 """
 
 import importlib
@@ -31,12 +31,12 @@ LATE = (
     "stepscope.tui.screens.overlays.export_chooser",
     "stepscope.tui.screens.handlers.svg_picture",
 )
-_AFTER_S = 2.0  # when the first pictures are long drawn
+_AFTER_S = 2.0  # the first pictures are drawn long before
 
 
 @contextmanager
 def loaded_soon() -> Iterator[None]:
-    """While the dashboard runs: load `LATE` in the background, once it has begun."""
+    """Load the modules in `LATE` in the background, soon after the dashboard has started."""
     timer = threading.Timer(_AFTER_S, load)
     timer.daemon = True
     timer.start()

@@ -1,4 +1,4 @@
-"""Ends a screen on a signal as the quit key does: the terminal restored, the files complete."""
+"""Ends the screen on a signal as the quit key does: terminal restored, files complete."""
 
 import asyncio
 import os
@@ -16,19 +16,20 @@ from stepscope.tui.app.hang_up import noticed_hang_up
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _LEAVE, _CLEAR = "\x1b[?1049l", "\x1b[0m\x1b[2J"  # the alternate screen
-_GRACE_S = 5.0  # a screen that is not left by then waits for a terminal that is gone
+_GRACE_S = 5.0  # a screen that has not ended by then waits for a terminal that is gone
 
 
 @contextmanager
 def left_on_signals(app: App[Any], close: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM, and a terminal that goes away, leave the screen; a second signal changes nothing.
+    """Leave the screen on SIGTERM or when the terminal goes away; ignore further signals.
 
     Args:
-        app: it is run inside.
-        close: ends what `app` keeps besides its screen; called here, once, in any case.
+        app: the application that runs inside this context.
+        close: ends what `app` holds besides its screen (threads, recordings). Called at the end in
+            any case.
 
     Raises:
-        SystemExit: a signal came; the code is 128 and its number, as shells have it.
+        SystemExit: a signal came; the code is 128 plus its number, as in shells.
     """
     received: list[int] = []
     is_left = Event()
@@ -45,7 +46,7 @@ def left_on_signals(app: App[Any], close: Callable[[], None]) -> Iterator[None]:
         Thread(target=insist, args=(number,), name="leaving", daemon=True).start()
         try:
             loop = asyncio.get_running_loop()
-        except RuntimeError:  # not on the screen yet, or not any more
+        except RuntimeError:  # the application does not run yet, or has ended
             if is_left.is_set():
                 return
             raise SystemExit(128 + number) from None
@@ -67,13 +68,13 @@ def left_on_signals(app: App[Any], close: Callable[[], None]) -> Iterator[None]:
 
 
 class _Terminal:
-    """The file Textual's writer thread writes to; drops writes once the terminal is gone.
+    """The file that Textual's writer thread writes to; drops writes once the terminal is gone.
 
-    A thread that died of it would be in the log as a fault of ours, and the screen would wait for
-    it for ever.
+    An error would kill that thread: the log would show it as a fault of stepscope, and the screen
+    would wait for the thread for ever.
 
-    The screen is left empty: of one that was made larger meanwhile, tmux (3.3a) would show the last
-    lines above those of the shell.
+    It clears the screen before it leaves it. Otherwise, if the terminal grew meanwhile, tmux (3.3a)
+    would show the last lines of the dashboard above those of the shell.
     """
 
     def __init__(self, terminal: TextIO) -> None:
@@ -98,7 +99,7 @@ class _Terminal:
 
     @contextmanager
     def _noticed(self) -> Iterator[None]:
-        """The kernel's own signal need not come, or comes later: leave as if it had."""
+        """On a failed write, leave as on SIGHUP: the kernel may send it late or never."""
         try:
             yield
         except OSError:
@@ -107,15 +108,15 @@ class _Terminal:
 
 
 def _hang_up() -> None:
-    """As the kernel does where the terminal controls this process."""
+    """Send SIGHUP to this process, as the kernel does if the terminal controls it."""
     os.kill(os.getpid(), signal.SIGHUP)
 
 
 @contextmanager
 def _terminal_may_go() -> Iterator[None]:
-    """What is drawn goes through a `_Terminal`; Textual takes standard error by this name.
+    """Let Textual draw through a `_Terminal`: it writes to `sys.__stderr__`, replaced here.
 
-    Where errors go to a file, the terminal is on standard output.
+    If standard error is redirected to a file, the terminal is on standard output.
     """
     before, output = sys.__stderr__, sys.__stdout__
     terminal = before

@@ -1,6 +1,6 @@
-"""Pictures of the dashboard, without a terminal: SVG, PNG or plain text, by the name of the file.
+"""Pictures of the dashboard, without a terminal: SVG, PNG or plain text, by file suffix.
 
-A picture is drawn by the same `Dashboard` that draws on terminals, once everything on it is there.
+The same `Dashboard` draws them as on a terminal, once all background computations are done.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from stepscope.tui.views.frame.compare_origin import Origin
 from stepscope.tui.views.theme import ThemeName
 from stepscope.tui.views.view import ZOOMS, Axis
 
-# One row of a screen: its runs of characters, and how each looks.
+# One row of a screen: its runs of characters, each with its style.
 Cells: TypeAlias = list[tuple[str, Style]]
 PictureFormat: TypeAlias = Literal["svg", "png", "txt"]
 
-_SETTLED_S = 60.0  # a report over millions of steps is there by then
+_SETTLED_S = 60.0  # long enough for a report over millions of steps
 _LOOK_S = 0.02
 
 
@@ -62,14 +62,14 @@ def screenshot(
         size: columns and rows.
         step: pause at this step instead of showing the newest.
         page: the screen to show.
-        axis, zoom: what a column is, and how many steps (or times 10 ms) of it; one of `ZOOMS`.
-        request_id: the request that is selected.
-        compared: two runs to be read whole and compared, and how they are aligned.
+        axis, zoom: what a column holds: `zoom` steps, or `zoom` times 10 ms; `zoom` is in `ZOOMS`.
+        request_id: the request to select.
+        compared: two runs to read completely and compare, and how to align them.
 
     The other arguments are those of `run_dashboard`. No event loop may run in this thread.
 
     Raises:
-        MissingPackage: PNG, without a package for it.
+        MissingPackage: a PNG is asked for, but a package that it needs is not installed.
         UnknownRequest: no such request at this step.
         RecordingError: `path` cannot be written.
     """
@@ -131,7 +131,7 @@ async def _picture(
 
 
 def cells(app: App[None]) -> list[Cells]:
-    """The rows that an application shows now, overlays included."""
+    """Return the rows that an application shows now, overlays included."""
     rows = app.screen._compositor.render_update(
         full=True, screen_stack=app._background_screens, simplify=True
     )
@@ -142,7 +142,7 @@ def cells(app: App[None]) -> list[Cells]:
 
 
 def text(app: App[None]) -> str:
-    """What an application shows now, as lines of characters."""
+    """Return what an application shows now, as lines of plain text."""
     return "".join("".join(run for run, _ in row).rstrip() + "\n" for row in cells(app))
 
 

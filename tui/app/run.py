@@ -54,34 +54,35 @@ def run_dashboard(
     """Run the dashboard in this terminal until the operator quits. Blocks.
 
     Args:
-        source: fills `history` from its own daemon thread; started and stopped by the caller.
-        history: what is drawn; its SLO defines a breach.
-        control_endpoint: control address of the engine, as `Endpoint.parse` takes it; None where
-            there is none (a replay): actions that change the engine are hidden then.
+        source: fills `history` from its own daemon thread; the caller starts and stops it.
+        history: the steps to draw; its SLO defines a breach.
+        control_endpoint: control address of the engine, as `Endpoint.parse` accepts it. None if the
+            engine has none (a replay): actions that change the engine are then hidden.
         readonly: hide and disable everything that changes the engine.
-        fps: frames a second; None: 10, or 5 over SSH. `+` and `-` change it.
-        ascii: draw with ASCII characters only; None: where the terminal can show no others.
-        recorder: a recording of `source` that is under way already; it ends with `R` or with the
-            dashboard. Without one `R` starts a new file in the current folder.
+        fps: frames per second; `+` and `-` change it. None means 10, or 5 over SSH.
+        ascii: draw with ASCII characters only. None means only if the terminal needs it.
+        recorder: a recording of `source` that already runs; it ends with `R` or with the dashboard.
+            Without it, `R` starts a new file in the current folder.
         on_exit: called once after the terminal is restored, also after an error.
-        title: shown first in the header line, and the title of screenshots.
-        theme: "dark" or "light"; `T` changes it. 16 colours and NO_COLOR are found out from the
-            terminal.
-        sort, axis: how the lanes and the charts begin.
-        own_load: the header says what the dashboard itself costs.
-        actions: the action table, with the keys that the operator wants.
-        preferences: takes what the operator changes; by default it is forgotten.
-        log_file: where errors are written; by default a file in the state folder of the platform.
-        fleet: several engines, `source` among them, started and stopped by the caller; they are
-            shown side by side to begin with.
-        compared: two runs to be compared, and how they are aligned; they are shown to begin with.
-        rules: watched on a live engine; one that fires shows a line, rings the bell, sets a mark.
+        title: the first words of the header line, and the title of screenshots.
+        theme: "dark" or "light"; `T` changes it. A terminal with 16 colours or with NO_COLOR
+            overrides it.
+        sort, axis: the initial order of the lanes, and the initial axis of the charts.
+        own_load: show in the header what the dashboard itself costs.
+        actions: the action table, with the operator's choice of keys.
+        preferences: stores what the operator changes; by default nothing is kept.
+        log_file: the file for errors; by default a file in the platform's state folder.
+        fleet: several engines, `source` among them; the caller starts and stops them. The dashboard
+            opens with a list of them.
+        compared: two runs to compare, and how to align them. The dashboard opens with them.
+        rules: alert rules for a live engine; a rule that fires shows a line, rings the bell and
+            sets a mark.
         news: called in every frame; returns a notice for the operator, or None.
-        tour: shown above the screen, with keys of its own.
+        tour: a guided tour, shown above the screen, with its own keys.
 
     Raises:
-        SystemExit: the application itself broke, and has printed how, or a signal ended it. A
-            failing source, recorder or engine is a visible line instead.
+        SystemExit: the application itself failed and has printed why, or a signal ended it. If a
+            source, recorder or engine fails, a line on the screen says so instead.
     """
     why_ascii = only_ascii(said_environment()) if ascii is None else None
     app = Dashboard(

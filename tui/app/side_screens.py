@@ -1,4 +1,4 @@
-"""`SideScreens`: opens a side of a comparison as a session of its own, made when it is opened."""
+"""`SideScreens`: opens one side of a comparison as a session of its own, made on demand."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,14 +16,14 @@ from stepscope.tui.views.frame.fleet_desk import FleetDesk
 if TYPE_CHECKING:
     from stepscope.recordings.replay.replay import ReplaySource
 
-_SEEK_S = 2.0  # to wait for a replay that goes to a step
+_SEEK_S = 2.0  # longest wait for a replay to seek to a step
 
 
 class SideScreens:
-    """Replays of recordings that are sides, each with a screen of its own.
+    """Replays of the recordings that a comparison compares, each with its own screen.
 
     Args:
-        sessions: makes what a screen needs.
+        sessions: makes the session of a screen.
         switch: shows a screen.
     """
 
@@ -43,13 +43,13 @@ class SideScreens:
     def open(
         self, home: MainScreen, origin: Origin, step: int | None, request_id: int | None
     ) -> None:
-        """Show a step of a side, and a request of it if one is named.
+        """Show a step of one side, and a request of that side if `request_id` names one.
 
         Args:
-            home: the screen of the session that is compared.
+            home: the screen that shows the comparison.
 
         Raises:
-            RecordingError: its recording cannot be read any more.
+            RecordingError: the side's recording cannot be read any more.
         """
         self._home = home
         screen = home
@@ -69,7 +69,7 @@ class SideScreens:
         self._switch(screen)
 
     def go_home(self, screen: MainScreen, page: str) -> None:
-        """Back to the session that is compared, if `screen` is that of a side."""
+        """Go back from the screen of a side to the comparison; do nothing on other screens."""
         if self.is_side(screen) and self._home is not None:
             screen.view.leave()
             self._home.view.page, self._home.view.trail = "compare", ("live",)
@@ -87,7 +87,7 @@ class SideScreens:
         assert origin.path is not None
         source = ReplaySource(Recording(origin.path), History(origin.slo), playing=False)
         source.start()
-        # A fleet of its own: it is none of the engines that are watched.
+        # Its own fleet, because it is not one of the watched engines.
         sessions = replace(
             self._sessions, desk=FleetDesk(Fleet([source], self._sessions.clock)), readonly=True
         )
