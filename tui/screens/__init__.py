@@ -3,5 +3,5 @@
 May import: recordings.history, tui.screens.drawing, tui.screens.handlers, tui.session,
   tui.session.control, tui.session.time, tui.session.tour, tui.settings, tui.views,
   tui.views.frame.
-What an action does goes into `handlers`, what opens above the screen into `overlays`.
+The code for an action goes into `handlers`, what opens above the screen into `overlays`.
 """

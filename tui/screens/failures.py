@@ -1,4 +1,4 @@
-"""`Failures`: shows a bug in a key, mouse or timer handler as a line, and goes on."""
+"""`Failures`: shows an error in a key, mouse or timer handler as a notice, and carries on."""
 
 import logging
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ log = logging.getLogger("stepscope.tui")
 
 
 class Failures:
-    """Says and logs what goes wrong; the same thing is logged once, however often it happens."""
+    """Shows and logs errors; logs the same error only once, however often it happens."""
 
     def __init__(self, notices: Notices) -> None:
         self._notices = notices
@@ -19,7 +19,7 @@ class Failures:
 
     @contextmanager
     def shown(self, what: str) -> Iterator[None]:
-        """An exception in here is a notice that `what` failed."""
+        """Turn an exception inside this context into a notice that `what` failed."""
         try:
             yield
         except Exception as error:

@@ -1,4 +1,4 @@
-"""The main screen: turns keys and mouse into changes of the `View`, and draws at frame time."""
+"""The main screen: changes the `View` on keys and mouse, and draws the frames."""
 
 import logging
 import os
@@ -39,20 +39,20 @@ MIN_FPS, MAX_FPS = 1.0, 60.0
 
 _T = TypeVar("_T")
 
-# The actions on a screen too small for a picture: the effect of any other would be invisible.
+# The only actions allowed on a too small screen: the effect of any other would be invisible.
 _UNSEEN = frozenset({"help", "redraw", "suspend", "quit"})
 
 
 class MainScreen(Screen[None]):
-    """Changes the `View` as keys and mouse say, and draws what there is to see.
+    """Changes the `View` on keys and mouse, and draws the frames.
 
     Args:
-        skin: looks, until the operator changes them.
-        fps: frames a second; None finds out.
+        skin: the looks at the start; the operator can change them.
+        fps: frames per second; None means 10, or 5 over SSH.
     """
 
     DEFAULT_CSS = "MainScreen { layout: vertical; overflow: hidden; }"
-    BLANK = True  # nothing of the screen itself is ever seen
+    BLANK = True  # the widgets cover the screen itself
 
     def __init__(self, session: Session, skin: Skin, fps: float | None) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class MainScreen(Screen[None]):
         self.fps = fps or (SSH_FPS if os.environ.get("SSH_CONNECTION") else DEFAULT_FPS)
         self.view = View()
         self.notices = Notices(session.clock)
-        self.news: Callable[[], str | None] = lambda: None  # of the command that runs the dashboard
+        self.news: Callable[[], str | None] = lambda: None  # notices of the calling command
         self.failures = Failures(self.notices)
         self.frame: Frame | None = None
         self.navigator = Navigator(
@@ -76,9 +76,9 @@ class MainScreen(Screen[None]):
         self._tour = TourWatch(session, self.view)
         self._timer: Timer | None = None
         self._seeking = Seeking(self._replay, session.clock, self.draw, self.call_later)
-        self._is_put_off = False  # all of it is to be written with the next picture
+        self._is_put_off = False  # the next picture must write all lines
         self._drawn = DrawnPicture(session.clock)
-        self.is_shown = True  # not that of another engine
+        self.is_shown = True  # False while the screen of another engine is shown
         self._failure: str | None = None
         self._bindings = bindings(session.abilities.actions)
         parts = session, self.view, self.navigator
@@ -125,7 +125,7 @@ class MainScreen(Screen[None]):
 
     @property
     def history(self) -> History:
-        """The history shown: the session's, or the one from before a restart."""
+        """The history on the screen: the session's, or the one from before a restart."""
         return self.scene.history
 
     def _key(self, action_id: str) -> str:
@@ -180,18 +180,18 @@ class MainScreen(Screen[None]):
     def _look_at_alerts(self) -> None:
         for change in self.session.alerts.news():
             if change.is_firing:
-                self.app.bell()  # the notice line shows it as long as it fires
+                self.app.bell()  # the notice line shows the alert as long as it fires
             else:
                 self.notices.say_later(change.text, "good")
 
     def draw(self, everything: bool = True) -> None:
-        """Draw a frame now; slow views only with `everything`."""
+        """Draw a frame now; draw the slow views only with `everything` or in a stopped view."""
         failed_before, self._failure = self._failure, None
         self._drawn.note(status.seen(self.session, self.operator, self.view))
         try:
             with self.meter.drawing():
                 self._draw(everything or not self.view.live)
-        except Exception as error:  # whatever it is: shown, and the next frame tries again
+        except Exception as error:  # any error: it is shown, and the next frame tries again
             if failed_before is None:
                 log.exception("drawing failed")
             self._failure = f"drawing failed, {see_log(error)}"
@@ -200,7 +200,7 @@ class MainScreen(Screen[None]):
         self._seeking.has_begun()
 
     def draw_next(self) -> None:
-        """Draw a frame now; while a replay seeks, wait for what it finds."""
+        """Draw a frame now; while a replay seeks, wait until it has found the step."""
         if not self._seeking.has_begun():
             self.draw()
         elif not self._seeking.is_about_to_end:
@@ -208,7 +208,7 @@ class MainScreen(Screen[None]):
             self._write()
 
     def _write(self) -> None:
-        """What has changed."""
+        """Write the changed lines to the terminal."""
         if not may_write(self):
             self.canvas.refresh_changed()
             return
@@ -218,7 +218,7 @@ class MainScreen(Screen[None]):
 
     def _compositor_refresh(self) -> None:
         if self._seeking.is_about_to_end and may_write(self):
-            self._is_put_off = True  # the picture that is sought is written instead
+            self._is_put_off = True  # the replay has nearly found the step: write that picture
             self._dirty_widgets.clear()
             return
         with self.meter.writing():
@@ -233,14 +233,14 @@ class MainScreen(Screen[None]):
             canvas.place(self.size, self.view.page)
             self.notices.leave_place()
             everything = True
-        # A page is drawn with everything only, and the header stays at the moment of the page.
+        # A page is drawn only with everything; until then the header keeps the page's frame.
         shown = self.frame
         frame = shown if self.view.page != "live" and not everything else None
         if frame is None:
             frame = self.new_frame()
             if canvas.fit(frame):
                 frame = self.new_frame()
-            # The header and the panels that are drawn less often show the same figures.
+            # New latency figures: draw all, so that the header and the slow panels agree.
             everything |= shown is None or frame.latency is not shown.latency
         self._drawn.note_views(everything)
         load = self.meter.load() if self.view.own_load else None
@@ -250,7 +250,7 @@ class MainScreen(Screen[None]):
         self._failure = canvas.failure
 
     def new_frame(self) -> Frame:
-        """What there is to see now."""
+        """Return a new frame of the current state."""
         if self.view.live and self.history is not self.session.history:
             self.look_at(self.session.history)
         self.frame = self.navigator.frame = self.scene.frame()
@@ -269,22 +269,22 @@ class MainScreen(Screen[None]):
 
     @property
     def is_busy(self) -> bool:
-        """Something is being worked out that the next picture may show."""
+        """Whether a background computation may still change the next picture."""
         return self.scene.is_busy
 
     @property
     def num_lanes(self) -> int:
-        """All lanes, also those that do not fit the screen."""
+        """Number of lanes, including those that do not fit the screen."""
         return 0 if self.frame is None else self.frame.num_lanes
 
     def text_of(self, *names: str) -> list[str]:
-        """What some of the views show."""
+        """Return the text that these views show, line by line."""
         return self.canvas.text_of(names)
 
     def open_overlay(
         self, overlay: Screen[_T], use: Callable[[_T | None], None] | None = None
     ) -> None:
-        """Show an overlay; `use` gets what it is closed with."""
+        """Show an overlay; when it closes, `use` gets its result."""
         self.app.push_screen(overlay, use)
 
     # Keys
@@ -315,7 +315,7 @@ class MainScreen(Screen[None]):
         self.draw_next()
 
     def explain(self, key: str) -> None:
-        """Say why a key of the table does nothing here; silent for any other key."""
+        """Show why a key of the action table does nothing here; ignore any other key."""
         abilities = self.session.abilities
         for action in abilities.actions:
             if key in action.keys and not abilities.allows(action):

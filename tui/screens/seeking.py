@@ -1,11 +1,11 @@
-"""`Seeking`: while a replay seeks, the picture waits for what it finds."""
+"""`Seeking`: holds the picture back while a replay seeks a step."""
 
 import contextlib
 from collections.abc import Callable
 
 from stepscope.tui.session.time.navigator import Replay
 
-_PATIENCE_S = 0.1  # the picture stands still for what is about to be found
+_PATIENCE_S = 0.1  # how long the picture stands still for the step that is being sought
 
 
 class Seeking:
@@ -13,9 +13,9 @@ class Seeking:
 
     Args:
         replay: None for a live source, which never seeks.
-        clock: seconds.
-        draw: the screen, now.
-        call_later: may be called on any thread, and calls on that of the screen.
+        clock: returns seconds.
+        draw: draws the screen now.
+        call_later: calls a function on the screen's thread; may itself be called on any thread.
     """
 
     def __init__(
@@ -29,10 +29,10 @@ class Seeking:
         self._call_later = call_later
         self._replay = replay
         self._clock = clock
-        self._since_s: float | None = None  # None: nothing is sought
+        self._since_s: float | None = None  # when the seek began; None while there is none
 
     def has_begun(self) -> bool:
-        """Whether the replay seeks; if so, the screen is drawn when it has found its step."""
+        """Whether the replay seeks; if so, make it draw the screen once it has found its step."""
         if self._since_s is None and self._replay is not None and self._seeks():
             self._replay.on_found = self._found
             if self._seeks():  # it may have found the step before we set the callback
@@ -45,7 +45,7 @@ class Seeking:
         return self._since_s is not None and self._clock() - self._since_s < _PATIENCE_S
 
     def _found(self) -> None:
-        """On the thread of the replay."""
+        """Called on the replay's thread."""
         with contextlib.suppress(RuntimeError):  # the dashboard has just ended
             self._call_later(self._look)
 

@@ -1,4 +1,4 @@
-"""`TourWatch`: stops the picture for the tour, and sees what the person has tried."""
+"""`TourWatch`: stops the picture for the tour, and notes what the person has tried."""
 
 from stepscope.recordings.history.history import History
 from stepscope.tui.session.session import Session
@@ -7,7 +7,7 @@ from stepscope.tui.views.view import View
 
 
 class TourWatch:
-    """Looks at a screen before each picture; does nothing without a tour."""
+    """Checks the view before each picture; does nothing without a tour."""
 
     def __init__(self, session: Session, view: View) -> None:
         self._session = session
@@ -28,6 +28,6 @@ class TourWatch:
         if tour is None or request_id is None or last is None:
             return
         if (end := history.end_of(request_id, last)) is not None:
-            # In the step before it still has its blocks.
+            # One step earlier, the request still has its KV blocks.
             tour.held_step = view.cursor = view.right = max(history.first_step or 0, end.step - 1)
             view.selected = request_id

@@ -1,4 +1,4 @@
-"""How a frame gets onto the screen: which widgets stand where, which lines are new.
+"""Puts frames on the screen: where each widget is, and which of its lines have changed.
 
 May import: recordings.fleets, recordings.history, tui.session, tui.session.control,
   tui.session.time, tui.session.tour, tui.settings, tui.views, tui.views.charts,

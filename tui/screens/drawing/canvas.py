@@ -1,4 +1,4 @@
-"""`Canvas`: the widgets of the main screen, their places, and the lines that each shows."""
+"""`Canvas`: the widgets of the main screen, their places, and the lines of each."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -38,8 +38,9 @@ _P = ParamSpec("_P")
 class _View(NamedTuple):
     """A view of the main screen.
 
-    Most views are redrawn rarely. The fast ones show the current step, or its counts of running and
-    waiting requests, as the header does: in every frame they all show the same step.
+    Most views are redrawn rarely. Like the header, the fast views show the current step, or its
+    counts of running and waiting requests. They are redrawn in every frame so that all show the
+    same step.
     """
 
     draw: Callable[[Frame, int, int, int], list[Line]]
@@ -57,21 +58,22 @@ _VIEWS: Mapping[str, _View] = {
     "events": _View(event_list.draw),
     "scrub": _View(scrub_bar.draw),
 }
-_MARKED = {"frame": "mark"}  # of the panel that the tour points at
-# Of all that has a place on a screen; the others are drawn from more than a frame.
+_MARKED = {"frame": "mark"}  # styles replaced in the panel that the tour points at
+# All widgets. Those not in `_VIEWS` are drawn from more than the frame.
 NAMES = ("tour", "header", *_VIEWS, "knobs", "notice", "footer", "page", "too_small")
 
 
 class Canvas:
-    """Draws frames into widgets; does not know keys, clocks or sources.
+    """Draws frames into widgets; independent of keys, clocks and sources.
 
-    A view that fails shows its error in its place, and the others go on; see `failure`.
+    If a view fails, it shows a notice in its place and the other views are still drawn; see
+    `failure`.
     """
 
     def __init__(self, session: Session, skin: Skin) -> None:
         self.widgets = {name: Lines(skin, id=name) for name in NAMES}
         self.places: dict[str, Region] = {}
-        self.page: Page = "live"  # that the places are for
+        self.page: Page = "live"  # the page that `places` is for
         self.size = Size(0, 0)
         self._session = session
         self._label_width = 14
@@ -95,7 +97,7 @@ class Canvas:
             widget.skin = skin
 
     def place(self, size: Size, page: Page) -> None:
-        """Put the widgets where they belong on a screen of this size."""
+        """Place the widgets of this page on a screen of this size."""
         self.size, self.page = size, page
         strip = 0 if self._session.tour is None else tour_strip.HEIGHT
         self.places = layout.plan(size.width, size.height, page, strip)
@@ -109,17 +111,17 @@ class Canvas:
             widget.styles.width, widget.styles.height = region.width, region.height
 
     def height_of(self, name: str) -> int:
-        """Rows of a view inside its frame, 0 where it is not shown."""
+        """Return the number of rows of a view inside its frame; 0 if it is not shown."""
         place = self.places.get(name)
         return 0 if place is None else max(0, place.height - 2)
 
     @property
     def label_width(self) -> int:
-        """Cells before the first column, the same in the chart and in the lanes."""
+        """Number of cells left of the first column, in the chart and in the lanes alike."""
         return lanes.MAX_LABEL if self.size.width >= layout.WIDE_WIDTH else self._label_width
 
     def fit(self, frame: Frame) -> bool:
-        """Make room for the names of lanes; True if a frame has fewer columns from now on."""
+        """Make room for the names of the lanes; return True if the number of columns changed."""
         before = self.label_width
         self._label_width = lanes.label_width(frame.lanes, self._label_width)
         return self.label_width != before
@@ -139,11 +141,12 @@ class Canvas:
         following: bool,
         everything: bool,
     ) -> None:
-        """A frame; the views that need not move ten times a second only with `everything`.
+        """Draw a frame.
 
         Args:
             pending: the commands that the engine has not answered yet.
-            following: the picture moves by itself.
+            following: whether the picture moves by itself.
+            everything: draw also the views that need not move ten times a second.
         """
         width = self.size.width
         if self.is_too_small:
@@ -182,10 +185,10 @@ class Canvas:
     def _show(
         self, name: str, draw: Callable[_P, list[Line]], *args: _P.args, **kw: _P.kwargs
     ) -> None:
-        """What `draw` gives for these arguments."""
+        """Show in a widget the lines that `draw` returns; if it fails, show and log the error."""
         try:
             lines = draw(*args, **kw)
-        except Exception as error:  # whatever it is: the next frame tries again
+        except Exception as error:  # any error: the next frame tries again
             text = f"drawing failed, {see_log(error)} ({name})"
             if text not in self._logged:  # it may happen ten times a second
                 self._logged.add(text)
@@ -201,7 +204,7 @@ class Canvas:
         self.widgets[name].put(lines)
 
     def _tour_lines(self, page: TourPage) -> list[Line]:
-        """The strip of the tour; the panel it points at is drawn marked from now on."""
+        """Return the lines of the tour strip, and mark the panel that it points at from now on."""
         self._marked = next((name for name in page.panels if name in self.places), None)
         key = self._session.abilities.key
         names = {each.id: each.key for each in self._session.abilities.actions}
@@ -236,10 +239,10 @@ class Canvas:
             self.widgets["notice"].put([line])
 
     def changed(self, shown: Mapping[Widget, tuple[Region, Region]]) -> list[PlacedLine]:
-        """The lines to write; what does not stand yet where it belongs is left to Textual.
+        """Return the changed lines to write; leave widgets that are not yet in place to Textual.
 
         Args:
-            shown: where widgets are on the screen, and the part of it that they may fill.
+            shown: for each widget its region on the screen, and the region it is clipped to.
         """
         lines: list[PlacedLine] = []
         for name, widget in self.widgets.items():
@@ -257,9 +260,10 @@ class Canvas:
         return lines
 
     def touch(self, shown: Mapping[Widget, tuple[Region, Region]]) -> bool:
-        """Mark all lines as changed, if nothing else is on the screen.
+        """Mark all lines as changed, and return True.
 
-        Otherwise, or if the widgets are not yet in place, change nothing and return False.
+        If the widgets do not fill the whole screen or are not yet in place, change nothing and
+        return False.
         """
         places = {self.widgets[name]: place for name, place in self.places.items() if place.area}
         if sum(place.area for place in places.values()) != self.size.area:
@@ -272,17 +276,17 @@ class Canvas:
         return True
 
     def refresh_changed(self) -> None:
-        """Have Textual draw what has changed."""
+        """Let Textual draw what has changed."""
         for widget in self.widgets.values():
             widget.refresh_changed()
 
     def text_of(self, names: Iterable[str]) -> list[str]:
-        """What some of the views show."""
+        """Return the text that these views show, line by line."""
         return [line for name in names for line in self.widgets[name].plain_text()]
 
 
 def _wanted(size: Size) -> str:
-    """The notice about a small screen, never cut: half of `80x20` would be another size."""
+    """Return the notice about a small screen, never cut: half of `80x20` would be another size."""
     has = f"{size.width}x{size.height}"
     texts = (f"stepscope needs 80x20, has {has}", f"needs 80x20, has {has}", "needs 80x20", "80x20")
     return next((text for text in texts if len(text) <= size.width), "!")

@@ -1,8 +1,8 @@
-"""`ChangedLines`: an update of the screen that is the lines that have changed, and nothing else.
+"""`ChangedLines`: a screen update that writes only the lines that have changed.
 
-Textual's way to the terminal goes from widget to screen in messages, and there finds out again what
-is in front of what. The views of a canvas never overlap, and know which of their lines are new, so
-that their strips can be written as they are: at ten frames a second that is a quarter of the cost.
+Textual sends each change from the widget to the screen as a message, and then computes anew what
+covers what. The views of a canvas never overlap and know which of their lines are new, so their
+strips can be written directly: at ten frames a second this costs a quarter as much.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from textual.widget import Widget
 
 
 class PlacedLine(NamedTuple):
-    """A strip and where its first cell goes."""
+    """A strip, and the position of its first cell."""
 
     x: int
     y: int
@@ -26,7 +26,7 @@ class PlacedLine(NamedTuple):
 
 
 class Views(Protocol):
-    """Widgets that know which of their lines are new; `Canvas` says what both methods do."""
+    """Widgets that know which of their lines are new; `Canvas` documents both methods."""
 
     def touch(self, shown: Mapping[Widget, tuple[Region, Region]]) -> bool: ...
 
@@ -34,7 +34,7 @@ class Views(Protocol):
 
 
 class ChangedLines(CompositorUpdate):
-    """What `App._display` takes."""
+    """The changed lines as an update that `App._display` accepts."""
 
     def __init__(self, lines: Sequence[PlacedLine]) -> None:
         self._lines = lines
@@ -51,20 +51,20 @@ class ChangedLines(CompositorUpdate):
 
 
 def may_write(screen: Screen[None]) -> bool:
-    """Whether nothing is in front of a screen, and it fills the terminal."""
+    """Whether a screen fills the terminal and nothing is in front of it."""
     app = screen.app
     return app.screen is screen and not app.is_inline and not app._batch_count
 
 
 def write_changed(screen: Screen[None], views: Views, everything: bool) -> None:
-    """To the terminal, as one picture: what has changed, or all of it.
+    """Write the changed lines, or all of them with `everything`, to the terminal as one update.
 
-    All of it is written also where Textual is about to, as after something was in front.
+    It also writes all lines when Textual is about to do so, as after an overlay has closed.
     """
     shown = screen._compositor.visible_widgets
     if everything or screen._repaint_required or screen in screen._dirty_widgets:
         if not views.touch(shown):
-            views.changed(shown)  # they are among all that Textual writes
+            views.changed(shown)  # drop them: Textual writes all lines
             screen._repaint_required = True
             screen._on_timer_update()
             return

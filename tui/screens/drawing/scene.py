@@ -1,4 +1,4 @@
-"""`Scene`: the frames of one history, with what is shown of other engines and runs beside it."""
+"""`Scene`: makes the frames of one history, with the data of other engines and of a comparison."""
 
 from stepscope.recordings.history.history import History
 from stepscope.tui.screens.drawing.canvas import Canvas
@@ -12,11 +12,11 @@ from stepscope.tui.views.pages import compare_page, fleet_page
 from stepscope.tui.views.pages.page_views import targets
 from stepscope.tui.views.view import View
 
-_GROWING: frozenset[Page] = frozenset({"latency", "knobs", "request"})  # lists, at their top
+_GROWING: frozenset[Page] = frozenset({"latency", "knobs", "request"})  # lists that grow at the top
 
 
 class Scene:
-    """Builds frames for a canvas. `history` is the one that is shown."""
+    """Builds frames for a canvas. `history` is the history on the screen."""
 
     def __init__(self, session: Session, view: View, canvas: Canvas) -> None:
         self.history = session.history
@@ -32,7 +32,7 @@ class Scene:
         self.forget()
 
     def forget(self) -> None:
-        """Start over: the keys, service levels or history have changed."""
+        """Drop cached figures, because the keys, service levels or history have changed."""
         session = self._session
         keys = {action.id: action.key for action in session.abilities.actions}
         extent = recorded_extent(session.source)
@@ -53,16 +53,16 @@ class Scene:
 
     @property
     def is_busy(self) -> bool:
-        """A background computation may change the next frame."""
+        """Whether a background computation may still change the next frame."""
         return self._builder.is_busy
 
     @property
     def is_behind(self) -> bool:
-        """The next frame would show something newer, though nothing has changed since the last."""
+        """Whether the next frame would show newer data although nothing has changed since."""
         return self._builder.is_behind
 
     def frame(self) -> Frame:
-        """What there is to see now."""
+        """Return a new frame of the current state."""
         session, view, canvas = self._session, self._view, self._canvas
         num_events = max(8, canvas.height_of("events")) if "events" in canvas.places else 0
         num_lanes = canvas.height_of("lanes")
@@ -103,5 +103,5 @@ def _keep_row(view: View, frame: Frame) -> None:
         if view.row >= len(rows) or rows[view.row] != view.entry:
             view.row = at.get(view.entry, 0)
         if view.entry not in at:
-            view.entry = None  # it has left the list: the newest, until another is chosen
+            view.entry = None  # it has left the list: select the newest until the next choice
     view.row = max(0, min(view.row, len(rows) - 1))

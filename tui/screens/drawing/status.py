@@ -17,10 +17,10 @@ from stepscope.tui.views.view import View
 def standing(
     session: Session, operator: Operator, view: View, failure: str | None
 ) -> list[tuple[str, Tone]]:
-    """Standing notices: commands without an answer yet, and problems that last.
+    """Return the standing notices: commands without an answer yet, and lasting problems.
 
     Args:
-        failure: why the picture is not whole.
+        failure: why part of the picture could not be drawn, or None.
     """
     switch = session.record_switch
     lines: list[tuple[str, Tone]] = []
@@ -48,20 +48,20 @@ def standing(
 
 
 def _source_error(session: Session) -> str | None:
-    """The source's problem; if the engine is gone, also the key that saves the steps."""
+    """Return the source's error; if the engine is gone, with the key that saves the steps."""
     error, switch = session.source.error, session.record_switch
     key = session.abilities.key("keep_steps")
     if error is None or session.source.status != "down" or switch is None:
         return error
     if not key or not session.history.num_steps:
         return error
-    # The file of a recording that runs has none of those from before it.
+    # The file of a running recording lacks the steps from before it began.
     which = ", those before the recording too" if switch.active else ""
     return f"{error}; {key} keeps the steps shown{which}"
 
 
 def seen(session: Session, operator: Operator, view: View) -> object:
-    """A value that changes whenever the picture must change."""
+    """Return a value that changes whenever the picture must change."""
     switch, now_s = session.record_switch, session.clock()
     replay = replay_of(session.source)
     news: object = session.history.version
@@ -84,11 +84,11 @@ def seen(session: Session, operator: Operator, view: View) -> object:
 def connection(
     session: Session, shown: History, fps: float, load: DrawingLoad | None
 ) -> header.SourceState:
-    """What the header shows besides the history.
+    """Return what the header shows besides the history.
 
     Args:
-        shown: the history on the screen, this one or the one before a restart.
-        load: of the dashboard itself; None hides it.
+        shown: the history on the screen: the session's, or the one from before a restart.
+        load: the load of the dashboard itself; None hides it.
     """
     switch, replay = session.record_switch, replay_of(session.source)
     recording = None

@@ -1,4 +1,4 @@
-"""What the actions do on the compare screen; time there is that of the comparison."""
+"""Handlers of the actions on the compare screen; keys that move in time move in the comparison."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -23,7 +23,7 @@ class CompareHandlers:
     """The handlers of one compare screen.
 
     Args:
-        show: goes to a screen.
+        show: opens a page.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class CompareHandlers:
         self._show = show
 
     def handlers(self) -> Mapping[str, Callable[[], None]]:
-        """Action id -> handler on the compare screen; all other actions act as on every screen."""
+        """Return action id -> handler for the actions that differ on the compare screen."""
         desk = self._session.compare
         return {
             "step_back": partial(desk.move, -1),
@@ -66,12 +66,12 @@ class CompareHandlers:
         }
 
     def choose(self) -> None:
-        """List what this session can be compared with."""
+        """Show a list of what this session can be compared with."""
         self._session.compare.choose(self._session.source)
         self._show("compare")
 
     def go_home(self) -> None:
-        """Where a comparison is shown, it is on the screen of the session that is compared."""
+        """If the view shows the comparison, go to the screen of the session that is compared."""
         if self._view.page == "compare":
             self._session.compare.go_home("compare")
 
@@ -111,7 +111,7 @@ class CompareHandlers:
                 self._open(point.first, None)
 
     def _open(self, step: int | None, request_id: int | None) -> None:
-        """A step or a request on the side in focus."""
+        """Open a step or a request of the side in focus."""
         desk = self._session.compare
         if desk.origins is not None:
             with _errors_said(self._notices):
@@ -148,7 +148,7 @@ class CompareHandlers:
         self._stage.open_overlay(Prompt(self._stage.skin, question, check=_no_such_knobs), use)
 
     def begin(self, a: Origin, b: Origin) -> None:
-        """Compare these two; what is wrong with one of them is said."""
+        """Compare these two runs; if one cannot be read, show a notice."""
         with _errors_said(self._notices):
             self._session.compare.begin(a, b)
 
@@ -169,7 +169,7 @@ def _no_such_knobs(text: str) -> str | None:
 
 
 class _errors_said:  # noqa: N801 - reads as what it does
-    """Show a recording that cannot be read as a line on the screen."""
+    """Context that shows a notice if a recording cannot be read."""
 
     def __init__(self, notices: Notices) -> None:
         self._notices = notices

@@ -1,4 +1,4 @@
-"""What each action of the table does on the main screen."""
+"""The handlers of all actions on the main screen."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -28,7 +28,7 @@ _PREEMPTIONS = ("preempt",)
 
 
 def bindings(actions: Iterable[Action]) -> BindingsMap:
-    """The keys of all actions that have some on a screen of an engine."""
+    """Return the key bindings of all actions for the screens of an engine."""
     return BindingsMap(
         [
             Binding(",".join(each.keys), f"do('{each.id}')", each.label, show=False, id=each.id)
@@ -39,11 +39,11 @@ def bindings(actions: Iterable[Action]) -> BindingsMap:
 
 
 class Handlers:
-    """The handlers of one screen, in groups that each get what they act on.
+    """The handlers of one screen, in groups that each get only what they act on.
 
     Args:
         forget: drops figures computed for other service levels.
-        app: gives the application; it exists once a key is pressed.
+        app: returns the application; call it only once a key is pressed.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Handlers:
         return self._session.abilities.key(action_id)
 
     def _do(self, action_id: str, main: Mapping[str, Callable[[], None]]) -> None:
-        """Run an action; on the compare screen its own handler comes first."""
+        """Run an action; on the compare screen prefer the handler for that screen."""
         if action_id == "back" and self._session.exports.cancel():
             return
         own = self._of_comparison
@@ -105,7 +105,7 @@ class Handlers:
     def _table(
         self, navigator: Navigator, operator: Operator, app: Callable[[], App[object]]
     ) -> Mapping[str, Callable[[], None]]:
-        """Action id -> what to do. Every action of the table is in it."""
+        """Return action id -> handler, for every action in the table."""
         session, view = self._session, self._view
         tour = TourHandlers(session, view)
         return {

@@ -1,4 +1,4 @@
-"""What the keys that go through lanes do there, and through the lists of the other screens."""
+"""Handlers of the keys that move through lanes, and through the lists of the other pages."""
 
 from stepscope.tui.screens.handlers.compare_handlers import CompareHandlers
 from stepscope.tui.screens.handlers.page_handlers import PageHandlers
@@ -8,7 +8,7 @@ from stepscope.tui.session.time.navigator import Navigator
 from stepscope.tui.views.notices import Notices
 from stepscope.tui.views.view import View
 
-_ROWS = 10  # of a list at a time
+_ROWS = 10  # how far the "screen" keys move in a list
 
 
 class ListHandlers:
@@ -33,14 +33,14 @@ class ListHandlers:
         self._comparing = comparing
 
     def column(self, direction: int) -> None:
-        """One column on in time, or to the next one that engines are ordered by."""
+        """Move one column in time; in the fleet, order the engines by the next column."""
         if self._view.page == "fleet":
             self._session.desk.move_sort(direction)
         else:
             self._navigator.move(direction)
 
     def screen(self, direction: int) -> None:
-        """A screen on in time, or through a list."""
+        """Move one screen in time, or ten rows in a list."""
         if self._view.page == "live":
             self._navigator.move_screen(direction)
         else:
@@ -54,7 +54,7 @@ class ListHandlers:
             self._session.prefer("sort", self._view.sort)
 
     def reverse(self) -> None:
-        """The other way round: engines, or late tokens."""
+        """Reverse the order of the engines, or of the late tokens."""
         if self._view.page == "fleet":
             self._session.desk.reverse()
         else:

@@ -1,4 +1,4 @@
-"""How the dashboard looks: what is changed here is kept for the next time."""
+"""Handlers that change how the dashboard looks; the changes are kept for the next start."""
 
 from collections.abc import Callable
 
@@ -60,9 +60,9 @@ class LookHandlers:
         self._session.prefer("own_load", self._view.own_load)
 
     def use_levels(self, slo: SLO) -> None:
-        """These service levels, for all engines of this dashboard; says which hold now."""
+        """Set the service levels for all engines of this dashboard, and show them in a notice."""
         session = self._session
-        # Those of the demo and of a recording are for nothing else.
+        # The levels of the demo or of a recording apply to nothing else, so they are not kept.
         for_now = "" if session.keeps("slo_ttft_ms") else ", for this session only"
         self._notices.say(f"service levels: {said(slo)}{for_now}", "good")
         for history in {session.history, *(each.history for each in session.desk.fleet.sources)}:

@@ -1,4 +1,4 @@
-"""What the mouse does: the cursor, lanes, the scrub bar, key figures and footer."""
+"""Handles the mouse: the cursor, lanes, the scrub bar, key figures and footer."""
 
 from collections.abc import Mapping
 from typing import cast
@@ -17,7 +17,7 @@ from stepscope.tui.views.pages import compare_page, fleet_page
 from stepscope.tui.views.panels import footer, key_figures
 from stepscope.tui.views.view import LATENCIES, View
 
-# Panels of the main screen, and the screens that say more of the same.
+# Panels of the main screen, and the page with more detail on each.
 _DETAILS: Mapping[str, Page] = {
     "kv": "kv",
     "latency": "latency",
@@ -28,7 +28,7 @@ _DETAILS: Mapping[str, Page] = {
 
 
 class Mouse:
-    """On one screen."""
+    """The mouse handlers of one screen."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Mouse:
         self._pages = pages
 
     def click(self, event: events.Click) -> None:
-        """A click on one of the views; twice inspects."""
+        """Handle a click on one of the views; a double click inspects."""
         name = "" if event.widget is None else event.widget.id
         frame, width = self._stage.frame, self._canvas.size.width
         abilities = self._session.abilities
@@ -81,7 +81,7 @@ class Mouse:
                 self._stage.action_do(found)
 
     def _is_badge(self, x: int) -> bool:
-        """The state of the picture: a click on it pauses, or goes on."""
+        """Whether cell `x` of the header is in the badge that a click pauses or resumes."""
         line = self._canvas.widgets["header"].content(0)
         begin = 0
         for text, style in line:
@@ -91,7 +91,7 @@ class Mouse:
         return False
 
     def _click_spot(self, event: events.Click, name: str) -> None:
-        """What stands at this place leads somewhere; twice on a panel opens the screen of it."""
+        """Follow the link at this place; a double click on a panel opens its page."""
         view = self._view
         kind, value = self._canvas.widgets[name].spot_at(event.x, event.y) or ("", "")
         if kind == "row":
@@ -110,7 +110,7 @@ class Mouse:
             self._pages.show(_DETAILS[name])
 
     def _click_charts(self, event: events.Click) -> bool:
-        """A column of two runs; False beside the charts."""
+        """Go to the clicked column of the compare charts; return False beside the charts."""
         line = "".join(text for text, _ in self._canvas.widgets["page"].content(event.y))
         column = compare_page.column_at(line, self._canvas.size.width, event.x)
         if column is None:
@@ -121,7 +121,7 @@ class Mouse:
         return True
 
     def _click_fleet(self, event: events.Click) -> None:
-        """An engine, or the heading of a column to order by."""
+        """Select the clicked engine, or order the engines by the clicked column heading."""
         place, desk = self._canvas.places["page"], self._session.desk
         assert self._stage.frame is not None
         found = fleet_page.hit(self._stage.frame, place.width, place.height, event.x, event.y)
@@ -133,7 +133,7 @@ class Mouse:
             desk.sort_by(cast(ColumnKey, found))
 
     def scrub_to(self, x: int) -> None:
-        """The cursor to a place on the scrub bar."""
+        """Move the cursor to the step at cell `x` of the scrub bar."""
         step = (
             None
             if self._stage.frame is None
@@ -143,7 +143,7 @@ class Mouse:
             self._navigator.go(step)
 
     def scroll(self, direction: int, through_time: bool) -> None:
-        """The wheel: lanes or rows, with shift time."""
+        """Handle the wheel: scroll lanes or rows, or move in time while shift is held."""
         if through_time and self._view.page == "compare":
             self._session.compare.move(direction * 3)
         elif through_time:

@@ -1,4 +1,4 @@
-"""Opens what lies above the main screen: prompts, editors, help, the palette."""
+"""Opens the overlays above the main screen: prompts, editors, help, the palette."""
 
 from collections.abc import Callable
 
@@ -28,10 +28,10 @@ from stepscope.tui.views.view import View
 
 
 class Opening:
-    """Above one screen.
+    """Opens the overlays of one screen.
 
     Args:
-        use_levels: service levels that were typed.
+        use_levels: gets the service levels that the operator typed.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Opening:
         )
 
     def export(self) -> None:
-        """What is recorded of this session, into a file of another format."""
+        """Ask for a format, then export this session's recording to a file."""
         session, say = self._session, self._notices.say
         key = session.abilities.key
         path = recording_of(session)
@@ -142,7 +142,7 @@ class Opening:
         self._stage.open_overlay(chooser, begin)
 
     def keep_steps(self) -> None:
-        """What is in memory, into a recording: of the session that is shown."""
+        """Write the steps in memory, of the session that is shown, to a recording."""
         session, say = self._session, self._notices.say
         if session.exports.active is not None:
             say(f"one at a time; {session.abilities.key('back')} cancels it", "caution")
@@ -161,7 +161,7 @@ class Opening:
         return False
 
     def _engine_watch(self) -> EngineWatch:
-        """For an editor of what belongs to the engine."""
+        """Return a watch for an editor that changes the engine."""
 
         def now() -> EngineNow:
             session = self._session
@@ -207,7 +207,7 @@ class Opening:
         self.edit_knob(None)
 
     def edit_knob(self, name: str | None) -> None:
-        """Open the editor, at one of the knobs if it is named."""
+        """Open the knob editor, at the knob `name` if it is given."""
         if not self._has_engine():
             return
         state = self._session.history.state
@@ -235,7 +235,7 @@ class Opening:
         return KnobsNow(now.knobs_version, now.knobs, changes, now.info.knobs if now.info else ())
 
     def workload(self) -> None:
-        """Ask for the engine's own workload; fields left out stay."""
+        """Ask for the engine's own workload; fields that are not typed keep their values."""
         if not self._has_engine():
             return
 

@@ -1,4 +1,4 @@
-"""What the actions do on the screens beyond the main one, and on the way there."""
+"""Handlers of the actions that open pages, and of those on pages other than the live one."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ class PageHandlers:
     """The actions that open pages from one screen.
 
     Args:
-        edit_knob: opens the editor at a knob.
+        edit_knob: opens the knob editor at this knob.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class PageHandlers:
         self._to_clipboard = to_clipboard
 
     def show(self, page: Page) -> None:
-        """Go to a screen; on the main one already, to the newest step."""
+        """Open a page; on the live page, "live" goes to the newest step."""
         view = self._view
         if view.page == "fleet" and page != "fleet":
             self.open_engine(page)
@@ -53,18 +53,18 @@ class PageHandlers:
         if page == "live" and view.page == "live":
             self._navigator.follow()
         if page == "request" and view.selected is None and self._stage.frame is not None:
-            # Which one it is must not change with every step.
+            # Fix the request, or another one might be shown with every step.
             view.selected = request_id_of(self._stage.frame)
         view.show(page)
 
     def open_engine(self, page: Page) -> None:
-        """From the fleet to a screen of the chosen engine."""
+        """Open a page of the engine that is selected in the fleet."""
         chosen_engine = self._session.desk.selected
         if chosen_engine is not None:
             self._session.desk.open(chosen_engine, page)
 
     def select(self, direction: int) -> None:
-        """Another row of the screen."""
+        """Move the selection by `direction` rows."""
         view = self._view
         if view.page == "compare":
             self._session.compare.take_row(view.row + direction)
@@ -78,12 +78,12 @@ class PageHandlers:
             view.selected = rows[view.row].request_id
 
     def chosen(self) -> Target | None:
-        """What the selected row leads to."""
+        """Return what the selected row leads to."""
         rows = targets(self._stage.frame) if self._stage.frame is not None else []
         return rows[self._view.row] if self._view.row < len(rows) else None
 
     def inspect(self) -> None:
-        """Enter: from the main screen to a request or step, elsewhere where the row leads."""
+        """Handle Enter: open the selected request or step, or what the selected row leads to."""
         view, frame = self._view, self._stage.frame
         if view.page == "fleet":
             self.open_engine("live")
@@ -109,7 +109,7 @@ class PageHandlers:
             self._find_row(target.request_id)
 
     def _find_row(self, request_id: int | None) -> None:
-        """Select the row of a request on the screen that has just been opened."""
+        """Select the row of a request on the page that has just been opened."""
         rows = targets(self._stage.new_frame())
         for number, target in enumerate(rows):
             if request_id is not None and target.request_id == request_id:
@@ -156,7 +156,7 @@ class PageHandlers:
 
 
 def _stalls(frame: Frame) -> str:
-    """The last stall, and the worst one where that is another; a line each."""
+    """Return a line for the last stall, and one for the worst if that is a different stall."""
     text = "" if frame.stall is None else f"\nlast stall: {frame.stall.text}"
     worst = latency_panel.other_worst(frame)
     if worst is not None:

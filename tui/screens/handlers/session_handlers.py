@@ -17,7 +17,7 @@ class SessionHandlers:
     """The session and recording actions of one screen.
 
     Args:
-        picture: what is on the screen now, as an SVG document.
+        picture: returns what is on the screen now, as an SVG document.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class SessionHandlers:
             self._notices.say_of_place(f"the session before the restart; {lost}{back}")
 
     def record(self) -> None:
-        """Begin or end a recording: of this engine, or of the selected one of several."""
+        """Start or stop recording this engine, or the engine that is selected in the fleet."""
         session, who = self._session, ""
         source: Source | None = session.source
         if self._view.page == "fleet":
@@ -78,7 +78,7 @@ class SessionHandlers:
             self._notices.say(f"{who}recording{before} to {path}", "good")
 
     def autopilot(self) -> None:
-        """Begin to hold the ITL level, or end whatever holds the engine's knobs."""
+        """Start an autopilot that holds the ITL level, or end whatever controls the knobs."""
         switch, history = self._session.autopilot, self._session.history
         leased = history.state.leased
         if switch is None:

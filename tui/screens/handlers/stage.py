@@ -1,4 +1,4 @@
-"""What handlers need of their screen: `Stage`, and `Looks` for its appearance."""
+"""The parts of a screen that handlers need: `Stage`, and `Looks` for its appearance."""
 
 from collections.abc import Callable
 from typing import Protocol, TypeVar
@@ -13,41 +13,41 @@ _T = TypeVar("_T")
 
 
 class Stage(Protocol):
-    """The picture that is shown, and what may open above it."""
+    """The picture on the screen, and the overlays above it."""
 
     @property
     def skin(self) -> Skin: ...
 
     @property
     def frame(self) -> Frame | None:
-        """What the picture was drawn from; None before the first one."""
+        """The frame that the picture was drawn from; None before the first picture."""
 
     @property
     def history(self) -> History:
-        """The history shown: the session's, or the one from before a restart."""
+        """The history on the screen: the session's, or the one from before a restart."""
 
     @property
     def num_lanes(self) -> int:
-        """All lanes, also those that do not fit the screen."""
+        """Number of lanes, including those that do not fit the screen."""
 
     @property
     def following(self) -> bool:
         """Whether the picture moves by itself."""
 
     def new_frame(self) -> Frame:
-        """What there is to see now."""
+        """Return a new frame of the current state."""
 
     def look_at(self, history: History) -> None:
         """Show another history of this source."""
 
     def draw(self) -> None:
-        """A frame, now."""
+        """Draw a frame now."""
 
     def draw_next(self) -> None:
-        """Draw a frame now; while a replay seeks, wait for what it finds."""
+        """Draw a frame now; while a replay seeks, wait until it has found the step."""
 
     def text_of(self, *names: str) -> list[str]:
-        """What some of the views show."""
+        """Return the text that these views show, line by line."""
 
     def action_do(self, action_id: str) -> None:
         """Carry out an action of the table and show what it did at once."""
@@ -55,7 +55,7 @@ class Stage(Protocol):
     def open_overlay(
         self, overlay: Screen[_T], use: Callable[[_T | None], None] | None = None
     ) -> None:
-        """Show an overlay; `use` gets what it is closed with."""
+        """Show an overlay; when it closes, `use` gets its result."""
 
 
 class Looks(Protocol):

@@ -1,4 +1,4 @@
-"""What is on the screen, as an SVG document in a file of its own: what the screenshot key makes."""
+"""Screenshots: what is on the screen, as an SVG document in a new file."""
 
 from itertools import count
 from pathlib import Path
@@ -11,19 +11,19 @@ from stepscope.recordings.file.file_name import default_name
 
 
 def svg(app: App[Any]) -> str:
-    """What an application shows now, as an SVG document with selectable text."""
+    """Return what an application shows now, as an SVG document with selectable text."""
     document = app.export_screenshot(title=app.title, simplify=True)
-    # Without this attribute many programs that are no browsers draw a run of blanks as one.
+    # Without this attribute, many programs other than browsers draw a run of blanks as one blank.
     return document.replace("<text ", '<text xml:space="preserve" ')
 
 
 def new_picture(document: str, shown: str) -> Path:
-    """Write an SVG document to a new file of the current folder, named after what is `shown`.
+    """Write an SVG document to a new file in the current folder, named after what is `shown`.
 
-    Only its owner may read it: the screen may show prompts and outputs.
+    Only its owner may read the file, because the screen may show prompts and outputs.
 
     Raises:
-        OSError: it cannot be written; nothing is left of it.
+        OSError: the file cannot be written; no partial file is left.
     """
     folder = Path.cwd()
     first = folder / default_name(shown, ".svg")
@@ -32,7 +32,7 @@ def new_picture(document: str, shown: str) -> Path:
         try:
             # closed below
             stream = open(path, "x", encoding="utf-8", opener=file_rights.private)  # noqa: SIM115
-        except FileExistsError:  # two in a second are two pictures
+        except FileExistsError:  # two pictures in one second get two names
             continue
         try:
             with stream:

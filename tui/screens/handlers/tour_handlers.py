@@ -1,18 +1,18 @@
-"""What the keys of the tour do."""
+"""Handlers of the tour's keys."""
 
 from stepscope.tui.session.session import Session
 from stepscope.tui.views.view import View
 
 
 class TourHandlers:
-    """Goes through the tour of a session; without one its keys are not allowed."""
+    """Moves through the tour of a session; the keys are not allowed in a session without one."""
 
     def __init__(self, session: Session, view: View) -> None:
         self._session = session
         self._view = view
 
     def go_on(self) -> None:
-        """To the next part. A question is asked on the screen that answers it."""
+        """Go to the next part. A question is asked on the page that answers it."""
         tour = self._session.tour
         if tour is None:
             return
@@ -21,7 +21,7 @@ class TourHandlers:
         if chapter is not None and tour.page.part != "answer":
             view.show(chapter.page if tour.page.part == "question" else "live")
             view.follow()
-            view.axis, view.zoom_idx = "step", 0  # whatever was tried before
+            view.axis, view.zoom_idx = "step", 0  # undo what the person tried before
 
     def again(self) -> None:
         if self._session.tour is not None:

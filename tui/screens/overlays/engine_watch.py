@@ -1,7 +1,7 @@
-"""`EngineWatch`: whether the engine an editor was opened for still answers.
+"""`EngineWatch`: tells an editor whether the engine it was opened for still answers.
 
-An editor stays open when its engine goes: if it closed, the operator's next letters would reach the
-screen below, where every letter is a command.
+An editor stays open when its engine goes away: if it closed, the operator's next letters would
+reach the screen below, where every letter is a command.
 """
 
 from collections.abc import Callable
@@ -21,17 +21,17 @@ _ANOTHER = (
 
 
 class EngineNow(NamedTuple):
-    """The engine that would apply the input; `answers`: whether it answers."""
+    """The engine that would apply the input, and whether it answers."""
 
     engine_id: str | None
     answers: bool
 
 
 class EngineWatch:
-    """Keeps input from reaching no engine, or unnoticed another engine.
+    """Holds input back if no engine answers, or if another engine does and nobody noticed.
 
     Args:
-        now: gives the engine that answers.
+        now: returns the engine that would apply the input now.
     """
 
     def __init__(self, now: Callable[[], EngineNow]) -> None:
@@ -40,7 +40,7 @@ class EngineWatch:
         self._typed_for = self._noted = self._seen = self._now.engine_id
 
     def look(self) -> bool:
-        """Look again; True if another engine than before answers now."""
+        """Look again; return True if a different engine answers than at the last look."""
         self._now = self._look()
         if not self._now.answers or self._now.engine_id == self._seen:
             return False
@@ -48,18 +48,21 @@ class EngineWatch:
         return True
 
     def admits(self) -> bool:
-        """Enter was pressed: whether to apply now; another engine needs a second Enter."""
+        """Whether Enter applies the input now; for another engine only the second Enter does."""
         if not self._now.answers:
             return False
         is_noted, self._noted = self._noted == self._seen, self._seen
         return is_noted
 
     def begin(self) -> None:
-        """From now on the input is for the engine that answers."""
+        """Treat the input from now on as meant for the engine that answers."""
         self._typed_for = self._noted = self._seen
 
     def trouble(self, room: int) -> str | None:
-        """Why the input is not applied, in a text that fits; None if it would be."""
+        """Return why Enter would not apply the input, in at most `room` cells; None if it would.
+
+        If no text fits, the shortest is returned.
+        """
         if not self._now.answers:
             return fmt.first_fitting(_GONE, room)
         if self._typed_for == self._seen:

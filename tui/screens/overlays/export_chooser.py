@@ -1,4 +1,4 @@
-"""The export chooser: the format, which steps, and of a table which one; Enter begins."""
+"""The export chooser: choose the format, the steps and the table; Enter begins the export."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,14 +25,14 @@ _NAME_WIDTH, _LABEL_WIDTH = 9, 7
 
 
 class ExportChooser(Overlay[ExportOrder]):
-    """Gives what is to be exported.
+    """Asks what to export; its result is the `ExportOrder`.
 
     Args:
         path: the recording.
-        ranges: of its steps, the first one is chosen to begin with.
-        folder: where the file goes.
-        engine_id: whose steps the ranges speak of.
-        last: what was exported before; its format and table are offered again.
+        ranges: step ranges to choose from; the first is chosen at the start.
+        folder: the folder for the exported file.
+        engine_id: the engine whose steps the ranges count.
+        last: the export before; its format and table are chosen at the start.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ExportChooser(Overlay[ExportOrder]):
 
     @property
     def order(self) -> ExportOrder:
-        """What is chosen now."""
+        """The export as chosen now."""
         return ExportOrder(
             self._path,
             self.choice,
@@ -163,7 +163,7 @@ class ExportChooser(Overlay[ExportOrder]):
             self.dismiss(None)
 
     def clicked(self, x: int, y: int) -> None:
-        """Choose a format, the chosen one: begin; turn the range and the table."""
+        """Choose a format, begin if it is already chosen, or go to the next range or table."""
         found = self._box.spot_at(x, y)
         if found is None:
             return
@@ -175,7 +175,7 @@ class ExportChooser(Overlay[ExportOrder]):
 
 
 def _turned(kind: str, label: str, text: str, can_turn: bool) -> Line:
-    """A choice that goes round."""
+    """Return the line of a choice that the arrow or Tab keys cycle through."""
     before, after = ("◀ ", " ▶") if can_turn else ("", "")
     return (
         spot(kind, ""),

@@ -19,7 +19,7 @@ from stepscope.tui.views.theme import CAUSE_GLYPHS, KV_LEGEND, LEGEND, Skin
 _KEY_WIDTH = 8
 _WORD_WIDTH = 15
 _GLOSSARY_KEY = "g"
-_TWO_COLUMNS = 116  # from here on
+_TWO_COLUMNS = 116  # the least width for two columns
 _MAX_WIDTH = 190
 _READING = (
     "The budget chart has two scales. The upper rows show the prefill tokens of each step against "
@@ -40,21 +40,21 @@ _KV_LEGEND: tuple[Run, ...] = (
     *((glyph, style) for glyph, style, _ in KV_LEGEND),
     ("    KV blocks: " + ", ".join(meaning for *_, meaning in KV_LEGEND), "text"),
 )
-_ON_BAR = "✗◆▼!?"  # the scrub bar, and figures
-_GLYPHS: Mapping[Page, str] = {"compare": "▓━·✗●◆▼!?", "fleet": "!"}  # others than these
+_ON_BAR = "✗◆▼!?"  # glyphs of the scrub bar and the figures
+_GLYPHS: Mapping[Page, str] = {"compare": "▓━·✗●◆▼!?", "fleet": "!"}  # pages with other glyphs
 
 
 def help_lines(
     abilities: Abilities, page: Place = "live", width: int = 0, log_file: Path | None = None
 ) -> list[Line]:
-    """The whole page in one column, without its frame; wrapped where there is a width."""
+    """Return the whole page in one column, without its frame; wrapped if `width` is above 0."""
     return [line for block in _blocks(abilities, page, width, log_file) for line in block]
 
 
 def _blocks(
     abilities: Abilities, page: Place, width: int, log_file: Path | None
 ) -> list[list[Line]]:
-    """Each with its heading: the screen, its keys, its glyphs."""
+    """Return the blocks of the page, each with its heading: the screen, its keys, its glyphs."""
     name, reading = _about(page)
     keys = {action.id: action.key for action in abilities.actions}
     reading = reading.format_map(keys)
@@ -75,7 +75,7 @@ def _blocks(
 
 
 def glossary_blocks(width: int = 0) -> list[list[Line]]:
-    """The words on the screen, then every glyph, each group with its heading."""
+    """Return the words on the screen, then all glyphs; each group has a heading."""
     words: list[Line] = [_heading("Words")]
     for word, meaning in TERMS:
         words += _entry(word, "key", meaning, width, _WORD_WIDTH)
@@ -89,7 +89,7 @@ def glossary_blocks(width: int = 0) -> list[list[Line]]:
 
 
 def _about(page: Place) -> tuple[str, str]:
-    """What the screen is called, and how to read it."""
+    """Return the name of the screen, and the text on how to read it."""
     if page == "start":
         return "start screen", _START_READING
     view = PAGE_VIEWS.get(page)
@@ -128,11 +128,11 @@ def _glyphs(page: Page, width: int) -> list[Line]:
 
 
 class HelpPage(Overlay[None]):
-    """Scrolls, and turns to the glossary and back; any other key closes it.
+    """The help page. It scrolls and switches to the glossary and back; other keys close it.
 
     Args:
-        page: the screen it is about.
-        log_file: where errors are written.
+        page: the screen that the help is about.
+        log_file: the file that errors are written to.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The knob editor: all knobs of the engine with their bounds; Enter changes one.
 
-The values follow the engine. If another client changes a knob while a value is typed, only a second
-Enter applies it; the same holds if another engine answers.
+The values follow the engine. If another client changes a knob while the operator types a value,
+only a second Enter applies it. The same holds if another engine answers.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,21 +18,23 @@ from stepscope.tui.views.lines import Line, clean, framed
 from stepscope.tui.views.panels.knob_panel import bounds_text
 from stepscope.tui.views.theme import Skin
 
-_LOOK_S = 0.2  # between two looks for changes by others
+_LOOK_S = 0.2  # between two checks for changes by others
 
 
 class KnobEditor(Overlay[KnobChange]):
     """Chooses a knob and a new value for it.
 
-    Numbers are typed; switches and choices begin as they are and go round with the arrows. Enter
-    on another value gives it, on the same one nothing; Escape drops it.
+    The operator types numbers; switches and choices start at their current value, and the arrow
+    keys cycle through the others. Enter on a changed value closes with the change, Enter on the
+    current value of a switch or choice ends the edit. Escape closes without a change.
 
     Args:
-        look: gives the current knobs.
-        watch: whose knobs they are.
-        name: the knob to begin with.
-        overtaken: a change refused because another came first; it counts as still typed.
-        forecast: says what a typed value would have done; None: nothing can say it.
+        look: returns the current knobs.
+        watch: watches the engine that has the knobs.
+        name: the knob to select first.
+        overtaken: a change that the engine refused because another came first; it is shown as if
+            still being typed.
+        forecast: tells what a typed value would have done; None if forecasts are not available.
     """
 
     def __init__(
@@ -52,12 +54,12 @@ class KnobEditor(Overlay[KnobChange]):
         self._specs = self._now.specs
         version = self._now.version if overtaken is None else overtaken.version
         self._opened_version = version
-        self._begun_version = version  # when what is typed was begun
-        self._noted_version = version  # changes up to it were taken note of
+        self._begun_version = version  # when the operator began to type
+        self._noted_version = version  # the operator has seen all changes up to this version
         name = name if overtaken is None else overtaken.name
         self._at = self._place_of(name) or 0
         self._drawn_state = self._shown_state()
-        # Of the knob that is being edited.
+        # The text typed for the knob that is being edited; None if none is.
         self._draft: str | None = None if overtaken is None else _typed(overtaken.value)
 
     def place(self, width: int, height: int) -> Region:
@@ -93,11 +95,11 @@ class KnobEditor(Overlay[KnobChange]):
         return framed(body, width, height, (("knobs of the engine", "title"),))
 
     def _first(self, height: int) -> int:
-        """The first knob that a box of this height shows."""
+        """Return the index of the first knob that a box of this height shows."""
         return max(0, self._at - (height - 6)) if height > 5 else self._at
 
     def clicked(self, x: int, y: int) -> None:
-        """Choose a knob; the chosen one: edit it, or apply what was edited."""
+        """Choose a knob; a click on the chosen knob edits it, or applies the edit."""
         height = self.place(*self.size).height
         at = self._first(height) + y - 1
         if 1 <= y < height - 3 and at < len(self._specs):
@@ -131,7 +133,7 @@ class KnobEditor(Overlay[KnobChange]):
         self._drop_forecast()
 
     def _drop_forecast(self) -> None:
-        """It was about another value."""
+        """Drop the forecast, because it was for another value."""
         if self._forecast is not None:
             self._forecast.drop()
 
@@ -153,7 +155,7 @@ class KnobEditor(Overlay[KnobChange]):
         return self._now.version, self._watch.trouble(0), forecast
 
     def _take_engine(self) -> None:
-        """Show the knobs of another engine; what is typed stays if it has such a knob."""
+        """Show the knobs of another engine; keep the typed text if it has a knob of this name."""
         name = self._specs[self._at].name
         self._specs = self._now.specs
         at = self._place_of(name)
@@ -165,11 +167,11 @@ class KnobEditor(Overlay[KnobChange]):
 
     @property
     def _is_noted(self) -> bool:
-        """The operator has seen the current knobs."""
+        """Whether the operator has seen the current values of the knobs."""
         return self._now.version == self._noted_version
 
     def _overtaken(self) -> str | None:
-        """What others changed since the operator began to type."""
+        """Return what others changed since the operator began to type, or None."""
         if self._draft is None or self._now.version == self._begun_version:
             return None
         changes = self._now.since(self._begun_version)
@@ -222,7 +224,7 @@ class KnobEditor(Overlay[KnobChange]):
             self._draft += character
 
     def _holds_already(self, spec: KnobSpec) -> bool:
-        """Begin a switch or choice at its current value."""
+        """Whether a switch or choice is set to the value that the engine already has."""
         goes_round = spec.kind in ("bool", "choice")
         return goes_round and self._draft == value_text(self._now.values.get(spec.name))
 
@@ -249,7 +251,7 @@ class KnobEditor(Overlay[KnobChange]):
 
 
 def _change_text(name: str, changes: Sequence[KnobsChanged]) -> str:
-    """What these changes did to a knob, and the author of the last; empty without one."""
+    """Return what these changes did to a knob and who made the last one; empty if none did."""
     mine = [change for change in changes if name in change.new]
     if not mine:
         return ""
@@ -258,12 +260,12 @@ def _change_text(name: str, changes: Sequence[KnobsChanged]) -> str:
 
 
 def _typed(value: KnobValue) -> str:
-    """The text that `parse_value` reads as this value."""
+    """Return the text that `parse_value` reads as this value."""
     return value_text(value) if isinstance(value, bool) else str(value)
 
 
 def parse_value(spec: KnobSpec, text: str) -> KnobValue:
-    """The value of `text` for this knob; ValueError if it is not one."""
+    """Return the value that `text` has for this knob; raise ValueError if it has none."""
     if spec.kind == "bool":
         if text not in ("on", "off"):
             raise ValueError(text)

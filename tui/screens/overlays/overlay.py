@@ -1,4 +1,4 @@
-"""What opens above the main screen: one widget of lines, and every key for itself."""
+"""`Overlay`: base class of what opens above a screen. It has one widget and gets all keys."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ _Result = TypeVar("_Result")
 
 
 class Overlay(ModalScreen[_Result], Generic[_Result]):
-    """A modal screen that shows `lines` at `place`; the screen below goes on drawing itself.
+    """A modal screen that shows `lines` at `place`; the screen below continues to draw itself.
 
     Escape closes it without a result; every other key goes to `pressed`.
     """
@@ -36,22 +36,22 @@ class Overlay(ModalScreen[_Result], Generic[_Result]):
         yield self._box
 
     def place(self, width: int, height: int) -> Region:
-        """Where on a screen of this size."""
+        """Return the place of the box on a screen of this size."""
         raise NotImplementedError
 
     def lines(self, width: int, height: int) -> Sequence[Line]:
-        """The content of the box, which has this size."""
+        """Return the lines of a box of this size."""
         raise NotImplementedError
 
     def pressed(self, key: str, character: str | None) -> None:
-        """A key other than Escape."""
+        """Handle a key other than Escape."""
         raise NotImplementedError
 
     def clicked(self, x: int, y: int) -> None:
-        """A click on the box, at a cell of it; one beside it closes."""
+        """Handle a click on this cell of the box. (A click beside the box closes the overlay.)"""
 
     def hint(self, text: str) -> str:
-        """A text that names arrow keys, as this terminal can show them."""
+        """Return a text that names arrow keys in glyphs that this terminal can show."""
         return spelled(text) if self.skin.ascii_only else text
 
     def redraw(self) -> None:
@@ -84,7 +84,7 @@ class Overlay(ModalScreen[_Result], Generic[_Result]):
 
     def on_click(self, event: events.Click) -> None:
         event.stop()
-        if not self.is_current:  # as with keys; this was meant for what has just gone
+        if not self.is_current:  # the click was meant for this overlay, which has just closed
             return
         if event.widget is not self._box:
             self.dismiss(None)
@@ -106,7 +106,7 @@ class Overlay(ModalScreen[_Result], Generic[_Result]):
 
     @contextmanager
     def _failures_logged(self) -> Iterator[None]:
-        """A bug here closes the overlay; the dashboard below goes on."""
+        """Redraw afterwards; on an error log it and close the overlay. The dashboard runs on."""
         try:
             yield
             if self.is_current:

@@ -1,4 +1,4 @@
-"""The command palette: finds the actions that work here by a part of their name."""
+"""The command palette: finds the actions that work on this page by a part of their name."""
 
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ class _Found(NamedTuple):
 
 
 class Palette(Overlay[str]):
-    """Gives the id of the action that is chosen, by Enter or a click."""
+    """Lets the operator choose an action by Enter or a click; the result is the action's id."""
 
     def __init__(self, skin: Skin, actions: list[Action]) -> None:
         super().__init__(skin)
@@ -29,7 +29,7 @@ class Palette(Overlay[str]):
         self._at = 0
 
     def found(self) -> list[Action]:
-        """The actions that what was typed may mean, the likeliest first."""
+        """Return the actions that match the typed text, best match first."""
         words = self._typed.lower().split()
         ranked = [_Found(_rank(action, words), action) for action in self._actions]
         shown = [each for each in ranked if each.rank >= 0]
@@ -87,7 +87,7 @@ class Palette(Overlay[str]):
 
 
 def _rank(action: Action, words: list[str]) -> int:
-    """0 for the best match, -1 for none."""
+    """Return how well an action matches the words: 0 is the best match, -1 is no match."""
     label, name = action.label.lower(), action.id.replace("_", " ")
     texts = (label, name, action.help.lower())
     if not words:

@@ -1,4 +1,4 @@
-"""A line to type into, above the footer."""
+"""`Prompt`: a line to type into, above the footer."""
 
 import textwrap
 from collections.abc import Callable
@@ -11,25 +11,25 @@ from stepscope.tui.views.lines import Line, Run, clean
 from stepscope.tui.views.theme import Skin
 
 _MAX_LENGTH = 200
-_MIN_ROOM = 22  # cells to type in
-_LOOK_S = 0.2  # how often it is seen whether the engine is still there
-_MOST_BENEATH = 4  # lines of a note, or about what is wrong where it does not fit beside the text
-_KEEPS = frozenset({"left", "right", "home", "end"})  # what is selected, to go on from there
+_MIN_ROOM = 22  # cells kept free for the typed text
+_LOOK_S = 0.2  # between two checks whether the engine still answers
+_MOST_BENEATH = 4  # lines of a note, or of an error that does not fit beside the text
+_KEEPS = frozenset({"left", "right", "home", "end"})  # keys that keep the selected text
 
 
 class Prompt(Overlay[str]):
-    """Asks for one line of text; Enter gives it, Escape nothing.
+    """Asks for one line of text. Enter closes it with the text, Escape without.
 
-    With `submit` it stays open until it is dismissed: checking the text may take a while, and wrong
-    text can be corrected.
+    With `submit` it stays open until the caller dismisses it: checking the text may take a while,
+    and a wrong text can be corrected.
 
     Args:
         question: the question, with an example.
-        text: to begin with. It is selected: typing replaces it, an arrow key keeps it.
-        check: one line about what is wrong with a text, None when it is fine.
+        text: the initial text. It is selected: typing replaces it, an arrow key keeps it.
+        check: returns one line about what is wrong with a text, or None if it is fine.
         submit: gets a text that passed `check`; `refuse` may still reject it later.
-        note: says what there is to know, in lines of its own.
-        watch: the engine that takes the text.
+        note: returns a note to show in lines below.
+        watch: watches the engine that the text is for.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Prompt(Overlay[str]):
         self._is_waiting = False
 
     def refuse(self, text: str) -> None:
-        """What is wrong with the text that was submitted."""
+        """Show what is wrong with the submitted text; the prompt stays open."""
         self._is_waiting, self._wrong = False, text
         self.redraw()
 
@@ -86,13 +86,16 @@ class Prompt(Overlay[str]):
         ]
 
     def _hint(self) -> str:
-        """What typing does to the text that is there."""
+        """Return a hint on how to replace or clear the text."""
         if self._is_selected:
             return self.hint("  typing replaces it, → keeps it")
         return "  ^u empties it" if self._wrong is not None else ""
 
     def _beneath(self, width: int) -> list[Run]:
-        """What is wrong, in lines of its own where there is no room for it; else the note."""
+        """Return the lines below the text: trouble with the engine, then an error or the note.
+
+        The error is there only if it does not fit beside the text.
+        """
         room = max(1, width - 2)
         trouble = None if self._watch is None else self._watch.trouble(room)
         is_note = self._wrong is None or self._fits(width)
@@ -114,7 +117,7 @@ class Prompt(Overlay[str]):
                 self.redraw()
 
     def _fits(self, width: int) -> bool:
-        """What is wrong has room beside what was typed."""
+        """Whether the error, if any, fits beside the typed text."""
         return self._wrong is None or len(self._text) + len(self._wrong) + 4 <= width
 
     def pressed(self, key: str, character: str | None) -> None:

@@ -1,4 +1,4 @@
-"""The budget stepper: one number, changed by arrows or typed, above the footer."""
+"""The budget stepper, above the footer: one number, typed or changed with the arrow keys."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from stepscope.tui.views.theme import Skin
 
 _STEPS = {"left": -0.05, "right": 0.05, "shift+left": -0.25, "shift+right": 0.25}
 _BAR_WIDTH = 24
-_LOOK_S = 0.5  # between two looks for changes by others
+_LOOK_S = 0.5  # between two checks for changes by others
 _HINTS = (
     "  ←/→ 5 %  ⇧←/→ 25 %  digits  Enter applies  Esc drops",
     "  ←/→ 5 %  digits  Enter applies  Esc drops",
@@ -24,28 +24,29 @@ _HINTS = (
 
 
 _AGAIN = "Esc, then again"
-_LEAST_NAME = 8  # characters of one that are worth their room
+_LEAST_NAME = 8  # do not shorten an author's name below this
 
 
 class ByNow(NamedTuple):
-    """The engine's value, and the author of it, if known."""
+    """The engine's current value, and who set it, if known."""
 
     value: KnobValue | None
     who: str = ""
-    version: int = 0  # of its knobs
-    spec: KnobSpec | None = None  # of the engine that answers now, if it has such a knob
+    version: int = 0  # of the engine's knobs
+    spec: KnobSpec | None = None  # None if the engine that answers now has no such knob
 
 
 class Stepper(Overlay[KnobChange]):
-    """Chooses a value for an int knob within its bounds; Enter gives it, Escape nothing.
+    """Chooses a value for an int knob within its bounds. Enter closes with it, Escape without.
 
-    The change is based on the knobs at the moment the stepper opened or another engine answered.
+    The change is based on the knobs as they were when the stepper opened or when another engine
+    began to answer.
 
     Args:
-        value: that the engine has.
-        by_now: gives the engine's current value.
-        chosen: to begin with, if not the engine's.
-        watch: the engine that has it.
+        value: the engine's value.
+        by_now: returns the engine's current value.
+        chosen: the value to show first; None means `value`.
+        watch: watches the engine that has the knob.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Stepper(Overlay[KnobChange]):
         self._begin(spec, value, by_now().version)
 
     def _begin(self, spec: KnobSpec, value: int, version: int) -> None:
-        """From the value that an engine has."""
+        """Base the change on this value and version of the engine's knobs."""
         self._spec, self._before, self._version = spec, value, version
         self._low = int(spec.low if spec.low is not None else 0)
         self._high = int(spec.high if spec.high is not None else max(value * 4, 1))
@@ -131,7 +132,7 @@ class Stepper(Overlay[KnobChange]):
         self.redraw()
 
     def _look_again(self) -> None:
-        """What has been chosen stays where another engine takes the place of the one before."""
+        """Check whether another engine answers; if so, base the chosen value on its knobs."""
         if self._watch is None or not self._watch.look():
             return
         now = self._by_now()
@@ -139,7 +140,7 @@ class Stepper(Overlay[KnobChange]):
             self._begin(now.spec, now.value, now.version)
 
     def _overtaken(self, room: int) -> str | None:
-        """Who changed the value meanwhile, and to what, as far as there is room."""
+        """Return who changed the value meanwhile, and to what, as far as there is room, or None."""
         value, who, *_ = self._by_now()
         if value == self._before:
             return None

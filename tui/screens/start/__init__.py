@@ -2,5 +2,5 @@
 
 May import: recordings.samples, tui.screens.overlays, tui.session, tui.settings, tui.views,
   tui.views.pages.
-What it lists is data in `views/pages/start_list.py`.
+The entries it lists are made in `views/pages/start_list.py`.
 """

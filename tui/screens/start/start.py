@@ -1,7 +1,7 @@
 """The start screen: engines found here, recordings, samples, the demo, and a line for an address.
 
-It is an application of its own, which ends with a `StartChoice`; its caller opens what was chosen
-and may run it again. The first picture is drawn before anything is looked for.
+It is a separate application that ends with a `StartChoice`. Its caller opens what was chosen, and
+may run the start screen again. It draws the first picture before it searches for anything.
 """
 
 import logging
@@ -40,23 +40,23 @@ log = logging.getLogger("stepscope.tui")
 _TICK_S = 0.5
 _AIRY_ROWS = 30
 _NOTICE_LINES = 4
-_LEAST_FOR_LINES = 15  # rows, for a notice of more than one line
+_LEAST_FOR_LINES = 15  # rows of a screen that shows a notice in more than one line
 _QUESTION = "endpoint (tcp://HOST:PORT or a name; separate several by spaces), or a recording:"
 
 
 class StartApp(App[StartChoice], inherit_bindings=False):
-    """Ends with what was chosen, or with None.
+    """The start screen. Its result is the operator's choice, or None.
 
     Args:
-        check: tries, on a thread of its own, whether a choice can be opened; gives one line about
+        check: tests whether a choice can be opened, on a separate thread; returns one line about
             what is wrong, or None.
-        finder: makes what looks for engines and recordings; called after the first picture.
-        actions: the action table, with the keys that the operator wants.
-        configured: engines of the config file.
-        selected: the entry to begin at, by its choice.
-        notice: to be said at once, such as why a session ended.
-        theme, ascii_only: looks to begin with.
-        any_terminal: do not ask what the terminal can show; for pictures.
+        finder: makes the `Finder` of engines and recordings; called after the first picture.
+        actions: the action table, with the operator's choice of keys.
+        configured: the engines in the config file.
+        selected: the choice of the entry to select first.
+        notice: shown at once, such as why a session ended.
+        theme, ascii_only: the looks at the start.
+        any_terminal: use the theme without asking which colours the terminal has; for pictures.
     """
 
     CSS_PATH: ClassVar[CSSPathType | None] = "../../app/app.tcss"
@@ -115,14 +115,14 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         self._tick()
 
     def close(self) -> None:
-        """End what looks for engines and recordings."""
+        """Stop the search for engines and recordings."""
         if self._finder is not None:
             self._finder.stop()
 
     # What there is
 
     def sections(self) -> list[Section]:
-        """What can be chosen now."""
+        """Return the sections of the list: what can be opened now."""
         finder = self._finder
         demo = "a real engine with chats and documents to serve; it ends with the dashboard"
         if find_spec("torch") is None:
@@ -152,7 +152,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
     # Drawing
 
     def draw(self) -> None:
-        """The list as it is now."""
+        """Draw the list as it is now."""
         width, height = self.size
         sections = self.sections()
         entries = start_page.entries_of(sections)
@@ -187,7 +187,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
     # Choosing
 
     def _number(self, entries: Sequence[Entry]) -> int:
-        """The selected entry; the first one where it is gone."""
+        """Return the index of the selected entry; 0 if it is no longer in the list."""
         numbers = (n for n, entry in enumerate(entries) if entry.choice == self._selected)
         return next(numbers, 0)
 
@@ -199,7 +199,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         self.draw()
 
     def pressed(self, key: str) -> None:
-        """A key that no overlay took: an action's, or the digit of a line."""
+        """Handle a key that no overlay took: the key of an action, or the digit of a line."""
         action = next((each for each in self.actions if key in each.keys), None)
         if action is not None:
             self.do(action.id)
@@ -220,7 +220,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
 
     @property
     def actions(self) -> list[Action]:
-        """Those of the table that are for this screen."""
+        """The available actions of the table that are for this screen."""
         return [action for action in self.abilities.available() if "start" in action.pages]
 
     def clicked(self, x: int, y: int) -> None:
@@ -234,7 +234,10 @@ class StartApp(App[StartChoice], inherit_bindings=False):
             self.choose(entries[number].choice)
 
     def choose(self, choice: StartChoice) -> None:
-        """Open it, once it is known that it can be."""
+        """Select a choice and check it in the background; end with it if it can be opened.
+
+        "ask" opens a prompt for an address instead.
+        """
         self._selected = choice
         if choice.kind == "ask":
             self._checking = None
@@ -251,21 +254,21 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         self.draw()
 
     def _check_choice(self, choice: StartChoice) -> None:
-        """On a thread of its own."""
+        """Check a choice. Runs on a separate thread."""
         try:
             error = self._check(choice)
-        except Exception as failure:  # ours to repair, but no reason to leave the list
+        except Exception as failure:  # our bug, but no reason to leave the list
             log.exception("checking %s failed", choice)
             error = f"internal error, {see_log(failure)}"
         self._answers.put((choice, error))
         self.call_later(self.take_answers)
 
     def take_answers(self) -> None:
-        """What became of the last choice."""
+        """Handle the results of checks: end with a choice that passed, or show the error."""
         while not self._answers.empty():
             choice, error = self._answers.get()
             if choice is not self._checking:
-                continue  # the operator did not wait for it
+                continue  # the operator has given up on this choice
             self._checking = None
             if error is None:
                 self.exit(choice)
@@ -276,7 +279,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
                 self.draw()
 
     def _typed(self, text: str) -> None:
-        """Into the prompt, which stays open until it is known that it can be opened."""
+        """Handle text from the prompt, which stays open until the check has passed."""
         if not text.strip() and self._prompt is not None:
             self._prompt.dismiss(None)
         else:
@@ -287,7 +290,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         self.draw()
 
     def on_key(self, event: events.Key) -> None:
-        """What was typed for the prompt before it was there."""
+        """Pass keys to an overlay that opened after they were typed."""
         if isinstance(self.screen, Overlay):
             event.prevent_default()
             self.screen.post_message(events.Key(event.key, event.character))

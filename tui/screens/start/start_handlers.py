@@ -1,4 +1,4 @@
-"""What the actions of the table do on the start screen."""
+"""Handlers of the actions on the start screen."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,7 +16,7 @@ _ALL = 1_000_000
 
 
 class StartList(Protocol):
-    """The list of what can be opened, as actions change it."""
+    """The parts of the start screen that its handlers need."""
 
     skin: Skin
     abilities: Abilities
@@ -33,7 +33,7 @@ class StartList(Protocol):
 
 
 def handlers(start: StartList, app: App[StartChoice]) -> Mapping[str, Callable[[], object]]:
-    """Action id -> what to do: every action of the table that is for the start screen."""
+    """Return action id -> handler, for every action that is for the start screen."""
     return {
         "lane_up": partial(start.move, -1),
         "lane_down": partial(start.move, 1),
@@ -70,7 +70,7 @@ def _redraw(app: App[StartChoice]) -> None:
 
 def _help(start: StartList, app: App[StartChoice]) -> None:
     from stepscope.tui.screens.overlays.help import (
-        HelpPage,  # with all screens, which the list needs not
+        HelpPage,  # imports all pages, which the start list does not need
     )
 
     app.push_screen(HelpPage(start.skin, start.abilities, "start", log_path()))

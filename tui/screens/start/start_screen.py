@@ -1,4 +1,4 @@
-"""The screen of the start list: one widget of lines, and where keys and clicks go."""
+"""`StartScreen`: one widget that shows the start list, and passes keys and clicks on."""
 
 from typing import Protocol
 
@@ -11,7 +11,7 @@ from stepscope.tui.views.theme import Skin
 
 
 class StartTarget(Protocol):
-    """What keys, clicks and sizes go to."""
+    """Handles the keys, clicks and resizes of the start screen."""
 
     def draw(self) -> None: ...
 
@@ -25,7 +25,7 @@ class StartTarget(Protocol):
 
 
 class StartScreen(Screen[None]):
-    """The list. Keys choose, Enter opens; nothing here waits for anything."""
+    """The screen of the start list. It passes its events to `start` and never blocks."""
 
     DEFAULT_CSS = "StartScreen { layout: vertical; overflow: hidden; }"
     BLANK = True
