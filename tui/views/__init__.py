@@ -1,4 +1,4 @@
-"""How things look: glyphs, styles, lines of styled runs, layout, notices.
+"""The looks of the dashboard: glyphs, styles, lines of styled runs, layout, notices.
 
 May import: engine.protocol, recordings.attribution, recordings.export, recordings.state,
   recordings.state.series, tui.settings, tui.views.frame.

@@ -19,7 +19,7 @@ CAUSE_NAMES: dict[Cause, str] = {
     "unknown": "unknown, no records of it",
 }
 
-# For legends and lines of few cells.
+# For legends and short lines.
 SHORT_CAUSE_NAMES: dict[Cause, str] = {
     "queued": "queued",
     "prompt": "own prompt",

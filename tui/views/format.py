@@ -1,4 +1,4 @@
-"""Figures as people read them, in a fixed number of cells where a column needs it."""
+"""Formats figures as people read them, in few cells where a column needs it."""
 
 import time
 from collections.abc import Sequence
@@ -7,12 +7,12 @@ MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", 
 
 
 def count(value: float | None) -> str:
-    """184223 -> 184,223; what is not known is a dash."""
+    """Return 184223 as 184,223, and None (unknown) as a dash."""
     return "—" if value is None else f"{value:,.0f}"
 
 
 def short(value: float | None) -> str:
-    """At most four cells: 812, 4.1k, 12k, 1.2M."""
+    """Return a number in at most four cells: 812, 4.1k, 12k, 1.2M."""
     if value is None:
         return "—"
     for unit in ("", "k", "M", "G"):
@@ -25,7 +25,7 @@ def short(value: float | None) -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """At most five cells: 0.42, 18.2, 412, 12.3s."""
+    """Return milliseconds in at most five cells: 0.42, 18.2, 412, 12.3s."""
     if value is None:
         return "—"
     if value < 9.995:
@@ -38,7 +38,7 @@ def milliseconds(value: float | None) -> str:
 
 
 def either_unit(value: float | None) -> str:
-    """Milliseconds with their unit, seconds from one on: 19.5ms, 3.2s."""
+    """Return milliseconds with their unit, from one second on in seconds: 19.5ms, 3.2s."""
     if value is None:
         return "—"
     if value < 999.5:
@@ -47,13 +47,13 @@ def either_unit(value: float | None) -> str:
 
 
 def with_ms(value: float | None) -> str:
-    """The same with its unit: 18.2 ms, 12.3s."""
+    """Return `milliseconds` with its unit: 18.2 ms, 12.3s."""
     shown = milliseconds(value)
     return shown + ms_unit(shown)
 
 
 def ms_unit(shown: str) -> str:
-    """The unit after `milliseconds`: empty if that shows seconds or is unknown."""
+    """Return the unit to put after a text from `milliseconds`; empty for seconds or a dash."""
     return "" if shown.endswith(("s", "—")) else " ms"
 
 
@@ -62,12 +62,12 @@ def percent(share: float | None) -> str:
 
 
 def first_fitting(forms: Sequence[str], room: int) -> str:
-    """The first of several ways to say something that fits; the last one where none does."""
+    """Return the first of these texts that fits into `room` cells; the last if none fits."""
     return next((form for form in forms if len(form) <= room), forms[-1])
 
 
 def whole_words(text: str, room: int) -> str:
-    """As many words as fit, and a sign that there were more."""
+    """Return as many words as fit, with "…" if there were more."""
     if len(text) <= room:
         return text
     words = text[:room].rpartition(" ")[0].rstrip(" ,;:(")
@@ -75,7 +75,7 @@ def whole_words(text: str, room: int) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Three significant digits, more where the number has more before its point."""
+    """Return a number with three significant digits, or more if its integer part has more."""
     decimals = 0 if value >= 100 else 1 if value >= 10 else 2
     return f"{value:,.{decimals}f}"
 
@@ -89,7 +89,7 @@ def size(num_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """00:12.4 below an hour, 1:02:03 above; the sign is the caller's."""
+    """Return 00:12.4 below an hour, 1:02:03 above; a negative duration counts as 0."""
     minutes, rest = divmod(max(0.0, seconds), 60)
     if minutes < 60:
         return f"{int(minutes):02d}:{rest:04.1f}"
@@ -98,14 +98,14 @@ def duration(seconds: float) -> str:
 
 
 def clock(wall_ns: int | None, with_seconds: bool = True) -> str:
-    """Local time of day."""
+    """Return the local time of day; dashes if it is unknown."""
     if wall_ns is None:
         return "--:--:--" if with_seconds else "--:--"
     return time.strftime("%H:%M:%S" if with_seconds else "%H:%M", time.localtime(wall_ns / 1e9))
 
 
 def moment(wall_ns: int | None, with_tenths: bool = False) -> str:
-    """Local time of day, behind its date where that is not today's: Nov 15 12:41:58."""
+    """Return the local time of day, with the date if it is not today's: Nov 15 12:41:58."""
     if wall_ns is None:
         return clock(None)
     when, today = time.localtime(wall_ns // 10**9), time.localtime()
@@ -119,7 +119,7 @@ def moment(wall_ns: int | None, with_tenths: bool = False) -> str:
 
 
 def span(seconds: float) -> str:
-    """How long in words: 15 ms, 2.1 s, 12 s, 4 min 2 s, 1 h 12 min."""
+    """Return a duration with units: 15 ms, 2.1 s, 12 s, 4 min 2 s, 1 h 12 min."""
     if seconds < 0.95:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 59.5:
@@ -135,7 +135,7 @@ def plural(number: int, noun: str) -> str:
 
 
 def file_size(num_bytes: int) -> str:
-    """Of a file, in decimal units."""
+    """Return the size of a file, in decimal units."""
     if num_bytes < 1_000_000:
         return f"{num_bytes / 1000:.1f} kB"
     if num_bytes >= 1_000_000_000:

@@ -1,10 +1,9 @@
 """The budget chart: prefill tokens of each step against the token budget, decodes below.
 
-Two scales: fifty decodes among 8,192 tokens would be less than a cell, so the rows above the last
-two show prefill *tokens* up to the budget line, and one row says which steps decoded, with the
-number of *decodes* at the cursor as its label. The budget line is drawn in idle dots where no
-prefill covers it. Padding, which a static batch spends on no request, stands dashed on top of the
-prefill.
+It has two scales, because fifty decodes among 8,192 tokens would fill less than a cell. The upper
+rows show prefill *tokens* up to the budget line. One row below shows which steps decoded; its label
+is the number of *decodes* at the cursor. The budget line is dotted where no prefill covers it.
+Padding, which a static batch spends on no request, is drawn dashed on top of the prefill.
 """
 
 import re
@@ -24,15 +23,15 @@ _RUNS = re.compile(
     "|(?P<caution>[▒╍]+)"
 )
 _LIMIT_RUNS = re.compile("(?P<muted>[A-Z]+)|(?P<mark>‖+)|(?P<idle>·+)|(?P<text> +)")
-_LIMITS_HEIGHT = 9  # of a panel with a strip of what limited the steps
-_STRETCH = 20  # columns from one time to the next
+_LIMITS_HEIGHT = 9  # least height of a panel with a row for what limited each step
+_STRETCH = 20  # columns from one time label to the next
 _AXIS_RUNS = re.compile(
     "(?P<frame>[─┴]+)|(?P<mark>[◆▼]+)|(?P<preempted>✗+)|(?P<breach>!+)|(?P<muted>[^─┴◆▼✗!]+)"
 )
 
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
-    """The panel, `width` x `height` with its frame; the columns begin after `gutter` cells."""
+    """Return the panel, `width` x `height` with its frame; columns begin after `gutter` cells."""
     has_limits = height >= _LIMITS_HEIGHT and not frame.is_summed_up
     num_rows = height - 4 - has_limits  # frame, decodes, axis
     columns = frame.columns
@@ -81,7 +80,7 @@ def _limit_cell(column: ChartColumn | None) -> str:
 
 
 def _limit_at_cursor(frame: Frame, room: int) -> str:
-    """The verdict of the step at the cursor, so that the letters need no legend."""
+    """Return what limited the step at the cursor, so that the letters need no legend."""
     summary = frame.summary
     if summary is None or summary.limit is None:
         return "limit"
@@ -91,7 +90,10 @@ def _limit_at_cursor(frame: Frame, room: int) -> str:
 
 
 def _decodes(frame: Frame, room: int) -> str:
-    """How many requests decoded at the cursor: fewer than run if one of them prefills."""
+    """Return how many requests decoded at the cursor; running requests that prefill do not count.
+
+    The text gets shorter where there is less room.
+    """
     name = "output" if frame.is_summed_up else "decodes"
     if frame.summary is None:
         return name
@@ -133,7 +135,7 @@ def _gutter(label: str, width: int, edge: str = "│") -> tuple[Run, Run]:
 
 
 def _fitting(number: int, room: int) -> str:
-    """A number is never cut: it would read as another number."""
+    """Return a number in full or shortened, never cut: it would read as another number."""
     whole = fmt.count(number)
     return whole if len(whole) <= room else fmt.short(number)
 
@@ -153,7 +155,7 @@ def _bar(
     scale: int,
     num_rows: int,
 ) -> str:
-    """One column from top to bottom."""
+    """Return the cells of one column from top to bottom."""
     eighths = min(8 * num_rows, round(num_prefill_tokens / scale * num_rows * 8))
     if num_prefill_tokens:
         eighths = max(1, eighths)
@@ -174,7 +176,7 @@ def _bar(
 
 
 def _axis(frame: Frame) -> str:
-    """The bottom line: a tick now and then, and what happened above it."""
+    """Return the bottom line: ticks at intervals, and marks for what happened in each column."""
     columns = frame.columns
     cells = ["─"] * len(columns)
     _put_marks(cells, columns)
@@ -187,7 +189,7 @@ def _axis(frame: Frame) -> str:
 
 def _put_marks(cells: list[str], columns: Sequence[ChartColumn | None]) -> None:
     for x, column in enumerate(columns):
-        # On the time axis a long step fills several columns, and is marked where it begins.
+        # On the time axis a long step fills several columns; only the first is marked.
         before = columns[x - 1] if x else None
         if column is None or (before is not None and before[:2] == column[:2]):
             continue
@@ -204,7 +206,7 @@ def _put_marks(cells: list[str], columns: Sequence[ChartColumn | None]) -> None:
 
 
 def _put_label(cells: list[str], x: int, label: str) -> None:
-    """A tick with its label; where something happened under it, of the label or both nothing."""
+    """Put a tick and its label; omit each of them if it would cover the mark of an event."""
     if all(cell == "─" for cell in cells[x + 1 : x + 1 + len(label)]):
         cells[x + 1 : x + 1 + len(label)] = label
     if cells[x] == "─":
@@ -225,9 +227,9 @@ def _put_step_ticks(cells: list[str], columns: Sequence[ChartColumn | None], zoo
 
 
 def _put_time_ticks(cells: list[str], frame: Frame) -> None:
-    """Time labels at regular distances, where they cover no event.
+    """Put time labels at regular distances, where they cover no event.
 
-    If breaches leave no room for a time of day, only its seconds are written.
+    If events leave no room for a time of day, put only its seconds.
     """
     for first in range(0, len(cells), _STRETCH):
         last = min(first + _STRETCH, len(cells))
@@ -236,7 +238,11 @@ def _put_time_ticks(cells: list[str], frame: Frame) -> None:
 
 
 def _put_time(cells: list[str], frame: Frame, first: int, last: int, part: slice) -> bool:
-    """Args: part: of hh:mm:ss.s that is written."""
+    """Put one time label between columns `first` and `last`; return whether it was put.
+
+    Args:
+        part: the part of hh:mm:ss.s to write.
+    """
     for x in range(first, last):
         column = frame.columns[x]
         if column is None or column.start_ns is None:
@@ -253,7 +259,7 @@ def _put_time(cells: list[str], frame: Frame, first: int, last: int, part: slice
 
 
 def _runs(text: str, frame: Frame, pattern: "re.Pattern[str]") -> Line:
-    """Split a row into runs of one style; the column of the cursor is raised."""
+    """Split a row into runs of one style; highlight the column of the cursor."""
     at = frame.cursor_column
     if at is None:
         return _split(text, pattern)

@@ -1,8 +1,8 @@
-"""Mirrored charts of two runs: A grows up and B down from one axis, one cursor goes through both.
+"""Mirrored charts of two runs: A grows up and B down from a common axis; both share one cursor.
 
-The budget charts show prefill tokens against each side's own token budget, and next to the axis
-which columns decoded and what happened in them. The wait charts below have one scale: the longest
-wait for a token that ended in a column.
+The budget charts show prefill tokens against each side's own token budget. Next to the axis they
+show which columns decoded and what happened in them. The wait charts below show the longest wait
+for a token that ended in each column; both sides have the same scale.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from stepscope.tui.views.lines import Field, Line, Run, fitted, whole
 from stepscope.tui.views.theme import LEVELS
 
 GUTTER = 11
-MIN_HEIGHT = 5  # the axis, what happened on both sides, and a row of budget each
+MIN_HEIGHT = 5  # the axis, and for each side one row of events and one of budget
 LEGEND: Line = (
     ("▓", "prefill"), ("prefill of budget ", "muted"),
     ("━", "decode"), ("decode ", "muted"),
@@ -23,7 +23,7 @@ LEGEND: Line = (
     ("✗", "preempted"), ("preempt ", "muted"),
     ("◆", "mark"), ("knob", "muted"),
 )  # fmt: skip
-# What is shown of several things in a column, the most telling first.
+# Of several events in a column only one is shown: the first in this list.
 _HAPPENED = (
     (PREEMPTED, "✗", "preempted"),
     (KNOB, "◆", "mark"),
@@ -35,7 +35,7 @@ _Cell = tuple[str, str]
 
 
 def draw(page: ComparePage, slo_itl_ms: float, height: int) -> list[Line]:
-    """Both pairs of charts, or the budget alone where there are few rows."""
+    """Return both pairs of charts, or only the budget charts if there are few rows."""
     if height < MIN_HEIGHT:
         return []
     wait_rows = 0 if height < 10 else max(1, (height - 4) // 5)
@@ -88,7 +88,7 @@ def _happened(point: StepPoint | None) -> _Cell:
 
 
 def _life(page: ComparePage, run: RequestRun, happened: Sequence[_Cell]) -> list[_Cell]:
-    """What happened, while the request was there; else whether it waited or decoded."""
+    """Return a request's life: events of its columns, else whether it waited or decoded."""
     first_ns = None if run.ttft_ns is None else run.ttft_ns
     end_ns = None if run.end_ns is None else run.end_ns - run.arrival_ns
     cells: list[_Cell] = []
@@ -139,7 +139,7 @@ def _bars(
     is_down: bool,
     full: str,
 ) -> list[list[_Cell]]:
-    """Rows of cells from top to bottom; what is not zero shows at least a sliver."""
+    """Return rows of cells from top to bottom; a value above zero is at least a sliver high."""
     rows: list[list[_Cell]] = []
     for y in range(num_rows):
         from_axis = y if is_down else num_rows - 1 - y
@@ -161,7 +161,7 @@ def _bars(
 
 
 def _axis(page: ComparePage) -> Line:
-    """Ticks with what they stand for."""
+    """Return the axis: ticks with the offsets that they stand for."""
     num = len(page.columns[0])
     cells = ["─"] * num
     for x in range(0, num - 8, 20):
@@ -174,7 +174,7 @@ def _axis(page: ComparePage) -> Line:
 
 
 def offset_text(page: ComparePage, offset: int) -> str:
-    """An offset on the common axis, in as few cells as it takes."""
+    """Return an offset on the common axis as a short text."""
     if page.align == "step":
         return f"{offset:,}"
     seconds = offset / 1e9
@@ -184,7 +184,7 @@ def offset_text(page: ComparePage, offset: int) -> str:
 
 
 def _row(page: ComparePage, label: str, cells: Sequence[_Cell], edge: str = "│") -> Line:
-    """Cells of one style joined; the column of the cursor is raised."""
+    """Return a line of the chart: cells of one style joined, the cursor's column highlighted."""
     runs: list[Run] = [(f"{label[: GUTTER - 2]:>{GUTTER - 2}} ", "muted"), (edge, "frame")]
     for x, (glyph, style) in enumerate(cells):
         if x == page.cursor_column:
@@ -197,7 +197,7 @@ def _row(page: ComparePage, label: str, cells: Sequence[_Cell], edge: str = "│
 
 
 def cursor_lines(page: ComparePage, slo_itl_ms: float, width: int) -> list[Line]:
-    """What both sides did at the cursor."""
+    """Return a line for each side: what it did at the cursor."""
     return [
         fitted(_cursor_line(page, letter, page.points[number], slo_itl_ms, width), width)
         for number, letter in enumerate("AB")

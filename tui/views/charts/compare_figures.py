@@ -1,4 +1,4 @@
-"""The figures of a comparison: a matrix of latencies, then all others, with the better side."""
+"""The figures of a comparison, each with the better side: a matrix of latencies, then the rest."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from stepscope.tui.views.frame import compare_text as words
 from stepscope.tui.views.lines import Line, Run, clean
 
 _LABEL = 7
-_BLOCK = 22  # cells of a percentile, with the bar before it
+_BLOCK = 22  # cells of a percentile, with the vertical line before it
 _RANKS: tuple[tuple[int | None, str], ...] = (
     (50, "p50"),
     (95, "p95"),
@@ -19,7 +19,7 @@ _RANKS: tuple[tuple[int | None, str], ...] = (
     (None, "in SLO"),
 )
 _LIKE = {DECODE_ONLY: "├decode", BESIDE_PREFILL: "└beside"}
-_BY_NEED = (99, 50, 100, None, 95)  # what is left out first where there is no room: the last
+_BY_NEED = (99, 50, 100, None, 95)  # without room, the last of these is left out first
 MARKS: dict[Verdict, tuple[str, str]] = {
     "a": ("A", "caution"),
     "b": ("B", "good"),
@@ -34,7 +34,7 @@ _ALIKE: Line = (
 
 
 def key(found: Comparison) -> Line:
-    """What the marks behind the figures say."""
+    """Return the legend of the marks behind the figures."""
     if found.different_work is not None and not found.better("a") + found.better("b"):
         return (("A→B  ", "muted"), ("▼▲", "text"), (" lower, higher in B ", "muted"), *_ALIKE)
     return (
@@ -44,10 +44,11 @@ def key(found: Comparison) -> Line:
 
 
 def matrix(found: Comparison, width: int, *, with_like: bool) -> list[Line]:
-    """A line for each kind of latency, a block for each percentile as far as they fit.
+    """Return a line for each kind of latency, with a block for each percentile that fits.
 
     Args:
-        with_like: below ITL its parts, without and beside a prefill, where as many decode.
+        with_like: below ITL, add a line for the gaps without a prefill and one for those beside a
+            prefill, each compared among steps with as many decodes.
     """
     num = max(1, (width - _LABEL) // _BLOCK)
     kept = set(_BY_NEED[:num])
@@ -59,7 +60,7 @@ def matrix(found: Comparison, width: int, *, with_like: bool) -> list[Line]:
     rows: list[tuple[str, list[Figure]]] = []
     for kind, label in KINDS.items():
         if kind == "e2e":
-            continue  # made of the others; the table has it
+            continue  # the sum of the others; the table has it
         of_kind = [figure for figure in found.figures if figure.kind == kind]
         rows.append((" " + label.removesuffix(" time"), of_kind))
         if kind == "itl" and with_like:
@@ -101,7 +102,7 @@ def _mark(figure: Figure) -> Run:
 
 
 def others(found: Comparison, width: int, height: int) -> list[Line]:
-    """What is no latency, in as many columns as fit."""
+    """Return the figures that are not latencies, in as many columns as fit."""
     num = max(1, width // 38)
     room = width // num
     figures = [each for each in found.figures if each.kind is None and each.like not in _LIKE]
@@ -117,7 +118,7 @@ def others(found: Comparison, width: int, height: int) -> list[Line]:
 
 
 def _by_need(figures: Sequence[Figure]) -> list[Figure]:
-    """Figures with a better side come first, figures that are zero on both sides last."""
+    """Sort figures: those with a better side first, those without values on both sides last."""
     rank = {"a": 0, "b": 0, "unclear": 1, "differs": 1, "alike": 2, "unknown": 4}
     return sorted(figures, key=lambda f: rank[f.verdict] + (1 if not f.a and not f.b else 0))
 

@@ -1,4 +1,4 @@
-"""The columns of the fleet screen: what a line says of an engine, at each width."""
+"""The columns of the fleet screen: what each line shows of an engine, at each width."""
 
 from collections.abc import Callable, Sequence
 from itertools import takewhile
@@ -16,9 +16,9 @@ UNKNOWN = "-"
 
 
 class FleetColumn(NamedTuple):
-    """One column; widths are in cells, for a narrow and a wide screen, 0 where it is left out.
+    """One column. `draw` returns its text and style for an engine.
 
-    `draw` gives its text and style.
+    `narrow` and `wide` are its widths in cells on a narrow and a wide screen; 0 leaves it out.
     """
 
     key: ColumnKey
@@ -27,12 +27,12 @@ class FleetColumn(NamedTuple):
     narrow: int
     wide: int
     draw: Callable[[EngineLine, FleetPage], Run]
-    figure: Figure | None = None  # that the imbalance is about
+    figure: Figure | None = None  # the figure that may stand out from the other engines
     is_right: bool = True
 
 
 def state_text(line: EngineLine) -> Run:
-    """What an engine is doing, in a word, and for how long where it matters."""
+    """Return what an engine is doing, in a word, and for how long if that matters."""
     figures = line.figures
     if figures.status == "connecting":
         return "CONNECTING", "badge_down"
@@ -55,7 +55,7 @@ def state_text(line: EngineLine) -> Run:
 
 
 def _ago(seconds: float) -> str:
-    """At most five cells: 3.2s, 42s, 12:41, 3h."""
+    """Return a duration in at most five cells: 3.2s, 42s, 12:41, 3h."""
     if seconds < 9.95:
         return f"{seconds:.1f}s"
     if seconds < 99.5:
@@ -66,7 +66,7 @@ def _ago(seconds: float) -> str:
 
 
 def _text(value: str | None, style: str = "text") -> Run:
-    """An unknown value is a dash, never a zero."""
+    """Return a value with its style; a dash if it is unknown, never a zero."""
     return (UNKNOWN, "muted") if value is None else (value, style)
 
 
@@ -150,7 +150,7 @@ COLUMNS: tuple[FleetColumn, ...] = (
     FleetColumn("load", "load", "load: requests in it", 0, 0, _no_text, is_right=False),
 )  # fmt: skip
 _LEAST_SPARK = 5
-_WIDE_ONLY: tuple[ColumnKey, ...] = ("model", "hit", "out", "steps")  # the first to go first
+_WIDE_ONLY: tuple[ColumnKey, ...] = ("model", "hit", "out", "steps")  # left out in this order
 _ROOMY_SPARK = 24
 
 
@@ -164,7 +164,10 @@ class PlacedColumn(NamedTuple):
 
 
 def placed(width: int) -> list[PlacedColumn]:
-    """The columns that fit into so many cells, and where; the last one is the spark."""
+    """Return the columns that fit into `width` cells, and their places; last the load sparkline.
+
+    The sparkline is left out if it would be too narrow.
+    """
     is_wide = width >= 100
     kept = [column for column in COLUMNS if column.key != "load"]
     kept = [column for column in kept if (column.wide if is_wide else column.narrow)]
@@ -193,9 +196,9 @@ def _sum(columns: Sequence[FleetColumn], is_wide: bool) -> int:
 
 
 def labels(names: Sequence[str], width: int) -> dict[str, str]:
-    """Names in at most so many cells, without what all of them end or begin with.
+    """Return names shortened to at most `width` cells, by their common end or beginning first.
 
-    Engines of one kind differ in the middle (gpu-03.rack7:5555) or at the end (10.0.0.7:5556).
+    Similar engines differ in the middle (gpu-03.rack7:5555) or at the end (10.0.0.7:5556).
     """
     plain = {name: clean(name, max(len(name), 1)) for name in names}
     if max((len(name) for name in names), default=0) <= width:
@@ -216,24 +219,24 @@ def labels(names: Sequence[str], width: int) -> dict[str, str]:
 
 
 def _common(names: Sequence[str]) -> int:
-    """How many characters all of them begin with."""
+    """Return the length of the longest common prefix of these names."""
     return sum(1 for _ in takewhile(lambda each: len(set(each)) == 1, zip(*names, strict=False)))
 
 
 def looks_of_cell(width: int) -> int:
-    """How many samples of the load one of so many cells stands for."""
+    """Return how many load samples one cell stands for in a sparkline of `width` cells."""
     return max(1, round(NUM_LOADS / max(1, width)))
 
 
 def spark_values(load: Sequence[int | None], num_looks: int, width: int) -> list[int | None]:
-    """The most requests in each stretch of the last two minutes or so, the newest last.
+    """Return the most requests in each stretch of the last two minutes or so, the newest last.
 
-    Stretches begin at multiples of their length, so that the picture stands still while time goes
-    on. None where nothing was known.
+    Stretches begin at multiples of their length, so that cells do not change while time passes.
+    None for a stretch without a known value.
     """
     per_cell = looks_of_cell(width)
     end = len(load)
-    size = num_looks % per_cell or per_cell  # of the newest stretch
+    size = num_looks % per_cell or per_cell  # samples in the newest stretch
     values: list[int | None] = []
     while len(values) < width:
         known = [each for each in load[max(0, end - size) : max(0, end)] if each is not None]
@@ -243,7 +246,7 @@ def spark_values(load: Sequence[int | None], num_looks: int, width: int) -> list
 
 
 def spark(load: Sequence[int | None], num_looks: int, width: int, top: int) -> str:
-    """The load of an engine in one line, `top` its full height; a point is no request at all."""
+    """Return the load of an engine as a sparkline of full height `top`; a dot means no request."""
     values = spark_values(load, num_looks, width)
     return "".join(" " if value is None else _level(value, top) for value in values)
 
@@ -251,13 +254,13 @@ def spark(load: Sequence[int | None], num_looks: int, width: int, top: int) -> s
 def _level(value: int, top: int) -> str:
     if value <= 0:
         return "·"
-    # Never a full cell: those of two engines above each other would be one block.
+    # Never a full cell: those of two engines, one above the other, would merge into one block.
     eighths = round(value / max(1, top) * (len(LEVELS) - 1))
     return LEVELS[max(1, min(len(LEVELS) - 1, eighths)) - 1]
 
 
 def heading(places: Sequence[PlacedColumn], page: FleetPage) -> Line:
-    """Names of the columns; the one that orders the lines is marked."""
+    """Return the names of the columns; the one that the lines are sorted by is marked."""
     runs: list[Run] = [(" ", "muted")]
     for place in places:
         is_sorted = place.column.key == page.sort
@@ -275,7 +278,7 @@ def heading(places: Sequence[PlacedColumn], page: FleetPage) -> Line:
 def row(
     places: Sequence[PlacedColumn], line: EngineLine, page: FleetPage, is_selected: bool
 ) -> Line:
-    """One engine. A figure that stands out has a sign before it."""
+    """Return the line of one engine. A figure that stands out has a sign before it."""
     mark = "+cursor" if is_selected else ""
     figures = page.standing_out.get(line.figures.name, frozenset())
     names = [each.name for each in page.engines]
@@ -290,7 +293,7 @@ def row(
             break
         text, style = column.draw(line, page)
         if line.figures.status == "stale" and style in ("text", "good"):
-            style = "muted"  # of before it fell silent
+            style = "muted"  # the figure is from before the engine fell silent
         is_name = column.key == "engine"
         text = labels(names, place.width)[text] if is_name else clean(text, place.width)
         if column.figure is not None and column.figure in figures:

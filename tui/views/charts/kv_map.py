@@ -1,4 +1,4 @@
-"""The KV map: every block by state, in the order of block ids."""
+"""The KV map: the state of every KV block, in the order of block ids."""
 
 import re
 from array import array
@@ -22,12 +22,12 @@ from stepscope.tui.views.theme import (
 _NAMES = ("free", "cached", "used", "shared")
 _SHORT_DTYPES = {"float8_e4m3fn": "FP8", "bfloat16": "BF16"}
 _OWNERS_WIDTH = 26
-_MAX_SAMPLED = 16_384  # blocks looked at one by one
-_FEW = 3  # blocks
+_MAX_SAMPLED = 16_384  # most blocks to look at; of more, evenly spaced ones
+_FEW = 3  # blocks in a cell, at most, for the lookup table
 
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
-    """The panel, `width` x `height` with its frame."""
+    """Return the panel, `width` x `height` with its frame."""
     inner = width - 4
     with_owners = inner >= 90
     map_width = inner - (_OWNERS_WIDTH if with_owners else 0)
@@ -55,7 +55,7 @@ def _title(frame: Frame) -> Line:
 
 
 def size_of_pool(info: EngineInfo) -> str:
-    """How many blocks there are, of how many tokens, in which dtype if not that of the model."""
+    """Return the number of KV blocks, their size in tokens, and the dtype if not the model's."""
     words = [f"{info.num_blocks or 0:,} blocks"]
     if info.block_size is not None:
         words.append(f"× {info.block_size} tok")
@@ -65,7 +65,7 @@ def size_of_pool(info: EngineInfo) -> str:
 
 
 def key(frame: Frame, width: int) -> Line:
-    """Shares of the pool as far as there is room, and what the glyphs stand for."""
+    """Return the shares of the pool, as far as there is room, and the meaning of the glyphs."""
     kv = frame.state.kv
     figures = ""
     if kv is not None:
@@ -81,7 +81,10 @@ def key(frame: Frame, width: int) -> Line:
 
 
 def state_map(frame: Frame, width: int, rows: int, block_width: int = 1) -> list[Line]:
-    """Every block by state, `rows` lines of at most `width` cells, so many of them a block."""
+    """Return the states of all KV blocks as `rows` lines of at most `width` cells.
+
+    Each block takes `block_width` cells. If the blocks do not fit, several share a cell.
+    """
     owner, refs = frame.state.block_owner, frame.state.block_refs
     if owner is None or refs is None or not len(owner):
         text = "the engine does not report its blocks"
@@ -96,7 +99,7 @@ def state_map(frame: Frame, width: int, rows: int, block_width: int = 1) -> list
 
 
 def block_states(owner: "array[int]", refs: "array[int]") -> bytes:
-    """One state a block; of very many blocks, evenly spaced ones."""
+    """Return the state of each KV block; of very many blocks, only of evenly spaced ones."""
     stride = -(-len(owner) // _MAX_SAMPLED)
     if stride > 1:
         owner, refs = owner[::stride], refs[::stride]
@@ -115,7 +118,10 @@ def block_states(owner: "array[int]", refs: "array[int]") -> bytes:
 
 
 def merged(states: bytes, num_cells: int) -> bytes:
-    """The most frequent state of each group, the more precious one of two equals."""
+    """Merge states into `num_cells` groups: each group's most frequent state.
+
+    Of two equally frequent states, shared goes before used, cached and free.
+    """
     most = _of_few if len(states) <= _FEW * num_cells else _of_many
     return bytes([most(states[group]) for group in _groups(len(states), num_cells)])
 
@@ -131,7 +137,7 @@ def _most(states: bytes) -> int:
 
 
 _of_many = lru_cache(maxsize=8192)(_most)
-# A look-up in a table takes a third of the time; there are few different small groups.
+# A table lookup takes a third of the time, and there are few different small groups.
 _of_few = {
     bytes(states): _most(bytes(states))
     for size in range(_FEW + 1)
@@ -145,13 +151,13 @@ _SAME = re.compile(r"((.)\2*)")
 
 
 def state_runs(cells: bytes) -> Line:
-    """Cells of states as a line."""
+    """Return cells of states as a line of glyphs."""
     text = cells.decode("latin-1").translate(_TO_GLYPHS)
     return tuple([(run, _STYLE_OF[glyph]) for run, glyph in _SAME.findall(text)])
 
 
 def _owners(frame: Frame, rows: int) -> list[Line]:
-    """The largest owners, and how much of the used blocks is empty."""
+    """Return the requests that hold most KV blocks, and the unfilled share of held blocks."""
     state = frame.state
     holders = sorted(
         (view for view in state.requests.values() if view.num_blocks),
@@ -170,7 +176,7 @@ def _owners(frame: Frame, rows: int) -> list[Line]:
 
 
 def unfilled_share(frame: Frame) -> float | None:
-    """Fragmentation: the share of slots in held blocks that no token fills; None where unknown."""
+    """Return the share of slots in held KV blocks that no token fills; None if unknown."""
     info = frame.state.info
     holders = [view for view in frame.state.requests.values() if view.num_blocks]
     if info is None or not info.block_size or not holders:

@@ -1,4 +1,4 @@
-"""The blocks in use over the steps up to the cursor, and those that are kept for their content."""
+"""KV blocks over the steps up to the cursor: those in use, and those kept as prefix cache."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from stepscope.tui.views.lines import Line, Run, framed
 
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
-    """The panel, `width` x `height` with its frame; one column a step."""
+    """Return the panel, `width` x `height` with its frame; one column per step."""
     room = width - 2 - 8
     title: Line = (("in use", "title"), (f"  blocks (last {room} steps)", "muted"))
     if frame.cursor is None:
@@ -64,7 +64,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
 def _stacked(
     used: Sequence[float | None], kept: Sequence[float | None], height: int, top: int
 ) -> list[Line]:
-    """Used blocks as bars, those that are cached above them, rounded to cells."""
+    """Return bars of used blocks, with the cached blocks above them, rounded to whole cells."""
     below = column_chart(used, height, top, ["kv_used"] * len(used))
     lines: list[Line] = []
     for y, line in enumerate(below):

@@ -26,7 +26,7 @@ _STATUS_STYLES = {
 
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
-    """The panel, `width` x `height` with its frame; the cells begin after `gutter`."""
+    """Return the panel, `width` x `height` with its frame; columns begin after `gutter` cells."""
     glyphs = _TO_GLYPHS if frame.view.zoom == 1 else _MERGED_TO_GLYPHS
     body = [
         (
@@ -43,14 +43,14 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
 
 
 def label_width(rows: Iterable[LaneRow], least: int) -> int:
-    """Cells before the columns that names and sizes need, from `least` to `MAX_LABEL`.
+    """Return the cells that names and sizes need before the columns, from `least` to `MAX_LABEL`.
 
-    Sizes in their shortest form: the columns move seldom.
+    It counts sizes in their shortest form, so that the columns seldom move.
     """
     wide = least
     for row in rows:
         size = "" if row.context is None else _rougher(row.context)
-        # Three letters of a status are four cells; two cells of a size are common.
+        # A status always takes four cells; most sizes take at least two.
         needed = 8 + len(row.name) + max(2, len(size)) - (len(row.status) <= 3)
         wide = max(wide, needed)
     return min(wide, MAX_LABEL)
@@ -67,7 +67,7 @@ def _empty(frame: Frame) -> str:
 
 
 def _extent(frame: Frame) -> str:
-    """How many of the lanes are shown."""
+    """Return how many of the lanes are shown; empty if all are."""
     shown, total = len(frame.lanes), frame.num_lanes
     return f" ({shown} of {total})" if shown < total else ""
 
@@ -91,10 +91,11 @@ def _label(row: LaneRow, width: int, selected: bool) -> tuple[Run, ...]:
 def _label_runs(
     name: str, status: str, context: tuple[str, ...], width: int, selected: bool
 ) -> tuple[Run, ...]:
-    """Name, status and the tokens in the cache; `width` cells.
+    """Return name, status and number of tokens in the KV cache, in `width` cells.
 
     Args:
-        context: ways to write the tokens, the shortest last; none where there is no room.
+        context: ways to write the number of tokens, the shortest last; if none fits, it is left
+            out.
     """
     mark = "+cursor" if selected else ""
     name = clean(name, width - 7)
@@ -110,12 +111,12 @@ def _label_runs(
 
 
 def _rough(tokens: int) -> str:
-    """Two digits are enough, and a line that stays the same need not be drawn again."""
+    """Return a number in two digits: they suffice, and a line that is unchanged is not redrawn."""
     return f"{tokens / 1000:.1f}k" if 100 <= tokens < 9950 else fmt.short(tokens)
 
 
 def _rougher(tokens: int) -> str:
-    """Beside a long name: `4k`, `.3k`."""
+    """Return a number in a shorter form, for use beside a long name: `4k`, `.3k`."""
     if tokens < 100 or tokens >= 999_500:
         return _rough(tokens)
     return f"{tokens / 1000:.0f}k" if tokens >= 950 else f".{(tokens + 50) // 100}k"

@@ -1,4 +1,4 @@
-"""How latencies spread: a heat map over time, and the same bands summed up as a histogram."""
+"""Distribution of latencies: a heat map over time, and the same bands summed up as a histogram."""
 
 import math
 from collections.abc import Sequence
@@ -8,21 +8,21 @@ from stepscope.recordings.state.series.latency_samples import Samples
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.lines import Line
 
-# Bands of one; the finest that fits is taken.
+# Bands per decade; the finest division that fits is used.
 _PER_DECADE = (24, 18, 15, 12, 10, 9, 8, 7, 6, 5, 4.5, 4, 3.5, 3, 2.5, 2, 1.5, 1)
 _DENSITY = " ·░▒▓█"
 DENSITY_KEY: Line = (("·░▒▓█", "decode"), (" few to many ", "muted"), ("! late", "breach"))
 
 
 class Counted(NamedTuple):
-    """Samples by band and by slice of time.
+    """Numbers of samples by latency band and by slice of time.
 
-    A band holds what is above its lower edge (of `edges`, in ms) up to the next one; the service
-    level is an edge, so that a band is late as a whole or not at all.
+    A band holds the samples above its lower edge (in `edges`, in ms) and up to the next edge. The
+    service level is an edge, so a band is late as a whole or not at all.
     """
 
     edges: list[float]
-    num_late: int  # bands, the last ones
+    num_late: int  # the last so many bands are late
     cells: list[list[int]]  # by band, then by slice
 
     def is_late(self, band: int) -> bool:
@@ -37,23 +37,23 @@ def count(
     most_bands: int,
     bound_ms: float | None,
 ) -> Counted:
-    """Sort samples into bands and slices.
+    """Count samples by band and slice.
 
     Args:
-        samples: of the window, in nanoseconds; not empty.
-        end_ns: of the window.
+        samples: the samples of the window, in nanoseconds; not empty.
+        end_ns: the end of the window.
         bound_ms: the service level, if there is one.
     """
     base_ns = (1.0 if bound_ms is None else bound_ms) * 1e6
 
     ranked = samples.ranked()
     assert ranked is not None
-    # What takes exactly as long as the service level is not late.
+    # A sample exactly as long as the service level is not late.
     extremes = (ranked.smallest, ranked.largest)
     low, high = (math.log10(max(1, each - 1) / base_ns) for each in extremes)
     finest = (each for each in _PER_DECADE if _num_bands(low, high, each) <= most_bands)
     per_decade: float = next(finest, 1)
-    while _num_bands(low, high, per_decade) > max(2, most_bands):  # two share the service level
+    while _num_bands(low, high, per_decade) > max(2, most_bands):  # one on each side of the level
         per_decade /= 2
     first, last = math.floor(low * per_decade), math.floor(high * per_decade)
     edges_ns = [base_ns * 10 ** (at / per_decade) for at in range(first, last + 1)]
@@ -66,12 +66,12 @@ def count(
 def _by_slice(
     samples: Samples, end_ns: int, extent_ns: int, num_slices: int, upper_ns: Sequence[float]
 ) -> list[list[int]]:
-    """Weights by band and slice; what is beyond either end is in the first or last slice."""
+    """Return counts by band and slice; samples beyond either end are in the first or last slice."""
     cells = [[0] * num_slices for _ in range(len(upper_ns) + 1)]
     begin = 0
     for x in range(num_slices):
         end = len(samples)
-        if x < num_slices - 1:  # up to the first time of the next slice
+        if x < num_slices - 1:  # up to the start of the next slice
             next_ns = end_ns - extent_ns - (-(x + 1) * extent_ns // num_slices)
             end = samples.num_until(next_ns - 1)
         part = samples.ranked(begin, end)
@@ -92,7 +92,7 @@ def _num_bands(low: float, high: float, per_decade: float) -> int:
 
 
 def heat_map(counted: Counted, window_s: float) -> list[Line]:
-    """A column is a slice of time, a row a band of latencies, a glyph how many samples."""
+    """Return the heat map: a column per time slice, a row per latency band, glyphs for counts."""
     most = max(max(row) for row in counted.cells)
     lines: list[Line] = []
     for band in range(len(counted.edges) - 1, -1, -1):
@@ -103,7 +103,7 @@ def heat_map(counted: Counted, window_s: float) -> list[Line]:
 
 
 def spread(counted: Counted, width: int) -> list[Line]:
-    """A histogram lying on its side, with the bands of the heat map."""
+    """Return a horizontal histogram with the bands of the heat map."""
     counts = [sum(row) for row in counted.cells]
     total, most = sum(counts), max(counts)
     room = max(4, width - 24)

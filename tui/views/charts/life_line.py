@@ -1,4 +1,4 @@
-"""The life of a request on a line of time, and what its time went to."""
+"""The life of a request on a time line, and how much time each cause took."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ GUTTER = 9  # cells before the line
 
 
 def draw(frame: Frame, view: RequestView, life: Life | None, width: int, height: int) -> list[Line]:
-    """The line of time, and under it where the time went."""
+    """Return the time line of a request, and below it the time that each cause took."""
     pieces = _pieces(frame, view, life)
     if not pieces:
         return [((" none of its steps is in memory", "muted"),)]
@@ -46,7 +46,7 @@ def draw(frame: Frame, view: RequestView, life: Life | None, width: int, height:
 
 
 def _coloured(line: Line) -> Line:
-    """The glyphs before the names of causes in their own style."""
+    """Give the glyph before the name of each cause its own style."""
     styles = dict(CAUSE_GLYPHS.values())
     runs: list[Run] = []
     for text, style in line:
@@ -66,7 +66,10 @@ def _exact(pieces: Sequence[Piece]) -> dict[Cause, int]:
 
 
 def _pieces(frame: Frame, view: RequestView, life: Life | None) -> list[Piece]:
-    """The pieces up to the cursor; the cause of an open wait is unknown until its token comes."""
+    """Return the pieces up to the cursor, with a piece for the wait that is still open.
+
+    The exact cause of an open wait is unknown until its token comes.
+    """
     if life is None:
         return []
     now_ns = frame.state.time_ns
@@ -82,7 +85,7 @@ def _pieces(frame: Frame, view: RequestView, life: Life | None) -> list[Piece]:
 
 
 def _cells(pieces: Sequence[Piece], begin_ns: int, end_ns: int, width: int) -> Line:
-    """Each cell shows the worst of what is in it, in the order of `CAUSE_GLYPHS`."""
+    """Return the time line; each cell shows the worst cause in it, the last in `CAUSE_GLYPHS`."""
     rank = {cause: number for number, cause in enumerate(CAUSE_GLYPHS)}
     cells = [-1] * width
     extent = max(1, end_ns - begin_ns)
@@ -103,6 +106,6 @@ def _cells(pieces: Sequence[Piece], begin_ns: int, end_ns: int, width: int) -> L
 
 
 def with_unit(value: float | None) -> str:
-    """Milliseconds as people read them, with their unit."""
+    """Return milliseconds as people read them, with their unit."""
     text = fmt.milliseconds(value)
     return text if value is None or text.endswith("s") else f"{text} ms"

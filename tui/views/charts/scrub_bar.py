@@ -1,6 +1,6 @@
-"""The scrub bar: steps from left to right, with marks, changes and late tokens to go back to.
+"""The scrub bar: steps from left to right, with marks, knob changes, preemptions and gaps.
 
-Those in memory, or all of a replayed file.
+It covers the steps in memory, or all steps of a replayed file.
 """
 
 from stepscope.tui.views import format as fmt
@@ -8,19 +8,19 @@ from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.lines import Line, Run
 
 _MARKS = {"preempt": "✗", "knobs": "◆", "mark": "▼", "gap": "?"}
-_RANK = " ✗?◆▼"  # of several in a cell the last in here is shown
+_RANK = " ✗?◆▼"  # of several glyphs in a cell, the last in this order is shown
 _STYLES = {"✗": "preempted", "◆": "mark", "▼": "mark", "?": "caution"}
 _LEFT = len(" 00:00:00 ├")
 _RIGHT = len("┤ 00:00:00 STALE 100,000 steps in memory")
 
 
 def bar_width(width: int) -> int:
-    """Cells of the bar itself."""
+    """Return the number of cells of the bar itself."""
     return max(0, width - _LEFT - _RIGHT)
 
 
 def step_at(frame: Frame, x: int, width: int) -> int | None:
-    """The step under column `x` of the line, None beside the bar."""
+    """Return the step under cell `x` of the line; None beside the bar."""
     cells = bar_width(width)
     x -= _LEFT
     if frame.extent is None or not 0 <= x < cells:
@@ -62,7 +62,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
 
 
 def _state(frame: Frame) -> Run:
-    """LIVE or the reason why the newest step is not live."""
+    """Return LIVE, or why the newest step is not live."""
     if frame.is_replay or not frame.view.live:
         return "     ", "good"
     if frame.status in ("stale", "down"):
@@ -77,7 +77,7 @@ def _nothing(frame: Frame) -> str:
 
 
 def _ends(frame: Frame, first: int, last: int) -> tuple[str, str]:
-    """When the bar begins and ends, or with which steps where one of them is not in memory."""
+    """Return the times at both ends of the bar, or the steps if one time is not in memory."""
     times = [frame.wall_ns(step) for step in (first, last)]
     start, end = (None if wall_ns is None else fmt.clock(wall_ns) for wall_ns in times)
     if start is None or end is None:

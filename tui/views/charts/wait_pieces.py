@@ -1,4 +1,4 @@
-"""One wait for a token, piece by piece, in order of time."""
+"""One wait for a token, split into pieces by cause, in order of time."""
 
 from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.state.session import request_name
@@ -11,14 +11,14 @@ _NARROW = 100
 
 
 def height_for(late: Late | None, room: int) -> int:
-    """Rows of the panel, 0 where a list beside it would get too little of `room`."""
+    """Return the height of the panel; 0 if it would leave the list too few of the `room` rows."""
     if late is None or room < 10:
         return 0
     return min(len(late.pieces) + 2, room - 6)
 
 
 def draw(late: Late, width: int, height: int) -> list[Line]:
-    """The panel, `width` x `height` with its frame; pieces that have no room are counted."""
+    """Return the panel, `width` x `height` with its frame; pieces without room are summed up."""
     room = height - 2
     pieces = late.pieces if len(late.pieces) <= room else late.pieces[: room - 1]
     body = [_line(late, number, width - 2) for number in range(len(pieces))]

@@ -1,4 +1,4 @@
-"""A lane for each request across a prefill and a decode engine, on one axis of time."""
+"""Lanes of requests across a prefill and a decode engine, on one time axis."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -29,7 +29,7 @@ LEGEND: Line = (
 
 
 def draw(lives: Sequence[WholeLife], now_ns: int, width: int, height: int) -> list[Line]:
-    """The newest lives that there is room for, the oldest of them first."""
+    """Return a lane for each of the newest requests that fit, the oldest of them first."""
     cells = max(0, width - _LABEL - 1)
     begin_ns = now_ns - cells * CELL_NS
     shown = [life for life in lives if life.end_ns is None or life.end_ns > begin_ns][-height:]
@@ -37,7 +37,7 @@ def draw(lives: Sequence[WholeLife], now_ns: int, width: int, height: int) -> li
 
 
 def seconds(width: int) -> float:
-    """The time that lanes of this width show."""
+    """Return the seconds that lanes of this width show."""
     return max(0, width - _LABEL - 1) * CELL_NS / 1e9
 
 
@@ -60,7 +60,7 @@ def _merged(runs: Iterator[Run]) -> Iterator[Run]:
 
 
 def _cell(life: WholeLife, start_ns: int, now_ns: int) -> Run:
-    """What the request did in [start_ns, start_ns + CELL_NS); a hand-over is always seen."""
+    """Return what the request did from `start_ns` for `CELL_NS`; a hand-over always shows."""
     end_ns = start_ns + CELL_NS
     gone_ns = now_ns if life.end_ns is None else life.end_ns
     if end_ns <= life.arrival_ns or start_ns >= gone_ns:
