@@ -1,6 +1,7 @@
-"""Chart columns: which steps a column of the screen stands for, and the worst of each.
+"""Chart columns: the steps that each column of the screen stands for, and the worst of them.
 
-A column is one step, several, or a stretch of time; what does not change any more is merged once.
+A column is one step, several steps, or a stretch of time. Steps that no longer change are merged
+only once.
 """
 
 from typing import NamedTuple
@@ -9,7 +10,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.limits import Limit
 from stepscope.tui.views.view import View
 
-COLUMN_NS = 10_000_000  # of the time axis, at zoom 1
+COLUMN_NS = 10_000_000  # width of a column of the time axis at zoom 1
 _MAX_MERGED = 8192
 
 
@@ -28,14 +29,14 @@ class ChartColumn(NamedTuple):
     has_mark: bool
     has_breach: bool  # a request waited for a token longer than the ITL bound
     is_lost: bool  # none of its steps was received
-    is_pending: bool = False  # on the time axis: its last step had no tokens yet
+    is_pending: bool = False  # time axis only: its last step had not produced its tokens yet
     num_padded_tokens: int = 0
-    is_open: bool = False  # a step in flight: it has no record yet
+    is_open: bool = False  # a step in flight, which has no record yet
     limit: Limit | None = None
 
 
 class ChartColumns:
-    """Finds and merges the columns that are visible. Belongs to the UI thread."""
+    """Makes and caches the visible columns. Use it only on the UI thread."""
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -45,12 +46,13 @@ class ChartColumns:
     def visible(
         self, view: View, width: int, newest: int | None = None
     ) -> list[ChartColumn | None]:
-        """`width` columns, the last of them at the right edge of `view`.
+        """Return `width` columns, the last of them at the right edge of `view`.
 
-        None stands for before the history, and on the time axis for time without a step.
+        A column is None before the first step in memory, and on the time axis if no step ran.
 
         Args:
-            newest: the last step to show, in a picture of one moment.
+            newest: the last step to show, so that all of a picture is of one moment; None means the
+                newest in memory.
         """
         history = self._history
         first_step = history.first_step

@@ -1,4 +1,4 @@
-"""What the session on the screen can be compared with: its own past, and recordings."""
+"""The choices of what to compare the session on the screen with: its own past, and recordings."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ WHAT_IF = "what if"
 
 
 class CompareChoice(NamedTuple):
-    """A row to choose from; without origins it asks for knobs, or for the name of a file."""
+    """One choice. Without `origins`, choosing it asks for knobs or for the name of a file."""
 
     kind: str
     name: str
@@ -35,11 +35,11 @@ class CompareChoice(NamedTuple):
 def choices(
     source: Source, folders: Iterable[Path], recorded: Iterable[Landmark] = ()
 ) -> list[CompareChoice]:
-    """The session before and after its marks and knob changes, then files, then samples.
+    """Return the choices: the session split at marks and knob changes, recordings, and samples.
 
     Args:
-        folders: where recordings are looked for, besides those that were used lately.
-        recorded: landmarks of a replayed file, of which only a part is in memory.
+        folders: the folders to search for recordings, besides the recently used ones.
+        recorded: the landmarks of a replayed file; memory holds only a part of them.
     """
     session = session_origin(source)
     known = _landmarks(source, recorded)
@@ -66,7 +66,7 @@ def choices(
 
 
 def session_origin(source: Source) -> Origin:
-    """What the dashboard shows: of a replay all of the file, of an engine what is in memory."""
+    """Return the shown session as an origin: the whole file of a replay, or an engine's memory."""
     recording = getattr(source, "recording", None)
     slo = source.history.slo
     if recording is not None:
@@ -82,7 +82,7 @@ def file_origin(path: Path, session: Origin) -> Origin:
 
 
 class Split(NamedTuple):
-    """The step that divides a session; `found`: all marks and changes in the session."""
+    """The step that divides a session, and in `found` all marks and changes of the session."""
 
     mark: Landmark
     found: list[Landmark]
@@ -91,7 +91,10 @@ class Split(NamedTuple):
 def split_origins(
     session: Origin, mark: Landmark, found: Iterable[Landmark]
 ) -> tuple[Origin, Origin]:
-    """A whole session before and after a step; `found`: all that changed in it."""
+    """Return a session's parts before and after `mark`; `found` are all landmarks in it.
+
+    See `divide` for where the parts end.
+    """
     before, after = divide(mark, found)
     return (
         session._replace(name=before.name, stretch=before.stretch),
@@ -111,7 +114,7 @@ def _split(session: Origin, mark: Landmark, found: Iterable[Landmark]) -> Compar
 
 
 def _landmarks(source: Source, recorded: Iterable[Landmark]) -> list[Landmark]:
-    """The newest first; none at the very beginning."""
+    """Return the landmarks of a session, newest first, without those at its first step."""
     recording = getattr(source, "recording", None)
     history = source.history
     first = history.first_step if recording is None else recording.first_step
@@ -129,16 +132,16 @@ def _recordings(
     files: Iterable[Path], folders: Iterable[Path]
 ) -> Iterator[tuple[Path, os.stat_result]]:
     for path in (*files, *(path for folder in folders for path in folder.glob("*.mcap"))):
-        with contextlib.suppress(OSError):  # it may be gone meanwhile
+        with contextlib.suppress(OSError):  # the file may have been deleted meanwhile
             if path.is_file():
                 yield path.absolute(), path.stat()
 
 
 class LandmarkSearch:
-    """Finds the marks and knob changes of a recording, in a thread: all of it has to be looked at.
+    """Finds the marks and knob changes of a recording, in a thread: it must read the whole file.
 
     Attributes:
-        found: None until it is done.
+        found: the landmarks; None until the search is done.
     """
 
     def __init__(self, path: Path) -> None:

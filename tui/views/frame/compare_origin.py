@@ -1,4 +1,4 @@
-"""`Origin`: where one side of a comparison comes from, so that it can be read, and opened."""
+"""`Origin`: where one side of a comparison comes from, so that it can be read and opened."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +11,10 @@ from stepscope.recordings.state.series.latency import SLO
 
 
 class Origin(NamedTuple):
-    """A stretch of a recording or of a session in memory; one of `path` and `history` is set.
+    """A stretch of a recording (`path`) or of a session in memory (`history`).
 
     Attributes:
-        is_shown: the dashboard shows this session anyway.
+        is_shown: the dashboard already shows this session.
     """
 
     name: str
@@ -23,13 +23,13 @@ class Origin(NamedTuple):
     history: History | None = None
     stretch: Stretch = Stretch()
     is_shown: bool = False
-    make_feed: Callable[[], Feed] | None = None  # for what must be made before it can be read
+    make_feed: Callable[[], Feed] | None = None  # for data that must first be made (a simulation)
 
     def feed(self) -> Feed:
-        """A reader of it, from its beginning.
+        """Return a new reader of this side, from its beginning.
 
         Raises:
-            RecordingError: it cannot be read.
+            RecordingError: the recording cannot be read.
         """
         if self.make_feed is not None:
             return self.make_feed()

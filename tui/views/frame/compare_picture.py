@@ -1,4 +1,4 @@
-"""`ComparePage`: two runs as they are to be drawn, taken at one moment."""
+"""`ComparePage`: the data to draw a comparison of two runs, taken at one moment."""
 
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -12,16 +12,16 @@ SideName: TypeAlias = Literal["a", "b"]
 
 
 class ComparePage(NamedTuple):
-    """The comparison as it is to be drawn.
+    """The data to draw a comparison.
 
     Attributes:
-        comparison: None while nothing of one side is read yet, or nothing is chosen.
-        choices: what there is to compare with, while the operator chooses.
-        shares: of each side, how much of it is read; None for one that goes on.
-        columns: of both charts, from left to right; None where a side has no step.
-        start, width: offset of the first column, and what a column stands for.
-        cursor: offset looked at; `points` are what both sides did there.
-        selected: place among `comparison.requests.pairs`.
+        comparison: None until some of each side has been read, or while nothing is chosen.
+        choices: what to compare with, while the operator chooses; else None.
+        shares: the share of each side that has been read; None for a side that still grows.
+        columns: the columns of both charts, from left to right; None where a side has no step.
+        start, width: the offset of the first column, and the extent of one column.
+        cursor: the offset of the cursor; `points` are what both sides did there.
+        selected: index into `comparison.requests.pairs`, or into `choices`.
     """
 
     names: tuple[str, str]

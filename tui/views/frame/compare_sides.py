@@ -9,11 +9,11 @@ from stepscope.tui.views.cause_names import CAUSE_NAMES
 from stepscope.tui.views.frame.compare_text import percent
 
 SIDES: tuple[Literal["a", "b"], ...] = ("a", "b")
-_CAUSES = ((3, 2), (2, 2), (2, 1), (1, 1), (1, 0), (0, 1), (0, 0))  # causes shown of late ITL, TTFT
+_CAUSES = ((3, 2), (2, 2), (2, 1), (1, 1), (1, 0), (0, 1), (0, 0))  # numbers of causes: ITL, TTFT
 
 
 def sizes(found: Comparison, width: int) -> str:
-    """Of how many requests and how long each side is; nothing where there is no room."""
+    """Return the number of requests and the duration of each side; empty if there is no room."""
     (num_a, num_b), (a, b) = (
         [work.num_requests for work in found.works],
         [fmt.duration(work.seconds) for work in found.works],
@@ -39,7 +39,7 @@ def work_text(work: SideWork) -> str:
 
 
 def late(found: Comparison, side: Literal["a", "b"], width: int) -> str:
-    """The number and length of late waits, then as many causes as fit."""
+    """Return the number and length of a side's late waits, and as many causes as fit."""
     text = ""
     for num_itl, num_ttft in _CAUSES:
         itl = causes_of(found, "ITL", side, num_itl)
@@ -54,10 +54,10 @@ def late(found: Comparison, side: Literal["a", "b"], width: int) -> str:
 
 
 def causes_of(found: Comparison, kind: str, side: Literal["a", "b"], limit: int = 3) -> str:
-    """In one line: how many waits of a kind were late on a side, how long they were, and why.
+    """Return in one line how many waits of a kind were late on a side, how long they were, and why.
 
     Args:
-        limit: so many causes.
+        limit: the most causes to name.
     """
     shares = [share for share in found.causes if share.kind == kind]
     total_ns = sum(share.a_ns if side == "a" else share.b_ns for share in shares)
@@ -75,7 +75,7 @@ def causes_of(found: Comparison, kind: str, side: Literal["a", "b"], limit: int 
 
 
 def cause_text(share: ComparedCause, side: Literal["a", "b"], total_ns: int) -> str:
-    """The share of a side's late waits that had this cause."""
+    """Return this cause with its share of the time of a side's late waits."""
     spent_ns = share.a_ns if side == "a" else share.b_ns
     return f"{CAUSE_NAMES[share.cause]} {percent(spent_ns / total_ns)}"
 

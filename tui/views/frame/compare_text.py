@@ -25,14 +25,14 @@ VERDICTS: dict[Verdict, str] = {
 TOO_FEW = "too few to be sure"
 NOTHING = "nothing for sure"
 NONE_LOWER = "in no latency"
-_LARGE = 1.5  # so large a difference is not called chance, but not sure
+_LARGE = 1.5  # from this factor on, an unclear difference is called "too few", not chance
 SAME_SETTINGS = "no difference found"
-# In which order a reader wants to know; the time of a step is what made the waits.
+# The order in which a reader wants to know them. Step times only explain the waits.
 _TOLD: tuple[LatencyKind, ...] = ("itl", "ttft", "tpot")
 
 
 def value(figure: Figure, number: float | None) -> str:
-    """One of its values, without the unit; what is not known is a dash."""
+    """Return one value of a figure, without the unit; a dash if it is unknown."""
     if number is None:
         return "—"
     if figure.unit == "ms":
@@ -45,14 +45,14 @@ def value(figure: Figure, number: float | None) -> str:
 
 
 def percent(share: float) -> str:
-    """Never 100 % or 0 % for what is not quite that."""
+    """Return a share in percent; 100 % and 0 % only if it is exactly that."""
     if share >= 1 or share <= 0:
         return f"{share:.0%}"
     return f"{min(0.999, max(0.001, share)):.1%}"
 
 
 def ratio(figure: Figure) -> str:
-    """B / A; a dash if the ratio has no meaning."""
+    """Return B / A; a dash if the ratio has no meaning."""
     found = figure.ratio
     if found is None:
         return "—"
@@ -62,7 +62,7 @@ def ratio(figure: Figure) -> str:
 
 
 def times(figure: Figure) -> str:
-    """How many times the larger one is the smaller one."""
+    """Return the larger value divided by the smaller one; empty if the factor is unknown."""
     return "" if figure.factor is None else factor_text(figure.factor)
 
 
@@ -73,7 +73,7 @@ def factor_text(factor: float) -> str:
 
 
 def between(figure: Figure) -> str:
-    """The interval of B / A; empty if unknown."""
+    """Return the interval of B / A; empty if it is unknown."""
     if figure.interval is None:
         return ""
     low, high = figure.interval
@@ -87,7 +87,7 @@ def _number(value: float) -> str:
 
 
 def verdict(figure: Figure) -> str:
-    """The better side, in words."""
+    """Return the verdict of a figure in words, such as the better side."""
     if figure.verdict == "differs" and figure.a is not None and figure.b is not None:
         more, less = ("higher", "lower") if figure.kind is not None else ("more", "less")
         return f"{more if figure.b > figure.a else less} in B"
@@ -108,7 +108,7 @@ def is_large(figure: Figure) -> bool:
 
 
 def change(figure: Figure) -> str:
-    """765.7→90.1; where one of them is in seconds both say so: 3.2s→18.0s, 17.1s→19.5ms"""
+    """Return both values: 765.7→90.1. If only one is in seconds, both get a unit: 17.1s→19.5ms."""
     a, b = value(figure, figure.a), value(figure, figure.b)
     if figure.unit == "ms" and a.endswith("s") != b.endswith("s"):
         a, b = (fmt.either_unit(each) for each in (figure.a, figure.b))
@@ -119,9 +119,10 @@ def change(figure: Figure) -> str:
 
 
 def load(found: Comparison) -> str | None:
-    """How the requested work of both runs differs, and what still can be judged; None: it is equal.
+    """Return how the requested work of both runs differs, and what can still be judged.
 
-    Its figures are of requested work; figures of the table with the same units are of served work.
+    None if the requested work is equal. The figures here are of requested work; figures with the
+    same units in the table are of served work.
     """
     difference = found.load.difference
     if difference is None:
@@ -134,7 +135,10 @@ def load(found: Comparison) -> str | None:
 
 
 def outcome(found: Comparison, side: Literal["a", "b"]) -> tuple[str, list[str]]:
-    """A heading and what belongs below it: in what a side is better, or only lower."""
+    """Return a heading and the phrases below it: the figures in which a side is better, or lower.
+
+    "Lower" is used if the comparison names no winner.
+    """
     letter = side.upper()
     if found.names_winner(side):
         sure = _phrases(found.better(side)) + _same_requests(found, side)
@@ -156,7 +160,7 @@ def outcome(found: Comparison, side: Literal["a", "b"]) -> tuple[str, list[str]]
 
 
 def _same_requests(found: Comparison, side: Literal["a", "b"]) -> list[str]:
-    """In what a side was better request by request."""
+    """Return a phrase for each latency that was better on a side, request by request."""
     phrases = []
     for each in found.paired:
         if each.winner == side:
@@ -170,7 +174,7 @@ def _same_requests(found: Comparison, side: Literal["a", "b"]) -> list[str]:
 
 
 def _perhaps(found: Comparison, side: Literal["a", "b"]) -> list[str]:
-    """The figures in which a side may be better, though it is not certain."""
+    """Return phrases for the figures in which a side may be better, without certainty."""
     return _phrases(
         [
             figure
@@ -184,7 +188,7 @@ def _perhaps(found: Comparison, side: Literal["a", "b"]) -> list[str]:
 
 
 def _phrases(figures: Sequence[Figure]) -> list[str]:
-    """One for each kind of figure, the largest difference first."""
+    """Return a phrase for each kind of figure, the largest difference first."""
     phrases: list[tuple[float, str]] = []
     for kind in _TOLD:
         of_kind = [figure for figure in figures if figure.kind == kind]
@@ -200,7 +204,7 @@ def _phrases(figures: Sequence[Figure]) -> list[str]:
 
 
 def _like_phrases(figures: Sequence[Figure]) -> list[str]:
-    """One for each kind of like work; they explain what comes before them."""
+    """Return a phrase for each kind of like work; they explain the other phrases."""
     alike: dict[str, list[Figure]] = {}
     for figure in figures:
         if figure.like is not None:
@@ -213,7 +217,7 @@ def _like_phrases(figures: Sequence[Figure]) -> list[str]:
 
 
 def _outstanding(figures: Sequence[Figure]) -> list[Figure]:
-    """Of one kind the largest differences; equal ones, and p90 beside p95, are left out."""
+    """Return the three largest differences of a kind, without p90 and without equal values."""
     kept: list[Figure] = []
     for figure in sorted(figures, key=lambda each: -each.weight):
         if figure.rank != 90 and not any(
@@ -239,15 +243,15 @@ def _times(figure: Figure) -> str:
 
 
 def unclear(found: Comparison) -> list[str]:
-    """A phrase for each kind of latency whose difference may be chance.
+    """Return a phrase for each figure whose difference may be chance.
 
-    The number of waits is shown only if both runs had the same requests.
+    The number of waits is given only if both runs had the same requests.
     """
-    judges = found.different_work is None  # else more of the same would not decide it, either
+    judges = found.different_work is None  # with different work, longer runs would not decide it
     phrases = []
     for kind, label in KINDS.items():
         figures = [f for f in found.figures if f.kind == kind and f.verdict == "unclear"]
-        figures = [f for f in figures if f.rank != 90]  # p95 says it
+        figures = [f for f in figures if f.rank != 90]  # p95 stands for it
         if figures:
             ranks = ", ".join(_unsure(f, judges) for f in figures)
             a, b = figures[0].num_a, figures[0].num_b
@@ -272,7 +276,7 @@ def _unsure(figure: Figure, has_values: bool) -> str:
 
 
 def paired(found: Comparison) -> list[str]:
-    """In how many of the same requests each side was better, a phrase for each latency."""
+    """Return a phrase for each latency: for how many of the same requests each side was better."""
     number = len(found.requests.pairs)
     return [
         f"{each.what} shorter in A for {each.num_a:,}, in B for {each.num_b:,} of {number:,}"
@@ -282,12 +286,12 @@ def paired(found: Comparison) -> list[str]:
 
 
 def values_text(values: Iterable[KnobValue]) -> str:
-    """All values a side had, in order."""
+    """Return all values that a setting had on a side, in order."""
     return "→".join(value_text(each) for each in values)
 
 
 def reach(found: Comparison) -> list[str]:
-    """A phrase on where the parts of one session end at another change; empty without one."""
+    """Return a phrase on which parts of one session end at another change; empty if none does."""
     known = reaches(*found.names)
     parts = [] if known is None else zip("AB", known[1:], strict=True)
     joined = ", ".join(f"{letter} {text}" for letter, text in parts if text)

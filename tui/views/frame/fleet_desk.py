@@ -1,7 +1,7 @@
-"""`FleetDesk`: how the operator looks at several engines: their order, and which one is chosen.
+"""`FleetDesk`: how the operator views several engines: their order, and the selected engine.
 
-One desk serves the screens of all engines of a dashboard, so that the order stays when one is
-opened and left again.
+All screens of a dashboard share one desk, so the order stays when the operator opens an engine and
+comes back.
 """
 
 import re
@@ -22,13 +22,13 @@ ColumnKey: TypeAlias = Literal[
 ]  # fmt: skip
 _Rank: TypeAlias = Callable[[EngineLine], float | str | None]
 
-# Worst first: down, silent, stopped or paused by an operator, at work.
+# Both worst first: a down engine before a silent one, a stopped engine before a running one.
 _STATUSES = ("down", "stale", "starting", "connecting", "live", "playing", "paused", "ended")
 _STATES = ("stopped", "draining", "paused", "running", "idle", None)
 
 
 def natural(name: str) -> str:
-    """A text by which engine-2 comes before engine-10."""
+    """Return a sort key by which engine-2 comes before engine-10."""
     return re.sub(r"\d+", lambda digits: digits[0].zfill(12), name)
 
 
@@ -37,7 +37,7 @@ def _state_rank(line: EngineLine) -> float:
     return -(_STATUSES.index(figures.status) * 10 + _STATES.index(figures.state))
 
 
-# What a column is sorted by; what is unknown comes last in either direction.
+# The sort key of each column; engines with an unknown value come last in either direction.
 SORTS: dict[ColumnKey, _Rank] = {
     "engine": lambda line: natural(line.figures.name),
     "state": _state_rank,
@@ -55,17 +55,17 @@ SORTS: dict[ColumnKey, _Rank] = {
     "model": lambda line: None if line.figures.info is None else line.figures.info.model,
     "load": lambda line: line.figures.load,
 }
-_ASCENDING = frozenset({"engine", "model"})  # of figures the highest come first
+_ASCENDING = frozenset({"engine", "model"})  # in all other columns the highest come first
 
 
 class FleetPage(NamedTuple):
-    """The fleet as it is to be drawn."""
+    """The data to draw the fleet."""
 
     picture: FleetPicture
     lines: tuple[EngineLine, ...]  # in order
     sort: ColumnKey
-    is_reversed: bool  # against the column's own direction
-    selected: int | None  # place among `lines`
+    is_reversed: bool  # against the column's default direction
+    selected: int | None  # index into `lines`
     current: str | None  # the engine whose screens are open
     slo: SLO
     standing_out: dict[str, frozenset[Figure]]  # engine -> figures
@@ -82,14 +82,14 @@ class FleetPage(NamedTuple):
 
 @dataclass(slots=True)
 class FleetDesk:
-    """Belongs to the screen's thread."""
+    """How the operator views the fleet. Use it only on the screen's thread."""
 
     fleet: Fleet
     sort: ColumnKey = "engine"
     is_reversed: bool = False
     selected: str | None = None  # name of an engine
-    shown: tuple[ColumnKey, ...] = tuple(SORTS)  # the columns there was room for
-    # Shows a screen of an engine; the dashboard knows how.
+    shown: tuple[ColumnKey, ...] = tuple(SORTS)  # the columns on the screen
+    # Shows a page of an engine; set by the dashboard.
     open: Callable[[str, Page], None] = lambda name, page: None
 
     def name_of(self, source: Source) -> str:
@@ -98,7 +98,7 @@ class FleetDesk:
     def page(
         self, current: str | None, slo: SLO, recorded: frozenset[str] = frozenset()
     ) -> FleetPage:
-        """What there is to draw now."""
+        """Return the data to draw now."""
         picture = self.fleet.look()
         lines = self._ordered(picture)
         names = [line.figures.name for line in lines]
@@ -123,14 +123,14 @@ class FleetDesk:
         return self.fleet.sources[names.index(self.selected)] if self.selected in names else None
 
     def sort_by(self, column: ColumnKey) -> None:
-        """The same one again turns the order round."""
+        """Sort by a column; if it is already sorted by that column, reverse the order."""
         if column == self.sort:
             self.is_reversed = not self.is_reversed
         else:
             self.sort, self.is_reversed = column, False
 
     def move_sort(self, direction: int) -> None:
-        """To the next column that is shown, or the one before it."""
+        """Sort by the next column on the screen, or by the one before it."""
         columns = [each for each in self.shown if each in SORTS]
         at = columns.index(self.sort) if self.sort in columns else 0
         self.sort, self.is_reversed = columns[(at + direction) % len(columns)], False

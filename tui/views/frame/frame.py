@@ -1,7 +1,7 @@
-"""`Frame`: everything one picture is drawn from, taken from the history at one moment.
+"""`Frame`: all the data that one picture is drawn from, taken from the history at one moment.
 
-The views are pure functions of a frame, so that a test can make one and read the lines.
-`FrameBuilder` makes them.
+The views are pure functions of a frame, so a test can make a frame and read the lines.
+`FrameBuilder` makes frames.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,106 +32,106 @@ NOTABLE = frozenset({"preempt", "abort", "reject", "knobs", "slo", "gap", "mark"
 
 @dataclass(slots=True)
 class Frame:
-    """What the screen shows. `summary`, `state` and the latencies are those at the cursor."""
+    """The data of one picture. `summary`, `state` and the latencies are those at the cursor."""
 
     history: History
     view: View
     state: SessionState
     first_step: int | None
     last_step: int | None
-    cursor: int | None  # step looked at; the newest while live
+    cursor: int | None  # the step to show; the newest while live
     summary: StepSummary | None
     columns: list[ChartColumn | None]
-    cursor_column: int | None  # None while live: the newest is where it always is
+    cursor_column: int | None  # None while live: the newest column is always the last
     lanes: list[LaneRow]
-    num_lanes: int  # that could be shown
+    num_lanes: int  # all lanes, including those that do not fit
     latency: LatencyReport
     rates: Rates
     goodput: Goodput  # of the last minute
-    limits: dict[Limit, float]  # share of its steps that each thing limited
+    limits: dict[Limit, float]  # of the last minute: the share of steps that each limit held back
     stall: Late | None
-    worst: Stalls  # the longest in memory, wherever the cursor is
-    waiting_trend: int  # +1 more wait than a moment ago, -1 fewer
+    worst: Stalls  # the longest stalls in memory, wherever the cursor is
+    waiting_trend: int  # +1: more requests wait than two seconds ago, -1: fewer
     events: list[SessionEvent] = field(default_factory=list)
     landmarks: list[SessionEvent] = field(default_factory=list)  # for the scrub bar
-    changes_in_file: Sequence[KnobsChanged] = ()  # of knobs, in all of a replayed file
-    audited_in_file: Sequence[AuditedStep] = ()  # all other audited commands of the file
-    extent: tuple[int, int] | None = None  # all steps one can go to; of a replay, in the file
+    changes_in_file: Sequence[KnobsChanged] = ()  # all knob changes in a replayed file
+    audited_in_file: Sequence[AuditedStep] = ()  # all other audited commands in the file
+    extent: tuple[int, int] | None = None  # first and last step that the cursor can go to
     is_replay: bool = False
     status: SourceStatus = "live"  # of the source when the picture was made
-    windows: dict[str, LatencyReport] = field(default_factory=dict)  # of the latency screen
-    fleet: FleetPage | None = None  # on the fleet screen
-    compare: ComparePage | None = None  # on the compare screen
-    keys: Mapping[str, str] = field(default_factory=dict)  # of actions, where they are not theirs
+    windows: dict[str, LatencyReport] = field(default_factory=dict)  # only on the latency screen
+    fleet: FleetPage | None = None  # only on the fleet screen
+    compare: ComparePage | None = None  # only on the compare screen
+    keys: Mapping[str, str] = field(default_factory=dict)  # of actions without their default key
 
     @property
     def is_whole(self) -> bool:
-        """All of a replayed file that is before the cursor is in memory; true of what is live."""
+        """Whether memory holds a replayed file from its start; true for a live source."""
         extent, first_step = self.extent, self.first_step
         return not self.is_replay or not extent or first_step is None or first_step <= extent[0]
 
     @property
     def window_s(self) -> float | None:
-        """How much of the last minute of a replay is in memory, where not all of it is."""
+        """Seconds of a replay's last minute that are in memory; None if all of it is."""
         return self.cut_s(LATENCY_WINDOW_S)
 
     def cut_s(self, window_s: float) -> float | None:
-        """How much of a window of a replay is in memory, where not all of it is.
+        """Return the seconds of a replay's window that are in memory; None if all of it is.
 
-        None, too, where figures of it are left out because more of it is about to be there.
+        Also None while earlier steps are being loaded: its figures are left out until then.
         """
         if self.is_whole or self.first_step is None or self.history.is_short:
             return None
-        # The engine may have been idle before the first step: then there is no more of it.
+        # Memory may be complete from before its first step: the engine may have been idle.
         seconds = max(0.0, (self.state.time_ns - self.history.kept_from_ns) / 1e9)
         return seconds if seconds < window_s else None
 
     @property
     def tells_requests(self) -> bool:
-        """The engine publishes the requests of a step; if not, their figures are unknown."""
+        """Whether the engine publishes the requests of each step; if not, figures are unknown."""
         return self.summary is None or self.summary.num_rows is not None
 
     @property
     def is_summed_up(self) -> bool:
-        """Each record is of a second, not of a step, and latencies are estimates."""
+        """Whether each record covers a second instead of a step; latencies are then estimates."""
         return self.state.is_summed_up
 
     @property
     def is_idle(self) -> bool:
-        """The engine has nothing to do now; false where its state is unknown."""
+        """Whether the engine has nothing to do now; false if its state is unknown."""
         return self.view.live and self.status == "live" and self.state.state == "idle"
 
     @property
     def is_silent(self) -> bool:
-        """The engine's state now is unknown."""
+        """Whether the engine's current state is unknown."""
         return self.view.live and self.status in ("stale", "down", "starting")
 
     @property
     def is_past(self) -> bool:
-        """The last step is not one that has just been: the engine is paused, or not heard of."""
+        """Whether the last step may be long ago, because the engine is paused or silent."""
         return self.is_silent or (
             self.view.live and self.status == "live" and self.state.state == "paused"
         )
 
     def key(self, action_id: str) -> str:
-        """The key of an action, for a sentence."""
+        """Return the key of an action, for use in a sentence."""
         return self.keys.get(action_id) or BY_ID[action_id].key
 
     @property
     def in_flight(self) -> StepInFlight | None:
-        """The step that runs now, if it takes long and the engine still publishes."""
+        """The step that runs now, if it takes long and the engine still publishes, or None."""
         return self.state.in_flight if self.view.live and not self.is_silent else None
 
     @property
     def step(self) -> int | None:
-        """The step at the cursor; of an engine that was idle ever since, its last one."""
+        """The step at the cursor; without one, the last step that the engine reported."""
         if self.cursor is not None or self.state.step < 0:
             return self.cursor
         return self.state.step
 
     @property
     def record(self) -> StepRecord | None:
-        """The whole record of the step at the cursor."""
+        """The full record of the step at the cursor, if it is in memory."""
         return None if self.cursor is None else self.history.record(self.cursor)
 
     def wall_ns(self, step: int | None) -> int | None:

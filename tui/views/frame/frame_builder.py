@@ -20,12 +20,12 @@ from stepscope.tui.views.frame.latency_windows import LatencyWindows
 from stepscope.tui.views.frame.open_column import Drawn, with_open_column
 from stepscope.tui.views.view import View
 
-_EVENTS_S = 0.5  # between two looks at the log of a live picture
-_REFRESH_S = 1.0  # of what is too dear, or too restless to read, ten times a second
+_EVENTS_S = 0.5  # between two updates of the events in a live picture
+_REFRESH_S = 1.0  # between two updates of figures that cost much, or are read rather than watched
 
 
 class InFile(Protocol):
-    """What a whole file holds, as far as it is known."""
+    """The landmarks of a whole file, as far as they are known."""
 
     found: Sequence[SessionEvent]  # marks and changes of knobs
     changes: Sequence[KnobsChanged]
@@ -35,7 +35,7 @@ class InFile(Protocol):
 
 
 class _Figures(NamedTuple):
-    """What is read, not watched."""
+    """The figures that are read rather than watched; they are updated about once a second."""
 
     latency: LatencyReport
     rates: Rates
@@ -47,21 +47,22 @@ class _Figures(NamedTuple):
 
 
 class _Taken(NamedTuple):
-    """Of what moment a part of a frame is, and when a newer one may be taken."""
+    """The moment that a part of a frame shows, and when that part may be updated."""
 
     of: object
     due_s: float
 
 
 class FrameBuilder:
-    """Makes frames; caches what is expensive to compute. Belongs to the UI thread.
+    """Makes frames; caches what is expensive to compute. Use it only on the UI thread.
 
     Args:
-        recorded: first and last step of the file that is replayed.
-        clock: seconds, for pacing only.
+        recorded: first and last step of the replayed file; None for a live source.
+        clock: returns seconds, for pacing only.
         keys: first key of each action, as people write it, if it is not the default one.
-        in_file: what is known of all of the file that is replayed.
-        stands: the newest step changes only when the operator goes to another one.
+        in_file: the landmarks of the whole replayed file; None for a live source.
+        stands: returns whether the newest step changes only when the operator moves (a replay that
+            does not play).
     """
 
     def __init__(
@@ -93,12 +94,12 @@ class FrameBuilder:
 
     @property
     def is_busy(self) -> bool:
-        """A background computation may change the next frame."""
+        """Whether a background computation may still change the next frame."""
         return self._windows.is_busy
 
     @property
     def is_behind(self) -> bool:
-        """Figures or events of the last frame were older than the rest of it, and are due now."""
+        """Whether figures or events of the last frame were older than the rest and are due now."""
         now_s = self._clock()
         return any(
             taken is not None and taken.of != self._built_of and now_s >= taken.due_s
@@ -106,12 +107,12 @@ class FrameBuilder:
         )
 
     def build(self, view: View, num_columns: int, num_lanes: int, num_events: int) -> Frame:
-        """The picture as of now, for a chart of so many columns and lanes."""
+        """Return the current frame, for a chart with this many columns, lanes and events."""
         history = self._history
         self._built_of = view.cursor if view.cursor is not None else (history.version,)
         first_step, last_step, newest_state = history.newest
         if view.cursor is not None and first_step is not None and last_step is not None:
-            # Old steps are dropped even while the operator looks at them.
+            # Memory drops old steps even while the operator looks at them.
             view.cursor = max(first_step, min(last_step, view.cursor))
         cursor = last_step if view.cursor is None else view.cursor
         state = newest_state if view.cursor is None else history.state_at(view.cursor)
@@ -160,7 +161,7 @@ class FrameBuilder:
             keys=self._keys,
         )
 
-    # Figures that are read, not watched
+    # Figures that are read rather than watched
 
     def _paced(
         self, view: View, cursor: int | None, state: SessionState, minute: LatencyReport | None
@@ -168,11 +169,11 @@ class FrameBuilder:
         """Compute the figures once a second; less often if a minute has very many samples.
 
         Args:
-            minute: the report of the last minute, if it was made already.
+            minute: the report of the last minute, if it has already been made.
         """
         history = self._history
         info = history.info
-        # A minute that is not all there yet is no minute.
+        # While earlier steps are being loaded, a report of the last minute would be incomplete.
         window_s = 0.0 if history.is_short else LATENCY_WINDOW_S
         reach = None if view.live else history.first_step
         mode = (view.live, None if info is None else info.engine_id, history.is_short, reach)
@@ -198,7 +199,7 @@ class FrameBuilder:
         return self._figures
 
     def _rates(self, end_ns: int | None) -> Rates:
-        """Of ten seconds; unknown where those are about to be there and are not yet."""
+        """Return the rates of ten seconds; unknown while steps of these are still being loaded."""
         history = self._history
         rates = history.rates(end_ns, RATES_WINDOW_S)
         if history.is_short and rates.seconds < RATES_WINDOW_S:
@@ -215,10 +216,10 @@ class FrameBuilder:
     # Events
 
     def _events(self, view: View, num_events: int) -> list[SessionEvent]:
-        """The last ones up to the cursor; frequent kinds never crowd out the rare ones."""
+        """Return the last events up to the cursor; frequent kinds never crowd out rare ones."""
         second = round(self._clock() / _EVENTS_S) if view.live else 0
         marks, first_step = len(self._history.marks), self._history.first_step
-        # More may have been put before the first step while one looks at another.
+        # In a replay, earlier steps may have been loaded meanwhile.
         reach = None if view.live else first_step
         when: object = (view.cursor, second, num_events, marks, reach)
         if self._recent is not None and self._recent[0] == when:
@@ -243,7 +244,10 @@ class FrameBuilder:
         return found
 
     def _late(self, cursor: int | None, limit: int) -> list[SessionEvent]:
-        """Where every first token is late, stalls are seen beside them all the same."""
+        """Return late tokens, half of them ITL at most, then TTFT.
+
+        Stalls are taken first: otherwise they would not show where every first token is late.
+        """
         windows = self._history.windows
         found = windows.late_events(cursor, limit - limit // 2, ("ITL",))
         return found + windows.late_events(cursor, limit - len(found), ("TTFT",))
@@ -260,7 +264,7 @@ class FrameBuilder:
 
 
 def _column_of(columns: list[ChartColumn | None], step: int | None) -> int | None:
-    """The last column that shows `step`."""
+    """Return the index of the last column that shows `step`; None if none does."""
     if step is None:
         return None
     for x in range(len(columns) - 1, -1, -1):

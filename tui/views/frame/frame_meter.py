@@ -1,7 +1,7 @@
-"""`FrameMeter`: what drawing costs the dashboard itself. Belongs to the UI thread.
+"""`FrameMeter`: measures what drawing costs the dashboard itself. Use it only on the UI thread.
 
-A frame is made in two parts: its lines (`drawing`), and what of them is written to the terminal
-(`writing`), a little later and only where something has changed.
+A frame is made in two parts: its lines are drawn (`drawing`), and a little later the changed lines
+are written to the terminal (`writing`).
 """
 
 import time
@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-_WINDOW_S = 2.0  # that a load is taken over
-_NUM_FRAMES = 1_000  # whose times are kept
+_WINDOW_S = 2.0  # over which a load is measured
+_NUM_FRAMES = 1_000  # frames whose times are kept
 
 
 class DrawingLoad(NamedTuple):
-    """The dashboard over the last seconds."""
+    """The load of the dashboard over the last seconds."""
 
     fps: float  # frames written
     cpu_share: float  # of one core, all threads of this process
@@ -23,12 +23,12 @@ class DrawingLoad(NamedTuple):
 
 
 class FrameMeter:
-    """Counts frames.
+    """Counts frames and measures their cost.
 
     Args:
-        clock: seconds, of frames that are due.
-        cost_clock: seconds, of what a frame takes.
-        cpu_clock: seconds of processor time of this process.
+        clock: returns seconds; tells when frames are due.
+        cost_clock: returns seconds; measures how long a frame takes.
+        cpu_clock: returns the processor time of this process in seconds.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class FrameMeter:
         self._cost_clock = cost_clock
         self._cpu_clock = cpu_clock
         self._took_s: deque[float] = deque(maxlen=_NUM_FRAMES)
-        self._drawn_s = 0.0  # what the frame that is not written yet has cost
+        self._drawn_s = 0.0  # the cost so far of the frame that is not written yet
         self._ticked_s: float | None = None
         self._num_frames = 0
         self._num_dropped = 0
@@ -50,7 +50,7 @@ class FrameMeter:
 
     @property
     def frame_times_s(self) -> list[float]:
-        """What the last frames took, oldest first."""
+        """How long the last frames took, oldest first."""
         return list(self._took_s)
 
     @property
@@ -58,19 +58,19 @@ class FrameMeter:
         return self._num_dropped
 
     def tick(self, fps: float) -> None:
-        """A frame is due, as it is so many times a second; called late, some before it were too."""
+        """Note that a frame is due now; if the call is late, count the frames missed before it."""
         now_s = self._clock()
         if self._ticked_s is not None:
             self._num_dropped += max(0, round((now_s - self._ticked_s) * fps) - 1)
         self._ticked_s = now_s
 
     def rest(self) -> None:
-        """Nothing is due until the next tick."""
+        """Pause: no frame is due until the next tick."""
         self._ticked_s = None
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        """The lines of a frame are made in here."""
+        """Measure the drawing of a frame's lines inside this context."""
         start_s = self._cost_clock()
         try:
             yield
@@ -79,7 +79,7 @@ class FrameMeter:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """What has changed is written in here; that ends the frame, if one was drawn."""
+        """Measure the writing of changed lines inside this context; it ends the drawn frame."""
         start_s = self._cost_clock()
         try:
             yield
@@ -90,7 +90,7 @@ class FrameMeter:
                 self._drawn_s = 0.0
 
     def load(self) -> DrawingLoad | None:
-        """The load over the last two seconds; None before the first two are over."""
+        """Return the load over the last two seconds; None during the first two seconds."""
         now_s = self._clock()
         began_s, began_cpu_s, began_frames = self._began
         elapsed_s = now_s - began_s

@@ -16,14 +16,14 @@ from stepscope.tui.views.view import View
 class LaneRow(NamedTuple):
     """One request over the visible columns.
 
-    `cells` has one `Cell` a column, or `len(Cell)` while the step of its next token runs.
+    `cells` has one `Cell` per column, or `len(Cell)` while the step of its next token runs.
     """
 
     request_id: int
     name: str
     client_id: str
     status: str  # WAIT, PRE, DEC, OUT, END, ABRT
-    context: int | None  # tokens whose K/V is in the cache
+    context: int | None  # tokens in the KV cache
     cells: bytes
 
 
@@ -34,11 +34,11 @@ def lane_rows(
     state: SessionState,
     num_lanes: int,
 ) -> tuple[list[LaneRow], int]:
-    """The rows to show, and how many there could be.
+    """Return the rows to show, and how many requests could have one.
 
     Args:
-        state: at the cursor; what a request does there decides its place.
-        num_lanes: rows that fit.
+        state: the state at the cursor; what a request does there decides its place.
+        num_lanes: the number of rows that fit.
     """
     shown = [column for column in columns if column is not None]
     if not shown or num_lanes <= 0:
@@ -57,7 +57,7 @@ def lane_rows(
     chosen = _with_followed(chosen, request_ids, view)
     merge = _merger(columns, first)
     lanes = zip(history.lane_names(chosen), history.lane_cells(chosen, first, last), strict=True)
-    # A lane shows the end of a request that the state has dropped, up to the cursor.
+    # The state drops requests that have ended: their cells up to the cursor tell how they ended.
     past = sum(column is None or column.first <= state.step for column in columns)
     rows = [
         _lane_row(name, state.requests.get(name.request_id), merge(cells), past)
@@ -71,7 +71,7 @@ _MAX_CULPRITS = 4
 
 
 def _culprits(history: History, request_ids: list[int], columns: list[ChartColumn]) -> list[int]:
-    """The requests whose prefill made others wait in the last steps on the screen."""
+    """Return the requests whose prefill made others wait in the last steps on the screen."""
     found: list[int] = []
     for column in reversed(columns):
         if column.has_breach and column.num_prefill_tokens:
@@ -100,7 +100,7 @@ def _with_followed(chosen: list[int], request_ids: list[int], view: View) -> lis
 
 
 def _merger(columns: list[ChartColumn | None], first: int) -> Callable[[bytes], bytes]:
-    """Merges the cells of all steps of a column: the largest cell is the one to show.
+    """Return a function that merges a request's cells by column: the largest `Cell` is shown.
 
     Args:
         first: the step of the first cell.
@@ -115,12 +115,12 @@ def _merger(columns: list[ChartColumn | None], first: int) -> Callable[[bytes], 
     return lambda cells: bytes(0 if span is None else max(cells[slice(*span)]) for span in spans)
 
 
-# What a step brings at its end only.
+# Cells that become true only at the end of a step.
 _AT_THE_END = frozenset({Cell.DECODE, Cell.DECODE_MULTI, Cell.FINISHED})
 
 
 def _pending_merger(columns: list[ChartColumn | None], first: int) -> Callable[[bytes], bytes]:
-    """Like `_merger`, for columns in which a step may still run: a token shows where it came."""
+    """Like `_merger`, for the time axis: a token shows only in the column in which it came."""
 
     def merge(cells: bytes) -> bytes:
         merged = bytearray(len(columns))
@@ -142,10 +142,10 @@ _RANK = {"OUT": 0, "PRE": 1, "DEC": 2, "WAIT": 3, "END": 4, "ABRT": 4, "": 5}
 
 
 def _choose(request_ids: list[int], view: View, state: SessionState, num_lanes: int) -> list[int]:
-    """The requests that get a row, in the order of `view.sort`.
+    """Return the requests that get a row, in the order of `view.sort`.
 
     Args:
-        request_ids: of all that could have one, in order; thousands where many wait.
+        request_ids: all requests that could have one, in order of arrival; may be thousands.
     """
     requests = state.requests
     groups: tuple[list[int], list[int], list[int]] = (request_ids, [], [])
@@ -165,7 +165,7 @@ def _choose(request_ids: list[int], view: View, state: SessionState, num_lanes: 
     surplus = len(ordered) - num_lanes
     if surplus <= 0 or view.sort != "arrival":
         return ordered[:num_lanes]
-    # Too many: first the ones that have ended go, then the end of the queue, then the oldest.
+    # Too many: first drop those that have ended, then the end of the queue, then the oldest.
     running, waiting, to_come = groups
     kept: tuple[list[int], list[int]] = ([], [])
     for group, left in zip((running, to_come), kept, strict=True):
@@ -181,7 +181,7 @@ def _choose(request_ids: list[int], view: View, state: SessionState, num_lanes: 
 def _grouped(
     request_ids: list[int], requests: Mapping[int, RequestView]
 ) -> tuple[list[int], list[int], list[int]]:
-    """Requests that run or have ended, below them the queue, then those yet to arrive."""
+    """Return the requests that run or have ended, then the queue, then those yet to arrive."""
     newest = next((each for each in reversed(request_ids) if each in requests), None)
     known = len(request_ids) if newest is None else bisect_right(request_ids, newest)
     running: list[int] = []
@@ -197,7 +197,11 @@ def _num_blocks(view: RequestView | None) -> int:
 
 
 def _lane_row(lane: LaneName, view: RequestView | None, cells: bytes, past: int) -> LaneRow:
-    """Args: past: how many cells are not after the cursor."""
+    """Return the row of a request.
+
+    Args:
+        past: the number of cells up to the cursor.
+    """
     status = lane_status(view)
     if view is None and Cell.FINISHED in cells[:past]:
         status = "END"
@@ -214,7 +218,7 @@ def _lane_row(lane: LaneName, view: RequestView | None, cells: bytes, past: int)
 
 
 def lane_status(view: RequestView | None) -> str:
-    """What a request does at the cursor, in at most four letters."""
+    """Return what a request does at the cursor, in at most four letters."""
     if view is None:
         return ""
     if view.status == "waiting":
@@ -231,12 +235,12 @@ class FilterError(ValueError):
 
 
 def lane_filter(text: str) -> Callable[[LaneName, RequestView | None], bool]:
-    """What `text` lets through: `state:dec`, `id:12`, `!regex` or plain text in the names.
+    """Return the filter that `text` describes: `state:dec`, `id:12`, `!regex` or text in the names.
 
-    Several words must all hold.
+    A request must match all words.
 
     Raises:
-        FilterError: a broken regular expression, or a state that no request is in.
+        FilterError: a broken regular expression, or an unknown state.
     """
     tests = [_filter_word(word) for word in text.split()]
     return lambda lane, view: all(test(lane, view) for test in tests)

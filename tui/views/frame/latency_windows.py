@@ -1,4 +1,4 @@
-"""`LatencyWindows`: the reports of the latency screen, as often as they are worth their price."""
+"""`LatencyWindows`: makes the reports of the latency screen, less often if they cost more."""
 
 import threading
 from collections.abc import Callable
@@ -8,17 +8,17 @@ from stepscope.recordings.state.series.latency import LatencyReport
 
 WINDOWS: tuple[tuple[str, float | None], ...] = (("10 s", 10.0), ("60 s", 60.0), ("all", None))
 _REFRESH_S = 1.0
-_SHARE = 150  # a report is taken anew after so many times what it took
-_LONG_STEPS = 10_000  # from here on the report over all is taken by a thread of its own
+_SHARE = 150  # a report that took t seconds is made again after 150 t
+_LONG_STEPS = 10_000  # from this many steps on, a separate thread makes the report over all
 
 
 class LatencyWindows:
-    """Keeps the reports between frames. Belongs to the UI thread.
+    """Keeps the reports between frames. Use it only on the UI thread.
 
-    A report that is not there yet is left out: an old one would be taken for the new one.
+    A report that is not ready yet is left out, because a reader would take an old one for new.
 
     Args:
-        clock: seconds, for pacing only.
+        clock: returns seconds, for pacing only.
     """
 
     def __init__(self, history: History, clock: Callable[[], float]) -> None:
@@ -27,18 +27,18 @@ class LatencyWindows:
         self._reports: dict[str, LatencyReport] = {}
         self._due_s: dict[str, float] = {}
         self._end_ns: int | None = None
-        self._reach: int | None = None  # first step in memory: more may be put before it
-        self._is_moving = False  # through time, so that what is dear waits for where it stops
+        self._reach: int | None = None  # first step in memory; earlier ones may be loaded later
+        self._is_moving = False  # while the operator moves in time, costly reports wait
         self._thread: threading.Thread | None = None
-        self._done: tuple[int | None, LatencyReport, float] | None = None  # of the thread
+        self._done: tuple[int | None, LatencyReport, float] | None = None  # the thread's result
 
     @property
     def is_busy(self) -> bool:
-        """A report is being taken, so that there will be more to show."""
+        """Whether a report is being made or waits, so that there will be more to show."""
         return self._thread is not None or self._is_moving
 
     def reports(self, end_ns: int | None) -> dict[str, LatencyReport]:
-        """One for each window that ends at `end_ns` (None: now)."""
+        """Return the report of each window that ends at `end_ns` (None means now)."""
         if self._history.is_short:
             self._due_s, self._reports = {}, {}
             return {}
@@ -58,7 +58,7 @@ class LatencyWindows:
 
     def _is_due(self, name: str) -> bool:
         if name in self._reports and self._end_ns is not None:
-            return False  # what has been does not change
+            return False  # the past does not change
         due_s = self._due_s.get(name)
         return due_s is None or self._clock() >= due_s
 

@@ -1,4 +1,4 @@
-"""The step in flight as the newest column of the charts: it has no record yet."""
+"""Adds the step in flight, which has no record yet, as the newest column of the charts."""
 
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ class Drawn(NamedTuple):
 
 
 def with_open_column(drawn: Drawn, step: StepInFlight, state: SessionState) -> Drawn:
-    """Shifts all columns by one; the new one at the right is `step`."""
+    """Return the columns and lanes shifted left by one, with `step` as the new last column."""
     prefilling = {part.request_id for part in step.prefills}
     column = ChartColumn(
         step.step,
@@ -43,6 +43,6 @@ def with_open_column(drawn: Drawn, step: StepInFlight, state: SessionState) -> D
         elif view is not None and view.status == "waiting":
             cell = int(Cell.WAITING)
         elif view is not None and view.status == "running":
-            cell = len(Cell)  # its step still runs
+            cell = len(Cell)  # the step of its next token still runs
         lanes.append(lane._replace(cells=lane.cells[1:] + bytes((cell,))))
     return Drawn([*drawn.columns[1:], column], lanes)
