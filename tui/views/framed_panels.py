@@ -1,6 +1,6 @@
-"""The parts of all screens but the main one: columns, tables, bars, one selected row.
+"""Building blocks of all pages but the main one: columns, tables, bars, a selected row.
 
-Pure functions of lines and figures; nothing here knows what is drawn.
+They are pure functions of lines and figures, independent of what is drawn.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ Cell: TypeAlias = tuple[str, str]  # text, style
 
 
 class Target(NamedTuple):
-    """What Enter on a row leads to."""
+    """Where Enter on a row leads: a step, a request, a knob or an engine."""
 
     step: int | None = None
     request_id: int | None = None
@@ -22,7 +22,7 @@ class Target(NamedTuple):
 
 
 class Column(NamedTuple):
-    """One column of a table. A width of 0 takes what is left."""
+    """One column of a table. A column of width 0 fills the rest of the table."""
 
     name: str
     width: int
@@ -30,14 +30,14 @@ class Column(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The rows of a table that may have thousands: only those that are seen are made."""
+    """The rows of a long table: `make` returns one row, and is called only for visible rows."""
 
     number: int
     make: Callable[[int], Sequence[Cell]]
 
 
 def beside(*blocks: Sequence[Line]) -> list[Line]:
-    """Blocks of equal height, and of full lines, side by side."""
+    """Return blocks side by side; they must have equal heights and lines of full width."""
     return [tuple(run for line in lines for run in line) for lines in zip(*blocks, strict=True)]
 
 
@@ -50,14 +50,14 @@ def table(
     first_target: int = 0,
     first_row: int = 0,
 ) -> list[Line]:
-    """A heading and as many rows as fit, the selected one among them, each `width` wide.
+    """Return a heading and as many rows as fit, the selected row among them, each `width` wide.
 
-    Columns at the end that have no room are left out. The last cell of a row that has fewer cells
-    than there are columns may go on to the end. A click finds the rows by their marks.
+    Columns at the end that do not fit are left out. If a row has fewer cells than there are
+    columns, its last cell may extend to the end. Marks let a click find its row.
 
     Args:
-        first_target: place of the first row among the targets of the screen.
-        first_row: to begin with, where none is selected and not all have room.
+        first_target: index of the first row among the targets of the page.
+        first_row: the first row to show if none is selected and not all fit.
     """
     number_of_rows, row = rows if isinstance(rows, Rows) else (len(rows), rows.__getitem__)
     shown = _fitting(columns, width)
@@ -85,13 +85,13 @@ def table(
 
 
 def room_of_last(columns: Sequence[Column], width: int) -> int:
-    """Cells of the last column that a table of this width shows."""
+    """Return the width of the last column that a table of this width shows."""
     shown = _fitting(columns, width)
     return shown[-1][1] if shown else 0
 
 
 def first_shown(number: int, room: int, selected: int | None) -> int:
-    """The first of `number` rows to show, so that the selected one stands in the middle."""
+    """Return the first of `number` rows to show, so that the selected one is in the middle."""
     if selected is None or number <= room:
         return 0
     return max(0, min(selected - room // 2, number - room))
@@ -114,9 +114,9 @@ def _cell(text: str, width: int, is_right: bool) -> str:
 
 
 def bar(share: float | None, width: int, style: str) -> Line:
-    """A horizontal bar, full at 1; blank where the share is not known.
+    """Return a horizontal bar, full at 1; blank if the share is unknown.
 
-    A little less high than a row, for two of them above each other would be one block.
+    It is a little lower than a row, so that two bars in adjacent rows do not merge.
     """
     if share is None:
         return ((" " * width, "text"),)
@@ -125,7 +125,7 @@ def bar(share: float | None, width: int, style: str) -> Line:
 
 
 def cells_by_share(parts: Sequence[float], width: int) -> list[int]:
-    """How many of `width` cells each part gets, by largest remainders; none where all are 0."""
+    """Return how many of `width` cells each part gets, by largest remainder; 0 if all are 0."""
     amounts = [max(0.0, part) for part in parts]
     total = sum(amounts)
     if not total:
@@ -145,9 +145,9 @@ def column_chart(
     styles: Sequence[str],
     line: float | None = None,
 ) -> list[Line]:
-    """Vertical bars, one cell a value, top row first; `line` is drawn in dots behind them.
+    """Return vertical bars, one cell per value, top row first, with a dotted `line` behind them.
 
-    A value that is not zero shows at least an eighth of a cell.
+    A value above zero shows at least an eighth of a cell.
     """
     rows: list[Line] = []
     at = -1 if line is None or top <= 0 else max(0, min(height - 1, int(line / top * height)))
@@ -174,7 +174,7 @@ def _level(value: float, top: float, height: int, y: int) -> str:
 
 
 def pairs(entries: Sequence[tuple[str, str, str]], width: int) -> list[Line]:
-    """Label and value one after the other, as many in a line as fit."""
+    """Return labels with values, as many in each line as fit."""
     lines: list[Line] = []
     line: list[Run] = []
     used = 0

@@ -7,14 +7,14 @@ from stepscope.tui.views.theme import CAUSE_GLYPHS, KV_LEGEND, LEGEND
 
 
 class Term(NamedTuple):
-    """A word of the screen, and its meaning in a sentence or two."""
+    """A word used on the screen, and its meaning in a sentence or two."""
 
     word: str
     meaning: str
 
 
 class GlyphMeaning(NamedTuple):
-    """A character of the screen, the style it is drawn in, and what it stands for."""
+    """A glyph used on the screen, its style, and what it stands for."""
 
     glyph: str
     style: str
@@ -97,7 +97,7 @@ TERMS = (
     Term("lane", "the row of one request on the main screen; a column is a step or a time."),
 )
 
-# Glyphs of figures, lists and badges; those of charts come from the tables that draw them.
+# Glyphs of figures, lists and badges. Those of charts come from the tables used to draw them.
 _OTHERS = (
     GlyphMeaning("▲", "caution", "rises, or is higher than in other engines or run A; in events: "
                  "what an operator did, or what happened to the engine"),

@@ -1,6 +1,6 @@
-"""Why a token was late, in as many words as there is room for: never half a word, or half a number.
+"""Says why a token was late, in as many words as fit: never half a word, or half a number.
 
-What matters least is left out first: how a thing is called in full, then what took little time.
+What matters least is left out first: first full names, then causes that took little time.
 """
 
 import re
@@ -11,19 +11,19 @@ from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
 
 _SHOWN_NS = 50_000
-_LARGE = 0.1  # a piece of this share of a wait is named before others get their long form
+_LARGE = 0.1  # pieces with this share of a wait are all named before any gets its long form
 _BRACKETS = re.compile(r" \([^)]*\)")
 _STEP = re.compile(r"^step [\d,]+ (?!→)")
 _TOKENS = re.compile(r",? [\d,]+ tok( again)?(?= →)")
 
 
 def of_piece(piece: Piece, room: int) -> str:
-    """What a part of a wait was, without its duration; the shortest form where none fits."""
+    """Return what a piece of a wait was, without its duration; the shortest form if none fits."""
     return fmt.first_fitting(_forms(piece), room)
 
 
 def of_wait(late: Late, room: int) -> str:
-    """What a wait was made of, the largest part first; what has no room is summed up at the end."""
+    """Return the pieces of a wait, the largest first; those that do not fit are summed up."""
     parts = sorted(late.pieces, key=lambda piece: -piece.ns)
     parts = [piece for piece in parts if piece.ns >= _SHOWN_NS] or parts[:1]
     num_large = max(1, sum(piece.ns >= _LARGE * late.gap_ns for piece in parts))
@@ -37,7 +37,10 @@ def of_wait(late: Late, room: int) -> str:
 
 
 def of_stall(late: Late, room: int) -> str:
-    """One short line: where, why, and how long; the end of it matters most."""
+    """Return a short line on where a stall was, why, and how long; its end matters most.
+
+    Empty if not even the duration fits.
+    """
     text = late.text
     forms = [text, _BRACKETS.sub("", text), _TOKENS.sub("", _BRACKETS.sub("", text))]
     how_long = f"{late.kind} {late.gap_ns / 1e6:.0f} ms"
@@ -46,7 +49,7 @@ def of_stall(late: Late, room: int) -> str:
 
 
 def _forms(piece: Piece) -> list[str]:
-    """The piece in words, from the longest form to the shortest."""
+    """Return the piece in words, from the longest form to the shortest."""
     forms = [piece.text]
     if piece.cause == "held_up":
         forms.append(f"the machine or the engine was {piece.short}")
@@ -60,7 +63,7 @@ def _forms(piece: Piece) -> list[str]:
 
 
 def _filled(large: Sequence[str], rest: Sequence[list[str]], ns: Sequence[int], room: int) -> str:
-    """`large`, and of the rest what has room; `ns` are the durations of all."""
+    """Return `large` and as much of `rest` as fits; `ns` are the durations of all pieces."""
     text = "; ".join(large)
     for number, forms in enumerate(rest, len(large)):
         left = _left(ns[number + 1 :])

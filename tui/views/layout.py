@@ -1,20 +1,20 @@
-"""Where everything goes on the screen, for any terminal size."""
+"""The layout: where each view goes on the screen, for any terminal size."""
 
 from textual.geometry import Region
 
 from stepscope.tui.settings.page_names import Page
 
 MIN_WIDTH, MIN_HEIGHT = 80, 20
-NORMAL_WIDTH = 100  # from here on with budget chart, KV map and latency panel
-WIDE_WIDTH = 160  # from here on with the right rail
+NORMAL_WIDTH = 100  # least width with budget chart, KV map and latency panel
+WIDE_WIDTH = 160  # least width with the right rail
 RAIL_WIDTH = 60
 
 
 def plan(width: int, height: int, page: Page = "live", strip: int = 0) -> dict[str, Region]:
-    """View -> region, for the views that are shown at this size. Regions never overlap.
+    """Return view -> region for the views that this size has room for. Regions never overlap.
 
     Args:
-        strip: rows of a strip above the screen, for the tour.
+        strip: rows of the tour strip above the screen.
     """
     if not strip or width < MIN_WIDTH or height - strip < MIN_HEIGHT:
         return _screen(width, height, page)
@@ -26,14 +26,14 @@ def plan(width: int, height: int, page: Page = "live", strip: int = 0) -> dict[s
 
 
 def _screen(width: int, height: int, page: Page) -> dict[str, Region]:
-    """The views of one screen.
+    """Return view -> region for one page, without the tour strip.
 
-    Every screen but the main one is a single view between the key figures and the scrub bar; those
-    of several engines and of two runs have neither of these.
+    Every page but the main one is a single view between the key figures and the scrub bar. The
+    fleet and compare pages have neither of these.
     """
     if width < MIN_WIDTH or height < MIN_HEIGHT:
         return {"too_small": Region(0, 0, width, height)}
-    if page in ("fleet", "compare"):  # nothing on it is of one engine, or of one moment
+    if page in ("fleet", "compare"):  # they do not show one engine at one moment
         return {
             "header": Region(0, 0, width, 1),
             "page": Region(0, 1, width, height - 3),
@@ -56,7 +56,7 @@ def _screen(width: int, height: int, page: Page) -> dict[str, Region]:
         places["latency_line"] = Region(0, bottom - 1, width, 1)
         places["lanes"] = Region(0, top, width, bottom - 1 - top)
         return places
-    has_limits = height >= 40  # a line of what limited the steps
+    has_limits = height >= 40  # room for a row with what limited each step
     chart_height = max(7, min(14, height // 5)) + has_limits
     if width >= WIDE_WIDTH:
         places |= _rail(width - RAIL_WIDTH, top, bottom)
@@ -73,7 +73,10 @@ def _screen(width: int, height: int, page: Page) -> dict[str, Region]:
 
 
 def _maps(places: dict[str, Region], width: int, top: int, bottom: int) -> int:
-    """KV map and latency side by side, or what of them fits under the lanes."""
+    """Place the KV map and latency panel below the lanes, as far as they fit.
+
+    Return the row at which the lanes must end.
+    """
     panel_height = 10
     if bottom - top < panel_height + 8:
         places["latency_line"] = Region(0, bottom - 1, width, 1)
@@ -89,7 +92,7 @@ def _maps(places: dict[str, Region], width: int, top: int, bottom: int) -> int:
 
 
 def _rail(x: int, top: int, bottom: int) -> dict[str, Region]:
-    """Step inspector, latency, knobs and events under each other, as far as they fit."""
+    """Return the right rail: step inspector, latency, knobs and events, as far as they fit."""
     rail: dict[str, Region] = {}
     left = bottom - top
     wanted = {"latency": 10, "inspector": 14, "knobs": 14}

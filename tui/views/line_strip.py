@@ -1,8 +1,8 @@
-"""`LineStrip`: a line of styled runs as Textual's compositor takes it, written with few codes.
+"""`LineStrip`: a line of styled runs as a `Strip` for Textual, written with few escape codes.
 
-Most lines are written once and never seen again, for they move by a column with each step. So a
-strip makes what is written straight from the runs; the segments that Textual's own ways of looking
-at a strip need are only made when Textual reads them.
+Most lines are written once and never again, because charts move by a column with each step. So a
+`LineStrip` makes the terminal output directly from the runs, and makes the segments that Textual's
+own methods need only when Textual reads them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ Line: TypeAlias = tuple[Run, ...]
 
 
 class Painter:
-    """Turns lines into strips in one skin; knows what to write from one style to the next."""
+    """Turns lines into strips in one skin; caches the escape codes between any two styles."""
 
     def __init__(self, skin: Skin) -> None:
         self.skin = skin
@@ -33,7 +33,7 @@ class Painter:
         return LineStrip(line, width, self)
 
     def written(self, line: Line, width: int, color_system: ColorSystem) -> str:
-        """What a terminal is sent for a line, in a style of its own from its first cell on."""
+        """Return the terminal output for a line; it assumes no style at the first cell."""
         if color_system is not self._color_system:
             self._color_system = color_system
             self._codes, self._changes = {}, {}
@@ -61,16 +61,16 @@ class Painter:
 
 
 class LineStrip(Strip):
-    """A strip whose runs write what differs from the run before, not their whole style again.
+    """A strip in which each run writes only the changes from the previous run's style.
 
     Args:
-        width: cells; the line is cut or filled to it.
+        width: width in cells; the line is cut or filled to it.
     """
 
     __slots__ = ("_line", "_made", "_painter")
 
     def __init__(self, line: Line, width: int, painter: Painter) -> None:
-        # Not through Strip: it would make a cache for each way of looking at a strip.
+        # `Strip.__init__` is not called: it would make a cache for each of its methods.
         self._line = line
         self._painter = painter
         self._made: list[Segment] | None = None
@@ -102,7 +102,7 @@ class LineStrip(Strip):
         return self._render_cache
 
     def crop(self, start: int, end: int | None = None) -> Strip:
-        # The compositor asks for nothing at all of the neighbour of every changed line.
+        # The compositor asks for an empty part of the neighbour of every changed line.
         return _NOTHING if end == 0 else super().crop(start, end)
 
     def divide(self, cuts: Iterable[int]) -> Sequence[Strip]:
@@ -111,7 +111,7 @@ class LineStrip(Strip):
 
 
 class _Forgetful:
-    """Takes the place of a cache whose entries would never be read twice."""
+    """Replaces a cache whose entries would never be read twice."""
 
     def get(self, key: object, default: Any = None) -> Any:
         return default
@@ -125,14 +125,14 @@ _NOTHING = Strip([], 0)
 
 
 class _Codes(NamedTuple):
-    """A style as parameters of an SGR sequence."""
+    """A style as the parameters of an SGR escape sequence."""
 
     attributes: str
     foreground: str
     background: str
 
     def after(self, before: "_Codes | None") -> str:
-        """What to write to get here from the style of the run before."""
+        """Return what to write to switch to this style from the style of the previous run."""
         if before is None or before.attributes != self.attributes:
             codes = [code for code in ("0", *self) if code]
         else:
@@ -159,8 +159,11 @@ def _codes(style: Style, color_system: ColorSystem) -> _Codes:
 
 
 def merged_runs(line: Line, width: int, skin: Skin) -> list[Run]:
-    """`line` in exactly `width` cells and as few runs as possible, for each costs a colour change
-    on the wire: blanks join what is before them where nothing shows the difference."""
+    """Return `line` in exactly `width` cells and in as few runs as possible.
+
+    Each run costs a style change in the output, so blanks join the run before them if that looks
+    the same.
+    """
     runs: list[Run] = []
     plain = skin.plain_styles
     text, style, left = "", "text", width

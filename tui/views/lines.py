@@ -1,11 +1,11 @@
 """Lines of styled runs, and the one widget that shows them.
 
-A view (`budget_chart.draw`, `lanes.draw`, ...) is a pure function from a `Frame` to lines; the
-widget turns a line into a `Strip` once, keeps it for as long as the line stays the same, and
-refreshes only lines that changed. That is what makes ten frames a second cheap.
+A view (`budget_chart.draw`, `lanes.draw`, ...) is a pure function from a `Frame` to lines. The
+widget turns a line into a `Strip` once, keeps it as long as the line stays the same, and refreshes
+only lines that changed. That makes ten frames a second cheap.
 
-In a line one character is one cell: the glyphs are, and text from outside goes through `clean`.
-A run without text is a mark: what is right of it, up to an edge, leads somewhere (`spot`).
+In a line one character is one cell: all glyphs are, and text from outside goes through `clean`.
+A run without text is a mark: the cells right of it, up to an edge, react to clicks (see `spot`).
 """
 
 import re
@@ -29,12 +29,12 @@ _UNPRINTABLE = re.compile(r"[^\x20-\x7e\xa0-\uffff]")
 
 
 def spot(kind: str, value: object) -> Run:
-    """A mark for the mouse; `Lines.spot_at` finds it again as (kind, value)."""
+    """Return a mark for the mouse, which `Lines.spot_at` returns as (kind, value)."""
     return "", f"{_MARK}{kind}:{value}"
 
 
 class Lines(Widget):
-    """Shows lines from its caller, cut or filled to its size."""
+    """A widget that shows its caller's lines, cut or filled to its size."""
 
     DEFAULT_CSS = "Lines { position: absolute; width: 1; height: 1; }"
     ALLOW_SELECT = False
@@ -43,9 +43,9 @@ class Lines(Widget):
         super().__init__(id=id)
         self._painter = Painter(skin)
         self._lines: list[Line] = []
-        self._strips: list[Strip | None] = []  # of the lines, None where not painted yet
+        self._strips: list[Strip | None] = []  # one for each line; None if not painted yet
         self._painted: dict[Line, Strip] = {}
-        self._width = 0  # that all of these are for
+        self._width = 0  # the width that all strips were painted for
         self._changed: set[int] = set()  # rows that are not on the screen yet
 
     @property
@@ -59,12 +59,12 @@ class Lines(Widget):
         self.refresh()
 
     def show(self, lines: Sequence[Line]) -> None:
-        """Replace the content; only lines that differ are drawn again."""
+        """Replace the content; draw only the lines that differ."""
         self.put(lines)
         self.refresh_changed()
 
     def put(self, lines: Sequence[Line]) -> None:
-        """Like `show`, but what has changed waits for `refresh_changed` or `take_changed`."""
+        """Replace the content; changed lines wait for `refresh_changed` or `take_changed`."""
         before, strips = self._lines, self._strips
         common = min(len(before), len(lines))
         changed = [y for y in range(common) if before[y] != lines[y]]
@@ -79,21 +79,21 @@ class Lines(Widget):
         self._changed.update(changed)
 
     def refresh_changed(self) -> None:
-        """Have Textual draw what has changed, when it comes to it."""
+        """Ask Textual to draw what has changed at its next refresh."""
         if self._changed:
             rows = sorted(self._changed)
             self._changed.clear()
             self.refresh(*_bands(rows, self.outer_size.width))
 
     def touch(self, height: int) -> None:
-        """Have so many lines count as changed."""
+        """Mark the first `height` lines as changed."""
         self._changed.update(range(height))
 
     def take_changed(self, region: Region) -> list[tuple[int, Strip]]:
-        """Rows of the screen that have changed; the caller writes them.
+        """Return the changed lines with their rows on the screen; the caller writes them.
 
         Args:
-            region: where the widget is shown.
+            region: the region of the widget on the screen.
         """
         rows = sorted(self._changed)
         self._changed.clear()
@@ -101,16 +101,16 @@ class Lines(Widget):
         return [(region.y + y, self._strip(y, width)) for y in rows if y < region.height]
 
     def plain_text(self) -> list[str]:
-        """What is shown, without styles."""
+        """Return the lines as shown, without styles."""
         width, height = self.outer_size
         return [self._strip(y, width).text for y in range(height)]
 
     def content(self, y: int) -> Line:
-        """One of the lines that were given."""
+        """Return line `y` as the caller gave it; empty if there is none."""
         return self._lines[y] if 0 <= y < len(self._lines) else ()
 
     def spot_at(self, x: int, y: int) -> tuple[str, str] | None:
-        """The mark that a cell belongs to; see `spot`."""
+        """Return the (kind, value) of the mark that a cell belongs to; None if to none."""
         found: tuple[str, str] | None = None
         begin = 0
         for text, style in self.content(y):
@@ -125,9 +125,9 @@ class Lines(Widget):
         return found
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        # Not through the styles cache: there is no border, padding or filter to apply here, and
-        # the compositor caches what it derives from a strip on that strip.
-        width = self.outer_size.width  # `size` is dear, and there is no border
+        # This bypasses the styles cache: there is no border, padding or filter to apply, and the
+        # compositor caches on each strip what it derives from it.
+        width = self.outer_size.width  # `size` is slow, and there is no border
         strips = [self._strip(y, width) for y in crop.line_range]
         if crop.column_span == (0, width):
             return strips
@@ -158,7 +158,7 @@ class Lines(Widget):
 
 
 def _bands(rows: Sequence[int], width: int) -> list[Region]:
-    """Full-width regions that cover the ordered `rows`; neighbouring rows share a region."""
+    """Return full-width regions that cover the sorted `rows`; adjacent rows share a region."""
     bands: list[Region] = []
     for y in rows:
         if bands and bands[-1].bottom == y:
@@ -169,7 +169,7 @@ def _bands(rows: Sequence[int], width: int) -> list[Region]:
 
 
 def fitted(line: Iterable[Run], width: int) -> Line:
-    """`line` cut or filled with blanks to `width` cells."""
+    """Return `line` cut or filled with blanks to `width` cells."""
     line = tuple(line)
     if sum([len(text) for text, _ in line]) == width:
         return line
@@ -194,14 +194,14 @@ def length_of(line: Iterable[Run]) -> int:
 
 
 class Field(NamedTuple):
-    """A part of a line that is shown whole or not at all; a higher rank goes first."""
+    """A part of a line that is shown whole or not at all; a higher rank is left out first."""
 
     rank: int
     line: Line
 
 
 def whole(fields: Sequence[Field], width: int) -> Line:
-    """As many fields as fit into `width` cells, in the order given."""
+    """Return as many fields as fit into `width` cells, in the given order."""
     kept = list(fields)
     while len(kept) > 1 and sum(length_of(field.line) for field in kept) > width:
         kept.remove(max(reversed(kept), key=lambda field: field.rank))
@@ -209,12 +209,12 @@ def whole(fields: Sequence[Field], width: int) -> Line:
 
 
 def first_fitting(forms: Sequence[Line], width: int) -> Line:
-    """The first of several forms of a line that fits; the last one where none does."""
+    """Return the first of these forms of a line that fits; the last one if none fits."""
     return next((form for form in forms if length_of(form) <= width), forms[-1])
 
 
 def spread(left: Line, right: Line, width: int, fill: Run = (" ", "text")) -> Line:
-    """`left` and `right` at the two ends of `width` cells; what does not fit is cut from `left`."""
+    """Return `left` and `right` at both ends of `width` cells; `left` is cut if both do not fit."""
     gap = width - length_of(left) - length_of(right)
     if gap < 0:
         return (*fitted(left, max(0, width - length_of(right))), *right)
@@ -224,7 +224,7 @@ def spread(left: Line, right: Line, width: int, fill: Run = (" ", "text")) -> Li
 def framed(
     body: Sequence[Line], width: int, height: int, title: Line, legend: Line = ()
 ) -> list[Line]:
-    """A rounded frame around `body`, with a title and, where it fits, a legend in its top edge."""
+    """Return `body` in a rounded frame, with a title and, if it fits, a legend in the top edge."""
     if width < 4 or height < 3:
         return [fitted(line, width) for line in body[:height]]
     inner = width - 2
@@ -245,9 +245,10 @@ def framed(
 
 
 def clean(text: str, width: int) -> str:
-    """Text from outside, safe for a terminal and at most `width` cells wide.
+    """Return text from outside made safe for a terminal and at most `width` cells wide.
 
-    Control characters would otherwise reach the operator's terminal, and wide ones break columns.
+    Without it, control characters would reach the operator's terminal, and wide characters would
+    break the columns.
     """
     text = _UNPRINTABLE.sub("?", text)
     if not text.isascii():

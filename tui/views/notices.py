@@ -1,4 +1,4 @@
-"""`Notices`: the one line that shows the operator what was done and what is wrong."""
+"""`Notices`: the line that tells the operator what was done and what is wrong."""
 
 import re
 import textwrap
@@ -15,12 +15,12 @@ _SHOWN_S = 8.0
 _ERROR_SHOWN_S = 20.0
 _REFUSAL_SHOWN_S = 5.0
 _BETWEEN: Run = ("  │  ", "frame")
-_LEAST = 24  # cells of what is still wrong, beside something new
+_LEAST = 24  # cells kept for standing notices beside a new one
 _PATH = re.compile(r"(?<!\S)~?/\S+")
 
 
 class Notices:
-    """The last thing said, until it is old; what is still wrong stands after it."""
+    """Shows the last notice until it expires, and after it the standing notices."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -32,7 +32,11 @@ class Notices:
         self._later: deque[tuple[str, Tone]] = deque()
 
     def say(self, text: str, tone: Tone = "text", shorter: Sequence[str] = ()) -> None:
-        """Args: shorter: the same in fewer words, for a line in which `text` has no room."""
+        """Show a notice now.
+
+        Args:
+            shorter: the same in fewer words, for lines in which `text` does not fit.
+        """
         self._text, self._shorter = text, shorter
         self._tone = tone
         shown_s = _ERROR_SHOWN_S if tone in ("breach", "caution") else _SHOWN_S
@@ -44,25 +48,28 @@ class Notices:
         self._later.append((text, tone))
 
     def say_after_place(self, text: str, tone: Tone = "text") -> None:
-        """What came of something: once what is said of a place has been there to be read."""
+        """Show a result now, or queue it if a notice of this place is still shown.
+
+        That leaves the operator time to read the notice of the place.
+        """
         if self._is_of_place and self._is_said():
             self.say_later(text, tone)
         else:
             self.say(text, tone)
 
     def refuse(self, text: str, shorter: Sequence[str] = ()) -> None:
-        """Why a key does nothing: only of interest right after it, on the screen it was for."""
+        """Show why a key does nothing, briefly, and only while this page and step are shown."""
         self.say(text, "caution", shorter)
         self._until_s = self._clock() + _REFUSAL_SHOWN_S
         self._is_of_place = True
 
     def say_of_place(self, text: str, tone: Tone = "text", shorter: Sequence[str] = ()) -> None:
-        """What is true at this step, on this screen: it goes with either; see `say`."""
+        """Show a notice that holds only while this page and step are shown; see `say`."""
         self.say(text, tone, shorter)
         self._is_of_place = True
 
     def leave_place(self) -> None:
-        """Another screen or another step is shown now."""
+        """Drop a notice of a place, because another page or step is shown now."""
         if self._is_of_place:
             self.dismiss()
 
@@ -70,7 +77,7 @@ class Notices:
         self._text = ""
 
     def lines(self, width: int, most: int) -> list[Line]:
-        """What is said now in as many lines as it needs, `most` at most; none of nothing."""
+        """Return the current notice in at most `most` lines; no lines if there is no notice."""
         if not self._is_said():
             return []
         room = max(1, width - 1)
@@ -80,9 +87,10 @@ class Notices:
         return [((" ", "text"), (clean(part, room), self._tone)) for part in parts]
 
     def line(self, standing: list[tuple[str, Tone]], width: int) -> Line:
-        """What is said now, and after it what is `standing`: still wrong, or still pending.
+        """Return the current notice, and after it the `standing` ones: still wrong or pending.
 
-        Where both have no room, the new one has most of it: the others are there when it is gone.
+        If they do not all fit, the current notice gets most of the room: the others stay when it is
+        gone.
         """
         parts, new = list(standing), 0
         if self._is_said():
@@ -107,7 +115,7 @@ class Notices:
         return line
 
     def _is_said(self) -> bool:
-        """Whether anything is said now; what was to be said later is, once there is nothing."""
+        """Whether a notice is shown now; if none is, show the next one in the queue."""
         if self._text and self._clock() < self._until_s:
             return True
         if not self._later:
@@ -132,7 +140,7 @@ def _with_short_paths(text: str, width: int) -> str:
 
 
 def _shares(lengths: Sequence[int], room: int) -> list[int]:
-    """Cells for each of several texts: what the short ones leave is for the long ones."""
+    """Return the cells for each of several texts: short ones leave their surplus to long ones."""
     shares = [0] * len(lengths)
     for num_done, idx in enumerate(sorted(range(len(lengths)), key=lambda idx: lengths[idx])):
         shares[idx] = min(lengths[idx], max(10, room // (len(lengths) - num_done)))

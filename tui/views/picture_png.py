@@ -1,7 +1,7 @@
 """A screen of characters as a PNG image, the same on every machine. Needs Pillow and matplotlib.
 
-matplotlib brings the font (DejaVu Sans Mono), so that nothing has to be installed on the system.
-Lines, blocks and shades are drawn, as terminals do it: only then do they meet between two cells.
+matplotlib includes the font (DejaVu Sans Mono), so the system needs no font. Lines, blocks and
+shades are drawn as terminals do, not taken from the font: otherwise gaps would show between cells.
 """
 
 import io
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
 
 _CELL_WIDTH, _CELL_HEIGHT = 12, 24  # pixels
-_FONT_SIZE = 20  # at which a character is one cell wide
+_FONT_SIZE = 20  # makes a character one cell wide
 _PADDING = 12  # around the screen
 _THIN, _HEAVY = 2, 4  # strokes
 
@@ -33,7 +33,7 @@ _STROKES = {
     "┬": (1, 1, 0, 1), "┴": (1, 1, 1, 0), "┼": (1, 1, 1, 1), "╭": (0, 1, 0, 1),
     "╮": (1, 0, 0, 1), "╰": (0, 1, 1, 0), "╯": (1, 0, 1, 0), "━": (2, 2, 0, 0),
 }  # fmt: skip
-# Of four dots in a square, row by row, those that are set.
+# Which dots are set in each square of four, counted row by row.
 _SHADES = {"░": (0,), "▒": (0, 3), "▓": (0, 1, 3)}
 _DOT = 2
 _QUADRANTS: dict[str, tuple[_Box, ...]] = {
@@ -45,19 +45,19 @@ _QUADRANTS: dict[str, tuple[_Box, ...]] = {
 
 
 def check_installed() -> None:
-    """Raises MissingPackage when Pillow or matplotlib is not there."""
+    """Raise MissingPackage if Pillow or matplotlib is not installed."""
     try:
-        import matplotlib  # noqa: F401 - only whether it can be
+        import matplotlib  # noqa: F401 - only to see whether it can be imported
         import PIL  # noqa: F401
     except ImportError as error:
         raise missing("matplotlib", "a PNG") from error
 
 
 def png(rows: "Sequence[Sequence[tuple[str, Style]]]") -> bytes:
-    """An image of `rows`, each of runs of characters with a style.
+    """Return a PNG image of `rows`, each of runs of characters with a style.
 
     Raises:
-        MissingPackage: Pillow or matplotlib is not there.
+        MissingPackage: Pillow or matplotlib is not installed.
     """
     try:
         import matplotlib
@@ -95,7 +95,7 @@ def png(rows: "Sequence[Sequence[tuple[str, Style]]]") -> bytes:
 
 
 def _ground(rows: "Sequence[Sequence[tuple[str, Style]]]") -> _Colour:
-    """The colour of most of the screen, for the space around it."""
+    """Return the most frequent background colour, to fill the space around the screen."""
     counts: dict[_Colour, int] = {}
     for row in rows:
         for run, style in row:
@@ -125,7 +125,7 @@ def _mixed(ink: _Colour, paper: _Colour, share: float) -> _Colour:
 
 
 def _drawn(draw: "ImageDraw", character: str, x: int, y: int, ink: _Colour) -> bool:
-    """Draw a line, a block or a shade into its cell; False for a character of the font."""
+    """Draw a line, block or shade into its cell; return False for any other character."""
 
     def fill(box: _Box) -> None:
         left, top, right, bottom = box
@@ -176,7 +176,7 @@ def _strokes(
 
 
 def _parted_line(draw: "ImageDraw", character: str, x: int, y: int, ink: _Colour) -> None:
-    """A double line, or a dashed one."""
+    """Draw a double or a dashed line."""
     middle = y + _CELL_HEIGHT // 2
     if character == "═":
         for top in (middle - 4, middle + 2):

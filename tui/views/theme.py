@@ -1,8 +1,8 @@
-"""How states look: one table of glyphs, one of styles. Widgets name a style, never a colour.
+"""Tables of glyphs and of styles. Widgets name a style, never a colour.
 
-Every state has a glyph of its own, so that the characters alone show what happens; colour comes
-second and can be absent. The colours keep prefill, decode, cached and preempted apart for
-protanopia and deuteranopia; red is for preemption and breaches only.
+Every state has its own glyph, so the characters alone show what happens, and colours can be absent.
+With protanopia and deuteranopia, the colours of prefill, decode, cached and preempted can still be
+told apart. Red is only for preemptions and breaches.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from stepscope.recordings.state.series.limits import Limit
 ThemeName: TypeAlias = Literal["dark", "light"]
 ColourMode: TypeAlias = Literal["dark", "light", "ansi", "none"]
 
-# By `Cell`, in its order; last, a running step whose token is still to come (on the time axis).
+# In the order of `Cell`; the last is a step that still runs, without its token (on the time axis).
 LANE_GLYPHS = " ?·╌░━═▓▒▓▒●○✗─"
 _LANE_STYLES = (
     "text",
@@ -41,12 +41,12 @@ _LANE_STYLES = (
 assert len(LANE_GLYPHS) == len(_LANE_STYLES) == len(Cell) + 1
 LANE_STYLES = dict(zip(LANE_GLYPHS, _LANE_STYLES, strict=True))
 
-LEVELS = "▁▂▃▄▅▆▇█"  # an eighth each
+LEVELS = "▁▂▃▄▅▆▇█"  # one to eight eighths of a cell
 
-# State of KV blocks, most precious last: a cell that covers several shows the most frequent one.
+# States of KV blocks, most valuable last: of equally frequent states a cell shows the later one.
 KV_EMPTY, KV_CACHED, KV_USED, KV_SHARED = range(4)
 KV_GLYPHS = "·░▓█"
-_KV_TO_ASCII = str.maketrans(KV_GLYPHS, ".:+#")  # beside prefill, `#` would be taken twice
+_KV_TO_ASCII = str.maketrans(KV_GLYPHS, ".:+#")  # its own table: elsewhere ▓ (prefill) is `#`
 KV_STYLES = ("kv_empty", "kv_cached", "kv_used", "kv_shared")
 KV_LEGEND = (
     ("█", "kv_shared", "shared by requests"),
@@ -55,7 +55,7 @@ KV_LEGEND = (
     ("·", "kv_empty", "empty"),
 )
 
-# What a request's time went to, the one to show first last.
+# Causes of a request's time. If a cell has several, the one that is last here is shown.
 CAUSE_GLYPHS: Mapping[Cause, tuple[str, str]] = {
     "idle": ("–", "muted"),
     "between": ("┊", "muted"),
@@ -73,7 +73,7 @@ CAUSE_GLYPHS: Mapping[Cause, tuple[str, str]] = {
     "preempted": ("✗", "preempted"),
 }
 
-# In the strip under the budget chart: what limited a step.
+# What limited a step: letters for the row below the budget chart.
 LIMIT_LETTERS: Mapping[Limit, str] = {
     "budget": "B",
     "seats": "S",
@@ -104,11 +104,11 @@ LEGEND = (
     ("?", "muted", "lost steps, or an unknown value"),
 )
 
-# One ASCII character for each other one that widgets use, so that a line keeps its width.
+# One ASCII character for each glyph that widgets use, so that a line keeps its width.
 _ASCII = {
     **dict(zip("▓▒━╍═░·✗●○◆▼", "#%=-*:.Xo0^v", strict=True)),
     **dict(zip(LEVELS, "___--###", strict=True)),
-    **dict(zip("▔▀", "'#", strict=True)),  # of bars that hang
+    **dict(zip("▔▀", "'#", strict=True)),  # for bars that hang down
     **dict(zip("─╌│┤├┬┴┼╭╮╰╯", "-~|+++++++++", strict=True)),
     **dict(zip("▐▌▲→←↑↓⇧▶◀⟨⟩", "[]^><^v^><<>", strict=True)),
     **dict(zip("×≥≤–—…▚┄‖┊", "x><--~&;H,", strict=True)),
@@ -133,7 +133,7 @@ class _Colours:
     accent: str
     good: str
     caution: str
-    held: str  # KV blocks in use: a calm tone, for they cover an area
+    held: str  # KV blocks in use: a calm tone, because they cover a large area
     badge_text: str
 
 
@@ -196,7 +196,7 @@ _BY_MODE: Mapping[ColourMode, _Colours] = {"dark": _DARK, "light": _LIGHT, "ansi
 
 @cache
 def styles(mode: ColourMode) -> Mapping[str, Style]:
-    """Style name -> rich style, for one way of showing colours ("none" has weight only)."""
+    """Return style name -> rich style for one colour mode ("none" has no colours)."""
     if mode == "none":
         return _without_colour()
     c = _BY_MODE[mode]
@@ -251,9 +251,9 @@ def _without_colour() -> Mapping[str, Style]:
 
 
 class Skin:
-    """How one screen is painted: colours, and block or ASCII glyphs.
+    """The looks of one screen: colours, and block or ASCII glyphs.
 
-    A style name may end in `+cursor`: the same, raised.
+    A style name may end in `+cursor`: the same style, highlighted.
     """
 
     def __init__(self, mode: ColourMode = "dark", ascii_only: bool = False) -> None:
@@ -261,7 +261,7 @@ class Skin:
         self.ascii_only = ascii_only
         self._styles = dict(styles(mode))
         ground = self._styles["text"].bgcolor
-        # A blank in one of these looks the same in all of them.
+        # A blank looks the same in all of these styles.
         self.plain_styles = frozenset(
             name
             for name, style in self._styles.items()
@@ -272,17 +272,17 @@ class Skin:
 
     def _raised(self, style: Style, is_plain: bool) -> Style:
         if self.mode in ("none", "ansi"):
-            # Of sixteen colours none is sure to differ from the ground and from all the others.
+            # No one of sixteen colours surely differs from the background and from all others.
             return style + (Style(reverse=True) if is_plain else Style(underline=True))
         raised = Style(bgcolor=_BY_MODE[self.mode].raised)
         if style.bgcolor == raised.bgcolor:
             return style + Style(underline=True)
-        # There, the foreground shows what elsewhere the background shows.
+        # A style with its own background gets that colour as its foreground.
         return style + raised if is_plain else style + Style(color=style.bgcolor) + raised
 
     @property
     def background(self) -> str:
-        """Of the whole screen, as Textual names colours."""
+        """The background colour of the screen, as Textual names colours."""
         colours = _BY_MODE.get(self.mode)
         if colours is None or colours.background == "default":
             return "ansi_default"
@@ -292,7 +292,7 @@ class Skin:
         return self._styles[name]
 
     def text(self, text: str, style: str = "text") -> str:
-        """`text` in the characters this screen may use; its width stays the same."""
+        """Return `text` in the characters that this screen may use; its width stays the same."""
         if not self.ascii_only or text.isascii():
             return text
         table = _KV_TO_ASCII if style.startswith("kv_") else _TO_ASCII
@@ -300,11 +300,11 @@ class Skin:
 
 
 def colour_mode(theme: ThemeName, color_system: str | None, no_color: bool) -> ColourMode:
-    """What the terminal can show.
+    """Return the colour mode for a theme on this terminal.
 
     Args:
         color_system: as rich names it: None, "standard" (16 colours), "256" or "truecolor".
-        no_color: the user asked for none (NO_COLOR).
+        no_color: whether the user asked for no colours (NO_COLOR).
     """
     if no_color or color_system is None:
         return "none"

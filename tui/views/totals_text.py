@@ -1,5 +1,4 @@
-"""The text for an engine that publishes totals only: its figures, what they leave out, and how to
-see more."""
+"""Texts for an engine that publishes only totals: its figures, their limits, how to see more."""
 
 from stepscope.engine.protocol.wire import StepRecord
 from stepscope.tui.views import format as fmt
@@ -24,7 +23,7 @@ _NO_MORE = ("stepscope sees single steps of vLLM, SGLang and its own engine only
 
 
 def lines(frame: Frame) -> list[str]:
-    """What totals leave out; empty for an engine that publishes the requests of each step."""
+    """Return what totals leave out; empty for an engine that publishes each step."""
     info = frame.state.info
     if info is None or info.totals_every_s is None:
         return []
@@ -37,12 +36,12 @@ def lines(frame: Frame) -> list[str]:
 
 
 def more(engine: str | None) -> tuple[str, ...]:
-    """How to see more of an engine than its metrics."""
+    """Return how to see more of an engine than its metrics."""
     return _MORE.get(engine or "", _NO_MORE)
 
 
 def figures(frame: Frame, record: StepRecord) -> list[Line]:
-    """What one record of totals says."""
+    """Return the figures in one record of totals."""
     totals = record.totals
     if totals is None:
         return []

@@ -1,4 +1,4 @@
-"""`View`: where the operator looks. Keys change it, the views read it; it draws nothing."""
+"""`View`: what the operator looks at. Keys change it, and the panels and pages read it."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -16,34 +16,34 @@ SORTS: tuple[Sort, ...] = ("arrival", "state", "blocks", "latest")
 
 @dataclass(slots=True)
 class View:
-    """Position in time and in the lanes.
+    """The page on the screen, and the position in time, in the lanes and in lists.
 
-    `cursor` is the step looked at, None while following the newest. `right` is the step at the
-    right edge, which stays where it is while the operator scrubs inside the screen. `first_lane`
-    is None while the lanes choose by themselves what is worth showing. `page` is the screen that is
-    shown, `trail` where Escape leads back to, `row` the line of it that is selected: the newest
-    while no `entry` is chosen.
+    `cursor` is the step to show; None follows the newest step. `right` is the step at the right
+    edge, which does not move while the operator scrubs inside the screen. `first_lane` is None
+    while the most interesting lanes are chosen automatically. `page` is the page on the screen,
+    `trail` the pages that Escape goes back to. `row` is the selected row; in a list that grows it
+    is the newest until the operator chooses an `entry`.
     """
 
     cursor: int | None = None
     right: int | None = None
     axis: Axis = "step"
     zoom_idx: int = 0
-    other_zoom_idx: int = 0  # of the axis that is not shown
+    other_zoom_idx: int = 0  # zoom of the axis that is not shown
     is_time_fitted: bool = False  # the zoom of the time axis was chosen for this recording
     sort: Sort = "arrival"
     filter: str = ""
     selected: int | None = None  # request id
     first_lane: int | None = None
-    followed: int | None = None  # request id; has a lane wherever the others are
+    followed: int | None = None  # request id; this request always keeps a lane
     page: Page = "live"
     trail: tuple[Page, ...] = ()
     row: int = 0
-    entry: object = None  # what was chosen on a list that grows: its row is where that is
+    entry: object = None  # the selected entry of a list that grows; `row` follows it
     kv_by_owner: bool = False
     latency: LatencyKind = "itl"
-    longest_first: bool = False  # the list of breaches; else newest first
-    own_load: bool = False  # the header says what the dashboard itself costs
+    longest_first: bool = False  # order of the list of breaches; else newest first
+    own_load: bool = False  # the header shows what the dashboard itself costs
 
     @property
     def live(self) -> bool:
@@ -54,16 +54,16 @@ class View:
         return ZOOMS[self.zoom_idx]
 
     def pause(self, last_step: int | None) -> None:
-        """Stay at the newest step."""
+        """Stop at the step that is now the newest."""
         if self.cursor is None:
             self.cursor = self.right = last_step
 
     def follow(self) -> None:
-        """Back to the newest step, for as long as it takes."""
+        """Go to the newest step, and follow it from now on."""
         self.cursor = self.right = None
 
     def go(self, step: int, first_step: int, last_step: int) -> None:
-        """Look at `step`, or at the nearest there is."""
+        """Move the cursor to `step`, or to the nearest step in memory."""
         self.cursor = max(first_step, min(last_step, step))
         if self.right is None:
             self.right = last_step
@@ -73,7 +73,7 @@ class View:
         if self.cursor is None or self.right is None:
             return
         if self.cursor < first_visible:
-            # A third of the screen stays to the left, for what led up to it.
+            # Keep a third of the screen left of the cursor, for the steps before it.
             width = last_visible - first_visible
             self.right = min(last_step, self.cursor + width - width // 3)
         elif self.cursor > self.right:
@@ -83,15 +83,15 @@ class View:
         self.zoom_idx = max(0, min(len(ZOOMS) - 1, self.zoom_idx + direction))
 
     def next_axis(self) -> None:
-        """Each axis has a zoom of its own: ten steps a column say nothing about milliseconds."""
+        """Switch the axis. Each has its own zoom: steps per column say nothing about time."""
         self.axis = "time" if self.axis == "step" else "step"
         self.zoom_idx, self.other_zoom_idx = self.other_zoom_idx, self.zoom_idx
 
     def fit_time(self, num_cells: float, cells_a_step: float, num_columns: int) -> None:
-        """Choose the zoom of the time axis, once: all of a recording, or a step a column.
+        """Choose the zoom of the time axis, once: show all of a recording, or a step per column.
 
         Args:
-            num_cells, cells_a_step: length of the recording and of its mean step at zoom 1.
+            num_cells, cells_a_step: columns of the recording and of its mean step at zoom 1.
         """
         if self.is_time_fitted:
             return
@@ -105,10 +105,12 @@ class View:
         self.first_lane = None
 
     def scroll_lanes(self, rows: int, num_lanes: int) -> None:
-        """Take over from the automatic choice of lanes, which shows neither end; Esc gives back.
+        """Scroll the lanes; the first call ends the automatic choice and goes to either end.
+
+        Escape brings the automatic choice back.
 
         Args:
-            num_lanes: of all that there are.
+            num_lanes: the number of all lanes.
         """
         if self.first_lane is None:
             self.first_lane = 0 if rows < 0 else num_lanes
@@ -123,12 +125,12 @@ class View:
             self.page, self.row, self.entry = page, 0, None
 
     def leave(self) -> None:
-        """Back to the screen before."""
+        """Go back to the previous page."""
         self.page = self.trail[-1] if self.trail else "live"
         self.trail, self.row, self.entry = self.trail[:-1], 0, None
 
     def next_order(self) -> None:
-        """What `o` changes on the screen that is shown."""
+        """Change the order of the page on the screen, or the latency that it shows (key `o`)."""
         if self.page == "kv":
             self.kv_by_owner = not self.kv_by_owner
         elif self.page == "latency":

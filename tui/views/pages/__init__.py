@@ -1,4 +1,4 @@
-"""Whole pages: pure functions from a frame to lines, and what their rows lead to.
+"""Whole pages: pure functions from a frame to lines, and the targets of their rows.
 
 May import: engine.adapters.metrics, engine.protocol, engine.protocol.settings,
   engine.transport, recordings.attribution, recordings.compare, recordings.file,

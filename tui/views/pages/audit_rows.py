@@ -1,4 +1,4 @@
-"""Rows of the audit trail: what each change did to the latencies, in as many figures as fit."""
+"""Rows of the audit trail: each change, with as many figures of its effect on latency as fit."""
 
 from typing import TypeAlias
 
@@ -14,16 +14,16 @@ from stepscope.tui.views.panels.knob_effect import FIGURES, effect_of
 Entry: TypeAlias = KnobsChanged | Audited
 
 _WHO_WIDTH = 12
-_BEFORE_CHANGE = 1 + 10 + 9 + _WHO_WIDTH + 1  # cells, with the blanks between columns
+_BEFORE_CHANGE = 1 + 10 + 9 + _WHO_WIDTH + 1  # cells left of the change, with blanks between
 _FIGURE_WIDTH = 12
-_LEAST, _MOST = 32, 90  # cells of the change
-# Which figures go first where there is little room: the longest wait shows what p99 does not, and
-# a p50 of ITL says least, for most steps are the same before and after.
+_LEAST, _MOST = 32, 90  # least and most cells of the change
+# Which figures to show if there is little room, most important first: the longest wait shows what
+# p99 does not. The p50 of ITL says least, because most steps are the same before and after.
 _RANKS = (("itl", "max"), ("itl", "p99"), ("ttft", "p99"), ("ttft", "p50"), ("itl", "p50"))
 
 
 def columns(width: int) -> tuple[Column, ...]:
-    """Of a table that is `width` wide."""
+    """Return the columns of a table that is `width` wide."""
     names = [f"{kind.upper()} {rank}" for kind, rank in FIGURES]
     return (
         Column("step", 9, True),
@@ -35,7 +35,7 @@ def columns(width: int) -> tuple[Column, ...]:
 
 
 def _shown(width: int) -> list[int]:
-    """Places in `FIGURES` of those that have room."""
+    """Return the indices in `FIGURES` of the figures that have room."""
     room = (width - _BEFORE_CHANGE - _LEAST) // (_FIGURE_WIDTH + 1)
     return sorted(FIGURES.index(each) for each in _RANKS[: max(1, room)])
 
@@ -46,7 +46,7 @@ def _change_width(width: int) -> int:
 
 
 def change(frame: Frame, entry: KnobsChanged, width: int) -> list[Cell]:
-    """A change of knobs with what it did; `!` is later than the service level."""
+    """Return the row of a knob change with its effect; `!` marks what breaks the service level."""
     room = _change_width(width)
     cells: list[Cell] = [
         (f"{entry.effective_step:,}", "text"),
@@ -58,7 +58,7 @@ def change(frame: Frame, entry: KnobsChanged, width: int) -> list[Cell]:
     effect = effect_of(frame.history, entry, frame.state.time_ns)
     if effect.is_blank:
         forms = (f"  {effect.missing}", effect.missing, effect.gist)
-        is_last = len(_shown(width)) == 1  # then the text stays in its column
+        is_last = len(_shown(width)) == 1  # then the text must fit into its column
         left = _FIGURE_WIDTH if is_last else width - _BEFORE_CHANGE - room - 1
         return [*cells, (fmt.first_fitting(forms, left), "muted")]
     for at in _shown(width):
@@ -71,7 +71,7 @@ def change(frame: Frame, entry: KnobsChanged, width: int) -> list[Cell]:
 
 
 def audited(frame: Frame, entry: Audited) -> list[Cell]:
-    """The row of any other command, or of a refused one."""
+    """Return the row of any other command, or of a refused one."""
     style = "breach" if entry.code else "text"
     return [
         ("refused" if entry.code else f"{entry.effective_step or 0:,}", style),
@@ -82,7 +82,7 @@ def audited(frame: Frame, entry: Audited) -> list[Cell]:
 
 
 def coming(frame: Frame, step: int, entry: Entry, width: int) -> list[Cell]:
-    """A row for a command after the cursor of a replay; its effect is unknown until then."""
+    """Return the row of a command after the cursor of a replay; its effect is not yet known."""
     ahead = "ahead: "
     if isinstance(entry, KnobsChanged):
         who = entry.who
@@ -98,7 +98,7 @@ def coming(frame: Frame, step: int, entry: Entry, width: int) -> list[Cell]:
 
 
 def about(frame: Frame, entry: Entry, width: int, *, is_ahead: bool) -> str:
-    """All of a chosen entry, as far as `width` cells hold it."""
+    """Return the text of a selected entry, as much of it as fits into `width` cells."""
     if not isinstance(entry, KnobsChanged):
         text = change_text(entry)
         return fmt.first_fitting((f"{who_text(entry)}: {text}", text), width)

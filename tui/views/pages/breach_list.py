@@ -1,4 +1,4 @@
-"""The late tokens that the latency screen lists, their order, and the heading above them."""
+"""The late tokens on the latency page: which are listed, in which order, and the heading."""
 
 from stepscope.recordings.attribution.longest import Breach
 from stepscope.tui.views.frame.frame import Frame
@@ -8,7 +8,7 @@ MAX_BREACHES = 200
 
 
 def listed(frame: Frame) -> list[Breach]:
-    """One of a kind a step, the newest or the longest up to the cursor."""
+    """Return late tokens up to the cursor, one per kind and step: newest or longest first."""
     windows = frame.history.windows
     if frame.view.longest_first:
         return windows.longest(frame.cursor, MAX_BREACHES, _first_kind(frame))
@@ -16,9 +16,9 @@ def listed(frame: Frame) -> list[Breach]:
 
 
 def heading(frame: Frame, room: int) -> Line:
-    """How many there are, how they are ordered and the key for the other order.
+    """Return the heading: how many tokens are late, their order, and the key for the other order.
 
-    What is left out first where that is too long: how many of them are shown, the unit, the steps.
+    If it is too long, it drops in this order: how many are shown, the unit, the steps.
     """
     order = (f"  {_order(frame)}", "muted")
     late = frame.history.windows.late(frame.cursor)
@@ -26,7 +26,7 @@ def heading(frame: Frame, room: int) -> Line:
         return (("breaches", "title"), order)
     tokens = "1 token" if late.num_tokens == 1 else f"{late.num_tokens:,} tokens"
     steps = "1 step" if late.num_steps == 1 else f"{late.num_steps:,} steps"
-    # Tokens, as `explain` counts them: several are late in a step; a line is one step and kind.
+    # Count tokens, as `explain` does: several may be late in a step, but a line is a step and kind.
     in_full = f"{tokens} late in {steps}" if late.num_breaches else "0 tokens late"
     of_what = _of_what(frame)
     in_short = f"{late.num_tokens:,} late"
@@ -40,7 +40,7 @@ def heading(frame: Frame, room: int) -> Line:
 
 
 def _of_what(frame: Frame) -> str:
-    """The part that was counted, if it is not all."""
+    """Return which part was counted; empty if all of it was."""
     end = None if frame.extent is None else frame.extent[1]
     is_at_end = frame.cursor is None or end is None or frame.cursor >= end
     in_memory = "" if frame.is_whole else " in memory"
@@ -48,7 +48,7 @@ def _of_what(frame: Frame) -> str:
 
 
 def _first_kind(frame: Frame) -> str:
-    """Waits for a first token are of another order: by length alone they would hide the stalls."""
+    """Return the kind to list first: waits for a first token are so long that they hide stalls."""
     return "TTFT" if frame.view.latency == "ttft" else "ITL"
 
 

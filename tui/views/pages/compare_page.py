@@ -14,11 +14,11 @@ from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import Cell, Column, Target, bar, beside, table
 from stepscope.tui.views.lines import Line, Run, clean, fitted, framed, length_of, spread
 
-_TABLE_WIDTH = 68  # of requests, where the charts stand beside them
+_TABLE_WIDTH = 68  # of the table of requests, if the charts are beside it
 _BESIDE = 140
-_WITH_LIKE = 18  # lines, for waits of like work too
-_ROOMY = 50  # lines of the page
-_HEAD = 10  # cells before a sentence
+_WITH_LIKE = 18  # least lines to show also the waits of like work
+_ROOMY = 50  # least lines of a page with all figures
+_HEAD = 10  # cells left of a sentence
 _REQUESTS = (
     Column("request", 13),
     Column("prompt", 7, True),
@@ -32,14 +32,14 @@ _CHOICES = (Column("", 9), Column("compare with", 34), Column("", 0))
 
 
 def chart_columns(width: int) -> int:
-    """Columns of the charts on a screen of this width."""
+    """Return the number of chart columns on a screen of this width."""
     if width >= _BESIDE:
         width -= _TABLE_WIDTH
     return max(1, width - 2 - compare_charts.GUTTER)
 
 
 def column_at(line: str, width: int, x: int) -> int | None:
-    """The column of the charts at `x` of a line of the page; None beside them."""
+    """Return the chart column at cell `x` of a line of the page; None beside the charts."""
     first = (_TABLE_WIDTH if width >= _BESIDE else 0) + 1 + compare_charts.GUTTER
     if len(line) <= first or line[first - 1] not in "│┤" or not first <= x < width - 1:
         return None
@@ -47,7 +47,7 @@ def column_at(line: str, width: int, x: int) -> int | None:
 
 
 def targets(frame: Frame) -> list[Target]:
-    """One for each choice, or for each request in both runs."""
+    """Return a target for each choice, or for each request in both runs."""
     page = frame.compare
     if page is None:
         return []
@@ -59,7 +59,7 @@ def targets(frame: Frame) -> list[Target]:
 
 
 def header(frame: Frame, title: str, fps: float, width: int) -> list[Line]:
-    """Instead of that of one engine."""
+    """Return the header, which replaces that of one engine."""
     page = frame.compare
     line: list[Run] = [(f" {clean(title, 24)} ", "strong"), ("▐COMPARE▌", "badge_replay")]
     if page is not None and page.names[0]:
@@ -78,13 +78,13 @@ def header(frame: Frame, title: str, fps: float, width: int) -> list[Line]:
 
 
 def _short_names(a: str, b: str) -> tuple[tuple[str, str], str]:
-    """Names of both sides, and what they are before and after of."""
+    """Return the names of both sides; for two parts of one session also where they are divided."""
     found = reaches(a, b)
     return ((a, b), "") if found is None else (("before", "after"), found[0])
 
 
 def small(frame: Frame, width: int, height: int) -> list[Line]:
-    """What can be said on a screen too small for the page."""
+    """Return what to show on a screen that is too small for the page."""
     page = frame.compare
     if page is None or page.comparison is None:
         nothing: Line = ((" nothing to compare yet", "muted"),)
@@ -93,7 +93,7 @@ def small(frame: Frame, width: int, height: int) -> list[Line]:
 
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
-    """The whole page."""
+    """Return the whole page."""
     page = frame.compare
     if page is None:
         return framed([], width, height, (("compare", "title"),))
@@ -109,7 +109,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         right = _charts(frame, page, width - _TABLE_WIDTH, rest)
         return [*lines, *beside(left, right)]
     if page.align == "request":
-        # The table where there is no room for both: the charts say nothing without it.
+        # Without room for both show the table: the charts mean nothing without it.
         num_rows = min(len(found.requests.pairs) + 3, max(5, rest - 9), 14)
         num_rows = rest if rest - num_rows < 5 else num_rows
         lines += _requests(page, found, width, num_rows)
@@ -128,7 +128,7 @@ def _charts_min(height: int) -> int:
 def _verdict(
     frame: Frame, page: ComparePage, found: Comparison, width: int, height: int
 ) -> list[Line]:
-    """Sentences and figures, on a page of so many lines."""
+    """Return the panel of sentences and figures, on a page of this height."""
     room = height - _charts_min(height)
     inner = width - 2
     with_like = room >= _WITH_LIKE
@@ -157,7 +157,7 @@ def _verdict(
 
 
 def _sentences(found: Comparison, width: int, room: int) -> list[Line]:
-    """The most telling first; what does not fit in its lines ends in dots."""
+    """Return the sentences, most important first; a text that does not fit ends in "…"."""
     settings = [words.setting_text(each) for each in found.settings]
     lines: list[Line] = []
     why = words.load(found)
@@ -188,7 +188,7 @@ def _sentences(found: Comparison, width: int, room: int) -> list[Line]:
 
 
 def _block(head: str, style: str, phrases: Sequence[str], width: int, most: int) -> list[Line]:
-    """A heading and what belongs to it, in at most so many lines."""
+    """Return a heading with its phrases, in at most `most` lines."""
     wrapped = _wrapped(phrases, width - _HEAD - 1, most)
     return [
         ((f" {head if not number else '':<{_HEAD - 1}}", style), (text, "text"))

@@ -10,12 +10,12 @@ from stepscope.tui.views.frame.fleet_desk import FleetPage
 from stepscope.tui.views.lines import Line, Run, clean, length_of
 
 _NUM_DIFFERENCES = 6
-_LEAST_ALIKE = 3  # engines that share a note
-_NAMED = 6  # of those, beside the worst
+_LEAST_ALIKE = 3  # least number of engines to share a note
+_NAMED = 6  # engines named in a shared note, besides the worst
 
 
 def notes(page: FleetPage, width: int) -> list[Line]:
-    """What an operator should know first, in words."""
+    """Return the notes, in words: what an operator should know first."""
     picture = page.picture
     lines: list[Line] = []
     for each in picture.lines:
@@ -49,7 +49,10 @@ def notes(page: FleetPage, width: int) -> list[Line]:
 
 
 def _alike(imbalances: Sequence[Imbalance]) -> list[list[Imbalance]]:
-    """Three or more engines that stand out in the same figures share a note, at the worst."""
+    """Group engines that share a note: three or more that stand out in the same figures.
+
+    A group is at the place of its worst engine.
+    """
     kinds: dict[tuple[Figure, ...], list[Imbalance]] = {}
     for each in imbalances:
         kinds.setdefault(each.figures, []).append(each)
@@ -64,7 +67,7 @@ def _alike(imbalances: Sequence[Imbalance]) -> list[list[Imbalance]]:
 
 
 def _imbalance(picture: FleetPicture, group: Sequence[Imbalance], width: int) -> list[Line]:
-    """One engine that stands out, or several that do in the same way."""
+    """Return the note on one engine that stands out, or on several that do in the same way."""
     worst = group[0]
     sign, style = ("▼", "good") if worst.has_room else ("▲", "caution")
     seconds = picture.now_s - min(each.since_s for each in group)
@@ -107,13 +110,13 @@ def _how_to_add() -> list[Line]:
 
 
 def _wrapped(begin: Line, pieces: Sequence[Run], width: int) -> list[Line]:
-    """Pieces after a beginning, apart by points; more of them in lines below it."""
+    """Return lines with a beginning, then the pieces, separated by dots and wrapped to `width`."""
     indent = length_of(begin)
     if indent > width // 2:
         indent = 4
     lines: list[Line] = []
     line: list[Run] = list(begin)
-    is_empty = True  # but for the beginning
+    is_empty = True  # apart from the beginning
     for text, style in pieces:
         if not is_empty and length_of(line) + 3 + len(text) > width:
             lines.append(tuple(line))
@@ -131,7 +134,7 @@ def _wrapped(begin: Line, pieces: Sequence[Run], width: int) -> list[Line]:
 
 
 def _broken(text: str, width: int) -> list[str]:
-    """At blanks, into parts of at most so many cells."""
+    """Break a text at blanks into parts of at most `width` cells."""
     parts: list[str] = []
     while len(text) > width:
         at = text.rfind(" ", 0, width + 1)

@@ -1,8 +1,8 @@
-"""The fleet screen: a line per engine, and in words which one is out of step with the others.
+"""The fleet screen: a line per engine, and notes on engines that differ from the others.
 
-From the top: the table; what is wrong or stands out, and settings that differ; the figures that
-load is spread by, side by side; what happened to engines. What there is no room for goes from the
-end of it.
+From the top: the table; the notes on what is wrong, stands out or is set differently; bars that
+compare the load of engines; their load over time; what happened to them; requests across prefill
+and decode engines. Without enough room the last parts are left out.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,19 +26,19 @@ from stepscope.tui.views.framed_panels import Target, bar, beside, column_chart,
 from stepscope.tui.views.lines import Line, Run, clean, fitted, framed, length_of, spread
 from stepscope.tui.views.pages import fleet_notes
 
-_LOAD_ROWS = 4  # at most, of the load of each engine
-_EVENTS_HEIGHT = 8  # kept for events before the load takes more than it needs
-_LEAST_ROWS = 3  # of the table, when there is room for little
+_LOAD_ROWS = 4  # most rows of the load of each engine
+_EVENTS_HEIGHT = 8  # rows kept for events, if there are as many, before the load gets any
+_LEAST_ROWS = 3  # least rows of the table
 
 
 def targets(frame: Frame) -> list[Target]:
-    """One for each engine, in the order of the lines."""
+    """Return a target for each engine, in the order of the lines."""
     page = frame.fleet
     return [] if page is None else [Target(engine=each.name) for each in page.engines]
 
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
-    """The whole page."""
+    """Return the whole page."""
     page = frame.fleet
     if page is None or width < 4 or height < 3:
         return [fitted((), width)] * height
@@ -76,7 +76,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
 
 
 def header(frame: Frame, title: str, fps: float, width: int) -> list[Line]:
-    """Instead of the header of one engine: how many are up, and the sum of what they do."""
+    """Return the header, which replaces that of one engine: how many are up, and their sums."""
     right: Line = ((f"{fps:g}fps ", "muted"),)
     page = frame.fleet
     if page is None:
@@ -87,7 +87,7 @@ def header(frame: Frame, title: str, fps: float, width: int) -> list[Line]:
 
 
 def small(frame: Frame, width: int, height: int) -> list[Line]:
-    """Where there is no room for a table: how many are up, and what stands out."""
+    """Return what to show without room for a table: how many are up, and what stands out."""
     page = frame.fleet
     if page is None:
         return []
@@ -96,7 +96,7 @@ def small(frame: Frame, width: int, height: int) -> list[Line]:
 
 
 def hit(frame: Frame, width: int, height: int, x: int, y: int) -> str | ColumnKey | None:
-    """What is at a place of the page: the name of an engine, or the key of a column's heading."""
+    """Return what is at a place of the page: an engine's name, or the key of a column heading."""
     page = frame.fleet
     if page is None:
         return None
@@ -113,7 +113,7 @@ def hit(frame: Frame, width: int, height: int, x: int, y: int) -> str | ColumnKe
 
 
 def columns(width: int) -> tuple[ColumnKey, ...]:
-    """The columns that a page of this width shows."""
+    """Return the columns that a page of this width shows."""
     return tuple(place.column.key for place in placed(width - 2))
 
 
@@ -137,7 +137,7 @@ def _up(page: FleetPage) -> list[Run]:
 
 
 def _as_many(begin: Line, parts: Sequence[Line], width: int) -> Line:
-    """As many whole parts after a beginning as fit."""
+    """Return a beginning with as many whole parts after it as fit."""
     line = begin
     for part in parts:
         if length_of(line) + length_of(part) > width:
@@ -147,7 +147,7 @@ def _as_many(begin: Line, parts: Sequence[Line], width: int) -> Line:
 
 
 def _totals(page: FleetPage) -> list[Line]:
-    """Sums over the engines that publish a figure; unknown when none does."""
+    """Return sums over the engines that publish each figure; a dash if none does."""
     engines = page.engines
     running = _sum(engines, lambda e: e.num_running)
     seats = _sum(engines, lambda e: e.num_seats)
@@ -174,7 +174,7 @@ def _or_dash(value: float | None) -> str:
 
 
 def _table_height(page: FleetPage, height: int, num_notes: int) -> int:
-    """All engines if possible; the notes keep a few lines in any case."""
+    """Return the height of the table: all engines if possible, but a few lines for the notes."""
     wanted = len(page.lines) + 3
     least_notes = min(num_notes + 2, max(3, height // 3))
     return min(height, max(min(wanted, height - least_notes), min(wanted, _LEAST_ROWS + 3)))
@@ -214,7 +214,7 @@ _SIDES: tuple[tuple[str, Figure, Callable[[EngineFigures], float | None], str], 
 
 
 def _bars(page: FleetPage, width: int, height: int) -> list[Line]:
-    """The same order as in the table; each on its own scale."""
+    """Return bars for each engine in the order of the table, each figure on its own scale."""
     number = 4 if width >= 100 else 2
     widths = [width // number] * number
     widths[-1] = width - sum(widths[:-1])
@@ -260,7 +260,7 @@ def _bar(
 
 
 def _loads(page: FleetPage, width: int, rows: int) -> list[Line]:
-    """Requests in each engine, upwards, on one scale."""
+    """Return the number of requests in each engine over time, all on one scale."""
     known = [each for line in page.lines for each in line.load if each is not None]
     top = max(known, default=0)
     names = [each.name for each in page.engines]
@@ -288,7 +288,7 @@ def _loads(page: FleetPage, width: int, rows: int) -> list[Line]:
 
 
 def _lives(page: FleetPage, width: int, height: int) -> list[Line]:
-    """Requests across prefill and decode engines."""
+    """Return the lanes of requests across prefill and decode engines."""
     picture, inside = page.picture, width - 2
     body = whole_life_lanes.draw(picture.lives, picture.lives_ns, inside, height - 2)
     seconds = whole_life_lanes.seconds(inside)

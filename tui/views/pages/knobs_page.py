@@ -1,4 +1,4 @@
-"""Knobs: values, bounds, the author of the last change, and the latencies after each change."""
+"""The knobs page: values, bounds, who changed them last, and the latencies around each change."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ _BOUNDS, _LAST, _HELP = " may be", "last changed", "what it does"
 
 
 def targets(frame: Frame) -> list[Target]:
-    """One for each knob, then one for each line of the audit trail, the newest first."""
+    """Return a target for each knob, then one for each line of the audit trail, newest first."""
     knobs = [Target(knob=name) for name in _names(frame)]
     known = _known(frame)
     ahead = [Target(step=each.step) for each in _ahead(frame, known)]
@@ -31,7 +31,7 @@ def targets(frame: Frame) -> list[Target]:
 
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
-    """The whole page."""
+    """Return the whole page."""
     names = _names(frame)
     row = frame.view.row
     specs = _specs(frame)
@@ -124,7 +124,7 @@ def _knob_columns(width: int) -> tuple[Column, ...]:
         Column("value", 12, True),
         Column("default", 12, True),
     )
-    if width < 100:  # the chosen line has what it may be
+    if width < 100:  # the text on the selected knob has its bounds
         return (*columns, Column(_LAST, 0))
     bounds = Column(_BOUNDS, 20 if width < 110 else 34 if width < 150 else 52)
     if width < 150:
@@ -139,7 +139,7 @@ def _knob(
     past: Sequence[KnobsChanged],
     rooms: Mapping[str, int],
 ) -> list[Cell]:
-    """One line; `rooms` are the cells of each column."""
+    """Return the row of a knob; `rooms` are the widths of the columns."""
     value = frame.state.knobs.get(name)
     differs = spec is not None and value is not None and value != spec.default
     texts = {
@@ -157,7 +157,7 @@ def _knob(
 
 
 def _last(frame: Frame, name: str, past: Sequence[KnobsChanged], room: int) -> str:
-    """The author of the last change; blank if none is known."""
+    """Return when and by whom a knob was changed last; empty if no change is known."""
     for change in past:
         if name in change.new:
             when = fmt.clock(frame.history.wall_ns(change.time_ns))
@@ -182,14 +182,14 @@ def _about(spec: KnobSpec | None) -> str:
 
 
 class _Ahead(NamedTuple):
-    """What lies ahead in a replayed file, and where."""
+    """An entry after the cursor of a replayed file, and its step."""
 
     step: int
     entry: Entry
 
 
 def _trail(frame: Frame, past: Sequence[KnobsChanged]) -> list[Entry]:
-    """Up to the cursor, the newest first."""
+    """Return the audit trail up to the cursor, newest first."""
     others = [
         entry for entry in frame.state.audit if entry.code or entry.command != SetKnobs.__name__
     ]
@@ -197,25 +197,25 @@ def _trail(frame: Frame, past: Sequence[KnobsChanged]) -> list[Entry]:
 
 
 def _is_longer(frame: Frame) -> bool:
-    """Whether the engine's trail begins before the one that is known here."""
+    """Whether the engine's audit trail has earlier entries that are not known here."""
     audit = frame.state.audit
     return bool(audit) and audit[0].number > 1
 
 
 def _step(frame: Frame, entry: Entry) -> int | None:
-    """The step it is shown at; for a refused command, the step when it came."""
+    """Return the step of an entry; for a refused command, the last step before it came."""
     if entry.effective_step is not None:
         return entry.effective_step
     return frame.history.step_at(entry.time_ns)
 
 
 def _num_ahead(frame: Frame, ahead: Sequence[_Ahead]) -> str:
-    """How many of a replayed file are still to come, and the key that goes to the next one."""
+    """Return how many entries of a replayed file are after the cursor, and the key to go there."""
     return f"; {len(ahead):,} ahead ({frame.key('next_event')})" if ahead else ""
 
 
 def _refused(frame: Frame) -> str:
-    """What the control socket did not take, when it did not take something."""
+    """Return what the control socket refused; empty if the engine has not reported refusals."""
     control = frame.state.control
     if control is None:
         return ""
@@ -230,13 +230,13 @@ def _refused(frame: Frame) -> str:
 
 
 def _known(frame: Frame) -> list[KnobsChanged]:
-    """The newest first; of a replayed file all."""
+    """Return the known knob changes, newest first; for a replayed file all of them."""
     changes = known_changes(frame.history.knob_changes, frame.state.audit, frame.changes_in_file)
     return changes[::-1]
 
 
 def _past(frame: Frame, known: Sequence[KnobsChanged]) -> Sequence[KnobsChanged]:
-    """Up to the cursor."""
+    """Return the changes up to the cursor."""
     cursor = frame.cursor
     if cursor is None or (frame.view.live and not frame.is_replay):
         return known
@@ -244,7 +244,7 @@ def _past(frame: Frame, known: Sequence[KnobsChanged]) -> Sequence[KnobsChanged]
 
 
 def _ahead(frame: Frame, known: Sequence[KnobsChanged]) -> list[_Ahead]:
-    """Of a replayed file what lies after the cursor, the farthest first."""
+    """Return the entries of a replayed file after the cursor, the farthest first."""
     cursor = frame.cursor
     if cursor is None or not frame.is_replay:
         return []

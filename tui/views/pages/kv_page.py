@@ -1,4 +1,4 @@
-"""The KV map at full size: every block by state or by owner, references, sharing, fragmentation."""
+"""The KV page: a map of all blocks by state or by owner, references, sharing, fragmentation."""
 
 import string
 from array import array
@@ -12,11 +12,11 @@ from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import Cell, Column, Target, beside, table
 from stepscope.tui.views.lines import Line, Run, clean, framed
 
-NARROW = 100  # below it the map alone, and one line of figures
+NARROW = 100  # below this width only the map and one line of figures
 _SIDE_WIDTH = 46
-_CHART_HEIGHT = 8  # at least
+_CHART_HEIGHT = 8  # least height
 _MAX_BLOCK_WIDTH = 4  # cells
-_MAX_COUNTED = 65_536  # blocks looked at one by one; of more, evenly spaced ones
+_MAX_COUNTED = 65_536  # most blocks to look at; of more, evenly spaced ones
 _LETTERS = string.ascii_uppercase + string.ascii_lowercase
 _OTHERS, _CACHED, _EMPTY = "+", "░", "·"
 _COLUMNS = (
@@ -30,12 +30,12 @@ _COLUMNS = (
 
 
 def targets(frame: Frame) -> list[Target]:
-    """One for each holder of blocks."""
+    """Return a target for each request that holds KV blocks."""
     return [Target(request_id=view.request_id) for view in _holders(frame)]
 
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
-    """The whole page."""
+    """Return the whole page."""
     info = frame.state.info
     by_owner = frame.view.kv_by_owner
     what = "by owner" if by_owner else "by state"
@@ -56,7 +56,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     map_width = width - _SIDE_WIDTH
     block_width = _block_width(frame, map_width - 4, height - chart_height - 3)
     if chart_height and frame.state.block_owner is not None:
-        # What the map has no blocks for goes to the chart.
+        # The chart gets the rows that the map does not need.
         in_a_row = (map_width - 4) // block_width
         needed = -(-len(frame.state.block_owner) // in_a_row) + 3
         chart_height = max(chart_height, height - needed)
@@ -109,7 +109,7 @@ def _letter(number: int) -> str:
 
 
 def _block_width(frame: Frame, width: int, rows: int) -> int:
-    """Cells of a block: as many as there is room for, one where blocks share a cell."""
+    """Return the cells per block: as many as fit; 1 also if several blocks share a cell."""
     num_blocks = 0 if frame.state.block_owner is None else len(frame.state.block_owner)
     for cells in range(_MAX_BLOCK_WIDTH, 1, -1):
         if num_blocks and num_blocks <= max(0, width // cells) * max(0, rows):
@@ -145,7 +145,7 @@ def _most(names: str) -> str:
 
 
 def _owner_runs(names: str, frame: Frame) -> Line:
-    """Letters of neighbours alternate in weight; the holder that is chosen is raised."""
+    """Return owner letters as styled runs; the selected holder is highlighted."""
     chosen = _letter(frame.view.row)
     runs: list[Run] = []
     for name in names:
@@ -214,7 +214,7 @@ def _figure(name: str, value: str, about: str) -> Line:
 
 
 def _references(refs: "array[int]") -> list[Line]:
-    """How often blocks are referred to, and what that saves."""
+    """Return how often blocks are referenced, and how many blocks sharing saves."""
     stride = -(-len(refs) // _MAX_COUNTED)
     about = "≈" if stride > 1 else ""
     counts = Counter(refs[::stride] if stride > 1 else refs)

@@ -24,13 +24,14 @@ from stepscope.tui.views.framed_panels import (
 from stepscope.tui.views.lines import Line, Run, clean, framed, spot
 from stepscope.tui.views.pages import breach_list
 
-NARROW = 100  # below it no spread beside the heat map
-# Read for one picture, of waits one by one and of rows of steps; the next one goes on from there.
+NARROW = 100  # below this width no histogram beside the heat map
+# Most to read for one picture: nanoseconds of waits explained one by one, and rows of steps
+# (`_READ_ROWS`). The next picture reads on from there.
 _READ_NS = 10_000_000_000
 _NUM_LIMITS = 3
 _READ_ROWS = 40_000
-_ALONE_ROWS = 100_000  # of one wait, while the picture moves
-_PICTURE_S = 0.6  # between two of them
+_ALONE_ROWS = 100_000  # most rows to read for one wait while the picture moves
+_PICTURE_S = 0.6  # between two pictures
 _KINDS: dict[LatencyKind, str] = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "step": "step"}
 _BLOCK = 51  # cells of one window
 _COLUMNS = (
@@ -44,12 +45,12 @@ _COLUMNS = (
 
 
 def targets(frame: Frame) -> list[Target]:
-    """One for each breach, in the order of the list."""
+    """Return a target for each breach, in the order of the list."""
     return [Target(breach.step, breach.request_id) for breach in breach_list.listed(frame)]
 
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
-    """The whole page."""
+    """Return the whole page."""
     rows = [*_figures(frame, width - 2), _limited(frame)]
     slo = frame.history.slo
     title: Line = (
@@ -89,7 +90,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
 
 
 def _limited(frame: Frame) -> Line:
-    """What limited most steps of the last minute, and what preemptions cost in it."""
+    """Return what limited most steps of the last minute, and the recompute tax."""
     shares = sorted(frame.limits.items(), key=lambda each: -each[1])[:_NUM_LIMITS]
     limits = ", ".join(
         f"{'nothing' if limit == 'work' else limit} {share:.0%}" for limit, share in shares
@@ -102,7 +103,7 @@ def _limited(frame: Frame) -> Line:
 
 
 def _goodput(frame: Frame) -> Line:
-    """Of the last minute; nothing where no request finished in it."""
+    """Return the goodput of the last minute; empty if no request finished in it."""
     goodput = frame.goodput
     if not goodput.num_judged or goodput.per_s is None:
         return ()
@@ -114,7 +115,7 @@ def _goodput(frame: Frame) -> Line:
 
 
 def _figures(frame: Frame, width: int) -> list[Line]:
-    """The windows side by side as far as they fit, the last minute always."""
+    """Return the windows side by side, as many as fit; the last minute is always there."""
     slo = frame.history.slo
     reports = frame.windows
     names = [name for name, _ in WINDOWS]
@@ -145,7 +146,7 @@ def _figures(frame: Frame, width: int) -> list[Line]:
 
 
 def _title(frame: Frame, name: str) -> str:
-    """What a window really is: of a replay less may be in memory."""
+    """Return the title of a window: its real length, as memory may hold less of a replay."""
     length_s = dict(WINDOWS)[name]
     window_s = frame.window_s
     if length_s is None:
@@ -176,10 +177,10 @@ def _block(series: Series | None, bound: float | None, is_known: bool) -> Line:
 
 
 def _charts(frame: Frame, width: int, height: int) -> list[Line]:
-    """Heat map and spread of the latency that is chosen."""
+    """Return the heat map and the histogram of the selected latency."""
     kind = frame.view.latency
     minute = frame.windows.get("60 s")
-    # What the table counts, which is not taken anew as often as this is drawn.
+    # Use the samples that the table counts: it is updated less often than this is drawn.
     end_ns = frame.state.time_ns if minute is None else minute.end_ns
     window_s = _extent_s(frame, end_ns)
     samples = frame.history.windows.samples(kind, end_ns, window_s)
@@ -206,7 +207,7 @@ def _charts(frame: Frame, width: int, height: int) -> list[Line]:
 
 
 def _extent_s(frame: Frame, end_ns: int) -> float:
-    """The last minute, or what of it there is, in steps of four seconds."""
+    """Return the seconds of the last minute in memory, rounded up to a multiple of four."""
     first = None if frame.first_step is None else frame.history.summary(frame.first_step)
     if first is None:
         return 60.0
@@ -218,17 +219,20 @@ def _extent_s(frame: Frame, end_ns: int) -> float:
 
 
 def _seen(frame: Frame, breaches: Sequence[Breach], room: int) -> Sequence[Breach]:
-    """Those that will be seen."""
+    """Return the breaches that are visible in `room` rows."""
     first = first_shown(len(breaches), room, frame.view.row if breaches else None)
     return breaches[first : first + room]
 
 
 def _read(frame: Frame, breaches: Sequence[Breach], room: int) -> int | None:
-    """Explain them together, up to a step, where that costs less than one by one."""
+    """Explain the visible breaches together, if that costs less than one by one.
+
+    Return the step up to which it read, as `explain` does; -1 if the engine is too fast to keep up.
+    """
     seen = _seen(frame, breaches, room)
     max_steps = max(1, _READ_ROWS // _num_rows(frame))
     if frame.view.live and _steps_per_s(frame) * _PICTURE_S > max_steps:
-        return -1  # more than that comes meanwhile
+        return -1  # more steps than that arrive before the next picture
     waits = [LateWait(each.step, each.request_id, each.time_ns - each.ns) for each in seen]
     return frame.history.explain(waits, max_steps)
 
@@ -238,12 +242,12 @@ def _steps_per_s(frame: Frame) -> float:
 
 
 def _num_rows(frame: Frame) -> int:
-    """Of a step, about."""
+    """Return about how many rows a step has."""
     return max(1, frame.state.num_running)
 
 
 def _is_affordable(frame: Frame, breach: Breach) -> bool:
-    """Whether a wait may be explained by itself while the picture moves."""
+    """Whether explaining this wait alone is cheap enough while the picture moves."""
     if not frame.view.live or frame.history.is_explained(breach.step, breach.request_id):
         return True
     return breach.ns / 1e9 * _steps_per_s(frame) * _num_rows(frame) <= _ALONE_ROWS
@@ -252,11 +256,11 @@ def _is_affordable(frame: Frame, breach: Breach) -> bool:
 def _explained(
     frame: Frame, breaches: Sequence[Breach], room: int, width: int, read_step: int | None
 ) -> list[list[Cell]]:
-    """Cells of all rows; only those that will be seen are explained."""
+    """Return the cells of all rows; only the visible breaches are explained."""
     whys = {}
     why_room = room_of_last(_COLUMNS, width - 2)
     left_ns = _READ_NS
-    # On in time costs less than back.
+    # Reading forward in time costs less than backward.
     for breach in sorted(_seen(frame, breaches, room), key=lambda each: each.step):
         if not frame.history.is_explained(breach.step, breach.request_id):
             is_later = read_step is not None and breach.step > read_step
@@ -285,6 +289,6 @@ def _explained(
 
 
 def _request(breach: Breach) -> str:
-    """The one that waited longest, and how many more tokens of the step were late."""
+    """Return the request that waited longest, and how many more tokens of the step were late."""
     more = f" +{breach.num_tokens - 1}" if breach.num_tokens > 1 else ""
     return f"{request_name(breach.request_id)}{more}"

@@ -1,4 +1,4 @@
-"""The screens beyond the main one: what draws each, and what its rows lead to."""
+"""The table of all pages but the main one: how to draw each, and the targets of its rows."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from stepscope.tui.views.pages import (
 
 
 class PageView(NamedTuple):
-    """A screen that is a single view: a pure function of a frame, and the rows one can choose."""
+    """A page: pure functions from a frame to its lines and to the targets of its rows."""
 
     name: str
     draw: Callable[[Frame, int, int], list[Line]]
@@ -104,6 +104,6 @@ PAGE_VIEWS: Mapping[Page, PageView] = {
 
 
 def targets(frame: Frame) -> list[Target]:
-    """The rows of the screen that is shown; none on the main screen."""
+    """Return the targets of the rows of the shown page; none on the main screen."""
     page = PAGE_VIEWS.get(frame.view.page)
     return [] if page is None else page.targets(frame)

@@ -27,7 +27,7 @@ from stepscope.tui.views.framed_panels import (
 from stepscope.tui.views.lines import Line, Run, clean, framed, length_of
 from stepscope.tui.views.pages import transcript
 
-MEDIANS = 2.0  # where no wait breaks the service level, one longer than so many medians is listed
+MEDIANS = 2.0  # if no wait breaks the service level, list those longer than so many medians
 _COLUMNS = (
     Column("token", 6, True),
     Column("step", 8, True),
@@ -39,7 +39,7 @@ _COLUMNS = (
 
 
 class _Waits(NamedTuple):
-    """The waits up to the cursor, and those of them that the page lists."""
+    """All waits up to the cursor, and in `late` those that the page lists."""
 
     life: Life | None
     all: tuple[Late, ...]
@@ -48,7 +48,10 @@ class _Waits(NamedTuple):
 
 
 def request_id_of(frame: Frame) -> int | None:
-    """The selected request; with none selected the one that waited longest in the step."""
+    """Return the selected request, else the followed one, else the longest wait of the step.
+
+    Without those, the oldest request; None if there is no request.
+    """
     view, requests = frame.view, frame.state.requests
     if view.selected is not None:
         return view.selected
@@ -61,7 +64,7 @@ def request_id_of(frame: Frame) -> int | None:
 
 
 def targets(frame: Frame) -> list[Target]:
-    """One for each late token: the step that brought it."""
+    """Return a target for each late token: the step that produced it."""
     found = _view(frame)
     if found is None:
         return []
@@ -70,7 +73,7 @@ def targets(frame: Frame) -> list[Target]:
 
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
-    """The whole page."""
+    """Return the whole page."""
     request_id = request_id_of(frame)
     view = _view(frame)
     if request_id is None or view is None:
@@ -97,7 +100,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         lines += transcript.draw(texts, cursor, width, text_height)
     strip_height = 0
     if height >= 20:
-        # Few late tokens leave more room for the picture of all of them.
+        # A short list of late tokens leaves more room for the chart of all tokens.
         spare = height - len(lines) - len(waits.late) - 12
         strip_height = min(max(11, min(spare, 20)), (height - len(lines)) // 2)
     if strip_height >= 4:
@@ -121,7 +124,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
 
 
 def _absent(frame: Frame, request_id: int) -> list[str]:
-    """What has become of a request that is not there at the cursor, and how to get to it."""
+    """Return what became of a request that does not exist at the cursor, and how to get there."""
     ended = None if frame.cursor is None else frame.history.end_of(request_id, frame.cursor)
     if ended is None:
         keys = f"{frame.key('step_back')}/{frame.key('step_forward')}"
@@ -134,7 +137,7 @@ def _absent(frame: Frame, request_id: int) -> list[str]:
 
 
 def _heading(num_late: int, bound_text: str, room: int) -> Line:
-    """What is listed, with as much of the bound as there is room for."""
+    """Return the heading of the list, with as much of the bound as fits."""
     title: Line = ((f"late tokens ({num_late})", "title"),)
     bounds = [f"  longer than {bound_text}"]
     bounds += [f"  longer than {bound_text.split(';')[0]}", ""]
@@ -206,7 +209,7 @@ def _facts(frame: Frame, view: RequestView, waits: _Waits, width: int) -> list[L
 
 
 def _rank(ordered: Sequence[int], rank: int) -> float | None:
-    """Nearest-rank percentile in milliseconds."""
+    """Return the nearest-rank percentile in milliseconds; None without values."""
     if not ordered:
         return None
     return ordered[max(0, math.ceil(rank * len(ordered) / 100) - 1)] / 1e6
@@ -221,7 +224,7 @@ def _late(value: float | None, bound: float | None) -> tuple[str, str]:
 
 
 def _strip(frame: Frame, waits: _Waits, width: int, height: int) -> list[Line]:
-    """A bar a token; where there are more than columns, the worst of several."""
+    """Return a bar per token; with more tokens than columns, a bar for the worst of several."""
     gaps = [each for each in waits.all if each.token_idx]
     title: Line = (("gaps between tokens", "title"),)
     if not gaps:

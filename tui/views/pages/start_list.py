@@ -1,4 +1,4 @@
-"""What the start screen offers, as data: sections of entries, and what choosing one means."""
+"""The contents of the start screen as data: sections of entries, and what each entry opens."""
 
 import time
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ Kind: TypeAlias = Literal["engines", "file", "demo", "ask"]
 Cell: TypeAlias = tuple[str, str]  # text, style
 
 MAX_RECORDINGS = 12
-PART_SUFFIX = ".part"  # of a file that is being written
-_GROWING_S = 10.0  # a writer adds to its file once a second
+PART_SUFFIX = ".part"  # suffix of a file that is being written
+_GROWING_S = 10.0  # a file changed this recently still grows: a writer adds to it once a second
 
 
 class StartChoice(NamedTuple):
-    """What to open: engines by their addresses, a file, the demo; or to ask for an endpoint."""
+    """What to open: engines (by address), a file, the demo, or a prompt for an address."""
 
     kind: Kind
     names: tuple[str, ...] = ()
@@ -30,8 +30,8 @@ class StartChoice(NamedTuple):
 class Entry(NamedTuple):
     """One line to choose.
 
-    `cells` stand under the columns of its section; where there are fewer of them, the last takes
-    the room of all that are left. `about` is the longest of what is said of it.
+    `cells` go under the columns of its section; if there are fewer cells than columns, the last
+    cell extends over the rest. `about` is a longer text for the notice line.
     """
 
     choice: StartChoice
@@ -44,35 +44,35 @@ class Entry(NamedTuple):
 class Section(NamedTuple):
     """Entries of one kind.
 
-    `columns` are name, width and whether it is right-aligned, of the cells after the title; a width
-    of 0 takes what is left. `otherwise` is said where there is no entry.
+    `columns` has a name, a width and whether it is right-aligned, for each cell after the title; a
+    column of width 0 fills the rest. `otherwise` is shown if there is no entry.
     """
 
     title: str
     columns: tuple[tuple[str, int, bool], ...]
     entries: tuple[Entry, ...]
     otherwise: str = ""
-    is_fixed: bool = False  # always offers the same: its entries get the first digits
+    is_fixed: bool = False  # its entries never change, so they get the first digits
 
 
 class File(NamedTuple):
-    """A recording on the list."""
+    """A recording in the list."""
 
     path: Path
     num_bytes: int
-    written_s: float  # Unix time of the last change of it, not of when it was opened
-    overview: "Overview | None"  # None until the file was opened
+    written_s: float  # Unix time of the file's last change
+    overview: "Overview | None"  # None until the file has been read
 
 
 def engines_section(
     lines: "Sequence[tuple[str, EngineLine]]", configured: Sequence[str], is_looking: bool
 ) -> Section:
-    """Engines of this machine.
+    """Return the section of the engines on this machine.
 
     Args:
-        lines: address and figures of each.
-        configured: the engines of the config file.
-        is_looking: the first look is not done yet.
+        lines: address and figures of each engine.
+        configured: the engines in the config file.
+        is_looking: the first search is not done yet.
     """
     entries = [_engine(address, line) for address, line in lines]
     if len(lines) > 1:
@@ -126,7 +126,7 @@ def _engine(address: str, line: "EngineLine") -> Entry:
 
 
 def recordings_section(files: Sequence[File], now_s: float) -> Section:
-    """Recordings, in the order they come in."""
+    """Return the section of recordings, in the order of `files`."""
     return Section(
         "recordings",
         (
@@ -177,7 +177,7 @@ def _file(file: File, now_s: float) -> Entry:
 
 
 def samples_section(samples: Sequence[tuple[str, str]], demo_about: str) -> Section:
-    """What is shipped: recordings with what each shows, and the demo."""
+    """Return the section of what stepscope ships: sample recordings, and the demo."""
     entries = [
         Entry(StartChoice("file", (name,)), name, ((about, "muted"),), about=about)
         for name, about in samples
@@ -188,14 +188,14 @@ def samples_section(samples: Sequence[tuple[str, str]], demo_about: str) -> Sect
 
 
 def elsewhere_section(key: str) -> Section:
-    """An address to be typed, after this key."""
+    """Return the section for an address to type, with the key that opens the prompt."""
     about = "tcp://HOST:PORT or http://HOST:PORT (several: spaces between), or a recording's path"
     entry = Entry(StartChoice("ask"), f"{key}  address or file", ((about, "muted"),), about=about)
     return Section("elsewhere", (("", 0, False),), (entry,))
 
 
 def when_text(then_s: float, now_s: float) -> str:
-    """At most twelve cells: today 12:41, Nov 03 12:41, 2025-11-03."""
+    """Return a time in at most twelve cells: today 12:41, Nov 03 12:41, 2025-11-03."""
     then, now = time.localtime(then_s), time.localtime(now_s)
     if then[:3] == now[:3]:
         return time.strftime("today %H:%M", then)
@@ -205,7 +205,7 @@ def when_text(then_s: float, now_s: float) -> str:
 
 
 def length_text(seconds: float) -> str:
-    """At most seven cells: 12.4s, 12m41s, 3h05m."""
+    """Return a duration in at most seven cells: 12.4s, 12m41s, 3h05m."""
     if seconds < 99.5:
         return f"{seconds:.1f}s"
     minutes, rest = divmod(round(seconds), 60)
@@ -213,7 +213,7 @@ def length_text(seconds: float) -> str:
 
 
 def typed_choice(text: str) -> StartChoice:
-    """What was typed: a file if there is one of that name, else addresses."""
+    """Return the choice that a typed text means: a file if it looks like one, else addresses."""
     path = Path(text.strip()).expanduser()
     if path.suffix in (".mcap", ".part") or path.is_file():
         return StartChoice("file", (str(path),))
@@ -221,11 +221,11 @@ def typed_choice(text: str) -> StartChoice:
 
 
 def what_is_wrong(text: str) -> str | None:
-    """One line about a text that can be no choice; None for one that may."""
+    """Return one line about why a typed text cannot be opened; None if it may be."""
     from stepscope.engine.adapters.metrics.address import MetricsAddress, is_metrics_url
     from stepscope.engine.protocol.settings.config_error import ConfigError
     from stepscope.engine.transport.endpoints import (
-        Endpoint,  # with sockets, which the list has no need of
+        Endpoint,  # imports sockets, which the list does not need
     )
 
     if not text.strip() or typed_choice(text).kind == "file":

@@ -1,4 +1,4 @@
-"""The start screen, drawn: sections of lines, as many of them as fit around the chosen one."""
+"""Draws the start screen: sections of entries, as many as fit around the selected one."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,11 +9,11 @@ from stepscope.tui.views.framed_panels import first_shown
 from stepscope.tui.views.lines import Line, Run, clean, fitted, length_of, spot, spread
 from stepscope.tui.views.pages.start_list import Entry, Section
 
-_TITLE_WIDTHS = ((120, 40), (100, 26), (0, 18))  # from which width of the screen on, how wide
-_LEAST_CELL = 10  # of the last column, or it is left out
-NUM_DIGITS = 9  # entries that a digit opens
+_TITLE_WIDTHS = ((120, 40), (100, 26), (0, 18))  # least width of the screen, width of the titles
+_LEAST_CELL = 10  # least width of the last column, or it is left out
+NUM_DIGITS = 9  # entries that a digit can open
 _NOWHERE = spot("none", "")
-# Actions of the table, with what they do here; none for the digits.
+# Actions of the table, with their labels here. The digits belong to no action.
 _FOOTER: tuple[tuple[tuple[str, ...], str], ...] = (
     (("lane_up", "lane_down"), "Choose"),
     (("inspect",), "Open"),
@@ -28,19 +28,19 @@ _FOOTER: tuple[tuple[tuple[str, ...], str], ...] = (
 
 
 class DrawnStartPage(NamedTuple):
-    """Lines of the page, and which entry each of them is (None: none)."""
+    """The lines of the page, and the index of the entry in each line, or None."""
 
     lines: list[Line]
     entries: list[int | None]
 
 
 def entries_of(sections: Sequence[Section]) -> list[Entry]:
-    """All that can be chosen, in order."""
+    """Return all entries, in order."""
     return [entry for section in sections for entry in section.entries]
 
 
 def digits_of(sections: Sequence[Section]) -> dict[int, int]:
-    """Which entry, counted from 0, each digit opens: those that are always there come first."""
+    """Return digit -> index of the entry that it opens; fixed sections get the first digits."""
     places = []
     number = 0
     for section in sections:
@@ -50,7 +50,7 @@ def digits_of(sections: Sequence[Section]) -> dict[int, int]:
 
 
 def draw(sections: Sequence[Section], selected: int, width: int, height: int) -> DrawnStartPage:
-    """The list, scrolled so that the selected entry is in sight."""
+    """Return the list, scrolled so that the selected entry is visible."""
     lines: list[Line] = []
     numbers: list[int | None] = []
     number = 0
@@ -86,7 +86,7 @@ def header(version: str, width: int) -> Line:
 
 
 def footer(abilities: Abilities, width: int) -> Line:
-    """The most useful keys, as many as fit; they can be clicked."""
+    """Return the most useful keys, as many as fit; they can be clicked."""
     line: Line = ()
     for action_ids, label in _FOOTER:
         shown = [abilities.key(each) for each in action_ids]
@@ -105,7 +105,7 @@ def footer(abilities: Abilities, width: int) -> Line:
 
 
 def _columns(section: Section, width: int) -> list[tuple[str, int, bool]]:
-    """Those that fit after the title, the last one as wide as there is room."""
+    """Return the columns that fit after the title; one of width 0 fills the rest."""
     left = width - 3 - _title_width(width) - 1
     found = []
     for name, wanted, is_right in section.columns:
@@ -132,7 +132,7 @@ def _heading(section: Section, width: int) -> Line:
 
 
 def _title(entry: Entry, room: int) -> str:
-    """Of a file that is too long the end, in which files of one engine differ."""
+    """Return the title of an entry; of a long file name the end, where similar files differ."""
     title = clean(entry.title, max(1, len(entry.title)))
     if entry.choice.kind == "file" and len(title) > room:
         return "…" + title[len(title) - room + 1 :]

@@ -1,4 +1,4 @@
-"""What is new in the step at the cursor: knobs, and how it differs from the step before."""
+"""Changes in the step at the cursor: knobs, and differences from the step before."""
 
 from stepscope.engine.protocol.wire import StepRecord
 from stepscope.recordings.state.audit_text import shorter_who
@@ -10,7 +10,7 @@ from stepscope.tui.views.lines import Field, Line, Run, clean, length_of, whole
 
 
 def draw(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -> list[Line]:
-    """A line for each thing that changed."""
+    """Return a line for each knob change, and the differences from the step before."""
     history = frame.history
     before_step = history.neighbour(record.step, -1)
     before = history.summary(before_step) if before_step < record.step else None
@@ -54,13 +54,13 @@ def draw(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -> 
         fields.append(Field(rank, tuple(delta)))
         if name == "took" or now != then:
             moving.append(fields[-1])
-    # Where there is no room for all of it, what has not changed is left out.
+    # If not all figures fit, those that have not changed are left out.
     has_room = sum(length_of(field.line) for field in fields) <= width
     return [*lines, whole(fields if has_room else moving, width)]
 
 
 def _longer(ms: float) -> str:
-    """A difference of two durations, which no duration is."""
+    """Return a difference of two durations in words."""
     if abs(ms) < 0.05:
         return "as long"
     return f"{abs(ms):,.1f} ms {'less' if ms < 0 else 'more'}"

@@ -1,4 +1,4 @@
-"""The step inspector: every row of the step at the cursor, its cost, and what is new in it."""
+"""The step inspector: all batch rows of the step at the cursor, its cost, and its changes."""
 
 from stepscope.engine.protocol.wire import BatchRow, Phase, Preempted, RowFlag, StepRecord
 from stepscope.recordings.state.series.columns import StepSummary
@@ -29,7 +29,7 @@ from stepscope.tui.views.pages import step_changes
 from stepscope.tui.views.panels import inspector, waiting_list
 from stepscope.tui.views.theme import CAUSE_GLYPHS
 
-NARROW = 100  # below it one column
+NARROW = 100  # below this width one column
 _HEAD_HEIGHT = 11
 _PHASES = {Phase.PREFILL: "prefill", Phase.DECODE: "decode", Phase.RECOMPUTE: "recompute"}
 _COLUMNS = (
@@ -47,12 +47,12 @@ _COLUMNS = (
 
 
 def targets(frame: Frame) -> list[Target]:
-    """One for each row: its request."""
+    """Return a target for each row: its request."""
     return [Target(frame.cursor, row.request_id) for row in _rows(frame.record)]
 
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
-    """The whole page."""
+    """Return the whole page."""
     record, summary = frame.record, frame.summary
     step = "—" if frame.cursor is None else fmt.count(frame.cursor)
     title: Line = ((f"step {step}", "title"), *_when(frame), (" (follows cursor)", "muted"))
@@ -103,7 +103,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
 
 
 def _before(frame: Frame, record: StepRecord) -> SessionState | None:
-    """The state right before a step that preempted; None where it is not needed or in memory."""
+    """Return the state right before a step with a preemption; None without one, or if unknown."""
     if not any(isinstance(event, Preempted) for event in record.events):
         return None
     before = frame.history.neighbour(record.step, -1)
@@ -124,7 +124,7 @@ def _missing(frame: Frame) -> list[Line]:
 
 
 def _rows(record: StepRecord | None) -> list[BatchRow]:
-    """Prefills first, the largest on top; then decodes, by request."""
+    """Return the batch rows: prefills first, the largest on top; then decodes, by request."""
     rows = [] if record is None or record.batch is None else record.batch
     return sorted(
         rows, key=lambda row: (row.phase == Phase.DECODE, -row.num_tokens, row.request_id)
@@ -157,7 +157,7 @@ def _cells(frame: Frame, row: BatchRow) -> list[Cell]:
 
 
 def _taken(frame: Frame, row: BatchRow) -> str:
-    """Blocks it took in this step."""
+    """Return how many KV blocks a row's request took in this step; empty if none."""
     record = frame.record
     moves = () if record is None else record.moves
     taken = sum(move.owner == row.request_id for move in moves)
@@ -197,7 +197,7 @@ def _costs(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -
 
 
 def _spent(record: StepRecord, summary: StepSummary, width: int) -> Line:
-    """What the budget went to."""
+    """Return what the token budget was spent on."""
     padded = record.num_padded_tokens or 0
     spent: Line = (
         ("   decode ", "muted"),
@@ -219,7 +219,7 @@ def _spent(record: StepRecord, summary: StepSummary, width: int) -> Line:
 
 
 def _longest(frame: Frame, step: int, width: int) -> list[Line]:
-    """The longest wait for a token that ended here, with what it was made of."""
+    """Return the longest wait for a token that ended in this step, with its largest pieces."""
     late = frame.history.stall(step)
     if late is None:
         return []
@@ -244,7 +244,7 @@ def _longest(frame: Frame, step: int, width: int) -> list[Line]:
 
 
 def _timing(record: StepRecord, width: int) -> Line:
-    """The step as a line of time: schedule, launch, model."""
+    """Return the step as a time bar: schedule, launch, model."""
     total_ns = max(1, record.tokens_ns - record.schedule_start_ns)
     scheduled, launch = record.schedule_end_ns, record.launch_ns
     room = max(8, width - 16)
@@ -264,7 +264,7 @@ def _timing(record: StepRecord, width: int) -> Line:
 
 
 def _parts_line(record: StepRecord, width: int) -> Line:
-    """The name and duration of each part of the bar above, behind the part's glyph."""
+    """Return the legend of the time bar: glyph, name and duration of each part."""
     scheduled, launch = record.schedule_end_ns, record.launch_ns
     if scheduled is None or launch is None:
         return inspector.times_line(record, width)

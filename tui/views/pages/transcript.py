@@ -4,18 +4,18 @@ from stepscope.recordings.state.transcripts import KnownText
 from stepscope.tui.views.lines import Line, clean, framed
 
 MIN_HEIGHT = 4
-_PROMPT_SHARE = 3  # one line in so many is the prompt's, where the output needs the rest
+_PROMPT_SHARE = 3  # the prompt gets a third of the lines if the output needs the rest
 
 
 def height_for(known: KnownText | None, height: int) -> int:
-    """Lines of the panel on a page of so many; 0: there is nothing to show, or no room."""
+    """Return the height of the panel on a page of `height` lines; 0 without text or room."""
     if known is None or height < 18:
         return 0
     return min(12, max(MIN_HEIGHT, height // 5))
 
 
 def draw(known: KnownText, last_step: float, width: int, height: int) -> list[Line]:
-    """The end of the prompt, and the end of the output up to a step."""
+    """Return the panel: the end of the prompt, and the end of the output up to `last_step`."""
     room = height - 2
     prompt = _prompt(known)
     output = known.output_text(last_step)
@@ -50,7 +50,7 @@ def _numbers(token_ids: "tuple[int, ...] | list[int]") -> str:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Lines of at most `width` cells; every line of the text begins a new one."""
+    """Return lines of at most `width` cells; every line of the text begins a new line."""
     lines = []
     for paragraph in text.split("\n"):
         safe = clean(paragraph, len(paragraph))

@@ -1,4 +1,4 @@
-"""The footer: the most useful keys, as many as fit. Made from the action table."""
+"""The footer: the most useful keys of the action table, as many as fit."""
 
 from stepscope.tui.settings.actions import Abilities, footer_entries
 from stepscope.tui.settings.page_names import Page
@@ -6,7 +6,7 @@ from stepscope.tui.views.lines import Line, Run
 
 _ALWAYS = frozenset({"help", "quit"})
 _LAST = _ALWAYS | {"palette"}
-_FIRST = 4  # entries, the most useful ones, that the palette gives way to
+_FIRST = 4  # the palette is left out if fewer other entries than this would fit
 
 
 def draw(abilities: Abilities, live: bool, width: int, page: Page = "live") -> list[Line]:
@@ -17,7 +17,7 @@ def draw(abilities: Abilities, live: bool, width: int, page: Page = "live") -> l
 def action_at(
     abilities: Abilities, live: bool, width: int, x: int, page: Page = "live"
 ) -> str | None:
-    """The action whose entry is at column `x`."""
+    """Return the action whose entry is at cell `x`; None if there is none."""
     begin = 0
     for action_id, runs in _placed(abilities, live, width, page):
         end = begin + sum(len(text) for text, _ in runs)
@@ -47,7 +47,7 @@ def _placed(
 def _fitting(
     entries: list[tuple[str, tuple[Run, Run]]], room: int
 ) -> list[tuple[str, tuple[Run, Run]]]:
-    """The first ones, as many as fit."""
+    """Return the first entries, as many as fit."""
     shown = []
     for action_id, runs in entries:
         room -= _length(runs)

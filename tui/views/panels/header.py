@@ -1,4 +1,4 @@
-"""The header line: the session shown, its state and rates, and whether it is being recorded."""
+"""The header line: the session on the screen, its state and rates, and the recording."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,21 +15,21 @@ from stepscope.tui.views.lines import Line, Run, clean, length_of, spread
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
-    """The header's facts that are not in the history."""
+    """The facts in the header that are not in the history."""
 
     title: str
     endpoint: str
     status: SourceStatus
     fps: float
     speed: float | None = None  # of a replay
-    recording: tuple[float, int] | None = None  # seconds and bytes so far
-    is_previous: bool = False  # the session before the engine started anew
-    load: DrawingLoad | None = None  # of the dashboard itself, where it is to be shown
-    file_ns: tuple[int, int] | None = None  # wall time of a replayed file
+    recording: tuple[float, int] | None = None  # seconds and bytes so far; None if none runs
+    is_previous: bool = False  # the session is the one from before the engine restarted
+    load: DrawingLoad | None = None  # load of the dashboard itself; None hides it
+    file_ns: tuple[int, int] | None = None  # wall time of the first and last step of a replay
 
 
 def badge(frame: Frame, connection: SourceState) -> Run:
-    """The state of the picture: live, stale or paused. A stale picture is never called live."""
+    """Return the state of the picture, such as live, stale or paused; never "live" if stale."""
     status = connection.status
     if connection.is_previous:
         return "▐BEFORE THE RESTART▌", "badge_paused"
@@ -51,7 +51,7 @@ def badge(frame: Frame, connection: SourceState) -> Run:
 
 
 def _when(frame: Frame, connection: SourceState) -> list[tuple[int, Line]]:
-    """When the step at the cursor was, and how far that is from the newest one."""
+    """Return when the step at the cursor was, and how far it is behind the newest step."""
     is_paused = not frame.view.live
     if frame.cursor is None or not (is_paused or frame.is_replay):
         return []
@@ -72,7 +72,7 @@ def _when(frame: Frame, connection: SourceState) -> list[tuple[int, Line]]:
 
 
 def _place(frame: Frame, connection: SourceState) -> str | None:
-    """Where a replay stands of the whole file."""
+    """Return the position of the cursor in a replayed file, and the length of the file."""
     wall_ns = frame.wall_ns(frame.cursor)
     if connection.file_ns is None or wall_ns is None:
         return None
@@ -124,7 +124,7 @@ def draw(frame: Frame, connection: SourceState, width: int) -> list[Line]:
 
 
 def _role(info: EngineInfo) -> Run | None:
-    """Of an engine that does only prefill or only decode."""
+    """Return the role of an engine that does only prefill or only decode; else None."""
     if info.role == "prefill" and info.decode_engine is None:
         return " prefill, NO DECODE ENGINE: it decodes itself ", "caution"
     if info.role == "prefill":
@@ -133,7 +133,7 @@ def _role(info: EngineInfo) -> Run | None:
 
 
 def _step(frame: Frame) -> Line:
-    """The step at the cursor; of an engine that is in a long one, that one."""
+    """Return the step at the cursor, or the step in flight if it takes long."""
     flying = frame.in_flight
     if flying is not None:
         text = f"  STEP {flying.step:,} IN FLIGHT {seconds_of(flying):,.1f} s"
@@ -148,7 +148,7 @@ def _step(frame: Frame) -> Line:
 
 
 def _meanwhile(frame: Frame, connection: SourceState) -> str | None:
-    """What has become of the engine while the picture is of a moment when it ran."""
+    """Return the engine's state now, if it no longer runs while the picture shows the past."""
     if frame.view.live or frame.is_replay or connection.is_previous:
         return None
     if connection.status in ("stale", "down", "starting"):
@@ -158,7 +158,7 @@ def _meanwhile(frame: Frame, connection: SourceState) -> str | None:
 
 
 def _pace(connection: SourceState) -> Line:
-    """Requested frames a second, and the frames that the dashboard draws."""
+    """Return the requested frames per second, and if known what the dashboard really draws."""
     load = connection.load
     if load is None:
         return ((f"{connection.fps:g}fps ", "muted"),)
@@ -168,7 +168,7 @@ def _pace(connection: SourceState) -> Line:
 
 
 def _rate(frame: Frame, connection: SourceState) -> str:
-    """Steps a second at the cursor; unknown once the engine is silent."""
+    """Return the steps per second at the cursor; a dash if the engine is silent or paused."""
     silent = connection.status in ("stale", "down", "starting") or frame.state.state == "paused"
     if frame.view.live and silent:
         return "—"
@@ -178,7 +178,7 @@ def _rate(frame: Frame, connection: SourceState) -> str:
 
 
 def _steps_in_record(frame: Frame) -> str:
-    """What the engine itself counted over the seconds of the record at the cursor."""
+    """Return the steps per second that the engine itself counted in the record at the cursor."""
     summary, totals = frame.summary, frame.state.totals
     if summary is None or totals is None or totals.num_steps is None:
         return "—"
@@ -191,7 +191,7 @@ def _minutes(seconds: float) -> str:
 
 
 def _fit(parts: Sequence[tuple[int, Line]], width: int) -> Line:
-    """The parts in order; where they do not fit, the least important (highest number) go."""
+    """Return the parts in order; if they do not fit, drop the least important (highest number)."""
     kept = list(parts)
     while sum(length_of(line) for _, line in kept) > width and len(kept) > 1:
         kept.remove(max(kept, key=lambda part: part[0]))

@@ -1,4 +1,4 @@
-"""The step inspector: what the step under the cursor did, row by row."""
+"""The step inspector: what the step at the cursor did, batch row by batch row."""
 
 from collections.abc import Mapping
 
@@ -29,7 +29,7 @@ _MAX_TEXT = 48
 
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
-    """The panel, `width` x `height` with its frame."""
+    """Return the panel, `width` x `height` with its frame."""
     step = "—" if frame.cursor is None else fmt.count(frame.cursor)
     unit = "record" if frame.is_summed_up else "step"
     title: Line = ((f"{unit} {step}", "title"), (" (follows cursor)", "muted"))
@@ -37,7 +37,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
 
 
 def body(frame: Frame, num_rows: int, width: int) -> list[Line]:
-    """The lines inside, at most `num_rows`; what does not fit is counted, not dropped."""
+    """Return the lines inside the frame; prefills and events that do not fit are counted."""
     record, summary = frame.record, frame.summary
     if record is None or summary is None:
         return [((" the record of this step was lost", "muted"),)] if frame.cursor else []
@@ -125,7 +125,7 @@ def _idle(record: StepRecord) -> list[Line]:
 
 
 def waiting_lines(record: StepRecord, width: int) -> list[Line]:
-    """The waiting requests and their reasons; of many reasons those of the first in the queue."""
+    """Return how many requests wait and why, with as many reasons as fit."""
     if not record.num_waiting:
         return [((" none waiting", "muted"),)]
     reasons = (record.waiting_reasons or {}).items()
@@ -153,7 +153,7 @@ def _blocks(record: StepRecord) -> Line:
 
 
 def times_line(record: StepRecord, width: int) -> Line:
-    """What its time went to, in milliseconds; closer together where there is little room."""
+    """Return how long each part of a step took, in milliseconds; set tighter in little room."""
 
     def between(start_ns: int | None, end_ns: int | None) -> str:
         if start_ns is None or end_ns is None:
@@ -177,7 +177,7 @@ def times_line(record: StepRecord, width: int) -> Line:
 
 
 def draft_lines(record: StepRecord) -> list[Line]:
-    """What was guessed and accepted, and what the rejected drafts took of the step."""
+    """Return how many draft tokens were accepted, and how much budget the rejected ones cost."""
     if not record.drafts:
         return []
     drafted = sum(draft.num_drafted for draft in record.drafts)
@@ -192,10 +192,12 @@ def draft_lines(record: StepRecord) -> list[Line]:
 
 
 def prepared_lines(record: StepRecord, overlap: bool | None) -> list[Line]:
-    """Whether the host prepared it while the device was busy, the cost, and what prevented it.
+    """Return whether the host prepared a step while the device was busy, and what that wasted.
+
+    A second line says if device memory limited the step.
 
     Args:
-        overlap: whether the engine does so; None: unknown.
+        overlap: whether the engine overlaps steps; None if it did not publish it.
     """
     runs: list[Run] = [(" prepared ", "muted")]
     before = f"step {record.step - 1:,}"
@@ -220,10 +222,10 @@ def prepared_lines(record: StepRecord, overlap: bool | None) -> list[Line]:
 
 
 def event_lines(record: StepRecord, before: SessionState | None = None) -> list[Line]:
-    """What happened to requests in a step.
+    """Return a line for each event of a request in a step.
 
     Args:
-        before: the state right before it, to say for whom a request was preempted.
+        before: the state right before the step; tells for whom a request was preempted.
     """
     takers = {} if before is None else beneficiaries(record, before)
     return [
@@ -246,7 +248,7 @@ def _preemption(event: Preempted, before: SessionState, takers: Mapping[int, int
 
 
 def _events(record: StepRecord, room: int) -> list[Line]:
-    """The same, as far as there is room."""
+    """Return the lines of `event_lines` that fit, and how many do not."""
     lines = event_lines(record)
     if len(lines) > room:
         rest = len(lines) - max(0, room - 1)

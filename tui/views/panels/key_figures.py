@@ -1,4 +1,4 @@
-"""The key figures: what an operator reads first."""
+"""The key figures, which an operator reads first."""
 
 from stepscope.recordings.history.rates import MINUTE_S
 from stepscope.recordings.state.series.latency import Series
@@ -8,12 +8,12 @@ from stepscope.tui.views.lines import Line, Run, length_of
 from stepscope.tui.views.theme import LEVELS
 
 _BAR_WIDTH = 10
-_MAIN = 6  # groups that a screen of 120 columns shows
-_GOOD_SHARE = 0.95  # of samples within the service level
+_MAIN = 6  # first groups to make room for, by shorter bars
+_GOOD_SHARE = 0.95  # least share of samples within the service level to be called good
 _SEPARATOR: Run = (" │ ", "frame")
 
 
-# What a click on each group does, in their order.
+# The action of a click on each group, in the order of the groups.
 _ACTIONS = (
     "budget",
     "screen_live",
@@ -31,7 +31,7 @@ _ACTIONS = (
 
 
 def action_at(frame: Frame, width: int, x: int, y: int) -> str | None:
-    """The action of the group at a place of what `draw` gives for this width."""
+    """Return the action of the group at a place in the lines from `draw`; None beside them."""
     lines = draw(frame, width, y + 1, 0)
     if y >= len(lines):
         return None
@@ -47,7 +47,7 @@ def action_at(frame: Frame, width: int, x: int, y: int) -> str | None:
 
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
-    """As many groups as fit into `height` lines, the first ones first."""
+    """Return as many groups as fit into `height` lines, most important first."""
     groups = _drawn_groups(frame, _BAR_WIDTH)
     total = sum(length_of(group) for group in groups[:_MAIN]) + _MAIN * len(_SEPARATOR[0])
     if total > width * height:
@@ -67,7 +67,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
 
 
 def _drawn_groups(frame: Frame, bar_width: int) -> list[Line]:
-    """The groups; grey where they are of an engine that is not heard of any more."""
+    """Return the groups; in grey if the engine is silent."""
     groups = _groups(frame, bar_width)
     if not frame.is_silent:
         return groups
@@ -75,7 +75,7 @@ def _drawn_groups(frame: Frame, bar_width: int) -> list[Line]:
 
 
 def _groups(frame: Frame, bar_width: int) -> list[Line]:
-    """The groups in the order of their weight."""
+    """Return the groups, most important first."""
     state, latency, rates, slo = frame.state, frame.latency, frame.rates, frame.history.slo
     preemptions = rates.num_preempted
     cut = _cut(frame, LATENCY_WINDOW_S)
@@ -91,7 +91,7 @@ def _groups(frame: Frame, bar_width: int) -> list[Line]:
         ),
         _cache(frame),
         (*_named(f"TTFT p95 {about}", cut), *_bounded(latency.ttft.p95_ms, slo.ttft_ms)),
-        # A stall is one late token among a hundred of its stream: p95 does not show it.
+        # p99, because a stall may be one late token among a hundred: p95 would hide it.
         (*_named(f"ITL p99 {about}", cut), *_bounded(latency.itl.p99_ms, slo.itl_ms)),
         (
             ("PREEMPT ", "muted"),
@@ -115,7 +115,7 @@ def _groups(frame: Frame, bar_width: int) -> list[Line]:
 
 
 def _recompute(frame: Frame) -> Line:
-    """The share of the last minute's time in steps that preemptions cost."""
+    """Return the recompute tax: the share of the last minute's step time spent on recompute."""
     tax = frame.rates.recompute_tax
     if tax is None:
         return (("RECOMPUTE ", "muted"), ("—", "muted"))
@@ -123,7 +123,7 @@ def _recompute(frame: Frame) -> Line:
 
 
 def _goodput(frame: Frame, cut: str) -> Line:
-    """Requests a second that kept all their levels, and which share of the finished ones."""
+    """Return the share of finished requests within all service levels, and how many per second."""
     goodput = frame.goodput
     share, rate = goodput.share, goodput.per_s
     if share is None or rate is None:
@@ -133,7 +133,7 @@ def _goodput(frame: Frame, cut: str) -> Line:
 
 
 def _limited(frame: Frame, cut: str) -> Line:
-    """What limited most steps."""
+    """Return what limited most steps, and its share of the steps."""
     limits = frame.limits
     if not limits:
         return (*_named("LIMIT ", cut), ("—", "muted"))
@@ -143,18 +143,18 @@ def _limited(frame: Frame, cut: str) -> Line:
 
 
 def _cut(frame: Frame, window_s: float) -> str:
-    """What is said of figures over a window of which a part is not in memory."""
+    """Return a note with the real length of a window that is only partly in memory, else ""."""
     seconds = frame.cut_s(window_s)
     return "" if seconds is None else f"/{seconds:.{int(seconds < 10)}f}s"
 
 
 def _named(name: str, cut: str) -> Line:
-    """A figure's name, and behind it how its window is cut."""
+    """Return the name of a figure, with the note from `_cut` after it."""
     return ((name, "muted"),) if not cut else ((name.rstrip(), "muted"), (f"{cut} ", "caution"))
 
 
 def _in_a_minute(frame: Frame, number: int) -> str:
-    """So many in the last minute; where less of it is known, in how much of it."""
+    """Return a count per minute; if less than a minute is known, with the seconds counted."""
     seconds = frame.rates.preempted_s
     if not frame.is_whole and not frame.history.is_short:
         cut_s = frame.cut_s(MINUTE_S)
@@ -164,7 +164,7 @@ def _in_a_minute(frame: Frame, number: int) -> str:
 
 
 def _now(frame: Frame, number: int) -> str:
-    """The engine's state now; unknown for an engine that is silent."""
+    """Return a count of the current state; a dash if the engine is silent or did not publish it."""
     return "—" if frame.is_silent or not frame.state.is_load_known else str(number)
 
 
@@ -197,7 +197,7 @@ def _limit(frame: Frame) -> int | None:
 
 
 def _knob(frame: Frame, name: str) -> int | None:
-    """The knob's value for the next step; None if unknown."""
+    """Return the value of an int knob for the next step; None if unknown."""
     value = frame.state.knobs.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
@@ -222,7 +222,7 @@ def _budget(frame: Frame, bar_width: int) -> Line:
 
 
 def _budget_of_last(frame: Frame, spent: int, budget: int, bar_width: int) -> Line:
-    """No step runs: an idle engine spends nothing; else the last step, which is said."""
+    """Return the budget while no step runs: an idle engine spends 0, else show the last step."""
     now, words = (0, ("idle",)) if frame.is_idle else (spent, ("last step", "last"))
     if frame.is_idle:  # no step has used the budget that was set since
         budget = _knob(frame, "max_num_batched_tokens") or budget

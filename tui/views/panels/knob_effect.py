@@ -6,7 +6,7 @@ from stepscope.engine.protocol.wire import KnobsChanged
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import LatencyKind, LatencyReport
 
-EFFECT_S = 10.0  # before and after a change, or to the next one
+EFFECT_S = 10.0  # seconds before and after a change, less if another change is nearer
 
 # One token of several hundred is beyond a p99: only the longest wait shows a freeze.
 FIGURES: tuple[tuple[LatencyKind, str], ...] = (
@@ -21,11 +21,11 @@ BeforeAfter: TypeAlias = tuple[float | None, float | None]
 
 
 class KnobEffect(NamedTuple):
-    """Before a change, and after it.
+    """The latencies before and after a knob change.
 
     Attributes:
-        figures: of each of `FIGURES`, in ms.
-        missing: why some of them are unknown, in words; empty where all are known.
+        figures: (before, after) for each of `FIGURES`, in ms; None if unknown.
+        missing: why some figures are unknown, in words; empty if all are known.
         gist: the same in two or three words.
     """
 
@@ -39,7 +39,7 @@ class KnobEffect(NamedTuple):
 
 
 def effect_of(history: History, change: KnobsChanged, now_ns: int) -> KnobEffect:
-    """What is known of it as of `now_ns`."""
+    """Return the effect of a knob change, as far as it is known at `now_ns`."""
     changes = history.knob_changes
     if change not in changes:
         nothing: list[BeforeAfter] = [(None, None)] * len(FIGURES)
@@ -77,7 +77,7 @@ def effect_of(history: History, change: KnobsChanged, now_ns: int) -> KnobEffect
 
 
 def _missing(report: LatencyReport, when: str) -> str:
-    """The kind of token that is missing: TTFT needs a first token, ITL a second one."""
+    """Return why figures are missing: TTFT needs a first token, ITL a second one."""
     if not report.step.num_samples:
         return f"nothing ran {when}"
     tokens = {"first": report.ttft, "second": report.itl}

@@ -1,4 +1,4 @@
-"""The knobs at the cursor, and the author of the last change."""
+"""The knobs at the cursor, and who made the last change."""
 
 from stepscope.engine.protocol.wire import KnobSpec
 from stepscope.recordings.state.audit_text import shorter_who
@@ -10,7 +10,7 @@ from stepscope.tui.views.lines import Line, Run, clean, framed, spot
 
 
 def bounds_text(spec: KnobSpec, room: int | None = None) -> str:
-    """What may be entered; of choices as many as have room, and how many more there are."""
+    """Return the values that a knob accepts; choices that do not fit are counted."""
     if spec.kind == "choice":
         text = " | ".join(spec.choices)
         for num_shown in range(len(spec.choices) - 1, 0, -1):
@@ -28,11 +28,11 @@ def bounds_text(spec: KnobSpec, room: int | None = None) -> str:
 
 
 def draw(frame: Frame, width: int, height: int, pending: str, editable: bool) -> list[Line]:
-    """The panel, `width` x `height` with its frame.
+    """Return the panel, `width` x `height` with its frame.
 
     Args:
-        pending: the commands without an answer yet.
-        editable: whether `K` would open the editor.
+        pending: the commands that the engine has not answered yet.
+        editable: whether the operator can open the knob editor.
     """
     state = frame.state
     specs = {} if state.info is None else {spec.name: spec for spec in state.info.knobs}

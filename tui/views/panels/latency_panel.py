@@ -13,14 +13,14 @@ _NAMES = ("TTFT", "ITL", "TPOT", "step")
 
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
-    """The panel, `width` x `height` with its frame."""
+    """Return the panel, `width` x `height` with its frame."""
     report, slo = frame.latency, frame.history.slo
     trend_width = width - 4 - 40
     slices = max(1, min(trend_width, TREND_BUCKETS))
     worst = f"worst of {LATENCY_WINDOW_S / slices:.0f} s"
     heading = "        p50    p95    p99  SLO           "
     if trend_width > 0:
-        # Above the trend, or where that is narrow left of it, where nothing stands in the way.
+        # Put it above the trend; if the trend is narrow, begin left of it, in free cells.
         heading = heading[: max(30, min(len(heading), width - 3 - len(worst)))] + worst
     body: list[Line] = [((heading, "muted"),)]
     bounds = (slo.ttft_ms, slo.itl_ms, None, None)
@@ -39,9 +39,9 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
 
 
 def one_line(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
-    """The same where there is room for one line only: p50, p95 and p99 of each, and the stalls.
+    """Return the panel as one line: p50, p95 and p99 of each latency, and the stalls.
 
-    What is left out first where the stall would be cut: which percentiles, then the TPOT.
+    If the stall would be cut, leave out first the names of the percentiles, then TPOT.
     """
     report, slo = frame.latency, frame.history.slo
     waits = [_percentiles("TTFT", report.ttft, slo.ttft_ms)]
@@ -66,7 +66,7 @@ def one_line(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
 
 
 def _worst_in_short(frame: Frame) -> Line:
-    """How long the longest stall in memory was, for behind the last one."""
+    """Return the length of the longest stall in memory, to put after the last stall."""
     stall = other_worst(frame)
     if stall is None:
         return ()
@@ -96,7 +96,7 @@ def _row(name: str, values: Series, bound: float | None, trend_width: int) -> Li
     elif values.within_slo is None:
         line.append((f"<{bound:<5g}       ", "muted"))
     else:
-        # Never a 100 % that hides a breach.
+        # Never round up to 100 %: that would hide a breach.
         kept = f"{min(values.within_slo, 0.999 if values.within_slo < 1 else 1.0):.1%}"
         good = values.within_slo >= 0.95
         line += [(f"<{bound:<5g}", "muted"), (f"{kept:>6} ", "good" if good else "breach")]
@@ -112,9 +112,9 @@ def _value(value: float | None, bound: float | None, width: int) -> list[Run]:
 
 
 def sparkline(values: tuple[float | None, ...], width: int) -> str:
-    """The worst of each slice, scaled to the worst of all; blank where nothing was measured.
+    """Return the worst value of each slice, scaled to the worst of all; blank without values.
 
-    Never a full cell: rows of them above each other would be one block.
+    Cells are never full: sparklines in adjacent rows would merge into one block.
     """
     if width <= 0 or not values:
         return ""
@@ -149,14 +149,14 @@ def _wall(frame: Frame, width: int) -> Line:
 
 
 def _stall(frame: Frame, width: int) -> list[Line]:
-    """The last stall; where another was longer, less of it, and that one."""
+    """Return the last stall; if another was longer, in a shorter form, and that stall too."""
     worst = _worst(frame, width)
     last = _last_stall(frame, width, is_short=bool(worst))
     return [*last, *worst]
 
 
 def _worst(frame: Frame, width: int) -> list[Line]:
-    """The longest stall in memory, if the panel does not already show it."""
+    """Return the longest stall in memory; no line if it is the last stall."""
     stall, number = other_worst(frame), frame.worst.number
     if stall is None:
         return []
@@ -183,7 +183,7 @@ def _worst(frame: Frame, width: int) -> list[Line]:
 
 
 def other_worst(frame: Frame) -> Breach | None:
-    """The longest in memory, unless that is the last stall."""
+    """Return the longest stall in memory; None if that is the last stall."""
     worst = frame.worst.longest[0] if frame.worst.longest else None
     if worst is None or (frame.stall is not None and frame.stall.step == worst.step):
         return None

@@ -1,4 +1,4 @@
-"""The strip of the tour above a screen: the chapter, its text, and the keys to go on."""
+"""The tour strip above a page: the chapter, its text, and the keys to continue."""
 
 import textwrap
 
@@ -18,13 +18,13 @@ def draw(
     is_tried: bool,
     is_held: bool,
 ) -> list[Line]:
-    """`HEIGHT` lines.
+    """Return the strip, `HEIGHT` lines.
 
     Args:
         title: number and name of the chapter.
-        keys: (key, what it does).
-        is_tried: the person has done what was to be tried.
-        is_held: the picture stopped where it happened.
+        keys: pairs of a key and what it does.
+        is_tried: whether the person has done what the tour asked for.
+        is_held: whether the picture has been stopped at the moment that the tour shows.
     """
     left: Line = ((f" {title} ", "title"), (f" {_PARTS.get(part, '')}", "muted"))
     if is_held and part == "question":

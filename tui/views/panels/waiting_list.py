@@ -9,7 +9,7 @@ from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import Cell, Column, Rows, table
 from stepscope.tui.views.lines import Line, framed
 
-_NUM_PREEMPTIONS = 200  # that are looked up: the newest
+_NUM_PREEMPTIONS = 200  # the newest preemptions to look up
 _COLUMNS = (
     Column("request", 8),
     Column("since", 8),
@@ -21,13 +21,13 @@ _COLUMNS = (
 
 
 def height(frame: Frame, room: int) -> int:
-    """How many lines of `room` it takes; 0 if the queue is empty or there is too little room."""
+    """Return the height of the panel; 0 if the queue is empty or `room` has too few lines."""
     num_waiting = len(_waiting(frame))
     return 0 if not num_waiting or room < 12 else min(num_waiting + 3, room // 3)
 
 
 def draw(frame: Frame, record: StepRecord, width: int, num_lines: int) -> list[Line]:
-    """The panel, the first of the queue on top."""
+    """Return the panel, with the first request of the queue on top."""
     preempted_ns = _preempted_ns(frame)
     queue = in_order(_waiting(frame), preempted_ns, frame.state.knobs)
 
@@ -48,7 +48,7 @@ def draw(frame: Frame, record: StepRecord, width: int, num_lines: int) -> list[L
             (_reason(record, queue, place), "text" if not place else "muted"),
         ]
 
-    # A row of this list is nothing to choose: the rows of the step are.
+    # Remove the marks for clicks: only the batch rows of the step can be selected.
     lines = table(_COLUMNS, Rows(len(queue), row), width - 2, num_lines - 2, None)
     body = [tuple(run for run in line if run[0]) for line in lines]
     title = (f"waiting ({len(queue)}), in the order of the queue", "title")
@@ -61,7 +61,7 @@ def _waiting(frame: Frame) -> list[RequestView]:
 
 
 def _preempted_ns(frame: Frame) -> dict[int, int | None]:
-    """When requests were preempted last, as far as that is in memory."""
+    """Return when each request was last preempted, as far as memory holds that."""
     events = frame.history.events(frame.cursor, _NUM_PREEMPTIONS, frozenset({"preempt"}))
     return {each.request_id: each.time_ns for each in events if each.request_id is not None}
 
