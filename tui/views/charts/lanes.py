@@ -50,7 +50,7 @@ def label_width(rows: Iterable[LaneRow], least: int) -> int:
     wide = least
     for row in rows:
         size = "" if row.context is None else _rougher(row.context)
-        # A status always takes four cells; most sizes take at least two.
+        # A status of three letters leaves a blank in its four cells. Most sizes take two cells.
         needed = 8 + len(row.name) + max(2, len(size)) - (len(row.status) <= 3)
         wide = max(wide, needed)
     return min(wide, MAX_LABEL)

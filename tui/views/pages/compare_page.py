@@ -122,7 +122,7 @@ def _charts_min(height: int) -> int:
     return 9 if height < 30 else 14
 
 
-# What comes out
+# The verdict
 
 
 def _verdict(

@@ -227,7 +227,8 @@ def _seen(frame: Frame, breaches: Sequence[Breach], room: int) -> Sequence[Breac
 def _read(frame: Frame, breaches: Sequence[Breach], room: int) -> int | None:
     """Explain the visible breaches together, if that costs less than one by one.
 
-    Return the step up to which it read, as `explain` does; -1 if the engine is too fast to keep up.
+    Return the step up to which it read; None if one by one is cheaper; -1 if the engine runs too
+    fast to keep up.
     """
     seen = _seen(frame, breaches, room)
     max_steps = max(1, _READ_ROWS // _num_rows(frame))
