@@ -107,6 +107,14 @@ def a_long_step_is_published_while_it_runs(published: Published, since_step: int
     return f"{len(found)} messages in two seconds"
 
 
+def steps_name_their_graph(published: Published) -> str:
+    """The servers run without graphs (`--enforce-eager`), and vLLM reports that for each step."""
+    kinds = {step.cuda_graph for step in published.steps}
+    assert kinds == {"none"}, kinds
+    padded = sum(step.num_padded_tokens or 0 for step in published.steps)
+    return f"none in {len(published.steps)} steps, {padded} tokens of padding"
+
+
 def nothing_of_ours_is_there(folder: Path, calls: Sequence[dict[str, Any]]) -> str:
     """vLLM has no socket, thread or module of stepscope."""
     first = calls[0]

@@ -97,7 +97,15 @@ class Trial:
     def _serve(self, name: str, *, asynchronous: bool = False, **environment: str) -> VllmServer:
         settings = {"STEPSCOPE_ENDPOINT": self._endpoint} | environment
         folder = self._folder / name
-        return VllmServer(self._python, self._model, folder, settings, asynchronous=asynchronous)
+        options = ("--cudagraph-metrics",) if self._reports_graphs else ()
+        return VllmServer(
+            self._python, self._model, folder, settings, options, asynchronous=asynchronous
+        )
+
+    @property
+    def _reports_graphs(self) -> bool:
+        major, minor = self._report.release.split(".")[:2]
+        return (int(major), int(minor)) >= (0, 14)
 
     def _with_two_steps_in_flight(self) -> None:
         report = Report(self._report.release, "two steps in flight: ")
@@ -164,6 +172,8 @@ class Trial:
                 "a long step is published while it runs",
                 lambda: laws.a_long_step_is_published_while_it_runs(published, block_at),
             )
+            if self._reports_graphs:
+                check("steps name their graph", lambda: laws.steps_name_their_graph(published))
             collector.stop()
         finally:
             server.stop()

@@ -20,7 +20,7 @@ def text_of(drafts: list[DraftRow] | None) -> str:
 
 def test_the_step_page_sums_accepted_and_rejected_drafts_of_all_requests() -> None:
     text = text_of([DraftRow(1, 4, 3), DraftRow(2, 3, 0)])
-    assert " ".join(text.split()) == "drafts 3 of 7 accepted, 4 of the budget for nothing"
+    assert " ".join(text.split()) == "drafts 3 of 7 accepted, 4 tokens of budget wasted"
 
 
 def test_the_step_page_names_rejected_drafts_only_if_there_are_any() -> None:

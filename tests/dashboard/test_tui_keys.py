@@ -223,7 +223,7 @@ async def test_lanes_can_be_filtered_and_sorted_by_keys(source: Any) -> None:
         assert {row.status for row in app.main.frame.lanes} == {"WAIT"}
         assert "filter: state:wait" in screen_text(app)
         await pilot.press("slash", *["backspace"] * 10, *"!(", "enter")
-        assert "no regular expression" in screen_text(app)
+        assert "invalid regular expression" in screen_text(app)
         await pilot.press("ctrl+u", "enter", "o")
         assert app.main.view.filter == ""
         assert "sort: state" in screen_text(app)

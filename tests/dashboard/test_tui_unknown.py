@@ -218,7 +218,7 @@ def test_the_step_page_says_if_a_step_was_prepared_while_the_last_one_ran(
 def test_a_request_first_seen_mid_life_has_unknown_arrival_and_limit() -> None:
     history = session({"kv"}, with_snapshot=True)
     drawn = text(PAGE_VIEWS["request"].draw(frame_of(history, "request", selected=7), 120, 35))
-    for unknown in ("arrived —", "of it cached —", "priority —", "TTFT —", "TPOT —"):
+    for unknown in ("arrived —", "cached prompt —", "priority —", "TTFT —", "TPOT —"):
         assert unknown in drawn
     assert "/—" in drawn
 

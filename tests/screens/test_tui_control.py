@@ -537,7 +537,7 @@ async def test_a_key_switches_recording_on_and_off(
     add_mark(source, "before it", "me")
     async with app.run_test(size=(160, 40)):
         await press(app, "R")
-        assert "recording (1 mark older ones not in it) to /" in main_text(app)
+        assert "recording (without 1 earlier mark) to /" in main_text(app)
         await until(lambda: "● REC" in main_text(app), "the recording is not shown")
         first = source.history.last_step or 0
         await until(lambda: (source.history.last_step or 0) > first + 20, "no steps came")

@@ -198,7 +198,7 @@ async def test_an_interrupted_export_leaves_no_file_and_errors_are_one_line(
         assert "%, Esc cancels" in notice(app)
         assert half.exists()
         await pilot.press("E")
-        assert "one at a time; Esc cancels it" in notice(app)
+        assert "an export already runs; Esc cancels it" in notice(app)
         await pilot.press("escape")
         go_on.set()
         await told(app, "export to session.jsonl cancelled")
@@ -324,12 +324,14 @@ async def test_steps_of_an_engine_that_died_during_recording_can_be_saved(
     app = dashboard(source)
     async with app.run_test(size=(160, 40)) as pilot:
         source.status, source.error = "down", "feed is gone"
-        await told(app, "feed is gone; D keeps the steps shown ")
+        await told(app, "feed is gone; D saves the steps in memory ")
         source.status, source.error = "live", None
         await pilot.press("R")
         source.status, source.error = "down", "feed is gone"
         app.main.notices.dismiss()
-        await told(app, "feed is gone; D keeps the steps shown, those before the recording too")
+        await told(
+            app, "feed is gone; D saves the steps in memory, also those from before the recording"
+        )
     app.close()
 
 
@@ -341,7 +343,7 @@ async def test_steps_from_before_the_saved_session_are_reported_as_gone() -> Non
         for restart in range(2):
             history.append(0, msgspec.structs.replace(history.info, engine_id=f"again {restart}"))
             shown = "p shows the session before the engine restarted"
-            lost = "; of 1 earlier one nothing is kept" if restart else ""
+            lost = "; 1 earlier session not kept" if restart else ""
             await told(app, f"{shown}{lost} ")
             if not restart:
                 source.more(20)

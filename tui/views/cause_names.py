@@ -10,7 +10,7 @@ CAUSE_NAMES: dict[Cause, str] = {
     "left_out": "left out of a step",
     "preempted": "preempted, out",
     "recompute": "preempted, recomputed",
-    "transfer": "handed over, or beside it",
+    "transfer": "KV transfer, own or another's",
     "paused": "engine paused by the operator",
     "between": "between steps",
     "idle": "engine idle",

@@ -158,7 +158,7 @@ def _regression(figure: Figure, allowed: float) -> CheckRow:
         f"{value:,.4g}" if spec is None else value_text(spec, value)
         for value in (figure.a, figure.b)
     ]
-    detail = "" if figure.verdict != "a" else f"worse by {by:.1%}, which is hardly chance"
+    detail = "" if figure.verdict != "a" else f"worse by {by:.1%}, which is significant"
     if figure.verdict == "unclear" and by > allowed:
         detail = f"worse by {by:.1%}, which may be chance"
     outcome: Outcome = "failed" if is_worse else "ok"

@@ -63,7 +63,7 @@ def check(
         typer.Option(
             metavar="FILE",
             help="fail where a figure is worse than in this recording, and 'stepscope compare' "
-            "says that it is hardly chance",
+            "says that it is significant",
         ),
     ] = None,
     max_regression: Annotated[

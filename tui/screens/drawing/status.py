@@ -38,7 +38,7 @@ def standing(
         previous = session.history.previous
         if previous is not None and previous.num_steps and not session.history.num_steps:
             key, number = session.abilities.key("previous_session"), session.history.num_displaced
-            lost = f"; of {fmt.plural(number, 'earlier one')} nothing is kept" if number else ""
+            lost = f"; {fmt.plural(number, 'earlier session')} not kept" if number else ""
             lines.append((f"{key} shows the session before the engine restarted{lost}", "text"))
         lines += [(text, "breach") for text in session.alerts.standing]
     for error in errors:
@@ -56,8 +56,8 @@ def _source_error(session: Session) -> str | None:
     if not key or not session.history.num_steps:
         return error
     # The file of a running recording lacks the steps from before it began.
-    which = ", those before the recording too" if switch.active else ""
-    return f"{error}; {key} keeps the steps shown{which}"
+    which = ", also those from before the recording" if switch.active else ""
+    return f"{error}; {key} saves the steps in memory{which}"
 
 
 def seen(session: Session, operator: Operator, view: View) -> object:

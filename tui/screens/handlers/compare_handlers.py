@@ -87,7 +87,9 @@ class CompareHandlers:
             desk.select(direction)
         else:
             key = self._session.abilities.key("sort")
-            self._notices.say(f"{key} aligns by request; then these choose one", "caution")
+            self._notices.say(
+                f"press {key} to align by request; then these keys choose a request", "caution"
+            )
 
     def _back(self) -> None:
         self._notices.dismiss()
@@ -101,7 +103,8 @@ class CompareHandlers:
         elif desk.align == "request" and desk.pairs:
             pair = desk.pairs[min(desk.selected, len(desk.pairs) - 1)]
             run = pair.a if desk.focus == "a" else pair.b
-            self._open(run.worst_step or run.first_token_step, run.request_id)
+            step = run.first_token_step if run.worst_step is None else run.worst_step
+            self._open(step, run.request_id)
         else:
             page = None if self._stage.frame is None else self._stage.frame.compare
             point = None if page is None else page.points[0 if desk.focus == "a" else 1]

@@ -108,7 +108,7 @@ class Opening:
         key = session.abilities.key
         path = recording_of(session)
         if session.exports.active is not None:
-            say(f"one at a time; {key('back')} cancels it", "caution")
+            say(f"an export already runs; {key('back')} cancels it", "caution")
             return
         if path is None:
             text = (
@@ -145,7 +145,7 @@ class Opening:
         """Write the steps in memory, of the session that is shown, to a recording."""
         session, say = self._session, self._notices.say
         if session.exports.active is not None:
-            say(f"one at a time; {session.abilities.key('back')} cancels it", "caution")
+            say(f"an export already runs; {session.abilities.key('back')} cancels it", "caution")
         elif session.record_switch is None or not self._stage.history.num_steps:
             say("there is no step in memory yet", "caution")
         else:

@@ -95,7 +95,7 @@ class PageHandlers:
             return
         target = self.chosen()
         if target is None:
-            self._notices.say("there is no row to go on from", "caution")
+            self._notices.say("no row is selected", "caution")
         elif target.knob is not None:
             self.edit(target.knob)
         elif view.page in ("step", "kv"):

@@ -49,7 +49,7 @@ class SessionHandlers:
             key = self._session.abilities.key
             back = f"{key('previous_session')} or {key('live')} goes back"
             number = current.num_displaced
-            lost = f"of {fmt.plural(number, 'earlier one')} nothing is kept; " if number else ""
+            lost = f"{fmt.plural(number, 'earlier session')} not kept; " if number else ""
             self._notices.say_of_place(f"the session before the restart; {lost}{back}")
 
     def record(self) -> None:
@@ -74,7 +74,7 @@ class SessionHandlers:
             self._notices.say(f"{who}cannot record: {error}", "breach")
         else:
             num_marks = len(source.history.marks)
-            before = f" ({fmt.plural(num_marks, 'mark')} older ones not in it)" if num_marks else ""
+            before = f" (without {fmt.plural(num_marks, 'earlier mark')})" if num_marks else ""
             self._notices.say(f"{who}recording{before} to {path}", "good")
 
     def autopilot(self) -> None:

@@ -89,7 +89,7 @@ def _happened(point: StepPoint | None) -> _Cell:
 
 def _life(page: ComparePage, run: RequestRun, happened: Sequence[_Cell]) -> list[_Cell]:
     """Return a request's life: events of its columns, else whether it waited or decoded."""
-    first_ns = None if run.ttft_ns is None else run.ttft_ns
+    first_ns = run.ttft_ns
     end_ns = None if run.end_ns is None else run.end_ns - run.arrival_ns
     cells: list[_Cell] = []
     for x, cell in enumerate(happened):

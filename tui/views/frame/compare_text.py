@@ -128,10 +128,10 @@ def load(found: Comparison) -> str | None:
     if difference is None:
         return None
     if found.load.is_chance:
-        return f"asked for other work, maybe by chance; only larger differences count: {difference}"
+        return f"the workloads differ, maybe by chance; only larger differences count: {difference}"
     if any(figure.kind is not None for figure in (*found.better("a"), *found.better("b"))):
-        return f"asked for other work; like waits judge, and who was better with more: {difference}"
-    return f"asked for other work; like waits judge: {difference}"
+        return f"the workloads differ; only like waits and wins with more work count: {difference}"
+    return f"the workloads differ; only waits of like work count: {difference}"
 
 
 def outcome(found: Comparison, side: Literal["a", "b"]) -> tuple[str, list[str]]:
@@ -280,7 +280,7 @@ def paired(found: Comparison) -> list[str]:
     number = len(found.requests.pairs)
     return [
         f"{each.what} shorter in A for {each.num_a:,}, in B for {each.num_b:,} of {number:,}"
-        + (" (hardly chance)" if each.is_sure else " (may be chance)")
+        + (" (significant)" if each.is_sure else " (may be chance)")
         for each in found.paired
     ]
 

@@ -251,7 +251,7 @@ def _filter_word(word: str) -> Callable[[LaneName, RequestView | None], bool]:
         try:
             pattern = re.compile(word[1:])
         except re.error as error:
-            raise FilterError(f"no regular expression: {error}") from error
+            raise FilterError(f"invalid regular expression: {error}") from error
         return lambda lane, view: pattern.search(_names(lane)) is not None
     key, separator, value = word.partition(":")
     if separator and key == "state":

@@ -249,7 +249,7 @@ def _requests(page: ComparePage, found: Comparison, width: int, height: int) -> 
     if not rows:
         text = "no request is in both"
         if found.is_one_session:
-            text = "none lives on both sides; others have nothing in common"
+            text = "no request spans both parts"
         body = [((f" {clean(text, width - 3)}", "muted"),)]
     number = f"{len(matched.pairs):,}"
     title: Line = (
@@ -293,6 +293,6 @@ def _chooser(frame: Frame, page: ComparePage, width: int, height: int) -> list[L
         (f"{key('lane_up')} {key('lane_down')} choose, {key('inspect')} compares", "muted"),
     )
     lines: list[Line] = [fitted(((
-        " Marks and knob changes divide this session: A and B reach to the next change.", "muted"
+        " Marks and knob changes divide this session: A and B each end at the next change.", "muted"
     ),), width - 2), *body]  # fmt: skip
     return framed(lines, width, height, title, hint)

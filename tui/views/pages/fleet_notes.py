@@ -30,7 +30,7 @@ def notes(page: FleetPage, width: int) -> list[Line]:
             continue
         if each.figures.is_up:
             begin = ((" ", "text"), (f"▲ {each.figures.name}", "caution"), ("  ", "text"))
-            text = "has no decode engine: it decodes itself until one is there"
+            text = "has no decode engine: it runs the decodes itself until one is there"
             lines += _wrapped(begin, [(text, "text")], width)
     for group in _alike(picture.imbalances):
         lines += _imbalance(picture, group, width)

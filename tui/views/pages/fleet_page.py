@@ -47,7 +47,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     key = frame.key
     legend = (
         f"{key('inspect')} opens one; {key('step_back')}/{key('step_forward')} orders by another "
-        f"column, {key('reverse')} turns it round"
+        f"column, {key('reverse')} reverses it"
     )
     lines = _table(page, width, table_height, ((legend, "muted"),))
     left = height - len(lines)

@@ -92,7 +92,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     if not entries:
         text = " no changes yet"
         if not names:
-            text = " nor changes of them"
+            text = " no knob changes reported either"
         log = [((text, "muted"),)]
     count = f" ({len(trail)})" if trail or names else ""
     order = ", newest first"

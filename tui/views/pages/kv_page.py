@@ -38,13 +38,13 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     """Return the whole page."""
     info = frame.state.info
     by_owner = frame.view.kv_by_owner
-    what = "by owner" if by_owner else "by state"
+    what, other = ("by owner", "by state") if by_owner else ("by state", "by owner")
     size = ""
     if info is not None and info.num_blocks is not None:
         size = f"  {kv_map.size_of_pool(info)}"
     title: Line = (
         (f"KV map {what}", "title"),
-        (f"{size}  ({frame.key('sort')}: the other way)", "muted"),
+        (f"{size}  ({frame.key('sort')}: {other})", "muted"),
     )
     has_letters = by_owner and frame.state.block_owner is not None
     key = _owner_key() if has_letters else kv_map.key(frame, width - 4)

@@ -176,7 +176,7 @@ def _bound_ns(frame: Frame, late: Late) -> float:
 def _status(view: RequestView) -> str:
     names = {"WAIT": "waiting", "PRE": "prefilling", "DEC": "decoding", "OUT": "preempted"}
     status = names.get(lane_status(view))
-    return status or f"ended: {view.finish_reason or 'how is not known'}"
+    return status or f"ended: {view.finish_reason or 'reason unknown'}"
 
 
 def _facts(frame: Frame, view: RequestView, waits: _Waits, width: int) -> list[Line]:
@@ -193,7 +193,7 @@ def _facts(frame: Frame, view: RequestView, waits: _Waits, width: int) -> list[L
     entries = [
         ("arrived", fmt.clock(frame.history.wall_ns(view.arrival_ns)) if known else "—", "text"),
         ("prompt", fmt.count(view.num_prompt_tokens), "text"),
-        ("of it cached", fmt.count(hit) if known else "—", "cached"),
+        ("cached prompt", fmt.count(hit) if known else "—", "cached"),
         ("output", f"{view.num_output_tokens:,}/{view.max_tokens if known else '—'}", "text"),
         ("in cache", f"{view.num_computed_tokens:,} tok", "text"),
         ("blocks", fmt.count(view.num_blocks), "text"),
@@ -228,7 +228,7 @@ def _strip(frame: Frame, waits: _Waits, width: int, height: int) -> list[Line]:
     gaps = [each for each in waits.all if each.token_idx]
     title: Line = (("gaps between tokens", "title"),)
     if not gaps:
-        text = "none yet: that takes two tokens"
+        text = "none yet: a gap needs two tokens"
         return framed([((f" {text}", "muted"),)], width, height, title)
     room = width - 2 - life_line.GUTTER - 1
     bound_ms = frame.history.slo.itl_ms

@@ -41,7 +41,7 @@ def _prompt(known: KnownText) -> str:
     if known.prompt_text is not None:
         return known.prompt_text
     if known.prompt_token_ids is None:
-        return "(it arrived before what is in memory)"
+        return "(not in memory: it arrived too early)"
     return _numbers(known.prompt_token_ids)
 
 

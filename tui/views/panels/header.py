@@ -126,7 +126,7 @@ def draw(frame: Frame, connection: SourceState, width: int) -> list[Line]:
 def _role(info: EngineInfo) -> Run | None:
     """Return the role of an engine that does only prefill or only decode; else None."""
     if info.role == "prefill" and info.decode_engine is None:
-        return " prefill, NO DECODE ENGINE: it decodes itself ", "caution"
+        return " prefill, NO DECODE ENGINE: runs the decodes itself ", "caution"
     if info.role == "prefill":
         return f" prefill → {clean(info.decode_engine or '', 24)} ", "prefill"
     return None if info.role is None else (f" {clean(info.role, 24)} ", "decode")
@@ -143,7 +143,7 @@ def _step(frame: Frame) -> Line:
     last = frame.state.in_flight
     if last is None or not frame.is_silent:
         return number
-    text = f"  no sign of life since {seconds_of(last):,.1f} s into step {last.step:,}"
+    text = f"  silent since {seconds_of(last):,.1f} s into step {last.step:,}"
     return (*number, (text, "caution"))
 
 

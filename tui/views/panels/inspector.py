@@ -40,7 +40,8 @@ def body(frame: Frame, num_rows: int, width: int) -> list[Line]:
     """Return the lines inside the frame; prefills and events that do not fit are counted."""
     record, summary = frame.record, frame.summary
     if record is None or summary is None:
-        return [((" the record of this step was lost", "muted"),)] if frame.cursor else []
+        lost: Line = ((" the record of this step was lost", "muted"),)
+        return [] if frame.cursor is None else [lost]
     if frame.is_summed_up:
         return totals_text.figures(frame, record)[:num_rows]
     head: list[Line] = [_spent(record), _decodes(record)]
@@ -59,11 +60,7 @@ def body(frame: Frame, num_rows: int, width: int) -> list[Line]:
     shown = prefills if len(prefills) <= room else prefills[: room - 1]
     rows = [_prefill(row, frame) for row in shown]
     if record.batch is None and record.num_prefill_tokens:
-        rows = [
-            _equals(
-                "prefill (the engine does not report whose)", record.num_prefill_tokens, "prefill"
-            )
-        ]
+        rows = [_equals("prefill (requests not reported)", record.num_prefill_tokens, "prefill")]
     if len(shown) < len(prefills):
         rest = prefills[len(shown) :]
         tokens = sum(row.num_tokens for row in rest)
@@ -93,7 +90,7 @@ def _decodes(record: StepRecord) -> Line:
     rows = [row for row in record.batch or () if row.phase == Phase.DECODE]
     text = f"decode {fmt.plural(len(rows), 'request')} × 1 token"
     if record.batch is None:
-        text = "decode (the engine does not report whose)"
+        text = "decode (requests not reported)"
     return _equals(text, record.num_decode_tokens, "decode")
 
 
@@ -187,7 +184,7 @@ def draft_lines(record: StepRecord) -> list[Line]:
         (f"{accepted:>7,} of {drafted:,} accepted", "multi"),
     ]
     if drafted > accepted:
-        runs.append((f", {drafted - accepted:,} of the budget for nothing", "caution"))
+        runs.append((f", {drafted - accepted:,} tokens of budget wasted", "caution"))
     return [tuple(runs)]
 
 
