@@ -1,5 +1,6 @@
-"""Sessions without a screen: receive, reduce, keep, write, read and replay what engines publish.
+"""Sessions without a screen: receive, reduce, store, read and replay the telemetry of engines.
 
 May import: nothing of ours.
-A new thing goes into the room that owns its noun; here is only what all rooms may raise.
+New code goes into the room that owns its subject. Only the errors that all rooms may raise are
+here.
 """

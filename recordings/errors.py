@@ -1,9 +1,9 @@
-"""What can be wrong with a recording. Imports nothing: who only catches it needs no `mcap`."""
+"""Errors of recordings. Imports nothing, so that code that only catches them needs no `mcap`."""
 
 
 class RecordingError(Exception):
-    """A file that cannot be read or written; the message is one line for a person."""
+    """A file cannot be read or written. The message is one line to show to a person."""
 
 
 class NotInRecording(RecordingError):  # noqa: N818 - reads as what happened
-    """The file can be read, and a step or a request that was asked for is not in it."""
+    """The file can be read, but does not contain the requested step or request."""

@@ -17,7 +17,7 @@ _DONE = {
     "Abort": "aborted a request",
     "SetKnobs": "changed knobs",
 }
-# The states in which a command is expected; any other one is mentioned.
+# The states in which a command is expected. The text mentions any other state.
 _EXPECTED_STATES = {
     "Pause": ("running", "idle"),
     "Resume": ("paused",),
@@ -42,7 +42,7 @@ _REFUSED = {
 
 
 def who_text(entry: Audited) -> str:
-    """Who sent it: the key is certain, the name is only claimed."""
+    """Who sent the command: the proved key, then in brackets the name that the client claimed."""
     asker = Asker(entry.who, entry.key)
     if not asker.proved or entry.who in ("", entry.key):
         return asker.name
@@ -89,7 +89,7 @@ def change_text(entry: Audited) -> str:
 
 
 def _workloads(entry: Audited) -> tuple[str, str] | None:
-    """The workloads before and after a change; "" for none."""
+    """The workloads before and after `SetWorkload` ("" for none); None for other commands."""
     old, new = ((each or {}).get("workload") for each in (entry.old, entry.new))
     if entry.command != "SetWorkload" or not (isinstance(old, str) and isinstance(new, str)):
         return None
@@ -97,7 +97,7 @@ def _workloads(entry: Audited) -> tuple[str, str] | None:
 
 
 def _workload_text(old: str, new: str) -> str:
-    """The difference between two workloads, because a whole mix is a long line."""
+    """The parts that differ between two workloads. A whole mix would be a long line."""
     if not old:
         return f"started a workload of {new}" if new else "stopped the workload: there was none"
     if not new:
@@ -114,6 +114,6 @@ def _workload_text(old: str, new: str) -> str:
 
 
 def _parts(workload: str) -> list[str]:
-    """The parts that `describe` joins: the rate, the kinds of requests, and limits."""
+    """Split the text of a workload into its rate, its kinds of requests, and its limits."""
     rate, _, rest = workload.partition(": ")
     return [rate, *rest.split(", ")]

@@ -39,7 +39,7 @@ class PackedBlocks(NamedTuple):
 
 
 class BlockMap:
-    """One entry a block in both arrays; owner is a request id, `CACHED` or `EMPTY`."""
+    """Two arrays with one entry per block. An owner is a request id, `CACHED` or `EMPTY`."""
 
     __slots__ = ("owner", "refs")
 
@@ -49,14 +49,14 @@ class BlockMap:
 
     @classmethod
     def empty(cls, num_blocks: int) -> "BlockMap | None":
-        """None if the pool size is impossible."""
+        """A map of empty blocks; None if the pool size is impossible."""
         if not 0 <= num_blocks <= MAX_BLOCKS:
             return None
         return cls(array("q", (EMPTY,)) * num_blocks, array("q", (0,)) * num_blocks)
 
     @classmethod
     def from_runs(cls, runs: list[BlockRun]) -> "BlockMap | None":
-        """None if the pool size is impossible."""
+        """Build a map from the runs of a snapshot; None if the pool size is impossible."""
         counts = [run.count for run in runs]
         if min(counts, default=0) < 0:
             counts = [max(0, count) for count in counts]
@@ -92,7 +92,7 @@ class BlockMap:
         return PackedBlocks(compressed(self.owner.tobytes()), compressed(self.refs.tobytes()))
 
     def apply(self, moves: Sequence[BlockMove]) -> None:
-        """Apply moves. Skips unknown blocks and impossible owners."""
+        """Apply moves, but skip unknown blocks and impossible owners."""
         owner, refs = self.owner, self.refs
         if moves and type(moves[0]) is SoundMove:
             try:

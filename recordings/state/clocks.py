@@ -16,14 +16,14 @@ _DRIFT_NS = 100_000_000  # smaller changes of the offset are drift and ignored
 
 
 class WallClock:
-    """Converts engine time to wall time, from the pairs of both that the engine published."""
+    """Converts engine time to wall time, based on the pairs of both that the engine published."""
 
     def __init__(self) -> None:
         self._since_ns: list[int] = []  # engine time from which each offset holds
         self._offsets_ns: list[int] = []
 
     def take(self, info: EngineInfo) -> None:
-        """Take a pair. Earlier engine times keep their wall time."""
+        """Add a pair of engine time and wall time. Earlier engine times keep their wall time."""
         offset_ns = info.wall_ns - info.monotonic_ns
         has_changed = not self._offsets_ns or (
             abs(offset_ns - self._offsets_ns[-1]) > _DRIFT_NS
@@ -43,7 +43,7 @@ class WallClock:
         self._offsets_ns[:0] = earlier._offsets_ns[:num_before]
 
     def wall_ns(self, engine_ns: int) -> int | None:
-        """Unix time in ns of an engine time; None before the engine is known."""
+        """Unix time in ns of an engine time; None before the first pair."""
         if not self._offsets_ns:
             return None
         at = max(0, bisect_right(self._since_ns, engine_ns) - 1)
@@ -51,7 +51,7 @@ class WallClock:
 
 
 def back_by(last_ns: int, record: StepRecord) -> int:
-    """How far, in ns, the clock went back since the last step; 0 when it did not.
+    """How far, in ns, the monotonic clock went back since the last step; 0 if it did not.
 
     Only steps are compared, because other processes may time other messages.
     """
@@ -60,12 +60,12 @@ def back_by(last_ns: int, record: StepRecord) -> int:
 
 
 def goes_on(step: int, tokens_ns: int, record: StepRecord) -> bool:
-    """Whether a step can follow the given one, so that no new history is needed."""
+    """Whether a record can follow step `step`. If it cannot, a new history must begin."""
     return record.step > step and not back_by(tokens_ns, record)
 
 
 def set_back(state: SessionState, back_ns: int) -> SessionState:
-    """The same state with all times moved `back_ns` earlier, so that waits keep their length."""
+    """A copy of the state with all times `back_ns` earlier, so that waits keep their length."""
     snapshot = state.snapshot(0)
     if snapshot is None:
         return SessionState()

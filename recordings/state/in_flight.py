@@ -1,4 +1,4 @@
-"""A step in flight, in words."""
+"""Texts that describe a step in flight."""
 
 from stepscope.engine.protocol.wire import StepInFlight
 from stepscope.recordings.state.session import request_name
@@ -12,12 +12,12 @@ def in_flight_text(message: StepInFlight) -> str:
 
 
 def seconds_of(message: StepInFlight) -> float:
-    """How long it had taken by then."""
+    """How long the step had taken when the message was sent."""
     return (message.time_ns - message.since_ns) / 1e9
 
 
 def work_text(message: StepInFlight) -> str:
-    """What the step computes."""
+    """What the step computes, such as `8,192 prefill of r17 beside 63 decodes`."""
     decodes = f"{message.num_decodes:,} decode" + ("" if message.num_decodes == 1 else "s")
     if not message.num_prefill_tokens:
         return decodes

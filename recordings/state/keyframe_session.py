@@ -1,8 +1,8 @@
-"""`KeyframeSession`: the state of an engine, computed only when it is asked for.
+"""`KeyframeSession`: the state of an engine, computed only when it is needed.
 
 Recorders and seeks need the state now and then, not after every step. While a request decodes one
-token a step, only its newest row matters. So that row is kept, and applied when the state is asked
-for or when the request does something else.
+token per step, only its newest row matters. So this class keeps that row, and applies it when the
+state is needed or when the request does something else.
 """
 
 from stepscope.engine.protocol.wire import (
@@ -21,15 +21,16 @@ _DECODE = int(Phase.DECODE)
 
 
 class KeyframeSession:
-    """The same state as `SessionState` gives, in a fraction of the time.
+    """Computes the same state as `SessionState`, in a fraction of the time.
 
     Args:
-        state: the first state; changed in place.
+        state: the initial state, which is changed in place.
     """
 
     def __init__(self, state: SessionState | None = None) -> None:
         self._state = SessionState() if state is None else state
-        # Rows not applied yet, and when their tokens were known; None: applied.
+        # For each decoding request: its row not applied yet, and when its token was known. None if
+        # all its rows are applied.
         self._rows: dict[int, tuple[BatchRow, int] | None] = {}
 
     @property
@@ -46,7 +47,7 @@ class KeyframeSession:
         return self.settled().snapshot(sequence)
 
     def apply(self, message: Telemetry) -> None:
-        """Take one message."""
+        """Apply one message."""
         if isinstance(message, StepRecord):
             self._apply_step(message)
             return
@@ -87,7 +88,7 @@ class KeyframeSession:
                 self._rows[request_id] = None
 
     def _apply_row(self, request_id: int) -> None:
-        """Apply the kept row of a request; its next row is applied at once."""
+        """Apply the kept row of a request. Its next row will be applied at once."""
         pending = self._rows.pop(request_id, None)
         if pending is not None:
             self._state.table.take_rows([pending[0]], pending[1], Outcome())

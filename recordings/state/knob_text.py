@@ -15,7 +15,7 @@ _SHORT = {
 
 
 def value_text(value: KnobValue | None) -> str:
-    """A value as shown to people; a dash if unknown."""
+    """A value as shown to people; a dash for None."""
     if value is None:
         return "—"
     if isinstance(value, bool):
@@ -24,7 +24,7 @@ def value_text(value: KnobValue | None) -> str:
 
 
 def typed_text(value: KnobValue | None) -> str:
-    """A value as `stepscope set` takes it."""
+    """A value as a person types it for `stepscope set`."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -34,8 +34,8 @@ def changes_text(
     """The changes, each from its old to its new value.
 
     Args:
-        room: terminal cells; None: no limit. If the text is too long, names are shortened; if it
-            still is, the last changes are only counted.
+        room: terminal cells, or None for no limit. If the text is too long, names are shortened. If
+            it is still too long, the last changes are only counted.
     """
     values = {
         name: f"{value_text(old.get(name))}→{value_text(value)}" for name, value in new.items()

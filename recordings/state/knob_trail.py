@@ -1,4 +1,4 @@
-"""All known knob changes: those in memory, in the audit trail, and in the whole file."""
+"""Merges the knob changes in memory, in the audit trail, and in the whole file."""
 
 from collections.abc import Sequence
 
@@ -14,8 +14,8 @@ def known_changes(
 ) -> list[KnobsChanged]:
     """All known changes, in order of their version.
 
-    A late observer has older changes only from the audit. A replay also has the changes of the
-    parts not played yet.
+    An observer that joined late has older changes only from the audit trail. A replay also has the
+    changes in parts of the file that were not played yet.
     """
     versions = {change.version for change in in_memory}
     told = [

@@ -1,4 +1,4 @@
-"""The numbers that a message may hold: possible counts and times."""
+"""Bounds of the counts and times that a message may hold."""
 
 import msgspec
 
@@ -14,7 +14,7 @@ MAX_NUMBER = 2**62
 
 
 def check_numbers(sequence: int, message: Telemetry) -> None:
-    """Raises msgspec.ValidationError for numbers outside the bounds."""
+    """Raise msgspec.ValidationError if a number is outside the bounds."""
     if isinstance(message, StepRecord):
         start_ns, end_ns = message.schedule_start_ns, message.tokens_ns
         lowest = min(sequence, message.step, start_ns, end_ns)

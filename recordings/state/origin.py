@@ -1,4 +1,4 @@
-"""What a session is of, in words: nobody is to take a simulated engine for a real one."""
+"""Text for the model of a session, so that nobody takes a simulated engine for a real one."""
 
 from stepscope.engine.protocol.wire import EngineInfo
 
@@ -6,5 +6,5 @@ SIMULATED = "simulated"
 
 
 def model_text(info: EngineInfo) -> str:
-    """The model, and whether its steps only were simulated."""
+    """The model name, marked as simulated if the steps were simulated."""
     return info.model if info.simulated is None else f"{info.model}, {SIMULATED}"

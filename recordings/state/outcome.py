@@ -1,4 +1,4 @@
-"""`Outcome`: latency samples and counts of one step, passed from the reducer to the series."""
+"""`Outcome`: latency samples and counts of one step. The reducer passes them to the series."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,8 @@ class FinishedRequest(NamedTuple):
     """A request that was seen from its arrival to its end, in nanoseconds.
 
     Attributes:
-        worst_itl_ns: its longest gap between two tokens; 0 if none was above `floor_ns`.
+        worst_itl_ns: its longest gap between two tokens; 0 if no gap was above `floor_ns`.
+        floor_ns: shorter gaps were not recorded.
     """
 
     ttft_ns: int
@@ -17,7 +18,7 @@ class FinishedRequest(NamedTuple):
     floor_ns: int
 
     def keeps(self, ttft_ns: float, itl_ns: float) -> bool:
-        """Whether it kept both levels, neither of them below the floor."""
+        """Whether the request kept both service levels. `itl_ns` must be at least `floor_ns`."""
         return self.ttft_ns <= ttft_ns and self.worst_itl_ns <= itl_ns
 
 
@@ -25,9 +26,10 @@ class FinishedRequest(NamedTuple):
 class Outcome:
     """Latency samples (in nanoseconds) and counts of one step.
 
-    Gaps between two tokens are kept as gap -> number of requests, because requests that decode side
-    by side share theirs. Each gap names one request. Requests at their longest gap so far are named
-    if the request table keeps `longest_gaps`.
+    Gaps between two tokens are stored as gap -> number of requests, because requests that decode
+    side by side have equal gaps. `gap_request_ids` names one request for each gap. If the request
+    table keeps `longest_gaps`, `longer_request_ids` names the requests whose gap was their longest
+    so far.
     """
 
     gaps_ns: dict[int, int] = field(default_factory=dict)
@@ -35,7 +37,7 @@ class Outcome:
     longer_request_ids: list[int] = field(default_factory=list)
     ttft_ns: list[tuple[int, int]] = field(default_factory=list)  # (request id, time)
     tpot_ns: list[tuple[int, int]] = field(default_factory=list)
-    # Most steps have none of these, so that they share one empty tuple.
+    # Most steps have none of these, so the default is one shared empty tuple.
     e2e_ns: Sequence[tuple[int, int]] = ()  # from arrival to the last token
     late_gaps: Sequence[tuple[int, int]] = ()  # above the table's `late_ns`
     finished: Sequence[FinishedRequest] = ()  # by `RequestWatch`
@@ -44,31 +46,31 @@ class Outcome:
     num_cached_tokens: int = 0
     num_recomputed_tokens: int = 0
     num_cut_rows: int = 0  # prompts that are not complete after the step
-    num_attended: int = 0  # by prefill: each chunk times its tokens and those before it
+    num_attended: int = 0  # by prefill: for each chunk, its tokens times (they and those before)
     num_arrived: int = 0
     num_finished: int = 0
     num_preempted: int = 0
     paused_ns: int = 0  # the operator's pause right before the step
 
     def add_gaps(self, gap_ns: int, number: int, request_id: int) -> None:
-        """Add a gap, how many requests had it, and one of them."""
+        """Add a gap that `number` requests had; `request_id` is one of them."""
         self.gaps_ns[gap_ns] = self.gaps_ns.get(gap_ns, 0) + number
         self.gap_request_ids.setdefault(gap_ns, request_id)
 
     @property
     def max_gap_ns(self) -> int | None:
-        """The longest gap between two tokens."""
+        """The longest gap between two tokens; None if there was no gap."""
         return max(self.gaps_ns, default=None)
 
     @property
     def max_gap_request_id(self) -> int | None:
-        """The request with the longest gap."""
+        """The request with the longest gap; None if there was no gap."""
         gap_ns = self.max_gap_ns
         return None if gap_ns is None else self.gap_request_ids[gap_ns]
 
     @property
     def max_ttft(self) -> tuple[int, int] | None:
-        """Request and time of the slowest first token."""
+        """Request id and TTFT of the slowest first token; None if no first token came."""
         return max(self.ttft_ns, key=_time, default=None)
 
 

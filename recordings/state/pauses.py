@@ -1,4 +1,4 @@
-"""`Pauses`: when the operator had paused the engine. This time counts in no latency."""
+"""`Pauses`: when the operator had paused the engine. No latency includes this time."""
 
 from bisect import bisect_right
 
@@ -13,8 +13,8 @@ _MAX_SPANS = 4096
 class Pauses:
     """Stretches of engine time without a step because of a pause, oldest first. One writer.
 
-    A pause begins with the status that says so and ends with the next step. After that step it goes
-    on unless a status ends it, because an engine that runs single steps stays paused.
+    A pause begins with the status that reports it and ends with the next step. After that step a
+    new pause begins unless a status ends it, because an engine that runs single steps stays paused.
 
     Args:
         state: the state before the first message, with earlier pauses.
@@ -25,14 +25,14 @@ class Pauses:
     def __init__(self, state: SessionState | Snapshot | None = None) -> None:
         self._starts: list[int] = []
         self._ends: list[int] = []
-        self._is_stated = True  # a status says it is paused now; else only before the last step
+        self._is_stated = True  # False: paused before the last step, not confirmed since
         self._since_ns: int | None = None
         if state is not None:
             self._adopt(pauses_in(state) if isinstance(state, Snapshot) else state.pauses)
 
     @property
     def since_ns(self) -> int | None:
-        """When the current pause began; None without one."""
+        """When the current pause began; None if the engine is not known to be paused."""
         return self._since_ns if self._is_stated else None
 
     @property
@@ -41,7 +41,7 @@ class Pauses:
         return self._since_ns is not None or bool(self._ends)
 
     def take(self, message: Telemetry) -> None:
-        """The next message of the session."""
+        """Process the next message of the session."""
         if isinstance(message, StepRecord):
             if self._since_ns is not None:
                 self._close(message.schedule_start_ns)
@@ -56,7 +56,7 @@ class Pauses:
                     self._close(message.time_ns)
                 self._since_ns = None
         elif isinstance(message, Snapshot) and message.pauses is not None:
-            self._adopt(pauses_in(message))  # earlier messages with pauses may be lost
+            self._adopt(pauses_in(message))  # messages that reported pauses may be lost
 
     def spans(self, start_ns: int, end_ns: int) -> list[tuple[int, int]]:
         """The parts of [start_ns, end_ns] that were paused, in order of time."""
@@ -85,13 +85,13 @@ class Pauses:
         self._ends[:0] = earlier._ends[:num_before]
 
     def forget_after(self, time_ns: int) -> None:
-        """Go back to what was known at `time_ns`, when a step had just ended."""
+        """Forget pauses that ended after `time_ns`, the end of a step."""
         num_kept = bisect_right(self._ends, time_ns)
         del self._starts[num_kept:], self._ends[num_kept:]
         self._since_ns = None
 
     def _adopt(self, trail: PauseTrail) -> None:
-        """Take over the pauses of a state, and keep earlier ones."""
+        """Replace the known pauses by those of a state, but keep earlier ones."""
         spans = trail.spans or ()
         num_kept = bisect_right(self._ends, spans[0].start_ns) if spans else len(self._ends)
         ended = [(span.start_ns, span.end_ns) for span in spans if span.end_ns is not None]
@@ -110,10 +110,10 @@ class Pauses:
 
 
 def known_since(told: Snapshot | SessionState) -> int:
-    """Engine time from which on a snapshot or state, and later messages, have all pauses.
+    """Engine time from which a snapshot or state, with later messages, tells all pauses.
 
-    A state with a pause is assumed to have all earlier ones. A file or a history of an engine that
-    published none has its own `known_since_ns`.
+    A state with a pause is assumed to have all earlier ones, except that only the last MAX_SPANS
+    are kept. For engines that publish no pauses, a file or history has its own `known_since_ns`.
     """
     spans = told.pauses if isinstance(told, Snapshot) else told.pauses.spans
     if spans is None:
@@ -125,8 +125,8 @@ def leave_out_pauses(outcome: Outcome, pauses: Pauses, state: SessionState, now_
     """Subtract the operator's pauses from the waits that ended in a step.
 
     Args:
-        state: right after the step.
-        now_ns: when its tokens were known.
+        state: the state right after the step.
+        now_ns: when the tokens of the step were known.
     """
     if not pauses.has_any:
         return
@@ -160,7 +160,7 @@ def leave_out_pauses(outcome: Outcome, pauses: Pauses, state: SessionState, now_
 def leave_out(
     outcome: Outcome, pauses: Pauses, state: SessionState, now_ns: int, since_ns: int
 ) -> None:
-    """Do both `leave_out_begun` and `leave_out_pauses`."""
+    """Apply `leave_out_begun` (if `since_ns` is not 0), then `leave_out_pauses`."""
     if since_ns:
         leave_out_begun(outcome, state, now_ns, since_ns)
     if pauses.has_any:
@@ -168,13 +168,13 @@ def leave_out(
 
 
 def leave_out_begun(outcome: Outcome, state: SessionState, now_ns: int, since_ns: int) -> None:
-    """Remove the waits of a step that began before the engine was known.
+    """Remove waits that ended in a step but began before the observer knew the engine.
 
-    The engine may have been paused then, so these waits are no measurements.
+    The operator may have paused the engine at that time, so these waits are no valid samples.
 
     Args:
-        state: right after the step.
-        now_ns: when its tokens were known.
+        state: the state right after the step.
+        now_ns: when the tokens of the step were known.
         since_ns: when the engine became known.
     """
     known_ns = now_ns - since_ns

@@ -1,7 +1,7 @@
 """`RequestTable`: the requests of one engine as an observer knows them.
 
-It owns the views. It changes only views of running requests in place and replaces all others, so
-that copies of a table can share them.
+The table owns its views. It changes views of running requests in place. It replaces all other views
+when they change, so copies of a table can share them.
 """
 
 from collections import deque
@@ -36,9 +36,9 @@ class RequestTable:
     __slots__ = ("_finished", "late_ns", "longest_gaps", "views")
 
     def __init__(self, views: Iterable[RequestView] = ()) -> None:
-        # The longest gap between two tokens of each request; None: not wanted.
+        # The longest gap between two tokens of each request; None: do not track it.
         self.longest_gaps: dict[int, int] | None = None
-        self.late_ns: int | None = None  # longer gaps are named in outcomes; None: not wanted
+        self.late_ns: int | None = None  # outcomes list longer gaps; None: they do not
         self.views = {view.request_id: _copied(view) for view in views}
         self._finished = deque(_in_order_of_finish(self.views.values()))
 
@@ -59,11 +59,11 @@ class RequestTable:
         return sum(view.status in statuses for view in self.views.values())
 
     def take_rows(self, batch: list[BatchRow], now_ns: int, outcome: Outcome) -> None:
-        """The batch of a step whose tokens were known at `now_ns`."""
+        """Apply the batch of a step whose tokens were known at `now_ns`."""
         views = self.views
         longest = self.longest_gaps
         num_decode_rows = num_output_tokens = 0
-        # Neighbouring rows mostly had their last token in the same step.
+        # Neighbouring rows mostly got their last token in the same step: count equal gaps together.
         alike_ns: int | None = None
         first_id = num_alike = 0
         late_before_ns = None if self.late_ns is None else now_ns - self.late_ns
@@ -77,7 +77,7 @@ class RequestTable:
             num_tokens = 1  # that the request got
             if row.phase == _DECODE:
                 num_decode_rows += 1
-                num_tokens = row.num_tokens  # several with accepted drafts
+                num_tokens = row.num_tokens  # several if drafts were accepted
             else:
                 outcome.num_attended += row.num_tokens * end
                 outcome.num_cached_tokens += row.num_cached_tokens
@@ -88,7 +88,7 @@ class RequestTable:
                 if not row.flags & _LAST_CHUNK:
                     outcome.num_cut_rows += 1
                     continue
-            # Count from position and prompt, which corrects it after lost steps.
+            # Compute the number from position and prompt, which corrects it after lost steps.
             number = end + 1 - view.num_prompt_tokens
             num_output_tokens += num_tokens
             last_ns = view.last_token_ns
@@ -122,7 +122,7 @@ class RequestTable:
         outcome.num_output_tokens += num_output_tokens
 
     def _seat(self, row: BatchRow) -> RequestView:
-        """A view to change in place, for a request in a row that no event announced as running."""
+        """Return a view to change in place, for a request in the batch that no event announced."""
         view = self.views.get(row.request_id)
         if view is None:
             view = _partial(row.request_id)
@@ -142,12 +142,12 @@ class RequestTable:
             self._take_arrival(event, outcome)
             return
         if not isinstance(event, _OF_KNOWN):
-            return  # a rejected request is never in the table
+            return  # rejected requests are never in the table
         known = self.views.get(event.request_id)
         if known is not None and known.status == "finished":
             return
         if isinstance(event, FirstToken) and known is not None and known.first_token_ns is not None:
-            return  # its row has said so already
+            return  # its row was applied already
         view = _copied(known) if known is not None else _partial(event.request_id)
         self.views[event.request_id] = view
         if isinstance(event, Admitted):
@@ -177,7 +177,7 @@ class RequestTable:
             view.finish_reason, view.handed_to = event.reason, event.handed_to
             view.num_output_tokens = event.num_output_tokens
             if event.handed_to is not None:
-                return  # it ends there
+                return  # it goes on in the decode engine and ends there
             outcome.num_finished += 1
             if not view.is_partial:
                 e2e_ns = max(0, time_ns - view.arrival_ns)
@@ -196,7 +196,7 @@ class RequestTable:
         known = self.views.get(event.request_id)
         if event.origin is None:
             outcome.num_arrived += 1
-        elif known is not None and known.status == "finished":  # handed over, and given back
+        elif known is not None and known.status == "finished":  # handed over, then given back
             self._finished.remove(event.request_id)
             known = None
         if known is None or known.is_partial:
@@ -216,13 +216,13 @@ class RequestTable:
             self.views.pop(finished.popleft(), None)
 
     def keep_ended(self, before: "RequestTable", step: int) -> None:
-        """Take over requests of an older table that are missing here: they ended by `step`."""
+        """Add requests of an older table that are missing here, as finished by `step`."""
         ended = []
         for request_id, view in before.views.items():
             if request_id in self.views:
                 continue
             if view.status != "finished":
-                # It ended unobserved: when and why is unknown.
+                # Its end was not observed, so time and reason are unknown.
                 view = _copied(view)
                 view.status = "finished"
                 view.finish_step = step
@@ -233,7 +233,7 @@ class RequestTable:
 
 
 def _copied(view: RequestView) -> RequestView:
-    """Like `copy.copy`, in half the time."""
+    """Copy a view like `copy.copy`, in half the time."""
     copied: RequestView = view.__copy__()  # type: ignore[attr-defined]
     return copied
 

@@ -1,8 +1,8 @@
 """`SessionState`: what an observer knows of an engine after a message. A pure reducer.
 
 It owns its requests and block arrays and reads only messages: no clock, no socket, no file. The
-caller handles order and gaps: it takes any valid message in any order without raising. What it
-missed it marks as partial and never invents.
+caller handles order and gaps; the reducer accepts valid messages in any order without raising.
+Requests with missed parts are marked as partial; missing facts are never invented.
 """
 
 import copy
@@ -37,7 +37,7 @@ from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.requests import RequestTable
 
 MAX_AUDIT = 20
-_SILENT_NS = 1_000_000_000  # several messages of a step in flight would have come meanwhile
+_SILENT_NS = 1_000_000_000  # in this time an engine sends several messages of a step in flight
 
 _ENDS = (Finished, FirstToken)
 
@@ -67,9 +67,9 @@ class SessionState:
     control: ControlCounts | None = None  # what the engine's control socket dropped
     audit: list[Audited] = field(default_factory=list)  # the last MAX_AUDIT; replaced, not changed
     pauses: PauseTrail = PauseTrail()  # noqa: RUF009 - it is never changed
-    in_flight: StepInFlight | None = None  # a step that takes long and has not ended
-    totals: Totals | None = None  # of the last step, where the engine tells no more of it
-    leased: LeasedKnobs | None = None  # knobs that a client moves by itself
+    in_flight: StepInFlight | None = None  # a step that takes long and has not ended yet
+    totals: Totals | None = None  # of the last record, if the engine publishes only totals
+    leased: LeasedKnobs | None = None  # knobs that a client (an autopilot) may move
 
     # Copies
 
@@ -88,7 +88,7 @@ class SessionState:
 
     @property
     def block_owner(self) -> "array[int] | None":
-        """Latest holder of each block (a request id, `CACHED` or `EMPTY`)."""
+        """Latest owner of each block: a request id, `CACHED` or `EMPTY`."""
         return None if self.blocks is None else self.blocks.owner
 
     @property
@@ -97,9 +97,9 @@ class SessionState:
         return None if self.blocks is None else self.blocks.refs
 
     def snapshot(self, sequence: int) -> Snapshot | None:
-        """This state as a message, as of right after message `sequence`.
+        """This state as a `Snapshot` message that follows message `sequence`.
 
-        None before the engine has said who it is.
+        None if no `EngineInfo` is known yet.
         """
         if self.info is None:
             return None
@@ -162,17 +162,17 @@ class SessionState:
 
     @property
     def is_summed_up(self) -> bool:
-        """Records are of seconds, not of steps."""
+        """Whether each record sums up a stretch of time instead of one step."""
         return self.info is not None and self.info.totals_every_s is not None
 
     @property
     def is_load_known(self) -> bool:
-        """`num_running` and `num_waiting` are figures that the engine gave."""
+        """Whether the engine published `num_running` and `num_waiting`."""
         return self.totals is None or self.totals.is_load_known
 
     @property
     def kv_share(self) -> float | None:
-        """Share of the KV cache that requests hold, 0 to 1."""
+        """Share of the KV cache that requests hold, 0 to 1; None if unknown."""
         if self.kv is None:
             return None if self.totals is None else self.totals.kv_used
         total = self.kv.used + self.kv.cached + self.kv.empty
@@ -187,7 +187,7 @@ class SessionState:
         if isinstance(message, EngineStatus):
             self._apply_status(message)
         elif isinstance(message, StepInFlight):
-            if message.step > self.step:  # else it was sent right after its step had ended
+            if message.step > self.step:  # otherwise its step has already ended
                 self.in_flight = message
                 self.time_ns = max(self.time_ns, message.time_ns)
         elif isinstance(message, EngineInfo):
@@ -236,7 +236,7 @@ class SessionState:
         self.control = status.control
 
     def take_step(self, record: StepRecord, rows: list[BatchRow] | None) -> Outcome:
-        """Apply a step and these of its rows. Returns their outcome."""
+        """Apply a step with only the given rows of its batch. Returns the outcome of these rows."""
         outcome = Outcome()
         table = self.table
         self.step = record.step
@@ -272,13 +272,14 @@ class SessionState:
         kv = message.kv
         has_map = self.info is None or self.info.num_blocks is not None
         if self.blocks is None and is_start and kv is not None and has_map:
-            # Before its first step an engine holds no blocks, so the moves alone suffice.
+            # Before its first step an engine holds no blocks, so moves from then on give the whole
+            # map.
             self.blocks = BlockMap.empty(kv.used + kv.cached + kv.empty)
         if self.blocks is not None:
             self.blocks.apply(message.moves)
 
     def _resync(self, snapshot: Snapshot) -> None:
-        """Take over a snapshot, but keep requests that finished shortly before it."""
+        """Replace the state by a snapshot, but keep requests that ended shortly before it."""
         fresh = SessionState.from_snapshot(snapshot)
         if self.info is not None and self.info.engine_id == snapshot.info.engine_id:
             fresh.table.keep_ended(self.table, snapshot.step)
@@ -294,7 +295,7 @@ class SessionState:
 def pauses_in(snapshot: Snapshot) -> PauseTrail:
     """The operator's pauses in a snapshot.
 
-    If the engine publishes none, only a pause still going on is known, not its beginning.
+    If the engine publishes no pauses, only the current pause is known, and not its beginning.
     """
     told = snapshot.pauses
     is_paused = snapshot.state == "paused"

@@ -13,9 +13,9 @@ from stepscope.engine.protocol.wire import (
 
 
 class Said(NamedTuple):
-    """An output token, or several of which only the first step is known.
+    """One output token, or several that are attributed to the same step.
 
-    `text` is None where the engine has no tokenizer.
+    `text` is None if the engine has no tokenizer.
     """
 
     step: int  # -1: before the first message
@@ -26,7 +26,7 @@ class Said(NamedTuple):
 class KnownText(NamedTuple):
     """Prompt and output, as far as they were received."""
 
-    prompt_token_ids: tuple[int, ...] | None  # None: it arrived before the first message
+    prompt_token_ids: tuple[int, ...] | None  # None if the request arrived before the first message
     prompt_text: str | None
     said: tuple[Said, ...]
 
@@ -36,10 +36,10 @@ class KnownText(NamedTuple):
 
 
 class TranscriptReader:
-    """Takes the messages of a session in order and follows one request.
+    """Follows one request through the messages of a session, in order.
 
     Args:
-        known: its text in a snapshot before the first message.
+        known: the text of the request in a snapshot before the first message.
     """
 
     def __init__(self, request_id: int, known: Transcript | None) -> None:
@@ -65,7 +65,7 @@ class TranscriptReader:
                     self._begin_from(known, message.step)
 
     def known_text(self) -> KnownText | None:
-        """The text so far; None if the engine published none."""
+        """The text so far; None if the engine published no text."""
         if self._prompt_token_ids is None and not self._said:
             return None
         return KnownText(self._prompt_token_ids, self._prompt_text, tuple(self._said))
@@ -82,14 +82,14 @@ class TranscriptReader:
                 return
 
     def _accepted(self, record: StepRecord) -> list[int]:
-        """Drafts that the request took before the last token of the step."""
+        """Accepted draft tokens, which come before the last token of the step."""
         for draft in record.drafts or ():
             if draft.request_id == self._request_id:
                 return draft.token_ids or []
         return []
 
     def _begin_from(self, known: Transcript, step: int) -> None:
-        """Restart from a snapshot, which has the whole text, including missed parts."""
+        """Restart from a snapshot. It has the whole text, including parts that were missed."""
         self._prompt_token_ids = tuple(known.prompt_token_ids or ())
         self._prompt_text = known.prompt_text
         self._said = [Said(step, tuple(known.output_token_ids or ()), known.output_text)]

@@ -20,17 +20,17 @@ _LAST_CHUNK = int(RowFlag.LAST_CHUNK)
 
 
 class NeverServed(NamedTuple):
-    """Requests without a token when they were aborted, or when the engine's messages ended."""
+    """Requests that were aborted, or still waited at the last message, without any token."""
 
     num_requests: int
-    longest_ms: float | None  # longest wait of one of them by then; None without any
+    longest_ms: float | None  # the longest wait; None if there are no such requests
 
 
 class Unserved:
-    """Takes the messages of a session in order.
+    """Finds the requests that never got a token in the messages of a session, fed in order.
 
     Args:
-        only: follow this request alone.
+        only: follow this request alone; None: all requests.
     """
 
     def __init__(self, only: int | None = None) -> None:
@@ -42,7 +42,7 @@ class Unserved:
         self._needs_snapshot = True
 
     def take(self, message: Telemetry, lost: bool = False) -> None:
-        """Take the next message; `lost`: messages before it are missing."""
+        """Process the next message; `lost`: messages before it are missing."""
         self._needs_snapshot |= lost
         if isinstance(message, StepRecord):
             self._latest_ns = message.tokens_ns
@@ -69,7 +69,7 @@ class Unserved:
             self._meet(message)
 
     def found(self) -> NeverServed:
-        """The result after the last message."""
+        """Return the result. Call it after the last message."""
         waits = [*self._given_up_ns, *(self._latest_ns - each for each in self._waiting.values())]
         return NeverServed(len(waits), max(waits) / 1e6 if waits else None)
 

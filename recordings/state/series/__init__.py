@@ -1,5 +1,5 @@
-"""What is derived of a session step by step: columns, latencies, lanes, events.
+"""Series that are derived from a session step by step: columns, latencies, lanes, events.
 
 May import: engine.protocol, recordings.state.
-A new series of figures, one a step, gets a file here.
+A new series with one figure per step gets a file here.
 """

@@ -1,4 +1,4 @@
-"""`BlockSums`: sums over ranges of places in columns that only grow, each block summed once."""
+"""`BlockSums`: sums over ranges of growing columns, where each block of places is summed once."""
 
 from collections.abc import Callable
 
@@ -6,20 +6,20 @@ _BLOCK = 512  # places
 
 
 class BlockSums:
-    """Caches the sums of whole blocks. The owner of the columns calls it when places go."""
+    """Caches the sums of whole blocks. The owner of the columns reports removed places here."""
 
     def __init__(self) -> None:
         self._num_forgotten = 0
-        self._known: dict[tuple[str, int], int | None] = {}  # by what is summed, and block
+        self._known: dict[tuple[str, int], int | None] = {}  # by name of the sum and block number
 
     def total(
         self, name: str, first: int, last: int, measure: Callable[[int, int], int | None]
     ) -> int | None:
-        """The sum of `measure` over the places `first` to before `last`.
+        """Sum of `measure` over the places [first, last); None if any part is unknown.
 
         Args:
-            name: of what is measured.
-            measure: gives it for a range of places; None is unknown, and then so is the sum.
+            name: cache key of the measured figure.
+            measure: returns the figure for a range [begin, end) of places; None if unknown.
         """
         forgotten, known = self._num_forgotten, self._known
         begin = -(-(first + forgotten) // _BLOCK)
@@ -45,12 +45,12 @@ class BlockSums:
         return total
 
     def forget_before(self, place: int) -> None:
-        """The places before `place` are gone, which is now the first."""
+        """Note that the places before `place` were removed, so that `place` is now place 0."""
         self._num_forgotten += place
         begin = -(-self._num_forgotten // _BLOCK)
         self._known = {key: total for key, total in self._known.items() if key[1] >= begin}
 
     def forget_after(self, num_places: int) -> None:
-        """There are only so many places left."""
+        """Note that only the first `num_places` places are left."""
         end = (self._num_forgotten + num_places) // _BLOCK
         self._known = {key: total for key, total in self._known.items() if key[1] < end}

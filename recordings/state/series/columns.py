@@ -1,6 +1,7 @@
-"""Summaries of steps in columns: what a chart draws of a step without decoding its record.
+"""Summaries of steps in columns, so that charts need not decode the records.
 
-One array a field, one entry a step, in order of steps; -1 stands for unknown inside, None outside.
+One array per field, one entry per step, in order of steps. The arrays store unknown values as -1;
+callers get None.
 """
 
 from array import array
@@ -19,7 +20,7 @@ _UNKNOWN = -1
 
 
 class StepSummary(NamedTuple):
-    """One step in figures. Times are the engine's, in nanoseconds; None is unknown."""
+    """Figures of one step. Times are engine time in nanoseconds; None is unknown."""
 
     step: int
     sequence: int  # of its record
@@ -33,7 +34,7 @@ class StepSummary(NamedTuple):
     max_num_seqs: int | None
     num_prefill_tokens: int  # recomputed tokens included
     num_recomputed_tokens: int | None
-    num_attended: int | None  # by prefill: each chunk times its tokens and those before it
+    num_attended: int | None  # by prefill: for each chunk, its tokens times (they and those before)
     num_decode_tokens: int
     num_padded_tokens: int | None
     num_cached_tokens: int | None  # skipped by prefix hits, not spent
@@ -51,9 +52,9 @@ class StepSummary(NamedTuple):
     num_evicted: int | None
     queried_tokens: int | None
     hit_tokens: int | None
-    max_itl_ns: int | None  # longest gap that ended in this step, the operator's pauses not counted
+    max_itl_ns: int | None  # longest gap that ended in this step, without operator pauses
     max_itl_request_id: int | None
-    max_ttft_ns: int | None  # longest wait for a first token that came in this step, likewise
+    max_ttft_ns: int | None  # longest TTFT that ended in this step, without operator pauses
     max_ttft_request_id: int | None
     limit: int | None  # place in `LIMITS`
     has_knob_change: bool = False  # the first step with new values
@@ -66,12 +67,12 @@ class StepSummary(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """Computed for requests."""
+        """Tokens computed for requests, without padding."""
         return self.num_prefill_tokens + self.num_decode_tokens
 
     @property
     def num_spent_tokens(self) -> int:
-        """Of the budget spent, padding included."""
+        """Tokens of the budget that the step spent, padding included."""
         return self.num_tokens + (self.num_padded_tokens or 0)
 
 
@@ -81,9 +82,9 @@ _PLACES = tuple(StepSummary._fields.index(name) for name in NAMES)
 
 
 class Span(NamedTuple):
-    """The worst of some steps in a row; figures of the last of them that has any."""
+    """Consecutive steps in one: maxima of their figures, and the last known budget and seats."""
 
-    start_ns: int  # the first of them was scheduled
+    start_ns: int  # when the first step was scheduled
     max_prefill_tokens: int
     max_decode_tokens: int
     max_padded_tokens: int
@@ -91,7 +92,7 @@ class Span(NamedTuple):
     max_num_seqs: int | None
     has_preemption: bool
     max_itl_ns: int | None
-    limit: Limit | None  # the most frequent, "work" only where nothing limited any of them
+    limit: Limit | None  # the most frequent; "work" only if nothing limited any of the steps
     has_knob_change: bool = False
     has_mark: bool = False
 
@@ -109,7 +110,7 @@ _LIMIT = StepSummary._fields.index("limit")
 
 
 class StepColumns:
-    """The columns. One writer; the holder of the lock reads."""
+    """Columns of step summaries. One thread writes; readers must hold its lock."""
 
     def __init__(self) -> None:
         self._columns = [array("q") for _ in range(NUM_COLUMNS)]
@@ -126,14 +127,15 @@ class StepColumns:
     def append(
         self, sequence: int, record: StepRecord, outcome: Outcome, num_rows: int | None
     ) -> None:
-        """Add a step; it must be later than the last one.
+        """Add a step, which must be later than the last one.
 
         Args:
-            num_rows: of its batch; None if unknown.
+            num_rows: number of rows in its batch; None if unknown.
         """
         kv = record.kv
         ttft = outcome.max_ttft
-        # Who tells no rows does not tell what was in them, nor that nothing happened to requests.
+        # Without rows, what was in them is unknown, and a lack of events does not mean that nothing
+        # happened to requests.
         has_rows = num_rows is not None
         has_events = has_rows or bool(record.events)
         totals = record.totals or _NO_TOTALS
@@ -176,23 +178,23 @@ class StepColumns:
         )
         try:
             row = array("q", values)
-        except OverflowError:  # nonsense, but valid: it must not leave the columns uneven
+        except OverflowError:  # absurd but valid values must not leave the columns uneven
             row = array("q", map(bounded, values))
         for column, value in zip(self._columns, row, strict=True):
             column.append(value)
 
     def extend(self, steps: Sequence[TakenStep]) -> None:
-        """Add steps, as `append` does with each of them; at a third of the price."""
+        """Add steps like `append`, in a third of the time."""
         # Built before any column changes: an error must not leave columns of unequal length.
         fresh = summary_columns(steps)
         for place, values in zip(_PLACES, fresh, strict=True):
             self._columns[place].extend(values)
 
     def prepend(self, earlier: "StepColumns") -> None:
-        """Put the steps of others before these."""
+        """Insert the steps of earlier columns before these."""
         for column, before in zip(self._columns, earlier._columns, strict=True):
             column[:0] = before
-        self._sums = BlockSums()  # all places are others now
+        self._sums = BlockSums()  # every place has moved
 
     def forget_before(self, step: int) -> None:
         num_old = bisect_left(self.steps, step)
@@ -207,16 +209,16 @@ class StepColumns:
         self._sums.forget_after(num_kept)
 
     def index(self, step: int) -> int | None:
-        """Where a step stands; None when it is not there."""
+        """Place of a step in the columns; None if the step is not there."""
         index = bisect_left(self.steps, step)
         return index if index < len(self.steps) and self.steps[index] == step else None
 
     def index_at(self, time_ns: int) -> int:
-        """The last step whose tokens were known by `time_ns`; -1 before the first."""
+        """Place of the last step whose tokens were known by `time_ns`; -1 before the first step."""
         return bisect_right(self.tokens_ns, time_ns) - 1
 
     def num_between(self, start_ns: int, last_step: int) -> int:
-        """Steps after a time, up to `last_step`."""
+        """Number of steps that ended after `start_ns`, up to and including `last_step`."""
         return max(0, bisect_right(self.steps, last_step) - 1 - self.index_at(start_ns))
 
     def summary(self, index: int) -> StepSummary:
@@ -224,7 +226,7 @@ class StepColumns:
         return StepSummary(*[None if value == _UNKNOWN else value for value in values])  # type: ignore[arg-type]
 
     def total(self, name: str, first: int, last: int) -> int | None:
-        """Sum over a range of places, None when it is unknown for one of them."""
+        """Sum of a column over the places [first, last); None if any value is unknown."""
         column = self.column(name)
 
         def measure(begin: int, end: int) -> int | None:
@@ -234,7 +236,7 @@ class StepColumns:
         return self._sums.total(name, first, last, measure)
 
     def known_total(self, name: str, first: int, last: int) -> int:
-        """Sum over a range of places, where what is unknown counts nothing."""
+        """Sum of a column over the places [first, last), where unknown values count as 0."""
         column = self.column(name)
 
         def measure(begin: int, end: int) -> int:
@@ -244,7 +246,7 @@ class StepColumns:
         return self._sums.total(f"known {name}", first, last, measure) or 0
 
     def num_mixed(self, first: int, last: int) -> int:
-        """Steps in a range of places that held prefill and decode."""
+        """Number of steps in the places [first, last) that had both prefill and decode."""
         prefill, decode = self.column("num_prefill_tokens"), self.column("num_decode_tokens")
 
         def measure(begin: int, end: int) -> int:
@@ -254,9 +256,9 @@ class StepColumns:
         return self._sums.total("mixed", first, last, measure) or 0
 
     def recompute_ns(self, first: int, last: int) -> int | None:
-        """Time of the steps in a range that went into recomputed tokens; None if unknown.
+        """Time spent on recomputed tokens in the places [first, last); None if unknown.
 
-        The time of a step is divided by its tokens.
+        A step's time is shared out equally among its tokens.
         """
         names = ("num_recomputed_tokens", "num_prefill_tokens", "num_decode_tokens")
         columns = [self.column(name) for name in (*names, "schedule_start_ns", "tokens_ns")]
@@ -276,12 +278,12 @@ class StepColumns:
         return self._sums.total("recompute_ns", first, last, measure)
 
     def limits(self, first: int, last: int) -> list[int]:
-        """How many of the steps in a range of places each of `LIMITS` limited."""
+        """For each of `LIMITS`, how many steps in the places [first, last) it limited."""
         values = self.column("limit")[first:last]
         return [values.count(code) for code in range(len(LIMITS))]
 
     def span(self, first_step: int, last_step: int) -> Span | None:
-        """The steps `first_step` to `last_step`; None when there is none of them."""
+        """The steps `first_step` to `last_step` in one; None if none of them is there."""
         begin = bisect_left(self.steps, first_step)
         end = bisect_right(self.steps, last_step, begin)
         if begin == end:

@@ -1,18 +1,18 @@
-"""`Distribution`: many samples in little memory, exact as long as there are few."""
+"""`Distribution`: many samples in little memory, exact while distinct values are few."""
 
 from stepscope.recordings.state.series.latency import percentiles
 
 
 class Distribution:
-    """Counts of whole numbers. Its largest sample is always exact.
+    """Counts of whole numbers. The largest sample is always exact.
 
-    As many distinct values as allowed are counted as they are. Beyond that only the leading bits of
-    each are kept, as HdrHistogram does: a percentile is then too small by less than one part in
+    Up to `max_values` distinct values are counted exactly. With more, only the leading bits of each
+    value are kept, as HdrHistogram does. A percentile is then too small by less than one part in
     `2 ** (num_bits - 1)`.
 
     Args:
-        max_values: distinct values that are counted exactly.
-        num_bits: kept of each value beyond that.
+        max_values: how many distinct values are counted exactly.
+        num_bits: leading bits of each value that are kept when there are more distinct values.
     """
 
     __slots__ = ("_counts", "_is_exact", "_max_values", "_num_bits", "count", "largest")
@@ -26,7 +26,7 @@ class Distribution:
         self._is_exact = True
 
     def add(self, value: int, weight: int = 1) -> None:
-        """Take `weight` samples of a value of at least 0."""
+        """Add `weight` samples of a value. A negative value counts as 0."""
         value = max(0, value)
         self.count += weight
         self.largest = max(self.largest, value)
@@ -37,7 +37,7 @@ class Distribution:
             self._round_all()
 
     def percentiles(self, *ranks: float) -> list[int]:
-        """Nearest-rank percentiles; nothing without a sample.
+        """Nearest-rank percentiles; an empty list if there are no samples.
 
         Args:
             ranks: percentages, ascending, each in (0, 100].

@@ -1,4 +1,4 @@
-"""`EventNotes`: writes into the log of a session, in words, what its timeline has noticed."""
+"""`EventNotes`: writes lines into the event log of a session for what its timeline notices."""
 
 from stepscope.engine.protocol.wire import (
     Audited,
@@ -20,17 +20,17 @@ from stepscope.recordings.state.session import SessionState
 
 
 class EventNotes:
-    """Belongs to one timeline."""
+    """Adds lines to the event log of one timeline."""
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
 
     def requests(self, message: StepRecord | EngineStatus, state: SessionState, step: int) -> None:
-        """What happened to requests.
+        """Log what happened to requests.
 
         Args:
-            state: right after `message`.
-            step: in or after which it was.
+            state: the state right after `message`.
+            step: the step in or after which it happened.
         """
         time_ns = message.tokens_ns if isinstance(message, StepRecord) else message.time_ns
         for event in message.events:
@@ -44,7 +44,7 @@ class EventNotes:
             self._log.add(line)
 
     def knobs(self, change: KnobsChanged) -> bool:
-        """Whether anything has changed."""
+        """Log a change of knobs. Returns whether any value changed."""
         line = knobs_event(change)
         if line is not None:
             self._log.add(line)
@@ -55,11 +55,11 @@ class EventNotes:
         self._log.add(SessionEvent(max(gap.after_step, 0), time_ns, "gap", text))
 
     def in_flight(self, message: StepInFlight, before: StepInFlight | None, step: int) -> None:
-        """A step takes long: once a step.
+        """Log that a step takes long, once per step.
 
         Args:
-            before: the last one that was in flight.
-            step: the last one that has ended.
+            before: the previous message about a step in flight.
+            step: the last step that has ended.
         """
         if before is None or before.step != message.step:
             self._log.add(SessionEvent(step, message.time_ns, "engine", in_flight_text(message)))

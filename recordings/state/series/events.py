@@ -1,4 +1,4 @@
-"""What happened in a session, for people: events, gaps, and the log that keeps them by step."""
+"""Events of a session as lines for people, gaps, and the log that keeps the events by step."""
 
 from bisect import bisect_left, bisect_right
 from typing import Literal, NamedTuple, TypeAlias
@@ -26,9 +26,9 @@ EventKind: TypeAlias = Literal[
 
 
 class SessionEvent(NamedTuple):
-    """One line of the event log, and where to jump to for it."""
+    """One line of the event log, and the step to jump to."""
 
-    step: int  # the step it happened in, or after; for knobs the first with the new values
+    step: int  # it happened in or after this step; for knobs, the first step with new values
     time_ns: int  # of the engine
     kind: EventKind
     text: str
@@ -36,9 +36,9 @@ class SessionEvent(NamedTuple):
 
 
 class AuditedStep(NamedTuple):
-    """What somebody did to the engine, or was refused, other than a change of knobs."""
+    """An audit entry other than a change of knobs: a command that was done or refused."""
 
-    step: int  # from which it holds; of what was refused the one it was asked in
+    step: int  # from which the command takes effect; if it was refused, the step at that time
     entry: Audited
 
 
@@ -47,8 +47,8 @@ class Gap(NamedTuple):
 
     first_sequence: int
     last_sequence: int
-    after_step: int  # the last step that was received before it, -1 for none
-    before_step: int | None  # the first one after it, None as long as none has come
+    after_step: int  # the last step received before the gap; -1 if there was none
+    before_step: int | None  # the first step after the gap; None until one is received
 
     @property
     def num_messages(self) -> int:
@@ -60,9 +60,9 @@ class Gap(NamedTuple):
 
 
 class EventLog:
-    """Events in order of steps, the newest `MAX_EVENTS`, all but late tokens. One writer.
+    """Events in order of steps, at least the newest `MAX_EVENTS`. One writer.
 
-    Which tokens are late is looked up when it is asked for: see `Windows.late_events`.
+    Late tokens are not among them: they are looked up on demand, see `Windows.late_events`.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class EventLog:
 
     def add(self, event: SessionEvent) -> None:
         events = self._events
-        # A mark may be set at an earlier step, a knob change names a later one.
+        # A mark may be set at an earlier step, and a knob change may name a later one.
         if events and event.step < events[-1].step:
             events.insert(bisect_right(events, event.step, key=_step), event)
         else:
@@ -79,13 +79,15 @@ class EventLog:
             del events[: len(events) - MAX_EVENTS]
 
     def prepend(self, earlier: "EventLog") -> None:
-        """Put those of before in front of these; a change that they tell of may hold later."""
+        """Add the events of an earlier log. Sorts all, as a knob change there may name a later
+        step."""
         self._events = sorted(earlier._events + self._events, key=_step)
 
     def until(self, step: int, limit: int, kinds: frozenset[str] | None) -> list[SessionEvent]:
         """The last `limit` events up to `step`, oldest first.
 
-        Of equal acts of an operator in a row, such as single steps, only the last one.
+        Of consecutive equal engine events, such as single steps of an operator, only the last is
+        kept.
         """
         found: list[SessionEvent] = []
         for index in range(bisect_right(self._events, step, key=_step) - 1, -1, -1):
@@ -113,7 +115,7 @@ class EventLog:
         return None
 
     def end_of(self, request_id: int, step: int) -> SessionEvent | None:
-        """How a request ended, if that was up to `step`."""
+        """The event with which a request ended; None if it did not end by `step`."""
         for index in range(bisect_right(self._events, step, key=_step) - 1, -1, -1):
             event = self._events[index]
             if event.request_id == request_id and event.kind in ("finish", "abort"):
@@ -124,7 +126,7 @@ class EventLog:
         del self._events[: bisect_left(self._events, step, key=_step)]
 
     def forget_after(self, step: int) -> None:
-        """All but the marks: those are a person's."""
+        """Remove events after a step, but keep marks, which a person has set."""
         num_kept = bisect_right(self._events, step, key=_step)
         self._events[num_kept:] = [e for e in self._events[num_kept:] if e.kind == "mark"]
 
@@ -136,10 +138,10 @@ def _step(event: SessionEvent) -> int:
 def request_event(
     event: RequestEvent, state: SessionState, step: int, time_ns: int
 ) -> SessionEvent | None:
-    """The line for a request event, None where none is worth one.
+    """The log line for a request event; None if the event is not logged.
 
     Args:
-        state: after the message that brought the event.
+        state: the state after the message that contains the event.
     """
     name = request_name(event.request_id)
     if isinstance(event, Preempted):
@@ -165,15 +167,15 @@ def request_event(
 
 
 def mark_event(mark: Mark) -> SessionEvent:
-    """The line for a person's note."""
+    """The log line for a mark, a note that a person set at a step."""
     return SessionEvent(mark.step, mark.time_ns, "mark", f"{mark.text} ({mark.who})")
 
 
 def audit_event(entry: Audited, step: int) -> SessionEvent | None:
-    """The line for what somebody did or was refused; None for a change of knobs, which has one.
+    """The log line for an audit entry; None for a change of knobs, which has its own line.
 
     Args:
-        step: the newest one, for what took no effect.
+        step: the newest step, used for commands that took no effect.
     """
     if entry.command == "SetKnobs" and not entry.code:
         return None
@@ -184,7 +186,7 @@ def audit_event(entry: Audited, step: int) -> SessionEvent | None:
 
 
 def knobs_event(change: KnobsChanged) -> SessionEvent | None:
-    """The line for a change of knobs, None when nothing changed (as at the start)."""
+    """The log line for a change of knobs; None if no value changed, as at the start."""
     changed = changed_knobs(change)
     if not changed:
         return None
@@ -193,7 +195,7 @@ def knobs_event(change: KnobsChanged) -> SessionEvent | None:
 
 
 def changed_knobs(change: KnobsChanged) -> str:
-    """Old and new values of what has changed; empty when nothing has."""
+    """Old and new values of the changed knobs; empty if none changed."""
     return ", ".join(
         f"{name} {value_text(change.old[name])}→{value_text(value)}"
         for name, value in change.new.items()
@@ -204,7 +206,7 @@ def changed_knobs(change: KnobsChanged) -> str:
 def breach_event(
     slo: SLO, step: int, time_ns: int, kind: str, value_ns: int, request_id: int | None
 ) -> SessionEvent:
-    """The line for a wait above its bound."""
+    """The log line for a wait above its service level."""
     bound_ms = slo.itl_ms if kind == "ITL" else slo.ttft_ms
     who = "" if request_id is None else f" ({request_name(request_id)})"
     value = f"{value_ns / 1e6:.0f}"

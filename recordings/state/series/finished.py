@@ -1,7 +1,7 @@
 """`FinishedRequests`: which requests kept their service levels, for any window and any levels.
 
-A request keeps its levels if its first token came in time, and then each next token. That can be
-said of a request that was seen from its arrival to its end. The operator's pauses are left out.
+A request keeps its levels if its first token and then each next token came in time. Only requests
+that were observed from arrival to end are judged. The operator's pauses are left out.
 """
 
 from array import array
@@ -12,18 +12,18 @@ from stepscope.recordings.state.outcome import FinishedRequest, Outcome
 from stepscope.recordings.state.pauses import Pauses
 from stepscope.recordings.state.session import SessionState
 
-_SPARE = 1024  # requests that may have ended otherwise, before they are looked for
+_SPARE = 1024  # entries beyond the live requests before stale ones are removed
 
 
 class KeptLevels(NamedTuple):
-    """Of the requests that finished in a window."""
+    """How many of the finished requests in a window were judged, and how many kept the levels."""
 
     num_judged: int
     num_kept: int
 
 
 class FinishedRequests:
-    """One entry a request, in order of time. One writer."""
+    """One entry per finished request, in order of time. One writer."""
 
     def __init__(self) -> None:
         self._times = array("q")
@@ -32,17 +32,17 @@ class FinishedRequests:
         self._floor_ns = array("q")
 
     def add(self, time_ns: int, request: FinishedRequest) -> None:
-        """Append; a time before the last one counts as the last one."""
+        """Append a request. A time before the last one is replaced by the last one."""
         self._times.append(max(time_ns, self._times[-1]) if self._times else time_ns)
         self._ttft_ns.append(request.ttft_ns)
         self._worst_ns.append(request.worst_itl_ns)
         self._floor_ns.append(request.floor_ns)
 
     def kept(self, ttft_ms: float, itl_ms: float) -> KeptLevels:
-        """How many kept these levels.
+        """Count the requests that kept these levels.
 
-        A level below the one that they were watched with leaves requests out: how long their
-        shorter gaps were is not known.
+        Gaps up to the ITL level at which a request was watched are not recorded. So if `itl_ms` is
+        lower, requests without longer gaps are not judged.
         """
         ttft_ns, itl_ns = ttft_ms * 1e6, itl_ms * 1e6
         num_judged = num_kept = 0
@@ -55,7 +55,7 @@ class FinishedRequests:
         return KeptLevels(num_judged, num_kept)
 
     def cut(self, start_ns: int, end_ns: int) -> "FinishedRequests":
-        """A copy of those in (start_ns, end_ns]."""
+        """A copy of the requests that finished in (start_ns, end_ns]."""
         first, last = bisect_right(self._times, start_ns), bisect_right(self._times, end_ns)
         part = FinishedRequests()
         for into, column in zip(part._columns, self._columns, strict=True):
@@ -63,7 +63,7 @@ class FinishedRequests:
         return part
 
     def after(self, earlier: "FinishedRequests") -> "FinishedRequests":
-        """Those of before, and then these; both stay as they are."""
+        """A new object: the requests of `earlier`, then these. Changes neither of the two."""
         whole = FinishedRequests()
         for into, before, column in zip(
             whole._columns, earlier._columns, self._columns, strict=True
@@ -88,25 +88,25 @@ class FinishedRequests:
 
 
 class RequestWatch:
-    """Follows requests from their first token to their end, and judges nothing.
+    """Records the TTFT and the longest gap of each request until it ends, and judges nothing.
 
     Args:
-        itl_ms: gaps up to it need not be known.
+        itl_ms: gaps up to this length are not recorded.
     """
 
     def __init__(self, itl_ms: float) -> None:
         self._floor_ns = round(itl_ms * 1e6)
-        self._ttft_ns: dict[int, int] = {}  # of those that were seen from their arrival on
+        self._ttft_ns: dict[int, int] = {}  # of requests that were observed from their arrival
         self._worst_ns: dict[int, int] = {}  # their longest gap above the floor
 
     def begin(self, state: SessionState) -> None:
-        """Go on from this state: of requests that stream in it, too little is known."""
+        """Restart from a state. Forgets requests in progress: their earlier gaps are unknown."""
         state.table.late_ns = self._floor_ns
         self._ttft_ns.clear()
         self._worst_ns.clear()
 
     def set_floor(self, itl_ms: float, state: SessionState) -> None:
-        """Another level: of requests that stream, gaps between a lower one and it are not known."""
+        """Change the level. A lower one forgets requests in progress: shorter gaps are unknown."""
         floor_ns = round(itl_ms * 1e6)
         is_lower, self._floor_ns = floor_ns < self._floor_ns, floor_ns
         if is_lower:
@@ -114,11 +114,11 @@ class RequestWatch:
         state.table.late_ns = floor_ns
 
     def take(self, outcome: Outcome, pauses: Pauses, state: SessionState, now_ns: int) -> None:
-        """A step; adds to `outcome` the requests that finished in it.
+        """Process a step. Adds to `outcome` the requests that finished in it.
 
         Args:
-            outcome: without the operator's pauses.
-            now_ns: when its tokens were known.
+            outcome: the outcome of the step, with the operator's pauses left out.
+            now_ns: when the tokens of the step were known.
         """
         for request_id, ns in outcome.ttft_ns:
             self._ttft_ns[request_id] = ns

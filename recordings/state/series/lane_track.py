@@ -2,7 +2,7 @@
 
 
 class Track:
-    """A lane as it grows. `cells[0]` is at step `start`; steps not written yet are `filler`."""
+    """A growing lane. `cells[0]` is for step `start`; steps not written yet count as `filler`."""
 
     __slots__ = ("cells", "client_id", "filler", "start")
 
@@ -13,7 +13,7 @@ class Track:
         self.filler = filler
 
     def fill_to(self, step: int, filler: bytes) -> None:
-        """Write the steps before `step` that are still open."""
+        """Write `filler` to all steps before `step` that are not written yet."""
         missing = step - self.start - len(self.cells)
         if missing > 0:
             self.cells += filler * missing

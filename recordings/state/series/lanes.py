@@ -1,8 +1,8 @@
-"""Lanes: what each request did in each step, one byte a step, ready to be translated to glyphs.
+"""Lanes: what each request did in each step, one byte per step, to be translated to glyphs.
 
-A `LaneBoard` follows the messages of a session and is asked for ranges of its steps. A timeline has
-one, extended as messages come in: to decode a range of them again takes far longer than to keep one
-byte a step and request.
+A `LaneBoard` follows the messages of a session and returns the lanes of any range of steps. A
+timeline extends its board with each message. One byte per step and request is cheap to keep, while
+decoding a range of records again would take far longer.
 """
 
 from collections.abc import Iterable
@@ -33,17 +33,17 @@ _RECOMPUTE_PHASE = int(Phase.RECOMPUTE)
 
 
 class Cell(IntEnum):
-    """What a request did in a step, ordered so that the largest of several is the one to show."""
+    """What a request did in a step. Of several values, the largest is the one to show."""
 
-    ABSENT = 0  # not there yet, or not any more
+    ABSENT = 0  # before its arrival or after its end
     UNKNOWN = 1  # the record of the step was lost
     WAITING = 2
     IDLE = 3  # running, but left out of this step
-    CACHED = 4  # admitted, most of it skipped by a prefix hit
+    CACHED = 4  # admitted, and most of it skipped by a prefix hit
     DECODE = 5
     DECODE_MULTI = 6  # several tokens at once
     PREFILL = 7
-    PREFILL_ALT = 8  # also prefill: tells a chunk from the one before
+    PREFILL_ALT = 8  # also prefill, to tell one chunk from the next
     RECOMPUTE = 9  # prefill again, after a preemption
     RECOMPUTE_ALT = 10
     FINISHED = 11
@@ -59,7 +59,7 @@ _DECODING = bytes((_DECODE,))
 
 
 class Lane(NamedTuple):
-    """One request over a range of steps. `cells` has one `Cell` a step; `bytes.translate` it."""
+    """One request over a range of steps. `cells` has one `Cell` per step, for `bytes.translate`."""
 
     request_id: int
     client_id: str
@@ -67,18 +67,18 @@ class Lane(NamedTuple):
 
 
 class LaneName(NamedTuple):
-    """Whose lane it is."""
+    """The request that a lane belongs to, and its client."""
 
     request_id: int
     client_id: str
 
 
 class LaneBoard:
-    """Lanes of the steps [first, end). One writer; the holder of the lock reads.
+    """Lanes of the steps [first, end). One thread writes; readers must hold its lock.
 
     Args:
-        state: as it was just before step `first`.
-        first: the first step that will be fed.
+        state: the state just before step `first`.
+        first: the first step that will be added.
     """
 
     def __init__(self, state: SessionState, first: int) -> None:
@@ -86,8 +86,8 @@ class LaneBoard:
         self.end = first
         self._tracks: dict[int, Track] = {}
         self._open: dict[int, Track] = {}
-        # Tracks by the stretches of steps that they may show something in, so that a range of
-        # steps is drawn without looking at all requests there ever were.
+        # Tracks by page (a stretch of steps) in which they may have cells, so that drawing a range
+        # of steps need not look at all requests there ever were.
         self._pages: dict[int, dict[int, Track]] = {}
         self._last_page = first // _PAGE_STEPS
         for request_id, view in state.requests.items():
@@ -95,31 +95,32 @@ class LaneBoard:
                 self._add(request_id, Track(view.client_id, first, _filler(view)))
 
     def extend(self, message: Telemetry) -> None:
-        """Take the next message of the session."""
+        """Process the next message of the session."""
         if isinstance(message, StepRecord):
             self.extend_step(message, message.batch or ())
         elif isinstance(message, EngineStatus):
-            # What happens between two steps shows where it takes effect: an arrival in the step
-            # to come, an end in the step before.
+            # An event between two steps is shown where it takes effect: an arrival in the next
+            # step, an end in the step before.
             for event in message.events:
                 self._take(event, max(self.end - 1, self.first), self.end)
         elif isinstance(message, Snapshot):
             live = {v.request_id for v in message.requests if v.status != "finished"}
             for request_id in [each for each in self._open if each not in live]:
                 track = self._open.pop(request_id)
-                track.fill_to(self.end, track.filler)  # as far as anybody knew it was there
+                track.fill_to(self.end, track.filler)  # it was live as far as known
 
     def view(self, first: int, last: int) -> list[Lane]:
-        """Lanes of the steps [first, last] that show anything there, by request id."""
+        """Lanes with anything to show in the steps [first, last], in order of request ids."""
         request_ids = self.ids(first, last)
         cells = self.cells(request_ids, first, last)
         names = self.names(request_ids)
         return [Lane(*name, each) for name, each in zip(names, cells, strict=True)]
 
     def ids(self, first: int, last: int) -> list[int]:
-        """Whose lanes show anything in the steps [first, last], in order.
+        """Ids of the requests whose lanes show anything in the steps [first, last], in order.
 
-        Costs a twentieth of the lanes themselves, of which a screen has room for few.
+        Takes a twentieth of the time for the lanes themselves, and a screen has room for few of
+        those.
         """
         begin, end = max(first, self.first), min(last + 1, self.end)
         opened = self._open
@@ -127,10 +128,10 @@ class LaneBoard:
         for page in range(begin // _PAGE_STEPS, last // _PAGE_STEPS + 1):
             for request_id, track in self._pages.get(page, {}).items():
                 start = track.start
-                if request_id in opened:  # it goes on to the end, written or not
+                if request_id in opened:  # it reaches to the end, written or not
                     if begin < end > start:
                         found.add(request_id)
-                # No cell that is written is an absent one.
+                # Written cells are never ABSENT.
                 elif start <= last and (begin if begin > start else start) < start + len(
                     track.cells
                 ):
@@ -138,14 +139,14 @@ class LaneBoard:
         return sorted(found)
 
     def names(self, request_ids: Iterable[int]) -> list[LaneName]:
-        """What is known of whose lanes these are."""
+        """Names of the requests; the client is "" if it is unknown."""
         tracks = self._tracks
         return [
             LaneName(each, tracks[each].client_id if each in tracks else "") for each in request_ids
         ]
 
     def cells(self, request_ids: Iterable[int], first: int, last: int) -> list[bytes]:
-        """What each of some requests did in the steps [first, last]: one `Cell` a step."""
+        """What each of these requests did in the steps [first, last], one `Cell` per step."""
         width = last + 1 - first
         found = []
         for request_id in request_ids:
@@ -162,10 +163,10 @@ class LaneBoard:
         return found
 
     def prepend(self, earlier: "LaneBoard") -> None:
-        """Put the lanes of an earlier board of the same session before these."""
+        """Insert the lanes of an earlier board of the same session before these."""
         for request_id, track in earlier._open.items():
             track.fill_to(earlier.end, track.filler)
-            if request_id in self._tracks:  # it went on through steps that nobody has
+            if request_id in self._tracks:  # it lived on through steps that are missing
                 track.fill_to(self._tracks[request_id].start, _UNKNOWN)
         for request_id, track in earlier._tracks.items():
             own = self._tracks.get(request_id)
@@ -182,13 +183,13 @@ class LaneBoard:
         self.first = min(self.first, earlier.first)
 
     def abort(self, request_ids: Iterable[int]) -> None:
-        """These were aborted after the last step."""
+        """Mark requests as aborted after the last step."""
         for request_id in request_ids:
             if (track := self._open.pop(request_id, None)) is not None:
                 track.put(max(self.end - 1, self.first), Cell.ABORTED)
 
     def forget_before(self, step: int) -> None:
-        """Let go of the steps before `step`."""
+        """Forget the steps before `step`."""
         self.first = max(self.first, step)
         page = self.first // _PAGE_STEPS
         for old in [number for number in self._pages if number < page]:
@@ -200,7 +201,7 @@ class LaneBoard:
                     del self._tracks[request_id]
 
     def forget_after(self, state: SessionState) -> None:
-        """Let go of what came after a state."""
+        """Forget all steps after a state."""
         step = state.step
         page = max(step, self.first) // _PAGE_STEPS
         touched = dict(self._open)
@@ -226,13 +227,13 @@ class LaneBoard:
             self._pages.setdefault(page, {})[request_id] = track
 
     def _turn_pages(self, page: int) -> None:
-        """Those that are still open go on in the pages up to this one."""
+        """Add the open tracks to all pages up to this one."""
         for number in range(self._last_page + 1, page + 1):
             self._pages.setdefault(number, {}).update(self._open)
         self._last_page = page
 
     def extend_step(self, record: StepRecord, rows: Iterable[BatchRow]) -> None:
-        """Take a step; `rows` are those of its batch that `go_on` has not foreseen."""
+        """Add a step; `rows` are the rows of its batch that `go_on` did not announce."""
         step = record.step
         if step > self.end:
             for track in self._open.values():
@@ -256,26 +257,26 @@ class LaneBoard:
                 cells.append(_DECODE if decodes else _cell(row, step))
             else:
                 track.put(step, _cell(row, step))
-            track.filler = _IDLE  # only now: what was open before this step was a wait
+            track.filler = _IDLE  # only now, as unwritten steps before this one were waits
         for event in ends:
             self._take(event, step, step)
 
     def go_on(self, request_ids: Iterable[int], step: int) -> None:
-        """These decode one token in `step` and in every step from it on, until they `stop`."""
+        """Announce requests that decode one token in each step from `step` on, until `stop`."""
         for request_id in request_ids:
             track = self._open.get(request_id) or self._seat(request_id, step)
             track.fill_to(step, track.filler)
             track.filler = _DECODING
 
     def stop(self, request_ids: Iterable[int], step: int) -> None:
-        """These have gone on in all steps before `step`, and do not any more."""
+        """End an announcement of `go_on`: the requests decoded in all steps before `step`."""
         for request_id in request_ids:
             track = self._tracks[request_id]
             track.fill_to(step, track.filler)
             track.filler = _IDLE
 
     def _seat(self, request_id: int, step: int) -> Track:
-        """The track of a request that nothing announced, or that was thought to have ended."""
+        """The track of a request that no event announced, or that seemed to have ended."""
         track = self._tracks.get(request_id)
         if track is None:
             track = Track("", step, _IDLE)

@@ -1,12 +1,12 @@
-"""Latencies as exact samples: TTFT, ITL, TPOT, E2E and the time of a step. No buckets, no averages.
+"""Latencies as exact samples, without buckets or averages: TTFT, ITL, TPOT, E2E and step time.
 
-`Samples` keeps weighted samples by time: requests that decode in the same two steps have the same
-inter-token latency, so a step of 64 decodes is one or two entries. Percentiles are nearest-rank:
-the p-th of N samples is the smallest sample that at least ceil(p / 100 * N) samples do not exceed.
-It is always a latency that some request really had.
+`Samples` keeps weighted samples by time. Requests that decode in the same two steps have the same
+ITL, so a step of 64 decodes adds only one or two entries. Percentiles are nearest-rank: the p-th
+percentile of N samples is the smallest sample that at least ceil(p / 100 * N) samples do not
+exceed. So it is always a latency that some request really had.
 
-Time in which the operator had paused the engine is in none of them: who feeds samples leaves it out
-(`Timeline`), for a wait that the operator made breaks no service level.
+Samples must not include time in which the operator had paused the engine, because such a wait
+breaks no service level. `Timeline` subtracts it before it adds samples.
 """
 
 import math
@@ -22,29 +22,29 @@ from stepscope.recordings.state.series.latency_samples import Samples
 from stepscope.recordings.state.series.taken_step import TakenStep
 
 TREND_BUCKETS = 60
-_MAX_MS = 1e9  # of an estimate: more is nonsense, and so are ...
-_MAX_COUNT = 2**31  # ... so many samples in one record
+_MAX_MS = 1e9  # larger estimates are ignored, ...
+_MAX_COUNT = 2**31  # ... and so are larger counts in one record
 
 LatencyKind: TypeAlias = Literal["ttft", "itl", "tpot", "e2e", "step"]
 
 
 class SLO(NamedTuple):
-    """What an operator has promised, in milliseconds."""
+    """Service levels that an operator has promised, in milliseconds."""
 
     ttft_ms: float = 500.0
     itl_ms: float = 50.0
 
 
 class Series(NamedTuple):
-    """One kind of latency in a window, in milliseconds; None where there is no sample."""
+    """One kind of latency in a window, in milliseconds; None if there are no samples."""
 
     num_samples: int
     p50_ms: float | None
     p95_ms: float | None
     p99_ms: float | None
     max_ms: float | None
-    within_slo: float | None  # share of samples, 0..1; None without an SLO or a sample
-    trend_ms: tuple[float | None, ...]  # the worst of each slice of the window, oldest first
+    within_slo: float | None  # share of samples, 0..1; None without an SLO or samples
+    trend_ms: tuple[float | None, ...]  # the maximum in each slice of the window, oldest first
 
 
 class LatencyReport(NamedTuple):
@@ -65,7 +65,7 @@ def series_of(
     slo_ms: float | None = None,
     buckets: int = TREND_BUCKETS,
 ) -> Series:
-    """What happened in (start_ns, end_ns]."""
+    """Summarize the samples in (start_ns, end_ns]."""
     ranked = samples.ranked(samples.num_until(start_ns), samples.num_until(end_ns))
     if ranked is None:
         return Series(0, None, None, None, None, None, (None,) * buckets)
@@ -84,7 +84,7 @@ def percentiles(ordered: list[tuple[int, int]], count: int, ranks: tuple[float, 
     """Nearest-rank percentiles of weighted samples.
 
     Args:
-        ordered: (value, weight), by value; not empty.
+        ordered: pairs (value, weight), sorted by value; not empty.
         count: sum of the weights.
         ranks: percentages, ascending, each in (0, 100].
     """
@@ -115,7 +115,7 @@ class Latencies:
         self.finished = FinishedRequests()
 
     def add(self, tokens_ns: int, step_ns: int, outcome: Outcome) -> None:
-        """Samples of a step whose tokens were known at `tokens_ns`."""
+        """Add the samples of a step whose tokens were known at `tokens_ns`."""
         self.step.add(tokens_ns, step_ns)
         for gap_ns, weight in outcome.gaps_ns.items():
             self.itl.add(tokens_ns, gap_ns, weight)
@@ -132,7 +132,7 @@ class Latencies:
             self.finished.add(tokens_ns, finished)
 
     def add_estimates(self, time_ns: int, totals: Totals) -> None:
-        """Samples that are known by the buckets of histograms only."""
+        """Add samples that are known only from the buckets of histograms."""
         for samples, estimates in (
             (self.ttft, totals.ttft),
             (self.itl, totals.itl),
@@ -143,7 +143,7 @@ class Latencies:
                     samples.add(time_ns, round(ms * 1e6), count)
 
     def extend(self, steps: Sequence[TakenStep]) -> None:
-        """Samples of some steps, as `add` takes those of each."""
+        """Add the samples of several steps, with the same result as `add` for each."""
         times_ns = [each.record.tokens_ns for each in steps]
         self.step.extend(
             times_ns,
@@ -170,7 +170,7 @@ class Latencies:
         return samples
 
     def cut(self, start_ns: int, end_ns: int) -> "Latencies":
-        """A copy of what is in (start_ns, end_ns]: cheap, unlike a report on it."""
+        """A copy of the samples in (start_ns, end_ns]. This is cheap, unlike a report."""
         part = Latencies(self.slo)
         part.ttft = self.ttft.cut(start_ns, end_ns)
         part.itl = self.itl.cut(start_ns, end_ns)
@@ -191,7 +191,7 @@ class Latencies:
         )
 
     def after(self, earlier: "Latencies") -> "Latencies":
-        """Those of before, and then these; both stay as they are."""
+        """A new object: the samples of `earlier`, then these. Changes neither of the two."""
         whole = Latencies(self.slo)
         whole.ttft = self.ttft.after(earlier.ttft)
         whole.itl = self.itl.after(earlier.itl)

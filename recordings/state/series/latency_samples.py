@@ -1,8 +1,8 @@
-"""`Samples`: weighted samples in order of time, of which any window is ranked quickly.
+"""`Samples`: weighted samples in order of time, with fast exact percentiles of any window.
 
-Those that have come are sorted in blocks, once. A percentile of a window is found by asking each
-block in it how many samples do not exceed a value, so that it costs the logarithm of their number
-and not a sort of all of them, and is exact all the same.
+Each full block of samples is sorted once. A percentile of a window is found by binary search over
+values: each block counts its samples up to a value in logarithmic time. So the window is never
+sorted as a whole, and the result is still exact.
 """
 
 from array import array
@@ -14,17 +14,18 @@ BLOCK_SAMPLES = 1024
 
 
 def bounded(value: int) -> int:
-    """The nearest number that an array holds."""
+    """Clamp to the range of a 64-bit array entry."""
     return min(max(value, -(2**63)), 2**63 - 1)
 
 
 class Block:
-    """Some samples by value; at least one. `ranks` are the weights up to each, summed up."""
+    """At least one sample, sorted by value. `ranks` are cumulative weights."""
 
     __slots__ = ("ranks", "values")
 
     def __init__(self, values: "array[int]", weights: "array[int]") -> None:
-        # Value and weight in one number: sorting those takes a quarter of sorting pairs.
+        # Sorting value and weight packed into one number takes a quarter of the time of sorting
+        # pairs.
         base = max(weights) + 1
         ordered = sorted(
             [value * base + weight for value, weight in zip(values, weights, strict=True)]
@@ -39,7 +40,7 @@ class Block:
 
 
 class Ranked:
-    """The samples of some blocks together."""
+    """The samples of several blocks together."""
 
     def __init__(self, blocks: list[Block]) -> None:
         self._blocks = blocks
@@ -78,14 +79,14 @@ class Ranked:
 
 
 class Samples:
-    """One writer; the holder of the lock reads, or whoever has a `cut` of it."""
+    """Weighted samples by time. One thread writes; readers hold its lock or use a `cut`."""
 
     def __init__(self) -> None:
         self._times = array("q")
         self._values = array("q")
         self._weights = array("q")
         self._num_forgotten = 0
-        self._blocks: dict[int, Block] = {}  # by number, of those that are whole
+        self._blocks: dict[int, Block] = {}  # whole blocks, by number
 
     def __len__(self) -> int:
         return len(self._times)
@@ -95,7 +96,7 @@ class Samples:
         return zip(self._times, self._values, self._weights, strict=True)
 
     def add(self, time_ns: int, value_ns: int, weight: int = 1) -> None:
-        """Append; a time before the last one counts as the last one."""
+        """Append a sample. A time before the last one is replaced by the last one."""
         times = self._times
         times.append(max(time_ns, times[-1]) if times else time_ns)
         self._values.append(bounded(value_ns))
@@ -109,7 +110,7 @@ class Samples:
     def extend(
         self, times_ns: Sequence[int], values_ns: Sequence[int], weights: Sequence[int]
     ) -> None:
-        """Append some at once, as `add` does one after another."""
+        """Append several samples, with the same result as `add` for each."""
         times = self._times
         begin = self._num_forgotten + len(times)
         since_ns = times[-1] if times else min(times_ns, default=0)
@@ -127,7 +128,7 @@ class Samples:
             self._blocks[number] = self._sorted(place, place + BLOCK_SAMPLES)
 
     def after(self, earlier: "Samples") -> "Samples":
-        """Samples of before, and then these; both stay as they are."""
+        """A new object: the samples of `earlier`, then these. Changes neither of the two."""
         whole = Samples()
         for part in (earlier, self):
             whole.extend(part._times, part._values, part._weights)
@@ -151,7 +152,7 @@ class Samples:
 
     @property
     def _first_block(self) -> int:
-        """The first one of which nothing is forgotten."""
+        """Number of the first block that is still complete."""
         return -(-self._num_forgotten // BLOCK_SAMPLES)
 
     def cut(self, start_ns: int, end_ns: int) -> "Samples":
@@ -168,18 +169,18 @@ class Samples:
         return part
 
     def num_until(self, time_ns: int) -> int:
-        """How many samples had come by a time."""
+        """Number of entries up to and including a time."""
         return bisect_right(self._times, time_ns)
 
     def num_above(self, start_ns: int, end_ns: int, value: float) -> int:
-        """Weight of the samples in (start_ns, end_ns] that exceed a value; for a few samples."""
+        """Weight of the samples in (start_ns, end_ns] that exceed a value. Scans all of them."""
         first = bisect_right(self._times, start_ns)
         last = bisect_right(self._times, end_ns, first)
         pairs = zip(self._values[first:last], self._weights[first:last], strict=True)
         return sum([weight for each, weight in pairs if each > value])
 
     def ranked(self, first: int = 0, last: int | None = None) -> Ranked | None:
-        """The samples from one place to before another, by value; None when there is none."""
+        """The samples in the places [first, last), ranked by value; None if there are none."""
         if last is None:
             last = len(self)
         if first >= last:
@@ -203,7 +204,7 @@ class Samples:
     def worst(self, start_ns: int, end_ns: int, slices: int) -> list[int | None]:
         """The largest sample of each slice of (start_ns, end_ns], oldest first.
 
-        Slices end at multiples of their width, so that they stand still while time goes on.
+        Slices end at multiples of their width, so that they do not shift as time goes on.
         """
         worst: list[int | None] = []
         width_ns = max(1, (end_ns - start_ns) // slices)

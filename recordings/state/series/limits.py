@@ -1,7 +1,7 @@
-"""What limited a step: which bound kept the engine from computing more in it.
+"""What limited a step: the bound that kept the engine from computing more in it.
 
-The scheduler publishes why requests wait. Where none waits, the step itself shows whether those who
-run got all they could use.
+The scheduler publishes why requests wait. If no request waits, the step itself shows whether the
+running requests got all the tokens they could use.
 """
 
 from collections.abc import Mapping
@@ -10,9 +10,9 @@ from typing import Literal, TypeAlias, get_args
 from stepscope.engine.protocol.wire import StepRecord
 from stepscope.recordings.state.outcome import Outcome
 
-# The token budget; max_num_seqs; KV blocks; a batching mode that lets no one in, or leaves out
-# those who run; long_prefill_token_threshold; the operator, who had the engine paused; nothing: all
-# who were there got all they could use.
+# In order: the token budget; max_num_seqs; KV blocks; a batching mode that admits no request or
+# leaves out running ones; long_prefill_token_threshold; a pause by the operator; nothing, as all
+# requests got all the tokens they could use.
 Limit: TypeAlias = Literal["budget", "seats", "kv", "mode", "threshold", "paused", "work"]
 
 LIMITS: tuple[Limit, ...] = get_args(Limit)
@@ -28,12 +28,12 @@ _OF_REASON: Mapping[str, int] = {
 
 
 def limit_of(record: StepRecord, outcome: Outcome, num_rows: int | None) -> int:
-    """Place in `LIMITS` of what limited a step; `UNKNOWN` where the records do not say.
+    """Index in `LIMITS` of what limited a step; `UNKNOWN` if the records do not tell.
 
-    A pause of the operator right before the step limited it if it lasted longer than the step.
+    A pause by the operator right before the step is the limit if it lasted longer than the step.
 
     Args:
-        num_rows: of its batch; None if the engine does not publish it.
+        num_rows: number of rows in its batch; None if the engine does not publish them.
     """
     if outcome.paused_ns > record.tokens_ns - record.schedule_start_ns:
         return _PAUSED

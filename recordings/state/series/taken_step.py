@@ -1,4 +1,4 @@
-"""`TakenStep`: a step that was taken, and what columns of many of them are made of."""
+"""`TakenStep`: an applied step, and the conversion of many such steps into columns."""
 
 from array import array
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class TakenStep(NamedTuple):
     num_rows: int
 
 
-# Many attributes are fetched at once, which takes half the time of one after another.
+# Attributes are fetched many at once, which takes half the time of fetching them one by one.
 _OF_RECORD = (
     "step",
     "schedule_start_ns",
@@ -58,7 +58,7 @@ _OF_KV = {
     "hit_tokens": "hit_tokens",
 }
 _WORST = ("max_itl_ns", "max_itl_request_id", "max_ttft_ns", "max_ttft_request_id")
-# Of a `StepSummary`, in the order in which `told_of` gives them.
+# Fields of a `StepSummary`, in the order in which `summary_columns` returns them.
 NAMES = ("sequence", "num_rows", *_OF_RECORD, *_OF_OUTCOME, *_OF_KV, *_WORST, "limit")
 
 _of_record = attrgetter(*_OF_RECORD)
@@ -68,7 +68,7 @@ _NO_KV = (_UNKNOWN,) * len(_OF_KV)
 
 
 def summary_columns(steps: Sequence[TakenStep]) -> "list[array[int]]":
-    """One array for each of `NAMES`, one entry a step; -1 is unknown."""
+    """One array for each of `NAMES`, with one entry per step; -1 is unknown."""
     rows = [
         (
             sequence,
@@ -85,7 +85,7 @@ def summary_columns(steps: Sequence[TakenStep]) -> "list[array[int]]":
 
 
 def _worst(outcome: Outcome) -> tuple[int, int, int, int]:
-    """Longest gap and longest wait for a first token, and whose they are."""
+    """Longest gap and its request id, then longest TTFT and its request id."""
     gaps_ns = outcome.gaps_ns
     gap_ns = max(gaps_ns) if gaps_ns else _UNKNOWN
     request_id = outcome.gap_request_ids[gap_ns] if gaps_ns else _UNKNOWN
@@ -102,5 +102,5 @@ def _time(sample: tuple[int, int]) -> int:
 def _column(values: tuple[int | None, ...]) -> "array[int]":
     try:
         return array("q", values)  # type: ignore[arg-type]
-    except (TypeError, OverflowError):  # unknown, or nonsense but valid
+    except (TypeError, OverflowError):  # unknown values, or absurd but valid ones
         return array("q", [_UNKNOWN if value is None else bounded(value) for value in values])
