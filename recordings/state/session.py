@@ -69,7 +69,7 @@ class SessionState:
     pauses: PauseTrail = PauseTrail()  # noqa: RUF009 - it is never changed
     in_flight: StepInFlight | None = None  # a step that takes long and has not ended yet
     totals: Totals | None = None  # of the last record, if the engine publishes only totals
-    leased: LeasedKnobs | None = None  # knobs that a client (an autopilot) may move
+    leased: LeasedKnobs | None = None  # knobs that a client moves until it falls silent
 
     # Copies
 

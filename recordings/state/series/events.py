@@ -79,8 +79,7 @@ class EventLog:
             del events[: len(events) - MAX_EVENTS]
 
     def prepend(self, earlier: "EventLog") -> None:
-        """Add the events of an earlier log. Sorts all, as a knob change there may name a later
-        step."""
+        """Add the events of an earlier log. Sorts all: a knob change may name a later step."""
         self._events = sorted(earlier._events + self._events, key=_step)
 
     def until(self, step: int, limit: int, kinds: frozenset[str] | None) -> list[SessionEvent]:
