@@ -2,5 +2,5 @@
 
 May import: engine.protocol, recordings, recordings.file, recordings.state,
   recordings.state.series.
-A new cause goes into `causes.py` and is found in `open_waits.py`.
+A new cause is defined in `causes.py` and detected in `open_waits.py`.
 """

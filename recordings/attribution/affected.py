@@ -12,7 +12,7 @@ class Affected(NamedTuple):
 
     num_requests: int  # all that were live at some time in the recording
     num_late: int  # with a late token
-    num_only_first: int  # of those: all tokens after the first came in time
+    num_only_first: int  # of the late ones: only the first token was late
 
 
 class RequestCounts:
@@ -38,7 +38,7 @@ class RequestCounts:
         return self._alive | self._ended
 
     def affected(self, late: Iterable[Late]) -> Affected:
-        """Args: late: all late tokens of these requests."""
+        """Count the requests with late tokens. `late`: all late tokens of the recording."""
         counted = [each for each in late if not each.is_excused]
         all_late = {each.request_id for each in counted}
         between = {each.request_id for each in counted if each.token_idx}

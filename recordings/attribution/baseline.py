@@ -18,7 +18,7 @@ SLOW = 3.0  # times the baseline: a longer step is slow
 STILL_SLOW = 2.0  # right after a slow step: what slows a machine lasts for some steps
 MIN_STEPS = 8  # alike steps needed for a baseline
 _MAX_STEPS = 16_384  # sampled from memory, evenly spread
-_REACH = 2  # doublings: how much more work others may have, where alike steps are few
+_REACH = 2  # doublings: how much more work steps may have that stand in for alike steps
 _ABOUT = 1.1  # baselines that differ by less are treated as equal
 _EXACT_BITS = 8  # durations are counted to one part in 128
 
@@ -80,7 +80,7 @@ class _Alike:
 
     @property
     def median_ns(self) -> int:
-        """Computed again once a sixteenth more steps have come."""
+        """Median duration. It is cached until a sixteenth more steps were added."""
         if not self._known_at or self.num_steps > self._known_at + self._known_at // 16:
             self._median_ns = _median(self.counts.items(), self.num_steps)
             self._known_at = self.num_steps
@@ -118,8 +118,8 @@ class Baseline:
     def ns(self, work: StepWork) -> int | None:
         """The baseline for this work; None where too few steps are known.
 
-        Where alike steps are few, steps with somewhat more work count too: a step that is slow
-        even against those is certainly slow.
+        If alike steps are few, steps with somewhat more work count too. A step that is slow even
+        compared to those is certainly slow.
         """
         return self._ns(_class_of(work))
 
@@ -127,7 +127,7 @@ class Baseline:
         """The step and its baseline if it was slow; None if it was not, or without a baseline.
 
         Args:
-            after_slow: the step before it was slow.
+            after_slow: whether the step before it was slow.
         """
         return self._slow_step(_class_of(work), ns, STILL_SLOW if after_slow else SLOW)
 
@@ -218,7 +218,7 @@ class FileBaseline:
     """The baseline of a whole file, as far as it was read.
 
     Attributes:
-        baseline: replaced, never changed, when more was read; None without a file.
+        baseline: the object is never changed, but replaced when more was read. None without a file.
     """
 
     def __init__(self) -> None:
@@ -226,12 +226,13 @@ class FileBaseline:
 
 
 class MemoryBaseline:
-    """The baseline of the steps in memory, computed again once in a while.
+    """The baseline of the steps in memory. `refresh` recomputes it once in a while.
 
-    A replay uses the file's baseline instead, once that covers as many steps.
+    A replay uses the file's baseline instead, as soon as that covers as many steps.
 
     Args:
         lock: guards the columns.
+        of_file: the baseline of the file that is replayed.
 
     Attributes:
         baseline: the latest one.

@@ -1,4 +1,4 @@
-"""What a wait for a token is made of: `Late`, a wait, and its `Piece`s, each with one cause.
+"""`Late`: a wait for a token that was too long, made of `Piece`s with one cause each.
 
 All figures come from the records. Durations are nanoseconds of engine time.
 """
@@ -26,7 +26,7 @@ Cause: TypeAlias = Literal[
 ]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 
-# Counted as one when the largest cause is named: they always come together.
+# When the largest cause is determined, the first counts as the second, as they occur together.
 _TOGETHER: dict[Cause, Cause] = {"recompute": "preempted"}
 
 _SHOWN_NS = 50_000

@@ -42,7 +42,7 @@ _LAST_CHUNK = int(RowFlag.LAST_CHUNK)
 
 
 class Explainer:
-    """Takes the messages of a session in order; `late` grows.
+    """Processes the messages of a session in order and adds explained waits to `late`.
 
     Args:
         itl_bound_ns, ttft_bound_ns: a longer wait is late.
@@ -50,10 +50,11 @@ class Explainer:
         state: the state right after the last step before the first message.
         since_ns: leave out waits that began earlier, because the operator may have paused the
             engine then. None: taken from `state` or the first snapshot.
-        with_begun: keep those waits.
+        with_begun: do not leave out those waits.
         baseline: finds slow steps; None: no step is judged.
         after_slow: the last step of `state` was slow.
-        learns: gets the duration of each step after it was judged; may be `baseline` itself.
+        learns: this baseline is fed the duration of each step after the step was judged. It may be
+            `baseline` itself.
     """
 
     def __init__(

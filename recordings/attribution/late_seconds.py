@@ -1,7 +1,8 @@
 """`LateSeconds`: for each second of engine time, the step that ended the longest late wait.
 
-Late tokens come in swarms, so one for each second is enough to go to. `WorstWaitIndex` follows the
-same rule for files. Here the service levels are known, so steps without late tokens are not kept.
+Late tokens come in swarms, so one per second is enough for a list to jump from. `WorstWaitIndex`
+follows the same rule for files. Here the service levels are known, so steps without late tokens are
+not kept.
 """
 
 from array import array

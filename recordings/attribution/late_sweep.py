@@ -1,6 +1,7 @@
-"""`LateSweep`: explains all late tokens of a stretch of steps in one pass that can go on.
+"""`LateSweep`: explains all late tokens of a stretch of steps in one pass that can be continued.
 
-Explaining each alone would read its whole wait, and the waits of an overloaded engine overlap.
+Explaining each token alone would read its whole wait, and the waits of an overloaded engine
+overlap.
 """
 
 from collections.abc import Callable
@@ -20,11 +21,11 @@ class LateWait(NamedTuple):
 
 
 class LateSweep:
-    """An explainer of all requests, and how far it has come.
+    """An explainer of all requests, and how far it has read.
 
     Args:
         state: the state before the first message.
-        number: the number of that message.
+        number: the number of the first message.
     """
 
     def __init__(self, explainer: Explainer, state: SessionState, number: int) -> None:
@@ -34,7 +35,9 @@ class LateSweep:
         self.step = state.step  # the last step read
 
     def num_steps_for(self, first_ns: int, first_step: int, last_step: int) -> int | None:
-        """How many steps to read to explain waits from a time on; None if this began too late.
+        """How many steps to read to explain waits that began at or after `first_ns`.
+
+        None if this sweep began too late or is already past `first_step`.
 
         Args:
             first_step, last_step: the range in which the waits end.
@@ -44,11 +47,11 @@ class LateSweep:
         return last_step - self.step
 
     def go_on(self, last_step: int, feed: Callable[[Explainer, int, int], int]) -> list[Late]:
-        """Read on to `last_step`. Returns the new late waits, except those begun before the sweep.
+        """Continue to `last_step`. Returns the new late waits, except those begun before the sweep.
 
         Args:
-            feed: gives an explainer the messages from a number up to the record of a step, and
-                returns the number to go on from.
+            feed: a function that feeds an explainer the messages from a number up to the record of
+                a step, and returns the number of the next message.
         """
         explainer = self._explainer
         self._number = feed(explainer, self._number, last_step)

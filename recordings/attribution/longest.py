@@ -1,6 +1,6 @@
 """`Longest`: late steps in order of time, with a quick look-up of the longest waits.
 
-Each full block is sorted once, so repeated look-ups do not scan all steps.
+Each full block of steps is sorted once, so repeated look-ups do not scan all steps.
 """
 
 from array import array
@@ -14,7 +14,7 @@ BLOCK = 1024  # steps
 
 
 class Breach(NamedTuple):
-    """A step that brought tokens later than a bound, and the latest of them."""
+    """A step that brought tokens later than a bound, and the longest wait among them."""
 
     step: int
     time_ns: int
@@ -27,7 +27,7 @@ class Breach(NamedTuple):
 class Longest:
     """Steps and their waits of one kind, 16 bytes each. The holder of the lock writes and reads.
 
-    Each step has a fixed number: how many came before it.
+    Each step has a fixed number: how many steps were added before it.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Longest:
             self._blocks.pop(block, None)
 
     def wait_ns(self, step: int) -> int:
-        """The wait of a step that is kept."""
+        """The wait of a step, which must be one of the kept ones."""
         return self._waits_ns[bisect_left(self._steps, step)]
 
     def first_from(self, step: int) -> int | None:
@@ -65,16 +65,17 @@ class Longest:
         return self._steps[at] if at < len(self._steps) else None
 
     def worst(self, first: int, last: int | None) -> int:
-        """The longest from one step to another (None: the last), of equal ones the first.
+        """The step with the longest wait in [first, last] (None: to the end), of equal ones the
+        first.
 
-        Scans all of them; there must be one.
+        Scans all of these steps. There must be at least one.
         """
         begin = bisect_left(self._steps, first)
         waits_ns = self._waits_ns[begin : self.num_until(last)]
         return self._steps[begin + waits_ns.index(max(waits_ns))]
 
     def num_until(self, step: int | None) -> int:
-        """How many steps are kept up to one (None: all)."""
+        """How many steps are kept up to and including `step` (None: all)."""
         return len(self._steps) if step is None else bisect_right(self._steps, step)
 
     def last(self, step: int | None, limit: int) -> Sequence[int]:
@@ -109,7 +110,7 @@ class Longest:
         return -(-self._num_forgotten // BLOCK)
 
     def _ranked(self, first: int, end: int) -> list[int]:
-        """The numbers in [begin, end), longest wait first."""
+        """The numbers in [first, end), longest wait first."""
         waits_ns = self._waits_ns[first - self._num_forgotten : end - self._num_forgotten]
         places = sorted(range(len(waits_ns)), key=waits_ns.__getitem__, reverse=True)
         return [first + place for place in places]

@@ -1,4 +1,4 @@
-"""The messages of a recording, each once, and whether some before it are missing."""
+"""Iterates over the messages of a recording, each once, with a flag for missing ones."""
 
 from collections.abc import Iterator
 
@@ -10,11 +10,11 @@ from stepscope.recordings.file.reader import Position, Recording
 def messages_in(
     recording: Recording, position: Position | None = None, sequence: int | None = None
 ) -> Iterator[tuple[Telemetry, bool]]:
-    """All messages but marks; true: messages before it are missing.
+    """Yield all messages but marks, each with whether messages before it are missing.
 
     Args:
         position: where to begin; None: at the beginning.
-        sequence: number of the last message before it, if it is known.
+        sequence: number of the last message before that position; None if unknown.
 
     Raises:
         msgspec.DecodeError: a message cannot be read.
@@ -34,7 +34,7 @@ def messages_in(
         if isinstance(message, Snapshot):
             is_lost = last is not None and frame.sequence > last
         elif expected is not None and frame.sequence < expected:
-            continue  # read it a second time
+            continue  # this message was read before
         else:
             is_lost = expected is not None and frame.sequence > expected
         last = frame.sequence

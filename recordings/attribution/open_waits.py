@@ -19,7 +19,7 @@ class StepSpan(NamedTuple):
 
     record: StepRecord
     start_ns: int
-    work_end_ns: int  # the rest is above the baseline
+    work_end_ns: int  # from here to `end_ns` is the excess above the baseline
     end_ns: int
     slow: SlowStep | None = None
 
@@ -119,7 +119,7 @@ def prefills_of(record: StepRecord) -> list[BatchRow]:
 
 
 def loads_of(record: StepRecord, start_ns: int) -> list[Piece]:
-    """The time in which a step loaded what was handed over, before it began with its work."""
+    """Pieces for the time in which a step loaded handed-over KV blocks before it computed."""
     pieces = []
     for event in record.events:
         if isinstance(event, Admitted) and event.load_ns:

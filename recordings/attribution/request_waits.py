@@ -18,14 +18,16 @@ from stepscope.recordings.state.pauses import Pauses
 
 
 class RequestWaits:
-    """Events and snapshots say which requests wait; the `Explainer` says for what.
+    """Tracks which requests wait, from events and snapshots; the `Explainer` finds the causes.
 
     Args:
         only: follow this request alone and keep its `life`.
 
     Attributes:
-        requests: all that have not ended. `running`: those admitted and not preempted.
-        life: the pieces of the request followed alone. `has_ended`: it has ended.
+        requests: the waits of all requests that have not ended.
+        running: those of requests that are admitted and not preempted.
+        life: the pieces of the request that is followed alone.
+        has_ended: whether that request has ended.
     """
 
     def __init__(self, only: int | None) -> None:
@@ -107,7 +109,7 @@ class RequestWaits:
             self._prune()
 
     def adopt(self, views: Iterable[RequestView]) -> None:
-        """Take over the requests of a snapshot. Waits that it does not contradict go on."""
+        """Take over the requests of a snapshot. Keeps known waits that it does not contradict."""
         before, self.requests, self.running = self.requests, {}, {}
         for view in views:
             request_id = view.request_id

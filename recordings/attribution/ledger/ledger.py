@@ -37,15 +37,15 @@ _LAST_CHUNK = int(RowFlag.LAST_CHUNK)
 
 
 class Ledger:
-    """Takes the messages of a session in order.
+    """Collects the admissions and preemptions in the messages of a session, fed in order.
 
     Args:
-        state: right before the first message.
+        state: the state right before the first message.
 
     Attributes:
-        preemptions: all, oldest first; some may have begun before the first message.
-        num_admitted: waits that ended in an admission.
-        publishes_requests: whether the engine says who is in its steps.
+        preemptions: all preemptions, oldest first; some may precede the first message.
+        num_admitted: number of waits that ended in an admission.
+        publishes_requests: whether the engine publishes the batches of its steps.
     """
 
     def __init__(self, state: SessionState) -> None:
@@ -57,12 +57,12 @@ class Ledger:
         self._state.blocks = None
         self._waits = QueueWaits(state)
         self._needs_snapshot = state.info is None
-        self._open: dict[int, list[Preemption]] = {}  # without a token since, by request
+        self._open: dict[int, list[Preemption]] = {}  # by request: those since its last token
         self._num_tokens = self._step_ns = 0
         self._adopt()
 
     def take(self, message: Telemetry, after_gap: bool = False) -> None:
-        """The next message; `after_gap`: some before it are missing."""
+        """Process the next message; `after_gap`: messages before it are missing."""
         if isinstance(message, Mark):
             return
         self._needs_snapshot |= after_gap
@@ -102,7 +102,7 @@ class Ledger:
         return self._state.time_ns
 
     def waiting(self) -> list[QueueWait]:
-        """Who waits after the last message, in the order of the queue."""
+        """The waits that are still open after the last message, in the order of the queue."""
         views = self._state.requests
         queue = in_order(
             [views[each] for each in self._waits.open if each in views],
@@ -112,11 +112,11 @@ class Ledger:
         return self._waits.until_now([view.request_id for view in queue], self.now_ns)
 
     def admitted(self) -> list[QueueWait]:
-        """The waits that have ended, the longest first, at most `MAX_ADMITTED`."""
+        """The longest waits that have ended, longest first, at most `MAX_ADMITTED`."""
         return self._waits.longest()
 
     def tax(self) -> RecomputeTax:
-        """What the preemptions cost."""
+        """The cost of the preemptions so far."""
         lost = [each.num_lost for each in self.preemptions if each.step is not None]
         knows = self.publishes_requests
         return RecomputeTax(
@@ -171,7 +171,7 @@ class Ledger:
         self._note_computed(row.request_id, end, is_last=is_last)
 
     def _note_computed(self, request_id: int, end: int, *, is_last: bool) -> None:
-        """A request has so many tokens in its KV cache again; `is_last`: all that it can have."""
+        """Note that a request's KV cache holds `end` tokens again; `is_last`: these are all."""
         for each in self._open.get(request_id, ()):
             is_back = is_last if each.num_lost is None else end >= each.num_lost
             each.status = "back" if is_back else "recomputes"
@@ -230,7 +230,7 @@ class Ledger:
         self._waits.begin(wait, time_ns)
 
     def _resume(self, event: Admitted, time_ns: int) -> None:
-        """A request was admitted; what the prefix cache still has need not be computed again."""
+        """Note an admission. Tokens still in the prefix cache need not be computed again."""
         preemptions = self._open.get(event.request_id)
         if preemptions is None:
             return
@@ -243,20 +243,20 @@ class Ledger:
         self._note_computed(event.request_id, num_cached, is_last=False)
 
     def _unseen(self, view: RequestView | None, request_id: int) -> Preemption:
-        """A preemption before the first message."""
+        """Add a preemption that happened before the first message."""
         client_id = "" if view is None else view.client_id
         preemption = Preemption(request_id, client_id)
         self.preemptions.append(preemption)
         self._open[request_id] = [preemption]
         return preemption
 
-    # Another engine, or another beginning
+    # Restart with another engine or a snapshot
 
     def _is_another(self, info: EngineInfo) -> bool:
         return self.info is not None and self.info.engine_id != info.engine_id
 
     def _forget(self) -> None:
-        """The engine was started anew."""
+        """Forget the open waits and preemptions, because another engine begins."""
         for preemptions in self._open.values():
             _leave_as(preemptions, "unknown")
         self._open = {}
@@ -265,7 +265,7 @@ class Ledger:
         self._needs_snapshot = True
 
     def _adopt(self) -> None:
-        """Begin with the requests of the state; what is not in it has ended unseen."""
+        """Take over the requests of the state. Requests that it lacks have ended unseen."""
         views = self._state.requests
         out = {each for each, view in views.items() if view.status in ("waiting", "preempted")}
         self._waits.keep(out, self._state.time_ns)
@@ -285,7 +285,7 @@ class Ledger:
 
 
 def _leave_as(preemptions: Iterable[Preemption], status: PreemptionStatus) -> None:
-    """What becomes of preemptions whose tokens are not all there again."""
+    """Set the status of the preemptions whose tokens are not all computed again."""
     for each in preemptions:
         if each.status != "back":
             each.status = status

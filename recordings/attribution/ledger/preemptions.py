@@ -1,4 +1,4 @@
-"""`Preemption`: what a request lost, to whom, and what it took to compute it again."""
+"""`Preemption`: what a request lost, to which request, and the cost to recompute it."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -8,8 +8,8 @@ from typing import Literal, TypeAlias
 from stepscope.engine.protocol.wire import Preempted, RequestView, StepRecord
 from stepscope.recordings.state.session import SessionState
 
-# It waits to be admitted; its tokens are computed again; all of them are; it ended before;
-# messages are missing.
+# In order: the request waits to be admitted again; its tokens are being recomputed; all are
+# recomputed; it ended before that; unknown, because messages are missing.
 PreemptionStatus: TypeAlias = Literal["waits", "recomputes", "back", "ended", "unknown"]
 
 _NO_BLOCKS = frozenset({"kv_full", "out of KV blocks"})  # our reason, and vLLM's
@@ -20,13 +20,14 @@ class Preemption:
     """One preemption. None is unknown.
 
     Attributes:
-        step: None: before the first message.
-        beneficiary: the request that needed its blocks, may be itself; None also where none did.
-        num_lost: tokens of its KV cache that were given up.
-        num_from_cache: those of them that the prefix cache still had when it was admitted again.
-        num_recomputed: those that were computed again so far, in `num_steps` steps.
-        recompute_ns: what that took; the time of a step is divided by its tokens.
-        waited_ns: until it was admitted again.
+        step: None if it happened before the first message.
+        beneficiary: the request that needed its blocks, which may be the request itself; None also
+            if no request needed them.
+        num_lost: tokens in its KV cache before the preemption.
+        num_from_cache: lost tokens that the prefix cache still had at the next admission.
+        num_recomputed: lost tokens that were recomputed so far, in `num_steps` steps.
+        recompute_ns: time spent on that; a step's time is shared out equally among its tokens.
+        waited_ns: time until it was admitted again.
     """
 
     request_id: int
@@ -46,12 +47,12 @@ class Preemption:
 
 
 def lost_between(preemptions: list[Preemption], start: int, end: int) -> list[int]:
-    """How many of the positions from `start` to `end` each preemption lost.
+    """For each preemption, how many of the positions [start, end) it lost.
 
-    A position that was lost twice counts for the later one.
+    A position that was lost twice counts for the later preemption.
 
     Args:
-        preemptions: of one request, oldest first.
+        preemptions: all of one request, oldest first.
     """
     counts = []
     floor = start
@@ -63,10 +64,11 @@ def lost_between(preemptions: list[Preemption], start: int, end: int) -> list[in
 
 
 def beneficiaries(record: StepRecord, before: SessionState) -> dict[int, int | None]:
-    """Victim -> the request for which it was preempted in a step, as the record carries it.
+    """Preempted request -> the request that needed its blocks, derived from the record of a step.
 
-    Rows are in the order of scheduling. So a victim goes to the first row that needs more blocks
-    than are free until then; a victim that no row needs wanted a block for itself.
+    Rows are in the order of scheduling. So a victim is charged to the first row that needs more
+    blocks than are free by then. A victim that no row needed was preempted for its own next block.
+    None for other reasons of preemption, and if the engine does not publish batches or KV counts.
 
     Args:
         before: the state right before the step.

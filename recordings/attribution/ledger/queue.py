@@ -1,4 +1,4 @@
-"""`QueueWait`: one stay in the queue, what for, and who stood behind it."""
+"""`QueueWait`: one wait for admission, what blocked it, and how many requests stood behind it."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -13,12 +13,12 @@ class QueueWait(NamedTuple):
     """A wait for admission. None is unknown.
 
     Attributes:
-        since_ns: it arrived, or was preempted.
-        end_ns: it was admitted or had ended; None: it still waits.
-        step: that admitted it; None: none did.
-        reasons: what blocked the queue -> for how many ns; "" where that is not published,
-            "step": it came while a step was under way.
-        num_behind: requests that waited behind it at its end, or now.
+        since_ns: when the request arrived or was preempted.
+        end_ns: when it was admitted or ended; None if it still waits.
+        step: the step that admitted it; None if no step did.
+        reasons: what blocked the queue -> for how many ns. "" if the engine does not publish it;
+            "step" for the rest of the step that was under way at its arrival.
+        num_behind: requests that waited behind it when its wait ended, or now.
     """
 
     request_id: int
@@ -32,7 +32,7 @@ class QueueWait(NamedTuple):
     num_behind: int
 
     def waited_ns(self, now_ns: int) -> int | None:
-        """How long it waited, so far if it still does."""
+        """How long it waited, or has waited so far. None if its start is unknown."""
         end_ns = now_ns if self.end_ns is None else self.end_ns
         return None if self.since_ns is None else max(0, end_ns - self.since_ns)
 
@@ -44,10 +44,11 @@ def in_order(
 ) -> list[RequestView]:
     """Waiting requests in the order in which they will be served.
 
-    First come first served puts the latest preempted request before all others.
+    First come, first served, except that preempted requests come before all others, the latest
+    preempted first. With the knob `policy` at "priority", the order is by priority instead.
 
     Args:
-        preempted_ns: request -> when it was preempted.
+        preempted_ns: request id -> when the request was preempted.
     """
     if knobs.get("policy") == "priority":
         return sorted(views, key=lambda view: (view.priority, view.arrival_ns, view.request_id))

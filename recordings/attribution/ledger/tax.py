@@ -1,13 +1,14 @@
-"""`RecomputeTax`: what preemptions cost a session."""
+"""`RecomputeTax`: the cost of the preemptions in a session."""
 
 from typing import NamedTuple
 
 
 class RecomputeTax(NamedTuple):
-    """What preemptions cost a session. None is unknown.
+    """The cost of the preemptions in a session. None is unknown.
 
     Attributes:
-        num_tokens: computed in all, and `step_ns` is the time of all steps.
+        num_tokens: all tokens that the session computed.
+        step_ns: the time of all steps.
     """
 
     num_preemptions: int

@@ -1,6 +1,7 @@
-"""`QueueWaits`: who waits for admission, and what the queue waited for meanwhile.
+"""`QueueWaits`: which requests wait for admission, and what blocked the queue meanwhile.
 
-Time is charged from one scheduling to the next, to what blocked the queue in the first of the two.
+The time from one scheduling to the next is charged to what blocked the queue in the first of the
+two.
 """
 
 import heapq
@@ -11,12 +12,12 @@ from stepscope.recordings.attribution.ledger.queue import QueueWait
 from stepscope.recordings.state.pauses import Pauses
 from stepscope.recordings.state.session import SessionState
 
-MAX_ADMITTED = 1000  # the longest waits that have ended, of those kept
+MAX_ADMITTED = 1000  # how many ended waits are kept, the longest ones
 
 
 @dataclass(slots=True)
 class OpenWait:
-    """A request in the queue; `before` is what the queue had waited for before it came."""
+    """A request in the queue; `before` is what had blocked the queue before it came, in ns."""
 
     request_id: int
     client_id: str
@@ -30,30 +31,30 @@ class QueueWaits:
     """Waits that are open, and the longest of those that have ended.
 
     Args:
-        state: right before the first message.
+        state: the state right before the first message.
 
-    Attributes:
-        open: by request.
-        pauses: takes every message; the operator's pauses are charged to nothing else.
-        scheduled_ns: the last scheduling.
+        Attributes:
+            open: the open waits, by request id.
+            pauses: must be fed every message. Pauses by the operator are charged to "paused" only.
+            scheduled_ns: engine time of the last scheduling.
     """
 
     def __init__(self, state: SessionState) -> None:
         self.open: dict[int, OpenWait] = {}
         self.pauses = Pauses(state)
         self.scheduled_ns = state.time_ns
-        self._reason = ""  # since then
-        self._spent: dict[str, int] = {}  # what the queue waited for so far, in ns
+        self._reason = ""  # what blocks the queue since `scheduled_ns`
+        self._spent: dict[str, int] = {}  # what blocked the queue so far, in ns
         self._longest: list[tuple[int, int, QueueWait]] = []  # a heap
 
     def schedule(self, start_ns: int, reason: str) -> None:
-        """A step is scheduled; from now on `reason` blocks the queue."""
+        """Note that a step is scheduled. From `start_ns` on, `reason` blocks the queue."""
         self._charge(self._spent, self.scheduled_ns, start_ns, self._reason)
         self.scheduled_ns = max(self.scheduled_ns, start_ns)
         self._reason = reason
 
     def begin(self, wait: OpenWait, now_ns: int) -> None:
-        """A request waits from now on, or since earlier: then it waited for a step to end."""
+        """Add a wait. Its time before `now_ns`, if any, was spent waiting for a step to end."""
         wait.before = self._spent.copy()
         if wait.since_ns is not None:
             self._charge(wait.before, now_ns, wait.since_ns, self._reason)
@@ -61,7 +62,7 @@ class QueueWaits:
         self.open[wait.request_id] = wait
 
     def end(self, request_id: int, time_ns: int, step: int | None) -> bool:
-        """A request waits no longer. Returns whether it waited and `step` admitted it."""
+        """End the wait of a request. Returns whether it waited and was admitted by a step."""
         wait = self.open.pop(request_id, None)
         if wait is None:
             return False
@@ -76,22 +77,22 @@ class QueueWaits:
         return step is not None
 
     def keep(self, request_ids: Collection[int], now_ns: int) -> None:
-        """Only these still wait; the waits of others have ended unseen."""
+        """Keep the waits of these requests only. All others have ended unseen."""
         self.scheduled_ns = self.scheduled_ns or now_ns
         self.open = {each: wait for each, wait in self.open.items() if each in request_ids}
 
     def forget(self) -> None:
-        """The engine was started anew."""
+        """Forget the open waits, because another engine begins."""
         self.open, self.pauses, self.scheduled_ns = {}, Pauses(), 0
 
     # Results
 
     def preempted_ns(self) -> dict[int, int | None]:
-        """Since when the preempted ones wait."""
+        """Request id -> since when it waits, for preempted requests."""
         return {each: wait.since_ns for each, wait in self.open.items() if wait.was_preempted}
 
     def until_now(self, request_ids: Sequence[int], now_ns: int) -> list[QueueWait]:
-        """The open waits of these, which stand in the order of the queue."""
+        """The open waits of these requests, given in the order of the queue."""
         spent = self._spent.copy()
         self._charge(spent, self.scheduled_ns, now_ns, self._reason)
         num_behind = range(len(request_ids) - 1, -1, -1)
@@ -101,13 +102,13 @@ class QueueWaits:
         ]
 
     def longest(self) -> list[QueueWait]:
-        """The waits that have ended, the longest first, at most `MAX_ADMITTED`."""
+        """The longest waits that have ended, longest first, at most `MAX_ADMITTED`."""
         return [wait for _, _, wait in sorted(self._longest, reverse=True)]
 
     def _charge(
         self, spent: dict[str, int], begin_ns: int, end_ns: int, reason: str, sign: int = 1
     ) -> None:
-        """Add a stretch of time to what was waited for; nothing if it is none."""
+        """Charge the time from `begin_ns` to `end_ns` to `reason`, and its pauses to "paused"."""
         if begin_ns >= end_ns:
             return
         paused_ns = self.pauses.within(begin_ns, end_ns)
@@ -119,7 +120,7 @@ class QueueWaits:
 def _ended(
     wait: OpenWait, spent: dict[str, int], end_ns: int | None, step: int | None, num_behind: int
 ) -> QueueWait:
-    """A wait that ended, or lasts (`end_ns` None), and what the queue waited for meanwhile."""
+    """Build a `QueueWait`. `end_ns` is None if it lasts; `spent` is what blocked the queue."""
     reasons = {each: ns - wait.before.get(each, 0) for each, ns in spent.items()}
     reasons |= {each: -ns for each, ns in wait.before.items() if each not in spent}
     return QueueWait(
