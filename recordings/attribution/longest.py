@@ -65,10 +65,10 @@ class Longest:
         return self._steps[at] if at < len(self._steps) else None
 
     def worst(self, first: int, last: int | None) -> int:
-        """The step with the longest wait in [first, last] (None: to the end), of equal ones the
-        first.
+        """The step with the longest wait in [first, last], the first of equal ones.
 
-        Scans all of these steps. There must be at least one.
+        A `last` of None means the last kept step. Scans all of these steps; there must be at least
+        one.
         """
         begin = bisect_left(self._steps, first)
         waits_ns = self._waits_ns[begin : self.num_until(last)]
