@@ -1,7 +1,7 @@
-"""A session in memory: one writer, many readers, any step of it again. Also its sources' seam.
+"""A session in memory, with random access to its steps: one writer, many readers. Also `Source`.
 
 May import: engine.protocol, recordings, recordings.attribution, recordings.figures,
   recordings.file, recordings.file.writing, recordings.history.ring, recordings.state,
   recordings.state.series.
-What a screen asks of a session goes into `history_view.py`.
+A new query about a session, such as a screen needs, goes into `history_view.py`.
 """

@@ -1,4 +1,4 @@
-"""`Follower`: reads the messages of a timeline, kept and new ones, at its own pace."""
+"""`Follower`: reads the stored and the new messages of a timeline at its own pace."""
 
 import threading
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ class Followed(NamedTuple):
 
 
 class Follower:
-    """The messages of one timeline from a step on. Belongs to one thread.
+    """Reads the messages of one timeline from a step on. Belongs to one thread.
 
     Args:
         lock: guards the timeline.
@@ -27,7 +27,7 @@ class Follower:
 
     Attributes:
         state: the state right before the first message of `read`. Never changed.
-        num_forgotten: messages forgotten before they were read.
+        num_forgotten: number of messages that were forgotten before they were read.
     """
 
     def __init__(self, lock: "threading.RLock", timeline: Timeline, first: int | None) -> None:
@@ -47,7 +47,7 @@ class Follower:
         self._is_behind = False
 
     def read(self, limit: int) -> Iterator[Followed]:
-        """The next messages, at most `limit`; none if it has caught up."""
+        """Yield the next messages, at most `limit`; none if all were read."""
         with self._lock:
             payloads = self._payloads(limit)
             gap_steps = set(self._timeline.gaps.steps)
@@ -61,20 +61,20 @@ class Follower:
             yield Followed(message, after_gap)
 
     def read_payloads(self, limit: int) -> list[bytes]:
-        """Like `read`, but undecoded. Messages before them may be forgotten."""
+        """Like `read`, but undecoded, and without a flag for forgotten messages."""
         with self._lock:
             payloads = self._payloads(limit)
         self._number += len(payloads)
         return payloads
 
     def sequences(self) -> dict[int, int]:
-        """The message numbers of the steps in memory."""
+        """Step -> sequence number of its record, for the steps in memory."""
         with self._lock:
             columns = self._timeline.columns
             return dict(zip(columns.steps, columns.column("sequence"), strict=True))
 
     def num_lost(self) -> dict[int, int]:
-        """Lost messages, by the first step after them."""
+        """First step after a gap -> number of messages lost in that gap."""
         lost: dict[int, int] = {}
         with self._lock:
             for gap in self._timeline.gaps.found:
@@ -90,7 +90,7 @@ class Follower:
         return self._timeline.ring.payloads_from(self._number, limit)
 
     def distance(self, other: "Follower") -> int:
-        """How many messages it is behind `other`."""
+        """How many messages this follower is behind `other`."""
         return max(0, other._number - self._number)
 
     @property
@@ -100,5 +100,5 @@ class Follower:
             return max(0, self._timeline.ring.end_number - self._number)
 
     def is_of(self, timeline: Timeline) -> bool:
-        """Whether it follows this timeline."""
+        """Whether this follower reads the given timeline."""
         return self._timeline is timeline

@@ -7,9 +7,9 @@ class Gaps:
     """The gaps among the steps in memory. One writer.
 
     Attributes:
-        found: oldest first.
+        found: the gaps, oldest first.
         steps: the first steps after lost messages.
-        needs_snapshot: messages are missing, and no snapshot has corrected the state since.
+        needs_snapshot: whether messages are missing and no snapshot has corrected the state since.
     """
 
     def __init__(self) -> None:
@@ -39,12 +39,12 @@ class Gaps:
             self.steps.add(step)
 
     def prepend(self, earlier: "Gaps") -> None:
-        """Put earlier gaps in front."""
+        """Insert earlier gaps before these."""
         self.found[:0] = earlier.found
         self.steps |= earlier.steps
 
     def forget_before(self, step: int) -> None:
-        """Forget earlier gaps. The number of lost messages stays."""
+        """Forget gaps before a step, but keep counting their lost messages."""
         kept = [gap for gap in self.found if gap.before_step is None or gap.before_step >= step]
         self._num_lost_before = self.num_lost - sum(gap.num_messages for gap in kept)
         self.found = kept

@@ -1,8 +1,7 @@
 """`History`: a session so far, in memory. One writer (the source's thread), any number of readers.
 
-This class takes messages in; its base `HistoryView` is for reading. An engine that restarts, or
-whose clock is set back, begins a new history. The last one with any step stays as `previous` until
-`reset`.
+This class adds messages; its base `HistoryView` reads. When an engine restarts or its clock is set
+back, a new history begins. The last history with any step stays as `previous` until `reset`.
 """
 
 from collections.abc import Sequence
@@ -30,10 +29,10 @@ class History(HistoryView):
     """The writing side; see `HistoryView` for reading.
 
     Args:
-        slo: bounds for breaches, stalls and attainment.
-        max_steps, max_bytes: how much is kept; then the oldest steps are forgotten.
-        known_since_ns: engine time from which on the operator's pauses are known. Waits that began
-            earlier count in no figure. 0: from the beginning.
+        slo: service levels for breaches, stalls and attainment.
+        max_steps, max_bytes: how much is kept. Beyond that, the oldest steps are forgotten.
+        known_since_ns: engine time from which on the operator's pauses are known. No figure
+            includes waits that began earlier. 0: from the beginning.
     """
 
     def __init__(
@@ -49,20 +48,20 @@ class History(HistoryView):
         self.max_bytes = max_bytes
         self.known_since_ns = known_since_ns
         self.previous: History | None = None
-        self.num_displaced = 0  # sessions before `previous`, which are gone
+        self.num_displaced = 0  # sessions that `previous` held earlier
 
     def append(
         self, sequence: int, message: Telemetry | bytes, payload: bytes | None = None
     ) -> None:
-        """Take the next message: decoded, or its payload, or both.
+        """Add the next message: decoded, or its payload, or both.
 
-        A known sequence number is ignored; a skipped one makes a `Gap`. A `Snapshot` corrects the
-        state after missing messages, and is ignored otherwise. A new engine id begins a new
-        history.
+        A message with a known sequence number is ignored; skipped numbers make a `Gap`. A
+        `Snapshot` corrects the state after missing messages, and is otherwise ignored. A new engine
+        id begins a new history.
 
         Raises:
-            msgspec.DecodeError: the payload is no telemetry, or a number in it is out of range.
-                Nothing has changed.
+            msgspec.DecodeError: the payload is no telemetry, or a number in it is out of range. The
+            history is then unchanged.
         """
         if isinstance(message, bytes):
             payload, message = message, wire.decode(message)
@@ -77,18 +76,19 @@ class History(HistoryView):
             self.version += 1
 
     def take_run(self, run: Sequence[PackedStep], forward: FastForward) -> int:
-        """Take the next packed steps of a file without examining every row.
+        """Add the next packed steps of a file without examining every row.
 
-        Returns how many were taken. The one after them needs `append`: messages are missing
-        before it, or it is late or out of order. Reading this history is correct again after
+        Returns how many were added. The step after them needs `append`, because messages are
+        missing before it, or it is late or out of order. Do not read the history before
         `forward.settle()`.
 
         Args:
             forward: the result of `forward()`.
 
         Raises:
-            msgspec.DecodeError: a number in one of them is out of range. Nothing has changed.
-            ValueError: one does not fit the steps before it. Do not use this history any more.
+            msgspec.DecodeError: a number in one of the steps is out of range. The history is then
+            unchanged.
+            ValueError: a step does not fit the steps before it. Do not use this history any more.
         """
         with self._lock:
             num_taken = self._num_in_order(run)
@@ -103,25 +103,25 @@ class History(HistoryView):
 
     @property
     def keeps_state(self) -> bool:
-        """The history will keep the state before the next message, so it must be settled."""
+        """Whether the next message begins a segment. Its keyframe needs a settled state."""
         return self._timeline.ring.is_full
 
     def is_state(self, state: SessionState) -> bool:
-        """Whether messages still change this state. Another engine begins a new one."""
+        """Whether `state` is the one that new messages change. Another engine begins a new one."""
         return self._timeline.state is state
 
     def remember(self, record: StepRecord) -> None:
-        """Cache the record of a step that was taken."""
+        """Cache the record of a step that was added."""
         self._cache.keep(record)
 
     def skip(self, sequence: int) -> None:
-        """Note a message of a kind that this version does not know, so that it is not missing."""
+        """Skip a message of an unknown kind, so that its number does not count as missing."""
         with self._lock:
             if self._timeline.last_sequence == sequence - 1:
                 self._timeline.last_sequence = sequence
 
     def reset(self, snapshot: Snapshot) -> None:
-        """Forget everything but the marks of this engine, and go on from `snapshot`."""
+        """Restart from `snapshot`. Forgets everything but the marks of this engine."""
         with self._lock:
             old = self._timeline
             self.previous = None
@@ -133,7 +133,7 @@ class History(HistoryView):
             self.version += 1
 
     def begin(self, state: SessionState, sequence: int) -> None:
-        """Forget everything, and go on from the state after message `sequence`.
+        """Forget everything and restart from `state`, the state after message `sequence`.
 
         The caller must not change the state afterwards.
         """
@@ -157,22 +157,22 @@ class History(HistoryView):
 
     @property
     def begins_after(self) -> int | None:
-        """Number of the message before the oldest in memory.
+        """Sequence number of the message before the oldest in memory.
 
-        None if it is unknown, or messages were lost there.
+        None if it is unknown, or if messages were lost there.
         """
         with self._lock:
             return self._timeline.ring.segments[0].keyframe.sequence
 
     @property
     def room(self) -> tuple[int, int]:
-        """Steps and bytes that still fit before the oldest are forgotten."""
+        """Steps and bytes that can still be added before the oldest are forgotten."""
         with self._lock:
             ring = self._timeline.ring
             return ring.max_steps - ring.num_steps, ring.max_bytes - ring.num_bytes
 
     def prepend(self, earlier: "History") -> bool:
-        """Put an earlier history in front of this one, whose own steps stay unchanged.
+        """Insert an earlier history before this one, whose own steps stay unchanged.
 
         Returns False and changes nothing if this one does not begin right after the last message
         of `earlier`. Do not use `earlier` afterwards.
@@ -194,13 +194,13 @@ class History(HistoryView):
             self.version += 1
 
     def keep(self, max_steps: int, max_bytes: int) -> None:
-        """Change how much is kept. The next message drops what is too much."""
+        """Change how much is kept. The next message removes the excess."""
         with self._lock:
             self.max_steps = self._timeline.ring.max_steps = max_steps
             self.max_bytes = self._timeline.ring.max_bytes = max_bytes
 
     def rewind(self, step: int) -> bool:
-        """Forget what came after `step`, so that it is the newest step again.
+        """Forget everything after `step`, so that it is the newest step again.
 
         Returns False and changes nothing if `step` is not in memory.
         """
@@ -212,23 +212,23 @@ class History(HistoryView):
             return True
 
     def add_mark(self, mark: Mark) -> None:
-        """Keep a note; from any thread. Duplicates are ignored."""
+        """Add a mark. Duplicates are ignored. From any thread."""
         with self._lock:
             self._timeline.add_mark(mark)
             self.version += 1
 
     def know_baseline(self, baseline: Baseline) -> None:
-        """Set the baseline of the replayed file; from any thread. Waits are explained again.
+        """Set the baseline of the replayed file. Waits are explained again. From any thread.
 
         Args:
-            baseline: covers more steps than before, and no longer changes.
+            baseline: covers more steps than the previous one, and must not change any more.
         """
         with self._lock:
             self._file_baseline.baseline = baseline
             self.version += 1
 
     def set_slo(self, slo: SLO) -> None:
-        """Change the bounds, for past steps too; from any thread."""
+        """Change the service levels, also for past steps. From any thread."""
         with self._lock:
             self.slo = slo
             self._timeline.set_slo(slo)
@@ -240,7 +240,7 @@ class History(HistoryView):
     # Inside
 
     def _num_in_order(self, run: Sequence[PackedStep]) -> int:
-        """How many of the steps follow on each other and on the history."""
+        """How many of the steps follow the history and each other without a gap."""
         columns = self._timeline.columns
         before = self._timeline.last_sequence
         step, time_ns = (columns.steps[-1], columns.tokens_ns[-1]) if columns.steps else (-1, 0)
@@ -284,7 +284,7 @@ class History(HistoryView):
         self._timeline.take(sequence, message, payload)
 
     def _begin_anew(self, last_sequence: int, back_ns: int) -> None:
-        """Begin a new history: the clock was set back, so times no longer order the steps."""
+        """Begin a new history, because the clock was set back, so times do not order the steps."""
         old = self._timeline
         self._keep_as_previous()
         state = set_back(old.state, back_ns)
@@ -296,7 +296,7 @@ class History(HistoryView):
     def _keep_as_previous(self) -> None:
         """Keep the history as `previous` unless it has no step.
 
-        So an engine that keeps dying at its start does not displace the one that worked.
+        So an engine that keeps crashing at its start does not displace the last one that worked.
         """
         if self._timeline.columns.steps or self.previous is None:
             self.num_displaced += self.previous is not None and self.previous.num_steps > 0

@@ -35,7 +35,7 @@ from stepscope.recordings.state.session import SessionState
 
 
 class Newest(NamedTuple):
-    """A consistent view of one moment; without steps before the first one."""
+    """A consistent view of one moment. The steps are None if no step is in memory."""
 
     first_step: int | None
     last_step: int | None
@@ -43,20 +43,20 @@ class Newest(NamedTuple):
 
 
 class HistoryView:
-    """The reading side of a `History`, which is the only one of its kind.
+    """The reading side of a `History`, its only direct subclass.
 
     Times in nanoseconds are the engine's monotonic clock, unless the name says `wall`. Returned
     objects never change, and callers must not change them.
 
     Args:
-        slo: bounds that breaches, stalls and attainment refer to.
-        timeline: to begin with.
+        slo: service levels for breaches, stalls and attainment.
+        timeline: the initial timeline.
     """
 
     def __init__(self, slo: SLO, timeline: Timeline) -> None:
         self.slo = slo
         self.version = 0  # grows with every message
-        self.is_short = False  # steps before the first one are being loaded
+        self.is_short = False  # whether steps before the first one are being loaded
         self._lock = threading.RLock()
         self._newest: tuple[int, SessionState] | None = None  # version and state
         self._file_baseline = FileBaseline()
@@ -123,26 +123,26 @@ class HistoryView:
 
     @property
     def kept_from_ns(self) -> int:
-        """Engine time from which on memory is complete; 0: from the engine's first step."""
+        """Engine time from which memory is complete; 0: since the engine's first step."""
         with self._lock:
             oldest = self._timeline.ring.segments[0].keyframe.state
             return oldest.time_ns if oldest.step >= 0 else 0
 
     @property
     def num_steps(self) -> int:
-        """Steps in memory."""
+        """Number of steps in memory."""
         return len(self._timeline.columns)
 
     def step_at(self, time_ns: int) -> int | None:
-        """The last step finished by `time_ns`, else the first step in memory."""
+        """The last step finished by `time_ns`, or the first step in memory if none was."""
         with self._lock:
             columns = self._timeline.columns
             return columns.steps[max(0, columns.index_at(time_ns))] if columns.steps else None
 
     def neighbour(self, step: int, offset: int) -> int:
-        """The step a number of records after `step` (before, if negative); lost ones do not count.
+        """The step `offset` records after `step` (before, if negative). Lost steps do not count.
 
-        Stops at the first or last step in memory. Returns `step` itself without any.
+        Stops at the first or last step in memory. Returns `step` itself if there are none.
         """
         with self._lock:
             steps = self._timeline.columns.steps
@@ -162,12 +162,12 @@ class HistoryView:
             return [self._timeline.summary(step) for step in range(first, last + 1)]
 
     def span(self, first: int, last: int) -> Span | None:
-        """The steps `first` to `last` as one, the worst of them; None when none is in memory."""
+        """The steps `first` to `last` merged into one `Span`; None if none is in memory."""
         with self._lock:
             return self._timeline.span(first, last)
 
     def durations(self) -> Iterator[tuple[StepWork, int]]:
-        """What every step but the first computed, and how long it took in nanoseconds."""
+        """Work and duration in nanoseconds of every step but the first."""
         with self._lock:
             return steps_in(self._timeline.columns)
 
@@ -184,7 +184,7 @@ class HistoryView:
         return self._cache.state_at(step)
 
     def lanes(self, first: int, last: int) -> list[Lane]:
-        """What each request did in the steps `first` to `last`, by request id.
+        """What each request did in the steps `first` to `last`, in order of request ids.
 
         Future and forgotten steps are `Cell.ABSENT`, lost ones `Cell.UNKNOWN`.
         """
@@ -192,12 +192,12 @@ class HistoryView:
             return self._timeline.lanes.view(first, last)
 
     def lane_ids(self, first: int, last: int) -> list[int]:
-        """The ids of the requests in `lanes`, without their cells."""
+        """The request ids of `lanes`, without the cost of computing their cells."""
         with self._lock:
             return self._timeline.lanes.ids(first, last)
 
     def lane_names(self, request_ids: Iterable[int]) -> list[LaneName]:
-        """The names of these lanes."""
+        """The request ids and clients of these lanes."""
         with self._lock:
             return self._timeline.lanes.names(request_ids)
 
@@ -211,25 +211,27 @@ class HistoryView:
     def latency(
         self, end_ns: int | None = None, window_s: float | None = 60.0, buckets: int = TREND_BUCKETS
     ) -> LatencyReport:
-        """Latencies over the window that ends at `end_ns` (None: now), or over all (None).
+        """Latencies over the window that ends at `end_ns` (None: now).
 
-        Exact, which costs about 1 ms for a minute at 50 steps a second. Drawing needs it once or
-        twice a second.
+        A `window_s` of None means all of memory.
+
+        The result is exact. It takes about 1 ms for a minute at 50 steps a second, so draw it only
+        once or twice a second.
         """
         return self.windows.latency(end_ns, window_s, buckets)
 
     def rates(self, end_ns: int | None = None, window_s: float | None = 10.0) -> Rates:
-        """Throughput, hit rate and where the time went, over a window like that of `latency`."""
+        """Throughput, hit rate and time shares, over a window like that of `latency`."""
         return self.windows.rates(end_ns, window_s)
 
     def goodput(self, end_ns: int | None = None, window_s: float | None = 60.0) -> Goodput:
-        """Requests that kept all their levels, over a window like that of `latency`."""
+        """Requests that kept all service levels, over a window like that of `latency`."""
         return self.windows.goodput(end_ns, window_s)
 
     def limits(
         self, end_ns: int | None = None, window_s: float | None = 60.0
     ) -> dict[Limit, float]:
-        """Which share of the steps each thing limited, over a window like that of `latency`."""
+        """Limit -> share of the steps that it limited, over a window like that of `latency`."""
         return self.windows.limits(end_ns, window_s)
 
     def figures(
@@ -241,7 +243,7 @@ class HistoryView:
     def follow(self, first: int | None = None) -> Follower:
         """A reader of all messages from a step on (None: the oldest in memory), and of new ones.
 
-        It stays with the current engine: a restarted engine is another session.
+        The follower stays with the current engine. It does not see messages of a restarted one.
         """
         return Follower(self._lock, self._timeline, first)
 
@@ -259,8 +261,8 @@ class HistoryView:
     ) -> list[SessionEvent]:
         """The last events up to a step (None: all), oldest first.
 
-        For late tokens (`slo`), only the longest wait of each kind in each second of engine time.
-        For the second of the last step, the longest so far.
+        Of late tokens (kind `slo`), only the longest wait of each kind in each second of engine
+        time is included. For the second of the last step, that is the longest so far.
         """
         with self._lock:
             until = 2**62 if last_step is None else last_step
@@ -283,16 +285,16 @@ class HistoryView:
         return min(near, key=lambda event: (event.step - step) * direction, default=None)
 
     def end_of(self, request_id: int, step: int) -> SessionEvent | None:
-        """How a request ended, up to a step; None if it did not, or its end is not in memory."""
+        """How a request ended, if by `step`; None if it did not, or if that is not in memory."""
         with self._lock:
             return self._timeline.log.end_of(request_id, step)
 
     # Why a token was late
 
     def wait(self, step: int, request_id: int) -> Late | None:
-        """Explain a request's wait for its token of `step`; None without a token.
+        """Explain a request's wait for its token of `step`; None if it got no token in that step.
 
-        If its beginning is forgotten, that part is `unknown`.
+        If the beginning of the wait is not in memory, that part is `unknown`.
         """
         found = self._lives.wait(step, request_id)
         if found is None:
@@ -307,20 +309,20 @@ class HistoryView:
     def explain(self, waits: Sequence[LateWait], max_steps: int) -> int | None:
         """Explain many waits in one pass, if that is cheaper than `wait` for each.
 
-        Reads at most `max_steps` and returns the step it reached; the next call goes on from
-        there. None if single calls of `wait` are cheaper.
+        Reads at most `max_steps` and returns the step it reached; the next call continues there.
+        None if single calls of `wait` are cheaper.
         """
         return self._lives.explain(waits, max_steps)
 
     def life(self, view: RequestView, last: int | None = None) -> Life | None:
         """All waits of a request from its arrival to its end, or to `last` (None: the newest).
 
-        Another call for the same request reads only the steps since. None without any step.
+        A repeated call for the same request reads only newer steps. None if memory holds no step.
         """
         return self._lives.life(view, last)
 
     def stall(self, step: int) -> Late | None:
-        """Why the longest wait for a token that ended in `step` took so long; None without one."""
+        """Explain the longest ITL wait that ended in `step`; None if there was none."""
         summary = self.summary(step)
         if summary is None or summary.max_itl_request_id is None:
             return None
@@ -333,10 +335,11 @@ class HistoryView:
         return None if found is None else self.stall(found)
 
     def stalls(self, step: int | None = None, limit: int = 1) -> Stalls:
-        """The longest waits above the ITL bound up to a step (None: all), one a second.
+        """The longest waits above the ITL bound up to a step (None: all), one per second.
 
-        The same ones as in `events`. Without any, the waits for a first token above the TTFT
-        bound. A stall delays all streaming requests; a wait for a first token only one.
+        These are the same waits as in `events`. If there are none, the waits above the TTFT bound
+        instead. ITL comes first because a stall delays all decoding requests, while a long TTFT
+        delays only one.
         """
         return self.windows.stalls(step, limit)
 
@@ -347,23 +350,23 @@ class HistoryView:
 
     @property
     def num_lost(self) -> int:
-        """Messages lost for good."""
+        """Number of messages lost for good."""
         with self._lock:
             return self._timeline.gaps.num_lost
 
     @property
     def needs_snapshot(self) -> bool:
-        """Messages are missing, and no snapshot has corrected the state since."""
+        """Whether messages are missing and no snapshot has corrected the state since."""
         return self._timeline.gaps.needs_snapshot
 
     @property
     def marks(self) -> list[Mark]:
-        """By step."""
+        """The marks, in order of steps."""
         with self._lock:
             return list(self._timeline.marks)
 
     @property
     def knob_changes(self) -> list[KnobsChanged]:
-        """Oldest first; `effective_step` is the first step with the new values."""
+        """Knob changes, oldest first. `effective_step` is the first step with the new values."""
         with self._lock:
             return list(self._timeline.knob_changes)

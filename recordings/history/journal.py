@@ -1,6 +1,7 @@
-"""`Journal`: a history without steps. It knows the engine and what was lost.
+"""`Journal`: a history without steps, which only tracks the engine and lost messages.
 
-For a recorder, which keeps steps in its file. It takes a tenth of the time of a `History`.
+It is for recorders, which keep the steps in their file. It takes a tenth of the time of a
+`History`.
 """
 
 from stepscope.engine.protocol.wire import EngineInfo, Snapshot, Telemetry
@@ -10,13 +11,13 @@ MAX_BYTES = 1024 * 1024
 
 
 class Journal(History):
-    """Counts, gaps, engine and status are those of a `History`; the rest is unknown."""
+    """Has the counts, gaps, engine and status of a `History`. All else is unknown."""
 
     def __init__(self) -> None:
         super().__init__(max_bytes=MAX_BYTES)
 
     def snapshot(self) -> Snapshot | None:
-        """None: requests and blocks are unknown."""
+        """Always None, because requests and blocks are unknown."""
         return None
 
     def _take(self, sequence: int, message: Telemetry, payload: bytes) -> None:

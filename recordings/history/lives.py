@@ -28,9 +28,9 @@ _NAMED = ("max_itl_request_id", "max_ttft_request_id")
 
 
 class Life(NamedTuple):
-    """A request from its arrival, or from where it is known, to the step asked for.
+    """A request from its arrival, or from the oldest known step, to the requested step.
 
-    It may reach further if an earlier call asked for more.
+    It may reach further if an earlier call requested a later step.
     """
 
     request_id: int
@@ -40,7 +40,7 @@ class Life(NamedTuple):
 
 
 class _LifeFollower:
-    """An `Explainer` and its place in the ring."""
+    """An `Explainer` that follows one request, and its place in the ring."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class LifeKeeper:
 
     Args:
         lock: guards the timeline.
-        cache: of the same timeline.
+        cache: the step cache of the same timeline.
         of_file: the baseline of the replayed file.
     """
 
@@ -82,7 +82,7 @@ class LifeKeeper:
         self._follower: _LifeFollower | None = None
         self._sweep: LateSweep | None = None
         self._baseline = MemoryBaseline(lock, of_file)
-        self._own_lock = threading.Lock()  # held while decoding: `lock` is not
+        self._own_lock = threading.Lock()  # held while decoding, unlike `lock`
 
     def is_known(self, step: int, request_id: int) -> bool:
         """See `History.is_explained`."""
@@ -134,7 +134,7 @@ class LifeKeeper:
     def _refresh(self) -> None:
         """Drop cached explanations if the baseline has changed.
 
-        A whole life takes long to read, so it is read again only if another step becomes slow.
+        A whole life takes long to read, so it is read again only if the set of slow steps changes.
         """
         if not self._baseline.refresh(self._timeline.columns):
             return
@@ -156,9 +156,9 @@ class LifeKeeper:
         return LateSweep(self._explainer(*bounds_ns, None, state), state, number)
 
     def _keep_explained(self, found: Sequence[Late], wanted: Set[tuple[int, int]]) -> None:
-        """Cache the waits asked for, and the newest of the others, which may be asked for next.
+        """Cache the wanted waits, and the newest of the others, which may be requested next.
 
-        Caching more would displace the waits of other calls.
+        More would displace the cached waits of other calls.
         """
         with self._lock:
             columns = self._timeline.columns
@@ -240,7 +240,7 @@ class LifeKeeper:
     def _begin(
         self, request_id: int, start_ns: int, last_step: int | None
     ) -> tuple[Explainer, int] | None:
-        """An explainer of one request at the last step before a time, and the next message number.
+        """An explainer of one request from before a time, and the number of its first message.
 
         Args:
             last_step: the last step to explain (None: the newest).

@@ -1,4 +1,4 @@
-"""Writes a history to a recording, to keep what was seen before anybody recorded it."""
+"""Writes a history to a recording, to save steps from before a recording was started."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ from stepscope.recordings.file.writing.recording_file import RecordingFile
 from stepscope.recordings.history.follower import Follower
 from stepscope.recordings.history.history import History
 
-_TURN = 100  # messages between two looks whether to go on
+_TURN = 100  # messages between two calls of `progress`
 
 
 def write_memory(
@@ -24,13 +24,13 @@ def write_memory(
     metadata: Mapping[str, str] | None = None,
     change: Callable[[Telemetry], Telemetry] | None = None,
 ) -> int:
-    """Write the steps in memory with their marks, up to the step that is the newest now.
+    """Write the steps in memory with their marks, up to the newest step at the call.
 
     Args:
-        path: of a new file.
-        progress: called with the share that is done. If it raises, the file is deleted.
+        path: path of the new file.
+        progress: called with the share (0 to 1) that is done. If it raises, the file is deleted.
         first: the first step; None: the oldest in memory.
-        metadata: for the file, besides the service levels.
+        metadata: metadata for the file, besides the service levels.
         change: applied to each message before it is written.
 
     Returns:
@@ -74,9 +74,9 @@ def _frames(
     sequences: Mapping[int, int],
     num_lost: Mapping[int, int],
 ) -> Iterator[tuple[Telemetry, int, bytes]]:
-    """Messages as they came, after a snapshot of what was before.
+    """Yield a snapshot of the state before, then the messages, each with a sequence number.
 
-    The numbers of steps are known, those of others only as far as they lie between them.
+    The numbers of steps are known. Other messages get numbers that lie between those.
     """
     state = follower.state
     early: list[tuple[Telemetry, bytes]] = []  # before the first step
@@ -93,10 +93,10 @@ def _frames(
             if isinstance(message, StepRecord):
                 if last is None:
                     first = max(sequences.get(message.step, 0) - len(early), 0)
-                    # What is missing before the first step came after the state.
+                    # Messages missing before the first step came after the state.
                     missing = num_lost.get(message.step, 0) + num_forgotten
                     true_after = first - 1 - missing
-                    # Before the very first message there is no state.
+                    # Before the very first message there was no state.
                     snapshot = state.snapshot(true_after) if true_after >= 0 else None
                     if snapshot is not None:
                         yield snapshot, snapshot.sequence, wire.encode(snapshot)
@@ -108,5 +108,5 @@ def _frames(
                 early.append((message, payload))
                 continue
             elif isinstance(message, Snapshot):
-                last = max(last - 1, message.sequence)  # has none of its own
+                last = max(last - 1, message.sequence)  # snapshots have no number of their own
             yield message, last, payload

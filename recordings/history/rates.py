@@ -1,4 +1,4 @@
-"""`Rates`: throughput, hit rate and where the time went, from the columns of steps."""
+"""`Rates`: throughput, hit rate and time shares, computed from the columns of steps."""
 
 from bisect import bisect_right
 from typing import NamedTuple
@@ -11,7 +11,7 @@ MINUTE_S = 60.0
 
 
 class Rates(NamedTuple):
-    """Rates over a window of engine time. None: unknown, or nothing to divide by."""
+    """Rates over a window of engine time. None if unknown, or if the divisor is 0."""
 
     seconds: float
     num_steps: int
@@ -19,15 +19,15 @@ class Rates(NamedTuple):
     prefill_tokens_per_s: float | None
     output_tokens_per_s: float | None
     num_preempted: int | None  # over the last minute, whatever the window
-    preempted_s: float  # of that minute, what is in memory
-    recompute_tax: float | None  # of the time in its steps: tokens computed again
+    preempted_s: float  # how many seconds of that minute are in memory
+    recompute_tax: float | None  # share of that minute's step time for recomputed tokens
     evictions_per_s: float | None
     prefix_hit_rate: float | None  # hit / looked-up prompt tokens
-    mixed_share: float | None  # of steps that held prefill and decode
-    model_share: float | None  # of the wall time: model running
-    schedule_share: float | None  # ... scheduling
-    idle_share: float | None  # ... between steps
-    budget_share: float | None  # spent, padding included, of the token budgets of all steps
+    mixed_share: float | None  # share of steps with both prefill and decode
+    model_share: float | None  # share of wall time: running the model
+    schedule_share: float | None  # share of wall time: scheduling
+    idle_share: float | None  # share of wall time: between steps
+    budget_share: float | None  # spent share of all token budgets, padding included
 
 
 def rates_of(columns: StepColumns, start_ns: int, end_ns: int) -> Rates:
@@ -35,7 +35,7 @@ def rates_of(columns: StepColumns, start_ns: int, end_ns: int) -> Rates:
     first = bisect_right(columns.tokens_ns, start_ns)
     last = bisect_right(columns.tokens_ns, end_ns)
     preempted = _preempted(columns, end_ns)
-    # No step reaches further back than the history does.
+    # The window cannot begin before the first step in memory.
     seconds = 0.0
     if first < last:
         seconds = (end_ns - max(start_ns, columns.column("schedule_start_ns")[0])) / 1e9
@@ -68,7 +68,7 @@ def rates_of(columns: StepColumns, start_ns: int, end_ns: int) -> Rates:
 
 
 def rates_of_totals(rates: Rates, state: SessionState) -> Rates:
-    """The rates of an engine whose records are of seconds. What only steps tell is None."""
+    """Set rates that need single steps to None if records sum up a stretch of time."""
     if not state.is_summed_up:
         return rates
     totals = state.totals or Totals()
@@ -86,7 +86,7 @@ def rates_of_totals(rates: Rates, state: SessionState) -> Rates:
 def _preempted(columns: StepColumns, end_ns: int) -> tuple[int | None, float, float | None]:
     """Preemptions in the last minute, the seconds of it in memory, and the recompute tax.
 
-    A count, and no rate: one preemption is never several a minute.
+    Preemptions are a count and not a rate, as one preemption must never show as several per minute.
     """
     if not columns.steps or columns.column("schedule_start_ns")[0] >= end_ns:
         return None, 0.0, None
@@ -105,7 +105,7 @@ def _budget_share(columns: StepColumns, first: int, last: int) -> float | None:
     if not budget:
         return None
     names = ("num_prefill_tokens", "num_decode_tokens", "num_padded_tokens")
-    # Padding that is not published is unknown.
+    # Unpublished padding is unknown and counts as 0.
     spent = sum(columns.known_total(name, first, last) for name in names)
     return spent / budget
 

@@ -1,4 +1,4 @@
-"""`ReadMemory`: gives the states and messages of a timeline that explain a wait.
+"""`ReadMemory`: reads the states and messages of a timeline that are needed to explain a wait.
 
 Decoding happens outside the timeline's lock, on payloads that never change.
 """
@@ -23,7 +23,7 @@ class ReadMemory:
 
     Args:
         lock: guards the timeline.
-        cache: of the same timeline.
+        cache: the step cache of the same timeline.
     """
 
     def __init__(self, lock: "threading.RLock", timeline: Timeline, cache: StepCache) -> None:
@@ -60,7 +60,7 @@ class ReadMemory:
         last: int | None,
         transcript: TranscriptReader | None = None,
     ) -> int:
-        """Read messages from a number on, up to the record of `last` (None: all).
+        """Feed an explainer the messages from `number` on, up to the record of `last` (None: all).
 
         Returns the number of the next message.
         """
@@ -79,7 +79,7 @@ class ReadMemory:
                         return number
                     explainer.take(message, message.step in gap_steps)
                 else:
-                    # A snapshot is only kept where messages before it are missing.
+                    # A snapshot is kept only if messages before it are missing.
                     explainer.take(message, isinstance(message, Snapshot))
                 if transcript is not None:
                     transcript.take(message)
@@ -88,8 +88,8 @@ class ReadMemory:
     def known_start(self, index: int, request_id: int) -> int | None:
         """When the longest wait of a step began; None for any other wait.
 
-        The caller holds the lock. Also None after a pause of the operator, because figures leave
-        pauses out.
+        The caller holds the lock. Also None after any pause by the operator, because the lengths in
+        the columns leave pauses out.
         """
         columns = self._timeline.columns
         end_ns = columns.tokens_ns[index]
@@ -101,7 +101,7 @@ class ReadMemory:
         return None
 
     def known_apart(self, pieces: Iterable[Piece]) -> tuple[Piece, ...]:
-        """Tell what came before the first step in memory from what was lost."""
+        """Mark unknown time before the first step in memory as `forgotten`, apart from losses."""
         with self._lock:
             starts_ns = self._timeline.columns.column("schedule_start_ns")
             begin_ns = starts_ns[0] if starts_ns else 0
@@ -113,6 +113,6 @@ class ReadMemory:
         )
 
     def transcript_of(self, request_id: int) -> Transcript | None:
-        """The text of a request in the snapshot that the timeline began with."""
+        """The text of a request in the timeline's first snapshot; None if that has none."""
         with self._lock:
             return self._timeline.transcripts.get(request_id)

@@ -8,16 +8,16 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Mark
 from stepscope.recordings.history.history import History
 
-# A live one is starting (does not listen yet), connecting, live, stale (silent for some seconds) or
-# down (does not answer); a recording is playing, paused, or at its end.
+# A live engine is starting (does not listen yet), connecting, live, stale (silent for some seconds)
+# or down (does not answer). A recording is playing, paused, or ended.
 SourceStatus: TypeAlias = Literal[
     "starting", "connecting", "live", "stale", "down", "playing", "paused", "ended"
 ]
-# No engine answers, so nothing can be recorded or changed.
+# In these states no engine answers, so nothing can be recorded or changed.
 NO_ENGINE: frozenset[SourceStatus] = frozenset({"starting", "connecting", "down"})
 
-# Topic, sequence number and payload of a message that has just become part of the history. Called
-# on the source's thread (marks: on the caller's); it must not wait and not raise.
+# Called with topic, sequence number and payload of a message that was just added to the history. It
+# runs on the source's thread (for marks, on the caller's), and must not block or raise.
 FrameListener: TypeAlias = Callable[[bytes, int, bytes], None]
 
 
@@ -31,7 +31,7 @@ class Source(Protocol):
 
     @property
     def num_bad(self) -> int:
-        """Messages that could not be read."""
+        """Number of messages that could not be read."""
         ...
 
     @property
@@ -39,18 +39,18 @@ class Source(Protocol):
 
     @property
     def error(self) -> str | None:
-        """The current problem, in one line for people; None without one."""
+        """The current problem as one line for people; None if there is none."""
         ...
 
     def start(self) -> None: ...
 
     def stop(self) -> None:
-        """End the thread; the history stays. A source cannot be started twice."""
+        """End the thread. The history stays. A source cannot be started again."""
         ...
 
 
 class FrameTap:
-    """Passes every message of a source to what is attached, such as a recorder."""
+    """Passes every message of a source to the attached listeners, such as a recorder."""
 
     def __init__(self) -> None:
         self._listeners: tuple[FrameListener, ...] = ()
@@ -70,7 +70,7 @@ class FrameTap:
 
 
 def add_mark(source: Source, text: str, who: str, step: int | None = None) -> Mark:
-    """Add a note at a step (None: the newest), also to the recording if there is one.
+    """Add a mark at a step (None: the newest), also to a recording in progress.
 
     From any thread.
     """

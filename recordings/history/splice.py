@@ -1,4 +1,4 @@
-"""Puts earlier steps in front of those in memory, without changing the latter."""
+"""Inserts earlier steps before those in memory, without changing the latter."""
 
 from stepscope.recordings.history.timeline import Timeline
 from stepscope.recordings.state.clocks import BACK_NS
@@ -11,7 +11,7 @@ _ABORT = frozenset({"abort"})
 def does_follow(later: Timeline, earlier: Timeline) -> bool:
     """Whether `later` begins right after the last message of `earlier`.
 
-    Its times and step numbers must go on, too.
+    Its times and step numbers must continue those of `earlier`, too.
     """
     before, steps = earlier.columns, later.columns.steps
     keyframe = later.ring.segments[0].keyframe
@@ -25,14 +25,14 @@ def does_follow(later: Timeline, earlier: Timeline) -> bool:
 
 
 def splice(later: Timeline, earlier: Timeline, latencies: Latencies) -> None:
-    """Put everything in `earlier` before the start of `later`, whose own steps stay unchanged.
+    """Insert everything in `earlier` before `later`, whose own steps stay unchanged.
 
-    Followers of `later` go on where they were. Do not use `earlier` afterwards.
+    Followers of `later` continue where they were. Do not use `earlier` afterwards.
 
     Args:
-        later: see `does_follow`.
-        earlier: has no gaps.
-        latencies: of both. Ranking takes long, so make them before taking a lock.
+        later: must follow `earlier`, see `does_follow`.
+        earlier: must have no gaps.
+        latencies: of both timelines. Ranking takes long, so join them before taking a lock.
     """
     if earlier.slo != later.slo:  # changed while `earlier` was filled
         earlier.set_slo(later.slo)

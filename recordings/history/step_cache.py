@@ -1,4 +1,4 @@
-"""`StepCache`: decodes records and earlier states of a timeline, and keeps the last ones.
+"""`StepCache`: decodes records and restores earlier states of a timeline, and caches the last ones.
 
 Decoding and replaying happen outside the timeline's lock, on payloads that never change.
 """
@@ -14,12 +14,12 @@ from stepscope.recordings.history.ring.segment import Segment
 from stepscope.recordings.history.timeline import Timeline
 from stepscope.recordings.state.session import SessionState
 
-MAX_RECORDS = 512  # kept decoded
-MAX_STATES = 4  # kept: of the cursor, and of waits that are explained beside it
+MAX_RECORDS = 512  # cached decoded records
+MAX_STATES = 4  # cached states: for the cursor, and for waits explained at the same time
 
 
 class _Visited(NamedTuple):
-    """A state that was asked for. The next one asked for is often one step later."""
+    """A restored state. The next one to be requested is often one step later."""
 
     segment: Segment
     place: int
@@ -27,7 +27,7 @@ class _Visited(NamedTuple):
 
 
 class StepCache:
-    """Valid for one timeline as long as steps are only added to it.
+    """Caches of one timeline. They are valid as long as steps are only added to it.
 
     Args:
         lock: guards the timeline.
@@ -37,7 +37,7 @@ class StepCache:
         self._lock = lock
         self._timeline = timeline
         self._records: OrderedDict[int, StepRecord] = OrderedDict()
-        self._visited: list[_Visited] = []  # the one that was asked for last at the end
+        self._visited: list[_Visited] = []  # the last used one at the end
 
     def record(self, step: int) -> StepRecord | None:
         """See `History.record`."""
@@ -55,14 +55,14 @@ class StepCache:
         return record
 
     def keep(self, record: StepRecord) -> None:
-        """Keep this record."""
+        """Cache a record."""
         with self._lock:
             self._records[record.step] = record
             while len(self._records) > MAX_RECORDS:
                 self._records.popitem(last=False)
 
     def keep_all(self, other: "StepCache") -> None:
-        """Keep the records that another cache of the same timeline keeps."""
+        """Cache all records that another cache of the same timeline holds."""
         for record in other._records.values():
             self.keep(record)
 
@@ -85,12 +85,12 @@ class StepCache:
             return visited.state
         state = replayed(state, payloads)
         with self._lock:
-            # Its own beginning is not kept where there is no room: one goes on from the end.
+            # Replace `visited`, from which it was made: later requests continue from the end.
             others = [each for each in self._visited if each is not visited]
             self._visited = [*others[1 - MAX_STATES :], _Visited(segment, place, state)]
         return state
 
     def _nearest(self, segment: Segment, place: int) -> _Visited | None:
-        """The known state that is nearest before an index."""
+        """The nearest cached state at or before a place in a segment."""
         known = [e for e in self._visited if e.segment is segment and e.place <= place]
         return max(known, key=lambda each: each.place, default=None)

@@ -1,7 +1,7 @@
-"""`Timeline`: all that is kept of one engine, without a lock. `History` owns it.
+"""`Timeline`: all data kept of one engine, without a lock. `History` owns it.
 
-It turns each message into the newest state, a summary, latency samples and events, and forgets the
-oldest of all of them together when the ring gives up a segment.
+It turns each message into the newest state, a summary, latency samples and events. When the ring
+drops a segment, the oldest of all of these are forgotten together.
 """
 
 from array import array
@@ -43,10 +43,10 @@ class Timeline:
     Args:
         state: the state before the first message.
         last_sequence: number of the message that led to `state`; None if unknown.
-        max_steps, max_bytes: most that is kept.
+        max_steps, max_bytes: how much is kept at most.
 
-    Attributes:
-        known_since_ns: waits that began earlier count in no figure.
+        Attributes:
+            known_since_ns: no figure includes waits that began earlier.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class Timeline:
         self.latencies = Latencies(slo)
         self.log = EventLog()
         self._notes = EventNotes(self.log)
-        self.transcripts: dict[int, Transcript] = {}  # at the beginning, if published
+        self.transcripts: dict[int, Transcript] = {}  # of the first state, if published
         self.gaps = Gaps()
         self.marks: list[Mark] = []
         self.knob_changes: list[KnobsChanged] = []
-        self.stall_steps = array("q")  # in which a gap above the ITL bound ended
+        self.stall_steps = array("q")  # steps in which a gap above the ITL bound ended
         self.knob_steps: set[int] = set()
         self.pauses = Pauses(state)
         self._watch = RequestWatch(slo.itl_ms)
@@ -86,14 +86,14 @@ class Timeline:
         self.transcripts = {each.request_id: each for each in snapshot.transcripts or ()}
 
     def take(self, sequence: int, message: Telemetry, payload: bytes) -> None:
-        """Take the next message; see `History.append`."""
+        """Add the next message; see `History.append`."""
         true_after = self._true_after
         if not self._is_next(sequence, message):
             return
         state = self.state
         step = message.step if isinstance(message, StepRecord) else None
         if step is not None and self.columns.steps and step <= self.columns.steps[-1]:
-            return  # of a publisher that repeats steps under new numbers
+            return  # the publisher repeats steps under new numbers
         if self.ring.append(payload, step, state, true_after):
             self._forget_old()
         if step is not None and not self.columns.steps:
@@ -120,10 +120,10 @@ class Timeline:
             self.wall_clock.take(state.info)
 
     def take_run(self, run: Sequence[PackedStep], forward: FastForward) -> None:
-        """Take the next packed steps of a file, which `forward` has applied to `state` already.
+        """Add the next packed steps of a file. `forward`, which holds `state`, applies them.
 
         Raises:
-            ValueError: one does not fit the steps before it. Do not use this timeline any more.
+            ValueError: a step does not fit the steps before it. Do not use this timeline any more.
         """
         is_first = not self.columns.steps
         begin = 0
@@ -155,7 +155,7 @@ class Timeline:
                 self._forget_old()
 
     def pass_over(self, sequence: int, message: Telemetry) -> None:
-        """Note that the next message came, and keep nothing of it."""
+        """Count the next message and update the engine's status, but do not store it."""
         if not self._is_next(sequence, message):
             return
         if isinstance(message, StepRecord):
@@ -189,7 +189,7 @@ class Timeline:
         return True
 
     def rewind(self, step: int) -> bool:
-        """Go back to right after the record of `step`; False if it is not in memory."""
+        """Go back to the state right after the record of `step`; False if that is not in memory."""
         found = self.ring.locate(step)
         index = self.columns.index(step)
         if found is None or index is None:
@@ -211,7 +211,7 @@ class Timeline:
         return True
 
     def set_slo(self, slo: SLO) -> None:
-        """Change the bounds of breaches, stalls and attainment."""
+        """Change the service levels for breaches, stalls and attainment."""
         self.slo = self.latencies.slo = slo
         self._watch.set_floor(slo.itl_ms, self.state)
         gaps_ns, bound_ns = self.columns.column("max_itl_ns"), slo.itl_ms * 1e6
@@ -268,11 +268,11 @@ class Timeline:
         if record.totals is not None:
             self.latencies.add_estimates(record.tokens_ns, record.totals)
         if self.state.is_summed_up:
-            return  # what it took is no time of a step
+            return  # its duration is not that of one step
         self.latencies.add(record.tokens_ns, record.tokens_ns - record.schedule_start_ns, outcome)
 
     def _note_step(self, record: StepRecord, outcome: Outcome) -> None:
-        """Note the events of a step, and take out of `outcome` what is no latency."""
+        """Note the events of a step, and remove pauses and invalid waits from `outcome`."""
         step, now_ns = record.step, record.tokens_ns
         if self.gaps.found:
             self.gaps.end(step)
@@ -300,7 +300,7 @@ class Timeline:
         if not self.columns.steps:
             return
         step = self.ring.first_step
-        if step is None:  # all of them are forgotten
+        if step is None:  # all steps are forgotten
             step = self.columns.steps[-1] + 1
         self.columns.forget_before(step)
         self.lanes.forget_before(step)

@@ -1,4 +1,4 @@
-"""`Sums` over a window of a timeline: of its steps, from the columns, and of its latencies."""
+"""Computes `Sums` over a window of a timeline, from the columns of steps and the latencies."""
 
 from bisect import bisect_right
 
@@ -61,17 +61,17 @@ def step_sums(columns: StepColumns, start_ns: int, end_ns: int) -> Sums:
 
 
 def seconds_of(columns: StepColumns, start_ns: int, end_ns: int) -> float:
-    """Seconds of a window that are in memory; 0 without a step."""
+    """Seconds of a window that are in memory; 0 if it has no step."""
     first = bisect_right(columns.tokens_ns, start_ns)
     if first >= bisect_right(columns.tokens_ns, end_ns):
         return 0.0
-    # Of the oldest step in memory all is counted, and nothing before it.
+    # The oldest step in memory counts as a whole, and no time before it.
     since_ns = start_ns if first else columns.column("schedule_start_ns")[0]
     return (end_ns - since_ns) / 1e9
 
 
 def with_latencies(sums: Sums, latencies: Latencies) -> Sums:
-    """Add the latencies of the window, and who kept the levels. Takes about 1 ms."""
+    """Add the latencies, and how many requests kept the service levels. Takes about 1 ms."""
     slo = latencies.slo
     levels = {"ttft": slo.ttft_ms, "itl": slo.itl_ms}
     spreads = {kind: _spread(latencies.of(kind), levels.get(kind)) for kind in KINDS}
@@ -90,7 +90,7 @@ def _spread(samples: Samples, level_ms: float | None) -> LatencySpread:
 
 
 def _kv_peak(columns: StepColumns, first: int, last: int) -> float | None:
-    """The largest share of blocks in use."""
+    """The largest share of KV blocks in use after any of the steps."""
     most = max(columns.column("kv_used")[first:last])
     kv = [columns.column(name)[last - 1] for name in ("kv_used", "kv_cached", "kv_empty")]
     return most / sum(kv) if sum(kv) else None

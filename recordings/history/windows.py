@@ -19,11 +19,11 @@ from stepscope.recordings.state.series.latency_samples import Samples
 from stepscope.recordings.state.series.limits import LIMITS, Limit
 
 _MAX_AT_HAND = 2048
-_MAX_AT_ONCE = 4096  # steps that are looked at while the source waits
+_MAX_AT_ONCE = 4096  # steps to scan with the lock held, while the source waits
 
 
 class LateCounts(NamedTuple):
-    """Tokens that came later than the bounds, and the number of steps with one."""
+    """Numbers of late tokens, of steps with any, and of breaches (one per step and kind)."""
 
     num_tokens: int
     num_steps: int
@@ -31,11 +31,11 @@ class LateCounts(NamedTuple):
 
 
 class Goodput(NamedTuple):
-    """How many of the requests seen from arrival to end kept all levels."""
+    """How many of the requests observed from arrival to end kept all service levels."""
 
     num_judged: int
     num_kept: int
-    per_s: float | None  # kept ones; None without a step
+    per_s: float | None  # kept ones per second; None without a step
 
     @property
     def share(self) -> float | None:
@@ -43,14 +43,14 @@ class Goodput(NamedTuple):
 
 
 class Stalls(NamedTuple):
-    """Waits above the ITL bound in memory; without any, waits above the TTFT bound."""
+    """Waits in memory above the ITL bound. If there are none, waits above the TTFT bound."""
 
-    longest: list[Breach]  # the longest of each second, the longest of these first
-    number: int  # of the seconds that have one
+    longest: list[Breach]  # the longest wait of each second, longest first
+    number: int  # number of seconds with such a wait
 
 
 class Windows:
-    """Reads one timeline, and computes outside its lock.
+    """Reads one timeline, and does long computations outside its lock.
 
     Args:
         lock: guards the timeline.
@@ -62,12 +62,12 @@ class Windows:
         self._begin()
 
     def _begin(self) -> None:
-        """Begin anew: no step is scanned."""
+        """Restart with no step scanned."""
         self._scanned = -1
-        self._longest = {"ITL": Longest(), "TTFT": Longest()}  # up to the step scanned last
+        self._longest = {"ITL": Longest(), "TTFT": Longest()}  # up to the last scanned step
         self._seconds = {kind: LateSeconds(late) for kind, late in self._longest.items()}
         self._twice: list[int] = []  # steps with late tokens of both kinds
-        self._at_hand: dict[tuple[int, str], Breach] = {}  # a list is drawn again and again
+        self._at_hand: dict[tuple[int, str], Breach] = {}  # a cache, as lists are drawn repeatedly
 
     def latency(self, end_ns: int | None, window_s: float | None, buckets: int) -> LatencyReport:
         """See `History.latency`."""
@@ -112,13 +112,13 @@ class Windows:
         return figures_of(with_latencies(sums, part))
 
     def samples(self, kind: LatencyKind, end_ns: int | None, window_s: float | None) -> Samples:
-        """A copy of the samples."""
+        """A copy of the samples of one kind in a window."""
         with self._lock:
             end_ns, start_ns = self._window(end_ns, window_s)
             return self._timeline.latencies.of(kind).cut(start_ns, end_ns)
 
     def breaches(self, step: int | None, limit: int) -> list[Breach]:
-        """The last late tokens up to `step` (None: all), oldest first; one of each kind a step."""
+        """The last breaches up to `step` (None: all), oldest first, one per step and kind."""
         self._scan()
         with self._lock:
             self._scan_some()
@@ -131,9 +131,9 @@ class Windows:
             return [self._breach(*each) for each in last[max(0, len(last) - limit) :]]
 
     def longest(self, step: int | None, limit: int, kind: str = "ITL") -> list[Breach]:
-        """The longest waits up to `step` (None: all), longest first; `kind` before the others.
+        """The longest waits up to `step` (None: all), longest first. All of `kind` come first.
 
-        The cost grows with the logarithm of their number.
+        Takes time logarithmic in the number of late steps.
         """
         self._scan()
         with self._lock:
@@ -158,9 +158,9 @@ class Windows:
     def late_events(
         self, step: int | None, limit: int, kinds: Collection[str] = ("ITL", "TTFT")
     ) -> list[SessionEvent]:
-        """The worst late tokens of each second up to `step` (None: all), oldest first.
+        """The longest late wait of each second up to `step` (None: all), oldest first.
 
-        In the second of the newest step it is the worst so far.
+        For the second of the newest step, it is the longest so far.
         """
         self._scan()
         with self._lock:
@@ -182,7 +182,7 @@ class Windows:
             return None if nearest is None else self._late_event(*nearest)
 
     def late(self, step: int | None) -> LateCounts:
-        """All late tokens up to `step` (None: all) that are in memory."""
+        """Counts of all late tokens in memory up to `step` (None: all)."""
         self._scan()
         with self._lock:
             self._scan_some()
@@ -203,26 +203,26 @@ class Windows:
             return LateCounts(num_tokens, num_breaches - num_twice, num_breaches)
 
     def _scan(self) -> None:
-        """Scan the steps since the last call, and forget what the timeline forgot.
+        """Scan the steps since the last call, and forget steps that the timeline forgot.
 
-        After a change of the levels it scans all of memory, and lets the source have the lock in
-        between.
+        After a change of the service levels it scans all of memory, and lets the source use the
+        lock in between.
         """
         is_more = True
         while is_more:
             with self._lock:
                 is_more = self._scan_some()
             if is_more:
-                time.sleep(0)  # else it would hardly ever be another's turn
+                time.sleep(0)  # otherwise other threads would hardly get the lock
 
     def _scan_some(self) -> bool:
-        """Scan some steps. Returns whether more are left.
+        """Scan at most `_MAX_AT_ONCE` steps. Returns whether more are left.
 
-        It keeps as little as possible of a late step.
+        It keeps as little as possible of each late step.
         """
         columns, slo = self._timeline.columns, self._timeline.slo
         steps = columns.steps
-        if self._scanned > (steps[-1] if steps else -1):  # gone back, or all was forgotten
+        if self._scanned > (steps[-1] if steps else -1):  # the timeline went back or forgot all
             self._begin()
         if not steps:
             return False
@@ -245,7 +245,7 @@ class Windows:
         return end < len(steps)
 
     def _breach(self, step: int, kind: str) -> Breach:
-        """Describe a late step."""
+        """The breach of a kind in a late step, from the cache if possible."""
         breach = self._at_hand.get((step, kind))
         if breach is None:
             if len(self._at_hand) >= _MAX_AT_HAND:
@@ -287,6 +287,6 @@ class Windows:
 
 
 def _num_late(samples: Samples, first: int, last: int, bound_ns: float) -> int:
-    """How many samples of a range are above a bound."""
+    """Weight of the samples in the places [first, last) that are above a bound."""
     ranked = samples.ranked(first, last)
     return 0 if ranked is None else ranked.count - ranked.num_up_to(math.floor(bound_ns))

@@ -1,5 +1,5 @@
-"""The messages of a session in memory, in compressed segments, and a fast way through them.
+"""The messages of a session in memory, in compressed segments, and a fast way to apply them.
 
 May import: engine.protocol, recordings.packing, recordings.state, recordings.state.series.
-What saves memory or time for many steps at once goes here.
+Code that saves memory or time for many steps at once goes here.
 """

@@ -1,9 +1,10 @@
-"""`FastForward`: recorded steps taken without looking at every row of them.
+"""`FastForward`: applies recorded steps without examining every row.
 
-A packed step says of most rows only that they go on (`packed_steps`). They need not be made step by
-step: what a request that went on is like after n steps follows from its last row that was spelled
-out, and all who go on from one step to the next have waited equally long for their token. A row is
-worked out when something happens to its request, when it ends, and when the state is asked for.
+For most rows, a packed step says only that the request decodes one more token (`packing.steps`);
+here that is called "going on". Such rows need not be built step by step. The row of a request after
+n steps follows from its last full row, and all requests that go on from one step to the next have
+waited equally long for their token. A row is computed when something else happens to its request,
+when the request ends, or when the state is needed.
 """
 
 from collections.abc import Iterable
@@ -28,7 +29,7 @@ _LAST_CHUNK = int(RowFlag.LAST_CHUNK)
 
 
 class _Going:
-    """A request that goes on from a row, which was that of the step `since`."""
+    """A request that goes on from `row`, its row in the step with count `since`."""
 
     __slots__ = ("in_lane", "row", "since")
 
@@ -39,14 +40,14 @@ class _Going:
 
 
 class FastForward:
-    """Takes messages in order, like `SessionState.apply`; `state` is right once settled.
+    """Applies messages in order, like `SessionState.apply`. `state` is correct after `settle`.
 
     Args:
-        state: to go on from, changed in place.
+        state: the initial state, which is changed in place.
 
     Attributes:
-        num_rows: of the last step.
-        lanes: that are extended with every packed step, if any; right once settled.
+        num_rows: number of rows of the last step.
+        lanes: the lanes to extend with every packed step, if any; correct after `settle`.
     """
 
     def __init__(self, state: SessionState) -> None:
@@ -54,15 +55,15 @@ class FastForward:
         self.num_rows = 0
         self.lanes: LaneBoard | None = None
         self._before: list[_Going] = []  # the batch of the last step
-        self._by_id: dict[int, _Going] = {}  # the same
-        self._fresh: list[_Going] = []  # of them those that were spelled out
-        self._touched: set[int] = set()  # whose next row does not simply go on
-        self._count = 0  # steps so far
-        self._tokens_ns = 0  # of the last one
+        self._by_id: dict[int, _Going] = {}  # the same, by request id
+        self._fresh: list[_Going] = []  # those of them that had full rows
+        self._touched: set[int] = set()  # ids whose next row needs full handling
+        self._count = 0  # number of steps so far
+        self._tokens_ns = 0  # of the last step
         self._block_size = 0
 
     def take(self, message: Telemetry) -> Outcome | None:
-        """A message that is not packed. Gives what a step brought, None for all others."""
+        """Apply a message that is not packed. Returns the outcome of a step, None for others."""
         if not has_no_request(message):
             self.settle()
         outcome = self.state.apply(message)
@@ -70,9 +71,10 @@ class FastForward:
         return outcome
 
     def note(self, message: Telemetry) -> None:
-        """Note a message that is not packed and that another caller has applied.
+        """Note a message that is not packed and that the caller has already applied to `state`.
 
-        All was settled before, except for one that `has_no_request`.
+        The caller must have called `settle` before, unless `has_no_request` is true for the
+        message.
         """
         if isinstance(message, StepRecord):
             rows = message.batch or []
@@ -89,10 +91,10 @@ class FastForward:
             self._before, self._fresh, self._by_id = [], [], {}
 
     def advance(self, record: PackedRecord) -> Outcome:
-        """A packed step. Gives what it brought.
+        """Apply a packed step. Returns its outcome.
 
         Raises:
-            ValueError: it does not fit the steps before it.
+            ValueError: the step does not fit the steps before it.
         """
         before, items, by_id = self._before, record.batch, self._by_id
         if (
@@ -158,7 +160,7 @@ class FastForward:
         return outcome
 
     def _go_on(self, record: PackedRecord) -> Outcome:
-        """A step in which all of the one before got their next token, and nothing else."""
+        """Apply a step in which exactly the requests of the last step got their next token."""
         outcome = self.state.take_step(record, None)
         gap_ns = record.tokens_ns - self._tokens_ns
         _add_going(outcome, self._before, [], gap_ns, self.state.table.late_ns)
@@ -173,14 +175,14 @@ class FastForward:
         return outcome
 
     def settle(self) -> None:
-        """Make `state` right, and the lanes with it."""
+        """Bring `state` and the lanes up to date with the last step."""
         self._settle(self._before)
         if self.lanes is not None:
             self._stop(self.lanes, self._before, self.lanes.end)
             self._fresh = self._before
 
     def finish(self) -> SessionState:
-        """The state after what was taken."""
+        """Settle, and return the state."""
         self.settle()
         return self.state
 
@@ -189,14 +191,14 @@ class FastForward:
         return [self._row(each, self._count) for each in self._before]
 
     def draw(self, lanes: LaneBoard) -> None:
-        """Extend these lanes from now on; they begin with the next step."""
+        """Extend these lanes from now on. They must begin with the next step."""
         self.lanes = lanes
         for each in self._before:
             each.in_lane = False
         self._fresh = self._before
 
     def _settle(self, going: Iterable[_Going]) -> None:
-        """Write into the state where these requests are after the last step."""
+        """Write the rows of these requests in the last step into the state."""
         rows = []
         for each in going:
             if each.since != self._count:
@@ -207,7 +209,7 @@ class FastForward:
             self.state.table.take_rows(rows, self._tokens_ns, Outcome())
 
     def _row(self, going: _Going, count: int) -> BatchRow:
-        """The row of a request in the step `count`: one token more in each step since its last."""
+        """Compute the row of a request in step `count`, one token per step after its last row."""
         row = going.row
         num_steps = count - going.since
         if not num_steps:
@@ -215,7 +217,7 @@ class FastForward:
         start = row.start + row.num_tokens + num_steps - 1
         num_blocks = row.num_blocks
         if self._block_size:
-            # A block more in each step whose token has no room, until there is room for all.
+            # A request gets at most one block per step, while its tokens need more.
             needed = start // self._block_size + 1
             num_blocks = max(num_blocks, min(num_blocks + num_steps, needed))
         return BatchRow(row.request_id, _DECODE, start, 1, 0, num_blocks, _LAST_CHUNK)
@@ -227,7 +229,7 @@ class FastForward:
         dropped: list[_Going],
         spelled: list[BatchRow],
     ) -> None:
-        """The lanes of a step. Those who begin to go on were spelled out in the step before."""
+        """Extend the lanes by a step. Requests with full rows in the step before now go on."""
         self._stop(lanes, dropped, record.step)
         lanes.extend_step(record, spelled)
         if self._fresh:
@@ -247,7 +249,7 @@ class FastForward:
 
 
 def has_no_request(message: Telemetry) -> bool:
-    """Whether a message changes nothing of what is known of requests, as most signs of life."""
+    """Whether a message cannot change any request, such as a heartbeat without events."""
     if isinstance(message, StepInFlight):
         return True
     return isinstance(message, EngineStatus) and not message.events
@@ -260,7 +262,7 @@ def _add_going(
     gap_ns: int,
     late_ns: int | None,
 ) -> None:
-    """Count in those rows of a step that went on: each is a token, after the same wait."""
+    """Add to the outcome the requests that went on: one token each, all after the same gap."""
     num_going = len(batch) - len(spelled)
     if not num_going:
         return
@@ -282,7 +284,7 @@ def _add_going(
         gaps[gap_ns] = num_going
         outcome.gap_request_ids[gap_ns] = first_id
         return
-    # As if they had been looked at in the order of the batch.
+    # Same result and order as if the rows were examined in the order of the batch.
     places = {row.request_id: at for at, row in spelled}
     places[first_id] = first
     known_id = outcome.gap_request_ids.get(gap_ns)

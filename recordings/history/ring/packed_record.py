@@ -1,4 +1,4 @@
-"""`PackedRecord`: a step decoded as it lies in a file, without spelling out its rows."""
+"""`PackedRecord`: a packed step of a file, decoded without building all of its rows."""
 
 from typing import NamedTuple
 
@@ -9,23 +9,23 @@ from stepscope.recordings.state.blocks import SoundMove
 
 
 class PackedRecord(StepRecord, frozen=True, kw_only=True, tag="StepRecord"):
-    """A packed step: block size, then rows and counts of rows (`packed_steps`).
+    """A packed step: `batch` has the block size, then rows and counts of rows (`packing.steps`).
 
-    One that moves blocks which cannot be is not decoded.
+    Decoding fails if it moves impossible blocks.
     """
 
     batch: list[int | BatchRow]  # type: ignore[assignment]
     moves: list[SoundMove] = msgspec.field(default_factory=list)  # type: ignore[assignment]
 
     def spelled_out(self, rows: list[BatchRow]) -> StepRecord:
-        """The record that was packed, given its batch."""
+        """The unpacked record, given the rows of its batch."""
         fields = {name: getattr(self, name) for name in StepRecord.__struct_fields__}
         moves = [BlockMove(*msgspec.structs.astuple(move)) for move in self.moves]
         return StepRecord(**(fields | {"batch": rows, "moves": moves}))
 
 
 class PackedStep(NamedTuple):
-    """One of a run of packed steps."""
+    """A packed step with its sequence number and payload."""
 
     sequence: int
     record: PackedRecord

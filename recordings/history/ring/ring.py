@@ -1,8 +1,8 @@
 """`StepRing`: the raw messages of a session, in segments.
 
-It owns the segments, and forgets whole ones, oldest first, when there are too many steps or bytes.
-Any state is a keyframe and at most `SEGMENT_STEPS` records away. A segment that has ended is
-compressed; what was read of the last ones stays at hand.
+It owns the segments, and forgets whole segments, oldest first, when there are too many steps or
+bytes. Any state can be restored from a keyframe and at most `SEGMENT_STEPS` records. A segment that
+has ended is compressed. The segments read last are also kept decompressed.
 """
 
 from bisect import bisect_left, bisect_right
@@ -19,16 +19,17 @@ from stepscope.recordings.state.session import SessionState
 SEGMENT_STEPS = 128
 SEGMENT_MESSAGES = 4 * SEGMENT_STEPS  # an idle engine sends no steps
 _PAYLOAD_OVERHEAD = 64  # bytes of an object and its place in a list
-_MAX_UNPACKED = 4  # segments of which the payloads are kept at hand
+_MAX_UNPACKED = 4  # segments whose decompressed payloads are kept
 
 
 class StepRing:
-    """Segments, oldest first. One writer; readers hold the writer's lock while they ask, and may
-    keep payloads and keyframes they got: neither is ever changed.
+    """Segments, oldest first. One writer; readers hold the writer's lock during a call.
+
+    Readers may keep payloads and keyframes, which never change.
 
     Args:
-        state: before the first message.
-        max_steps, max_bytes: what is kept at most (one segment more or less).
+        state: the state before the first message.
+        max_steps, max_bytes: how much is kept at most, give or take one segment.
         sequence: see `Keyframe`.
     """
 
@@ -52,30 +53,30 @@ class StepRing:
 
     @property
     def end_number(self) -> int:
-        """Number that the next message will get."""
+        """Number of the next message. Messages are numbered from 0 in order of arrival."""
         newest = self.segments[-1]
         return newest.first_number + len(newest.payloads)
 
     @property
     def is_full(self) -> bool:
-        """The next message begins a segment: the state before it is needed."""
+        """Whether the next message begins a segment, which needs the state before it."""
         return not self.room
 
     @property
     def room(self) -> int:
-        """Steps that the newest segment still takes."""
+        """How many more steps fit into the newest segment."""
         newest = self.segments[-1]
         return min(SEGMENT_STEPS - len(newest.steps), SEGMENT_MESSAGES - len(newest.payloads))
 
     def append(
         self, payload: bytes, step: int | None, before: SessionState, sequence: int | None
     ) -> bool:
-        """Keep a message; True when an old segment was given up for it.
+        """Add a message. Returns whether old segments were forgotten for it.
 
         Args:
-            step: of a step record, None for any other message.
-            before: the state before this message, ...
-            sequence: ... and after which one; see `Keyframe`.
+            step: the step of a step record; None for any other message.
+            before: the state before this message.
+            sequence: the number of the message that led to `before`; see `Keyframe`.
         """
         segment, payloads = self._open(before, sequence)
         if step is not None:
@@ -93,11 +94,11 @@ class StepRing:
         sequence: int | None,
         rows: Callable[[], list[BatchRow]],
     ) -> bool:
-        """Keep packed steps, for which there is room in one segment; like `append`.
+        """Add packed steps, which must fit into one segment. Returns the same as `append`.
 
         Args:
-            before, sequence: of the first of them.
-            rows: gives the batch of the step before that.
+            before, sequence: as in `append`, for the first of the steps.
+            rows: returns the batch of the step before the first one.
         """
         segment, opened = self._open(before, sequence)
         begin, is_first = len(opened), not segment.steps
@@ -119,7 +120,7 @@ class StepRing:
         return None
 
     def payloads(self, segment: Segment, begin: int = 0, end: int | None = None) -> list[bytes]:
-        """Messages of a segment, in order, from `begin` to before `end`."""
+        """Messages of a segment in the places [begin, end), in order."""
         payloads = segment.payloads
         if isinstance(payloads, OpenPayloads):
             return payloads.all(segment.step_places)[begin:end]
@@ -132,7 +133,7 @@ class StepRing:
         return self._unpacked[number][begin:end]
 
     def payload(self, step: int) -> bytes | None:
-        """Record of exactly this step."""
+        """The record of exactly this step; None if it is not in memory."""
         found = self.locate(step)
         if found is None:
             return None
@@ -164,7 +165,7 @@ class StepRing:
         kept.step_places = segment.step_places[:num_kept]
         kept.num_bytes += sum(len(payload) + _PAYLOAD_OVERHEAD for payload in payloads)
         self.segments[-1] = kept
-        self._unpacked.clear()  # numbers are given again
+        self._unpacked.clear()  # its keys, the numbers, will be reused
         self.num_steps = sum(len(each.steps) for each in self.segments)
         self.num_bytes = sum(each.num_bytes for each in self.segments)
 
@@ -173,12 +174,12 @@ class StepRing:
         return replayed(segment.keyframe.restore(), self.payloads(segment, 0, place + 1))
 
     def prepend(self, earlier: "StepRing") -> None:
-        """Take over all segments of a ring that ends where this one begins."""
+        """Insert all segments of an earlier ring, which must end where this one begins."""
         older = [segment for segment in earlier.segments if len(segment.payloads)]
         if not older:
             return
         older[-1].end()
-        # Numbers already given stay valid: followers continue from them.
+        # Existing numbers stay valid, because followers continue from them.
         offset = self.segments[0].first_number - earlier.end_number
         for segment in older:
             segment.first_number += offset
@@ -187,7 +188,7 @@ class StepRing:
         self.num_bytes += sum(segment.num_bytes for segment in older)
 
     def _open(self, before: SessionState, sequence: int | None) -> tuple[Segment, OpenPayloads]:
-        """The segment that the next message goes to."""
+        """The segment for the next message, and its payloads."""
         segment = self._begin(before, sequence) if self.is_full else self.segments[-1]
         assert isinstance(segment.payloads, OpenPayloads)  # the newest one has not ended
         return segment, segment.payloads
@@ -229,7 +230,7 @@ class StepRing:
 
 
 def replayed(state: SessionState, payloads: Iterable[bytes]) -> SessionState:
-    """`state` after these messages; it is changed in place."""
+    """Apply messages to `state`, which is changed in place, and return it."""
     session = KeyframeSession(state)
     for payload in payloads:
         session.apply(wire.decode(payload))

@@ -1,4 +1,4 @@
-"""`Segment`: some messages of a session in a row, after the state that was before them."""
+"""`Segment`: consecutive messages of a session, and a keyframe of the state before them."""
 
 import copy
 from array import array
@@ -8,15 +8,15 @@ from stepscope.recordings.packing.payloads import CompressedPayloads, OpenPayloa
 from stepscope.recordings.state.blocks import PackedBlocks
 from stepscope.recordings.state.session import SessionState
 
-_VIEW_BYTES = 480  # of a copy of one request
-_ENTRY_BYTES = 100  # of a request that is shared with other copies
+_VIEW_BYTES = 480  # estimated size of a copied request
+_ENTRY_BYTES = 100  # estimated size of an entry for a shared request
 
 
 class Keyframe(NamedTuple):
-    """A state with its blocks compressed: those of a large pool would outweigh all else.
+    """A state with compressed blocks, because those of a large pool would take most of the memory.
 
-    `sequence` is the number of the message after which it is true; None where that is not known,
-    or messages before it are missing and nothing has set it right.
+    `sequence` is the number of the message that led to the state. None if that is unknown, or if
+    messages before it are missing and no snapshot has corrected the state.
     """
 
     state: SessionState
@@ -54,14 +54,14 @@ class Segment:
 
     def __init__(self, keyframe: Keyframe, first_number: int) -> None:
         self.keyframe = keyframe
-        self.first_number = first_number  # messages before it since the ring was new
+        self.first_number = first_number  # number of its first message in the ring
         self.payloads: OpenPayloads | CompressedPayloads = OpenPayloads([])
         self.steps = array("q")
         self.step_places = array("q")  # where in `payloads` each step is
         self.num_bytes = keyframe.num_bytes
 
     def end(self) -> None:
-        """No message will come any more."""
+        """Compress the messages, because no more will be added."""
         if isinstance(self.payloads, OpenPayloads) and not self.payloads.is_packed:
             self.payloads = CompressedPayloads(self.payloads.all(self.step_places))
             self.num_bytes = self.keyframe.num_bytes + self.payloads.num_bytes
