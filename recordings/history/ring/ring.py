@@ -224,7 +224,7 @@ class StepRing:
         return evicted
 
     def _begins_wrong(self) -> bool:
-        """The oldest state is not the right one, and a later one is: what is kept begins there."""
+        """Whether the first keyframe is uncertain and a later one is not, so that one must lead."""
         first, *others = (segment.keyframe.sequence for segment in self.segments)
         return first is None and any(sequence is not None for sequence in others)
 
