@@ -17,7 +17,7 @@ _NO_STATE = SessionState()  # the texts of these events need no state
 
 
 class EventSteps:
-    """Events of one kind, the first one of each step. One writer, any number of readers."""
+    """Events of one kind, only the first in each step. One writer, any number of readers."""
 
     def __init__(self) -> None:
         self._steps = array("q")

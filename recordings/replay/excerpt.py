@@ -1,4 +1,4 @@
-"""Makes a history from a stretch of a recording, which a replay shows after a seek."""
+"""Builds a history from a stretch of a recording, for a replay to show after a seek."""
 
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
@@ -8,7 +8,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.filling import DAMAGE, TURN_MESSAGES, Filler
 from stepscope.recordings.replay.seek import forwarded, state_at, window_start
 
-_SOON_STEPS = 1_500  # a screen with fewer steps is filled before the windows are
+_SOON_STEPS = 1_500  # for at most so many steps on the screen, these are filled before the windows
 
 # Called after every few messages; returns whether to go on.
 Turn: TypeAlias = Callable[[], bool]
@@ -42,9 +42,9 @@ def excerpt(
 def screenful(
     recording: Recording, like: History, step: int, num_shown: int, end: Position, turn: Turn
 ) -> History | None:
-    """The steps on the screen before `step`, if that is much quicker than `windows`.
+    """A history of the steps on the screen before `step`, if that is much quicker than `windows`.
 
-    None if it is not, if `like` has them already, or if there are no more.
+    None if it is not, if `like` has these steps already, or if the file has no more.
     """
     first_step = like.first_step
     if first_step is None or num_shown > _SOON_STEPS or first_step <= step - num_shown + 1:
@@ -64,12 +64,12 @@ def windows(
     end: Position,
     turn: Turn,
 ) -> History | None:
-    """Everything that the windows of a screen cover before `step`; see `excerpt`.
+    """A history of all steps that the windows of a screen cover before `step`; see `excerpt`.
 
-    None also if `like` has it already.
+    None also if `like` has these steps already.
 
     Args:
-        num_shown: steps that the lanes and charts show.
+        num_shown: number of steps that the lanes and charts show.
     """
     snapshot, begin = window_start(recording, step, num_shown)
     first_step = like.first_step

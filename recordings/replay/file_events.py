@@ -1,8 +1,8 @@
 """`FileEvents`: finds events in a whole file, including parts that a replay has not played yet.
 
-Its thread has its own file handle and rests between chunks, so that it delays nothing else. It only
-decodes steps whose bytes contain the name of an event. Late tokens have no such name: they must be
-computed message by message (`FileLatency`).
+Its thread has its own file handle and rests between chunks, so that it delays nothing else. It
+decodes only steps whose bytes contain the name of an event. Late tokens have no such name, so
+`FileLatency` computes them message by message.
 """
 
 import contextlib
@@ -67,13 +67,13 @@ class _ByStep(NamedTuple):
 
 
 class FileEvents:
-    """Searches once `search` is started.
+    """Events of one file. The search begins with `search.start()`.
 
     Attributes:
         search: the searching thread.
-        found: marks and changes of knobs so far, by step.
-        changes: changes of knobs, oldest first.
-        audited: other accepted or refused commands, oldest first.
+        found: marks and knob changes found so far, by step.
+        changes: knob changes found so far, oldest first.
+        audited: other commands found so far, accepted or refused, oldest first.
     """
 
     def __init__(self, path: Path) -> None:
@@ -86,7 +86,7 @@ class FileEvents:
 
     @property
     def is_done(self) -> bool:
-        """The whole file has been searched."""
+        """Whether the search has ended."""
         return self.search.is_done
 
     def next(self, step: int, direction: int, kinds: Collection[str]) -> SessionEvent | None:

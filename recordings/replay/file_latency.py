@@ -1,8 +1,8 @@
 """`FileLatency`: finds late tokens and lost messages in a whole file, not only in memory.
 
 It computes the waits of every step, message by message. Its thread has its own file handle and
-begins where the replay stands. It works a third of the time, a millisecond or two at once, so that
-it delays nothing else. What it keeps does not depend on the service levels.
+begins at the position of the replay. It works a third of the time, a millisecond or two at once, so
+that it delays nothing else. Its results can be used with any service levels.
 """
 
 import time
@@ -23,22 +23,24 @@ from stepscope.recordings.replay.worst_wait_index import WorstWaitIndex
 from stepscope.recordings.state.series.events import SessionEvent, breach_event
 from stepscope.recordings.state.series.latency import SLO
 
-MAX_KEPT = 1_500_000  # of 40 bytes: a busy week has 1.2 million
+MAX_KEPT = 1_500_000  # entries of 40 bytes; a busy week has 1.2 million
 _FIRST_PAUSE_S = 0.6  # the screen and `FileEvents` come first
-_BUSY_S = 0.02  # until it calls `is_busy` again
+_BUSY_S = 0.02  # seconds between calls of `is_busy`
 _REST = 2.0  # rest, as a multiple of the time it worked
 _NEVER, _SEARCHED, _UNREADABLE = 0, 1, 2
 _NO_FIRST, _NO_LAST = 2**62, -1  # of a chunk without a step
 
 
 class FileLatency:
-    """Searches once `search` is started. It calls the functions below on its thread.
+    """Late tokens of one file. The search begins with `search.start()`.
+
+    It calls the functions below on its own thread.
 
     Args:
         path: the recording.
-        where: gives the step to search near next; None if unknown.
-        is_busy: whether more urgent work with the file is going on.
-        learnt: gets the baseline each time twice as many steps are known, and at the end.
+        where: returns the step near which to search next; None if unknown.
+        is_busy: returns whether the replay has more urgent work, for which the search waits.
+        learnt: called with the baseline each time twice as many steps are known, and at the end.
 
     Attributes:
         search: the searching thread.
@@ -66,7 +68,7 @@ class FileLatency:
 
     @property
     def is_done(self) -> bool:
-        """The search has ended; see `spans` for what was searched."""
+        """Whether the search has ended. See `spans` for what was searched."""
         return self.search.is_done
 
     @property
@@ -94,7 +96,8 @@ class FileLatency:
         """The nearest event after (direction 1) or before (-1) `step`, as far as was searched.
 
         Args:
-            slo: what makes a token late. For each second and kind only the longest wait counts.
+            slo: service levels that define late tokens. For each second and kind, only the longest
+                wait counts.
         """
         found: list[SessionEvent] = []
         if "slo" in kinds:
@@ -115,10 +118,10 @@ class FileLatency:
         return min(found, key=lambda each: (each.step - step) * direction, default=None)
 
     def stalls(self, slo: SLO, limit: int) -> Stalls:
-        """The longest waits above the ITL bound, one a second, as far as was searched.
+        """The longest waits above the ITL bound, one per second, as far as was searched.
 
-        Without any, the waits for a first token above the TTFT bound. `num_tokens` counts the
-        tokens with exactly this wait; `number` counts the seconds with a wait above the bound.
+        If there are none, the waits above the TTFT bound instead. `num_tokens` counts the tokens
+        with exactly this wait; `number` counts the seconds with a wait above the bound.
         """
         for kind, waits, bound_ms in self._kinds(slo):
             if found := waits.longest(limit, bound_ms * 1e6):
@@ -175,7 +178,7 @@ class FileLatency:
         self._learnt(self._baseline.copy())
 
     def _chunk_at(self, recording: Recording, before: int) -> int:
-        """The chunk to search near: the one where the replay stands."""
+        """The chunk at the position of the replay, near which to search; `before` if unknown."""
         step = self._where()
         if step is None or self._first_steps[before] <= step <= self._last_steps[before]:
             return before

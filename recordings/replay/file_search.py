@@ -9,13 +9,13 @@ from stepscope.recordings.file.reader import Recording
 
 
 class FileSearch:
-    """Searches a file once it is started, with its own file handle.
+    """Searches a file on a thread, with its own file handle.
 
     Args:
         path: the recording.
         name: name of the thread.
         look: does the work on the thread. It must call `rest` often, and end if `is_stopping`.
-        first_pause_s: seconds to wait first, so that the screen is drawn before.
+        first_pause_s: seconds to wait at the start, so that the screen is drawn first.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class FileSearch:
 
     @property
     def is_done(self) -> bool:
-        """The search has ended."""
+        """Whether the search has ended."""
         return self._done.is_set()
 
     def wait(self, timeout_s: float = 10.0) -> bool:
-        """Wait until it is done, with no more rests. False if that takes too long."""
+        """Wait for the end of the search, which stops resting. Returns False on timeout."""
         self._hurry.set()
         return self._done.wait(timeout_s)
 
@@ -56,7 +56,7 @@ class FileSearch:
         return self._is_stopping
 
     def rest(self, seconds: float) -> bool:
-        """Rest. Returns True at once after a call of `wait` or `stop`."""
+        """Sleep to give way to other work. Returns True at once after `wait` or `stop`."""
         return self._hurry.wait(seconds)
 
     def _run(self) -> None:

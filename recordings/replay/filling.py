@@ -1,7 +1,7 @@
 """`Filler`: fills a history from a file without examining every row.
 
-The result equals appending the messages one by one with `History.append`, in a sixth of the time:
-see `FastForward`.
+The result is the same as with `History.append` for each message, in a sixth of the time: see
+`FastForward`.
 """
 
 from collections.abc import Iterator
@@ -16,18 +16,19 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.history.ring.fast_forward import FastForward, has_no_request
 from stepscope.recordings.history.ring.packed_record import PackedRecord, PackedStep, decode_packed
 
-# From damage that checksums missed, or from a file that another program wrote.
+# Errors from damage that checksums missed, or from a file that another program wrote.
 DAMAGE = (msgspec.DecodeError, ValueError, LookupError, TypeError, AttributeError, OverflowError)
 
-TURN_MESSAGES = 64  # messages between two calls of `turn`
+TURN_MESSAGES = 64  # messages between two yields, or two calls of `turn`
 
 
 class Filler:
     """Fills one history from a position on. Nothing else may use the history meanwhile.
 
     Args:
-        history: holds only the state at `position`.
-        forward: has computed that state; None: there is a keyframe just before `position`.
+        history: must hold only the state at `position`.
+        forward: the object that computed that state; None if there is a keyframe just before
+            `position`.
         sequence: number of the message before `position`.
     """
 
@@ -47,12 +48,12 @@ class Filler:
         self._last: StepRecord | None = None
 
     def fill(self, end: Position) -> Iterator[None]:
-        """Append all messages before `end`, calling `turn` after every few of them.
+        """Append all messages before `end`. Yields after every few messages.
 
-        The history is consistent only after this has returned.
+        The history is consistent only after the iterator has ended.
 
         Raises:
-            One of `DAMAGE`: append message by message instead; do not use this history.
+            One of `DAMAGE`: do not use this history; append message by message to a new one.
         """
         recording = self._recording
         num_taken = 0
@@ -77,7 +78,7 @@ class Filler:
             self._history.remember(self._last)  # the last step is the first one shown
 
     def _take_run(self, bodies: list[tuple[int, bytes]]) -> int:
-        """Take as many packed steps as need no separate handling."""
+        """Append packed steps until one needs separate handling. Returns how many."""
         run, sequence = [], self._sequence
         for lower, payload in bodies:
             sequence = whole_sequence(lower, sequence)

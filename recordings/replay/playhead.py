@@ -10,8 +10,8 @@ class Playhead:
     """Belongs to one thread. It reads nothing until `peek` or `take`.
 
     Attributes:
-        position: before the next message.
-        next: the next message, once `peek` has read it.
+        position: the position before the next message.
+        next: the next message if `peek` has read it, else None.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -29,7 +29,7 @@ class Playhead:
 
     @property
     def is_at_end(self) -> bool:
-        """Whether no message follows, as far as is known without reading."""
+        """Whether no message follows, as far as can be told without reading."""
         return self.next is None and self._recording.is_end(self.position)
 
     def peek(self) -> MessageFrame | None:
@@ -43,7 +43,7 @@ class Playhead:
         return self.next
 
     def take(self) -> MessageFrame | None:
-        """The next message, like `peek`, and move past it."""
+        """Return the next message (None at the end) and move past it."""
         frame = self.peek()
         self.position, self.next = self._after, None
         return frame

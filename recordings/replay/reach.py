@@ -1,6 +1,6 @@
-"""`Reach`: makes the history of a replay reach as far back as the screen needs.
+"""`Reach`: extends the history of a replay as far back as the screen needs.
 
-Right after a seek the history is short. Earlier steps are filled in when there is time.
+Right after a seek the history is short. Earlier steps are added when there is time.
 """
 
 import time
@@ -11,17 +11,17 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.excerpt import screenful, windows
 from stepscope.recordings.replay.seek import MAX_WINDOW_STEPS, WINDOW_S, WINDOW_STEPS
 
-# The drawing thread gets the interpreter every millisecond or two.
+# Sleep after every few messages, so that the drawing thread can run every millisecond or two.
 _YIELD_S = 0.001
-_SPARE_STEPS = 1_000  # further back than the step looked at, for moves step by step
+_SPARE_STEPS = 1_000  # extra steps before the step looked at, for moving back step by step
 
 
 class Reach:
     """Belongs to the replay's thread, except `note_shown`, `note_look` and `has_room`.
 
     Attributes:
-        is_short: the history may not reach as far back as it should.
-        num_shown: steps on the screen.
+        is_short: whether the history may not reach as far back as it should.
+        num_shown: number of steps on the screen.
     """
 
     def __init__(self, recording: Recording, history: History) -> None:
@@ -29,9 +29,9 @@ class Reach:
         self.num_shown = WINDOW_STEPS
         self._recording = recording
         self._history = history
-        self._shown_before: History | None = None  # freed when there is time
-        self._look: int | None = None  # the step looked at; None: the newest
-        # The earliest step tried, and the first step in memory after that.
+        self._shown_before: History | None = None  # held until there is time to free it
+        self._look: int | None = None  # the step on which the screen is; None: the newest
+        # The step of the last extension for `_look`, and the first step in memory after it.
         self._tried: tuple[int, int | None] | None = None
 
     def note_shown(self, num_steps: int) -> bool:
@@ -44,13 +44,13 @@ class Reach:
         return is_short
 
     def note_rewound(self) -> None:
-        """Note that an earlier step is now the newest, so windows may begin before memory does."""
+        """Note that the history was rewound, so its windows may begin before its first step."""
         last_step = self._history.last_step
         self._history.is_short = last_step is not None and not self.covers(last_step)
-        self.is_short = True  # maybe: checked when there is time
+        self.is_short = True  # perhaps; `extend` finds out
 
     def note_look(self, step: int | None) -> bool:
-        """Note the step looked at. Returns whether the history is too short for it."""
+        """Note the step that the user looks at (None: the newest). Returns whether to extend."""
         self._look = step
         if step is None or self.is_short or self.covers(step) or not self.has_room(step):
             return False
@@ -76,11 +76,11 @@ class Reach:
             return False
         first, looked_at = history.summary(first_step), history.summary(step)
         if first is None or looked_at is None:
-            return True  # a lost step
+            return True  # one of these steps was lost
         return looked_at.tokens_ns - first.tokens_ns >= WINDOW_S * 1e9
 
     def show(self, fresh: History, *, is_short: bool) -> None:
-        """Show another history."""
+        """Swap another history into the one that is shown."""
         self._history.is_short = self.is_short = is_short
         self._history.adopt(fresh)
         self._shown_before = fresh
@@ -88,11 +88,12 @@ class Reach:
     def extend(self, end: Position, is_wanted_elsewhere: Callable[[], bool]) -> None:
         """Extend the history backwards, first by the steps on the screen.
 
-        It counts from the newest step, or from the step looked at if there is room for both.
+        It extends before the newest step, or before the step looked at if memory has room for both.
 
         Args:
-            end: where the replay stands.
-            is_wanted_elsewhere: called now and then; if true, it stops as it is.
+            end: the position of the replay.
+            is_wanted_elsewhere: called now and then. If it returns true, this stops and changes
+                nothing.
         """
         self._shown_before = None
 
@@ -125,7 +126,7 @@ class Reach:
             self._tried = look, history.first_step
 
     def _is_inside(self, step: int) -> bool:
-        """Whether a step in memory before the newest has room for its windows."""
+        """Whether a step is in memory before the newest, and there is room for its windows."""
         first_step, last_step = self._history.first_step, self._history.last_step
         if first_step is None or last_step is None:
             return False

@@ -1,8 +1,8 @@
-"""`ReplaySource`: a recording played into a `History`, at any speed, from any step.
+"""`ReplaySource`: plays a recording into a `History`, at any speed, from any step.
 
-Its thread owns the position in the file and carries out what callers ask for. A seek fills a
-separate history and swaps it in, so that readers never see half of it: first a short one with the
-last steps, at once, then one that covers all windows.
+Its thread owns the position in the file and carries out the calls of other threads. A seek fills a
+separate history and swaps it in, so that readers never see a half-filled one. First it fills a
+short history with the last steps, which is quick, then one that covers all windows.
 """
 
 import threading
@@ -25,7 +25,7 @@ from stepscope.recordings.replay.seek import WINDOW_STEPS, step_in
 from stepscope.recordings.replay.tempo import Tempo
 
 _TICK_S = 0.02
-# Time to draw after a seek before other work; the first one needs imports as well.
+# Time for drawing after a seek before other work. The first drawing also needs imports.
 _BREATH_S = 0.08
 _FIRST_BREATH_S = 0.5
 
@@ -36,15 +36,15 @@ class ReplaySource:
     The newest step of the history is the position of the replay.
 
     Args:
-        recording: `stop` closes it.
-        history: gets the messages; a new one by default.
+        recording: the recording, which `stop` closes.
+        history: the history to fill; a new one by default.
         speed: recorded seconds per second, clamped to 0.1..64.
-        playing: play from the start; else stand at the first step.
+        playing: whether to play at once, instead of standing at the first step.
 
     Attributes:
         file_events: the events of the whole file.
         file_latency: the late tokens and lost messages of the whole file, as far as was searched.
-        on_found: called on its thread once a seek is shown; must not wait and not raise.
+        on_found: called on the replay's thread when a seek is shown. It must not block or raise.
     """
 
     is_live = False
@@ -75,15 +75,15 @@ class ReplaySource:
         self._playing = playing
         self._at_end = False
         self._wanted: int | None = recording.first_step or 0  # step to seek
-        self._skips = 0  # steps to go from there
+        self._skips = 0  # steps to move after the seek
         self._is_seeking = False
         self._reach = Reach(recording, self.history)
-        self._busy = True  # a request of a caller is not done yet
+        self._busy = True  # whether a call by another thread is not carried out yet
         self._stopping = False
         self._breath_s = _FIRST_BREATH_S
         self._error: str | None = None
         self._thread = threading.Thread(target=self._run, name="replay", daemon=True)
-        # The thread's:
+        # Used by the thread only:
         self._head = Playhead(recording)
 
     # From any thread
@@ -104,13 +104,13 @@ class ReplaySource:
 
     @property
     def extent(self) -> tuple[int, int] | None:
-        """First and last step of the file; None without any."""
+        """First and last step of the file; None if it has no step."""
         first, last = self.recording.first_step, self.recording.last_step
         return None if first is None or last is None else (first, last)
 
     @property
     def extent_ns(self) -> tuple[int, int]:
-        """Wall time of its first and last message."""
+        """Wall time of the first and the last message of the file."""
         return self.recording.start_ns, self.recording.end_ns
 
     @property
@@ -134,11 +134,11 @@ class ReplaySource:
         self.recording.close()
 
     def step_in(self, step: int, ns: int) -> int | None:
-        """The step this long after `step` (before, if negative); None if outside the file."""
+        """The last step up to `ns` after `step` (before, if negative); None if outside the file."""
         return step_in(self.recording, step, ns)
 
     def play(self, speed: float | None = None) -> None:
-        """Play, at another speed if one is given."""
+        """Play, and change the speed if one is given."""
         with self._wake:
             self._tempo.restart(speed)
             self._playing = True
@@ -150,7 +150,7 @@ class ReplaySource:
             self._wake.notify_all()
 
     def seek(self, step: int) -> None:
-        """Go to `step`, or to the last recorded one before it. Does not wait."""
+        """Go to `step`, or to the last recorded step before it. Returns at once."""
         with self._wake:
             self._wanted = step
             self._skips = 0
@@ -175,18 +175,18 @@ class ReplaySource:
                 self._wake.notify_all()
 
     def look_at(self, step: int | None) -> None:
-        """Set the step looked at (None: the newest). The history will cover its windows, too."""
+        """Set the step that the user looks at (None: the newest). Memory will cover its windows."""
         with self._wake:
             if self._reach.note_look(step):
                 self._busy = True
                 self._wake.notify_all()
 
     def has_room_at(self, step: int) -> bool:
-        """Whether the windows of a step in memory are there, or fit beside the newest step."""
+        """Whether the windows of a step are in memory, or would fit along with the newest step."""
         return self._reach.covers(step) or self._reach.has_room(step)
 
     def wait(self, timeout_s: float = 10.0) -> bool:
-        """Wait until all requests are done; False if that takes too long."""
+        """Wait until all calls are carried out. Returns False on timeout."""
         with self._wake:
             return self._wake.wait_for(lambda: not self._busy or self._stopping, timeout_s)
 
@@ -239,14 +239,14 @@ class ReplaySource:
         return 0.0 if frame is None else self._tempo.due_s(frame.log_ns)
 
     def _play_due(self) -> None:
-        """Take all messages that are due, for at most one tick."""
+        """Append all messages that are due, for at most one tick."""
         until_s = time.monotonic() + _TICK_S
         while self._head.peek() is not None and self._due_s() <= 0 and time.monotonic() < until_s:
             self._take_next()
         self._at_end = self._head.peek() is None
 
     def _take_next(self) -> bytes:
-        """Take the next message. Returns its topic, b"" at the end."""
+        """Append the next message. Returns its topic; b"" at the end."""
         frame = self._head.take()
         self._at_end = self._head.is_at_end
         if frame is None:
@@ -259,7 +259,7 @@ class ReplaySource:
         self._at_end = self._head.is_at_end
 
     def _read_to(self, position: Position) -> None:
-        """Take all messages before a position, unless a caller asks for something else."""
+        """Append all messages before a position. Stops early for another seek or `stop`."""
         while self._head.is_before(position) and not self._is_interrupted():
             self._take_next()
 
@@ -298,7 +298,7 @@ class ReplaySource:
         begin = recording.find_step(step - num_steps) or Position(0, 0)
         fresh = excerpt(recording, history, begin, target, lambda: not self._is_interrupted())
         if fresh is None:
-            return  # the shown history stays
+            return  # interrupted: keep the shown history
         self._reach.show(fresh, is_short=begin > Position(0, 0))
         self._read_from(target, fresh.last_sequence or 0)
 

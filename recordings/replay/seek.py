@@ -1,4 +1,4 @@
-"""Seeking in a recording: the state at a position, and where to begin to fill the windows."""
+"""Seeking in a recording: the state at a position, and the start of a screen's windows."""
 
 import msgspec
 
@@ -10,14 +10,14 @@ from stepscope.recordings.history.ring.packed_record import decode_packed
 from stepscope.recordings.state.session import SessionState
 
 WINDOW_S = 60.0  # window of latencies
-WINDOW_STEPS = 200  # steps of lanes and charts, and the most shown at once after a seek
-MAX_WINDOW_STEPS = 20_000  # upper limit, so that a seek stays quick
+WINDOW_STEPS = 200  # steps of lanes and charts, and the most that a seek fills at once
+MAX_WINDOW_STEPS = 20_000  # most steps to fill, so that a seek stays quick
 
 
 def state_at(recording: Recording, position: Position) -> tuple[SessionState, int]:
     """The state after all messages before a position, and the number of the last of them.
 
-    Before the first keyframe, that of the first keyframe.
+    For a position before the first keyframe, the state of the first keyframe.
 
     Raises:
         RecordingError: no keyframe can be read.
@@ -26,7 +26,7 @@ def state_at(recording: Recording, position: Position) -> tuple[SessionState, in
         forward, sequence = forwarded(recording, position)
         return forward.finish(), sequence
     except (msgspec.DecodeError, ValueError, LookupError, TypeError):
-        # Damaged: take what can be read, one by one.
+        # The file is damaged: apply the messages that can be read, one by one.
         snapshot, start = recording.keyframe_before(position)
         state, sequence = SessionState.from_snapshot(snapshot), snapshot.sequence
         for frame, after in recording.frames(start, sequence):
@@ -65,9 +65,9 @@ def forwarded(recording: Recording, end: Position) -> tuple[FastForward, int]:
 
 
 def step_in(recording: Recording, step: int, ns: int) -> int | None:
-    """The last step recorded up to this long after `step` (before, if negative).
+    """The last step recorded up to `ns` after `step` (before, if negative).
 
-    None if that is outside the file.
+    None if that time is outside the file.
     """
     position = recording.find_step(step)
     frame = None if position is None else recording.frame_before(position)
@@ -83,12 +83,12 @@ def window_start(recording: Recording, step: int, num_shown: int) -> tuple[Snaps
     """The keyframe to begin at, so that all windows of the screen are full at `step`.
 
     Args:
-        num_shown: steps in the lanes and charts.
+        num_shown: number of steps in the lanes and charts.
     """
     start = recording.find_step(step - max(num_shown, WINDOW_STEPS)) or Position(0, 0)
     frame = recording.frame_before(recording.find_step(step) or Position(0, 0))
     if frame is not None:
-        # With the last step before the window: else nobody knows whether the engine stood still
+        # Include the last step before the window, which tells whether the engine stood still
         # between the beginning of the window and its first step.
         begin = recording.find_time(frame.log_ns - round(WINDOW_S * 1e9))
         before = recording.step_before(begin)

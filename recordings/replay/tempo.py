@@ -1,4 +1,4 @@
-"""`Tempo`: maps recorded time to the host's clock: when each message of a replay is due."""
+"""`Tempo`: maps recorded time to the host's clock, to tell when each message is due."""
 
 import time
 
@@ -21,14 +21,14 @@ class Tempo:
         return self._speed
 
     def restart(self, speed: float | None = None) -> None:
-        """Make the next message due at once, and play on at this speed, if given."""
+        """Make the next message due at once, and change the speed if one is given."""
         if speed is not None:
             self._speed = _clamped(speed)
         self._origin = None
 
     def due_s(self, log_ns: int) -> float:
         """Seconds until a message of this recorded time is due."""
-        origin = self._origin  # another thread may restart it
+        origin = self._origin  # another thread may call `restart`
         if origin is None:
             origin = self._origin = (time.monotonic(), log_ns)
         started_s, started_ns = origin

@@ -16,7 +16,8 @@ _LOOKED_AT = 1024  # waits that `next` skips at once if none is above the bound
 class WorstWaitIndex:
     """Waits of one kind. One writer, any number of readers.
 
-    Late tokens come in swarms, so one a second is enough to go to, for all service levels.
+    Late tokens come in swarms, so one per second is enough for a list to jump from. The longest
+    wait of a second serves for all service levels.
     """
 
     def __init__(self) -> None:
@@ -35,7 +36,7 @@ class WorstWaitIndex:
             return
         with self._lock:
             at = bisect_left(self._steps, worst[0].step)
-            if at < len(self._steps):  # of repeated steps the first counts
+            if at < len(self._steps):  # of repeated steps, keep the first
                 worst = [each for each in worst if each.step < self._steps[at]]
             if worst:
                 for column, values in zip(self._columns, zip(*worst, strict=True), strict=True):
