@@ -1,4 +1,4 @@
-"""Two runs compared: figures, load, settings, and who is better in what.
+"""Compares two runs: figures, load, settings, and which run is better in each figure.
 
 May import: engine.protocol, recordings.attribution, recordings.compare.side,
   recordings.compare.statistics, recordings.figures, recordings.file, recordings.state.series.

@@ -1,4 +1,4 @@
-"""Two runs on one axis: what each did at the same offset of time, of steps, or of one request."""
+"""Puts two runs on one axis: time, steps, or time since the arrival of one request."""
 
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -7,22 +7,22 @@ from stepscope.recordings.compare.side.requests import Pair, RequestRun
 from stepscope.recordings.compare.side.side import Side
 
 Align: TypeAlias = Literal["time", "step", "request"]
-NUM_STRETCHES = 20  # of a table
+NUM_STRETCHES = 20  # rows of a table
 ALIGNMENTS: tuple[Align, ...] = ("time", "step", "request")
 
 
 class Place(NamedTuple):
-    """Where the common offset 0 is on one side: nanoseconds, or steps, since its run began."""
+    """One side, and where offset 0 lies in it: nanoseconds or steps since its run began."""
 
     points: StepPoints
     zero: int
 
 
 class Axis(NamedTuple):
-    """Both sides on one axis. Offsets are nanoseconds, for "step" steps.
+    """Both sides on one axis. Offsets are nanoseconds, or steps if `align` is "step".
 
     Attributes:
-        start, end: offsets at which there is anything on either side.
+        start, end: range of the offsets at which either side has steps.
     """
 
     align: Align
@@ -33,11 +33,11 @@ class Axis(NamedTuple):
 
     @property
     def unit(self) -> int:
-        """The smallest stretch that is worth a column."""
+        """The smallest width of a column, in offsets."""
         return 1 if self.align == "step" else 1_000_000
 
     def column(self, place: Place, start: int, end: int) -> StepPoint | None:
-        """The steps in the offsets [start, end) merged into one; None where there is none."""
+        """The steps of a side in the offsets [start, end) merged into one; None without any."""
         points = place.points
         start, end = start + place.zero, end + place.zero
         if self.align == "step":
@@ -50,7 +50,7 @@ class Axis(NamedTuple):
         return points.worst(points.index_ended(start) + 1, points.index_at(end - 1))
 
     def offset_of(self, place: Place, index: int) -> int:
-        """Where a point of one side begins."""
+        """The offset at which a point of one side begins."""
         points = place.points
         if self.align == "step":
             return points.step_of(index) - (points.first_step or 0) - place.zero
@@ -65,8 +65,10 @@ class Axis(NamedTuple):
 
 
 def axis_of(align: Align, a: Side, b: Side, pair: Pair | None) -> Axis:
-    """Args:
-    pair: the request that "request" aligns by; None: align by time instead.
+    """Put both sides on one axis.
+
+    Args:
+        pair: the request to align by if `align` is "request"; None: align by time instead.
     """
     if align == "step":
         num_a, num_b = _num_steps(a.points), _num_steps(b.points)
@@ -76,7 +78,7 @@ def axis_of(align: Align, a: Side, b: Side, pair: Pair | None) -> Axis:
         return Axis("time", Place(a.points, 0), Place(b.points, 0), 0, end)
     zero_a, zero_b = _since(a, pair.a.arrival_ns), _since(b, pair.b.arrival_ns)
     life = max(_life(a, pair.a, zero_a), _life(b, pair.b, zero_b), 1_000_000)
-    lead = life // 20  # what it arrived into
+    lead = life // 20  # also show the time before it arrived
     return Axis("request", Place(a.points, zero_a), Place(b.points, zero_b), -lead, life + lead)
 
 
@@ -98,7 +100,7 @@ def _life(side: Side, run: RequestRun, zero: int) -> int:
 def stretches(
     a: Side, b: Side, align: Align
 ) -> list[tuple[int, StepPoint | None, StepPoint | None]]:
-    """Both runs in `NUM_STRETCHES` equal stretches at most: offset, and the worst of each side."""
+    """At most `NUM_STRETCHES` equal stretches: offset, and the merged steps of each side."""
     axis = axis_of(align, a, b, None)
     width = max(axis.unit, -(-(axis.end - axis.start) // NUM_STRETCHES))
     starts = range(axis.start, axis.end, width)

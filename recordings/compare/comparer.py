@@ -10,19 +10,19 @@ from stepscope.recordings.compare.side.side import Side
 
 log = logging.getLogger("stepscope.recordings")
 
-_SLICE_S = 0.02  # of reading, before others may have the interpreter
+_SLICE_S = 0.02  # seconds of reading at once, before other threads may run
 _REST_S = 0.004
-_FOLLOW_S = 0.2  # between two looks at a session that goes on
-_RENEW_S = 0.5  # between two comparisons, or 20 times what one takes
+_FOLLOW_S = 0.2  # seconds between reads of a live session
+_RENEW_S = 0.5  # least seconds between comparisons; `_SHARE` times their duration if longer
 _SHARE = 20
 
 
 class Comparer:
-    """Both sides of a comparison, kept up to date by a thread of its own once it is started.
+    """Both sides of a comparison. A thread keeps them up to date after `start`.
 
     Attributes:
-        comparison: the newest; None before both sides have a step.
-        version: grows with every new one.
+        comparison: the newest comparison; None before something of both sides was read.
+        version: grows with every new comparison.
     """
 
     def __init__(self, a: Feed, b: Feed) -> None:
@@ -32,7 +32,7 @@ class Comparer:
         self.error: str | None = None
         self._is_stopped = threading.Event()
         self._thread: threading.Thread | None = None
-        self._is_caught_up = False  # what can be read is read, and in the comparison
+        self._is_caught_up = False  # all that exists was read and compared
         self._is_watched = threading.Event()
         self._is_watched.set()
 
@@ -40,13 +40,13 @@ class Comparer:
 
     @property
     def sides(self) -> tuple[Side, Side] | None:
-        """None before something of both was read."""
+        """Both sides; None before something of both was read."""
         a, b = (feed.side for feed in self.feeds)
         return None if a is None or b is None else (a, b)
 
     @property
     def is_reading(self) -> bool:
-        """Whether some of what exists already has not been compared yet."""
+        """Whether some of the existing data has not been compared yet."""
         is_running = self._thread is not None and self._thread.is_alive()
         return is_running and not self._is_caught_up
 
@@ -57,7 +57,7 @@ class Comparer:
 
     @property
     def notes(self) -> list[str]:
-        """What is missing or went wrong, in one line each."""
+        """One line for everything that is missing or went wrong."""
         found = [feed.note for feed in self.feeds] + [self.error]
         return list(dict.fromkeys(note for note in found if note))
 
@@ -73,7 +73,7 @@ class Comparer:
             self._is_watched.clear()
 
     def cancel(self) -> None:
-        """Stop reading, without waiting; what was read stays."""
+        """Stop reading, but keep what was read. Does not wait for the thread."""
         self._is_stopped.set()
         self._is_watched.set()
 
@@ -109,7 +109,7 @@ class Comparer:
             self.error = f"comparing failed, see the log: {error!r}"
 
     def _follow(self) -> None:
-        due_s, is_stale = 0.0, False  # stale: something was read that is not in the comparison
+        due_s, is_stale = 0.0, False  # stale: the comparison lacks something that was read
         while not self._is_stopped.is_set():
             self._is_watched.wait()
             taken = self.read_some()
@@ -133,5 +133,5 @@ class Comparer:
 
 
 def _has_more(feed: Feed) -> bool:
-    """Whether there is more to read now."""
+    """Whether more can be read now."""
     return not feed.is_done and feed.share is not None

@@ -34,7 +34,7 @@ class ComparedCause(NamedTuple):
 
 
 class SideWork(NamedTuple):
-    """How much work a side did."""
+    """How much work a side did, and whether it was simulated."""
 
     num_steps: int
     seconds: float
@@ -42,19 +42,20 @@ class SideWork(NamedTuple):
     num_finished: int
     num_in_tokens: int
     num_out_tokens: int
-    simulated: str | None  # by which step times; None: it ran
+    simulated: str | None  # source of the simulated step times; None if it really ran
 
 
 class Comparison(NamedTuple):
     """All figures of two sides at one moment.
 
     Attributes:
-        causes: of waits longer than the service level, the most costly first.
-        paired: first tokens and longest waits, request by request, if both had the same requests.
-        load: how the load of the two compares.
-        is_one_session: both sides are parts of one session, so their lengths may differ. One
-            engine that was sent the same requests twice is two sessions.
-        resolution_ns: latencies are exact to this.
+        causes: causes of waits longer than the service level, the most costly first.
+        paired: TTFT and longest wait compared request by request, if both had the same load.
+        load: how the loads of the two sides differ.
+        is_one_session: whether both sides are parts of one session, so that their lengths may
+            differ. Two parts in which one engine was sent the same requests count as two sessions.
+        resolution_ns: the precision of the latencies.
+        num_unlisted: requests beyond those that the sides keep.
     """
 
     names: tuple[str, str]
@@ -72,9 +73,9 @@ class Comparison(NamedTuple):
 
     @property
     def different_work(self) -> str | None:
-        """How the load differs, in a few words; None if it hardly does or that may be chance.
+        """How the load differs, in a few words; None if the difference is small or may be chance.
 
-        If it differs, only some figures have a winner.
+        If the load differs, only some figures have a winner.
         """
         return self.load.other_work
 
@@ -82,7 +83,7 @@ class Comparison(NamedTuple):
         return next(figure for figure in self.figures if figure.key == key)
 
     def names_winner(self, side: Literal["a", "b"]) -> bool:
-        """Whether the figures can judge a side: the load is alike, or the side won something."""
+        """Whether a side can be judged: the loads are alike, or the side is better in a figure."""
         return self.different_work is None or bool(self.better(side))
 
     def better(self, side: Literal["a", "b"]) -> list[Figure]:
@@ -91,7 +92,7 @@ class Comparison(NamedTuple):
 
 
 def compare(a: Side, b: Side) -> Comparison:
-    """Compare both sides as they stand. Call it from the thread that feeds them."""
+    """Compare what both sides have read so far. Call it from the thread that feeds them."""
     for side in (a, b):
         side.settle()
     is_one_engine = (

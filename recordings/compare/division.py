@@ -1,4 +1,4 @@
-"""Where a session is divided, and how far each of its two parts reaches. Pure functions."""
+"""Divides a session into two parts before and after a landmark. Pure functions."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -15,10 +15,10 @@ class SessionPart(NamedTuple):
 
 
 def divide(mark: Landmark, found: Iterable[Landmark]) -> tuple[SessionPart, SessionPart]:
-    """The parts before and after a mark or a change, each under one setting of the engine.
+    """The parts before and after a landmark, each under the same settings of the engine.
 
-    A part ends where a knob or the engine's own workload changes: beyond it the settings are
-    others. A mark changes nothing, so it ends no part. A plain step divides the whole session.
+    A part ends where a knob or the engine's own workload changes. A mark changes no setting, so it
+    ends no part. A landmark of kind "step" divides the whole session.
 
     Args:
         found: landmarks of the whole session, in any order.
@@ -41,7 +41,7 @@ def divide(mark: Landmark, found: Iterable[Landmark]) -> tuple[SessionPart, Sess
 
 
 def reaches(a: str, b: str) -> tuple[str, str, str] | None:
-    """For the names of two such parts: what divides them, and how far each reaches ("": all).
+    """For the names of two parts by `divide`: the landmark, and the end of each part ("": all).
 
     None for other names.
     """

@@ -1,4 +1,4 @@
-"""`Figure`: one thing measured of two runs, and which of them is better in it."""
+"""`Figure`: one figure of two runs, and which of them is better in it."""
 
 import math
 from collections.abc import Iterator
@@ -10,15 +10,15 @@ from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.figures.table import FIGURES, Better, FigureUnit
 from stepscope.recordings.state.series.latency import LatencyKind
 
-ALIKE = 0.02  # a smaller difference does not matter
-ALMOST = 0.05  # a smaller one that may be chance is called alike, a larger one unclear
-_ALIKE_SHARE = 0.002  # the same for shares, as a difference: 99.9 % and 99.8 %
+ALIKE = 0.02  # relative; a smaller difference does not matter
+ALMOST = 0.05  # a difference that may be chance is "alike" if smaller, "unclear" if larger
+_ALIKE_SHARE = 0.002  # absolute, for shares: 99.9 % and 99.8 % are alike
 
-# Who is better; `alike`; a difference that may be chance; a difference that is neither good nor
-# bad; a value that is unknown on one side.
+# The better side; `alike`; `unclear`: a difference that may be chance; `differs`: a difference
+# without a winner; `unknown`: no value on one side.
 Verdict: TypeAlias = Literal["a", "b", "alike", "unclear", "differs", "unknown"]
 
-_COMPARED = (  # beside latencies, in this order
+_COMPARED = (  # compared besides latencies, in this order
     "goodput",
     "goodput_per_s",
     "out_tokens_per_s",
@@ -47,14 +47,15 @@ class Figure(NamedTuple):
     """One figure of both sides. A is the starting point, and B is compared with it.
 
     Attributes:
-        key: its name for programs; `kind` is set for latencies, `rank` for their percentiles.
-        a, b: in `unit`; None: unknown, or nothing was measured.
-        better: which direction is better; None: neither.
+        key: its name for programs.
+        kind, rank: set for latencies, and for their percentiles.
+        a, b: values in `unit`; None if unknown, or if nothing was measured.
+        better: whether lower or higher is better; None if neither is.
         num_a, num_b: number of samples; 0 for a figure without samples.
-        interval: of B / A, with `estimate.CONFIDENCE`; 0 to infinity if nothing can be said. None
-            if unknown.
-        like: the kind of work, for a figure of like work only; `covered` is the share of waits
-            that have like work on the other side.
+        interval: confidence interval of B / A at `estimate.CONFIDENCE`; 0 to infinity if the data
+            tells nothing. None if unknown.
+        like: the kind of work, for figures of like work only.
+        covered: for these, the share of waits that have like work on the other side.
     """
 
     key: str
@@ -74,20 +75,20 @@ class Figure(NamedTuple):
 
     @property
     def ratio(self) -> float | None:
-        """B / A; None where a ratio is meaningless."""
+        """B / A; None if a value is unknown or A is not positive."""
         if self.a is None or self.b is None or self.a <= 0:
             return None
         return self.b / self.a
 
     @property
     def factor(self) -> float | None:
-        """The larger one divided by the smaller; None if one of them is zero."""
+        """The larger value divided by the smaller; None without a ratio, or if B is zero."""
         ratio = self.ratio
         return max(ratio, 1 / ratio) if ratio else None
 
     @property
     def least_factor(self) -> float | None:
-        """The larger one is at least this many times the smaller; None if that is not certain."""
+        """Lower bound of `factor`; None if the interval includes 1."""
         low, high = (0.0, math.inf) if self.interval is None else self.interval
         if low > 1:
             return low
@@ -95,7 +96,7 @@ class Figure(NamedTuple):
 
     @property
     def weight(self) -> float:
-        """How much the sides differ: 0 not at all."""
+        """How much the sides differ, for sorting; 0 if they are equal."""
         factor = self.factor
         if factor is not None:
             return math.log(factor)
@@ -112,24 +113,27 @@ def total_figures(
     """Throughput, composition of steps, memory, and wasted work.
 
     Args:
-        is_same_offer: both had the same load. A larger load alone gives more throughput and a
-            fuller cache.
-        is_one_session: the second part begins with what the first left unfinished.
+        is_same_offer: whether both had the same load. Otherwise no figure has a winner, because a
+            larger load alone gives more throughput and a fuller cache.
+        is_one_session: whether both are parts of one session. Then throughput has no winner,
+            because the second part begins with the unfinished requests of the first.
     """
     for figure in _totals(a, b, has_winner=is_same_offer and not is_one_session):
         yield figure if is_same_offer else figure._replace(verdict=without_winner(figure.verdict))
 
 
 def _totals(a: Side, b: Side, *, has_winner: bool) -> Iterator[Figure]:
-    """Args:
-    has_winner: whether throughput has one.
+    """Compare the figures of `_COMPARED`.
+
+    Args:
+        has_winner: whether a side can be better in throughput.
     """
     figures_a, figures_b = figures_of(a.sums()), figures_of(b.sums())
     for name in _COMPARED:
         better = FIGURES[name].better
         if name in ("in_tokens_per_s", "out_tokens_per_s") and not has_winner:
             better = None
-        if name == "waiting":  # the load of both says what there is to say of it
+        if name == "waiting":  # the comparison of loads covers it
             better = None
         value_a, value_b = figures_a[name], figures_b[name]
         is_sure = better is not None and differ(_estimate(name, a), _estimate(name, b))
@@ -137,7 +141,7 @@ def _totals(a: Side, b: Side, *, has_winner: bool) -> Iterator[Figure]:
 
 
 def _estimate(name: str, side: Side) -> Estimate | None:
-    """How much a figure varies within a run."""
+    """An estimate of how much a figure varies within a run; None if the run is too short."""
     totals = side.totals
     if name == "prefix_hit_rate":
         return ratio(totals.hits.slices(), totals.queried.slices())
@@ -157,7 +161,7 @@ def _figure(
     name: str, a: float | None, b: float | None, better: Better | None, is_sure: bool
 ) -> Figure:
     spec = FIGURES[name]
-    # What is neither good nor bad has no share that is missing.
+    # Only shares with a better direction are also compared by the missing part to 100 %.
     is_share = spec.unit == "share" and better is not None
     verdict = judged(a, b, better, is_sure, is_share=is_share)
     return Figure(name, spec.label, spec.unit, a, b, better, verdict)
@@ -171,7 +175,7 @@ def judged(
     *,
     is_share: bool = False,
 ) -> Verdict:
-    """Args: is_sure: the difference is hardly chance."""
+    """The verdict on two values. `is_sure`: the difference is larger than chance."""
     if a is None or b is None:
         return "unknown"
     if a == b or _is_within(a, b, ALIKE, is_share):
@@ -185,7 +189,7 @@ def judged(
 
 def _is_within(a: float, b: float, share: float, is_share: bool) -> bool:
     if is_share and abs(a - b) > _ALIKE_SHARE:
-        # 99 % and 97 % look alike as a ratio, and are three times as many that were late.
+        # 99 % and 97 % are alike as a ratio, but the latter has three times as many late ones.
         missing_a, missing_b = 1 - a, 1 - b
         return abs(a - b) <= share * min(max(a, b), max(missing_a, missing_b))
     return abs(a - b) <= share * max(abs(a), abs(b)) or (is_share and abs(a - b) <= _ALIKE_SHARE)

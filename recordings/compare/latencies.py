@@ -1,7 +1,8 @@
-"""The latencies of two runs as figures, and who is better in them.
+"""The latencies of two runs as figures, and which run is better in them.
 
 A difference counts if it is larger than the variation within each run. Requests that arrive at
-random differ from run to run. There the difference must also be larger than that of the load.
+random differ from run to run. In that case the difference must also be larger than that of the
+load.
 """
 
 import math
@@ -32,7 +33,7 @@ class _Sampled(NamedTuple):
     a: LatencySpread
     b: LatencySpread
     contrast: Contrast
-    queued: tuple[bool, bool]  # whether such waits were waits in a queue
+    queued: tuple[bool, bool]  # whether these waits include waits in a queue
 
 
 def latency_figures(
@@ -41,8 +42,8 @@ def latency_figures(
     """Percentiles of each kind of latency, and the share within the service level.
 
     Args:
-        stretches: of both sides.
-        load: the side with less load waits less, and is no better for it.
+        stretches: the waits of both sides.
+        load: the difference in load. A side that waits less because it has less load is not better.
     """
     for kind, label in KINDS.items():
         slices = [as_one(each[kind]) for each in stretches]
@@ -69,7 +70,7 @@ def _percentile(
 ) -> Figure:
     left, right = sampled.a, sampled.b
     value_a, value_b = left.at(rank), right.at(rank)
-    # The longest of all says nothing of a run that would have been longer.
+    # The maximum grows with the length of a run, so it has no winner.
     effect = sampled.contrast.percentile(rank) if rank < 100 else None
     interval = None if effect is None else (effect.low, effect.high)
     if rank < 100:
@@ -121,16 +122,16 @@ def _within(
 def _under(
     load: LoadDifference, verdict: Verdict, factor: float, queued: tuple[bool, bool]
 ) -> Verdict:
-    """The part of a verdict that a difference in load does not explain.
+    """Return a verdict, without a winner if the difference in load may explain it.
 
     Args:
-        factor: by how much both differ, >= 1.
+        factor: by how much both sides differ, >= 1.
         queued: whether requests of A and B waited in a queue. Near capacity a little more load
             makes the queue many times longer, so there the load may explain any factor.
     """
     if verdict not in ("a", "b") or load.is_same:
         return verdict
-    # By how much the better one had less to do, at most.
+    # At most by this factor, the better side had less to do.
     excess = load.more_b if verdict == "a" else load.more_a
     is_queued = queued[1] if verdict == "a" else queued[0]
     if load.other_work is None and not is_queued:

@@ -1,7 +1,7 @@
 """Figures of like work: waits in which the engine did the same amount of work on both sides.
 
-The load decides how often a token waits beside a prompt. The engine and its settings decide how
-long it then waits. So these figures have a winner even where the load differs.
+The load decides how often a decode shares a step with a prefill. The engine and its settings decide
+how long its token then takes. So these figures have a winner even if the loads differ.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def like_work_figures(
     """ITL with and without a prefill, among steps with as many decodes; time of steps of like size.
 
     Args:
-        stretches: of both sides.
+        stretches: the waits of both sides.
     """
     itl_a, itl_b = (each["itl"] for each in stretches)
     decode = _Like(
@@ -42,7 +42,7 @@ def like_work_figures(
     )
     for rank, name in _RANKS.items():
         figure = beside.figure(f"like_itl_prefill_{name}", f"{BESIDE_PREFILL} {name}", rank)
-        # Shorter prompts are computed in shorter steps.
+        # Different prompts make steps of different length.
         if not load.has_like_prompts:
             figure = figure._replace(verdict=without_winner(figure.verdict))
         yield figure
@@ -51,11 +51,11 @@ def like_work_figures(
 
 
 class _Like:
-    """Waits of both sides with one kind of work in them.
+    """Waits of both sides with one kind of work.
 
     Args:
         what: the kind of work.
-        is_paired: as for `Contrast`.
+        is_paired: see `Contrast`.
     """
 
     def __init__(self, what: str, a: list[Slice], b: list[Slice], *, is_paired: bool) -> None:

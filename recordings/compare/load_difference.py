@@ -1,15 +1,15 @@
 """`LoadDifference`: whether two runs had about the same load. Pure functions.
 
-A latency comes from the engine and from its load. Under different loads it does not show which
-engine or setting is better. So loads are compared by what the engine's speed does not change:
-requests, their prompts, and the output they asked for.
+A latency depends on the engine and on its load. Under different loads, it does not show which
+engine or setting is better. So loads are compared by facts that do not depend on the engine's
+speed: requests, their prompts, and the requested output.
 
-- The same requests in the same time are the same load. So are clients that wait for each answer,
-  if as many of them were busy.
-- Requests that arrive at random differ from run to run. There the test is whether both may have
-  come at one rate. If a run was faster and had no less of anything, it is faster under any load.
-- What a prefix cache held before a run began made the load smaller. What it cached during the run
-  is the run's own merit.
+- The same requests in the same time are the same load. So are clients that wait for each answer, if
+equally many of them were busy.
+- Requests that arrive at random differ from run to run. For these, the test is whether both runs
+may have had the same rate. A run that was faster with no less of anything is faster under any load.
+- Prefix cache content from before a run made its load smaller. Content that was cached during the
+run is the run's own merit.
 """
 
 import math
@@ -18,10 +18,10 @@ from typing import NamedTuple
 from stepscope.recordings.compare.offer import RATES, Offer, Sum, offer_of
 from stepscope.recordings.compare.side.side import Side
 
-ALIKE = 0.1  # a smaller difference in the load is none
-ALIKE_SHARE = 0.02  # of the prompts; less that one cache spared and another did not is nothing
-OTHER_HITS = 0.2  # the same, where the requests are others: they hit otherwise
-CHANCE = 0.5  # a smaller one may be chance, where requests that come at random would make it
+ALIKE = 0.1  # relative; a smaller difference in the load does not count
+ALIKE_SHARE = 0.02  # share of prompts from the cache: a smaller difference does not count
+OTHER_HITS = 0.2  # the same for different requests, whose hits differ anyway
+CHANCE = 0.5  # relative; a larger difference is never chance, even for random arrivals
 _CACHING = "enable_prefix_caching"
 _SURE = 1.96  # standard deviations
 
@@ -30,11 +30,11 @@ class LoadDifference(NamedTuple):
     """How the load of two runs compares.
 
     Attributes:
-        is_same: both had the same requests, or as many at a time.
-        difference: in a few words; None if it is small.
-        is_chance: the difference may be chance, because requests came at random.
-        more_a, more_b: the largest factor by which one had more of anything than the other.
-        has_like_prompts: about as many tokens of each prompt were computed.
+        is_same: both had the same requests in the same time, or at the same concurrency.
+        difference: the difference in a few words; None if it is small.
+        is_chance: the difference may be chance, because requests arrived at random.
+        more_a, more_b: the largest factor by which A (or B) had more of anything than the other.
+        has_like_prompts: on average, both computed about as many tokens per prompt.
     """
 
     is_same: bool
@@ -54,11 +54,11 @@ def load_of(a: Side, b: Side, *, is_one_session: bool) -> LoadDifference:
     """Compare the load of both.
 
     Args:
-        a, b: up to date (`Side.settle`).
+        a, b: must be up to date (`Side.settle`).
         is_one_session: both are parts of one session, so their requests are never the same.
     """
     left, right = offer_of(a), offer_of(b)
-    if a.knob_values.get(_CACHING) != b.knob_values.get(_CACHING):  # then hits are what it brought
+    if a.knob_values.get(_CACHING) != b.knob_values.get(_CACHING):  # hits are its effect
         left, right = left._replace(had_cache=False), right._replace(had_cache=False)
     alike = _has_like_prompts(left, right)
     more_a, more_b = _more(left, right), _more(right, left)
@@ -101,7 +101,7 @@ def load_of(a: Side, b: Side, *, is_one_session: bool) -> LoadDifference:
 
 
 def _rates(left: Offer, right: Offer) -> tuple[list[str], bool]:
-    """What came at another rate, and whether any of it is more than chance."""
+    """Texts for what came at different rates, and whether any difference is more than chance."""
     parts, is_other = [], False
     for label, of in RATES.items():
         one, other = of(left), of(right)
@@ -118,10 +118,10 @@ def _rates(left: Offer, right: Offer) -> tuple[list[str], bool]:
 
 
 def _spared(a: Offer, b: Offer, least: float) -> str | None:
-    """What a cache filled before the run saved one side; None if little.
+    """Text for what a cache filled before the run saved one side; None if that is little.
 
     Args:
-        least: a smaller share of the prompts does not count; different requests hit differently.
+        least: a smaller difference in the share of prompt tokens does not count.
     """
     spared_a, spared_b = a.cached_share, b.cached_share
     if spared_a is None or spared_b is None or abs(spared_a - spared_b) <= least:
@@ -132,7 +132,7 @@ def _spared(a: Offer, b: Offer, least: float) -> str | None:
 
 
 def _more(one: Offer, other: Offer) -> float:
-    """The largest factor by which one had more of anything; 1 if it had more of nothing."""
+    """The largest factor by which `one` had more of anything than `other`, at least 1."""
     found = 1.0
     for of in RATES.values():
         mine, others = of(one), of(other)
@@ -159,7 +159,7 @@ def _has_other_queue(a: Offer, b: Offer) -> bool:
 
 
 def _has_like_prompts(a: Offer, b: Offer) -> bool:
-    """Whether about as many tokens of each prompt were computed, as far as chance allows."""
+    """Whether both computed about as many tokens per prompt, apart from chance."""
     is_known = a.computed is not None and b.computed is not None
     means, errors, lengths = [], [], []
     for offer in (a, b):
@@ -178,7 +178,7 @@ def _has_like_prompts(a: Offer, b: Offer) -> bool:
 
 
 def _same_requests(a: Offer, b: Offer) -> bool:
-    """Whether the requests were about the same, no matter when they came."""
+    """Whether the requests were about the same, regardless of when they arrived."""
     if not (a.is_whole and b.is_whole):
         return False
     if _is_other(a.num_all, b.num_all) or _is_other(a.all_prompt.total, b.all_prompt.total):
@@ -189,7 +189,7 @@ def _same_requests(a: Offer, b: Offer) -> bool:
 
 
 def _other_pace(a: Offer, b: Offer) -> str | None:
-    """How the time in which the same requests came differs, if not because one side was slower."""
+    """Text for different durations of the same arrivals; None if a slower side explains it."""
     apart_s = abs(a.span_s - b.span_s)
     if apart_s <= ALIKE * max(a.span_s, b.span_s, min(a.seconds, b.seconds)):
         return None
@@ -200,7 +200,10 @@ def _other_pace(a: Offer, b: Offer) -> str | None:
 
 
 def _is_other_rate(a: Offer, sum_a: Sum, b: Offer, sum_b: Sum) -> bool:
-    """Whether sums over independent requests differ by more than chance (variance by squares)."""
+    """Whether sums over independent requests differ by more than chance.
+
+    The sums of squares give the variance.
+    """
     rate_a, rate_b = sum_a.total / _time(a), sum_b.total / _time(b)
     apart, larger = abs(rate_a - rate_b), max(rate_a, rate_b)
     spread = (sum_a.squares / _time(a) ** 2 + sum_b.squares / _time(b) ** 2) ** 0.5

@@ -1,6 +1,6 @@
-"""`Offer`: the load of a run, by what the engine's speed does not change. Pure functions.
+"""`Offer`: the load of a run, by facts that do not depend on the engine's speed. Pure functions.
 
-Requests, their prompts, the output they asked for, and how much a prefix cache saved.
+These are requests, their prompts, the requested output, and how much a prefix cache saved.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -22,13 +22,15 @@ class Offer(NamedTuple):
     """The load of a side.
 
     Attributes:
-        prompt, output: tokens of the requests that came; `output` is None if unknown.
-        all_prompt, all_output: the same, with the requests that were there at the beginning.
+        requests: number of requests that arrived during the run.
+        prompt, output: tokens of these requests; `output` is None if unknown.
+        num_all, all_prompt, all_output: the same, including requests present at the beginning.
         computed: prompt tokens that no prefix cache saved; None if unknown.
-        had_cache: its prefix cache may have held something at the beginning.
-        span_s: from the first arrival to the last.
+        had_cache: whether its prefix cache may have held something at the beginning.
+        num_queued: requests that waited for admission at the beginning.
+        span_s: time from the first arrival to the last.
         num_in_flight: mean number of requests in the engine (Little's law).
-        is_whole: all requests are known.
+        is_whole: whether all requests are known.
     """
 
     seconds: float
@@ -61,7 +63,7 @@ RATES: Mapping[str, Callable[[Offer], Sum | None]] = MappingProxyType({
 
 
 def offer_of(side: Side) -> Offer:
-    """Args: side: up to date (`Side.settle`)."""
+    """The load of a side, which must be up to date (`Side.settle`)."""
     runs = list(side.requests.values())
     came = [run for run in runs if not run.was_there]
     arrivals = [run.arrival_ns for run in came]
@@ -100,9 +102,11 @@ def _sum(values: Iterable[float]) -> Sum:
 
 
 def _output(runs: list[RequestRun]) -> Sum | None:
-    """Tokens that requests asked for: the real number of those that ended, else their maximum.
+    """Requested output tokens, scaled up to all requests; None if unknown.
 
-    Tokens made so far are no measure: a slower engine has made fewer of the same.
+    Uses the number of output tokens of requests that ended, or `max_tokens` if too few ended.
+    Tokens generated so far would not do, because a slower engine has generated fewer for the same
+    requests.
     """
     ended = [float(run.num_output_tokens) for run in runs if run.has_all]
     if len(ended) * 2 < len(runs) or not ended:
@@ -114,7 +118,7 @@ def _output(runs: list[RequestRun]) -> Sum | None:
 
 
 def _computed(runs: list[RequestRun]) -> Sum | None:
-    """Prompt tokens that had to be computed; those that still wait count like the rest."""
+    """Prompt tokens that no cache saved, scaled up to requests not yet admitted, if known."""
     known = [
         float(run.num_prompt_tokens - run.num_cached_tokens)
         for run in runs

@@ -7,21 +7,24 @@ from stepscope.recordings.compare.figures import ALIKE, ALMOST
 from stepscope.recordings.compare.side.requests import Matched
 from stepscope.recordings.compare.statistics.estimate import NOTHING, Estimate, differ, ratio
 
-_SAME_PROMPTS = 0.9  # of the pairs, or they are no pairs
+_SAME_PROMPTS = 0.9  # least share of pairs with equally long prompts
 _NUM_STRETCHES = 10
-_MIN_REQUESTS = 8  # fewer that all agree may be chance: 2 / 2**8 is the first below 1 %
+_MIN_REQUESTS = 8  # fewer may all agree by chance: 2 / 2**8 is the first below 1 %
 
 
 class Paired(NamedTuple):
     """In how many of the shared requests each side was better; the rest were alike.
 
-    One side is surely better if it wins more requests in every stretch of the run; requests that
-    wait in one queue count as one fact. The median ratio must also be large enough to matter: a
-    machine that is slightly slower for a while delays almost every request slightly.
+    A side is surely better if it wins more requests consistently over the stretches of the run.
+    Stretches are compared and not requests, because requests in one queue are not independent. The
+    median ratio must also be large enough to matter: a machine that is slightly slower for a while
+    delays almost every request slightly.
 
     Attributes:
-        factor: that ratio, B / A.
-        is_sure: one side is better; `winner` names it.
+        what: the latency that is compared.
+        num_a, num_b: requests in which A (or B) was better.
+        factor: the median ratio, B / A.
+        is_sure: whether one side is surely better; `winner` names it.
     """
 
     what: str
@@ -38,7 +41,7 @@ class Paired(NamedTuple):
 
 
 def request_by_request(requests: Matched) -> list[Paired]:
-    """One result for each latency that a request has on both sides; none for different requests."""
+    """Compare TTFT and longest waits pair by pair; empty if the requests differ."""
     pairs = sorted(requests.pairs, key=lambda pair: pair.a.arrival_ns)
     if sum(pair.has_same_prompt for pair in pairs) < _SAME_PROMPTS * len(pairs):
         return []
@@ -49,7 +52,7 @@ def request_by_request(requests: Matched) -> list[Paired]:
 
 
 def _paired(what: str, values: Iterable[tuple[int | None, int | None]]) -> Paired:
-    """Args: values: in the order of arrival."""
+    """Compare pairs of values, given in the order of arrival."""
     known = [(a, b) for a, b in values if a and b]
     signs = [(b < a * (1 - ALIKE)) - (a < b * (1 - ALIKE)) for a, b in known]
     num_a, num_b = signs.count(-1), signs.count(1)
@@ -60,7 +63,7 @@ def _paired(what: str, values: Iterable[tuple[int | None, int | None]]) -> Paire
 
 
 def mean_sign(signs: Sequence[int]) -> Estimate | None:
-    """The mean of signs in order of time; None if there are too few."""
+    """Estimate the mean of signs, given in order of time; None if there are too few."""
     if len(signs) < _MIN_REQUESTS:
         return None
     sums, counts = [0] * _NUM_STRETCHES, [0] * _NUM_STRETCHES

@@ -1,11 +1,11 @@
-"""Settings in which two runs differ."""
+"""Finds the settings in which two runs differ."""
 
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import EngineInfo, KnobValue
 from stepscope.recordings.compare.side.side import Side
 
-# Of `EngineInfo`, what may make a difference; names and addresses do not.
+# Fields of `EngineInfo` that may change performance, unlike names and addresses.
 _FIELDS = (
     "model",
     "num_parameters",
@@ -23,10 +23,10 @@ _CAPACITIES = {"max_num_batched_tokens": "token budget at most", "max_num_seqs":
 
 
 class SettingDifference(NamedTuple):
-    """A knob or a property of an engine.
+    """A knob or an engine property that differs.
 
     Attributes:
-        a, b: all values it had on a side, in order; empty if unknown.
+        a, b: all values it had on that side, in order; empty if unknown.
     """
 
     name: str
@@ -36,7 +36,7 @@ class SettingDifference(NamedTuple):
 
 
 def differing_settings(a: Side, b: Side) -> list[SettingDifference]:
-    """Knobs first, then the engine. A setting unknown on one side is no difference."""
+    """Differing knobs, then engine properties. A setting unknown on one side is left out."""
     names = [name for name in a.knob_values if name in b.knob_values]
     found = [
         SettingDifference(name, tuple(a.knob_values[name]), tuple(b.knob_values[name]), True)

@@ -1,7 +1,7 @@
-"""What to change, as far as the records carry it: a table of rules, each with its evidence.
+"""Advice on what knobs to change: a table of rules, each with evidence from the records.
 
-A rule speaks of what limited many steps while something else stood idle. It never guesses what the
-change would bring; `stepscope compare` says that afterwards.
+A rule applies if one limit held for many steps while another resource was free. It does not predict
+the effect of the change; `stepscope compare` shows that afterwards.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,14 +13,14 @@ from stepscope.recordings.compare.side.totals import LimitedSteps
 from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.state.series.limits import LIMITS, Limit
 
-MIN_STEPS = 100  # fewer say nothing
-MIN_SHARE = 0.3  # of the steps that one thing must have limited
+MIN_STEPS = 100  # with fewer steps there is no advice
+MIN_SHARE = 0.3  # least share of steps that a limit must have held
 _HALF = 0.5
 _FULL_KV = 0.8
 
 
 class Advice(NamedTuple):
-    """What to do, and what in the records says so."""
+    """What to do, and the evidence for it."""
 
     limit: Limit
     evidence: str
@@ -28,17 +28,17 @@ class Advice(NamedTuple):
 
 
 class _Evidence(NamedTuple):
-    """What a rule looks at."""
+    """The input of a rule."""
 
-    share: float  # of the steps that the limit in question limited
-    steps: LimitedSteps  # those
+    share: float  # share of the steps that this limit held
+    steps: LimitedSteps  # sums over these steps
     figures: Mapping[str, float | None]
     knobs: Mapping[str, KnobValue]
     itl_ms: float  # the service level
 
 
 def advice(side: Side) -> list[Advice]:
-    """What the records of a side advise, the most frequent limit first."""
+    """Advice from the records of a side, the most frequent limit first."""
     limited = side.totals.limited
     known = sum(each.num_steps for each in limited)
     if known < MIN_STEPS:

@@ -1,7 +1,7 @@
 """`WaitCounts`: how often each latency was measured, in bounded memory.
 
-Exact to the nanosecond for up to `MAX_DISTINCT` different values. Beyond, values are rounded down
-to multiples of ever larger powers of two; `resolution_ns` gives the current one.
+Exact to the nanosecond for up to `MAX_DISTINCT` different values. With more, values are rounded
+down to multiples of ever larger powers of two; `resolution_ns` is the current one.
 """
 
 import math
@@ -32,12 +32,12 @@ class WaitCounts:
 
     @property
     def resolution_ns(self) -> int:
-        """1 as long as every value is exact."""
+        """Values are rounded down to multiples of this; 1 while all values are exact."""
         return 1 << self._shift
 
     @property
     def within_slo(self) -> float | None:
-        """Share of the samples; None without a service level or a sample."""
+        """Share of samples within the service level; None without a level or samples."""
         if self.bound_ns is None or not self.num_samples:
             return None
         return self.num_within / self.num_samples
@@ -54,7 +54,7 @@ class WaitCounts:
             self._fold()
 
     def percentiles(self, ranks: Sequence[int]) -> list[int]:
-        """Nearest-rank percentiles, in nanoseconds; nothing without a sample."""
+        """Nearest-rank percentiles, in nanoseconds; an empty list if there are no samples."""
         if not self.num_samples:
             return []
         counts, keys = self._counts, sorted(self._counts)
@@ -72,7 +72,7 @@ class WaitCounts:
 
 
 def spread_of(counts: WaitCounts) -> LatencySpread:
-    """Percentiles of counts, sorted once."""
+    """All percentiles of counts, which are sorted only once."""
     ranks = [rank for rank in RANKS if rank < 100]
     at_ns = dict(zip(ranks, counts.percentiles(ranks), strict=False))
     if counts.max_ns is not None:

@@ -1,27 +1,27 @@
-"""What a `Side` is fed from: the seam between reducing a run and knowing where it is kept."""
+"""`Feed`: reads a run from where it is kept into a `Side`, which does not know the source."""
 
 from typing import NamedTuple, Protocol
 
 from stepscope.recordings.compare.side.side import Side
 
-BATCH = 64  # messages between two looks at the clock
+BATCH = 64  # messages between two checks of the clock
 
 
 class Stretch(NamedTuple):
-    """Steps from `first` to `last`, both included; None is the end of what there is."""
+    """Steps from `first` to `last`, both included; None means the first or last there is."""
 
     first: int | None = None
     last: int | None = None
 
 
 class Feed(Protocol):
-    """Fills one side. Only one thread may use it; any thread may read its attributes.
+    """Fills one side. Only one thread may call it; any thread may read its attributes.
 
     Attributes:
-        side: None until something was read.
-        share: how much has been read, 0..1; None for a session that goes on.
-        is_done: nothing more will come.
-        note: what is missing or went wrong, in one line.
+        side: the side; None until something was read.
+        share: how much has been read, 0..1; None for a live session with nothing more to read.
+        is_done: whether no more messages will come.
+        note: what is missing or went wrong, in one line; None if nothing.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Feed(Protocol):
     def note(self) -> str | None: ...
 
     def read(self, until_s: float) -> bool:
-        """Read until that time of `time.monotonic`. Returns whether anything was read."""
+        """Read until `time.monotonic()` reaches `until_s`. Returns whether anything was read."""
         ...
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""`HistoryFeed`: a session in memory, or a stretch of it, followed for a comparison."""
+"""`HistoryFeed`: feeds a comparison from a session in memory, or a stretch of it."""
 
 import time
 
@@ -22,7 +22,7 @@ class HistoryFeed:
         self._slo = slo
         self._stretch = stretch
         self._follower = history.follow(stretch.first)
-        # Of the requests that are there when the stretch begins, all from their arrival on.
+        # Read from the oldest arrival among the requests that are live when the stretch begins.
         oldest_ns = oldest_arrival(self._follower.state.requests.values())
         first = None if oldest_ns is None else history.step_at(oldest_ns)
         self._earlier = self._follower if first is None else history.follow(first)
@@ -71,7 +71,7 @@ class HistoryFeed:
         return taken
 
     def _read_past(self, until_s: float) -> bool:
-        """Follow what came before the stretch. Returns whether all of it was read."""
+        """Read messages before the stretch. Returns whether all of them were read."""
         earlier, follower = self._earlier, self._follower
         while num_left := earlier.distance(follower):
             if time.monotonic() >= until_s:

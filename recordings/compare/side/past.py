@@ -1,4 +1,4 @@
-"""`Past`: what is known of waits that are open when a side of a comparison begins."""
+"""`Past`: the facts about waits that are open when a side of a comparison begins."""
 
 from collections.abc import Iterable
 
@@ -12,24 +12,25 @@ from stepscope.recordings.state.session import SessionState
 
 
 class Past:
-    """The operator's pauses and the causes of waits, followed up to where a side begins.
+    """The operator's pauses and the causes of waits before a side begins.
 
     A wait belongs to the side in which it ends. If waits that were open at its beginning were left
     out, a side that begins with a queue would lose its longest waits and keep only short ones. A
-    wait that is still open at the end of a side does not belong to it, so each counts once.
+    wait that is still open at the end of a side does not belong to that side. So each wait counts
+    once.
 
     Args:
         slo: a longer wait is late.
-        state: right before the first message that `take` gets; not changed.
-        since_ns: engine time from which on all pauses are known; None: no pause before `state` is
-            known. A wait that began earlier is not measured: an unknown part of it, maybe hours,
-            is the operator's pause.
+        state: the state right before the first message for `take`; not changed.
+        since_ns: engine time from which all pauses are known; None: the time of `state`. Waits that
+            began earlier are left out, because an unknown part of them, perhaps hours, may be a
+            pause by the operator.
     """
 
     def __init__(self, slo: SLO, state: SessionState, since_ns: int | None = None) -> None:
         self.since_ns = state.time_ns if since_ns is None else since_ns
         self.pauses = Pauses(state)
-        baseline = Baseline()  # of the steps so far: a run is read once, and may still go on
+        baseline = Baseline()  # learns while it reads: a run is read once and may still grow
         self.explainer = Explainer(
             slo.itl_ms * 1e6,
             slo.ttft_ms * 1e6,
@@ -40,23 +41,23 @@ class Past:
         )
 
     def take(self, message: Telemetry, after_gap: bool) -> None:
-        """Take the next message before the side begins."""
+        """Process the next message before the side begins."""
         self.pauses.take(message)
         self.explainer.take(message, after_gap)
-        self.explainer.late.clear()  # these are no waits of the side
+        self.explainer.late.clear()  # these waits do not belong to the side
 
     def leave_out_begun(self, outcome: Outcome, state: SessionState, now_ns: int) -> None:
-        """Remove the waits of a step that began before pauses were known.
+        """Remove waits that ended in a step but began before all pauses were known.
 
         Args:
-            state: right after the step.
-            now_ns: when its tokens were known.
+            state: the state right after the step.
+            now_ns: when the tokens of the step were known.
         """
         leave_out_begun(outcome, state, now_ns, self.since_ns)
 
 
 def oldest_arrival(views: Iterable[RequestView]) -> int | None:
-    """The oldest arrival among the requests that have not ended; None without any."""
+    """The oldest known arrival among the requests that have not ended; None without any."""
     return min(
         (view.arrival_ns for view in views if view.status != "finished" and not view.is_partial),
         default=None,

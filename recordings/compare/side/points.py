@@ -1,7 +1,7 @@
-"""`StepPoints`: what a chart draws of every step of a run, in bounded memory.
+"""`StepPoints`: figures of the steps of a run for charts, in bounded memory.
 
-A point is one step. From `MAX_POINTS` steps on it is the worst of two, then of four, and so on. A
-point takes about 50 bytes, so a run of any length takes 25 MB at most.
+A point is one step. Beyond `MAX_POINTS` steps, a point is the maximum over two steps, then over
+four, and so on. A point takes about 50 bytes, so a run of any length takes at most 25 MB.
 """
 
 from array import array
@@ -15,7 +15,7 @@ _MOST = (1 << 31) - 1
 
 
 class StepPoint(NamedTuple):
-    """The worst of the steps `first` to `last` of a run. Times are since the run began."""
+    """Maxima over the steps `first` to `last` of a run. Times count from the start of the run."""
 
     first: int
     last: int
@@ -27,13 +27,13 @@ class StepPoint(NamedTuple):
     token_budget: int | None
     num_rows: int | None
     num_waiting: int
-    longest_us: int | None  # wait for a token that ended here
+    longest_us: int | None  # longest ITL wait that ended here
     duration_us: int
     flags: int
 
 
 class StepPoints:
-    """Columns, one entry a point. One writer; readers must hold the writer's lock."""
+    """Columns with one entry per point. One writer; readers must hold the writer's lock."""
 
     def __init__(self) -> None:
         self.steps_per_point = 1
@@ -69,7 +69,7 @@ class StepPoints:
         longest_ns: int | None,
         flags: int,
     ) -> None:
-        """Add a step, later than the last one."""
+        """Add a step, which must be later than the last one."""
         if self.first_step is None:
             self.first_step = step
         self.last_step = step
@@ -105,7 +105,7 @@ class StepPoints:
         self._flags.append(flags)
 
     def flag(self, step: int, flag: int) -> None:
-        """Flag a step, or the nearest one before it that has a point."""
+        """Flag the point of a step, or the nearest point before it."""
         index = bisect_right(self._first, step) - 1
         if index >= 0:
             self._flags[index] |= flag
@@ -113,19 +113,19 @@ class StepPoints:
     # Finding
 
     def index_of_step(self, step: int) -> int:
-        """The last point that begins at or before `step`; -1 before the first."""
+        """Index of the last point that begins at or before `step`; -1 before the first."""
         return bisect_right(self._first, step) - 1
 
     def index_at(self, time_ns: int) -> int:
-        """The last point that begins at or before a time; -1 before the first."""
+        """Index of the last point that begins at or before a time; -1 before the first."""
         return bisect_right(self._start, time_ns) - 1
 
     def index_ended(self, time_ns: int) -> int:
-        """The last point that has ended by a time; -1 for none."""
+        """Index of the last point that has ended by a time; -1 if none has."""
         return bisect_right(self._end, time_ns) - 1
 
     def worst(self, first: int, last: int) -> StepPoint | None:
-        """The worst of the points with these indices; None without any."""
+        """Maxima over the points with these indices; None if there are none."""
         first, last = max(0, first), min(last, len(self._first) - 1)
         if first > last:
             return None
@@ -153,7 +153,7 @@ class StepPoints:
         )
 
     def next_flagged(self, index: int, direction: int, flags: int) -> int | None:
-        """The nearest point after (1) or before (-1) `index` with one of these flags."""
+        """Index of the nearest point after (1) or before (-1) `index` with any of these flags."""
         at = index + direction
         while 0 <= at < len(self._flags):
             if self._flags[at] & flags:
@@ -168,7 +168,7 @@ class StepPoints:
         return self._first[index]
 
     def _fold(self) -> None:
-        """Merge each two points into one."""
+        """Merge every two points into one."""
         self.steps_per_point *= 2
         num = len(self._first) // 2 * 2
         first, last = self._first[0:num:2], self._last[1:num:2]

@@ -1,4 +1,4 @@
-"""`RecordingFeed`: a recording, or a stretch of it, read once for a comparison."""
+"""`RecordingFeed`: feeds a comparison from a recording, or a stretch of it, read once."""
 
 import time
 from collections.abc import Iterator
@@ -17,17 +17,17 @@ from stepscope.recordings.state.pauses import known_since
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 
-_CLOCKS_APART_NS = 1_000_000_000  # at most, of who recorded and the engine
+_CLOCKS_APART_NS = 1_000_000_000  # most that the recorder's and the engine's clocks differ
 
 
 class RecordingFeed:
     """Reads a recording, or a stretch of it. Implements `Feed`.
 
     Args:
-        recording: closed together with the feed.
+        recording: the recording, which `close` closes.
 
-    Raises:
-        RecordingError: there is no step of the stretch in it.
+        Raises:
+            RecordingError: the recording has no step of the stretch.
     """
 
     def __init__(self, recording: Recording, name: str, slo: SLO, stretch: Stretch) -> None:
@@ -95,7 +95,7 @@ class RecordingFeed:
         return frames
 
     def _past(self, before: Position) -> Past:
-        """Of the requests that are there at a position, all from their arrival on."""
+        """Read up to a position, from the oldest arrival among the requests that are live there."""
         start, info = before, self._recording.info
         if (oldest_ns := oldest_arrival(self._state.requests.values())) is not None:
             wall_ns = info.wall_ns + oldest_ns - info.monotonic_ns
@@ -113,14 +113,14 @@ class RecordingFeed:
         return past
 
     def _since(self, snapshot: Snapshot) -> int:
-        """From when on the pauses are known of a session that is read from a keyframe on.
+        """Engine time from which all pauses are known if reading begins at a keyframe.
 
-        If the engine of a file published none, they begin where the file begins.
+        If the engine published no pauses, they are known from the beginning of the file.
         """
         return max(self._recording.known_since_ns, known_since(snapshot))
 
     def _message(self, frame: MessageFrame) -> tuple[Telemetry, bool] | None:
-        """The message, and whether messages before it are missing; None for one to be ignored."""
+        """The message, and whether messages before it are missing; None to ignore the frame."""
         try:
             message = wire.decode(frame.payload)
         except msgspec.DecodeError:
@@ -128,7 +128,7 @@ class RecordingFeed:
         after_gap = frame.sequence > self._sequence + 1 and frame.topic != wire.TOPICS[wire.Mark]
         self._sequence = max(self._sequence, frame.sequence)
         if frame.topic == KEYFRAME and not (isinstance(message, Snapshot) and after_gap):
-            return None  # one of the recorder's own
+            return None  # a keyframe that the recorder itself added
         return message, after_gap
 
     def _take_next(self) -> bool:

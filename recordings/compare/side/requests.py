@@ -1,21 +1,21 @@
-"""The requests of two runs, and which request of one matches which of the other."""
+"""The requests of two runs, and how they are matched with each other."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-MAX_REQUESTS = 100_000  # kept of a run, the first to arrive
+MAX_REQUESTS = 100_000  # most requests kept of a run, the first to arrive
 
 
 @dataclass(slots=True)
 class RequestRun:
-    """What happened to one request, by the engine's clock; None: unknown, or not yet.
+    """What happened to one request, in engine time. None is unknown, or has not happened yet.
 
     Attributes:
         num_cached_tokens: prompt tokens that a prefix hit skipped at its first admission.
         max_tokens: 0 if unknown.
-        was_there, was_queued: it was, before the first step of the run.
-        has_all: it ended by itself, with all its output.
+        was_there, was_queued: whether it was live, or waited, before the first step of the run.
+        has_all: whether it finished normally, with all its output.
     """
 
     request_id: int
@@ -24,7 +24,7 @@ class RequestRun:
     arrival_ns: int
     ttft_ns: int | None = None
     worst_itl_ns: int | None = None
-    worst_step: int | None = None  # in which that wait ended
+    worst_step: int | None = None  # the step in which that wait ended
     first_token_step: int | None = None
     end_ns: int | None = None
     num_output_tokens: int = 0
@@ -58,7 +58,7 @@ class Pair(NamedTuple):
 
     @property
     def difference_ns(self) -> int:
-        """The larger change of the two, without its sign."""
+        """The larger absolute change of the two."""
         return max(abs(self.ttft_change_ns or 0), abs(self.worst_change_ns or 0))
 
     @property
@@ -71,9 +71,9 @@ class Matched(NamedTuple):
     """Pairs with the largest differences first.
 
     Attributes:
-        by: how they were matched: clients' own ids, order of arrival, or in one session the
-            request itself.
-        only_a, only_b: requests without a partner.
+        by: how they were matched: by client ids, by order of arrival, or by request id within one
+            session.
+        only_a, only_b: numbers of requests without a partner.
     """
 
     pairs: list[Pair]
@@ -86,10 +86,10 @@ BY_NAME, BY_ORDER, BY_ITSELF = "client id", "order of arrival", "request id"
 
 
 def matched(a: Mapping[int, RequestRun], b: Mapping[int, RequestRun]) -> Matched:
-    """Match by the clients' own ids if both share at least half of the smaller run's.
+    """Match requests by client id, if both runs share at least half of those of the smaller run.
 
-    If an id came several times, its n-th request matches the n-th in the other run. Without such
-    ids, requests match in order of arrival.
+    If a client id occurs several times, its n-th request matches the n-th in the other run. Without
+    shared client ids, requests match in order of arrival.
     """
     runs_a, runs_b = _in_order(a.values()), _in_order(b.values())
     names_a, names_b = _named(runs_a), _named(runs_b)
@@ -104,7 +104,7 @@ def matched(a: Mapping[int, RequestRun], b: Mapping[int, RequestRun]) -> Matched
 
 
 def were_sent_twice(a: Mapping[int, RequestRun], b: Mapping[int, RequestRun]) -> bool:
-    """Whether both runs got the same requests, by the clients' ids and the lengths of prompts."""
+    """Whether both runs got the same requests, judged by client ids and prompt lengths."""
     names_a, names_b = _named(_in_order(a.values())), _named(_in_order(b.values()))
     pairs = [Pair(run, names_b[key]) for key, run in names_a.items() if key in names_b]
     again = [
@@ -125,7 +125,7 @@ def _in_order(runs: Iterable[RequestRun]) -> list[RequestRun]:
 
 
 def _named(runs: Sequence[RequestRun]) -> dict[tuple[str, int], RequestRun]:
-    """Requests by client id and how many with that id came before."""
+    """(client id, number of earlier requests with that id) -> request."""
     found: dict[tuple[str, int], RequestRun] = {}
     times: dict[str, int] = {}
     for run in runs:

@@ -1,6 +1,6 @@
 """`Side`: one of two compared runs, reduced message by message. It reads no clock and no file.
 
-Its memory is bounded: a run may have any number of steps.
+Its memory is bounded, however many steps a run has.
 """
 
 import threading
@@ -35,26 +35,27 @@ from stepscope.recordings.state.session import SessionState
 
 Kind: TypeAlias = Literal["TTFT", "ITL"]
 
-MAX_VALUES = 8  # of a knob that was changed again and again, the last ones
+MAX_VALUES = 8  # most values kept of a knob, the last ones
 
 
 class Side:
-    """A run from a state on.
+    """A run that begins with a state.
 
     Args:
-        name: what people call it.
-        slo: bounds of both sides.
-        state: right before the first message; it is changed from here on.
-        past: of the waits that are under way then; None: nothing is known beside the state, and
-            they are left out.
+        name: the name shown to people.
+        slo: the service levels of both sides.
+        state: the state right before the first message. The side works on a copy of it.
+        past: the facts about waits that are open at that point; None: only `state` is known, and
+            these waits are left out.
 
     Attributes:
-        lock: held while a message is taken; who reads columns or tables holds it too.
+        lock: held while a message is processed. Readers of columns or tables must hold it too.
         version: grows with every message.
-        origin_ns: engine time at which the run began; None before the first step.
+        origin_ns: engine time at which the first step began; None before it.
         had_cache: whether the prefix cache may have held something before the first message.
-        knob_values: of each knob all values it had, in order.
-        cause_ns: what the late waits of a kind were made of; `num_late` have it as their largest.
+        knob_values: for each knob, the values it had, in order (the last `MAX_VALUES`).
+        cause_ns: time of each cause in the late waits of a kind.
+        num_late: number of late waits with that cause as their largest.
     """
 
     def __init__(self, name: str, slo: SLO, state: SessionState, past: Past | None = None) -> None:
@@ -76,7 +77,7 @@ class Side:
         self.sliced = SlicedWaits()
         self.requests: dict[int, RequestRun] = {}
         self.had_cache = state.kv is None or state.kv.cached + state.kv.used > 0
-        self.num_unlisted = 0  # requests beyond those that are kept
+        self.num_unlisted = 0  # requests beyond the first MAX_REQUESTS
         self.knob_values: dict[str, list[KnobValue]] = {}
         self.cause_ns: dict[tuple[Kind, Cause], int] = {}
         self.num_late: dict[tuple[Kind, Cause], int] = {}
@@ -84,11 +85,11 @@ class Side:
         self._pauses, self._explainer = self._past.pauses, self._past.explainer
         self._state = state.copy()
         self._state.table.longest_gaps = {}
-        self._state.blocks = None  # the moves of single blocks are not needed here
+        self._state.blocks = None  # block moves are not needed here
         self._watch = RequestWatch(slo.itl_ms)
         self._watch.begin(self._state)
-        self._in_force = dict(state.knobs)  # at the last step, or before the first
-        self._coming: list[KnobsChanged] = []  # announced, but not in force yet
+        self._in_force = dict(state.knobs)  # knob values at the last step, or before the first
+        self._coming: list[KnobsChanged] = []  # changes that are not in force yet
         for view in state.requests.values():
             if view.status != "finished" and not view.is_partial:
                 self._list(view, was_there=True)
@@ -103,16 +104,16 @@ class Side:
 
     @property
     def seconds(self) -> float:
-        """From the first step to the end of the last."""
+        """Seconds from the start of the first step to the end of the last."""
         return self.points.end_ns / 1e9
 
     def sums(self) -> Sums:
-        """What its figures are made of; `lock` is to be held."""
+        """The sums for its figures. The caller must hold `lock`."""
         latencies = {kind: spread_of(counts) for kind, counts in self.waits.items()}
         return self.totals.sums(self.seconds, latencies, self.kept)
 
     def take(self, message: Telemetry, after_gap: bool = False) -> None:
-        """The next message of the run; `after_gap`: some before it are missing."""
+        """Process the next message of the run; `after_gap`: messages before it are missing."""
         with self.lock:
             self.version += 1
             self._take(message, after_gap)
@@ -144,7 +145,7 @@ class Side:
         if self.origin_ns is None:
             self.origin_ns = record.schedule_start_ns
         if self.points.last_step is not None and record.step <= self.points.last_step:
-            return  # of a publisher that repeats steps under new numbers
+            return  # the publisher repeats steps under new numbers
         self._past.leave_out_begun(outcome, self._state, now_ns)
         leave_out_pauses(outcome, self._pauses, self._state, now_ns)
         self._take_waits(record, outcome)
@@ -174,7 +175,7 @@ class Side:
         )
 
     def _since(self, time_ns: int) -> int:
-        """`verify` names times that run backwards; here they stand still."""
+        """Nanoseconds since the run began. If engine time runs backwards, it stands still here."""
         return max(time_ns - (self.origin_ns or 0), self.points.end_ns)
 
     def _take_waits(self, record: StepRecord, outcome: Outcome) -> None:
@@ -208,7 +209,7 @@ class Side:
     # Requests
 
     def _take_longest(self, outcome: Outcome, step: int, now_ns: int) -> None:
-        """Keep the longest wait of each request for a token, the operator's pauses left out."""
+        """Keep the longest ITL wait of each request, with the operator's pauses left out."""
         longest = self._state.table.longest_gaps
         assert longest is not None
         for request_id in outcome.longer_request_ids:
@@ -226,7 +227,7 @@ class Side:
                 longest[request_id] = run.worst_itl_ns
 
     def settle(self) -> None:
-        """Bring the requests up to date that are still there."""
+        """Bring the requests that are still live up to date."""
         for request_id, view in self._state.requests.items():
             run = self.requests.get(request_id)
             if run is not None and view.status != "finished":
@@ -275,7 +276,7 @@ class Side:
     # Rest
 
     def _note_knobs(self, step: int) -> int:
-        """Keep the values that hold for a step; `KNOB` if they are new with it."""
+        """Keep the knob values in force at a step. Returns `KNOB` if any are new, else 0."""
         due = [change for change in self._coming if change.effective_step <= step]
         if due:
             self._coming = [change for change in self._coming if change.effective_step > step]
@@ -294,7 +295,7 @@ class Side:
         late = self._explainer.late
         if not late:
             return
-        # Those who decode side by side share what their waits were made of.
+        # Requests that decode side by side share the pieces of their waits.
         alike: dict[tuple[int, Kind], list[Late]] = {}
         for each in late:
             alike.setdefault((id(each.pieces), each.kind), []).append(each)

@@ -1,4 +1,4 @@
-"""`SlicedWaits`: all waits of a side, by when they ended and by the kind of work in them."""
+"""`SlicedWaits`: all waits of a side, by the time they ended and by kind of work."""
 
 from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
@@ -10,15 +10,15 @@ from stepscope.recordings.state.series.latency import LatencyKind
 
 NUM_STRETCHES = 10
 
-Stretches: TypeAlias = dict[LatencyKind, list[Slice]]  # of a whole run, `NUM_STRETCHES` at most
+Stretches: TypeAlias = dict[LatencyKind, list[Slice]]  # of a whole run, at most `NUM_STRETCHES`
 
 
 class GapWork(NamedTuple):
     """What the engine did during a wait for the next token.
 
     Attributes:
-        has_prefill: it computed prompt tokens, in the same step or in one before.
-        decodes: class of the number of tokens decoded in the step that ended the wait.
+        has_prefill: whether it computed prompt tokens, in the last step of the wait or before.
+        decodes: size class of the number of tokens decoded in the step that ended the wait.
     """
 
     has_prefill: bool
@@ -26,7 +26,7 @@ class GapWork(NamedTuple):
 
 
 class WorkClass(NamedTuple):
-    """The work in a step, as classes of the numbers of tokens."""
+    """The work in a step, as size classes of its numbers of tokens."""
 
     prefill: int
     decodes: int
@@ -41,10 +41,10 @@ class SlicedWaits:
         self.tpot = WaitSlices()
         self.e2e = WaitSlices()
         self.step = WaitSlices()
-        self._prefill_ns: int | None = None  # engine time at which the last one ended
+        self._prefill_ns: int | None = None  # when the last step with prefill ended
 
     def take(self, record: StepRecord, outcome: Outcome, end_ns: int) -> None:
-        """Add the waits of a step that ended at this offset from the beginning of the run."""
+        """Add the waits of a step that ended `end_ns` after the beginning of the run."""
         now_ns = record.tokens_ns
         if record.num_prefill_tokens:
             self._prefill_ns = now_ns
@@ -60,7 +60,7 @@ class SlicedWaits:
         _add_all(self.e2e, end_ns, outcome.e2e_ns)
 
     def stretches(self) -> Stretches:
-        """What there is by now."""
+        """The waits so far, grouped into at most `NUM_STRETCHES` stretches."""
         kinds: dict[LatencyKind, WaitSlices] = {
             "ttft": self.ttft, "itl": self.itl, "tpot": self.tpot, "e2e": self.e2e,
             "step": self.step,

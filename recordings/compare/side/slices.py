@@ -1,30 +1,30 @@
-"""`WaitSlices`: waits by when they ended and by their kind of work, in bounded memory.
+"""`WaitSlices`: waits by the time they ended and by kind of work, in bounded memory.
 
-Waits close in time are alike: one long prompt delays all decodes beside it. How far a percentile
-can be trusted shows in how much it differs from one slice of the run to the next.
+Waits close in time are alike: one long prompt delays all decodes beside it. So the error of a
+percentile is estimated from its variation between slices of the run.
 """
 
 from collections.abc import Callable, Hashable, Iterable
 from typing import TypeAlias
 
-MAX_SLICES = 80  # kept; from then on two become one
+MAX_SLICES = 80  # beyond that, every two slices are merged
 _FIRST_WIDTH_NS = 100_000_000
 _BINS_PER_OCTAVE = 64  # about 1 % wide
 
 Stratum: TypeAlias = Hashable
-Bins: TypeAlias = dict[int, int]  # bin of a wait -> how many
+Bins: TypeAlias = dict[int, int]  # bin of a wait -> number of waits
 Slice: TypeAlias = dict[Stratum, Bins]
 
 
 class WaitSlices:
-    """Waits in equal slices of time, which double as the run goes on. One writer."""
+    """Waits in equal slices of time, whose width doubles as the run grows. One writer."""
 
     def __init__(self) -> None:
         self.width_ns = _FIRST_WIDTH_NS
         self._slices: list[Slice] = []
 
     def add(self, time_ns: int, wait_ns: int, weight: int = 1, stratum: Stratum = 0) -> None:
-        """Add a wait that ended at this offset from the beginning of the run, in order of time."""
+        """Add a wait that ended `time_ns` after the run began. Call it in order of time."""
         while time_ns // self.width_ns >= MAX_SLICES:
             self._fold()
         place = time_ns // self.width_ns
@@ -35,7 +35,7 @@ class WaitSlices:
         bins[at] = bins.get(at, 0) + weight
 
     def grouped(self, num_groups: int) -> list[Slice]:
-        """Merge all slices into this many stretches of about equal length, or into fewer."""
+        """Merge all slices into at most `num_groups` stretches of about equal length."""
         num_groups = min(num_groups, len(self._slices))
         groups: list[Slice] = [{} for _ in range(num_groups)]
         for place, each in enumerate(self._slices):
@@ -45,7 +45,7 @@ class WaitSlices:
         return groups
 
     def _fold(self) -> None:
-        """Merge each two slices into one."""
+        """Merge every two slices into one."""
         self.width_ns *= 2
         folded = self._slices[::2]
         for into, other in zip(folded, self._slices[1::2], strict=False):
@@ -55,12 +55,12 @@ class WaitSlices:
 
 
 def in_strata(slices: Iterable[Slice], is_meant: Callable[[Stratum], bool]) -> list[Slice]:
-    """Only these strata."""
+    """Keep only the strata for which `is_meant` returns true."""
     return [{key: bins for key, bins in each.items() if is_meant(key)} for each in slices]
 
 
 def as_one(slices: Iterable[Slice]) -> list[Slice]:
-    """Of each slice all strata as one."""
+    """Merge all strata of each slice into one."""
     found: list[Slice] = []
     for each in slices:
         found.append({})
@@ -70,7 +70,7 @@ def as_one(slices: Iterable[Slice]) -> list[Slice]:
 
 
 def _merge(into: Slice, stratum: Stratum, bins: Bins) -> None:
-    """Add the waits of a stratum to those that a slice has."""
+    """Add waits to a stratum of a slice."""
     known = into.get(stratum)
     if known is None:
         into[stratum] = bins.copy()
@@ -92,7 +92,7 @@ def start_of(at: int) -> int:
 
 
 def size_class(number: int) -> int:
-    """The class of a number of tokens or rows: exact up to 8, then at most a fifth wide."""
+    """The size class of a number of tokens or rows: exact up to 8, then at most a fifth wide."""
     if number <= 8:
         return number
     octave = number.bit_length() - 3
@@ -100,5 +100,5 @@ def size_class(number: int) -> int:
 
 
 def num_waits(slices: Iterable[Slice]) -> int:
-    """In all strata."""
+    """Number of waits in all strata of all slices."""
     return sum(sum(bins.values()) for each in slices for bins in each.values())

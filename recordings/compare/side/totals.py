@@ -11,20 +11,20 @@ from stepscope.recordings.state.series.finished import KeptLevels
 from stepscope.recordings.state.series.latency import LatencyKind
 from stepscope.recordings.state.series.limits import LIMITS, UNKNOWN, limit_of
 
-NUM_SLICES = 20  # of a run, for the spread of its rates
+NUM_SLICES = 20  # slices of a run, to estimate how much its rates vary
 _FIRST_WIDTH_NS = 50_000_000
 _MAX_BUCKETS = 4096
 
 
 class CountOverTime:
-    """A count in equal stretches of time, which double as the run goes on."""
+    """A count in equal stretches of time, whose width doubles as the run grows."""
 
     def __init__(self) -> None:
         self.width_ns = _FIRST_WIDTH_NS
         self._sums = array("q")
 
     def add(self, time_ns: int, number: int) -> None:
-        """Times must not run backwards."""
+        """Add to the stretch of `time_ns`, which must not run backwards."""
         while time_ns // self.width_ns >= _MAX_BUCKETS:
             self.width_ns *= 2
             if len(self._sums) % 2:
@@ -37,7 +37,7 @@ class CountOverTime:
         self._sums[bucket] += number
 
     def slices(self) -> list[float]:
-        """Rates a second in up to `NUM_SLICES` equal slices; empty if the run is too short."""
+        """Rates per second in up to `NUM_SLICES` equal slices; empty if the run is too short."""
         per_slice = max(1, (len(self._sums) - 1) // NUM_SLICES)
         num = min(NUM_SLICES, (len(self._sums) - 1) // per_slice)
         seconds = per_slice * self.width_ns / 1e9
@@ -49,7 +49,7 @@ class CountOverTime:
 
 @dataclass(slots=True)
 class LimitedSteps:
-    """Steps that one thing limited, and what they left unused."""
+    """Sums over the steps that one limit held: tokens and blocks, used and available."""
 
     num_steps: int = 0
     num_spent_tokens: int = 0
@@ -78,16 +78,16 @@ class LimitedSteps:
 
 @dataclass(slots=True)
 class RunTotals:
-    """Sums over steps. Values that not all engines publish have a count of the steps with them."""
+    """Sums over the steps of a run, and counts over time."""
 
     num_steps: int = 0
     num_steps_without_rows: int = 0
     num_mixed: int = 0
-    num_in_tokens: int = 0  # of prompts: computed for the first time, or skipped by a prefix hit
+    num_in_tokens: int = 0  # of prompts: first computed, or skipped by a prefix hit
     num_out_tokens: int = 0
     num_prefill_tokens: int = 0
     num_recomputed_tokens: int = 0
-    recompute_ns: int = 0  # of `busy_ns`
+    recompute_ns: int = 0  # part of `busy_ns`
     num_padded_tokens: int = 0
     num_preempted: int = 0
     num_arrived: int = 0
@@ -96,11 +96,11 @@ class RunTotals:
     num_hit_tokens: int = 0
     num_kv_steps: int = 0
     num_kv_used: int = 0  # summed up over steps
-    num_kv_blocks: int = 0  # likewise
+    num_kv_blocks: int = 0  # summed up over steps
     kv_share_peak: float = 0.0
     num_evicted: int = 0
-    num_budget_tokens: int = 0  # of all steps that have a budget
-    num_spent_tokens: int = 0  # in them, padding included
+    num_budget_tokens: int = 0  # over all steps with a budget
+    num_spent_tokens: int = 0  # in these steps, padding included
     busy_ns: int = 0
     limited: list[LimitedSteps] = field(default_factory=lambda: [LimitedSteps() for _ in LIMITS])
     num_waiting_sum: int = 0
@@ -109,11 +109,11 @@ class RunTotals:
     preempted: CountOverTime = field(default_factory=CountOverTime)
     queried: CountOverTime = field(default_factory=CountOverTime)  # tokens looked up in the cache
     hits: CountOverTime = field(default_factory=CountOverTime)
-    kept: CountOverTime = field(default_factory=CountOverTime)  # finished, with all levels kept
-    late: CountOverTime = field(default_factory=CountOverTime)  # finished, with one not kept
+    kept: CountOverTime = field(default_factory=CountOverTime)  # finished, all levels kept
+    late: CountOverTime = field(default_factory=CountOverTime)  # finished, a level broken
 
     def add(self, record: StepRecord, outcome: Outcome, end_ns: int) -> None:
-        """A step that ended so long after the run began."""
+        """Add a step that ended `end_ns` after the run began."""
         self.num_steps += 1
         num_rows = None if record.batch is None else len(record.batch)
         if (limit := limit_of(record, outcome, num_rows)) != UNKNOWN:
@@ -163,7 +163,7 @@ class RunTotals:
     def sums(
         self, seconds: float, latencies: Mapping[LatencyKind, LatencySpread], kept: KeptLevels
     ) -> Sums:
-        """What figures are made of."""
+        """The sums from which figures are computed."""
         has_rows, has_kv = not self.num_steps_without_rows, self.num_kv_steps > 0
         return Sums(
             seconds=seconds,

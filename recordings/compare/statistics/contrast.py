@@ -1,8 +1,8 @@
 """`Contrast`: compares the waits of two runs, percentile by percentile.
 
-The interval of a percentile holds all factors with which the waits of A, multiplied, pass the
-test of `estimate.py` as the same as those of B. So it excludes 1 exactly if the test finds a
-difference.
+The interval of a percentile contains every factor for which the waits of A, multiplied by it, do
+not differ from those of B by the test of `estimate.py`. So it excludes 1 exactly if the test finds
+a difference.
 """
 
 import math
@@ -23,8 +23,8 @@ from stepscope.recordings.compare.statistics.stratified import (
     spread_strata,
 )
 
-MIN_COVERED = 0.25  # of the waits of each side, where only those with their like are compared
-_MOST = 100.0  # no factor beyond it is looked at
+MIN_COVERED = 0.25  # least share of waits in shared strata, to compare these only
+_MOST = 100.0  # the largest factor that is tried
 _FINE = 1.01
 
 _Test: TypeAlias = Callable[[float], bool]
@@ -34,9 +34,10 @@ class Effect(NamedTuple):
     """A percentile of the waits of both sides.
 
     Attributes:
-        a_ns, b_ns: exact to about 1 %; where waits are in strata, over the same mixture of them.
-        low, high: bounds of B / A; infinite if nothing can be said.
-        is_sure: B differs from A.
+        a_ns, b_ns: the percentile of each side, exact to about 1 %, over the same mixture of
+            strata.
+        low, high: confidence bounds of B / A; 0 and infinity if the data tells nothing.
+        is_sure: whether the test finds that B differs from A.
     """
 
     a_ns: float
@@ -47,17 +48,17 @@ class Effect(NamedTuple):
 
 
 class Contrast:
-    """The waits of two runs compared.
+    """Compares the waits of two runs.
 
     Args:
-        a, b: the waits of each stretch of both.
+        a, b: the waits of each side, one slice per stretch of the run.
         is_paired: both had the same requests in the same stretch, so the effect of the requests
             cancels out in the difference.
 
     Attributes:
-        covered: share of the waits of each side, at least, that are compared: those in strata that
-            occur in several stretches of both. If these are too few, all strata count, and no
-            difference is sure.
+        covered: the least share of each side's waits that is compared. Only strata that occur in
+            several stretches of both sides are compared. If they have too few waits, all shared
+            strata are compared, and no difference is sure.
     """
 
     def __init__(self, a: Sequence[Slice], b: Sequence[Slice], *, is_paired: bool = False) -> None:
@@ -77,7 +78,7 @@ class Contrast:
             self._differ = _never
 
     def percentile(self, rank: int) -> Effect | None:
-        """None where no stratum has waits on both sides."""
+        """Compare a percentile of both sides; None if no stratum has waits on both sides."""
         if not self._has_any:
             return None
         bin_a, bin_b = self._a.percentile(rank), self._b.percentile(rank)
@@ -99,26 +100,26 @@ class Contrast:
         return Effect(a_ns, b_ns, low, high, is_sure)
 
     def shares_above_differ(self, bound_ns: float) -> bool:
-        """Whether the shares of waits longer than a bound differ."""
+        """Whether the shares of waits longer than a bound surely differ."""
         at = bin_of(round(bound_ns))
         return self._has_any and self._differs_above(at, at)
 
     def _differs_above(self, at_a: int, at_b: int) -> bool:
-        """Whether the shares of waits above these bins differ."""
+        """Whether the shares of waits above these bins surely differ."""
         return self._differ(self._a.above(at_a), self._b.above(at_b))
 
 
 def _covered(
     some: Sequence[Mapping[Stratum, int]], counts: Sequence[Mapping[Stratum, int]]
 ) -> float:
-    """Share of the waits of each side, at least, that are in these strata of both."""
+    """The sum over shared strata of the smaller share of each side's waits."""
     whole = [max(1, sum(count.values())) for count in counts]
     left, right = some
     return sum(min(left[key] / whole[0], right[key] / whole[1]) for key in left if key in right)
 
 
 def _never(a: Estimate, b: Estimate) -> bool:
-    """Of runs that are too short."""
+    """The test for runs that are too short: no difference is sure."""
     return False
 
 
@@ -127,7 +128,7 @@ def _middle(at: int) -> float:
 
 
 def _edge(differ: _Test, ratio: float, within: float | None, direction: int) -> float:
-    """Search for where the test begins to see a difference, downwards (-1) or upwards (1)."""
+    """The factor at which the test begins to see a difference, below (-1) or above (1) `ratio`."""
     known = ratio
     if within is not None:
         known = min(ratio, within) if direction < 0 else max(ratio, within)

@@ -1,7 +1,7 @@
-"""The one test behind every verdict: do two runs differ by more than each varies in itself?
+"""The test behind every verdict: do two runs differ by more than each varies in itself?
 
-A figure of a run is a ratio of sums over equal stretches of it: tokens by seconds, hits by
-queried tokens, late waits by all waits. Its error shows in how badly the other stretches predict
+A figure of a run is a ratio of sums over equal stretches of it: tokens per second, hits per queried
+token, or the share of late waits. Its error is estimated from how badly the other stretches predict
 each one (the jackknife: Efron and Stein, Annals of Statistics 1981). Neighbouring stretches are
 alike, so their covariance counts (Newey and West, Econometrica 1987). Welch's t-test (Biometrika
 1947) at 1 % then compares two runs.
@@ -25,10 +25,10 @@ _T_POINTS = {5: 4.61, 6: 4.04, 7: 3.71, 8: 3.50, 9: 3.36, 10: 3.25, 12: 3.17, 14
 
 
 class Estimate(NamedTuple):
-    """A figure of a run.
+    """A figure of a run, with the data to estimate its error.
 
     Attributes:
-        apart: how far each stretch moves it from what the other stretches predict.
+        apart: how far each stretch moves the value from what the other stretches predict.
         freedom: degrees of freedom: stretches with any data, less one; at least 1.
     """
 
@@ -57,7 +57,7 @@ def ratio(parts: Sequence[float], wholes: Sequence[float]) -> Estimate | None:
 
 
 def differ(a: Estimate | None, b: Estimate | None) -> bool:
-    """Whether two runs differ in a figure; never if one of them is too short."""
+    """Whether two runs surely differ in a figure; False if one of them is too short."""
     if a is None or b is None or a.value == b.value:
         return False
     variance_a, variance_b = _variance(a.apart), _variance(b.apart)
@@ -69,7 +69,7 @@ def differ(a: Estimate | None, b: Estimate | None) -> bool:
 
 
 def differ_in_pairs(a: Estimate, b: Estimate) -> bool:
-    """The same, if both runs had the same work in the same stretch: that part cancels out."""
+    """Like `differ`, for runs with the same work in the same stretch, whose effect cancels out."""
     if len(a.apart) != len(b.apart):
         return differ(a, b)
     apart = [x - y for x, y in zip(a.apart, b.apart, strict=True)]

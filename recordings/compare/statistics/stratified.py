@@ -1,8 +1,8 @@
 """`StratifiedWaits`: the waits of one run by stretch and kind of work.
 
-A share of the waits is a ratio of sums over stretches (Cochran, Sampling Techniques, 3rd ed.,
-6.4). Each stretch is compared with what the *other* stretches predict. If a mean included it, a
-stretch with most of a stratum would never stand out.
+A share of the waits is a ratio of sums over stretches (Cochran, Sampling Techniques, 3rd ed., 6.4).
+Each stretch is compared with what the *other* stretches predict. If the prediction included the
+stretch itself, a stretch with most of a stratum would never stand out.
 """
 
 from bisect import bisect_left, bisect_right
@@ -17,9 +17,9 @@ class StratifiedWaits:
     """The waits of a side, with a weight for each stratum.
 
     Args:
-        slices: one a stretch.
-        counts: of the waits in each stratum.
-        shares: the weights of strata with waits; together 1.
+        slices: the waits of each stretch.
+        counts: number of waits in each stratum.
+        shares: weights of the strata to use; their sum is 1.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class StratifiedWaits:
         self._known: dict[int, Estimate] = {}
 
     def percentile(self, rank: int) -> int:
-        """The bin of the nearest rank."""
+        """The bin of the nearest-rank percentile."""
         if not self._bins:
             self._merge()
         return self._bins[min(len(self._bins) - 1, bisect_left(self._upto, rank / 100 - 1e-9))]
 
     def above(self, at: int) -> Estimate:
-        """The share of the waits in bins above one."""
+        """The weighted share of the waits in bins above `at`."""
         found = self._known.get(at)
         if found is None:
             found = self._known[at] = self._above(at)
@@ -82,7 +82,7 @@ class StratifiedWaits:
 
 
 class _Ordered:
-    """How many waits lie above any bin."""
+    """The waits of a stratum in a stretch, to count quickly how many lie above a bin."""
 
     def __init__(self, bins: Bins) -> None:
         self.bins = bins
@@ -95,7 +95,7 @@ class _Ordered:
 
 
 def num_in_strata(slices: Sequence[Slice]) -> dict[Stratum, int]:
-    """How many waits each stratum has."""
+    """Number of waits in each stratum."""
     found: dict[Stratum, int] = {}
     for each in slices:
         for key, bins in each.items():
@@ -104,7 +104,7 @@ def num_in_strata(slices: Sequence[Slice]) -> dict[Stratum, int]:
 
 
 def spread_strata(slices: Sequence[Slice]) -> set[Stratum]:
-    """The strata with waits in at least two stretches: one stretch alone cannot be predicted."""
+    """Strata with waits in at least two stretches, as a single one cannot be predicted."""
     seen: set[Stratum] = set()
     found: set[Stratum] = set()
     for each in slices:
@@ -115,10 +115,10 @@ def spread_strata(slices: Sequence[Slice]) -> set[Stratum]:
 
 
 def overlap_weights(a: Mapping[Stratum, int], b: Mapping[Stratum, int]) -> dict[Stratum, float]:
-    """The strata in which both sides have waits, and the weight of each; together 1.
+    """Weights of the strata in which both sides have waits. Their sum is 1.
 
-    The weight is what both sides have in common (overlap weights: Li, Morgan and Zaslavsky, JASA
-    2018), the same for either side.
+    A weight grows with what both sides have in common and is the same for either side (overlap
+    weights: Li, Morgan and Zaslavsky, JASA 2018).
     """
     weights = {
         key: number * b[key] / (number + b[key])
