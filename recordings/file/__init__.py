@@ -1,6 +1,6 @@
-"""Recordings as files: reading and seeking, what a file says of itself, who holds it.
+"""Recordings as files: reading and seeking, their metadata, names, rights and locks.
 
 May import: engine.protocol, recordings, recordings.file.mcap, recordings.packing,
   recordings.state, recordings.state.series.
-What reads a file goes here; what writes one, into `writing`; bytes of MCAP, into `mcap`.
+Code that reads a file goes here, code that writes one into `writing`, and MCAP bytes into `mcap`.
 """

@@ -1,6 +1,6 @@
 """`ChunkCache`: the chunks of an open recording, decompressed on demand.
 
-It caches the last ones and notes which are damaged. Any thread may ask.
+It caches the chunks used last and notes which are damaged. Any thread may call it.
 """
 
 import threading
@@ -12,7 +12,7 @@ from stepscope.recordings.file.mcap.chunk import first_messages, read_chunk
 from stepscope.recordings.file.mcap.format import PACKED_STEP, TOPICS
 from stepscope.recordings.file.mcap.index import ChunkPlace
 
-MAX_CHUNKS = 16  # kept decompressed
+MAX_CHUNKS = 16  # most chunks kept decompressed
 
 _STEP_TOPICS = (STEP, KEYFRAME, PACKED_STEP.encode())
 
@@ -21,7 +21,7 @@ class ChunkCache:
     """Reads one file.
 
     Attributes:
-        places: of all chunks, in order.
+        places: the places of all chunks, in order.
         damaged: numbers of the chunks known to be damaged.
         ends: first and last readable step of each chunk that was loaded.
 
@@ -41,7 +41,7 @@ class ChunkCache:
         return len(self.places)
 
     def load(self, number: int) -> LoadedChunk:
-        """A chunk as far as it can be read.
+        """The readable part of a chunk.
 
         Raises:
             OSError: the file cannot be read.

@@ -1,4 +1,4 @@
-"""What is missing in a recording, and what damaged chunks cost, as far as it has been read."""
+"""Texts for what is missing in a recording, as far as it has been read."""
 
 from stepscope.recordings.file.chunk_cache import ChunkCache
 from stepscope.recordings.file.mcap.index import McapIndex
@@ -7,7 +7,7 @@ REPAIR_HINT = "; 'stepscope repair' makes a whole file of it"
 
 
 def missing_text(index: McapIndex, chunks: ChunkCache, last_step: int | None) -> str | None:
-    """What is missing, why, and what helps; None for a whole file.
+    """Text for what is missing, why, and what helps; None for a whole file.
 
     Args:
         last_step: the last readable step; None without one.
@@ -31,7 +31,7 @@ def missing_text(index: McapIndex, chunks: ChunkCache, last_step: int | None) ->
 
 
 def damage_text(chunks: ChunkCache) -> str:
-    """How many chunks are damaged, and which steps are missing therefore.
+    """Text for how many chunks are damaged, and which steps are missing as a result.
 
     Reads nothing, so it works at any time, even after the file was closed.
     """
@@ -58,7 +58,7 @@ def damage_text(chunks: ChunkCache) -> str:
 
 
 def nothing_left(chunks: ChunkCache) -> str:
-    """Why a file cannot be shown: no chunk that has been loaded holds a readable keyframe."""
+    """Text for why a file cannot be shown: no loaded chunk contains a readable keyframe."""
     damaged = [chunks.places[number] for number in sorted(chunks.damaged)]
     first = damaged[0]
     if len(chunks) == 1:

@@ -1,6 +1,6 @@
 """The first and last step and wall time of a recording, read from inside its chunks.
 
-The headers of chunks have them too, but without a checksum.
+The headers of chunks contain them too, but without a checksum.
 """
 
 from stepscope.recordings.file.chunk_cache import ChunkCache
@@ -19,7 +19,7 @@ def mend_times(chunks: ChunkCache) -> None:
 
 
 def end_step(chunks: ChunkCache, *, first: bool) -> int | None:
-    """The first or the last readable step; None without one."""
+    """The first or the last readable step; None if there is no step."""
     numbers = range(len(chunks))
     for number in numbers if first else reversed(numbers):
         chunk = chunks.load(number)

@@ -1,4 +1,4 @@
-"""Default names of files: the source and the time when they were begun."""
+"""Default names of files: the source and the time of their creation."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""`Incident`: why a recording was kept, as its metadata has it."""
+"""`Incident`: why a recording was kept, as stored in its metadata."""
 
 import re
 import time
@@ -17,7 +17,7 @@ _MAX_NAME = 60
 
 
 class FiredRule(Struct, frozen=True):
-    """A rule that fired, and the worst value meanwhile, in the unit of its figure."""
+    """An alert rule that fired, and the worst value meanwhile, in the unit of its figure."""
 
     rule: str
     value: float | None
@@ -29,10 +29,10 @@ class Incident(Struct, frozen=True, kw_only=True):
 
     Attributes:
         started_wall_ns: when the first rule began to fire, Unix time.
-        seconds: until the last rule no longer held.
-        is_over: false: it still went on when the file was written.
-        num_late: requests with a late token; None: unknown.
-        explanation: of the step in flight, the longest ITL and the longest TTFT.
+        seconds: time until no rule held any more.
+        is_over: whether it had ended when the file was written.
+        num_late: number of requests with a late token; None if unknown.
+        explanation: text about the step in flight, the longest ITL and the longest TTFT.
     """
 
     engine: str
@@ -45,7 +45,7 @@ class Incident(Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """One line: what, how long, how many streams."""
+        """One line: which rules fired, how long, and how many requests were late."""
         what = "; ".join(f"{each.rule}: {each.shown}" for each in self.rules)
         ended = "" if self.is_over else " and on"
         streams = ""
@@ -59,7 +59,7 @@ class Incident(Struct, frozen=True, kw_only=True):
 
     @property
     def file_name(self) -> str:
-        """Sorts by time, and says what happened."""
+        """A file name that sorts by time and names the engine and the first rule's figure."""
         when = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self.started_wall_ns / 1e9))
         figure = self.rules[0].rule.split()[0]
         name = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{self.engine}-{figure}")[:_MAX_NAME]
@@ -67,7 +67,7 @@ class Incident(Struct, frozen=True, kw_only=True):
 
 
 def incident_in(metadata: Mapping[str, str]) -> Incident | None:
-    """The incident a file was kept for; None: it is another recording."""
+    """The incident that a file was kept for; None if the metadata has no valid one."""
     text = metadata.get(METADATA)
     if text is None:
         return None
@@ -78,7 +78,7 @@ def incident_in(metadata: Mapping[str, str]) -> Incident | None:
 
 
 def incidents_in(folder: Path) -> list[tuple[Path, Incident]]:
-    """Those kept in a folder, the newest first."""
+    """The recordings of incidents in a folder, the newest first."""
     found = []
     for path in folder.glob(f"{_PREFIX}*.mcap"):
         incident = incident_in(read_metadata(path) or {})

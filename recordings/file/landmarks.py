@@ -45,7 +45,7 @@ def messages_in(recording: "Recording", number: int) -> Iterator[tuple[int, Tele
 
 
 def landmark_of(message: object) -> Landmark | None:
-    """The landmarks in a message."""
+    """The landmark in a message; None if it has none."""
     if isinstance(message, Mark):
         return Landmark(message.step, message.text, "mark")
     if isinstance(message, KnobsChanged) and message.new:
@@ -59,7 +59,7 @@ def landmark_of(message: object) -> Landmark | None:
 
 
 def find_landmark(found: Sequence[Landmark], text: str) -> Landmark | None:
-    """The last landmark of that name, else the last one whose name contains it."""
+    """The last landmark with that text, or else the last one whose text contains it."""
     for matches in (
         [each for each in found if each.text == text],
         [each for each in found if text.lower() in each.text.lower()],

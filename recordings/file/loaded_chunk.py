@@ -92,10 +92,11 @@ class Frames(Sequence[MessageFrame]):
 
 
 class LoadedChunk:
-    """A sequence of frames. Reading them in order is the quickest.
+    """The frames of a chunk. Reading them in order is quickest.
 
     Attributes:
-        frames: the messages as stored, steps maybe packed; for topics, sequences and times.
+        frames: the messages as stored, where steps may be packed. Use them for topics, sequences
+            and times.
         step_places: indices of the steps.
     """
 
@@ -116,7 +117,7 @@ class LoadedChunk:
         self.frames = Frames(records, begins, [names[each] for each in channel_ids])
         self._records = records
         self._unpacker = StepUnpacker()
-        self._unpacked = 0  # the unpacker has seen all steps before this index
+        self._unpacked = 0  # the unpacker was fed all steps before this index
 
     @property
     def messages(self) -> list[RawMessage]:
@@ -135,7 +136,7 @@ class LoadedChunk:
         return place in self._packed
 
     def end_of_run(self, place: int, last: int) -> int:
-        """The end of the run of packed steps that begins at an index; at most `last`."""
+        """The index after the run of packed steps that begins at `place`, at most `last`."""
         packed = self._packed
         while place < last and place in packed:
             place += 1
@@ -155,7 +156,7 @@ class LoadedChunk:
         return frame._replace(payload=payload)
 
     def _go_to(self, place: int) -> None:
-        """Feed the unpacker the steps that the one at `place` builds on."""
+        """Feed the unpacker the earlier steps that the step at `place` depends on."""
         frames = self.frames
         first = place
         while first > 0 and first != self._unpacked:

@@ -1,4 +1,4 @@
-"""The line about a file in a list of recordings, read from the file's beginning and end."""
+"""`Overview`: facts for a list of recordings, read from a file's beginning and end."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +18,7 @@ class Overview(NamedTuple):
     model: str = ""
     is_cut: bool = False  # never finished, or damaged
     error: str | None = None
-    incident: str | None = None  # what it was kept for, in one line
+    incident: str | None = None  # the incident that it was kept for, in one line
 
 
 def overview(path: Path) -> Overview:

@@ -1,7 +1,7 @@
 """`Recording`: a recorded session, read by seeking. It owns the open file.
 
-It finds positions by bisecting the chunks and never scans from the beginning. It reads a file that
-was cut short as far as its chunks are whole, and `message` says what is missing.
+It finds positions by bisecting the chunks and never scans from the beginning. It also reads a file
+that was cut short, as far as its chunks are intact; `message` tells what is missing.
 """
 
 import os
@@ -27,7 +27,7 @@ from stepscope.recordings.state.pauses import known_since
 
 
 class Position(NamedTuple):
-    """A place between messages: reading goes on with the next one. Compares in file order."""
+    """A place between messages, where reading continues. Positions compare in file order."""
 
     chunk: int
     message: int
@@ -39,14 +39,14 @@ class Recording:
     Attributes:
         info: the engine that was recorded.
         opened_path: the file that was opened; `PATH.part` if the file was never finished.
-        first_step, last_step: None without any step.
+        first_step, last_step: None if the file has no step.
         start_ns, end_ns: wall time of the first and last message.
         known_since_ns: engine time from which on all pauses are known: 0, or the time of the first
             keyframe if the engine does not publish earlier pauses.
         truncated, message: whether something is missing, and what, in one line.
 
     Raises:
-        RecordingError: there is no such file, it is no recording, empty, or of a later schema.
+        RecordingError: the file does not exist, is no recording, is empty, or has a later schema.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -55,7 +55,7 @@ class Recording:
         self.opened_path = part if not self.path.exists() and part.exists() else self.path
         try:
             self._stream = open(self.opened_path, "rb")  # noqa: SIM115 - closed by close()
-            # Checked before reading: a file finished meanwhile is then read as whole.
+            # Check this before reading, so that a file finished in between is read as whole.
             is_being_written = write_lock.is_held(self._stream)
             index = read_index(self._stream, is_being_written=is_being_written)
         except OSError as error:
@@ -107,7 +107,7 @@ class Recording:
 
     @property
     def message(self) -> str | None:
-        """What is missing. Damage in the middle is known once it has been read."""
+        """What is missing, in one line; None if nothing. Damage is known only once it was read."""
         missing = missing_text(self._index, self._chunks, self.last_step)
         return None if missing is None else f"{self.path.name}: {missing}"
 
@@ -177,7 +177,7 @@ class Recording:
         return Position(number, bisect_left(frames, log_ns, key=lambda frame: frame.log_ns))
 
     def step_before(self, position: Position) -> int | None:
-        """The last step before a position; None without one."""
+        """The last step before a position; None if there is none."""
         for number in range(min(position.chunk, len(self._chunks) - 1), -1, -1):
             chunk = self._chunks.load(number)
             places = chunk.step_places
@@ -195,7 +195,7 @@ class Recording:
         return position.message >= len(self._chunks.load(last))
 
     def frame_before(self, position: Position) -> MessageFrame | None:
-        """The message right before a position."""
+        """The message right before a position; None if there is none, or if it is damaged."""
         for number in range(min(position.chunk, len(self._chunks) - 1), -1, -1):
             chunk = self._chunks.load(number)
             end = min(position.message, len(chunk)) if number == position.chunk else len(chunk)
@@ -204,7 +204,7 @@ class Recording:
         return None
 
     def keyframe_before(self, position: Position) -> tuple[Snapshot, Position]:
-        """The last keyframe before a position (else the first of all), and the position after it.
+        """The last keyframe before a position, or else the first of all, and the position after it.
 
         Raises:
             RecordingError: no keyframe can be read.
@@ -224,7 +224,8 @@ class Recording:
         """Messages in order from a position (None: all), each with the position after it.
 
         Args:
-            sequence: number of the message before; the file stores only the lower 32 bits.
+            sequence: number of the message before. It is needed as the file stores only the lower
+                32 bits of each.
         """
         first, skipped = position or Position(0, 0)
         for number in range(first, len(self._chunks)):

@@ -1,7 +1,7 @@
 """The service levels stored in a recording: those it was watched or recorded with.
 
 They are in the file's metadata, under the names of the dashboard's settings. A file may have both,
-one or none. Each is stored in the same number of bytes, so that it can change during recording.
+one or none. Each takes a fixed number of bytes, so that it can be replaced during recording.
 """
 
 import math
@@ -21,7 +21,7 @@ def levels_of(slo: SLO) -> Levels:
 
 
 def slo_of(levels: Levels) -> SLO:
-    """The levels for a history; the default ones where some are missing."""
+    """The levels for a history, with defaults for missing ones."""
     defaults = levels_of(SLO())
     return SLO(*({**defaults, **levels}[name] for name in LEVEL_NAMES))
 
@@ -31,7 +31,7 @@ def as_metadata(levels: Levels) -> dict[str, str]:
 
 
 def levels_in(metadata: Mapping[str, str]) -> Levels:
-    """The levels in a file's metadata. Values that are no time above zero are left out."""
+    """The levels in a file's metadata. Values that are not finite and above 0 are left out."""
     found: dict[str, float] = {}
     for name in LEVEL_NAMES:
         try:
@@ -44,6 +44,6 @@ def levels_in(metadata: Mapping[str, str]) -> Levels:
 
 
 def levels_text(levels: Levels) -> str:
-    """As shown to people: TTFT 500 ms, ITL 50 ms."""
+    """The levels as shown to people: `TTFT 500 ms, ITL 50 ms`."""
     shown = {"slo_ttft_ms": "TTFT", "slo_itl_ms": "ITL"}
     return ", ".join(f"{shown[name]} {value:,g} ms" for name, value in levels.items())

@@ -1,4 +1,4 @@
-"""`StepIndex`: finds the chunk that holds a step by reading only a few chunks."""
+"""`StepIndex`: finds the chunk that contains a step by reading only a few chunks."""
 
 import itertools
 import sys
@@ -10,7 +10,7 @@ class StepIndex:
     """The first steps of chunks, read on demand.
 
     Args:
-        first_step, last_step: of the recording.
+        first_step, last_step: the first and last step of the recording.
     """
 
     def __init__(self, chunks: ChunkCache, first_step: int | None, last_step: int | None) -> None:

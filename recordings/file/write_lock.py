@@ -8,7 +8,7 @@ from typing import IO
 
 def take(stream: IO[bytes]) -> None:
     """Lock a file until it is closed, if the file system has locks."""
-    with contextlib.suppress(OSError):  # not every file system has them
+    with contextlib.suppress(OSError):  # not every file system has locks
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 

@@ -1,5 +1,5 @@
-"""The MCAP container: chunks, indexes and records as they lie in a file.
+"""The MCAP container: the layout of chunks, indexes and records in a file.
 
 May import: engine.protocol.
-What another program must agree with goes here.
+Code for the format, with which other programs must agree, goes here.
 """

@@ -1,4 +1,4 @@
-"""One chunk of an MCAP file: its messages, as far as its checksums prove them sound."""
+"""Reads one chunk of an MCAP file: the messages that its checksums prove to be intact."""
 
 import struct
 import zlib
@@ -12,9 +12,9 @@ from mcap.opcode import Opcode
 from stepscope.recordings.file.mcap.index import ChunkPlace
 from stepscope.recordings.file.mcap.sink import CHECKPOINT, CHUNK_HEAD, RECORD
 
-MAX_CHUNK_BYTES = 256 * 1024 * 1024  # uncompressed; more is not ours
+MAX_CHUNK_BYTES = 256 * 1024 * 1024  # uncompressed; our writer never makes larger ones
 _PEEK_BYTES = 16 * 1024  # compressed, at a time
-_PIECE_BYTES = 1024  # compressed: how near to the damage one gets
+_PIECE_BYTES = 1024  # compressed, at a time: at most so much before damage is lost
 
 _MESSAGE = struct.Struct("<HIQQ")  # channel id, sequence, log time, publish time
 _MESSAGE_HEAD = struct.Struct("<BQH")  # opcode, length, channel id
@@ -24,14 +24,14 @@ _CHANNEL = struct.Struct("<HHI")  # id, schema id, length of the topic
 
 
 class ChunkRecords(NamedTuple):
-    """The sound records of a chunk, decompressed; `is_damaged`: it held others too."""
+    """The intact records of a chunk, decompressed; `is_damaged`: others were lost."""
 
     records: bytes
     is_damaged: bool
 
 
 class RawMessage(NamedTuple):
-    """A message as it lies in a chunk."""
+    """A message as stored in a chunk."""
 
     channel_id: int
     sequence: int  # the lower 32 bits
@@ -40,7 +40,7 @@ class RawMessage(NamedTuple):
 
 
 def read_chunk(stream: IO[bytes], place: ChunkPlace) -> ChunkRecords:
-    """Read all sound records of a chunk: all of it, or up to its last good checkpoint.
+    """Read the intact records of a chunk: all, or up to its last good checkpoint.
 
     Raises:
         OSError: the file cannot be read.
@@ -53,7 +53,7 @@ def read_chunk(stream: IO[bytes], place: ChunkPlace) -> ChunkRecords:
     compressed = memoryview(body)[CHUNK_HEAD.size :]
     if not place.is_cut and size <= MAX_CHUNK_BYTES:
         try:
-            # As much memory is taken as the compressed data asks for, damaged or not.
+            # zstd allocates what the compressed data asks for, damaged or not, so check that first.
             is_likely = zstandard.frame_content_size(compressed) <= size
             records = zstandard.decompress(compressed, max_output_size=size) if is_likely else b""
         except zstandard.ZstdError:
@@ -65,7 +65,7 @@ def read_chunk(stream: IO[bytes], place: ChunkPlace) -> ChunkRecords:
 
 
 def was_overwritten(stream: IO[bytes], place: ChunkPlace) -> bool:
-    """Whether an unfinished chunk holds foreign bytes, and is not merely cut short.
+    """Whether an unfinished chunk contains foreign bytes, and was not merely cut short.
 
     Raises:
         OSError: the file cannot be read.
@@ -76,7 +76,7 @@ def was_overwritten(stream: IO[bytes], place: ChunkPlace) -> bool:
 
 
 def read_chunk_bytes(stream: IO[bytes], place: ChunkPlace) -> bytes:
-    """The record of a chunk as it is, compressed."""
+    """The whole record of a chunk as stored, compressed."""
     stream.seek(place.offset)
     return stream.read(place.length)
 
@@ -98,9 +98,9 @@ def has_sound_head(stream: IO[bytes], place: ChunkPlace) -> bool:
 
 
 def first_messages(stream: IO[bytes], place: ChunkPlace) -> Iterator[RawMessage]:
-    """Messages from the beginning of a chunk, decompressed only as far as the caller reads.
+    """Yield messages from the beginning of a chunk, decompressed only as far as the caller reads.
 
-    Checksums are not checked: use it only to find places.
+    Checksums are not checked, so use the messages only to find places.
     """
     frame = zstandard.ZstdDecompressor().decompressobj()
     found = b""
@@ -124,7 +124,7 @@ def first_messages(stream: IO[bytes], place: ChunkPlace) -> Iterator[RawMessage]
 
 
 def _decompressed(compressed: memoryview) -> tuple[bytes, bool]:
-    """The bytes as far as they decompress, and whether that is all of them."""
+    """The bytes up to the first error in decompression, and whether there was no error."""
     frame = zstandard.ZstdDecompressor().decompressobj()
     found = bytearray()
     for begin in range(0, len(compressed), _PIECE_BYTES):
@@ -156,10 +156,10 @@ def _vouched(records: bytes) -> tuple[bytes, bool]:
 def message_places(records: bytes) -> tuple["array[int]", "array[int]"]:
     """Where the messages of a chunk begin, and their channel ids, both in order."""
     begins, channel_ids = array("I"), array("H")
-    # A chunk has a thousand and a seek waits for them: no generator, and no enum to compare with.
+    # A chunk has a thousand messages and a seek waits for them, so avoid generators and enums here.
     record = _MESSAGE_HEAD.unpack_from
     position, num_bytes = 0, len(records)
-    last = num_bytes - RECORD.size - _MESSAGE.size  # where one may begin
+    last = num_bytes - RECORD.size - _MESSAGE.size  # the last place where a message may begin
     while position <= last:
         opcode, length, channel_id = record(records, position)
         begin, position = position, position + RECORD.size + length
@@ -172,13 +172,13 @@ def message_places(records: bytes) -> tuple["array[int]", "array[int]"]:
 
 
 def message_at(records: bytes, begin: int) -> RawMessage:
-    """The message at this place."""
+    """The message that begins at this byte."""
     _, length = RECORD.unpack_from(records, begin)
     return _message(records, begin, length)
 
 
 def bodies_at(records: bytes, begins: Iterable[int]) -> list[tuple[int, bytes]]:
-    """Sequence and payload of the messages at these places."""
+    """Sequence and payload of the messages that begin at these bytes."""
     head, skipped = _NUMBERED.unpack_from, RECORD.size + _MESSAGE.size
     found = []
     for begin in begins:
@@ -199,7 +199,7 @@ def channels(records: bytes) -> dict[int, str]:
     found = {}
     for opcode, begin, length in _records(records):
         if opcode == Opcode.MESSAGE:
-            break  # they stand at its beginning
+            break  # channels come first in a chunk
         if opcode == Opcode.CHANNEL and length >= _CHANNEL.size:
             channel_id, _, num_chars = _CHANNEL.unpack_from(records, begin + RECORD.size)
             name = begin + RECORD.size + _CHANNEL.size

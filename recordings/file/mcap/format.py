@@ -3,16 +3,16 @@
 from stepscope.engine.protocol.wire import EngineInfo
 
 PROFILE = "stepscope"
-PART_SUFFIX = ".part"  # of a file that is being written
-# Higher ones are refused. 1 had no packed steps and no checkpoints.
+PART_SUFFIX = ".part"  # added to the name of a file that is being written
+# Readers refuse higher versions. Version 1 had no packed steps and no checkpoints.
 FORMAT_VERSION = 2
 
-# Metadata of a repaired file, beside that of its engine: the steps that are missing (losses.py).
+# Name of an extra metadata record in a repaired file, for the missing steps (losses.py).
 LOSSES = "stepscope.losses"
 
-PACKED_STEP = "packed_step"  # see packed_steps.py
-# Of messages, in the order of their channel ids 1, 2, ..., which are fixed by the files that do not
-# name their channels: new ones go to the end.
+PACKED_STEP = "packed_step"  # see recordings/packing/steps.py
+# Topics of messages, in the order of their channel ids 1, 2, ... Files that do not name their
+# channels fix these ids, so add new topics at the end.
 TOPICS = ("info", "knobs", "step", "status", "keyframe", "mark", PACKED_STEP, "audit", "in_flight")
 
 

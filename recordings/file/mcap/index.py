@@ -1,4 +1,4 @@
-"""The places of preamble and chunks in an MCAP file, from its summary or by walking its records.
+"""Finds preamble and chunks in an MCAP file, from its summary or by walking its records.
 
 A closed file ends in a summary with a checksum. A file that was not closed (crash, full disk, cut
 copy), or whose summary is damaged, is walked from record to record (`mcap/records.py`).
@@ -27,7 +27,7 @@ BEING_WRITTEN = "it is being written right now"
 _STEPS = frozenset((wire.TOPICS[wire.StepRecord].decode(), PACKED_STEP))
 _FOOTER = struct.Struct("<BQQQI")
 _CHUNK_INDEX = struct.Struct("<QQQQI")  # times, place and length of the chunk, size of a map
-_MAX_PREAMBLE_BYTES = 1 << 20  # of one record that is read to look into it
+_MAX_PREAMBLE_BYTES = 1 << 20  # larger records about the file are not read
 _UNREADABLE = (McapError, struct.error, ValueError, OSError)
 
 
@@ -37,7 +37,7 @@ class ChunkPlace:
 
     offset: int
     length: int
-    start_ns: int  # wall time, as its head says; a walked file may lie
+    start_ns: int  # wall time from its head, which may be wrong in a walked file
     end_ns: int
     is_cut: bool = False
 
@@ -48,19 +48,21 @@ class ChunkPlace:
 
 @dataclass(slots=True)
 class McapIndex:
-    """What is where in a file.
+    """The contents of a file and their places.
 
     Attributes:
         metadata: metadata records, by name.
-        why_incomplete: in words for a person; None for a closed file with an intact summary.
-        is_being_written: a writer was at work when it was opened, so its end is still to come.
-        was_closed: it was written to its end, even if its summary is now damaged or cut off.
+        why_incomplete: text for people; None for a closed file with an intact summary.
+        is_being_written: whether a writer was at work when it was opened, so its end is still to
+            come.
+        was_closed: whether it was written to its end, even if its summary is now damaged or cut
+            off.
         num_lost_bytes: bytes that belong to no record, in a file that was walked.
-        lost_at: where each stretch of them begins.
-        num_messages, num_steps: from the summary.
+        lost_at: where each stretch of such bytes begins.
+        num_messages, num_steps: from the summary; None without one.
     """
 
-    profile: str | None = None  # None: cut before it
+    profile: str | None = None  # None if the file was cut before it
     library: str = ""
     metadata: dict[str, dict[str, str]] = field(default_factory=dict)
     chunks: list[ChunkPlace] = field(default_factory=list)
@@ -80,16 +82,17 @@ class McapIndex:
 def read_index(
     stream: IO[bytes], *, walk: bool = False, is_being_written: bool = False
 ) -> McapIndex | None:
-    """The index of a file; None if it does not begin like a recording or any other MCAP file.
+    """Read the index of a file; None if it begins neither like a recording nor like an MCAP file.
 
     Args:
         walk: ignore the summary.
-        is_being_written: by another process. If it has a summary nevertheless, it is whole.
+        is_being_written: whether another writer holds the file. If it has a summary nevertheless,
+            it is treated as whole.
     """
     size = stream.seek(0, os.SEEK_END)
     stream.seek(0)
     head = stream.read(128)
-    # Our name is in its first bytes twice: one of these signs may be damaged.
+    # Our name is in its first bytes twice, so that either the magic or the names may be damaged.
     if not head.startswith(MAGIC) and head.count(PROFILE.encode()) < 2:
         return None
     index = McapIndex(is_being_written=is_being_written)
@@ -154,7 +157,7 @@ def _read_about(
 
 
 def _read_summary(stream: IO[bytes], size: int, index: McapIndex) -> str | None:
-    """Read the chunks from the summary. Returns why that is not possible, or None."""
+    """Read the chunks from the summary. Returns None, or a text for why that failed."""
     not_closed = "it was not closed (crash, full disk or cut copy)"
     index.was_closed = False
     footer_bytes = _FOOTER.size + len(MAGIC)
@@ -202,7 +205,7 @@ def _read_groups(summary: bytes, size: int, index: McapIndex) -> list[int]:
                 channel = Channel.read(body)
                 if channel.topic in _STEPS:
                     step_channels.add(channel.id)
-            else:  # which come after the channels
+            else:  # statistics come after the channels
                 statistics = Statistics.read(body)
                 index.num_messages = statistics.message_count
                 counts = statistics.channel_message_counts
@@ -226,7 +229,7 @@ def _walk(stream: IO[bytes], size: int, index: McapIndex) -> bool:
         if record is None:
             found = find_chunk(stream, position, size)
             if found == size and index.is_being_written:
-                return False  # the rest of a record is still to come
+                return False  # the rest of this record is not written yet
             index.num_lost_bytes += found - position
             index.lost_at.append(position)
             position = found
@@ -254,7 +257,7 @@ def _chunk_at(stream: IO[bytes], position: int, length: int, size: int) -> Chunk
     head = CHUNK_HEAD.unpack(stream.read(CHUNK_HEAD.size))
     is_unfinished = head[1] == UNFINISHED
     if is_unfinished or position + length > size:
-        # Another may follow in a file that went on after damage to this one's head.
+        # If its head was damaged, other chunks may follow it.
         end = find_chunk(stream, position + CHUNK_HEAD.size, size)
         return ChunkPlace(position, end - position, head[2], head[3], is_cut=True)
     return ChunkPlace(position, length, head[2], head[3])

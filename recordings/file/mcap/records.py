@@ -1,7 +1,7 @@
-"""The places of records in an MCAP file, also in a damaged one.
+"""Finds the records in an MCAP file, also in a damaged one.
 
-A record begins with its length, so one leads to the next. Behind damage or a cut, the next chunk
-is found by the form of its head. Format: mcap.dev/spec.
+A record begins with its length, so each record leads to the next. After damage or a cut, the next
+chunk is found by the pattern of its head. Format: mcap.dev/spec.
 """
 
 import re
@@ -17,8 +17,8 @@ _MAX_LENGTH = dict.fromkeys(Opcode, _MAX_RECORD_BYTES) | {
     Opcode.DATA_END: 4,
     Opcode.FOOTER: 20,
 }
-_NAME_BYTES = b"\x04\x00\x00\x00zstd"  # of the compression, in the head of a chunk ...
-_NAME = slice(37, 45)  # ... and where
+_NAME_BYTES = b"\x04\x00\x00\x00zstd"  # name of the compression in the head of a chunk, ...
+_NAME = slice(37, 45)  # ... and its place there
 # Opcode and length (below 2^40, or unfinished), times, size, checksum.
 _CHUNK_LOOKS = re.compile(
     rb".(?:.{5}\x00\x00\x00|\xff{8}).{16}.{8}.{4}" + re.escape(_NAME_BYTES), re.DOTALL
@@ -26,12 +26,12 @@ _CHUNK_LOOKS = re.compile(
 
 
 def record_at(stream: IO[bytes], position: int, size: int) -> tuple[int, int] | None:
-    """Opcode and length of the record at `position`; None if there cannot be one.
+    """Opcode and length of the record at `position`; None if no record can be there.
 
-    A chunk may reach beyond the end: it was not finished, or the file was cut.
+    A chunk may reach beyond the end of the file, if it was not finished or the file was cut.
 
     Args:
-        size: of the file.
+        size: size of the file.
     """
     stream.seek(position)
     head = stream.read(CHUNK_HEAD.size)
@@ -63,7 +63,7 @@ def find_chunk(stream: IO[bytes], position: int, size: int) -> int:
 def _chunk_record(head: bytes, length: int) -> tuple[int, int] | None:
     if len(head) < CHUNK_HEAD.size:
         return None
-    # Its lengths must agree; what its opcode says does not matter then.
+    # If its lengths agree, it is a chunk, whatever its opcode says.
     num_compressed = CHUNK_HEAD.unpack(head)[-1]
     if length == UNFINISHED:
         return Opcode.CHUNK, CHUNK_HEAD.size

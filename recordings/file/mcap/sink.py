@@ -1,9 +1,9 @@
 """`McapSink`: writes one MCAP file, chunk by chunk. A crash costs only what was not flushed.
 
-The stock writer keeps a chunk in memory until it is full: large chunks compress well but lose
-much in a crash, small ones the reverse. This one writes a chunk while it grows. Compressed bytes
-are appended at every flush, or sooner (zstd can end a block without ending the frame). The header
-with length and checksum is filled in when the chunk ends.
+The stock MCAP writer keeps a chunk in memory until it is full. Large chunks then compress well but
+lose much in a crash, and small ones the reverse. This writer writes a chunk while it grows.
+Compressed bytes are appended at every flush, or sooner (zstd can end a block without ending the
+frame). The header with length and checksum is filled in when the chunk ends.
 
 Each flush also adds a checkpoint: a record with the checksum of everything before it, under an
 opcode that the format leaves to applications, so other readers skip it. So everything up to the
@@ -35,7 +35,7 @@ from mcap.records import (
 
 MAGIC = b"\x89MCAP0\r\n"
 CHECKPOINT = 0x80  # opcode; its body is the CRC-32 of the chunk's records before it
-CHECKPOINT_BYTES = 128 * 1024  # uncompressed: between two checkpoints at most
+CHECKPOINT_BYTES = 128 * 1024  # most uncompressed bytes between two checkpoints
 COMPRESSION = "zstd"
 COMPRESSION_LEVEL = 6
 UNFINISHED = (1 << 64) - 1  # length of a chunk that has not ended
@@ -52,13 +52,13 @@ class McapSink:
     """The writing end of a file.
 
     Attributes:
-        num_bytes: in the file, without what the next flush adds.
-        num_chunk_bytes: of the open chunk, uncompressed; 0 without an open chunk.
+        num_bytes: bytes in the file, without those that the next flush adds.
+        num_chunk_bytes: uncompressed bytes of the open chunk; 0 without an open chunk.
 
     Args:
-        stream: positioned at its start, seekable; the caller closes it.
+        stream: seekable, at its start; the caller closes it.
         library: name of the writer, for the header.
-        topics: of the channels; their ids are 1, 2, ... in this order.
+        topics: topics of the channels, whose ids are 1, 2, ... in this order.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class McapSink:
         self._stream.seek(end)
 
     def add(self, channel_id: int, sequence: int, log_ns: int, payload: bytes) -> None:
-        """Append a message; `log_ns` must not be earlier than that of the one before it."""
+        """Append a message. `log_ns` must not be earlier than that of the message before."""
         if self._frame is None:
             self._open(log_ns)
         head = _MESSAGE.pack(
@@ -125,10 +125,10 @@ class McapSink:
             self._put_checkpoint()
 
     def flush(self) -> None:
-        """Put what was added so far into the file, safe from a crash of the machine.
+        """Write all messages so far to the disk, so that they survive a crash of the machine.
 
         Raises:
-            OSError: it could not be written.
+            OSError: the file cannot be written.
         """
         self._put_checkpoint()
         self._stream.flush()
@@ -136,7 +136,7 @@ class McapSink:
         self.num_bytes = self._stream.tell()
 
     def end_chunk(self) -> None:
-        """End the open chunk, if there is one. The next message begins another."""
+        """End the open chunk, if there is one. The next message begins a new one."""
         if self._frame is None:
             return
         self._put_checkpoint()
@@ -153,12 +153,12 @@ class McapSink:
     def copy_chunk(
         self, chunk: bytes, times_ns: tuple[int, int], num_messages: Mapping[int, int]
     ) -> None:
-        """Append a chunk of another file as it is.
+        """Append a chunk of another file unchanged.
 
         Args:
-            chunk: all of its record; it must name the same channels as this file, or none.
-            times_ns: of its first and last message.
-            num_messages: by channel.
+            chunk: its whole record. It must name the same channels as this file, or none.
+            times_ns: times of its first and last message.
+            num_messages: channel id -> number of messages.
         """
         num_bytes, checksum = CHUNK_HEAD.unpack_from(chunk)[4:6]
         self.end_chunk()
@@ -191,7 +191,7 @@ class McapSink:
         self.num_bytes = end
 
     def finish(self) -> None:
-        """Write the summary; the file is whole after this."""
+        """Write the summary, which makes the file whole."""
         self.end_chunk()
         self._stream.write(_encoded(DataEnd(data_section_crc=0)))
         start = self._stream.tell()

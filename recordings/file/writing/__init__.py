@@ -1,6 +1,6 @@
-"""Recordings while they are written: one file or a series, on a thread of its own.
+"""Writes recordings: one file or a series of files, on a thread of its own.
 
 May import: engine.protocol, recordings, recordings.file, recordings.file.mcap,
   recordings.packing, recordings.state.
-What decides what is written, and when a file ends, goes here.
+Decisions on what is written, and on when a file ends, go here.
 """

@@ -1,7 +1,7 @@
-"""`EngineLog`: which messages of one engine go into a `RecordingFile`, and in which order.
+"""`EngineLog`: selects and orders the messages of one engine for a `RecordingFile`.
 
-A file begins with the engine's description. Each message is in it once. Keyframes, from which any
-moment can be restored, come from a session state kept here. Belongs to the writing thread.
+A file begins with the engine's description and contains each message once. The session state kept
+here provides the keyframes, from which any moment can be restored. Belongs to the writing thread.
 """
 
 from collections.abc import Mapping
@@ -30,15 +30,15 @@ _Frame: TypeAlias = tuple[bytes, int, bytes]  # topic, sequence, payload
 
 
 class EngineLog:
-    """Takes the messages of one engine from its first to its last.
+    """Writes the messages of one engine, from its first to its last.
 
     Attributes:
         engine_id: "" before it is known.
-        num_steps, first_step, last_step: written so far.
+        num_steps, first_step, last_step: the steps written so far.
 
     Args:
-        file: to write into, until `go_on_in` gives another one.
-        metadata: of each file, beside the description of the engine.
+        file: the file to write into, until `go_on_in` changes it.
+        metadata: metadata for each file, besides the description of the engine.
     """
 
     def __init__(self, file: RecordingFile, metadata: Mapping[str, str]) -> None:
@@ -50,21 +50,21 @@ class EngineLog:
         self._metadata = dict(metadata)
         self._session = KeyframeSession()
         self._last_sequence: int | None = None
-        self._last_applied: int | None = None  # sequence the session is true after
+        self._last_applied: int | None = None  # sequence of the last message in the session state
         self._needs_snapshot = False
         self._anchor: EngineInfo | None = None  # pair of monotonic and wall time
         self._info: EngineInfo | None = None
-        self._early: list[_Frame] = []  # before the engine is known, and ...
-        self._early_ns: int | None = None  # ... the first time in them
+        self._early: list[_Frame] = []  # frames before the engine is known, and ...
+        self._early_ns: int | None = None  # ... the first time in these
         self._last_log_ns = 0
 
     @property
     def can_go_on(self) -> bool:
-        """Whether enough is known to begin another file."""
+        """Whether the state is complete, so that another file can begin."""
         return self._anchor is not None and not self._needs_snapshot
 
     def go_on_in(self, file: RecordingFile) -> None:
-        """Write into another file from now on; it can be read without the one before."""
+        """Write into another file from now on. It can be read without the file before."""
         self._file = file
         self._begin_file()
         info = self._session.info
@@ -75,13 +75,13 @@ class EngineLog:
             file.add(topic, snapshot.sequence, wire.encode(message), self._last_log_ns)
 
     def say(self, metadata: Mapping[str, str]) -> None:
-        """Change the metadata of the file; the new values must take as many bytes."""
+        """Change metadata of the file. The new values must take as many bytes as the old ones."""
         self._metadata |= metadata
         if self._anchor is not None:
             self._file.say(metadata)
 
     def take(self, message: Telemetry, frame: _Frame) -> None:
-        """Take the next message, decoded and as received.
+        """Write the next message, given decoded and as received.
 
         Raises:
             OSError: the file cannot be written.
@@ -107,11 +107,12 @@ class EngineLog:
             if self.first_step is None:
                 self.first_step = message.step
         if isinstance(message, Snapshot) and not is_first:
-            # One that came after a loss does not know what had finished by then; ours does.
+            # A snapshot after a loss lacks requests that finished before it. Our own keyframe has
+            # them.
             self._add_keyframe()
 
     def _add_keyframe(self) -> None:
-        """Write the state after the last message, unless messages are missing in it."""
+        """Write the state after the last message as a keyframe, unless messages are missing."""
         if self._needs_snapshot or self._last_applied is None:
             return
         if (snapshot := self._session.snapshot(self._last_applied)) is not None:
@@ -119,7 +120,7 @@ class EngineLog:
             self._file.add(_KEYFRAME, self._last_applied, payload, self._last_log_ns)
 
     def _is_next(self, topic: bytes, sequence: int) -> bool:
-        """Whether a message belongs in the file: no duplicate and no empty keyframe."""
+        """Whether a message belongs into the file: no duplicate and no needless keyframe."""
         if topic == _MARK:
             return True
         last = self._last_sequence
@@ -136,21 +137,21 @@ class EngineLog:
         return True
 
     def _introduce(self, message: Telemetry, frame: _Frame) -> bool:
-        """Write the engine's description, and what came before it was known.
+        """Write the engine's description, and messages that came before it was known.
 
-        A snapshot has all of it. Without one the file begins with an empty keyframe, as soon as the
-        engine has published its description and its time.
+        A snapshot contains all of these. Without one, the file begins with an empty keyframe, as
+        soon as the engine has published its description and a time.
 
         Returns:
-            Whether `message` is still to be written.
+            Whether the caller must still write `message`.
         """
         if isinstance(message, Snapshot):
-            self._early.clear()  # it contains them
+            self._early.clear()  # the snapshot contains them
             self._begin(message.info, message.time_ns)
             return True
         if isinstance(message, EngineInfo):
             if self._info is not None and self._info.engine_id != message.engine_id:
-                self._early.clear()  # of an engine that never got to say what time it was
+                self._early.clear()  # from an engine that ended before it published a time
                 self._early_ns = None
             self._info = message
         self._early.append(frame)
@@ -187,7 +188,7 @@ class EngineLog:
 
 
 def _time_ns(message: Telemetry) -> int | None:
-    """When a message was true, None for those that hold at any time."""
+    """Engine time of a message; None for kinds without a time."""
     if isinstance(message, StepRecord):
         return message.tokens_ns
     timed = EngineStatus | KnobsChanged | Snapshot | Audited | StepInFlight

@@ -1,4 +1,4 @@
-"""`RecordingFile`: one file while it is written, as `PATH.part`; closing it gives it its name."""
+"""`RecordingFile`: one file being written, as `PATH.part`. Closing it gives it its name."""
 
 import contextlib
 import os
@@ -24,13 +24,14 @@ from stepscope.recordings.file.mcap.sink import McapSink
 from stepscope.recordings.packing.steps import StepPacker
 
 CHUNK_BYTES = 1024 * 1024  # uncompressed, unless half of it is keyframes
-# One flipped bit costs the rest of its chunk. So a chunk spans at most a second, or this part of
-# what the file holds by then, in time and in steps: chunks grow with the file, up to CHUNK_BYTES.
+# One flipped bit costs the rest of its chunk. So a chunk spans at most a second, or 1/CHUNK_PARTS
+# of the file so far, both in time and in steps. So chunks grow with the file, up to CHUNK_BYTES.
 CHUNK_NS = 1_000_000_000
 CHUNK_PARTS = 100
-KEYFRAME_MESSAGES = 256  # what is read and applied at most to show any moment ...
-# ... unless the keyframe itself is the larger part of that: of thousands of requests that wait it
-# has megabytes. Then the messages between two of them have as many bytes, but are no more than:
+KEYFRAME_MESSAGES = 256  # most messages to read and apply to show any moment ...
+# ... unless the keyframe itself is larger than these messages: with thousands of waiting requests
+# it has megabytes. Then the messages between two keyframes have as many bytes as a keyframe, but
+# are at most:
 MAX_KEYFRAME_MESSAGES = 4096
 
 _KEYFRAME = wire.TOPICS[Snapshot]
@@ -41,18 +42,19 @@ class RecordingFile:
     """Messages of one engine, from a keyframe on.
 
     Each chunk begins with a keyframe, so that it can be read without the chunks before it. It has
-    none if the writer has none, or if the keyframe is too large beside the messages.
+    no keyframe if the writer has none, or if the keyframe would be too large compared to the
+    messages.
 
     Only the owner may read the file until `begin` knows that it will hold no prompts and outputs.
 
     Args:
-        path: of the file, replaced if it exists. An existing `PATH.part` is never replaced: a
-            recorder is writing it, or it is all that a killed one left.
+        path: path of the file, which is replaced if it exists. An existing `PATH.part` is never
+            replaced: a recorder is writing it, or it is all that a killed recorder left.
         is_new: fail if `path` or `PATH.part` exists.
 
     Raises:
-        RecordingError: it cannot be created.
-        FileExistsError: `is_new`, and it exists.
+        RecordingError: the file cannot be created.
+        FileExistsError: `is_new` is true and the file exists.
     """
 
     def __init__(self, path: Path, *, is_new: bool = False) -> None:
@@ -61,12 +63,12 @@ class RecordingFile:
         self._packer = StepPacker()
         self._said: dict[str, str] = {}
         self._num_since_keyframe = 0
-        self._num_bytes_since_keyframe = 0  # of messages, before they are packed
-        self._num_keyframe_bytes = 0  # of the last one, ...
-        self._num_keyframe_bytes_in_chunk = 0  # ... and of all in this chunk
+        self._num_bytes_since_keyframe = 0  # bytes of messages before packing
+        self._num_keyframe_bytes = 0  # of the last keyframe, ...
+        self._num_keyframe_bytes_in_chunk = 0  # ... and of all keyframes in this chunk
         self._num_chunk_bytes = 0  # of the last chunk that ended
-        self._start_ns: int | None = None  # of the first message, ...
-        self._chunk_start_ns = 0  # ... and of the first one in this chunk
+        self._start_ns: int | None = None  # time of the first message, ...
+        self._chunk_start_ns = 0  # ... and of the first message in this chunk
         self._num_steps = self._num_steps_in_chunk = 0
         if is_new and path.exists():
             raise FileExistsError(path)
@@ -95,7 +97,7 @@ class RecordingFile:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that have been flushed."""
+        """Number of bytes that have been flushed."""
         return 0 if self._sink is None else self._sink.num_bytes
 
     @property
@@ -110,7 +112,7 @@ class RecordingFile:
         return is_worth_it and self._num_since_keyframe >= KEYFRAME_MESSAGES
 
     def begin(self, info: EngineInfo, more: dict[str, str]) -> None:
-        """Write the metadata about the engine and the recorder."""
+        """Write the metadata about the engine and the recorder, and `more`."""
         if not info.with_tokens:
             file_rights.share(self._stream, self.part_path)
         self._packer = StepPacker(info.block_size)
@@ -124,16 +126,16 @@ class RecordingFile:
         self._open_sink().add_metadata(PROFILE, self._said)
 
     def add_metadata(self, name: str, values: Mapping[str, str]) -> None:
-        """Add other metadata, after `begin` and before the first message."""
+        """Add another metadata record. Call it after `begin` and before the first message."""
         self._open_sink().add_metadata(name, values)
 
     def say(self, metadata: Mapping[str, str]) -> None:
-        """Change metadata that `begin` wrote; the new values must take as many bytes."""
+        """Change metadata of `begin`. The new values must take as many bytes as the old ones."""
         self._said |= metadata
         self._open_sink().replace_metadata(PROFILE, self._said)
 
     def add(self, topic: bytes, sequence: int, payload: bytes, log_ns: int) -> None:
-        """Append a message to the chunk that is open, or to a new one.
+        """Append a message to the open chunk, or to a new one.
 
         Args:
             log_ns: wall time, never earlier than that of the message before it.
@@ -154,15 +156,15 @@ class RecordingFile:
             self._num_steps_in_chunk += 1
             if (packed := self._packer.pack(payload)) is not None:
                 topic, payload = PACKED_STEP.encode(), packed
-        # MCAP has 32 bits for a sequence number; keyframes carry the whole of it.
+        # MCAP has 32 bits for a sequence number. Keyframes contain all bits.
         sink.add(self._channel_ids[topic], sequence, log_ns, payload)
         self._num_since_keyframe += 1
 
     def end_chunk_if_full(self, log_ns: int) -> None:
         """End the chunk if it is full. Call it before adding a message of this time.
 
-        Afterwards `wants_keyframe` says whether a keyframe must come first. `add` never ends a
-        chunk itself.
+        Afterwards `wants_keyframe` tells whether to add a keyframe first. `add` itself never ends a
+        chunk.
         """
         if self._sink is None or self._sink.num_chunk_bytes == 0:
             return
@@ -173,7 +175,7 @@ class RecordingFile:
             self.end_chunk()
 
     def _is_long(self, log_ns: int) -> bool:
-        """Whether the open chunk, with a message of this time, spanned more than it may."""
+        """Whether the open chunk would span too much time with a message of this time."""
         if self._num_steps_in_chunk == 0 or self._start_ns is None:
             return False
         chunk_ns, all_ns = log_ns - self._chunk_start_ns, log_ns - self._start_ns
@@ -197,7 +199,7 @@ class RecordingFile:
         """Finish the file and give it its name.
 
         Raises:
-            OSError: it could not be written; `part_path` has what was written.
+            OSError: the file cannot be written; `part_path` contains what was written.
         """
         with self._stream:
             self._open_sink().finish()
@@ -205,8 +207,8 @@ class RecordingFile:
         _sync_folder(self.path.parent)
 
     def abandon(self) -> None:
-        """Close it unfinished, as it is."""
-        with contextlib.suppress(OSError):  # what could not be written before cannot be now
+        """Close the file without finishing it."""
+        with contextlib.suppress(OSError):  # writing has failed before
             self._stream.close()
 
     def _open_sink(self) -> McapSink:
@@ -217,7 +219,7 @@ class RecordingFile:
 
 
 def _sync_folder(folder: Path) -> None:
-    """A new name is on the disk when its folder is."""
+    """Write a folder to the disk, so that new names in it survive a crash."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:

@@ -1,7 +1,7 @@
-"""A recording in many files: when the next one begins, how they are named, which are deleted.
+"""A recording in many files: when the next file begins, their names, and which are deleted.
 
 Names sort in the order of recording: `NAME-20261121T101500Z-000.mcap`. A file is deleted only if
-its name, its profile and the series in its metadata are all ours.
+its name, its profile and the series in its metadata all match.
 """
 
 import logging
@@ -34,7 +34,7 @@ _LIMIT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 
 
 class SeriesLimits(NamedTuple):
-    """A size, an age, or both; whichever is reached first counts."""
+    """Limits of size, of age, or of both. The one that is reached first counts."""
 
     num_bytes: int | None = None
     age_s: float | None = None
@@ -44,7 +44,7 @@ class SeriesLimits(NamedTuple):
         """Parse `1GB`, `48h` or `500MB,1h`.
 
         Raises:
-            ValueError: says what was expected.
+            ValueError: the text is invalid; the message tells what was expected.
         """
         num_bytes: int | None = None
         age_s: float | None = None
@@ -76,8 +76,8 @@ class FileSeries:
     """The files of one recorder, in one folder.
 
     Args:
-        path: gives the names: `session.mcap` makes `session-TIME-NUMBER.mcap`.
-        rotate: when a file is full.
+        path: pattern of the names: `session.mcap` makes `session-TIME-NUMBER.mcap`.
+        rotate: limits at which a file is full.
         keep: how much to keep, besides files being written; None: all.
     """
 
@@ -107,7 +107,7 @@ class FileSeries:
         """Create the next file. Existing files are not touched.
 
         Raises:
-            RecordingError: it cannot be created.
+            RecordingError: the file cannot be created.
         """
         # If the clock is set back, a later file must still sort after an earlier one.
         stamp = max(time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()), self._last_stamp)
@@ -157,7 +157,7 @@ class FileSeries:
         return time.time() - member.written_s if ended_s is None else time.monotonic() - ended_s
 
     def _members(self, current: RecordingFile) -> list[_SeriesFile]:
-        """Finished files of this series, oldest first."""
+        """Files of this series that nobody is writing, oldest first."""
         members = []
         for entry in sorted(os.scandir(self._folder), key=lambda each: each.name):
             path = Path(entry.path)

@@ -1,7 +1,7 @@
-"""`RecordingWriter`: a session into one file or a series of files, on a thread of its own.
+"""`RecordingWriter`: writes a session into one file or a series of files, on its own thread.
 
-The receiving thread hands messages over and goes on. Compressing, writing and all their errors
-happen here. `EngineLog` decides which messages a file holds, `RecordingFile` its layout.
+The receiving thread only hands messages over. Compression, writing and all their errors happen
+here. `EngineLog` decides which messages a file contains, `RecordingFile` decides its layout.
 """
 
 import logging
@@ -25,9 +25,9 @@ from stepscope.recordings.file.writing.rotation import FileSeries
 
 log = logging.getLogger("stepscope.recordings")
 
-FLUSH_S = 1.0  # what a crash may cost
+FLUSH_S = 1.0  # most seconds that a crash may cost
 CLEAN_S = 60.0
-MAX_QUEUE_BYTES = 128 * 1024 * 1024  # waiting for the disk
+MAX_QUEUE_BYTES = 128 * 1024 * 1024  # most that may wait for the disk
 
 RecordingState: TypeAlias = Literal["recording", "finished", "failed"]
 
@@ -36,17 +36,17 @@ _Frame: TypeAlias = tuple[bytes, int, bytes]  # topic, sequence, payload
 
 
 class RecordingWriter:
-    """Writes what one engine publishes; ends when the engine restarts.
+    """Writes the messages of one engine, and ends when the engine restarts.
 
-    A series goes on with the restarted engine, in a new file.
+    A series continues with the restarted engine, in a new file.
 
     Attributes:
-        path: of the file that is being written, or was written last.
+        path: path of the file that is being written, or was written last.
         state, error: `failed` if the file cannot be written (full disk), and why in one line.
         num_bytes, num_steps, num_files: written so far, in all files.
-        num_safe_steps: those of them that survive a crash of the process or the machine.
-        num_queued_bytes: handed over and not written yet.
-        first_step, last_step: of the engine that is being recorded, or was last.
+        num_safe_steps: steps that would survive a crash of the process or the machine.
+        num_queued_bytes: bytes handed over and not written yet.
+        first_step, last_step: recorded steps of the current or last engine.
 
     Args:
         target: a file, replaced if it exists, or a series of files.
@@ -62,13 +62,13 @@ class RecordingWriter:
     ) -> None:
         self.state: RecordingState = "recording"
         self.error: str | None = None
-        self.note: str | None = None  # why it ended by itself, once its file is whole
+        self.note: str | None = None  # why it ended by itself, set when its file is finished
         self.num_steps = self.num_safe_steps = 0
         self.first_step: int | None = None
         self.last_step: int | None = None
         self._series = target if isinstance(target, FileSeries) else None
         self._levels = levels
-        self._written_levels = as_metadata(levels())  # in the file
+        self._written_levels = as_metadata(levels())  # those in the file
         if isinstance(target, FileSeries):
             self._file = target.open_next()
         else:
@@ -80,9 +80,9 @@ class RecordingWriter:
         self.num_queued_bytes = 0
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
-        # The writing thread's:
+        # Used by the writing thread only:
         self._next_clean_s = 0.0
-        self._has_come = False  # anything, since the files were looked after
+        self._has_come = False  # whether any message came since the last `_look_after`
         self._why_ended: str | None = None
         self._log = self._new_log()
 
@@ -99,9 +99,9 @@ class RecordingWriter:
         return self._num_bytes_before + self._file.num_bytes
 
     def start(self, snapshot: Snapshot | None = None) -> None:
-        """Begin to write, from `snapshot` on if there is one.
+        """Begin to write, starting with `snapshot` if there is one.
 
-        Frames may be handed over before; those that the snapshot contains are left out.
+        Frames may be handed over before this call. Those that the snapshot contains are left out.
         """
         self._snapshot = snapshot
         self._thread.start()
@@ -137,17 +137,17 @@ class RecordingWriter:
             reason = f"cannot write {self.part_path}: {error.strerror or error}"
             self._fail(reason + _kept(self.part_path))
             return
-        except RecordingError as error:  # the next file cannot be made, and this one is whole
+        except RecordingError as error:  # the next file cannot be created; this one is finished
             self._fail(f"{error}{_kept(self.path)}")
             return
         except Exception as error:
-            # Ours to repair, but what is being recorded goes on.
+            # This is a bug of ours, which must not stop the session that is recorded.
             log.exception("recording to %s failed", self.part_path)
             self._fail(f"recording failed, see the log: {error!r}")
             self._file.abandon()
             return
         if self.state == "recording":
-            self.note = self._why_ended  # who reads it may begin another one
+            self.note = self._why_ended  # set first: its reader may start anew
             self.state = "finished"
         elif self.error is not None:
             self.error += _kept(self.path)
@@ -178,10 +178,10 @@ class RecordingWriter:
                 next_flush_s = time.monotonic() + FLUSH_S
 
     def _look_after(self, series: FileSeries) -> None:
-        """Go on in the next file when this one is full, and delete what is too old.
+        """Begin the next file when this one is full, and delete files that are too old.
 
-        Only while messages come: over a weekend without an engine, files without a step would
-        otherwise replace those that show how it ended.
+        Only does so while messages come. Otherwise, over a weekend without an engine, files without
+        a step would replace those that show how the engine ended.
         """
         if not self._has_come:
             return
@@ -206,7 +206,7 @@ class RecordingWriter:
         return EngineLog(self._file, {**series, **self._written_levels})
 
     def _write_levels(self) -> None:
-        """Write the newest service levels; they hold for the whole file."""
+        """Update the service levels in the file, if they changed."""
         levels = as_metadata(self._levels())
         if levels != self._written_levels and levels.keys() == self._written_levels.keys():
             self._written_levels = levels
@@ -216,7 +216,7 @@ class RecordingWriter:
         try:
             message = wire.decode(payload)
         except msgspec.DecodeError:
-            return  # the source has counted it already
+            return  # the source has already counted it as unreadable
         info = message.info if isinstance(message, Snapshot) else message
         if isinstance(info, EngineInfo) and self._log.engine_id not in ("", info.engine_id):
             if self._series is None:
@@ -241,7 +241,7 @@ class RecordingWriter:
 
 
 def _kept(path: Path) -> str:
-    """Which steps can be read in a file that ended early. Reads only its beginning and its end."""
+    """Text for which steps can be read in a file that ended early; "" if none."""
     try:
         with Recording(path) as recording:
             if recording.first_step is None or recording.last_step is None:
