@@ -1,5 +1,5 @@
-"""Rules about a session, and when they fire.
+"""Alert rules on the figures of a session, and when they fire.
 
 May import: recordings.figures, recordings.history, recordings.state, recordings.state.series.
-What a rule may name besides `recordings.figures` is in `rule.py`, and measured in `meter.py`.
+Rules may also name the figures that `rule.py` defines and `meter.py` measures.
 """

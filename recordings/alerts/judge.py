@@ -1,21 +1,21 @@
-"""`Judge`: which rules fire. A rule that flaps fires once."""
+"""`Judge`: decides which rules fire. A rule whose value flaps fires only once."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.recordings.alerts.rule import Rule
 
-CALM_S = 10.0  # a rule that fires ends when it has not held for so long, or for its own `for`
+CALM_S = 10.0  # firing ends after so long without holding, or after the rule's `for` if longer
 
 RuleState: TypeAlias = Literal["unknown", "ok", "pending", "firing"]
 
 
 class RuleChange(NamedTuple):
-    """A rule has begun to fire, or has stopped.
+    """A rule has begun or stopped firing.
 
     Attributes:
-        value: the worst while it fired; at its beginning the value that made it fire.
-        seconds: how long it has fired.
+        value: at the beginning the value that made it fire, at the end the worst value.
+        seconds: at the end, how long the rule held.
     """
 
     rule: Rule
@@ -34,9 +34,9 @@ class RuleWatch:
     """One rule over time.
 
     Attributes:
-        value: the newest; None if unknown.
-        worst: while it fires.
-        fired_s: when it began to fire; None if it does not.
+        value: the newest value; None if unknown.
+        worst: the worst value since it fires; None if it does not fire.
+        fired_s: when it began to fire; None if it does not fire.
     """
 
     def __init__(self, rule: Rule) -> None:
@@ -58,11 +58,11 @@ class RuleWatch:
 
     @property
     def holds(self) -> bool:
-        """What the rule says was true when it was measured last."""
+        """Whether the rule's condition was true at the last measurement."""
         return self._held_since_s is not None
 
     def take(self, values: Mapping[str, float | None], now_s: float) -> RuleChange | None:
-        """Take the next measurement; one without the figure changes nothing."""
+        """Process the next measurement. If it lacks the rule's figure, nothing changes."""
         rule = self.rule
         if rule.figure not in values:
             return None
@@ -100,13 +100,13 @@ class RuleWatch:
 
 
 class Judge:
-    """All rules of one source."""
+    """Judges all rules of one source."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.watches = [RuleWatch(rule) for rule in rules]
 
     def take(self, values: Mapping[str, float | None], now_s: float) -> list[RuleChange]:
-        """Take the next measurement. Returns the rules that begin or stop firing with it."""
+        """Process the next measurement. Returns the rules that begin or stop firing."""
         changes = [watch.take(values, now_s) for watch in self.watches]
         return [change for change in changes if change is not None]
 

@@ -1,4 +1,4 @@
-"""`Meter`: measures what rules name, of a live source."""
+"""`Meter`: measures the figures that rules name, on a live source."""
 
 import time
 from collections import deque
@@ -9,15 +9,15 @@ from stepscope.recordings.state.in_flight import seconds_of
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 
-WINDOW_S = 10.0  # of figures
+WINDOW_S = 10.0  # window of the figures
 _RESTARTS_S = WINDOW_S
 
 
 class Meter:
-    """Belongs to one thread.
+    """Measures one source. Belongs to one thread.
 
     Args:
-        clock: seconds.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, source: Source, clock: Callable[[], float] = time.monotonic) -> None:
@@ -28,7 +28,7 @@ class Meter:
         self._restarts_s: deque[float] = deque()
 
     def measure(self) -> Mapping[str, float | None]:
-        """Values by name. None: there is nothing to measure. A missing name is unknown now."""
+        """Values by name. None if there are no samples; no entry if it cannot be measured now."""
         now_s = self._clock()
         history = self._source.history
         self._note_engine(now_s)
@@ -58,14 +58,14 @@ class Meter:
 
 
 def queue_age_s(state: SessionState) -> float:
-    """How long the request has waited that waits longest."""
+    """How long the longest waiting request has waited for admission."""
     waiting = [each for each in state.requests.values() if each.status == "waiting"]
     arrivals = [each.arrival_ns for each in waiting if not each.is_partial]
     return max(0, state.time_ns - min(arrivals)) / 1e9 if arrivals else 0.0
 
 
 def num_stalled(state: SessionState, slo: SLO) -> int:
-    """Requests whose next token is overdue at this moment."""
+    """Number of requests whose next token is overdue at the time of the state."""
     if state.state == "paused":
         return 0
     num_late = 0

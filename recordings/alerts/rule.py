@@ -1,4 +1,4 @@
-"""`Rule`: `itl_p99 > 50ms for 30s`, as people write it."""
+"""`Rule`: an alert rule as people write it, such as `itl_p99 > 50ms for 30s`."""
 
 import re
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 from stepscope.recordings.figures.bounds import BoundError, FigureBound, parse_bound, value_text
 from stepscope.recordings.figures.table import FIGURES, FigureSpec
 
-# What is true of this moment, beside the figures of a window.
+# Figures of the present moment, besides those of a window.
 OF_NOW: dict[str, FigureSpec] = {
     spec.name: spec
     for spec in (
@@ -27,10 +27,10 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class Rule(NamedTuple):
-    """A bound, and for how long it has to be broken.
+    """A condition, and for how long it must hold before the rule fires.
 
     Attributes:
-        text: as it was written.
+        text: the rule as written.
     """
 
     text: str
@@ -42,7 +42,7 @@ class Rule(NamedTuple):
         return self.bound.figure.name
 
     def said(self, value: float | None) -> str:
-        """The rule with what was measured."""
+        """Text of the rule with a measured value."""
         return f"{self.text}: {value_text(self.bound.figure, value)}"
 
 
@@ -50,7 +50,7 @@ def parse_rule(text: str) -> Rule:
     """Read `FIGURE COMPARISON VALUE [for TIME]`.
 
     Raises:
-        BoundError: it cannot be read; names the place.
+        BoundError: the text is invalid; the message names the place.
     """
     bound = parse_bound(text, is_whole=False, figures=KNOWN)
     rest = text[bound.end :]
