@@ -1,6 +1,6 @@
-"""`LivePilot`: an autopilot at a running engine.
+"""`LivePilot`: an autopilot for a running engine.
 
-It holds the knobs on a lease: when this process dies or is cut off, the engine puts them back.
+It moves the knobs under a lease: if this process dies or is cut off, the engine restores them.
 """
 
 from typing import NamedTuple
@@ -19,30 +19,30 @@ from stepscope.recordings.state.knob_text import value_text
 LEASE_S = 6.0
 _RENEW_S = 1.0
 _JOIN_S = 10.0
-_ANSWER_S = 30.0  # an engine answers between two steps, and a step may be long
+_ANSWER_S = 30.0  # an engine answers between steps, and a step may be long
 _MAX_REASON = 200
-_SAME = 0.1  # in shadow, a proposal that differs by less is not said again
+_SAME = 0.1  # relative; in shadow mode, a proposal closer to the last one is not repeated
 
 
 class Moved(NamedTuple):
-    """A move that was made; in shadow, that would have been made."""
+    """A move that was made, or in shadow mode would have been made."""
 
     before: dict[str, KnobValue]
     move: Move
-    step: int | None  # the first with the new values; None: in shadow
+    step: int | None  # the first step with the new values; None in shadow mode
 
 
 class LivePilot:
     """Belongs to one thread, which calls `tick` a few times a second and `close` at the end.
 
     Args:
-        itl_ms: the level to hold.
-        who: name in the engine's audit.
-        is_shadow: change nothing.
+        itl_ms: the ITL level to hold.
+        who: name for the engine's audit trail.
+        is_shadow: only propose moves, and change nothing.
 
-    Attributes:
-        ended: why it holds the level no more; None while it does.
-        held: the knobs that it has moved, with their values.
+        Attributes:
+            ended: why it has stopped; None while it works.
+            held: the knobs that it has moved, with their values.
 
     Raises:
         ConfigError: the engine has no token budget to move.
@@ -66,7 +66,7 @@ class LivePilot:
             raise
         self._version: int | None = snapshot.knobs_version
         self._knobs = dict(snapshot.knobs)
-        self._before: dict[str, KnobValue] = {}  # of what is held
+        self._before: dict[str, KnobValue] = {}  # original values of the held knobs
         self._engine_id = snapshot.info.engine_id
         self._pilot = Autopilot(itl_ms, snapshot.info.knobs, snapshot.knobs)
         self._feed = StepFeed()
@@ -80,14 +80,14 @@ class LivePilot:
 
     @property
     def late_share(self) -> float | None:
-        """Of all gaps between tokens so far; None: there were none."""
+        """Share of late gaps among all gaps between tokens so far; None if there were none."""
         return self._pilot.late_share
 
     def tick(self, now_s: float) -> Moved | None:
-        """Take what has come, and move the knobs if that is due. Nothing once it has ended.
+        """Process new messages, and move the knobs if that is due. Does nothing once it has ended.
 
         Args:
-            now_s: of a steady clock.
+            now_s: monotonic time in seconds.
         """
         if self.ended is None:
             self._begun_s = now_s if self._begun_s is None else self._begun_s
@@ -96,11 +96,11 @@ class LivePilot:
         return self._steer(now_s) if self.ended is None else None
 
     def close(self) -> dict[str, KnobValue]:
-        """Give the knobs back; returns those that were. The engine does it itself if we cannot."""
+        """Restore the knobs and return their original values. If that fails, the lease does it."""
         try:
             before = {name: self._before[name] for name in self.held}
             if before:
-                # Another client may have the last word: then the lease ends by itself.
+                # If another client changed knobs since, this is refused, and the lease expires.
                 reason = f"{self._title}: ended"
                 self._client.set_knobs(before, self._who, self._version, reason=reason)
             self.held = {}
@@ -112,7 +112,7 @@ class LivePilot:
             self._client.close()
 
     def _steer(self, now_s: float) -> Moved | None:
-        # By the time of steps: an engine that is idle or paused is left alone.
+        # Decide by the time of steps, so that an idle or paused engine is left alone.
         if (move := self._pilot.decide(self._newest_ns)) is not None:
             if self.is_shadow:
                 return self._propose(move)
@@ -128,21 +128,21 @@ class LivePilot:
                 self._take_knobs(message)
             elif isinstance(message, Audited):
                 if message.command == SetKnobs.__name__ and not message.code and not message.new:
-                    self._end(f"{message.who} has ended it")  # by setting what was set already
+                    self._end(f"{message.who} has ended it")  # its command changed nothing
                     self.held = {}
             else:
                 self._pilot.take_step(message)
                 self._newest_ns = message.tokens_ns
 
     def _look(self, now_s: float) -> None:
-        """At the telemetry: without it nothing is known."""
+        """Check the telemetry, and end if it is lost or comes from another engine."""
         assert self._begun_s is not None
         if self._source.status == "live":
             self._is_joined = True
             info = self._feed.info
             if info is not None and info.engine_id != self._engine_id:
                 self._end(f"{info.name} was started anew")
-                self.held = {}  # they were the other engine's
+                self.held = {}  # they belonged to the other engine
         elif self._is_joined and self._source.status != "connecting":
             self._end(f"the telemetry is lost: {self._source.error or self._source.status}")
         elif now_s - self._begun_s > _JOIN_S:
@@ -152,7 +152,7 @@ class LivePilot:
         self._knobs |= changed.new
         self._pilot.take_knobs(self._knobs, changed.effective_step)
         if self._version is not None and changed.version <= self._version:
-            return  # our own
+            return  # this is our own change
         self._version = changed.version
         taken = [name for name, value in self.held.items() if changed.new.get(name, value) != value]
         if taken:
@@ -179,13 +179,13 @@ class LivePilot:
         return Moved(before, move, step)
 
     def _send(self, changes: dict[str, KnobValue], reason: str, now_s: float) -> int | None:
-        """The first step with these values; None: not made, and `ended` says why if it is over."""
+        """Set knobs and return the first step with the values; None if refused (see `ended`)."""
         try:
             ack = self._client.set_knobs(
                 changes, self._who, self._version, reason=reason[:_MAX_REASON], lease_s=LEASE_S
             )
         except CommandRefused as error:
-            # Another client came first. Its change is on its way here, and says what it was.
+            # Another client came first. Its change will arrive here as a message.
             if error.code != "conflict":
                 self._end(str(error))
             return None

@@ -1,4 +1,4 @@
-"""`Load`: what an engine serves now, from its last seconds of steps."""
+"""`Load`: the present load of an engine, from its last seconds of steps."""
 
 from collections import deque
 from typing import NamedTuple
@@ -7,31 +7,31 @@ from stepscope.engine.protocol.wire import Phase, RowFlag, StepRecord
 from stepscope.engine.simulation.step_time import StepShape
 
 WINDOW_S = 8.0
-_FORGOTTEN_S = 60.0  # a request without a token for so long has ended
-_BINDING = 0.8  # of the budget: a step that uses so much was limited by it
+_FORGOTTEN_S = 60.0  # a request without a token for so long is taken as ended
+_BINDING = 0.8  # a step that uses this share of the budget counts as limited by it
 _DECODE = int(Phase.DECODE)
 
 
 class _SeenStep(NamedTuple):
-    """One step."""
+    """The load in one step."""
 
     step: int
     time_ns: int
     num_gaps: int
     num_late: int
     num_decodes: int
-    num_context_tokens: int  # that the decodes see
-    prompt_end: int  # how far the furthest prefill went; 0: none
-    is_full: bool  # the budget limited it
+    num_context_tokens: int  # context tokens of all decodes
+    prompt_end: int  # largest end position of a prefill; 0 without prefill
+    is_full: bool  # whether the budget limited it
 
 
 class Judgement(NamedTuple):
-    """How the level was kept.
+    """How well the level was kept.
 
     Attributes:
-        late_share: of the gaps; 0 without any.
-        has_prefill: a step had some, so that a smaller budget would have made it shorter.
-        is_limited: the budget limited at least one step.
+        late_share: share of late gaps; 0 without gaps.
+        has_prefill: whether a step had prefill, so that a smaller budget would shorten it.
+        is_limited: whether the budget limited at least one step.
     """
 
     num_gaps: int
@@ -41,13 +41,13 @@ class Judgement(NamedTuple):
 
 
 class Load:
-    """The last `WINDOW_S` seconds.
+    """The steps of the last `WINDOW_S` seconds.
 
     Args:
-        level_ns: a gap between two tokens of a request that is longer is late.
+        level_ns: a longer gap between two tokens of a request is late.
 
     Attributes:
-        num_gaps, num_late: of all its steps, not only the last.
+        num_gaps, num_late: counts over all steps since the start, not only the last ones.
     """
 
     def __init__(self, level_ns: int) -> None:
@@ -90,7 +90,7 @@ class Load:
             self._steps.popleft()
 
     def forget_ended(self) -> None:
-        """Forget the requests that have got no token for long."""
+        """Forget requests that got no token for `_FORGOTTEN_S`."""
         newest_ns = self._steps[-1].time_ns if self._steps else 0
         oldest_ns = newest_ns - _FORGOTTEN_S * 1e9
         self._last_token_ns = {
@@ -100,7 +100,7 @@ class Load:
         }
 
     def judgement(self, first_step: int) -> Judgement:
-        """Of the steps from `first_step` on."""
+        """Judge the steps from `first_step` on."""
         steps = [step for step in self._steps if step.step >= first_step]
         num_gaps = sum(step.num_gaps for step in steps)
         num_late = sum(step.num_late for step in steps)
@@ -113,17 +113,17 @@ class Load:
 
     @property
     def num_decodes(self) -> int:
-        """The most in a step."""
+        """The largest number of decodes in a step."""
         return max((step.num_decodes for step in self._steps), default=0)
 
     def full_step(self, budget: int, num_decodes: int) -> StepShape:
-        """The largest step with this budget: decodes, and prefills of prompts as long as seen."""
+        """The largest step with this budget: decodes, and prefills of the longest prompts seen."""
         decodes = sum(step.num_decodes for step in self._steps)
         context = sum(step.num_context_tokens for step in self._steps) / max(1, decodes)
         length = max(1, *(step.prompt_end for step in self._steps))
         num_prefill = max(0, budget - num_decodes)
         num_whole, rest = divmod(num_prefill, length)
-        # What is no whole prompt is the end of one, where a token sees the most.
+        # The remainder counts as the end of a prompt, where a token attends to the most.
         num_pairs = num_whole * length * (length + 1) // 2
         num_pairs += rest * (length - rest) + rest * (rest + 1) // 2
         num_prefills = num_whole + (rest > 0)

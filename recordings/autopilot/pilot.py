@@ -1,10 +1,10 @@
-"""`Autopilot`: moves the token budget, and seats where that is not enough, to hold an ITL level.
+"""`Autopilot`: moves the token budget, and if needed the seats, to hold an ITL level.
 
-Decodes ride in every step, so a gap between tokens is as long as a step, and a step with its budget
-full of prefill is the longest. A model of step times, fitted again and again, says which budget
-keeps such a step within the level; what it gets wrong shows in the gaps that were late and is
-corrected by a margin. Before a model can be fitted, late gaps halve the budget and calm raises it.
-A larger budget than that would cost the level, a smaller one TTFT and throughput.
+Decodes are in every step, so a gap between tokens is as long as a step, and a step that fills its
+budget with prefill is the longest. A model of step times, refitted again and again, predicts the
+largest budget that keeps such a step within the level. A larger budget would break the level; a
+smaller one would cost TTFT and throughput. A margin, learnt from the share of late gaps, corrects
+the model. Before a model can be fitted, late gaps halve the budget, and few late gaps raise it.
 """
 
 import math
@@ -18,17 +18,17 @@ from stepscope.recordings.autopilot.step_samples import StepSamples
 from stepscope.recordings.simulation.fitting import seen_step
 
 BUDGET, SEATS = "max_num_batched_tokens", "max_num_seqs"
-LATE_SHARE = 0.05  # of the gaps may be late: the level is one of p95
-PERIOD_S = 1.0  # between two decisions
-RAISE_S = 3.0  # ... and before knobs are raised again
-_CALM_SHARE = 0.02  # late gaps below this leave room
-_FEWEST_GAPS = 20  # to judge by
-_LEAST_PREFILL = 32  # tokens a step, so that prompts get through
-_MOST_UP, _MOST_DOWN = 1.5, 0.5  # in one move
-_HYSTERESIS = 0.15  # a move that is smaller is not made
+LATE_SHARE = 0.05  # share of gaps that may be late: the level holds for p95
+PERIOD_S = 1.0  # seconds between two decisions
+RAISE_S = 3.0  # seconds after a move before knobs are raised
+_CALM_SHARE = 0.02  # a smaller share of late gaps leaves room for more load
+_FEWEST_GAPS = 20  # with fewer gaps, nothing is judged
+_LEAST_PREFILL = 32  # prefill tokens per step, so that prompts progress
+_MOST_UP, _MOST_DOWN = 1.5, 0.5  # largest factors in one move
+_HYSTERESIS = 0.15  # relative; smaller moves are not made
 _MARGINS = (0.4, 1.5)
 _TIGHTEN, _LOOSEN = 0.9, 1.04
-_PATIENCE_S = (4.0, 120.0)  # after late gaps before it is loosened; doubled each time
+_PATIENCE_S = (4.0, 120.0)  # least and most wait after late gaps before loosening; doubles
 _P95 = 1.645  # standard deviations
 
 
@@ -43,9 +43,9 @@ class Autopilot:
     """Belongs to one thread. Time is the engine's.
 
     Args:
-        itl_ms: the level: 95 % of the gaps between tokens are to be within it.
-        specs: of the engine's knobs; one that is not there is not moved.
-        knobs: their values; no knob goes above the value it has now, but the budget.
+        itl_ms: the level, which 95 % of the gaps between tokens should keep.
+        specs: the engine's knobs. A knob that is missing is not moved.
+        knobs: the present values. Seats never go above the present value; the budget may.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class Autopilot:
         self._model: FittedModel | None = None
         self._margin = 1.0
         self._before: StepRecord | None = None
-        self._judged_from = 0  # the first step with the knobs of now
+        self._judged_from = 0  # the first step with the present knobs
         self._patience_s = _PATIENCE_S[0]
         self._decided_ns = self._moved_ns = self._tightened_ns = 0
 
     @property
     def model(self) -> FittedModel | None:
-        """None: not enough was seen so far."""
+        """The fitted model; None if too few steps were seen so far."""
         return self._model
 
     @property
@@ -81,13 +81,13 @@ class Autopilot:
         self._before = step
 
     def take_knobs(self, knobs: Mapping[str, KnobValue], effective_step: int) -> None:
-        """They have changed, by a move or otherwise."""
+        """Note changed knobs, whether by a move or by another client."""
         self._budget = _whole(knobs.get(BUDGET, self._budget))
         self._seats = _whole(knobs.get(SEATS, self._seats))
         self._judged_from = effective_step
 
     def decide(self, now_ns: int) -> Move | None:
-        """The next move, if there is one. Call it often; it looks once a `PERIOD_S`."""
+        """The next move, or None. Call it often; it decides once per `PERIOD_S`."""
         if now_ns - self._decided_ns < PERIOD_S * 1e9 or self._before is None:
             return None
         self._decided_ns = now_ns
@@ -137,7 +137,7 @@ class Autopilot:
         return self._by_seats(step_s, aim_s)
 
     def _by_seats(self, step_s: Callable[[int, int], float], aim_s: float) -> Move | None:
-        """Fewer requests at once, where even the smallest budget is too much."""
+        """Move the seats, if steps are too long even with the smallest prefill."""
         if SEATS not in self._specs:
             return None
         fits = _largest(
@@ -147,19 +147,19 @@ class Autopilot:
         )
         seats = 1 if fits is None else fits
         if self._load.num_decodes < min(seats, self._seats):
-            seats = self._most_seats  # there is room
+            seats = self._most_seats  # seats do not limit the load
         now_ms = step_s(self._load.num_decodes, self._load.num_decodes) * 1e3
         reason = f"steps with {self._load.num_decodes} decodes take {now_ms:.3g} ms"
         return self._move(SEATS, seats, reason)
 
     def _correct(self) -> None:
-        """Learn from the gaps what the model gets wrong."""
+        """Adjust the margin to the share of late gaps, which shows the error of the model."""
         judged = self._load.judgement(self._judged_from)
         if judged.num_gaps < _FEWEST_GAPS:
             return
         if judged.late_share > LATE_SHARE and judged.has_prefill:
             self._margin = max(_MARGINS[0], self._margin * _TIGHTEN)
-            # A level that was too loose would be so again: each try waits longer than the last.
+            # A margin that was too loose would be so again, so each retry waits longer.
             self._patience_s = min(_PATIENCE_S[1], 2 * self._patience_s)
             self._tightened_ns = self._decided_ns
         elif (
@@ -170,7 +170,7 @@ class Autopilot:
             self._margin = min(_MARGINS[1], self._margin * _LOOSEN)
 
     def _move(self, name: str, wanted: float, reason: str) -> Move | None:
-        """Towards `wanted`, as far as one move goes; None where it is not worth one."""
+        """A move towards `wanted`, as far as one move may go; None if it would be too small."""
         if name not in self._specs:
             return None
         now = self._budget if name == BUDGET else self._seats
@@ -196,7 +196,7 @@ def _whole(value: KnobValue | None) -> int:
 
 
 def _largest(least: int, most: int, holds: Callable[[int], bool]) -> int | None:
-    """The largest number for which it holds, where it holds for all below; None: for none."""
+    """The largest number for which `holds` is true, by bisection; None if there is none."""
     if least > most or not holds(least):
         return None
     while least < most:

@@ -1,7 +1,7 @@
-"""`StepSamples`: steps to fit a step-time model on, of every kind that was seen, the newest ones.
+"""`StepSamples`: the newest steps of every kind seen, to fit a step-time model on.
 
 An engine that serves one kind of load for an hour would fill a plain window with equal steps, and
-what other loads taught would be forgotten. So each kind of step keeps its own few.
+displace the steps of other loads. So a few steps of each kind are kept.
 """
 
 from collections import deque
@@ -11,11 +11,11 @@ from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.simulation.fitted import FittedModel, SeenStep, fit
 
 _OF_A_KIND = 8
-_EVERY = 4  # of equal steps in a row, one in so many is kept
+_EVERY = 4  # once a kind is full, only every so many steps one is kept
 
 
 class StepSamples:
-    """Kinds are powers of two of the prefill tokens and of the decodes: at most some 150."""
+    """A kind is a power of two of prefill tokens and of decodes. There are at most some 150."""
 
     def __init__(self) -> None:
         self._by_kind: dict[tuple[int, int], deque[SeenStep]] = {}
@@ -30,8 +30,8 @@ class StepSamples:
             kept.append(step)
 
     def fit(self) -> FittedModel | None:
-        """None: too few steps so far, or too much alike."""
-        # Kinds take turns: a fit predicts each stretch of its steps from the others.
+        """Fit a model; None if the steps are too few or too much alike."""
+        # Interleave the kinds, because a fit predicts each stretch of its steps from the others.
         rounds = zip_longest(*self._by_kind.values())
         try:
             return fit([step for each in rounds for step in each if step is not None])
