@@ -1,4 +1,4 @@
-"""Whether a recording is whole, and making a whole one of what is left of it.
+"""Checks whether a recording is whole, and repairs damaged ones.
 
 May import: engine.protocol, recordings, recordings.file, recordings.file.mcap,
   recordings.file.writing, recordings.state.

@@ -3,9 +3,9 @@
 Every block is referenced by requests, cached, or empty. These three counts must add up to the pool
 size, and the references must equal the blocks that requests hold.
 
-The rows of a request say how many blocks it holds. A request admitted without a row (a member of a
+The rows of a request tell how many blocks it holds. A request admitted without a row (a member of a
 static batch whose prompt begins in a later step) holds an unknown number until its first row. Until
-then the references must only be at least the blocks of all other requests.
+then, the references must only be at least the blocks of all other requests.
 """
 
 from stepscope.engine.protocol.wire import (
@@ -28,7 +28,7 @@ class BlockLedger:
     """The expected counts of one pool. Each problem is one line of text.
 
     Attributes:
-        is_open: the state of every block is known.
+        is_open: whether the state of every block is known.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class BlockLedger:
         """Apply the changes of a step, or of a status between two steps.
 
         Args:
-            batch: None if the step has no rows: then any request may have got more blocks.
+            batch: None if the engine publishes no rows. Then any request may have got more blocks.
         """
         if self._blocks is None:
             return []
@@ -178,7 +178,7 @@ def _held(snapshot: Snapshot) -> dict[int, int]:
 
 
 def _uncounted(snapshot: Snapshot) -> set[int]:
-    """Running requests whose number of blocks the snapshot does not know."""
+    """Running requests whose number of blocks is unknown in the snapshot."""
     return {
         view.request_id
         for view in snapshot.requests

@@ -68,10 +68,10 @@ def default_output(path: Path) -> Path:
 
 
 def what_is_wrong(path: Path, progress: Progress) -> str | None:
-    """Why a file needs repair, None for a whole one. Reads all of it.
+    """Text for why a file needs repair; None for a whole file. Reads all of it.
 
     Raises:
-        RecordingError: it is no recording, is unreadable, or is being written.
+        RecordingError: the file is no recording, is unreadable, or is being written.
     """
     with Recording(path) as recording:
         if recording.index.is_being_written:
@@ -85,19 +85,19 @@ def what_is_wrong(path: Path, progress: Progress) -> str | None:
 
 
 def not_ended(path: Path) -> RecordingError:
-    """Why a file being written is not repaired: the copy would lack what is written next."""
+    """The error for a file that is being written: a copy would lack what is written next."""
     return RecordingError(f"{path}: {BEING_WRITTEN}; its recorder makes it whole when it ends")
 
 
 def repair(path: Path, output: Path, progress: Progress) -> RepairReport:
     """Write what can be read of `path` into `output`, with a new index.
 
-    Chunks that are whole are copied as they are. Of a damaged one everything up to its last good
-    checkpoint is kept. The new file says which steps are missing.
+    Whole chunks are copied unchanged. Of a damaged chunk, everything up to its last good checkpoint
+    is kept. The metadata of the new file tell which steps are missing.
 
     Raises:
-        RecordingError: there is nothing to keep, `output` is there already, or cannot be written;
-            or `path` is being written.
+        RecordingError: nothing in the file can be read, `output` exists or cannot be written, or
+        `path` is being written.
     """
     if output.exists():
         raise RecordingError(f"{output} is there already; name another with -o")
@@ -150,7 +150,7 @@ def _copy(
         chunk = LoadedChunk(records)
         if sink is None and chunk.frames:
             sink = McapSink(target, PROFILE, index.library or PROFILE, _topics(records))
-            # Keyframes have a checksum, what a file says of itself has none.
+            # Keyframes have a checksum and the metadata of a file have none, so keyframes win.
             metadata = index.metadata.get(PROFILE, {}) | _metadata(chunk)
             if metadata.get("with_tokens") == "false":  # if unknown, only the owner may read it
                 file_rights.share(target, target_path)
@@ -225,7 +225,7 @@ def _topics(records: bytes) -> tuple[str, ...]:
 
 
 def _metadata(chunk: LoadedChunk) -> dict[str, str]:
-    """The metadata of the engine, as the keyframes have it."""
+    """The metadata about the engine, from the first keyframe of a chunk."""
     for frame in chunk.frames:
         if frame.topic == KEYFRAME:
             return engine_metadata(decode_keyframe(frame.payload, "the file").info)

@@ -1,7 +1,7 @@
-"""Takes prompts and outputs out of messages, and out of whole recordings.
+"""Removes prompts and outputs from messages, and from whole recordings.
 
-Everything else stays: the steps, client ids and marks. Messages of kinds that this version does not
-know are dropped, because they may hold tokens.
+Everything else stays, such as steps, client ids and marks. Messages of unknown kinds are dropped,
+because they may contain tokens.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ def was_stripped(metadata: Mapping[str, str]) -> bool:
 
 
 def holds_tokens(message: Telemetry) -> bool:
-    """Whether a message holds a prompt or an output, or a part of one."""
+    """Whether a message contains a prompt or an output, or a part of one."""
     if isinstance(message, StepRecord) and (message.token_ids or message.texts):
         return True
     if isinstance(message, StepRecord | EngineStatus):
@@ -80,8 +80,8 @@ def strip(path: Path, output: Path, progress: Progress) -> Stripped:
     """Write a copy of a recording without prompts and outputs. It only reads the original.
 
     Raises:
-        RecordingError: it cannot be read or is being written, or `output` is there already or
-            cannot be written.
+        RecordingError: the recording cannot be read or is being written, or `output` exists or
+        cannot be written.
     """
     with Recording(path) as recording:
         if recording.index.is_being_written:
@@ -99,7 +99,7 @@ def strip(path: Path, output: Path, progress: Progress) -> Stripped:
             file.close()
         except OSError as error:
             file.abandon()
-            with contextlib.suppress(OSError):  # as on a file system that is only read
+            with contextlib.suppress(OSError):  # for example on a read-only file system
                 file.part_path.unlink(missing_ok=True)
             raise RecordingError(f"cannot write {output}: {error.strerror or error}") from error
         except BaseException:
@@ -126,7 +126,7 @@ def _copy(recording: Recording, file: RecordingFile, progress: Progress) -> Stri
         try:
             message = wire.decode(frame.payload)
         except msgspec.DecodeError:
-            continue  # may hold tokens
+            continue  # it may contain tokens
         had_tokens = had_tokens or holds_tokens(message)
         if position.chunk != chunk:
             chunk = position.chunk

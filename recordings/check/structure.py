@@ -1,6 +1,6 @@
-"""What is wrong with a file as a file: its first bytes, its chunks, its index, its own words.
+"""Checks the structure of a file: its first bytes, chunks, index and metadata.
 
-Shared by `verify` and `repair`, so that the one repairs whatever the other complains of.
+`verify` and `repair` share this, so that `repair` can mend whatever `verify` reports.
 """
 
 import msgspec
@@ -14,7 +14,7 @@ from stepscope.recordings.file.reader import Recording
 
 
 def structure_problems(recording: Recording) -> list[str]:
-    """One line each; none for a sound file. Does not look into chunks."""
+    """The problems, one line each; empty for an intact file. Does not look into chunks."""
     index = recording.index
     found = []
     if not index.is_being_written and index.why_incomplete is not None:

@@ -40,8 +40,8 @@ class Check:
     """One check and its problems.
 
     Attributes:
-        unit, num_checked: what was checked, and how many.
-        problems: texts of the first ones; `num_problems` counts all.
+        unit, num_checked: what was checked, and how many of it.
+        problems: texts of the first problems; `num_problems` counts all.
     """
 
     name: str
@@ -65,11 +65,11 @@ class VerifyReport:
     """All checks of one file.
 
     Attributes:
-        is_being_written: a recorder is writing it, so its end is still missing.
+        is_being_written: whether a recorder is writing it, so that its end is still missing.
         num_lost_messages: messages that were sent but are not in the file.
-        with_tokens: it holds prompts and outputs.
+        with_tokens: whether its metadata say that it contains prompts and outputs.
         levels: its service levels.
-        losses: what an earlier repair had to leave out. They do not count as problems.
+        losses: steps that an earlier repair had to leave out. They do not count as problems.
     """
 
     path: Path
@@ -117,7 +117,7 @@ def verify(path: Path, progress: Progress) -> VerifyReport:
     """Read a whole file and check it.
 
     Raises:
-        RecordingError: it is no recording, of a later version, or unreadable.
+        RecordingError: the file is no recording, has a later version, or is unreadable.
     """
     report = VerifyReport(path)
     with Recording(path) as recording:
@@ -155,7 +155,7 @@ def _check_file(recording: Recording, report: VerifyReport) -> None:
         report.file.num_checked = 2  # the summary comes last
     for problem in structure_problems(recording):
         report.file.problem(problem)
-    with contextlib.suppress(msgspec.DecodeError):  # which is one of these problems
+    with contextlib.suppress(msgspec.DecodeError):  # reported above as a problem
         report.losses = losses_in(index.metadata.get(LOSSES, as_metadata([])))
 
 
@@ -185,7 +185,7 @@ class _MessageChecks:
         self._num_missing = 0  # messages since the last step
         self._after_gap = False  # after a loss, until the next keyframe
         self._ledger = BlockLedger()
-        self._has_map = True  # the engine says what becomes of every block
+        self._has_map = True  # whether the engine publishes its block map
 
     def take(self, frame: MessageFrame) -> None:
         report = self._report
@@ -235,7 +235,7 @@ class _MessageChecks:
     def _take_sequence(self, frame: MessageFrame, message: Telemetry) -> None:
         check = self._report.sequence
         check.num_checked += 1
-        # A keyframe holds the state after a message; the recorder's own have no number.
+        # A keyframe has the number of the message that led to it, and none of its own.
         sequence = message.sequence if isinstance(message, Snapshot) else frame.sequence
         last = self._sequence
         if last is not None and frame.topic != KEYFRAME:
