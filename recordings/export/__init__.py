@@ -1,4 +1,4 @@
-"""Recordings in other formats, one module each. None loads a whole session into memory.
+"""Exports recordings to other formats, one module each, without loading a whole session.
 
 May import: engine.protocol, engine.workload, recordings, recordings.check, recordings.file,
   recordings.state.

@@ -1,4 +1,4 @@
-"""Chrome's JSON trace events, for older viewers; four times as large as Perfetto's."""
+"""Export to Chrome's JSON trace events, for older viewers. Four times as large as Perfetto."""
 
 from collections.abc import Iterable
 from typing import IO, Any
@@ -13,7 +13,7 @@ _PHASES = {"begin": "B", "end": "E", "instant": "i", "value": "C"}
 
 
 def write_chrome(moments: Iterable[Moment], stream: IO[bytes]) -> int:
-    """Returns the number of events. Times are microseconds of the engine's monotonic clock."""
+    """Write a trace. Returns the number of events. Times are microseconds of engine time."""
     names: dict[int, str] = {}
     count = 0
     stream.write(b'{"displayTimeUnit":"ms","traceEvents":[')

@@ -1,4 +1,4 @@
-"""CSV: a table with a header line; unknown values are empty."""
+"""Export to CSV: a table with a header line. Unknown values are empty."""
 
 import csv
 import io
@@ -10,7 +10,7 @@ from stepscope.recordings.export.tables import COLUMNS, Table, table_rows
 
 
 def write_csv(moments: Iterable[Moment], stream: IO[bytes], table: Table) -> int:
-    """Returns the number of rows."""
+    """Write a table. Returns the number of rows."""
     text = io.TextIOWrapper(stream, "utf-8", newline="", write_through=True)
     writer = csv.writer(text)
     writer.writerow(column.name for column in COLUMNS[table])

@@ -1,4 +1,4 @@
-"""`export`: a recording, or a range of it, into a file of another format."""
+"""`export`: writes a recording, or a range of it, into a file of another format."""
 
 from pathlib import Path
 from typing import IO, Literal, NamedTuple, TypeAlias, assert_never, get_args
@@ -19,7 +19,7 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 
 
 class Exported(NamedTuple):
-    """What was written: how many, of what, and notes about it."""
+    """How many units of what were written, and notes for people."""
 
     num_written: int
     unit: str
@@ -36,15 +36,15 @@ def export(
     *,
     with_tokens: bool = False,
 ) -> Exported:
-    """Write `output`; it is there in full afterwards, or not at all.
+    """Write `output`. Afterwards the whole file exists, or none.
 
     Args:
-        table: which one, for formats of tables (csv, parquet).
-        with_tokens: prompts and outputs too, for jsonl; no other format has a place for them. The
-            file is for its owner alone then.
+        table: the table to write, for csv and parquet.
+        with_tokens: also write prompts and outputs, which only jsonl can contain. Then only the
+            owner may read the file.
 
     Raises:
-        RecordingError: `output` is there already or cannot be written, or no step is in range.
+        RecordingError: `output` exists or cannot be written, or no step is in the range.
         MissingPackage: the format needs a package that is not installed.
     """
     with writing(output, is_private=with_tokens and recording.info.with_tokens) as stream:

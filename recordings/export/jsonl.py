@@ -1,4 +1,4 @@
-"""JSON lines: every message as it was on the wire, with its number and its wall time."""
+"""Export to JSON lines: every message as on the wire, with its number and wall time."""
 
 from collections.abc import Iterable
 from typing import IO
@@ -13,10 +13,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 def write_jsonl(moments: Iterable[Moment], stream: IO[bytes], *, with_tokens: bool) -> int:
-    """Returns the number of lines. Batch rows of a step are lists, in the order of `BatchRow`.
+    """Write the messages. Returns the number of lines.
+
+    Batch rows of a step are lists, in the order of the fields of `BatchRow`.
 
     Args:
-        with_tokens: prompts and outputs too, if the recording has them.
+        with_tokens: also write prompts and outputs, if the recording has them.
     """
     count = 0
     for moment in moments:

@@ -1,4 +1,4 @@
-"""`moments`: a range of a recording, message by message, with the state after each."""
+"""`moments`: iterates over a range of a recording, with the state after each message."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -18,21 +18,21 @@ Progress = Callable[[float], None]
 
 
 class StepRange(NamedTuple):
-    """Steps from `first` to `last`, both included; None is the end of the recording."""
+    """Steps from `first` to `last`, both included. None means the first or last step there is."""
 
     first: int | None = None
     last: int | None = None
 
 
 class Moment(NamedTuple):
-    """A message, and what is known right after it.
+    """A message, and the state right after it.
 
     Attributes:
-        outcome: the tokens and waits of a step, without waits that began before the file; None
-            for all other messages.
-        offset_ns: added to the engine's time it gives wall time.
-        since_ns: engine time at which the file begins.
-        after_gap: messages before it were lost.
+        outcome: the tokens and waits of a step, without waits that began before `since_ns`; None
+            for other messages.
+        offset_ns: wall time minus engine time.
+        since_ns: engine time from which all pauses of the operator are known.
+        after_gap: whether messages before it were lost.
     """
 
     message: Telemetry
@@ -48,8 +48,8 @@ def moments(recording: Recording, steps: StepRange, progress: Progress) -> Itera
     """All messages but keyframes, from the first step of the range to its last.
 
     Raises:
-        NotInRecording: the range holds no step.
-        RecordingError: the recording holds no step.
+        NotInRecording: the range contains no step.
+        RecordingError: the recording contains no step.
     """
     first, last = _bounds(recording, steps)
     before = recording.find_step(first - 1) if first > 0 else None
@@ -72,7 +72,7 @@ def moments(recording: Recording, steps: StepRange, progress: Progress) -> Itera
         after_gap = frame.sequence > sequence + 1
         sequence = max(sequence, frame.sequence)
         if frame.topic == KEYFRAME:
-            # One of the recorder's own says nothing new.
+            # Keyframes that the recorder added contain nothing new.
             if isinstance(message, Snapshot) and after_gap:
                 state.apply(message)
             continue

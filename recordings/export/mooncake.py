@@ -1,9 +1,9 @@
-"""Mooncake's trace format: arrivals, lengths, and shared prefixes of prompts.
+"""Export to Mooncake's trace format: arrivals, lengths, and shared prefixes of prompts.
 
-One JSON object a line, in order of arrival: `timestamp` (ms since the first), `input_length`,
-`output_length`, `hash_ids` of the prompt's 512-token blocks (Mooncake, FAST 2025). The ids are no
-hashes of tokens, because a recording has no tokens. They are equal where the engine's prefix
-cache showed that the tokens are (`PrefixBook`).
+One JSON object per line, in order of arrival: `timestamp` (ms since the first), `input_length`,
+`output_length`, `hash_ids` of the prompt's 512-token blocks (Mooncake, FAST 2025). The ids are not
+hashes, because a recording need not have tokens. They are equal where hits in the engine's prefix
+cache showed that the tokens are equal (`PrefixBook`).
 """
 
 from collections import deque
@@ -29,7 +29,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _Line:
-    """A request to be written; it waits until all earlier arrivals are written."""
+    """A request to write. It waits until all earlier arrivals are written."""
 
     __slots__ = ("arrived", "hash_ids", "is_done", "num_output_tokens")
 
@@ -41,15 +41,15 @@ class _Line:
 
 
 class MooncakeWriter:
-    """Takes moments in order.
+    """Writes the requests in a sequence of moments.
 
     Attributes:
-        num_lines: written.
-        num_without_output: left out because they got no token.
-        num_before: left out because they arrived before the range.
-        num_unfinished: written with the tokens they had at the end of the range.
-        num_hits, num_unknown_hits: prompts that found a prefix, and those of them whose prefix
-            cannot be traced to a request.
+        num_lines: requests written.
+        num_without_output: requests left out because they got no token.
+        num_before: requests left out because they arrived before the range.
+        num_unfinished: requests written with the tokens they had at the end of the range.
+        num_hits: prompts with a hit in the prefix cache.
+        num_unknown_hits: hits whose prefix cannot be traced to a request.
     """
 
     def __init__(self, stream: IO[bytes], block_size: int) -> None:
@@ -149,7 +149,7 @@ class MooncakeWriter:
 def write_mooncake(
     moments: Iterable[Moment], stream: IO[bytes], block_size: int | None
 ) -> MooncakeWriter:
-    """Returns the writer, for its counts."""
+    """Write the requests. Returns the writer, for its counts."""
     writer = MooncakeWriter(stream, block_size or HASH_BLOCK_TOKENS)
     last: Moment | None = None
     for last in moments:

@@ -1,4 +1,4 @@
-"""A file that is written in full or not at all."""
+"""Writes a file either completely or not at all."""
 
 import contextlib
 from collections.abc import Iterator
@@ -21,23 +21,23 @@ def writing(path: Path, *, replace: bool = False, is_private: bool = False) -> I
     """A stream whose content becomes the file `path` when the block ends without an error.
 
     Args:
-        replace: an existing file.
-        is_private: only the owner may read it, whatever the umask.
+        replace: whether to replace an existing file.
+        is_private: whether only the owner may read it, whatever the umask.
 
     Raises:
-        RecordingError: it exists already, or cannot be written.
+        RecordingError: the file exists, or cannot be written.
     """
     if path.exists() and not replace:
         raise RecordingError(f"{path} is there already; remove it or choose another name")
     unfinished = path.with_name(path.name + UNFINISHED_SUFFIX)
     try:
         if is_private:
-            unfinished.unlink(missing_ok=True)  # with whatever rights a killed export left it
+            unfinished.unlink(missing_ok=True)  # a killed export may have left it with other rights
         with open(unfinished, "wb", opener=file_rights.private if is_private else None) as stream:
             yield stream
         unfinished.replace(path)
     except OSError as error:
-        with contextlib.suppress(OSError):  # as on a file system that is only read
+        with contextlib.suppress(OSError):  # for example on a read-only file system
             unfinished.unlink(missing_ok=True)
         raise RecordingError(f"cannot write {path}: {error.strerror or error}") from error
     except BaseException:
@@ -46,7 +46,7 @@ def writing(path: Path, *, replace: bool = False, is_private: bool = False) -> I
 
 
 def missing(package: str, name: str) -> MissingPackage:
-    """The error of a format whose package is missing."""
+    """The error for a format whose package is missing."""
     return MissingPackage(
         f"{name} needs the package {package}: pip install 'stepscope[export]' (or {package})"
     )

@@ -1,4 +1,4 @@
-"""Parquet: a table, zstd-compressed, in row groups of a bounded size. Needs pyarrow."""
+"""Export to Parquet: a zstd-compressed table in row groups of bounded size. Needs pyarrow."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -12,7 +12,7 @@ ROW_GROUP = 64 * 1024
 
 
 def write_parquet(moments: Iterable[Moment], stream: IO[bytes], table: Table) -> int:
-    """Returns the number of rows.
+    """Write a table. Returns the number of rows.
 
     Raises:
         MissingPackage: pyarrow is not installed.

@@ -1,4 +1,4 @@
-"""Perfetto's protobuf trace, for ui.perfetto.dev. Needs the package perfetto."""
+"""Export to Perfetto's protobuf trace, for ui.perfetto.dev. Needs the package perfetto."""
 
 from collections.abc import Iterable
 from typing import IO, Any
@@ -12,7 +12,7 @@ _CLOCK_MONOTONIC = 3
 
 
 def write_perfetto(moments: Iterable[Moment], stream: IO[bytes]) -> int:
-    """Returns the number of packets. Times are the engine's monotonic ones, tied to wall time.
+    """Write a trace. Returns the number of packets. Times are engine time (monotonic clock).
 
     Raises:
         MissingPackage: perfetto is not installed.

@@ -1,9 +1,9 @@
-"""`PrefixBook`: which request's prefix a prompt shares, as the moves of KV blocks show.
+"""`PrefixBook`: finds whose prefix a prompt shares, from the moves of KV blocks.
 
-A recording has no tokens, so they cannot be hashed. But an engine with a prefix cache has done
-so, and publishes its hits: a request admitted with a hit gets blocks that held the same tokens for
-another request. A block is identified by all tokens before it. So the deepest block of a hit
-shows which request's prefix was found, and how long it is.
+A recording need not have tokens, so they cannot be hashed. But an engine with a prefix cache has
+hashed them and publishes its hits: a request admitted with a hit gets blocks that were filled with
+the same tokens by another request. A block in the prefix cache is identified by its tokens and all
+before it. So the deepest block of a hit shows whose prefix was found, and how long it is.
 
 It misses prefixes that were no longer cached, tokens after a hit, and hits on blocks that were
 filled in the same step.
@@ -17,7 +17,7 @@ from stepscope.engine.workload.traces import HASH_BLOCK_TOKENS
 
 
 class Chain:
-    """Ids of the blocks of one request's context, made up as they are asked for."""
+    """Ids of the blocks of one request's context, created on demand."""
 
     __slots__ = ("_ids", "_new_ids")
 
@@ -39,15 +39,15 @@ class _Table(NamedTuple):
 
 
 class PrefixBook:
-    """Which request filled each KV block, and at which place of its context.
+    """Tracks which request filled each KV block, and at which place of its context.
 
-    Its size is that of the pool: a chain is forgotten with its last block.
+    Its size is bounded by that of the pool: a chain is forgotten with its last block.
 
     Attributes:
         num_unknown: hits that cannot be traced to a request.
 
     Args:
-        id_tokens: tokens of a block with an id.
+        id_tokens: number of tokens per id.
     """
 
     def __init__(self, block_size: int, id_tokens: int = HASH_BLOCK_TOKENS) -> None:
@@ -59,13 +59,13 @@ class PrefixBook:
         self._tables: dict[int, _Table] = {}
 
     def new_id(self) -> int:
-        """For a block like no other."""
+        """A new id, for a block that equals no other."""
         return next(self._new_ids)
 
     def take(
         self, moves: list[BlockMove], batch: list[BatchRow], admitted: list[Admitted]
     ) -> dict[int, Chain]:
-        """Take a step. Returns the chains of the requests that it admitted."""
+        """Process a step. Returns request id -> chain for the requests that it admitted."""
         by_owner: dict[int, list[int]] = {}
         shared = [move.block_id for move in moves if move.ref_count > 1]
         for move in moves:
@@ -79,12 +79,12 @@ class PrefixBook:
             chains[event.request_id] = self._admit(event, moved, shared)
         for row in batch:
             table = self._tables.get(row.request_id)
-            if table is not None:  # else it was there before the range began
+            if table is not None:  # else it arrived before the range
                 self._grow(table, by_owner.get(row.request_id, []), row.num_blocks)
         return chains
 
     def leave(self, request_id: int) -> None:
-        """A request has ended or lost its blocks. Later hits may still find their content."""
+        """Note that a request has ended or lost its blocks. Later hits may still find them."""
         self._tables.pop(request_id, None)
 
     def _admit(self, event: Admitted, moved: list[int], shared: list[int]) -> Chain:
@@ -92,7 +92,7 @@ class PrefixBook:
         known = None
         if num_hit:
             known = self._origin(moved[num_hit - 1 : num_hit], num_hit)
-            # Not in its place: it was freed just before, or a later request shares it.
+            # It may be elsewhere, if it was freed just before or a later request shares it.
             known = known or self._origin(moved, num_hit) or self._origin(shared, num_hit)
             self.num_unknown += known is None
         num_whole = num_hit * self._block_size // self._id_tokens
@@ -102,7 +102,7 @@ class PrefixBook:
         return chain
 
     def _origin(self, blocks: list[int], num_hit: int) -> Chain | None:
-        """The chain of which one of the blocks is the deepest of a hit, if that is certain."""
+        """The chain that has one of these blocks as the deepest block of the hit, if unique."""
         filled = (self._filled.get(block) for block in blocks)
         chains = {id(each[0]): each[0] for each in filled if each and each[1] == num_hit - 1}
         return next(iter(chains.values())) if len(chains) == 1 else None
@@ -110,7 +110,7 @@ class PrefixBook:
     def _grow(self, table: _Table, moved: list[int], num_blocks: int) -> None:
         if not moved and len(table.blocks) == num_blocks:
             return
-        # What it holds already is moved when another holder leaves.
+        # A block that the request holds already is moved when another holder leaves.
         held = set(table.blocks)
         for block in moved:
             if block not in held and len(table.blocks) < num_blocks:

@@ -1,4 +1,4 @@
-"""Tables of a session: of steps, of the rows of their batches, and of requests."""
+"""Tables of a session: steps, rows of their batches, and requests."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -13,13 +13,13 @@ TABLE_FORMATS = ("csv", "parquet")
 
 
 class ExportColumn(NamedTuple):
-    """The name and type of a column; any value may be None, which is unknown."""
+    """The name and type of a column. Any value may be None if it is unknown."""
 
     name: str
     kind: Literal["int", "float", "bool", "text"] = "int"
 
 
-# Of n-gram speculation; None where nothing was guessed.
+# Draft tokens of n-gram speculation; None without drafts.
 _DRAFTS = (ExportColumn("num_drafted_tokens"), ExportColumn("num_accepted_tokens"))
 STEP_COLUMNS = (
     ExportColumn("step"),
@@ -93,9 +93,9 @@ _PHASES = {int(phase): phase.name.lower() for phase in Phase}
 
 
 def table_rows(table: Table, moments: Iterable[Moment]) -> Iterator[tuple[Any, ...]]:
-    """Values in order of the columns.
+    """Yield rows with values in the order of the columns.
 
-    A request has its row when it ends; those that live at the end of the range come last.
+    The row of a request comes when it ends. Requests still live at the end of the range come last.
     """
     if table == "requests":
         yield from _requests(moments)
@@ -191,7 +191,7 @@ def _ends(event: object) -> bool:
 
 
 def _request(view: RequestView, moment: Moment) -> tuple[Any, ...]:
-    """The row of a request. A wait that began before the file is unknown."""
+    """The row of a request. Waits that began before `since_ns` are unknown."""
     offset_ns, since_ns = moment.offset_ns, moment.since_ns
     first_ns, last_ns = view.first_token_ns, view.last_token_ns
     is_known = not view.is_partial

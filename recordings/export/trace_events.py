@@ -1,8 +1,8 @@
-"""A session as tracks of slices, counters and arrows, as trace viewers draw it.
+"""Converts a session to tracks of slices, counters and arrows, as trace viewers draw them.
 
-Steps are slices on one track. A running request is in a slot, the lowest free one at its first
-row, as in the dashboard. Its stay is a slice, with its prefill chunks and its decoding as slices
-inside. An arrow leads from its arrival to its first token.
+Steps are slices on one track. At its first row, a request gets the lowest free slot, as in the
+dashboard; each slot is a track. The time in the slot is a slice, with prefill chunks and decoding
+as slices inside. An arrow leads from the arrival of a request to its first token.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,7 +27,7 @@ from stepscope.recordings.state.session import SessionState, request_name
 
 Kind = Literal["track", "counter", "begin", "end", "instant", "value"]
 
-ROOT, STEPS, ARRIVALS, OPERATOR = 1, 2, 3, 4  # tracks; slots follow
+ROOT, STEPS, ARRIVALS, OPERATOR = 1, 2, 3, 4  # ids of tracks; slots come after the counters
 FIRST_COUNTER, FIRST_SLOT = 100, 1000
 _COUNTERS = (
     ("tokens scheduled", "tokens"),
@@ -38,17 +38,17 @@ _COUNTERS = (
     ("requests running", "requests"),
     ("requests waiting", "requests"),
 )
-MARKER_NS = 1000  # an arrow begins and ends at a slice: these are as short as can be seen
+MARKER_NS = 1000  # length of the slices at the ends of arrows, the shortest that is visible
 
 
 class TraceEvent(NamedTuple):
-    """One thing on a track.
+    """One event on a track.
 
     Attributes:
-        time_ns: by the engine's clock.
-        name: of a slice, a track or a counter.
-        flow: the arrow that starts here, or ends here (`ends_flow`).
-        value: of a counter; of a track its parent.
+        time_ns: engine time.
+        name: name of the slice, track or counter.
+        flow: id of the arrow that starts here, or ends here if `ends_flow`.
+        value: value of a counter; for a new track or counter, its parent.
     """
 
     kind: Kind
@@ -63,7 +63,7 @@ class TraceEvent(NamedTuple):
 
 
 class _Stay:
-    """A request in its slot."""
+    """The stay of a request in its slot."""
 
     __slots__ = ("decode_ends_ns", "is_decoding", "slot")
 
@@ -74,16 +74,16 @@ class _Stay:
 
 
 class Tracer:
-    """Makes events of moments; keeps the slots."""
+    """Converts moments to events, and assigns the slots."""
 
     def __init__(self) -> None:
         self._stays: dict[int, _Stay] = {}
         self._free: list[int] = []
         self._num_slots = 0
-        self._values: dict[int, int] = {}  # last one of each counter
+        self._values: dict[int, int] = {}  # last value of each counter
 
     def events(self, moments: Iterable[Moment]) -> Iterator[TraceEvent]:
-        """All events; those of one track are in order of time."""
+        """Yield all events. Those of one track are in order of time."""
         yield TraceEvent("track", ROOT, name="stepscope")
         for track, name in ((STEPS, "steps"), (ARRIVALS, "arrivals"), (OPERATOR, "operator")):
             yield TraceEvent("track", track, name=name, value=ROOT)
@@ -113,7 +113,7 @@ class Tracer:
     def _step(self, record: StepRecord, state: SessionState) -> Iterator[TraceEvent]:
         start_ns, end_ns = record.schedule_start_ns, record.tokens_ns
         yield from self._arrivals(record)
-        # Who was preempted has left its slot before the rows of this step were seated.
+        # Preempted requests leave their slots before the rows of this step get theirs.
         preempted = [event for event in record.events if isinstance(event, Preempted)]
         yield from self._ends(preempted, start_ns)
         num_tokens = record.num_prefill_tokens + record.num_decode_tokens
