@@ -1,4 +1,4 @@
-"""Every figure of a session by name: what it means, its unit, its value, and bounds on it.
+"""All figures of a session by name: meaning, unit and value, and bounds on them.
 
 May import: recordings.state.series.
 A new figure gets a line in `table.py` and its sum in `sums.py`.

@@ -1,4 +1,4 @@
-"""`FigureBound`: a figure and its bound, as people write them: `itl_p99 > 50ms`."""
+"""`FigureBound`: a figure with a bound, as people write it: `itl_p99 > 50ms`."""
 
 import re
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ Relation: TypeAlias = Literal[">=", "<=", ">", "<", "="]
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]*)?|\.[0-9]+")
 _SUFFIX = re.compile(r"[A-Za-z%/]*")
-# Of each unit: what may follow a number, and what the number is multiplied with.
+# Unit of a figure -> suffix that may follow a number -> factor to convert it to the unit.
 _SUFFIXES: dict[FigureUnit, dict[str, float]] = {
     "ms": {"ms": 1.0, "s": 1000.0, "us": 0.001, "": 1.0},
     "s": {"s": 1.0, "ms": 0.001, "": 1.0},
@@ -25,10 +25,10 @@ _SUFFIXES: dict[FigureUnit, dict[str, float]] = {
 
 
 class BoundError(Exception):
-    """A bound that cannot be read.
+    """A bound is invalid.
 
     Attributes:
-        place: of the character it is about, from 0.
+        place: index of the offending character, from 0.
     """
 
     def __init__(self, text: str, place: int, problem: str) -> None:
@@ -37,11 +37,11 @@ class BoundError(Exception):
 
 
 class FigureBound(NamedTuple):
-    """A figure and a value.
+    """A figure, a relation and a value.
 
     Attributes:
         value: in the unit of the figure.
-        end: place in the text after it; what follows is for others to read.
+        end: index in the text after the bound, where other parsers may continue.
     """
 
     figure: FigureSpec
@@ -70,11 +70,11 @@ def parse_bound(
     A latency without a unit is in milliseconds; a share is 0.95 or 95%.
 
     Args:
-        is_whole: nothing may follow the bound.
-        figures: what may be named.
+        is_whole: whether nothing may follow the bound.
+        figures: the figures that may be named.
 
-    Raises:
-        BoundError: it cannot be read; names the place and what would be right.
+        Raises:
+            BoundError: the text is invalid; the message names the place and what was expected.
     """
     place = _skip(text, 0)
     word = _WORD.match(text, place)
@@ -99,10 +99,10 @@ def parse_bound(
 
 
 def parse_value(text: str, place: int, figure: FigureSpec) -> tuple[float, int]:
-    """A value of a figure, in its unit, and where it ends.
+    """Parse a value of a figure. Returns it in the figure's unit, and the index after it.
 
     Raises:
-        BoundError: no number, or a unit that is not one of the figure's.
+        BoundError: there is no number, or the figure cannot have this unit.
     """
     number = _NUMBER.match(text, place)
     if number is None:
@@ -110,7 +110,7 @@ def parse_value(text: str, place: int, figure: FigureSpec) -> tuple[float, int]:
     suffixes = _SUFFIXES[figure.unit]
     at = number.end()
     suffix = _SUFFIX.match(text, _skip(text, at))
-    assert suffix is not None  # it matches nothing, too
+    assert suffix is not None  # it also matches the empty string
     if suffix.group() in suffixes and suffix.group():
         return float(number.group()) * suffixes[suffix.group()], suffix.end()
     if suffix.group() and suffix.start() == at:
@@ -125,7 +125,7 @@ def parse_value(text: str, place: int, figure: FigureSpec) -> tuple[float, int]:
 
 
 def value_text(figure: FigureSpec, value: float | None) -> str:
-    """A value as people read it; a dash for an unknown one."""
+    """A value as shown to people; a dash for None."""
     if value is None:
         return "—"
     if figure.unit == "share":

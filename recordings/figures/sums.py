@@ -1,4 +1,4 @@
-"""`Sums`: what the steps of a session, or of a window of it, come to; `figures_of`: its figures."""
+"""`Sums` over the steps of a session or a window of it, and `figures_of`, their figures."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -15,8 +15,8 @@ class LatencySpread(NamedTuple):
     """Samples of one kind of latency.
 
     Attributes:
-        at_ns: rank -> nearest-rank percentile; empty without a sample.
-        within_slo: share of them; None without a level or a sample.
+        at_ns: rank -> nearest-rank percentile; empty without samples.
+        within_slo: share of samples within the service level; None without a level or samples.
     """
 
     num_samples: int = 0
@@ -24,7 +24,7 @@ class LatencySpread(NamedTuple):
     within_slo: float | None = None
 
     def at(self, rank: int) -> int | None:
-        """Nearest rank, in nanoseconds; None without a sample. 100 is the longest."""
+        """A percentile in nanoseconds; None without samples. Rank 100 is the maximum."""
         return self.at_ns.get(rank)
 
 
@@ -44,21 +44,21 @@ class Sums(NamedTuple):
     num_preempted: int | None
     num_prefill_tokens: int
     num_recomputed_tokens: int | None
-    recompute_ns: float | None  # of the time in steps, divided by their tokens
+    recompute_ns: float | None  # step time spent on recomputed tokens
     num_evicted: int | None
     num_waiting: int  # summed up over steps, as are the next two
     num_kv_used: int | None
     num_kv_blocks: int | None
     kv_peak: float | None
-    num_budget_tokens: int | None  # of all steps
-    num_spent_tokens: int  # padding included, in steps that have a budget
+    num_budget_tokens: int | None  # over all steps
+    num_spent_tokens: int  # padding included, in steps with a budget
     num_mixed: int
-    num_limited: Sequence[int]  # steps by place in `LIMITS`; less than all where it is not known
+    num_limited: Sequence[int]  # steps per entry of `LIMITS`; steps with unknown limit are left out
     busy_ns: int | None
 
 
 def figures_of(sums: Sums) -> dict[str, float | None]:
-    """Each figure of `FIGURES`, in its unit; None where it is unknown or there is no sample."""
+    """Value of each figure of `FIGURES`, in its unit; None if unknown or without samples."""
     found: dict[str, float | None] = {}
     for kind in KINDS:
         spread = sums.latencies[kind]
@@ -97,7 +97,7 @@ def figures_of(sums: Sums) -> dict[str, float | None]:
 
 
 def _limits(sums: Sums) -> dict[str, float | None]:
-    """Shares of the steps of which it is known."""
+    """Share of steps that each limit held, among the steps whose limit is known."""
     known = sum(sums.num_limited)
     return {
         f"limit_{limit}": per(number, known)
@@ -106,5 +106,5 @@ def _limits(sums: Sums) -> dict[str, float | None]:
 
 
 def per(part: float | None, whole: float | None) -> float | None:
-    """A ratio; None where a part is unknown or there is nothing to divide by."""
+    """The ratio of two values; None if one is unknown or `whole` is 0."""
     return None if part is None or not whole else part / whole

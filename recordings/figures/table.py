@@ -1,6 +1,6 @@
-"""`FIGURES`: the one table of what is measured of a session.
+"""`FIGURES`: the one table of all figures of a session.
 
-Every command, screen, alert and check names figures as this table does.
+All commands, screens, alerts and checks use its names.
 """
 
 from typing import Literal, NamedTuple, TypeAlias
@@ -32,8 +32,8 @@ class FigureSpec(NamedTuple):
     """One figure of a session.
 
     Attributes:
-        unit: of its value; a "share" is 0 to 1 and shown in percent.
-        better: None where neither more nor less is better.
+        unit: unit of its value. A "share" is 0 to 1 and shown in percent.
+        better: None if neither higher nor lower is better.
     """
 
     name: str
@@ -44,7 +44,7 @@ class FigureSpec(NamedTuple):
 
 
 def latency_name(kind: LatencyKind, rank: int) -> str:
-    """The name of a percentile; rank 100 is the longest."""
+    """The name of a percentile figure. Rank 100 is the maximum."""
     return f"{kind}_{RANKS[rank]}"
 
 
