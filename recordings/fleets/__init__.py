@@ -1,5 +1,5 @@
-"""Several engines side by side: their figures, and which one is out of step.
+"""Several engines side by side: their figures, and which engine stands out.
 
 May import: engine.protocol, recordings.history, recordings.state, recordings.state.series.
-What may stand out is a rule in `imbalance.py`.
+A new way to stand out is a rule in `imbalance.py`.
 """

@@ -1,7 +1,7 @@
-"""`EngineFigures`: one engine of several in a line of figures, at one moment.
+"""`EngineFigures`: the line of figures of one engine among several, at one moment.
 
-An unknown value is None, never 0. If an engine does not answer, everything but its load so far is
-None: older values may no longer be true.
+An unknown value is None, never 0. If an engine does not answer, all its figures are None, because
+older values may no longer be true.
 """
 
 from collections.abc import Mapping
@@ -14,12 +14,12 @@ from stepscope.recordings.history.source import Source, SourceStatus
 from stepscope.recordings.state.series.latency import LatencyReport
 from stepscope.recordings.state.session import SessionState
 
-WINDOW_S = 60.0  # of latencies and preemptions
-RATE_WINDOW_S = 10.0  # of what changes quickly: budget, steps and tokens a second
+WINDOW_S = 60.0  # window of latencies and preemptions
+RATE_WINDOW_S = 10.0  # window of quickly changing figures: budget, steps and tokens per second
 
 
 class EngineFigures(NamedTuple):
-    """What is known of one engine. Shares are 0..1, latencies in milliseconds."""
+    """Figures of one engine. Shares are 0..1, latencies in milliseconds. None is unknown."""
 
     name: str
     status: SourceStatus
@@ -47,23 +47,23 @@ class EngineFigures(NamedTuple):
 
     @property
     def load(self) -> int | None:
-        """Requests in it."""
+        """Number of requests in the engine, running or waiting."""
         if self.num_running is None or self.num_waiting is None:
             return None
         return self.num_running + self.num_waiting
 
 
 class SlowFigures(NamedTuple):
-    """What takes a millisecond to work out: for once a second."""
+    """Figures that take a millisecond to compute, so compute them once a second."""
 
     latency: LatencyReport
     long: Rates  # over WINDOW_S
     short: Rates  # over RATE_WINDOW_S
-    has_rows: bool  # who was in each step
+    has_rows: bool  # whether the engine publishes the rows of its steps
 
 
 def measure(history: History) -> SlowFigures:
-    """The figures over time of an engine, as of its last message."""
+    """Compute the slow figures of an engine, as of its last message."""
     last = history.last_step
     summary = None if last is None else history.summary(last)
     return SlowFigures(
@@ -75,11 +75,11 @@ def measure(history: History) -> SlowFigures:
 
 
 def figures(name: str, source: Source, measured: SlowFigures | None) -> EngineFigures:
-    """The line of an engine.
+    """The figures of one engine.
 
     Args:
-        name: what to call it.
-        measured: its figures over time, None when there are none yet.
+        name: the name to show.
+        measured: its slow figures; None if there are none yet.
     """
     history, status, error = source.history, _status(source), source.error
     if status in ("starting", "connecting", "down"):
@@ -101,14 +101,14 @@ def figures(name: str, source: Source, measured: SlowFigures | None) -> EngineFi
     if measured is None:
         return found
     long, short, has_rows = measured.long, measured.short, measured.has_rows
-    # That one which stands still runs no step is known.
+    # An engine that stands still is known to run no steps.
     none = 0.0 if state.state in ("idle", "paused", "stopped") else None
     preemptions = long.num_preempted
     return found._replace(
         ttft_p95_ms=measured.latency.ttft.p95_ms,
         itl_p95_ms=measured.latency.itl.p95_ms,
         budget_used=short.budget_share,
-        # Without rows and without a single preemption it is unknown whether there was one.
+        # Without rows, a count of 0 is no proof that there was no preemption.
         num_preempted=preemptions if has_rows or preemptions or state.totals else None,
         steps_per_s=_or(short.steps_per_s, none),
         output_tokens_per_s=_or(short.output_tokens_per_s, none if has_rows else None),
@@ -121,7 +121,7 @@ def _or(value: float | None, otherwise: float | None) -> float | None:
 
 
 def _status(source: Source) -> SourceStatus:
-    """One that has never answered, and cannot be reached, is down."""
+    """The status of a source. An engine that never answered and cannot be reached is down."""
     is_missing = source.status == "connecting" and source.error is not None
     return "down" if is_missing else source.status
 

@@ -1,10 +1,10 @@
-"""`Fleet`: several engines side by side. It owns their sources and what is kept of them.
+"""`Fleet`: several engines side by side. It owns their sources and the data kept of them.
 
-Each engine has a `Subscriber` of its own, with its thread and a history that is short: two minutes
-at 50 steps a second, and all of them together not more than `FLEET_BYTES`, however many they are.
-The one that was opened last keeps as much as a dashboard of a single engine does.
+Each engine has its own `Subscriber`, with a thread and a short history: two minutes at 50 steps a
+second. All histories together take at most `FLEET_BYTES`. Only the engine opened last keeps as much
+as the dashboard of a single engine.
 
-`look` belongs to one thread, the screen's, which calls it a few times a second.
+`look` belongs to one thread, that of the screen, which calls it a few times a second.
 """
 
 import time
@@ -19,23 +19,23 @@ from stepscope.recordings.fleets.whole_lives import WholeLife, WholeLives
 from stepscope.recordings.history.history import MAX_BYTES, MAX_STEPS
 from stepscope.recordings.history.source import Source
 
-FLEET_STEPS = 6_000  # of each engine
-FLEET_BYTES = 128 * 1024 * 1024  # of all engines together, messages as they came
-_LEAST_BYTES = 2 * 1024 * 1024  # of each
-LOOK_S = 0.5  # between two samples of the load
-NUM_LOADS = 240  # two minutes of them
-NEW_S = 60.0  # an engine that has started anew is called new for so long
+FLEET_STEPS = 6_000  # most steps kept of each engine
+FLEET_BYTES = 128 * 1024 * 1024  # most bytes kept of all engines together
+_LEAST_BYTES = 2 * 1024 * 1024  # bytes kept of each engine in any case
+LOOK_S = 0.5  # seconds between two samples of the load
+NUM_LOADS = 240  # samples kept, two minutes
+NEW_S = 60.0  # a restarted engine counts as new for so long
 _MEASURE_S = 1.0
 _NUM_EVENTS = 200
 
 
 def shared_bytes(num_engines: int) -> int:
-    """What the messages of each of so many engines may take."""
+    """How many bytes the messages of each engine may take."""
     return max(_LEAST_BYTES, FLEET_BYTES // max(1, num_engines))
 
 
 class FleetEvent(NamedTuple):
-    """An engine that came, went, stopped talking or started anew."""
+    """An engine appeared, went down, fell silent, restarted or changed its state."""
 
     wall_s: float  # Unix time
     name: str
@@ -47,10 +47,10 @@ class EngineLine(NamedTuple):
     """One engine at the last look."""
 
     figures: EngineFigures
-    load: tuple[int | None, ...]  # requests in it, one every LOOK_S, the newest last
-    status_s: float  # for how long its status has been what it is
-    silent_s: float | None  # since its last message; None before the first
-    new_s: float | None  # since another engine took its place, while that is news
+    load: tuple[int | None, ...]  # its requests, one sample every LOOK_S, the newest last
+    status_s: float  # how long it has had its present status
+    silent_s: float | None  # time since its last message; None before the first
+    new_s: float | None  # time since it restarted, up to NEW_S, else None
 
 
 class FleetPicture(NamedTuple):
@@ -61,10 +61,10 @@ class FleetPicture(NamedTuple):
     differences: tuple[str, ...] = ()
     events: tuple[FleetEvent, ...] = ()  # oldest first
     num_looks: int = 0  # so far
-    now_s: float = 0.0  # of the clock that `Imbalance.since_s` is of
+    now_s: float = 0.0  # by the same clock as `Imbalance.since_s`
     wall_s: float = 0.0
     lives: tuple[WholeLife, ...] = ()  # across prefill and decode engines
-    lives_ns: int = 0  # the moment they are of
+    lives_ns: int = 0  # the time of `lives`, by the engines' clock
 
     @property
     def num_up(self) -> int:
@@ -72,7 +72,7 @@ class FleetPicture(NamedTuple):
 
 
 class _FleetMember:
-    """One engine, and what has been seen of it."""
+    """One engine, and what was observed of it."""
 
     def __init__(self, source: Source, name: str, now_s: float, place: int) -> None:
         self.source = source
@@ -80,7 +80,7 @@ class _FleetMember:
         self.load: deque[int | None] = deque(maxlen=NUM_LOADS)
         self.measured: SlowFigures | None = None
         self.measured_version = -1
-        # Half of the engines in one look, half in the next: it is the dear part of it.
+        # Measuring is expensive, so half of the engines are measured in one look, half in the next.
         self.measure_due_s = now_s + place % 2 * LOOK_S
         self.figures = figures(name, source, None)
         self.status_since_s = now_s
@@ -88,18 +88,18 @@ class _FleetMember:
         self.heard_s: float | None = now_s if self.version else None
         self.engine_id: str | None = None
         self.new_since_s: float | None = None
-        self.was_starting = False  # and what became of it is not announced yet
+        self.was_starting = False  # it was starting, and no event reports the outcome yet
 
 
 class Fleet:
-    """The engines a dashboard was started with.
+    """The engines of a dashboard.
 
     Args:
-        sources: one for each engine, the one to show first first.
-        clock: seconds, monotonic.
-        wall_clock: Unix time in seconds, of events.
-        newcomers: gives a source, not started, for each engine that has appeared since it was
-            asked last.
+        sources: one for each engine, in the order to show them.
+        clock: returns monotonic seconds.
+        wall_clock: returns Unix time in seconds, for events.
+        newcomers: returns a source, not started, for each engine that has appeared since the last
+            call.
     """
 
     def __init__(
@@ -132,11 +132,11 @@ class Fleet:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What each is called; never two the same."""
+        """The names of the engines. No two are equal."""
         return tuple(member.name for member in self._members)
 
     def add(self, source: Source) -> None:
-        """One more engine, at the end. Who adds it starts it."""
+        """Add an engine at the end. The caller must start its source."""
         taken = {member.name for member in self._members}
         name, number = source.name, 1
         while name in taken:
@@ -146,7 +146,7 @@ class Fleet:
         self._changed()
 
     def remove(self, source: Source) -> None:
-        """Without this engine from now on; who removes it stops it."""
+        """Remove an engine. The caller must stop its source."""
         self._members = [member for member in self._members if member.source is not source]
         self._changed()
 
@@ -161,7 +161,7 @@ class Fleet:
             source.start()
 
     def stop(self) -> None:
-        """End all threads, at the same time: one that waits for a dead engine takes a second."""
+        """Stop all sources at the same time, because one with a dead engine takes a second."""
         threads = [Thread(target=source.stop, name="end of a source") for source in self.sources]
         for thread in threads:
             thread.start()
@@ -180,7 +180,7 @@ class Fleet:
                 member.source.history.keep(FLEET_STEPS, shared_bytes(len(self._members)))
 
     def take_in(self) -> None:
-        """Add and start the engines that have appeared; none is ever dropped for being down."""
+        """Add and start the engines that have appeared. An engine that is down stays."""
         for source in () if self._newcomers is None else self._newcomers():
             self.add(source)
             source.start()
@@ -190,7 +190,7 @@ class Fleet:
     # Looking
 
     def look(self) -> FleetPicture:
-        """What there is to see now; worked out again only when it is time to."""
+        """The present picture. It is computed at most once every `LOOK_S`."""
         now_s = self._clock()
         if now_s < self._look_due_s and self.picture.lines:
             return self.picture
@@ -255,7 +255,7 @@ class Fleet:
                 self._say(member, "is starting: its process is there and does not listen yet", True)
             elif now.status == "down":
                 why = now.error or "it does not answer"
-                # It is named once: who is gone says so itself.
+                # The error may begin with the name of the engine; do not show it twice.
                 own = why.removeprefix(f"{member.name} ")
                 self._say(member, own if own != why else f"is down: {why}", False)
         elif now.is_up and before.is_up and now.state != before.state:

@@ -1,14 +1,12 @@
-"""Which engine of several stands out, in which figure, by how much.
+"""Finds which engine of several stands out, in which figure, and by how much.
 
-One rule for every figure: an engine stands out if its value is beyond both a factor of and a
-distance from the median of the *other* engines. So one bad engine among few cannot hide in an
-average that it shapes itself. Bounds are wide enough for equal engines under random arrivals. A
-finding must last some seconds before it is shown, and a short lapse in which half of the
-difference stays does not end it: the screen does not flicker with every step. Its text always has
-the current figures.
+An engine stands out if its value exceeds the median of the *other* engines by both a factor and a
+distance. Because it is not part of that median, one bad engine among few cannot hide in an average
+that it shapes itself. Bounds are wide enough for equal engines under random arrivals. A finding
+must last some seconds before it is shown. It survives a short lapse in which half of the difference
+stays, so that the screen does not flicker with every step. Its text always has the current figures.
 
-Waiting requests are judged by their number, everything else by its value. An unknown value is
-neither high nor low.
+An unknown value is neither high nor low.
 """
 
 from collections import Counter
@@ -19,48 +17,48 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 from stepscope.recordings.fleets.figures import EngineFigures
 from stepscope.recordings.state.knob_text import value_text
 
-HOLD_S = 3.0  # it is named after so long
-LAPSE_S = 5.0  # ... and, as long as half of it is left, for so long after it was seen last
-_LEFT = 0.5  # of what makes an engine stand out, while its finding lapses
+HOLD_S = 3.0  # a finding is shown after so long
+LAPSE_S = 5.0  # and survives so long below its bound, if `_LEFT` of the difference stays
+_LEFT = 0.5  # share of the difference that must stay in a lapse
 
-# In the order in which they are named: what a router can change first, what follows from it then.
+# In the order of display: first what a router can change, then what follows from that.
 Figure: TypeAlias = Literal["waiting", "kv", "preemptions", "ttft", "itl", "hits", "room"]
 
 
 class OutlierFigure(NamedTuple):
-    """One figure of one engine that stands out now."""
+    """One figure in which one engine stands out now."""
 
-    engine: int  # place among the engines
+    engine: int  # index of the engine
     figure: Figure
-    weight: float  # how many times its bound it is away from the others
+    weight: float  # how far beyond the others, relative to the bound
     text: str
 
 
 class Imbalance(NamedTuple):
-    """One engine that stands out, with all that is unusual about it."""
+    """One engine that stands out, with all its unusual figures."""
 
     engine: int
     name: str
     figures: tuple[Figure, ...]
     texts: tuple[str, ...]
-    since_s: float  # of the clock given to `ImbalanceKeeper.update`
+    since_s: float  # by the clock of `ImbalanceKeeper.update`
     weight: float
 
     @property
     def has_room(self) -> bool:
-        """It has too little to do rather than too much."""
+        """Whether it has too little to do rather than too much."""
         return "room" in self.figures
 
 
 class _Rule(NamedTuple):
-    """When a value is far above the others'."""
+    """When a value counts as far above those of the others."""
 
     figure: Figure
     value: Callable[[EngineFigures], float | None]
     factor: float
     distance: float
     least: float  # a smaller value never stands out
-    text: Callable[[float, float, str], str]  # value, median of the others, the lowest of them
+    text: Callable[[float, float, str], str]  # (value, median of the others, text for the lowest)
 
 
 def _percent(share: float) -> str:
@@ -89,17 +87,17 @@ _RULES = (
 )  # fmt: skip
 _WAITING_FACTOR, _WAITING_DISTANCE = 2.0, 4
 _HITS_DISTANCE = 0.3
-_ROOM_WAITING = 4  # so many wait elsewhere
-_ROOM_SHARE = 0.5  # of seats, and of KV blocks, at most in use
+_ROOM_WAITING = 4  # least number of requests that wait in other engines
+_ROOM_SHARE = 0.5  # most seats, and KV blocks, in use
 
 
 def findings(engines: Sequence[EngineFigures], share: float = 1.0) -> list[OutlierFigure]:
-    """What stands out now among the engines that are up, the worst first.
+    """The figures that stand out now among the engines that are up, the worst first.
 
     Engines that only prefill, or only decode, are compared among themselves.
 
     Args:
-        share: of the way from the others to its bound that a figure must be at.
+        share: how much of the way from the median to its bound a figure must exceed.
     """
     roles = [None if engine.info is None else engine.info.role for engine in engines]
     found: list[OutlierFigure] = []
@@ -147,7 +145,7 @@ def _high(engines: Sequence[EngineFigures], rule: _Rule, share: float) -> list[O
 
 
 def _waiting(engines: Sequence[EngineFigures], share: float) -> list[OutlierFigure]:
-    """Its share of all that wait says most: it is what a router would have to send elsewhere."""
+    """Engines with many waiting requests. The text has their share of all waiting ones."""
     waiting = _known(engines, lambda e: e.num_waiting)
     total = sum(waiting.values())
     found = []
@@ -168,7 +166,7 @@ def _waiting(engines: Sequence[EngineFigures], share: float) -> list[OutlierFigu
 
 
 def _few_hits(engines: Sequence[EngineFigures], share: float) -> list[OutlierFigure]:
-    """Requests that were sent to another engine than the one that has their beginning cached."""
+    """Engines with few prefix hits: their requests may be cached on another engine."""
     rates = _known(engines, lambda e: e.prefix_hit_rate)
     found = []
     for place, rate in rates.items():
@@ -181,7 +179,7 @@ def _few_hits(engines: Sequence[EngineFigures], share: float) -> list[OutlierFig
 
 
 def _room(engines: Sequence[EngineFigures]) -> list[OutlierFigure]:
-    """Where to send what waits elsewhere."""
+    """Engines with room for requests that wait in other engines."""
     waiting = _known(engines, lambda e: e.num_waiting)
     found = []
     for place, number in waiting.items():
@@ -200,13 +198,13 @@ def _room(engines: Sequence[EngineFigures]) -> list[OutlierFigure]:
 
 
 class ImbalanceKeeper:
-    """Remembers since when what stands out does."""
+    """Remembers since when each finding lasts, and shows only lasting ones."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[int, Figure], tuple[float, float]] = {}  # first and last time
 
     def update(self, engines: Sequence[EngineFigures], now_s: float) -> list[Imbalance]:
-        """The engines that stand out and have for a while; overloaded ones first, worst first."""
+        """Engines that have stood out for `HOLD_S`: overloaded ones first, the worst first."""
         for finding in findings(engines):
             key = finding.engine, finding.figure
             first_s = self._seen[key][0] if key in self._seen else now_s
@@ -239,12 +237,12 @@ class ImbalanceKeeper:
         return sorted(found, key=lambda each: (each.has_room, -each.weight))
 
     def forget(self) -> None:
-        """The engines are others than before."""
+        """Forget all findings, because the set of engines has changed."""
         self._seen.clear()
 
 
 def differences(engines: Sequence[EngineFigures]) -> list[str]:
-    """What is set up differently on the engines that are up: often why one stands out."""
+    """Texts for settings in which the engines that are up differ, a frequent cause of imbalance."""
     up = [engine for engine in engines if engine.is_up and engine.info is not None]
     found = [
         f"{' and '.join(names)} are one and the same engine"
@@ -278,7 +276,7 @@ _SETTINGS = (
 def _by_value(
     engines: Sequence[EngineFigures], values: Sequence[object]
 ) -> list[tuple[object, list[str]]]:
-    """Names of engines by their value, without those where it is unknown."""
+    """(value, names of engines with it) pairs. Engines with an unknown value are left out."""
     names: dict[object, list[str]] = {}
     for engine, value in zip(engines, values, strict=True):
         if value is not None:
@@ -287,7 +285,7 @@ def _by_value(
 
 
 def _difference(label: str, names: Mapping[object, list[str]]) -> str | None:
-    """The engines that differ from the majority; without a majority, all of them."""
+    """Text naming the engines that differ from the majority, or all if there is no majority."""
     if len(names) < 2:
         return None
     counts = Counter({value: len(those) for value, those in names.items()})

@@ -1,4 +1,4 @@
-"""`WholeLives`: requests that a prefill engine hands over, each as one life across both engines."""
+"""`WholeLives`: joins the lives of requests across a prefill and a decode engine."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,42 +6,42 @@ from typing import NamedTuple
 from stepscope.recordings.fleets.figures import EngineFigures
 from stepscope.recordings.state.session import SessionState
 
-KEPT_NS = 60_000_000_000  # after its end
+KEPT_NS = 60_000_000_000  # how long a life is kept after its end
 
 
 class WholeLife(NamedTuple):
-    """One request. Times are of the clock that both engines share, None: not yet, or unknown."""
+    """One request. Times are of the clock that both engines share; None: not yet, or unknown."""
 
-    prefill: str  # name of the engine
-    request_id: int  # there
+    prefill: str  # name of the prefill engine
+    request_id: int  # in the prefill engine
     client_id: str
     arrival_ns: int
     waited_until_ns: int = 0  # when it was last seen waiting in the prefill engine
     first_token_ns: int | None = None
     decode: str | None = None
-    decode_id: int | None = None  # its number there
+    decode_id: int | None = None  # request id in the decode engine
     sent_ns: int | None = None
     received_ns: int | None = None
-    loaded_after_ns: int = 0  # when it was last seen waiting there
-    decodes_here: bool = False  # the prefill engine gave it more than the first token
+    loaded_after_ns: int = 0  # when it was last seen waiting in the decode engine
+    decodes_here: bool = False  # the prefill engine computed more than the first token
     end_ns: int | None = None
 
 
 class WholeLives:
-    """Those of one fleet. Belongs to the screen's thread."""
+    """The whole lives in one fleet. Belongs to the screen's thread."""
 
     def __init__(self) -> None:
         self._lives: dict[tuple[str, int], WholeLife] = {}
-        self._seen: set[tuple[str, int]] = set()  # in the states that were looked at last
+        self._seen: set[tuple[str, int]] = set()  # in the states of the last look
         self._now_ns = 0
 
     def look(
         self, engines: Sequence[EngineFigures], states: Sequence[SessionState]
     ) -> tuple[WholeLife, ...]:
-        """The lives as of now, in the order in which they arrived; none without such engines.
+        """The present lives, in order of arrival; empty if there is no prefill engine.
 
         Args:
-            states: of each of `engines`.
+            states: the state of each of `engines`.
         """
         if not any(each.info is not None and each.info.role == "prefill" for each in engines):
             self._lives.clear()
@@ -56,7 +56,7 @@ class WholeLives:
             if engine.info is not None and engine.info.role == "decode":
                 self._take_decodes(engine.info.name, state)
         for key in self._lives.keys() - self._seen:
-            if self._lives[key].end_ns is None:  # its engine was killed, and nobody took it back
+            if self._lives[key].end_ns is None:  # its engine was killed, and no engine took it back
                 self._lives[key] = self._lives[key]._replace(end_ns=self._now_ns)
         self._lives = {
             key: life
@@ -67,7 +67,7 @@ class WholeLives:
 
     @property
     def now_ns(self) -> int:
-        """The newest moment that the engines have told of."""
+        """Time of the newest message of the engines."""
         return self._now_ns
 
     def _take_prefills(self, name: str, state: SessionState) -> None:
