@@ -1,6 +1,6 @@
-"""Incidents: what happened around a rule that fired, kept in a file of its own.
+"""Incidents: when an alert rule fires, the steps around it are kept in a file.
 
 May import: engine.protocol, recordings, recordings.alerts, recordings.attribution,
   recordings.check, recordings.figures, recordings.file, recordings.history, recordings.state.
-What a file says of its incident is in `incident.py`.
+The metadata of such a file are in `recordings/file/incident.py`.
 """

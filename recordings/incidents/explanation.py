@@ -1,4 +1,4 @@
-"""Why an incident happened, from the messages in memory."""
+"""Explains an incident from the messages in memory."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ _TURN = 1_000
 
 
 class LateSummary(NamedTuple):
-    """What the records say."""
+    """Number of requests with late tokens, and a text that explains the worst waits."""
 
     num_late: int
     text: str

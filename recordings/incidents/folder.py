@@ -1,4 +1,4 @@
-"""`IncidentFolder`: where incidents go, and which are deleted."""
+"""`IncidentFolder`: the folder of incident files, and which are deleted."""
 
 import logging
 from pathlib import Path
@@ -8,17 +8,18 @@ from stepscope.recordings.file.incident import Incident, incidents_in
 
 log = logging.getLogger("stepscope.recordings")
 
-KEEP_LAST = 5  # are never deleted, however large they are
+KEEP_LAST = 5  # so many newest incidents are never deleted, whatever their size
 
 
 class IncidentFolder:
-    """One folder of this recorder; made if it is not there.
+    """The folder of one recorder. Creates it if needed.
 
     Args:
-        keep_bytes: of all incidents in it; the oldest beyond are deleted. None: all are kept.
+        keep_bytes: most bytes of all incidents, beyond which the oldest are deleted. None: keep
+            all.
 
     Raises:
-        RecordingError: it cannot be made.
+        RecordingError: the folder cannot be created.
     """
 
     def __init__(self, path: Path, keep_bytes: int | None) -> None:
@@ -30,7 +31,7 @@ class IncidentFolder:
             raise RecordingError(f"{path}: {error.strerror or error}") from error
 
     def new_path(self, incident: Incident) -> Path:
-        """A name that is not there yet."""
+        """A path in the folder that does not exist yet."""
         path = self.path / incident.file_name
         number = 1
         while path.exists():

@@ -1,7 +1,7 @@
-"""`IncidentKeeper`: watches a live source by rules, and writes a file when one fires.
+"""`IncidentKeeper`: watches a live source with alert rules, and writes a file when one fires.
 
-What was before the rule fired is in the memory of the source. Rules that fire while an incident
-goes on belong to it: what overlaps is one file.
+The steps before the rule fired are in the memory of the source. Rules that fire during an open
+incident belong to it, so that overlapping incidents become one file.
 """
 
 import time
@@ -24,7 +24,7 @@ from stepscope.recordings.history.source import Source
 from stepscope.recordings.incidents.explanation import explained
 from stepscope.recordings.incidents.folder import IncidentFolder
 
-MAX_S = 300.0  # then an incident that goes on is written; it is not kept a second time
+MAX_S = 300.0  # an incident that lasts longer is written then, and only once
 MAX_AN_HOUR = 20
 
 DEFAULT_RULES = (
@@ -40,7 +40,7 @@ DEFAULT_RULES = (
 
 
 class KeptIncident(NamedTuple):
-    """An incident and its file; or, with `error`, why it has none."""
+    """An incident and its file. Without a file, `error` tells why."""
 
     incident: Incident
     path: Path | None
@@ -49,7 +49,7 @@ class KeptIncident(NamedTuple):
 
 @dataclass(slots=True)
 class _OpenIncident:
-    """An incident that goes on."""
+    """An incident that is not written yet."""
 
     began_s: float
     wall_ns: int
@@ -60,12 +60,12 @@ class _OpenIncident:
 
 
 class IncidentKeeper:
-    """Belongs to one thread, which calls `look` a few times a second.
+    """Watches one source. Belongs to one thread, which calls `look` a few times a second.
 
     Args:
-        source: with a `History` that remembers.
-        before_s, after_s: what a file holds around the time in which rules held.
-        clock: seconds.
+        source: a live source, whose `History` keeps steps.
+        before_s, after_s: seconds to keep before and after the time in which rules held.
+        clock: returns monotonic seconds.
     """
 
     def __init__(
@@ -86,16 +86,16 @@ class IncidentKeeper:
         self._clock = clock
         self._meter = Meter(source, clock)
         self._open: _OpenIncident | None = None
-        self._spent: set[str] = set()  # rules that hold since before the last file was written
+        self._spent: set[str] = set()  # rules that have held since the last file was written
         self._written_s: deque[float] = deque()
 
     @property
     def is_open(self) -> bool:
-        """An incident goes on."""
+        """Whether there is an incident that is not written yet."""
         return self._open is not None
 
     def look(self) -> KeptIncident | None:
-        """Measure once more; the incident that has ended with it, if one has."""
+        """Measure once more. Returns an incident if one was completed and written."""
         now_s = self._clock()
         self.judge.take(self._meter.measure(), now_s)
         bad = [each for each in self.judge.firing if each.holds]
@@ -108,7 +108,7 @@ class IncidentKeeper:
         return self._end(self._open, now_s, is_over=not bad)
 
     def close(self) -> KeptIncident | None:
-        """Write the incident that goes on, if there is one."""
+        """Write the open incident, if there is one."""
         return None if self._open is None else self._end(self._open, self._clock(), is_over=False)
 
     def _note(self, bad: Sequence[RuleWatch], now_s: float) -> None:
@@ -116,7 +116,7 @@ class IncidentKeeper:
             info = self._source.history.info
             engine_id = None if info is None else info.engine_id
             if any(each.rule.figure == "restarts" for each in bad):
-                engine_id = ""  # of the one before, which is not there any more
+                engine_id = ""  # it happened to the engine before, which is gone
             self._open = _OpenIncident(now_s, time.time_ns(), engine_id, now_s)
         self._open.last_bad_s = now_s
         for each in bad:
@@ -124,7 +124,7 @@ class IncidentKeeper:
             self._open.worst[each.rule.text] = each.worst
 
     def _is_complete(self, incident: _OpenIncident, now_s: float) -> bool:
-        if self._source.status != "live":  # nothing more comes
+        if self._source.status != "live":  # no more messages will come
             return now_s - incident.began_s >= self._after_s
         is_calm = now_s - incident.last_bad_s >= self._after_s
         return is_calm or now_s - incident.began_s >= MAX_S
@@ -141,7 +141,7 @@ class IncidentKeeper:
         history = self._history_of(ended)
         back_s = now_s - ended.began_s + self._before_s
         if history is not self._source.history:
-            back_s = self._before_s  # it ended when the incident began
+            back_s = self._before_s  # this history ended when the incident began
         first = history.step_at(history.state.time_ns - round(back_s * 1e9))
         found = explained(history, first)
         info = history.info
@@ -157,7 +157,7 @@ class IncidentKeeper:
         return self._write(history, first, incident)
 
     def _history_of(self, ended: _OpenIncident) -> History:
-        """That of the engine it happened to; another one may be there by now."""
+        """The history of the engine that had the incident, which may have restarted since."""
         history = self._source.history
         info, previous = history.info, history.previous
         has_changed = info is not None and info.engine_id != ended.engine_id
