@@ -3,5 +3,5 @@
 May import: engine.adapters.metrics, engine.adapters.sglang, engine.client, engine.protocol,
   engine.transport, recordings, recordings.file, recordings.file.writing, recordings.history,
   recordings.history.ring.
-What talks to an engine goes here.
+Code that communicates with an engine goes here.
 """

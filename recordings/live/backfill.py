@@ -1,8 +1,8 @@
 """`Backfill`: fetches steps from before the history, as far as the engine still keeps them.
 
-It asks for a kept snapshot, fills a separate history from there to where the history in memory
-begins, and puts it in front once it is complete. The history in memory does not change meanwhile,
-and its followers and recorders get no message of it.
+It asks for a kept snapshot, and fills a separate history from there to where the history in memory
+begins. When that is complete, it is inserted before the history in memory. Until then, the history
+in memory does not change. Its followers and recorders do not get the earlier messages.
 """
 
 import logging
@@ -26,7 +26,7 @@ from stepscope.recordings.live.snapshot_asking import ASK_AGAIN_S, MIN_PAST_S, c
 log = logging.getLogger("stepscope.recordings")
 
 MAX_FETCH_S = 30.0  # time limit for all of it; fetch less if it would take longer
-_TURN = 500  # messages per question; live messages are taken in between
+_TURN = 500  # messages per question; live messages are received in between
 _MIN_TURN = 20
 _ANSWER_S = 1.0  # time limit for one answer: live messages wait for it
 _MAX_FAILED = 3  # missing answers in a row before giving up
@@ -34,7 +34,7 @@ _MIN_ROOM_BYTES = 1024 * 1024
 _TOO_SLOW = "the way to the engine is too slow for it"
 _TOPICS = frozenset(wire.TOPICS.values())
 
-# Not asked for; on the way; complete; not available.
+# In order: not asked for; being fetched; complete; not available.
 BackfillState: TypeAlias = Literal["idle", "asking", "done", "failed"]
 
 
@@ -49,10 +49,10 @@ class Backfill:
         state: its progress; stays `done` or `failed` until the next `ask`.
         note: why it failed, or a remark when it is done; "" for none.
         num_steps: steps added by the last backfill.
-        share: how much has come, 0 to 1.
+        share: how much was fetched, 0 to 1.
 
     Args:
-        history: gets the steps.
+        history: the history to extend.
     """
 
     def __init__(self, history: History) -> None:
@@ -62,10 +62,10 @@ class Backfill:
         self.share = 0.0
         self._history = history
         self._lock = threading.Lock()
-        # Of the backfill on the way:
+        # Of the backfill being fetched:
         self._older: History | None = None
         self._begin = 0  # number of the message it begins after
-        self._why_no_more = ""  # why nothing earlier can be had
+        self._why_no_more = ""  # why the engine has nothing earlier
         self._num_failed = 0
         self._turn = _TURN
         self._past_s = MAX_PAST_S  # seconds asked for
@@ -77,11 +77,11 @@ class Backfill:
 
     @property
     def is_due(self) -> bool:
-        """Whether the next question can be asked at once."""
+        """Whether the next question can be asked now."""
         return self.is_active and time.monotonic() >= self._next_s
 
     def ask(self) -> None:
-        """Ask for as much as the engine keeps. Does not wait; from any thread."""
+        """Ask for as much as the engine keeps. Returns at once. From any thread."""
         with self._lock:
             if self.state == "asking":
                 return
@@ -90,7 +90,7 @@ class Backfill:
             self.state = "asking"
 
     def give_up(self, why: str) -> None:
-        """Drop the backfill on the way."""
+        """Drop the backfill that is being fetched."""
         if self.is_active:
             self._end("failed", why)
 
@@ -131,8 +131,8 @@ class Backfill:
     def _fitting(self, client: ControlClient) -> History | None:
         """A history that begins as early as the engine, the connection and the memory allow.
 
-        None if the connection is too slow for so much: the next question asks for less. While an
-        answer is on its way, the thread takes no live messages and cannot stop.
+        None if the connection is too slow for so much; then the next question asks for less. While
+        it waits for an answer, the thread receives no live messages and cannot stop.
         """
         end, room_steps, room_bytes = self._end_of_it()
         history = self._history
@@ -160,7 +160,7 @@ class Backfill:
         return snapshot
 
     def _end_of_it(self) -> tuple[int, int, int]:
-        """The last message to fetch, and how many steps and bytes there is room for."""
+        """The last message to fetch, and how many steps and bytes memory has room for."""
         end = self._history.begins_after
         if end is None:
             raise _CannotBeHad("messages were lost right before the oldest step")
@@ -179,7 +179,7 @@ class Backfill:
         return f"the engine keeps no more than its last {kept_s:,.0f} s"
 
     def _fill(self, client: ControlClient, older: History) -> bool:
-        """Take the next messages. Returns whether these were the last."""
+        """Fetch the next messages. Returns whether these were the last."""
         end = self._end_of_it()[0]
         last = older.last_sequence
         first = begin = (self._begin if last is None else last) + 1

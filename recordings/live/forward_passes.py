@@ -1,6 +1,6 @@
-"""`ForwardPassSource`: the live source of an SGLang that publishes its forward passes.
+"""`ForwardPassSource`: the live source for an SGLang that publishes its forward passes.
 
-A step is what SGLang says of it: totals and the time on the GPU. Everything else is None.
+A step has only what SGLang publishes: totals and the time on the GPU. Everything else is None.
 """
 
 import threading
@@ -23,7 +23,7 @@ from stepscope.recordings.history.source import FrameTap, SourceStatus
 from stepscope.recordings.live.numbered import Numbered
 
 _POLL_MS = 100
-_STALE_S = 3.0  # SGLang gives a sign of life every second while it is idle
+_STALE_S = 3.0  # SGLang sends a heartbeat every second while it is idle
 _MAX_BYTES = 64 * 1024
 _QUEUE = 10_000  # messages waiting in the socket
 
@@ -107,7 +107,7 @@ class ForwardPassSource:
         self._last_ns = now_ns
 
     def _begin(self, passed: ForwardPass, now_ns: int) -> None:
-        """SGLang counts from 0 again after a start."""
+        """Begin a new session. SGLang restarts its counter at 0 when it starts."""
         self._step, self._last_ns = -1, 0
         self._messages.begin(
             EngineInfo(

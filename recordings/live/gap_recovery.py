@@ -27,7 +27,7 @@ log = logging.getLogger("stepscope.recordings")
 
 ASK_TIMEOUT_S = 2.0
 SNAPSHOT_REST_S = 0.25  # minimum time between two questions: each snapshot costs the engine time
-LAST_ASK_S = 1.0  # total waiting time for answers once it is told to stop
+LAST_ASK_S = 1.0  # total time to wait for answers after `stopping` is set
 TOPICS = frozenset(wire.TOPICS.values())
 _MAX_REPLAY = 2_000  # most messages per question ...
 _MIN_REPLAY = 20  # ... and fewest, where answers come too late over a slow connection
@@ -47,9 +47,9 @@ class GapRecovery:
         bad: the error of the last bad message; None without one.
 
     Args:
-        history: gets the messages.
+        history: the history to append to.
         tap: the source's tap.
-        stopping: once set, it waits no longer for missing messages.
+        stopping: once set, it no longer waits for missing messages.
         past_s: seconds before the first join to ask for, as far as the engine keeps them.
     """
 
@@ -79,7 +79,7 @@ class GapRecovery:
         is_new = known is None or known.engine_id != info.engine_id
         self._pending = None
         if is_new:
-            self.end()  # of the engine before
+            self.end()  # messages of the engine before
         self._engine_id = info.engine_id
         last_sequence = self._history.last_sequence
         if last_sequence is None:
@@ -90,7 +90,7 @@ class GapRecovery:
                 earlier = ask_for_earlier(client, snapshot, self._past_s, self._stopping)
             if is_new and known is not None:
                 self._history.append(snapshot.sequence, snapshot)
-            else:  # nothing was known, or it contradicts this engine
+            else:  # the history is empty or contradicts this engine
                 self._history.reset(earlier or snapshot)
             self._send_on(earlier or snapshot)
             if earlier is not None:
@@ -113,7 +113,7 @@ class GapRecovery:
         self._settle()
 
     def take(self, client: ControlClient, batch: Iterable[Received]) -> None:
-        """Take live messages. Missing ones before them are recovered first.
+        """Append live messages. Missing messages before them are recovered first.
 
         Raises:
             JoinAgain: another engine has replaced the joined one.
@@ -138,7 +138,7 @@ class GapRecovery:
             self._set_right(client)
 
     def end(self) -> None:
-        """Append all buffered messages. What is missing before them is lost."""
+        """Append all buffered messages. Messages missing before them count as lost."""
         while self._buffered:
             self._accept(*self._buffered.pop())
 
@@ -147,7 +147,7 @@ class GapRecovery:
         return engine_id == self._engine_id
 
     def check(self, client: ControlClient) -> None:
-        """Raises JoinAgain if another engine answers now."""
+        """Raise JoinAgain if another engine answers now."""
         with self._asking() as timeout_s:
             info = client.info(ASK_AGAIN_S, timeout_s)
         if not self.is_of(info.engine_id):
@@ -164,7 +164,7 @@ class GapRecovery:
         return ask_for_snapshot(client, self._stopping, None if known is None else known.engine_id)
 
     def _check_buffered(self, client: ControlClient) -> None:
-        """Raises JoinAgain and drops the buffer if another engine answers now."""
+        """Raise JoinAgain and drop the buffer if another engine answers now."""
         try:
             self.check(client)
         except JoinAgain:
@@ -180,7 +180,7 @@ class GapRecovery:
             snapshot = self.snapshot(client)
         except EngineUnreachable:
             if self._stopping.is_set():
-                return  # messages that came meanwhile must still be taken
+                return  # received messages must still be appended
             raise
         if not self.is_of(snapshot.info.engine_id):
             raise JoinAgain  # a new engine, with message numbers from 0
@@ -224,7 +224,7 @@ class GapRecovery:
 
     @contextmanager
     def _asking(self) -> Iterator[float | None]:
-        """Yields the time limit for an answer; None: the default. Counts it when stopping."""
+        """Yield the time limit for an answer (None: default). Deduct the time when stopping."""
         if not self._stopping.is_set():
             yield None
             return
@@ -266,14 +266,14 @@ class GapRecovery:
     def _accept(
         self, sequence: int, topic: bytes, payload: bytes, message: wire.Telemetry | None
     ) -> None:
-        """Append a message to the history, unless it is there already."""
+        """Append a message to the history and tap, unless it is there already."""
         if sequence < self._next_sequence:
             return
         if self._pending is not None and sequence > self._pending.sequence:
             # The snapshot is older than this message; what is missing before it is lost.
             self._next_sequence = self._pending.sequence + 1
             self._settle()
-        if message is None:  # of a newer engine: a kind that we do not know
+        if message is None:  # a kind of message of a newer engine, unknown here
             self._history.skip(sequence)
         else:
             try:
@@ -286,7 +286,7 @@ class GapRecovery:
         self._settle()
 
     def _settle(self) -> None:
-        """Append the pending snapshot once all messages before it have come or are lost."""
+        """Append the pending snapshot once all messages before it were received or lost."""
         pending = self._pending
         if pending is None or self._next_sequence <= pending.sequence:
             return

@@ -1,4 +1,4 @@
-"""`Numbered`: numbers the messages of a source that makes them itself, and passes them on."""
+"""`Numbered`: numbers and forwards messages that a source creates itself."""
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import EngineInfo, Snapshot, Telemetry
@@ -7,7 +7,7 @@ from stepscope.recordings.history.source import FrameTap
 
 
 class Numbered:
-    """Fills a history and a tap, from one thread."""
+    """Sends messages to a history and a tap, from one thread."""
 
     def __init__(self, history: History, tap: FrameTap) -> None:
         self._history = history
@@ -15,7 +15,7 @@ class Numbered:
         self._sequence = -1
 
     def begin(self, info: EngineInfo) -> None:
-        """A new engine: of the first one a snapshot, of another one that it replaced it."""
+        """Begin an engine: the first one with a snapshot, a replacement with its `EngineInfo`."""
         if self._sequence >= 0:
             self.publish(info)
             return
@@ -36,7 +36,7 @@ class Numbered:
         self._tap.send(wire.TOPICS[Snapshot], self._sequence, wire.encode(snapshot))
 
     def lose(self, number: int) -> None:
-        """So many messages never came; the history shows a gap there."""
+        """Note that `number` messages were lost, so that the history shows a gap."""
         self._sequence += number
 
     def publish(self, message: Telemetry) -> None:

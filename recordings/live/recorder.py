@@ -15,9 +15,9 @@ class Recorder:
     """Ties a `RecordingWriter` to a source. Starts at once.
 
     Args:
-        source: live; not necessarily joined yet.
-        target: a file, replaced if there is one, or a series of files.
-        levels: gives the service levels to store in the file; called once a second.
+        source: a live source, which need not have joined yet.
+        target: a file, replaced if it exists, or a series of files.
+        levels: returns the service levels to store in the file; called once a second.
 
     Raises:
         RecordingError: the source is itself a recording, or `target` cannot be written.

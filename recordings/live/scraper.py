@@ -1,7 +1,7 @@
-"""`Scraper`: the live source of a server that is known by its metrics only.
+"""`Scraper`: the live source for a server of which only metrics are available.
 
-Once a second it makes a record of what the counters have gained. Such a record is no step:
-`EngineInfo.totals_every_s` says so, and what totals cannot say is None.
+Once a second it makes a record of what the counters have gained. Such a record is not one step,
+which `EngineInfo.totals_every_s` tells. Figures that totals do not contain are None.
 """
 
 import logging
@@ -22,14 +22,14 @@ from stepscope.recordings.live.numbered import Numbered
 log = logging.getLogger("stepscope.recordings")
 
 EVERY_S = 1.0
-_JOIN_S = 3.0  # a server may hold an answer back; the thread is a daemon
+_JOIN_S = 3.0  # a server may delay its answer; the thread is a daemon
 
 
 class Scraper:
     """Fills `history` from a server's metrics; implements `Source`.
 
     Args:
-        every_s: seconds between two looks; a server that hangs is asked again after its timeout.
+        every_s: seconds between two requests. A server that hangs is asked again after its timeout.
     """
 
     is_live = True
@@ -77,7 +77,7 @@ class Scraper:
             except FetchError as error:
                 self._note_down(str(error))
             except Exception as error:
-                # Our bug, but no reason to lose the session on the screen.
+                # This is a bug of ours, which must not lose the session on the screen.
                 log.exception("the metrics of %s could not be taken", self.address.control)
                 self._note_down(f"internal error, see the log: {error!r}")
             else:
@@ -121,7 +121,7 @@ class Scraper:
         )
 
     def _begin(self, now: Reading, now_ns: int) -> None:
-        """A server that is new to us: its counters so far say nothing of now."""
+        """Begin a new session, as the counters before it tell nothing about its present."""
         info = EngineInfo(
             engine_id=uuid.uuid4().hex,
             name=self.name,

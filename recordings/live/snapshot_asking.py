@@ -12,13 +12,13 @@ from stepscope.engine.protocol.wire import Snapshot
 
 log = logging.getLogger("stepscope.recordings")
 
-ASK_AGAIN_S = 0.4  # the answer may have been lost with a connection
-SNAPSHOT_AGAIN_S = 4.0  # a snapshot is larger, and waits for the end of a step
+ASK_AGAIN_S = 0.4  # repeat a question then: the answer may be lost with a connection
+SNAPSHOT_AGAIN_S = 4.0  # the same for snapshots, which are larger and wait for a step to end
 SNAPSHOT_TIMEOUT_S = 30.0
-BUSY_S = 1.0  # then the engine is taken to be in a long step
-MAX_CATCH_UP_S = 4.0  # how long the past may delay the present
-NUM_TRIED = 100  # messages to measure how fast they come
-MIN_PAST_S = 1.0  # never ask for less
+BUSY_S = 1.0  # after so long, the engine is assumed to be in a long step
+MAX_CATCH_UP_S = 4.0  # most that earlier messages may delay live ones
+NUM_TRIED = 100  # messages to fetch to measure the speed
+MIN_PAST_S = 1.0  # do not ask for less than this
 _POLL_S = 0.05
 
 
@@ -28,17 +28,17 @@ def ask_for_snapshot(
     """Ask for a current snapshot. The engine takes it between two steps, so it may take long.
 
     If the engine is in a long step and none of its messages are known, the newest snapshot that it
-    keeps will do: the messages since then can be replayed.
+    keeps is returned instead, because the messages since then can be replayed.
 
     Args:
-        stopping: set when it is not to be waited for any more.
-        known_id: the engine of which messages are known.
+        stopping: when set, it stops waiting.
+        known_id: id of the engine of which messages are known.
 
     Raises:
         EngineUnreachable: no answer in time.
         CommandRefused: the engine refused, or answered with something else.
     """
-    info = client.info(ASK_AGAIN_S)  # quick: shows whether the engine answers at all
+    info = client.info(ASK_AGAIN_S)  # this is quick and shows whether the engine answers at all
     takes_kept = info.keeps_snapshots and info.engine_id != known_id
     now_s = next_ask_s = time.monotonic()
     busy_s = now_s + BUSY_S
@@ -78,10 +78,11 @@ def ask_for_earlier(
     It asks for less if the messages since then would take too long over a slow connection.
 
     Args:
-        stopping: set when it is not to be waited for any more.
+        stopping: when set, it stops waiting.
 
     Returns:
-        None if the engine keeps none, or is too slow: the present matters more.
+        None if the engine keeps no such snapshot, or if the connection is too slow, because
+        live messages matter more.
     """
     if not now.info.keeps_snapshots:
         return None
@@ -109,10 +110,10 @@ def _ask_for_earlier(
 
 
 def catch_up_s(client: ControlClient, first: int, num_messages: int) -> float:
-    """How long all messages will take, estimated from a few.
+    """Seconds that fetching all messages will take, estimated from a few.
 
     Raises:
-        EngineUnreachable: even those did not come in time.
+        EngineUnreachable: even these few did not come in time.
         CommandRefused: the engine replays none.
     """
     start_s = time.monotonic()

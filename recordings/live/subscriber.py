@@ -1,8 +1,8 @@
 """`Subscriber`: the live source. Its thread owns the SUB socket and the control client.
 
-It subscribes first and then asks for a snapshot, so that no message falls between the two. It asks
-for missing messages again, and counts as lost what the engine no longer keeps. When an engine comes
-back it joins again; the id shows whether it is the same engine.
+It subscribes first and then asks for a snapshot, so that no message is lost between the two. It
+asks for missing messages, and counts those as lost that the engine no longer keeps. When an engine
+comes back, it joins again; the engine id tells whether it is the same engine.
 """
 
 import logging
@@ -39,7 +39,7 @@ RECEIVE_QUEUE = 50_000  # messages waiting in the socket
 _DEAD_AFTER = 2.0  # times `stale_s`
 _POLL_MS = 50
 _BURST = 2_000  # messages taken before it checks whether to stop
-_REST_MS = 50  # let messages gather: a wake-up costs more than a message
+_REST_MS = 50  # let messages gather, as a wake-up costs more than a message
 
 LiveStatus: TypeAlias = Literal["starting", "connecting", "live", "stale", "down"]
 
@@ -49,7 +49,7 @@ class Subscriber:
 
     Args:
         endpoint: where the engine is.
-        history: gets the messages; a new one by default.
+        history: the history to fill; a new one by default.
         stale_s: seconds without any message until the status is `stale`.
         retry_s: seconds between attempts to reach an engine that does not answer.
         past_s: seconds before the join to begin with, as far as the engine keeps them.
@@ -97,7 +97,7 @@ class Subscriber:
 
     @property
     def num_recovered(self) -> int:
-        """Missing messages that came when asked for."""
+        """Number of missing messages that were recovered."""
         return self._recovery.num_recovered
 
     @property
@@ -127,7 +127,7 @@ class Subscriber:
                     self._status = "down"
                 self._error = self._in_words(error)
             except Exception as error:
-                # Our bug, but no reason to lose the session on the screen.
+                # This is a bug of ours, which must not lose the session on the screen.
                 log.exception("the subscriber of %s failed and joins again", self.endpoint.control)
                 self._status = "down"
                 self._error = f"internal error, see the log: {error!r}"
@@ -138,8 +138,8 @@ class Subscriber:
     def _follow(self) -> None:
         """Join the engine and receive until an error or the stop."""
         socket = client_socket(zmq.SUB, self.endpoint)
-        # A replacement engine may go on with the very number that
-        # is awaited: only the lost connection tells.
+        # A replacement engine may continue with exactly the expected number. Then only the lost
+        # connection reveals it.
         disconnected = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
@@ -195,9 +195,9 @@ class Subscriber:
         self._heard()
 
     def _receive(self, socket: zmq.Socket[bytes], client: ControlClient) -> bool:
-        """Take all waiting messages. Returns False if there were too many for one turn.
+        """Receive all waiting messages. Returns False if there were too many for one turn.
 
-        They are taken together, so that all gaps in them cost one question.
+        They are processed together, so that all gaps in them cost one question.
         """
         batch: list[Received] = []
         is_all = is_of_another = False
@@ -225,7 +225,7 @@ class Subscriber:
     def _rest(
         self, disconnected: zmq.Poller, socket: zmq.Socket[bytes], client: ControlClient
     ) -> None:
-        """Let messages gather. If the engine dies meanwhile, its last messages are still taken."""
+        """Let messages gather. If the engine dies meanwhile, receive its last messages."""
         start_s = time.monotonic()
         is_lost = disconnected.poll(_REST_MS)
         if is_lost and time.monotonic() - start_s < RECONNECT_MS / 1000:
@@ -275,7 +275,7 @@ class Subscriber:
         self._next_probe_s = time.monotonic() + self._retry_s
 
     def _in_words(self, error: Exception) -> str:
-        """Why the engine does not answer, with its name if it is known."""
+        """Text for why the engine does not answer, with its name if known."""
         text, info = str(error), self.history.info
         if info is None or text.startswith(f"{info.name} "):
             return text
