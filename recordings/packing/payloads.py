@@ -44,27 +44,27 @@ class CompressedPayloads:
 
 
 def compressed(whole: bytes) -> bytes:
-    """Decompress it with `zstandard.decompress`."""
+    """Compress bytes, for `zstandard.decompress`."""
     blob = zstandard.ZstdCompressor(level=_LEVEL).compress(whole)
-    return bytes(memoryview(blob))  # a copy: that one holds all the room it asked for
+    return bytes(memoryview(blob))  # copy it, as the original keeps its whole buffer
 
 
 class OpenPayloads:
-    """The messages of a segment that still grows."""
+    """The messages of a segment that is still growing."""
 
     __slots__ = ("_before", "_packed", "_payloads")
 
     def __init__(self, payloads: list[bytes]) -> None:
         self._payloads = payloads
         self._packed: set[int] = set()
-        self._before: list[BatchRow] = []  # the batch that the first step goes on from
+        self._before: list[BatchRow] = []  # the batch of the step before the first one
 
     def __len__(self) -> int:
         return len(self._payloads)
 
     @property
     def is_packed(self) -> bool:
-        """Some of them are."""
+        """Whether any of the messages are packed."""
         return bool(self._packed)
 
     def append(self, payload: bytes) -> None:
@@ -83,10 +83,10 @@ class OpenPayloads:
         self._payloads += payloads
 
     def all(self, step_places: Collection[int]) -> list[bytes]:
-        """As they came from the engine.
+        """All messages, unpacked, as received from the engine.
 
         Args:
-            step_places: which of them are steps.
+            step_places: indices of the steps.
         """
         if self._packed:
             unpacker = StepUnpacker([list(msgspec.structs.astuple(row)) for row in self._before])

@@ -1,8 +1,8 @@
 """Packed steps: rows that continue as expected are counted, not written.
 
 Most rows of a step are decodes of requests that were in the step before, one token further. Their
-positions would be most of a file (150 of 270 bytes a step of 64 requests, after compression). So
-the `batch` of a packed step is the difference from the one before:
+positions would take most of a file (150 of 270 bytes for a step of 64 requests, after compression).
+So the `batch` of a packed step is the difference from the batch before:
 
     n > 0      the next n rows of the step before continue: one token decoded
     n < 0      the next -n rows of the step before are not in this one
@@ -58,7 +58,7 @@ class StepPacker:
     def _packed(self, before: list[_Row], batch: list[_Row]) -> list[int | _Row]:
         packed: list[int | _Row] = [self.block_size]
         expected = _next_rows(before, self.block_size)
-        # Mostly all rows are as expected, or all up to a request that has ended.
+        # In most steps, all rows are as expected, or all up to a request that has ended.
         same = 0
         for row, next_row in zip(batch, expected, strict=False):
             if row != next_row:
@@ -137,8 +137,8 @@ class StepUnpacker:
 
 
 def _next_rows(rows: list[_Row], block_size: int) -> list[_Row]:
-    """The rows that would continue: one more token each, in a new block if the last one is full."""
-    # Written out, for it is most of the work.
+    """The rows if all requests continue: one more token, in a new block if the last is full."""
+    # Not factored out into functions, because this is most of the work.
     size = block_size or _NEVER_FULL
     expected = [
         [
@@ -153,7 +153,7 @@ def _next_rows(rows: list[_Row], block_size: int) -> list[_Row]:
         for row in rows
     ]
     if rows and len(rows[0]) > _NUM_COLUMNS:
-        # Columns of a later schema: the same again is as good a guess as any.
+        # Columns of a later schema: guess that their values repeat.
         for row, next_row in zip(rows, expected, strict=True):
             next_row += row[_NUM_COLUMNS:]
     return expected
