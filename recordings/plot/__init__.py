@@ -1,4 +1,4 @@
-"""Figures of a recording for a report; needs matplotlib (the `export` extra).
+"""Draws figures of a recording for a report. Needs matplotlib (the `export` extra).
 
 May import: engine.protocol, recordings.export, recordings.file, recordings.state,
   recordings.state.series.

@@ -1,4 +1,4 @@
-"""What the panels of a figure share: scales, units, headings, and percentiles in the margin."""
+"""Helpers of all panels: scales, units, headings, and percentiles in the margin."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ from stepscope.recordings.state.series.distribution import Distribution
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_LOG_FROM = 25  # a largest value of so many medians is shown on a logarithmic axis
+_LOG_FROM = 25  # the axis is logarithmic if the maximum is more than so many medians
 _SECONDS_FROM_NS = 10e9
 
 
@@ -23,14 +23,14 @@ def median_of(samples: Distribution | None) -> int | None:
 
 
 def unit_of(measured: PlotLatency) -> tuple[str, float]:
-    """Seconds where milliseconds have too many digits."""
+    """Unit and its nanoseconds: seconds if milliseconds would have too many digits."""
     return ("s", 1e9) if measured.samples.largest >= _SECONDS_FROM_NS else ("ms", 1e6)
 
 
 def set_scale(
     panel: "Axes", measured: PlotLatency, unit_ns: float, bound: float | None = None
 ) -> None:
-    """Linear from zero, or logarithmic if the largest value would flatten all others."""
+    """Set a linear scale from zero, or a logarithmic one if the maximum would flatten the rest."""
     samples = measured.samples
     if not samples.count:
         panel.set_ylim(0, 2 * (bound or 1.0))
@@ -45,7 +45,7 @@ def set_scale(
 
 
 def figures(measured: PlotLatency, *, has_slo: bool = False) -> list[str]:
-    """Percentiles of the whole range, as text."""
+    """Lines of text with the percentiles over the whole range."""
     samples = measured.samples
     if not samples.count:
         return ["no samples"]
@@ -54,7 +54,7 @@ def figures(measured: PlotLatency, *, has_slo: bool = False) -> list[str]:
     lines = [f"{name} {_time(value)}" for name, value in zip(names, found, strict=True)]
     if has_slo:
         within = measured.num_within / samples.count
-        # Never a 100 % that hides a breach.
+        # Do not round up to 100 %, which would hide a breach.
         lines.append(f"{min(within, 0.9999) if within < 1 else 1.0:.2%} within")
     return lines
 

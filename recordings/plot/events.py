@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MAX_ROWS = 5
-_MAX_LINES = 120  # more are a grey wall
+_MAX_LINES = 120  # more would be a grey wall
 _MAX_TEXT = 72
 _FONT_SIZE = 7.0
-_INCHES_PER_CHARACTER = 0.058  # at that size, on average, and a bit more
+_INCHES_PER_CHARACTER = 0.058  # average at that font size, with some slack
 _GLYPHS: dict[EventKind, str] = {"knobs": "◆", "mark": "▼", "pause": "‖", "lost": "?"}
 
 
@@ -92,9 +92,10 @@ def draw_events(
 
 
 def placed(events: Sequence[PlotEvent], duration_ns: int, width: float) -> tuple[list[Label], int]:
-    """Place the texts that fit into a few rows of `width` inches; returns how many did not fit too.
+    """Place the texts that fit into a few rows of `width` inches.
 
-    A text is right of its line, or left of it near the end of the figure.
+    Returns the placed labels and how many texts did not fit. A text is right of its line, or left
+    of it near the end of the figure.
     """
     taken: list[list[tuple[float, float]]] = [[] for _ in range(_MAX_ROWS)]
     labels = []

@@ -1,6 +1,6 @@
-"""A figure of a recording for a report: budget, times and memory of its steps over the same time.
+"""Draws a figure of a recording: budget, latencies and memory of its steps over time.
 
-It lays out panels under each other and draws them with matplotlib, from a `PlotSeries` alone.
+It lays out panels below each other and draws them with matplotlib, from a `PlotSeries` alone.
 """
 
 from bisect import bisect_left
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.75, 1.35, 0.58, 0.62  # margins in inches
-_BETWEEN = 0.3  # panels
-_STEP_AXIS = 0.3  # below that of the time
-_NUM_TICKS = 9  # of the step numbers, at most
-_TICK_ROOM = 0.75  # of the distance between two of them, for the label
-_INCHES_PER_CHARACTER = 0.06  # of the details, on average
+_BETWEEN = 0.3  # inches between panels
+_STEP_AXIS = 0.3  # inches from the time axis down to the step axis
+_NUM_TICKS = 9  # most ticks on the step axis
+_TICK_ROOM = 0.75  # share of the mean distance of ticks that a label needs
+_INCHES_PER_CHARACTER = 0.06  # average for the lines of details
 _STRIP = 0.16  # height of a row of labels
 
 
 def num_columns(width: float) -> int:
-    """How many columns of pixels the panels of a figure of this width (in inches) have."""
+    """Number of pixel columns in the panels of a figure of this width in inches."""
     return max(50, round((width - _LEFT - _RIGHT) * DPI))
 
 
@@ -40,15 +40,15 @@ def figure(
     size: tuple[float, float],
     theme: FigureTheme,
 ) -> bytes:
-    """The figure as a file.
+    """Draw the figure and return the bytes of the file.
 
     Args:
-        heading, details: the lines above it.
+        heading, details: the lines of text above it.
         target: "svg", "png" or "pdf".
         size: width and height in inches.
 
     Raises:
-        MissingPackage: matplotlib is not there.
+        MissingPackage: matplotlib is not installed.
     """
     grid = PlotGrid(series, COLOURS[theme])
     return rendered(lambda drawing: _paint(drawing, grid, heading, details), target, size, theme)
@@ -59,7 +59,7 @@ def _paint(drawing: "Figure", grid: PlotGrid, heading: str, details: Sequence[st
     at_x = _LEFT / width
     num_characters = int((width - _LEFT - 0.1) / _INCHES_PER_CHARACTER)
     lines = [line[: num_characters - 1] + "…" * (len(line) >= num_characters) for line in details]
-    # A text of somebody else's is no formula.
+    # These texts may come from users, so they must not be parsed as formulas.
     drawing.text(
         at_x, 1 - 0.1 / height, heading, fontsize=11, fontweight="bold", va="top", parse_math=False
     )
@@ -80,10 +80,10 @@ def _paint(drawing: "Figure", grid: PlotGrid, heading: str, details: Sequence[st
 
 
 def _panels(drawing: "Figure", grid: PlotGrid, head: float) -> "list[Axes]":
-    """All panels from top to bottom, the labels of events above them.
+    """Draw all panels from top to bottom, with the labels of events above them.
 
     Args:
-        head: inches for what is above the labels.
+        head: inches for the texts above the labels.
     """
     width, height = drawing.get_size_inches()
     left, inner = _LEFT / width, (width - _LEFT - _RIGHT) / width
@@ -111,14 +111,14 @@ def _panels(drawing: "Figure", grid: PlotGrid, head: float) -> "list[Axes]":
 
 
 def step_ticks(columns: Sequence[tuple[int, float]], width: float) -> list[tuple[int, float]]:
-    """Round step numbers and where they are, never nearer to each other than their labels are wide.
+    """Round step numbers and their places, with room for their labels.
 
-    Steps differ in time, so equal distances in steps are none on the axis: a tick is chosen for
-    each of `_NUM_TICKS` equal stretches of it.
+    Steps differ in duration, so steps at equal intervals are not evenly spaced on the axis.
+    Instead, one tick is chosen for each of `_NUM_TICKS` equal stretches of it.
 
     Args:
-        columns: first step and place of each column that begins with a step, in order.
-        width: of the axis, in the unit of the places.
+        columns: first step and place of each column in which a step begins, in order.
+        width: width of the axis, in the unit of the places.
     """
     steps, places = [step for step, _ in columns], [place for _, place in columns]
     stretch = width / _NUM_TICKS
@@ -135,7 +135,7 @@ def step_ticks(columns: Sequence[tuple[int, float]], width: float) -> list[tuple
         if at == len(steps):
             break
         place = places[at]
-        if steps[at] > step:  # it is in the column before, which has several
+        if steps[at] > step:  # it is in the column before, which has several steps
             share = (step - steps[at - 1]) / (steps[at] - steps[at - 1])
             place = places[at - 1] + share * (place - places[at - 1])
         if not ticks or place - ticks[-1][1] >= stretch * _TICK_ROOM:
@@ -144,10 +144,10 @@ def step_ticks(columns: Sequence[tuple[int, float]], width: float) -> list[tuple
 
 
 def _step_numbers(panel: "Axes", grid: PlotGrid, height: float) -> None:
-    """A second axis below that of the time, to find in a replay what is seen here.
+    """Draw a step axis below the time axis, to find the same place in a replay.
 
     Args:
-        height: of the panel, in inches.
+        height: height of the panel, in inches.
     """
     from matplotlib.ticker import FixedLocator
 

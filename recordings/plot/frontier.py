@@ -1,4 +1,4 @@
-"""`frontier_figure`: time to first token against time between tokens, for each value of a knob."""
+"""`frontier_figure`: plots TTFT against ITL for each value of a knob."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 SIZE = (8.0, 4.4)  # inches
 _TITLES = ("median", "p99")
-_CLOSE = 0.04  # of the largest value
+_CLOSE = 0.04  # points closer than this share of the maximum share a label
 
 
 class Between(NamedTuple):
@@ -40,14 +40,14 @@ def frontier_figure(
     target: str,
     theme: FigureTheme = "light",
 ) -> bytes:
-    """Draw the figure. Lines are intervals; full points are those worth choosing.
+    """Draw the figure. Error bars are intervals; filled points are those worth choosing.
 
     Args:
         recorded: (ITL, TTFT) in milliseconds, at the median and at p99.
         target: "svg", "png" or "pdf".
 
     Returns:
-        The file.
+        The bytes of the file.
 
     Raises:
         MissingPackage: matplotlib is not installed.
@@ -109,7 +109,7 @@ def _draw(
 
 
 def _labels(points: Sequence[tuple[str, float, float]]) -> list[tuple[str, tuple[float, float]]]:
-    """Points that would overprint each other share a label, at the first of them."""
+    """Labels and their places. Points too close to each other share one, at the first of them."""
     widest = max((x for _, x, _ in points), default=0.0) * _CLOSE
     highest = max((y for _, _, y in points), default=0.0) * _CLOSE
     labels: list[tuple[str, tuple[float, float]]] = []

@@ -1,4 +1,4 @@
-"""`PlotGrid`: the columns of a `PlotSeries` as arrays along the axis of time. Needs numpy."""
+"""`PlotGrid`: the columns of a `PlotSeries` as arrays along the time axis. Needs numpy."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 from stepscope.recordings.plot.series import PlotColumn, PlotSeries
 from stepscope.recordings.plot.style import FigureColours
 
-_MAX_HOLE = 0.015  # of the width, without a sample, that a line goes across
+_MAX_HOLE = 0.015  # share of the width; lines bridge shorter holes without samples
 
 
 class PlotGrid:
-    """What all panels of a figure share.
+    """The data and axis that all panels of a figure share.
 
     Attributes:
-        unit, unit_ns: of the axis of time.
-        edges, middles: of the columns, in that unit.
+        unit, unit_ns: the unit of the time axis, and its nanoseconds.
+        edges, middles: places of the columns, in that unit.
     """
 
     def __init__(self, series: PlotSeries, colours: FigureColours) -> None:
@@ -30,22 +30,22 @@ class PlotGrid:
         self.middles: Any = (self.edges[:-1] + self.edges[1:]) / 2
 
     def values(self, value: Callable[[PlotColumn], float | None]) -> Any:
-        """One number a column, NaN where there is none."""
+        """One number per column; NaN for None."""
         found = [value(column) for column in self.series.columns]
         return self.np.array([self.np.nan if each is None else each for each in found], float)
 
     def stairs(self, values: Any) -> Any:
-        """For `edges`: the last value twice, for the right edge of its column."""
+        """One value per edge: repeat the last value for the right edge of its column."""
         return self.np.append(values, values[-1:])
 
     def filled(self, values: Any) -> Any:
-        """Unknown values take the one before: nothing changes between two steps."""
+        """Replace unknown values by the one before, as nothing changes between two steps."""
         np = self.np
         places = np.where(np.isnan(values), 0, np.arange(len(values)))
         return values[np.maximum.accumulate(places)]
 
     def bridged(self, values: Any) -> Any:
-        """Short holes are filled with straight lines; long ones stay holes."""
+        """Fill short holes with straight lines. Long holes stay."""
         np = self.np
         known = np.flatnonzero(~np.isnan(values))
         if not len(known):

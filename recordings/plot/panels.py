@@ -1,7 +1,7 @@
-"""The panels of a figure, one function each: they draw a `PlotGrid` on axes of matplotlib.
+"""The panels of a figure, one function each, which draw a `PlotGrid` on matplotlib axes.
 
-Where a column of pixels holds several steps, the solid shape is their mean or median, and the
-pale one (or the point) their worst: an average alone would hide a stall.
+If a pixel column has several steps, the solid shape is their mean or median, and the pale shape (or
+the point) their maximum, because an average alone would hide a stall.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,11 +21,11 @@ from stepscope.recordings.plot.series import PlotColumn, PlotLatency
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MANY_LATE = 150  # beyond so many their marks are smaller
+_MANY_LATE = 150  # with more late points, their marks are smaller
 
 
 def budget(panel: "Axes", grid: PlotGrid) -> None:
-    """Tokens of a step against the budget, by kind of work."""
+    """Draw the tokens of a step against the budget, by kind of work."""
     colours, series, np = grid.colours, grid.series, grid.np
     if any(column.num_steps > 1 for column in series.columns):
         panel.fill_between(
@@ -126,7 +126,7 @@ def _latency(
     longest_ns: Any,
     median_ns: Any = None,
 ) -> None:
-    """The worst of each column; those beyond the service level differ in shape too."""
+    """Draw the longest wait of each column. Those beyond the service level have another shape."""
     np, colours = grid.np, grid.colours
     unit, unit_ns = unit_of(measured)
     longest, bound = longest_ns / unit_ns, slo_ms * 1e6 / unit_ns
@@ -239,7 +239,7 @@ def kv_cache(panel: "Axes", grid: PlotGrid) -> None:
     finish(panel, grid, "KV cache", "% blocks", lines)
 
 
-# A panel, and its share of the height.
+# Panel -> its share of the height.
 PANELS: Mapping[Callable[["Axes", PlotGrid], None], float] = {
     budget: 2.6,
     step_time: 1.4,
@@ -251,5 +251,5 @@ PANELS: Mapping[Callable[["Axes", PlotGrid], None], float] = {
 
 
 def _mean_of(name: str) -> Callable[[PlotColumn], float]:
-    """Tokens of a step, over the steps of a column."""
+    """A function for the mean per step of a column."""
     return lambda column: getattr(column, name) / column.num_steps if column.num_steps else 0.0

@@ -1,4 +1,4 @@
-"""`rendered`: a matplotlib figure as a file."""
+"""`rendered`: draws a matplotlib figure and returns the bytes of its file."""
 
 import io
 import warnings
@@ -34,10 +34,10 @@ def rendered(
         drawing = Figure(figsize=size, dpi=DPI)
         paint(drawing)
         stream = io.BytesIO()
-        # Nothing of the machine and of today is in it.
+        # Leave out the date, so that equal figures are equal files.
         dates: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
         with warnings.catch_warnings():
-            # A mark in a script that the font lacks is drawn as boxes: no news to who asked.
+            # Characters that the font lacks are drawn as boxes; do not print a warning for that.
             warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from", UserWarning)
             drawing.savefig(stream, format=target, metadata=dates.get(target, {}))
     return stream.getvalue()

@@ -1,8 +1,8 @@
-"""`PlotSeries`: the data of a figure, a column of pixels at a time.
+"""`PlotSeries`: the data of a figure, one entry per pixel column.
 
-The recording is read once, message by message, in bounded memory. A column of the figure is an
-equal stretch of time and holds the worst that happened in it. A step longer than a column is in
-each column that it covers.
+The recording is read once, message by message, in bounded memory. All columns cover equally long
+stretches of time, and keep the maxima in these. A step longer than a column is in each column that
+it covers.
 """
 
 from collections import Counter
@@ -22,13 +22,13 @@ from stepscope.recordings.state.series.latency import SLO
 
 EventKind: TypeAlias = Literal["knobs", "mark", "pause", "lost"]
 
-MAX_EVENTS = 200  # that are kept, of each kind
-_COLUMN_VALUES, _COLUMN_BITS = 64, 7  # of the samples in a column
+MAX_EVENTS = 200  # most events kept of each kind
+_COLUMN_VALUES, _COLUMN_BITS = 64, 7  # precision of the samples in a column
 
 
 @dataclass(slots=True)
 class PlotColumn:
-    """One stretch of time. Maxima over the steps in it; None if unknown."""
+    """One stretch of time, with maxima over the steps in it; None if unknown."""
 
     num_steps: int = 0
     first_step: int | None = None
@@ -39,20 +39,20 @@ class PlotColumn:
     num_cached_tokens: int = 0
     max_spent_tokens: int = 0
     max_cached_tokens: int = 0
-    token_budget: int | None = None  # the smallest
+    token_budget: int | None = None  # the smallest budget
     step: Distribution | None = None
     itl: Distribution | None = None
     max_ttft_ns: int | None = None
     max_running: int | None = None
     max_waiting: int | None = None
     max_kv_used: float | None = None  # shares of all blocks
-    kv_cached: float | None = None  # when most were used
+    kv_cached: float | None = None  # at the time of `max_kv_used`
     num_preempted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PlotEvent:
-    """A line across the figure, at a time in nanoseconds since its beginning."""
+    """A line across the figure. `time_ns` counts from the beginning of the figure."""
 
     kind: EventKind
     time_ns: int
@@ -64,15 +64,15 @@ class PlotLatency:
     """One kind of latency over the whole range, in nanoseconds."""
 
     samples: Distribution = field(default_factory=Distribution)
-    num_within: int = 0  # the service level
+    num_within: int = 0  # samples within the service level
 
 
 class PlotSeries:
-    """Takes the messages of a range in order.
+    """The data of a figure, filled from the messages of a range in order.
 
     Args:
-        start_ns, end_ns: the range, by the engine's clock.
-        num_columns: of the figure.
+        start_ns, end_ns: the range, in engine time.
+        num_columns: number of pixel columns of the figure.
     """
 
     def __init__(self, start_ns: int, end_ns: int, num_columns: int, slo: SLO) -> None:
@@ -82,8 +82,8 @@ class PlotSeries:
         self.columns = [PlotColumn() for _ in range(num_columns)]
         self.itl, self.ttft, self.step = PlotLatency(), PlotLatency(), PlotLatency()
         self.events: list[PlotEvent] = []
-        self.num_left_out = 0  # of these
-        self.pauses: list[tuple[int, int]] = []  # of the operator, since the beginning
+        self.num_left_out = 0  # events beyond MAX_EVENTS
+        self.pauses: list[tuple[int, int]] = []  # pauses by the operator, from the beginning on
         self.knobs: dict[str, KnobValue] = {}  # at the first step
         self.first_step: int | None = None
         self.last_step: int | None = None
@@ -101,7 +101,7 @@ class PlotSeries:
         return self.end_ns - self.start_ns
 
     def take(self, moment: Moment) -> None:
-        """The next message."""
+        """Process the next message."""
         message = moment.message
         self._paused.take(message)
         if isinstance(message, StepRecord):
@@ -115,7 +115,7 @@ class PlotSeries:
 
     def _keep(self, kind: EventKind, time_ns: int, text: str) -> None:
         if not self.start_ns <= time_ns <= self.end_ns:
-            return  # a mark may be set at any step, also at one before the range
+            return  # a mark may be set at any step, even before the range
         if self._num_kept[kind] < MAX_EVENTS:
             self._num_kept[kind] += 1
             self.events.append(PlotEvent(kind, time_ns - self.start_ns, text))
@@ -155,7 +155,7 @@ class PlotSeries:
         self._take_latencies(column, record.tokens_ns, outcome)
 
     def _take_latencies(self, column: PlotColumn, now_ns: int, outcome: Outcome) -> None:
-        """A wait that the operator made by pausing the engine is no latency of the engine."""
+        """Add the latencies of a step, without the operator's pauses."""
         paused = self._paused
         for gap_ns, weight in outcome.gaps_ns.items():
             gap_ns -= paused.within(now_ns - gap_ns, now_ns)
@@ -179,7 +179,7 @@ def read_series(
     """Read a range of a recording.
 
     Raises:
-        RecordingError: the range holds no step.
+        RecordingError: the range contains no step.
     """
     series: PlotSeries | None = None
     for moment in _from_first_step(moments(recording, steps, progress)):
@@ -202,7 +202,7 @@ def _from_first_step(source: Iterable[Moment]) -> Iterable[Moment]:
 
 
 def _end_of(recording: Recording, step: int | None) -> int | None:
-    """When a step had ended, or the last one before it."""
+    """When a step, or the last step before it, ended. None means the last step of the file."""
     last = recording.last_step or 0
     position = recording.find_step(last if step is None else min(step, last))
     frame = None if position is None else recording.frame_before(position)

@@ -1,8 +1,8 @@
 """Colours and sizes of figures, for paper and screens, safe for colour blindness.
 
 The colours are those of Okabe and Ito ("Color Universal Design", 2008), which stay distinct with
-protanopia, deuteranopia and tritanopia. Shapes that touch also differ in lightness or have a
-hatch, so that a grey copy can be read.
+protanopia, deuteranopia and tritanopia. Adjacent shapes also differ in lightness or hatch, so that
+a grey copy is readable.
 """
 
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ def settings(colours: FigureColours) -> dict[str, Any]:
         "xtick.labelsize": 7.5,
         "ytick.labelsize": 7.5,
         "legend.fontsize": 7.5,
-        "legend.frameon": True,  # so that no line of an event goes through its text
+        "legend.frameon": True,  # so that no event line crosses its text
         "legend.framealpha": 1.0,
         "legend.facecolor": colours.paper,
         "legend.edgecolor": colours.paper,
