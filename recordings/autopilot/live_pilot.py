@@ -40,9 +40,9 @@ class LivePilot:
         who: name for the engine's audit trail.
         is_shadow: only propose moves, and change nothing.
 
-        Attributes:
-            ended: why it has stopped; None while it works.
-            held: the knobs that it has moved, with their values.
+    Attributes:
+        ended: why it has stopped; None while it works.
+        held: the knobs that it has moved, with their values.
 
     Raises:
         ConfigError: the engine has no token budget to move.

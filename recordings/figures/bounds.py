@@ -73,8 +73,8 @@ def parse_bound(
         is_whole: whether nothing may follow the bound.
         figures: the figures that may be named.
 
-        Raises:
-            BoundError: the text is invalid; the message names the place and what was expected.
+    Raises:
+        BoundError: the text is invalid; the message names the place and what was expected.
     """
     place = _skip(text, 0)
     word = _WORD.match(text, place)

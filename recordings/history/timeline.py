@@ -45,8 +45,8 @@ class Timeline:
         last_sequence: number of the message that led to `state`; None if unknown.
         max_steps, max_bytes: how much is kept at most.
 
-        Attributes:
-            known_since_ns: no figure includes waits that began earlier.
+    Attributes:
+        known_since_ns: no figure includes waits that began earlier.
     """
 
     def __init__(

@@ -33,10 +33,10 @@ class QueueWaits:
     Args:
         state: the state right before the first message.
 
-        Attributes:
-            open: the open waits, by request id.
-            pauses: must be fed every message. Pauses by the operator are charged to "paused" only.
-            scheduled_ns: engine time of the last scheduling.
+    Attributes:
+        open: the open waits, by request id.
+        pauses: must be fed every message. Pauses by the operator are charged to "paused" only.
+        scheduled_ns: engine time of the last scheduling.
     """
 
     def __init__(self, state: SessionState) -> None:

@@ -26,8 +26,8 @@ class RecordingFeed:
     Args:
         recording: the recording, which `close` closes.
 
-        Raises:
-            RecordingError: the recording has no step of the stretch.
+    Raises:
+        RecordingError: the recording has no step of the stretch.
     """
 
     def __init__(self, recording: Recording, name: str, slo: SLO, stretch: Stretch) -> None:
