@@ -1,4 +1,4 @@
-"""The recordings that are shipped, and what each of them shows.
+"""Sample recordings that are shipped with stepscope, and what each of them shows.
 
 May import: nothing of ours.
 A new sample is a `.mcap` file here, a line in `SHOWS` and a paragraph in `README.md`.
@@ -7,7 +7,7 @@ A new sample is a `.mcap` file here, a line in `SHOWS` and a paragraph in `READM
 from collections.abc import Mapping
 from pathlib import Path
 
-# By name, in the order in which they are best seen.
+# Name -> what it shows, in the order in which they are best viewed.
 SHOWS: Mapping[str, str] = {
     "freeze": "long prompts prefilled whole: every chat stands still for most of a second",
     "chunked": "the same prompts in chunks of 256 tokens: the chats go on beside them",
@@ -17,7 +17,7 @@ SHOWS: Mapping[str, str] = {
 
 
 def shipped() -> dict[str, Path]:
-    """Files by name."""
+    """Name -> path of each sample: first those of `SHOWS`, in that order."""
     found = {each.stem: each for each in sorted(Path(__file__).parent.glob("*.mcap"))}
     known = {name: found.pop(name) for name in SHOWS if name in found}
     return known | found
