@@ -1,7 +1,7 @@
-"""Simulated runs beside recorded ones: their figures, their files, what a recording would replay.
+"""Simulates recorded sessions again under other knobs: forecasts, their figures and files.
 
 May import: engine.protocol, engine.protocol.settings, engine.simulation,
   engine.simulation.virtual, recordings, recordings.compare.side, recordings.export,
   recordings.figures, recordings.file, recordings.file.writing, recordings.state.series.
-What a simulation reads from a recording, or makes of its steps, goes here.
+Code that feeds a simulation from a recording, or evaluates its steps, goes here.
 """

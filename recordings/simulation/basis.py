@@ -1,4 +1,4 @@
-"""`WhatIfBasis`: all that a forecast takes from a recording."""
+"""`WhatIfBasis`: all data of a recording that a forecast needs."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -18,7 +18,7 @@ _MIN_REQUESTS = 10
 
 
 class WhatIfBasis(NamedTuple):
-    """What arrived, on which engine, with step times fitted on its steps."""
+    """The recorded requests, the engine's setup, and step times fitted on its steps."""
 
     setup: SimulatedSetup
     work: RecordedWork
@@ -29,7 +29,11 @@ class WhatIfBasis(NamedTuple):
 def basis_of(
     recording: Recording, levels: Sequence[SLO], progress: Progress = lambda share: None
 ) -> WhatIfBasis:
-    """Raises RecordingError when it is too short, or its steps are too much alike."""
+    """Read the basis of a forecast from a recording.
+
+    Raises:
+        RecordingError: the recording is too short, or its steps are too much alike.
+    """
     path = recording.path
     work = recorded_work(recording, levels, progress)
     if work.figures.num_requests < _MIN_REQUESTS:

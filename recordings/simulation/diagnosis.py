@@ -1,9 +1,9 @@
-"""`diagnose`: which setting is the bottleneck of a session, proved by simulating it without.
+"""`diagnose`: finds the bottleneck of a session, proved by simulations with that limit lifted.
 
-The records say which settings may hold the engine back. For each of them the recorded work is
-simulated with that limit lifted, on the same machine and with the same chance as without. The one
-whose change lets most requests keep their service levels is the bottleneck. With it lifted, the
-next one is looked for.
+The records tell which settings may hold the engine back. For each of these suspects, the recorded
+work is simulated with its limit lifted, on the same machine and with the same random seeds as
+without. The bottleneck is the suspect whose change lets most requests keep their service levels.
+With it lifted, the search continues for the next bottleneck.
 """
 
 import statistics
@@ -17,48 +17,48 @@ from stepscope.recordings.simulation.what_if import Forecast, ForecastStopped, f
 from stepscope.recordings.state.series.latency import SLO
 
 NUM_RUNS = 8
-KEPT_SHARE = 0.95  # of the requests: nothing holds them back
-_MIN_GAIN = 0.02  # of the requests
-_EQUAL_GAIN = 0.02  # of two remedies that differ by less, the smaller change is better
+KEPT_SHARE = 0.95  # if so many requests keep their levels, there is no bottleneck
+_MIN_GAIN = 0.02  # least gain, as a share of the requests
+_EQUAL_GAIN = 0.02  # if the gains of two remedies differ by less, the smaller change wins
 _MAX_ROUNDS = 3
 
 
 class Trial(NamedTuple):
-    """One remedy, simulated."""
+    """The simulation of one remedy."""
 
     remedy: Remedy
     forecast: Forecast
-    kept_share: float  # of the requests, with this and all bottlenecks before it lifted
-    gain: float  # how much larger a share than without
-    num_better: int  # of `NUM_RUNS`
+    kept_share: float  # of the requests, with this and all earlier bottlenecks lifted
+    gain: float  # `kept_share` minus the share without this remedy
+    num_better: int  # how many of `NUM_RUNS` runs were better
 
     @property
     def helps(self) -> bool:
-        """By more than chance: if it changed nothing, 7 of 8 runs would be better in 1 of 28."""
+        """Whether it helps more than chance. Without effect, 7 of 8 runs are better in 1 of 28."""
         return self.gain >= _MIN_GAIN and self.num_better >= NUM_RUNS - 1
 
 
 class Finding(NamedTuple):
-    """One suspect."""
+    """The result for one suspect."""
 
     suspect: Suspect
     evidence: Evidence
-    trial: Trial | None  # of its best remedy; None: not simulated
+    trial: Trial | None  # of its best remedy; None if not simulated
 
 
 class Bottleneck(NamedTuple):
-    """One that was proved, and what would be without it."""
+    """A proved bottleneck, and the simulation with it lifted."""
 
     suspect: Suspect
     trial: Trial
 
 
 class Diagnosis(NamedTuple):
-    """What came of it."""
+    """The result of a diagnosis."""
 
-    again: Forecast  # the session as it was, simulated
-    kept_share: float  # of its requests
-    findings: list[Finding]  # of every suspect, the largest gain first
+    again: Forecast  # simulation of the session as recorded
+    kept_share: float  # share of its requests that keep their levels
+    findings: list[Finding]  # for every suspect: simulated ones first, then by gain
     bottlenecks: list[Bottleneck]  # in the order in which they must be lifted
 
 
@@ -66,7 +66,8 @@ def diagnose(seen: Seen, level: SLO, on_run: Callable[[str, float], bool]) -> Di
     """Try the suspects.
 
     Args:
-        on_run: called with what is done and its share; True ends it with `ForecastStopped`.
+        on_run: called with what is being simulated and the share done. If it returns True, the
+            diagnosis ends with `ForecastStopped`.
     """
     return _Trials(seen, level, on_run).run()
 
@@ -92,14 +93,14 @@ class _Trials:
             suspect = next(each for each in likely if each.name == best)
             lifted, now = trials[best].remedy, trials[best].forecast
             bottlenecks.append(Bottleneck(suspect, trials[best]))
-            # What was held back by this one may now meet limits that no step has met.
+            # Work that this one held back may now meet limits that no recorded step has met.
             likely = [each for each in SUSPECTS if each is not suspect]
         findings = [Finding(each, evidence[each.name], first.get(each.name)) for each in SUSPECTS]
         findings.sort(key=_weight, reverse=True)
         return Diagnosis(again, _kept(again), findings, bottlenecks)
 
     def _round(self, suspects: list[Suspect], lifted: Remedy, now: Forecast) -> dict[str, Trial]:
-        """The best remedy of each suspect, beside what is lifted already."""
+        """Try the remedies of each suspect, besides what is lifted. Returns the best of each."""
         found: dict[str, Trial] = {}
         for suspect in suspects:
             knobs = lifted.setup.knobs.changed(lifted.changes, lifted.setup.limits)
@@ -137,7 +138,7 @@ def _kept(found: Forecast) -> float:
 
 
 def _kept_in(run: Mapping[str, float | None]) -> float:
-    """Of the requests of one run."""
+    """Share of the requests of one run that keep their levels."""
     return (run["goodput_0_per_s"] or 0.0) / max(run["requests_per_s"] or 0.0, 1e-9)
 
 

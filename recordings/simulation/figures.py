@@ -1,4 +1,4 @@
-"""`Figures`: what one simulated run comes to, in memory that does not grow with the run."""
+"""`Figures`: the figures of one simulated run, in bounded memory."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ RANKS = (50, 95, 99)
 
 
 class Spread(Struct, frozen=True):
-    """Nearest-rank percentiles in milliseconds; None without a sample."""
+    """Nearest-rank percentiles in milliseconds; None without samples."""
 
     p50: float | None = None
     p95: float | None = None
@@ -20,7 +20,7 @@ class Spread(Struct, frozen=True):
 
 
 class RunFigures(Struct, frozen=True, kw_only=True):
-    """Of one run. Rates are by virtual time, from the first arrival to the last token."""
+    """Figures of one run. Rates are per virtual time, from the first arrival to the last token."""
 
     num_requests: int
     num_steps: int
@@ -31,16 +31,17 @@ class RunFigures(Struct, frozen=True, kw_only=True):
     requests_per_s: float
     output_tokens_per_s: float
     prefill_tokens_per_s: float
-    hit_share: float  # of the prompt tokens, that were cached when their request was admitted
+    hit_share: float  # share of prompt tokens that were cached at admission
     num_preemptions: int
-    goodput_per_s: tuple[float, ...]  # requests a second that kept each of the levels
+    goodput_per_s: tuple[float, ...]  # for each level, requests per second that kept it
 
 
 class Figures:
-    """A `FigureSink`.
+    """A `FigureSink` that sums up one run.
 
     Args:
-        levels: a request keeps them with a first token in time, and by the mean of its gaps.
+        levels: service levels. A request keeps one if its TTFT and the mean of its gaps are within
+            it.
     """
 
     def __init__(self, levels: Sequence[SLO] = ()) -> None:
@@ -117,7 +118,7 @@ def _spread(samples: Distribution) -> Spread:
 
 
 def flat(figures: RunFigures) -> dict[str, float | None]:
-    """By name, each one number; goodput by the index of its level."""
+    """Name -> value of each figure. The name of a goodput has the index of its level."""
     found: dict[str, float | None] = {}
     for name in ("ttft", "itl", "e2e"):
         spread: Spread = getattr(figures, f"{name}_ms")

@@ -12,37 +12,37 @@ from stepscope.engine.simulation.step_time import shape_of_rows
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.reader import Position, Recording
 
-_MAX_BETWEEN_NS = 100_000_000  # more between two steps is no work of the engine: it was paused
+_MAX_BETWEEN_NS = 100_000_000  # a longer time between two steps is a pause, not engine work
 
 
 def step_records(recording: Recording) -> Iterator[StepRecord]:
-    """All that can be read, in order."""
+    """Yield all step records that can be read, in order."""
     for frame, _ in recording.frames(Position(0, 0)):
         if frame.topic != StepRecord.topic:
             continue
         try:
             message = wire.decode(frame.payload)
         except msgspec.DecodeError:
-            continue  # 'stepscope verify' tells of it
+            continue  # 'stepscope verify' reports it
         if isinstance(message, StepRecord):
             yield message
 
 
 def seen_steps(recording: Recording) -> Iterator[tuple[int, SeenStep]]:
-    """Each step whose rows are known, with the time of its tokens."""
+    """Yield each step with known rows, with the time at which its tokens were known."""
     before: StepRecord | None = None
     pads = bool(recording.info.simulated)
     for step in step_records(recording):
         if step.batch:
             seen = seen_step(step, before, pads=pads)
-            if recording.info.overlap:  # what the host took of a cycle is hidden in most of them
+            if recording.info.overlap:  # overlap hides the host time of most steps
                 seen = seen._replace(host_s=None)
             yield step.tokens_ns, seen
         before = step
 
 
 def fit_recording(recording: Recording) -> FittedModel:
-    """Raises RecordingError when the steps are too few, or too much alike."""
+    """Fit a model. Raises RecordingError if the steps are too few or too much alike."""
     try:
         return fit([seen for _, seen in seen_steps(recording)])
     except ConfigError as error:
@@ -50,13 +50,13 @@ def fit_recording(recording: Recording) -> FittedModel:
 
 
 def seen_step(step: StepRecord, before: StepRecord | None, *, pads: bool = False) -> SeenStep:
-    """A step as a model is fitted on it.
+    """Convert a step to the form on which a model is fitted.
 
     Args:
-        before: the step before it, whose end begins this one if nothing was missing between, even
-            where this one was scheduled ahead.
-        pads: the padding of a static batch took time, as a simulated engine counts it. Our own
-            engine computes none.
+        before: the step before it. If no step is missing between the two and the engine had work,
+            the time of this step counts from its end, even if this one was scheduled earlier.
+        pads: whether the padding of a static batch took time, as in a simulated engine. Our own
+            engine computes no padding.
     """
     rows = [(row.phase, row.start, row.num_tokens) for row in step.batch or ()]
     begin_ns = step.schedule_start_ns

@@ -1,8 +1,9 @@
-"""`predicted`: one figure of several simulated runs, with an interval for a real session.
+"""`predicted`: the figures of several simulated runs, with intervals for a real session.
 
-The interval is conformal (Vovk et al., "Algorithmic Learning in a Random World", 2005; scores
-scaled as in Papadopoulos et al., 2008): as many times as wide as the runs are spread that nine in
-ten real sessions fell into it. `tests/bench/bench_what_if.py` finds how many times.
+The intervals are conformal (Vovk et al., "Algorithmic Learning in a Random World", 2005; scores
+scaled as in Papadopoulos et al., 2008): the spread of the runs is multiplied by a factor with which
+nine in ten real sessions fell into the interval. `tests/bench/bench_what_if.py` finds these
+factors.
 """
 
 import math
@@ -10,15 +11,15 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-# By what a figure's name begins with, from pairs of real runs (docs/simulate.md): for recordings
-# that saw several values of their knobs, and for those that saw one.
+# Prefix of a figure's name -> factor, from pairs of real runs (docs/simulate.md). `_VARIED` is for
+# recordings with several values of their knobs, `_FIXED` for those with one.
 _VARIED = {"ttft": 3.0, "itl": 2.1, "e2e": 2.4}
 _FIXED = {"ttft": 5.2, "itl": 2.6, "e2e": 3.4}
-_LEAST = 0.03  # of the logarithm: no two sessions are closer
+_LEAST = 0.03  # least spread of the logarithm, as no two sessions are closer
 
 
 class Predicted(NamedTuple):
-    """One figure: the median of the runs, and where nine in ten sessions should lie."""
+    """One figure: the median of the runs, and the interval for nine in ten sessions."""
 
     value: float
     low: float
@@ -26,16 +27,16 @@ class Predicted(NamedTuple):
 
 
 def family(name: str) -> str:
-    """Whose widening a figure has; rates go with the time of whole requests."""
+    """The prefix whose factor a figure uses. Rates use that of whole requests ("e2e")."""
     begin = name.partition("_")[0]
     return begin if begin in _VARIED else "e2e"
 
 
 def widening(name: str, *, is_varied: bool) -> float:
-    """How many times as wide as the spread of the runs an interval of this figure is, each way.
+    """The factor from the spread of the runs to the half width of a figure's interval.
 
     Args:
-        is_varied: the recording has steps under several values of its knobs.
+        is_varied: whether the recording has steps under several values of its knobs.
     """
     return (_VARIED if is_varied else _FIXED)[family(name)]
 
@@ -43,7 +44,7 @@ def widening(name: str, *, is_varied: bool) -> float:
 def predicted(
     runs: Sequence[Mapping[str, float | None]], *, is_varied: bool
 ) -> dict[str, Predicted]:
-    """Of each figure that the runs have."""
+    """Predict each figure that the runs have."""
     found = {}
     for name in runs[0]:
         values = sorted(value for run in runs if (value := run[name]) is not None)
@@ -53,7 +54,7 @@ def predicted(
 
 
 def _of(values: Sequence[float], times: float) -> Predicted:
-    """`values`: in ascending order."""
+    """Predict one figure from its values, given in ascending order."""
     median = statistics.median(values)
     if values[0] <= 0 or len(values) < 2:  # counts and shares that may be zero
         last = len(values) - 1

@@ -1,8 +1,9 @@
-"""`MachineSpeed`: how a recorded machine departed from its fit, and sessions drawn from that.
+"""`MachineSpeed`: how step times deviated from their fit, to simulate a machine like that.
 
-Steps are slow together: what stops one (another process, a hot processor) lasts for more of them.
-So a drawn session takes stretches of the recorded one, and within them draws each step's own
-departure. As a whole it is faster or slower too, by as much as a window was.
+Slow steps come together, because their cause (another process, a hot processor) lasts for more than
+one step. So a simulated session repeats stretches of the recorded deviation, window by window, and
+within a window draws the deviation of each step. The session as a whole is also faster or slower by
+a random factor with the spread of the windows.
 """
 
 import math
@@ -15,15 +16,18 @@ from stepscope.engine.simulation.fitted import FittedModel, SeenStep
 from stepscope.engine.simulation.step_time import StepShape, StepTime, StepTimeModel
 from stepscope.recordings.errors import RecordingError
 
-_WINDOW_S = 1.0  # of steps, idle time left out
+_WINDOW_S = 1.0  # step time in a window, without idle time
 _MIN_WINDOWS = 5
-_STRETCH = 4  # windows that are drawn together
+_STRETCH = 4  # consecutive windows that are drawn together
 
 
 class MachineSpeed(NamedTuple):
-    """All are logarithms of actual over fitted time; those of steps beside their window's.
+    """Logarithms of actual divided by fitted time.
 
-    Of steps that only decode, and of those that prefill, each in ascending order.
+    Attributes:
+        windows: of each window, in order.
+        decodes, prefills: of steps that only decode, and of those with prefill, relative to their
+            window, in ascending order.
     """
 
     windows: tuple[float, ...]
@@ -37,10 +41,10 @@ class MachineSpeed(NamedTuple):
 
 
 class MachineStepTimes:
-    """A `StepTimeModel`: those of another one, on a machine as the recorded one was.
+    """A `StepTimeModel`: the times of another model, with the deviations of the recorded machine.
 
     Attributes:
-        num_extrapolated: steps so far that the model has seen nothing like.
+        num_extrapolated: steps so far that are unlike any that the model was fitted on.
     """
 
     def __init__(self, model: StepTimeModel, speed: MachineSpeed, seed: int) -> None:
@@ -51,7 +55,7 @@ class MachineStepTimes:
         self._session = self._random.gauss(0.0, speed.drift)
         self._stretch: Iterator[float] = iter(())
         self._scale = 1.0
-        self._left_s = 0.0  # of the window
+        self._left_s = 0.0  # seconds left in the window
 
     def step_time(self, shape: StepShape) -> StepTime:
         device_s, host_s, _, is_extrapolated = self._model.step_time(shape)
@@ -75,10 +79,10 @@ class MachineStepTimes:
 
 
 def speed_of(steps: Sequence[SeenStep], model: FittedModel) -> MachineSpeed:
-    """Of steps in the order they ran.
+    """Measure the deviations of steps, given in the order they ran.
 
     Raises:
-        RecordingError: they are too few to see any drift.
+        RecordingError: the steps are too few to measure any drift.
     """
     windows: list[float] = []
     decodes: list[float] = []

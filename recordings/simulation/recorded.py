@@ -1,7 +1,7 @@
 """`recorded_work`: the requests and knobs of a recording, to be run again by a simulation.
 
-A recording holds no tokens. Which prompts begin alike is known where the engine published hashes
-of their blocks (`prefix_hashes`), else as far as hits in its prefix cache show it (`PrefixBook`).
+A recording need not have tokens. Shared prefixes of prompts are known if the engine published
+hashes of their blocks (`prefix_hashes`), or else from hits in its prefix cache (`PrefixBook`).
 """
 
 from collections.abc import Sequence
@@ -29,12 +29,12 @@ from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.simulation.figures import Figures, RunFigures
 from stepscope.recordings.state.series.latency import SLO
 
-_ONE_BEGINNING = 1 << 40  # ids that no chain has
-_DEFAULT_LEN = 131_072  # of an engine that does not say its own
+_ONE_BEGINNING = 1 << 40  # first of the ids for an assumed common prefix; no chain has these
+_DEFAULT_LEN = 131_072  # for an engine that does not publish its own
 
 
 class RecordedWork(NamedTuple):
-    """What a recorded engine was given, and what came of it. Times are since the first arrival."""
+    """The work of a recorded engine, and its figures. Times count from the first arrival."""
 
     requests: list[SimulatedRequest]
     knobs: Knobs  # in force at the beginning
@@ -42,18 +42,22 @@ class RecordedWork(NamedTuple):
     limits: Limits
     num_blocks: int
     block_size: int
-    overlap: bool  # a step was scheduled while the one before it ran
+    overlap: bool  # whether a step was scheduled while the one before it ran
     figures: RunFigures  # as recorded, of the requests that finished
-    num_begun: int  # requests that were there before the recording, left out
-    num_unfinished: int  # taken with the tokens that they had by the end
+    num_begun: int  # requests from before the recording, which are left out
+    num_unfinished: int  # requests included with the tokens they had at the end
     num_hits: int
-    num_unknown_hits: int  # of these, whose origin is not known
+    num_unknown_hits: int  # hits whose origin is unknown
 
 
 def recorded_work(
     recording: Recording, levels: Sequence[SLO] = (), progress: Progress = lambda share: None
 ) -> RecordedWork:
-    """Raises RecordingError when the recording lacks what a simulation needs."""
+    """Read the work of a recording.
+
+    Raises:
+        RecordingError: the recording lacks data that a simulation needs.
+    """
     info = recording.info
     if info.num_blocks is None or info.block_size is None:
         raise RecordingError(
@@ -95,7 +99,7 @@ def recorded_work(
 
 
 class _WorkReader:
-    """Fed with moments in order."""
+    """Collects the work from moments, fed in order."""
 
     def __init__(self, block_size: int, knobs: Knobs, levels: Sequence[SLO]) -> None:
         self.figures = Figures(levels)
@@ -108,8 +112,8 @@ class _WorkReader:
         self._arrived: dict[int, Arrived] = {}  # in order
         self._prefixes: dict[int, tuple[int, ...]] = {}
         self._num_hit_blocks: dict[int, int] = {}
-        self._num_outputs: dict[int, int] = {}  # of those that ended
-        self._output_hashes: dict[int, list[int]] = {}  # likewise, where they are published
+        self._num_outputs: dict[int, int] = {}  # of requests that ended
+        self._output_hashes: dict[int, list[int]] = {}  # of requests that ended, if published
         self._changes: list[TimedKnobs] = []
 
     def take(self, moment: Moment) -> None:
@@ -130,7 +134,7 @@ class _WorkReader:
             self._take_step(message, moment)
 
     def finished_with(self, last: Moment | None) -> tuple[list[SimulatedRequest], list[TimedKnobs]]:
-        """The work, with what has not finished by the last moment."""
+        """Return requests and knob changes. Includes requests unfinished at the last moment."""
         views = {} if last is None else last.state.requests
         begin_ns = min((each.time_ns for each in self._arrived.values()), default=0)
         work = [
@@ -151,7 +155,7 @@ class _WorkReader:
         return work, changes
 
     def _prefix(self, arrived: Arrived) -> tuple[int, ...]:
-        """Where no hit can be traced to its origin, all of them are taken as of one beginning."""
+        """The prefix ids of a request. If no hit can be traced, all share one assumed prefix."""
         request_id = arrived.request_id
         if arrived.prefix_hashes is not None:
             return (*arrived.prefix_hashes, *self._output_hashes.get(request_id, ()))
@@ -216,6 +220,6 @@ class _WorkReader:
 
 
 def _known_knobs(values: dict[str, bool | int | float | str]) -> Knobs:
-    """The knobs that our scheduler has; another engine may have others."""
+    """The knobs that our scheduler has. Other knobs of another engine are left out."""
     names = Knobs.__struct_fields__
     return msgspec.convert({name: values[name] for name in names if name in values}, Knobs)

@@ -1,7 +1,7 @@
-"""`SUSPECTS`: the settings that may hold an engine back, one table.
+"""`SUSPECTS`: a table of the settings that may hold an engine back.
 
-Each has the figures of the records that speak for or against it, and the changes that would prove
-it in a simulation.
+Each has a function for the evidence in the records, and one for the changes that would prove it in
+a simulation.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,43 +19,43 @@ from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.simulation.basis import WhatIfBasis
 from stepscope.recordings.state.series.limits import LIMITS, Limit
 
-_MIN_SHARE = 0.02  # of the steps or tokens: less holds nobody back
-_MIN_LATE_SHARE = 0.002  # of the gaps: one late gap of a few hundred spoils a request
-_MIN_HOST_SHARE = 0.05  # of a step
-_LONG = 4  # times the median prompt
+_MIN_SHARE = 0.02  # least share of steps, tokens or time to be a likely bottleneck
+_MIN_LATE_SHARE = 0.002  # the same for gaps: one late gap in a few hundred spoils a request
+_MIN_HOST_SHARE = 0.05  # the same for host time in a step
+_LONG = 4  # a prompt of so many medians is long
 
 
 class Evidence(NamedTuple):
-    """What the records say of a suspect."""
+    """The evidence in the records for or against a suspect."""
 
-    is_likely: bool  # else it is not simulated
+    is_likely: bool  # if False, it is not simulated
     text: str
 
 
 class Remedy(NamedTuple):
     """A change that lifts a limit."""
 
-    text: str  # as 'stepscope set' takes it, or in words
-    setup: SimulatedSetup  # of the engine that has it, the knobs as recorded
+    text: str  # arguments for 'stepscope set', or in words
+    setup: SimulatedSetup  # the changed engine, with the recorded knobs
     changes: Mapping[str, KnobValue]
-    is_live: bool  # a running engine can take it
+    is_live: bool  # whether a running engine can be changed so
 
 
 class Seen(NamedTuple):
-    """What the records of a session come to."""
+    """The basis and the figures of a recorded session, from which evidence is drawn."""
 
     basis: WhatIfBasis
     figures: Mapping[str, float | None]
     limited: Mapping[Limit, LimitedSteps]
-    num_known: int  # steps of which it is known what limited them
-    prefill_late_share: float  # of the gaps: late, mostly because of the prompts of others
+    num_known: int  # steps whose limit is known
+    prefill_late_share: float  # of gaps: late mainly due to prefills of others
 
     def share(self, limit: Limit) -> float:
-        """Of the steps."""
+        """Share of the steps that a limit held."""
         return self.limited[limit].num_steps / max(1, self.num_known)
 
     def figure(self, name: str) -> float:
-        """Zero where it is unknown."""
+        """A figure; 0 if unknown."""
         return self.figures[name] or 0.0
 
 
@@ -68,7 +68,7 @@ class Suspect(NamedTuple):
 
 
 def seen_of(side: Side, basis: WhatIfBasis) -> Seen:
-    """Args: side: the whole recording that the basis is of."""
+    """Sum up a side, which must be the whole recording of the basis."""
     limited = dict(zip(LIMITS, side.totals.limited, strict=True))
     return Seen(
         basis,
@@ -79,11 +79,11 @@ def seen_of(side: Side, basis: WhatIfBasis) -> Seen:
     )
 
 
-# What the records say
+# Evidence in the records
 
 
 def _limit(seen: Seen, limit: Limit) -> Evidence:
-    """How many steps it limited, and what was free in them."""
+    """How many steps the limit held, and which resources were free in them."""
     share, steps = seen.share(limit), seen.limited[limit]
     text = f"limited {share:.0%} of the steps"
     free = []
@@ -190,11 +190,11 @@ def _host(seen: Seen) -> Evidence:
     return Evidence(share >= _MIN_HOST_SHARE, text)
 
 
-# What would prove it
+# Remedies for simulations
 
 
 def _live(setup: SimulatedSetup, **changes: KnobValue) -> Iterator[Remedy]:
-    """Nothing if the knobs do not go together, or stay as they are."""
+    """Yield a remedy with these knobs. None if they are incompatible or change nothing."""
     values = setup.knobs.as_dict()
     if all(values[name] == value for name, value in changes.items()):
         return
@@ -219,7 +219,7 @@ def _more_budget(setup: SimulatedSetup) -> Iterator[Remedy]:
 
 
 def _scaled(setup: SimulatedSetup, name: str) -> Iterator[Remedy]:
-    """Twice and four times as much; beyond its start value only with a restart."""
+    """Yield remedies with 2 and 4 times a knob. More than its start value needs a restart."""
     for times in (2, 4):
         value = times * getattr(setup.knobs, name)
         most = getattr(setup.limits, name)
@@ -280,7 +280,7 @@ def _no_host(setup: SimulatedSetup) -> Iterator[Remedy]:
 
 
 class _WithoutHost:
-    """A `StepTimeModel`: another's, with no time between steps."""
+    """A `StepTimeModel`: another model without host time between steps."""
 
     def __init__(self, model: StepTimeModel) -> None:
         self._model = model

@@ -1,8 +1,8 @@
-"""`Tuning`: the knobs with which a recorded session would have kept its service levels best.
+"""`Tuning`: finds the knobs with which a recorded session keeps its service levels best.
 
-One knob is searched after the other, each with the best values of those before it, in few runs.
-The best candidates and the recorded knobs are then simulated in all runs of a forecast. Where none
-keeps the levels, the same requests are spread over more time until the best one does.
+It searches one knob after the other, each with the best values of the knobs before, in few runs.
+Then it simulates the best candidates and the recorded knobs in all runs of a forecast. If none
+keeps the levels, it spreads the same requests over more time until the best one does.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,11 +15,11 @@ from stepscope.recordings.simulation.recorded import RecordedWork
 from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast, ForecastStopped, what_if
 from stepscope.recordings.state.series.latency import SLO
 
-KEPT_SHARE = 0.95  # of the requests that must keep both levels
-MAX_UNLIKE = 0.2  # of the steps; a candidate with more is a guess
+KEPT_SHARE = 0.95  # share of requests that must keep both levels
+MAX_UNLIKE = 0.2  # share of steps unlike recorded ones; a candidate with more is a guess
 _SEARCH_RUNS = 3
 _NUM_FINALISTS = 4
-_EQUAL_SHARE = 0.02  # of the goodput: what differs by less is equal
+_EQUAL_SHARE = 0.02  # goodputs that differ by less than this share are equal
 _LOADS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
 _SEARCHED = (
     "max_num_batched_tokens", "max_num_seqs", "long_prefill_token_threshold", "reserve", "order",
@@ -35,17 +35,17 @@ Changes = Mapping[str, KnobValue]
 
 
 class Candidate(NamedTuple):
-    """Knobs and what they would bring: medians of the runs."""
+    """Knobs and their effect, as medians of the runs."""
 
-    changes: dict[str, KnobValue]  # from the recorded knobs
-    kept_share: float  # of the requests, that keep both levels
+    changes: dict[str, KnobValue]  # relative to the recorded knobs
+    kept_share: float  # share of requests that keep both levels
     goodput_per_s: float
-    strain: float  # the larger of p95 TTFT and p95 ITL, each as a share of its level
+    strain: float  # the larger of p95 TTFT and p95 ITL, each divided by its level
     forecast: Forecast
 
     @property
     def is_known(self) -> bool:
-        """Most of its steps are like recorded ones."""
+        """Whether enough of its steps are like recorded ones."""
         return self.forecast.share_extrapolated <= MAX_UNLIKE
 
     @property
@@ -54,20 +54,21 @@ class Candidate(NamedTuple):
 
 
 class Tuned(NamedTuple):
-    """What came of it."""
+    """The result of a search."""
 
-    candidates: list[Candidate]  # the best first; the recorded knobs are among them
-    promising: Candidate | None  # would be better, but most of its steps are unlike recorded ones
-    load_per_s: float  # requests, as recorded
-    load_share: float  # of that: where the best keeps the levels, else the lowest that was tried
-    at_load: Candidate  # the best at that load
+    candidates: list[Candidate]  # the best first, including the recorded knobs
+    promising: Candidate | None  # seems better, but too many of its steps are unlike recorded ones
+    load_per_s: float  # recorded requests per second
+    load_share: float  # share of that at which the best keeps the levels, else the lowest tried
+    at_load: Candidate  # the best candidate at that load
 
 
 class Tuning:
     """One search.
 
     Args:
-        on_run: called with what is done and its share; True ends it with `ForecastStopped`.
+        on_run: called with what is being simulated and the share done. If it returns True, the
+            search ends with `ForecastStopped`.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Tuning:
         self._load_per_s = len(work.requests) / max(seconds, 1e-9)
 
     def run(self) -> Tuned:
-        """Raises ForecastStopped."""
+        """Run the search. Raises ForecastStopped."""
         final = self._forecasts("comparing the best", self._finalists(), NUM_RUNS)
         final.sort(key=_rank, reverse=True)
         best = _best(final)
@@ -103,7 +104,7 @@ class Tuning:
         found: list[Candidate] = []
         for each in sorted(seen, key=_rank, reverse=True):
             is_new = all(each.forecast.figures != other.forecast.figures for other in found)
-            if each.changes and is_new:  # a knob that changes nothing is left alone
+            if each.changes and is_new:  # skip knobs that change nothing
                 found.append(each)
         guess = max(found, key=_promise, default=None)
         finalists = found[:_NUM_FINALISTS]
@@ -112,7 +113,7 @@ class Tuning:
         return [each.changes for each in finalists]
 
     def _variants(self, best: Changes, name: str) -> Iterator[Changes]:
-        """The best so far with other values of one knob, as far as they go together."""
+        """The best changes so far, each with another value of one knob, if compatible."""
         recorded = self._setup.knobs.as_dict()
         for value in self._values(name):
             changes = {**best, name: value}
@@ -139,7 +140,7 @@ class Tuning:
         num_runs: int = _SEARCH_RUNS,
         work: RecordedWork | None = None,
     ) -> list[Candidate]:
-        """Of the recorded knobs, and of each that is wanted."""
+        """Simulate the recorded knobs and each of the wanted changes."""
         found = what_if(
             self._basis if work is None else self._basis._replace(work=work),
             [(changes_text(each), each) for each in wanted],
@@ -174,7 +175,7 @@ class Tuning:
 
 
 def _rank(each: Candidate) -> tuple[bool, bool, float]:
-    """The larger, the better: guesses come last."""
+    """Key to order candidates. Larger is better; guesses come last."""
     return each.is_known, *_promise(each)
 
 
@@ -183,7 +184,7 @@ def _promise(each: Candidate) -> tuple[bool, float]:
 
 
 def _best(candidates: Sequence[Candidate]) -> Candidate:
-    """Of those with the highest goodput, or nearly, the one with room that changes least."""
+    """Among nearly equal goodputs, prefer p95 within the levels, then few changes, then margin."""
     is_known, keeps, goodput = max(map(_rank, candidates))
     near = [
         each
@@ -195,7 +196,7 @@ def _best(candidates: Sequence[Candidate]) -> Candidate:
 
 
 def changes_text(changes: Changes) -> str:
-    """As `what-if` takes them."""
+    """Changes as written on the command line of `what-if`."""
     texts = (f"{name}={_value_text(value)}" for name, value in changes.items())
     return ",".join(texts) or "as recorded"
 
@@ -205,13 +206,13 @@ def _value_text(value: KnobValue) -> str:
 
 
 def _sizes(least: int, most: int, recorded: int) -> list[KnobValue]:
-    """Powers of two, and what is half as much again as recorded: a fit reaches so far."""
+    """Powers of two, and 1.5 times the recorded value, up to which a fit is valid."""
     powers = {1 << bit for bit in range(least.bit_length() - 1, most.bit_length())}
     return sorted(powers | {min(most, recorded * 3 // 2)})
 
 
 def _at_load(work: RecordedWork, share: float) -> RecordedWork:
-    """The same requests over more time."""
+    """The same requests and knob changes spread over more time, at a share of the load."""
     requests = [each._replace(arrival_ns=round(each.arrival_ns / share)) for each in work.requests]
     changes = [each._replace(time_ns=round(each.time_ns / share)) for each in work.changes]
     return work._replace(requests=requests, changes=changes)

@@ -1,8 +1,8 @@
-"""`what_if`: a recorded session again, under its own knobs and under others.
+"""`what_if`: simulates a recorded session under its own knobs and under others.
 
-The arrivals, lengths and prefix hits are the recorded ones, the scheduler is the real one, and the
-times of steps are fitted on the recording. Each case is simulated several times, each time on a
-machine drawn from how the recorded one departed from the fit.
+Arrivals, lengths and prefix hits are the recorded ones, the scheduler is the real one, and step
+times are fitted on the recording. Each case is simulated several times, each time with step times
+drawn from the deviations of the recorded machine.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,25 +23,25 @@ NUM_RUNS = 20
 
 
 class ForecastStopped(Exception):  # noqa: N818 - reads as what happened
-    """The caller ended what rests on forecasts before it was done."""
+    """The caller stopped a search or diagnosis before its forecasts were done."""
 
 
 class Forecast(NamedTuple):
-    """One set of knobs, and what it comes to, by figure."""
+    """The predicted figures for one set of knobs."""
 
     text: str
     figures: dict[str, Predicted]
-    share_extrapolated: float  # of the steps, that are unlike any in the recording
-    runs: list[dict[str, float | None]]  # the figures of each run, by its seed
+    share_extrapolated: float  # share of steps unlike any in the recording
+    runs: list[dict[str, float | None]]  # the figures of each run, in order of seeds
 
 
 class WhatIf(NamedTuple):
-    """The recording, the same simulated, and each variant."""
+    """The recorded figures, the forecast with the same knobs, and that of each variant."""
 
     recorded: dict[str, float | None]
     again: Forecast
     variants: list[Forecast]
-    drift: float  # spread between windows
+    drift: float  # `MachineSpeed.drift`
 
 
 def what_if(
@@ -51,10 +51,13 @@ def what_if(
     on_run: Callable[[float], bool] = lambda share: False,
     num_runs: int = NUM_RUNS,
 ) -> WhatIf | None:
-    """Args: on_run: called with the share done before each run; True ends it all with None.
+    """Forecast a recorded session with its own knobs and with each variant.
+
+    Args:
+        on_run: called with the share done before each run. If it returns True, the result is None.
 
     Raises:
-        ConfigError: knobs that do not go together.
+        ConfigError: the knobs of a variant are incompatible.
     """
     cases = []
     wanted: list[tuple[str, Mapping[str, KnobValue]]] = [("as recorded", {}), *variants]
@@ -79,9 +82,9 @@ def forecast(
     on_run: Callable[[float], bool] = lambda share: False,
     num_runs: int = NUM_RUNS,
 ) -> Forecast | None:
-    """The recorded work under one set of knobs; arguments and errors are those of `what_if`.
+    """Forecast one set of knobs. Arguments and errors are those of `what_if`.
 
-    Runs of one seed are on the same machine, whatever the knobs.
+    Runs with the same seed use the same random machine, whatever the knobs.
     """
     runs: list[dict[str, float | None]] = []
     num_steps = num_extrapolated = 0
@@ -99,7 +102,7 @@ def forecast(
 def run_once(
     basis: WhatIfBasis, changes: Mapping[str, KnobValue], levels: Sequence[SLO], seed: int
 ) -> tuple[Figures, MachineStepTimes]:
-    """One simulated session, and the step times it was given."""
+    """Simulate one session. Returns its figures and the step times it used."""
     setup = basis.setup
     given = msgspec.structs.replace(setup, knobs=setup.knobs.changed(changes, setup.limits))
     model = MachineStepTimes(setup.model, basis.speed, seed)
@@ -110,7 +113,7 @@ def run_once(
 
 
 def later_knobs(basis: WhatIfBasis, changes: Mapping[str, KnobValue]) -> list[TimedKnobs]:
-    """What was changed while it was recorded, but for the knobs in question."""
+    """The knob changes during the recording, except that `changes` override them."""
     limits = basis.setup.limits
     return [
         TimedKnobs(each.time_ns, each.knobs.changed(changes, limits)) for each in basis.work.changes

@@ -1,4 +1,4 @@
-"""`RecordingSink`: the messages of a simulated engine, into a recording."""
+"""`RecordingSink`: writes the messages of a simulated engine into a recording."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -31,14 +31,15 @@ def write_what_if(
     path: Path,
     on_request: Callable[[int], bool] = lambda number: False,
 ) -> None:
-    """One simulated session under other knobs, as an ordinary recording.
+    """Simulate one session under other knobs and write it as an ordinary recording.
 
     Args:
         text: the changes in words.
-        on_request: called with the number of each request; True ends the session there.
+        on_request: called with the number of each request. If it returns True, the session ends
+            there.
 
     Raises:
-        ConfigError: knobs that do not go together.
+        ConfigError: the knobs are incompatible.
         RecordingError: the file cannot be written.
     """
     setup = basis.setup
@@ -56,10 +57,10 @@ def write_what_if(
 
 
 class RecordingSink:
-    """A `TelemetrySink`. As a context manager it leaves a whole file, however it is left.
+    """A `TelemetrySink`. As a context manager, it leaves a whole file even after an error.
 
     Raises:
-        RecordingError: the file cannot be made, or not be written any more.
+        RecordingError: the file cannot be created or written.
     """
 
     num_dropped = 0
@@ -77,7 +78,7 @@ class RecordingSink:
         return self._writer.num_steps
 
     def begin(self, snapshot: Snapshot) -> None:
-        """To be called before the first message."""
+        """Begin with a snapshot. Call it before the first `publish`."""
         self._writer.start(snapshot)
 
     def publish(self, message: Telemetry) -> None:
