@@ -97,7 +97,7 @@ def repair(path: Path, output: Path, progress: Progress) -> RepairReport:
 
     Raises:
         RecordingError: nothing in the file can be read, `output` exists or cannot be written, or
-        `path` is being written.
+            `path` is being written.
     """
     if output.exists():
         raise RecordingError(f"{output} is there already; name another with -o")

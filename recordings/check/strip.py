@@ -81,7 +81,7 @@ def strip(path: Path, output: Path, progress: Progress) -> Stripped:
 
     Raises:
         RecordingError: the recording cannot be read or is being written, or `output` exists or
-        cannot be written.
+            cannot be written.
     """
     with Recording(path) as recording:
         if recording.index.is_being_written:

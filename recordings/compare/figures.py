@@ -113,8 +113,8 @@ def total_figures(
     """Throughput, composition of steps, memory, and wasted work.
 
     Args:
-        is_same_offer: whether both had the same load. Otherwise no figure has a winner, because a
-            larger load alone gives more throughput and a fuller cache.
+        is_same_offer: whether both had the same load. Otherwise none of these figures has a winner,
+            because a larger load alone gives more throughput and a fuller cache.
         is_one_session: whether both are parts of one session. Then throughput has no winner,
             because the second part begins with the unfinished requests of the first.
     """

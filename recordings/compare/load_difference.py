@@ -5,11 +5,12 @@ engine or setting is better. So loads are compared by facts that do not depend o
 speed: requests, their prompts, and the requested output.
 
 - The same requests in the same time are the same load. So are clients that wait for each answer, if
-equally many of them were busy.
+  equally many of them were busy.
 - Requests that arrive at random differ from run to run. For these, the test is whether both runs
-may have had the same rate. A run that was faster with no less of anything is faster under any load.
+  may have had the same rate. A run that was faster with no less of anything is faster under any
+  load.
 - Prefix cache content from before a run made its load smaller. Content that was cached during the
-run is the run's own merit.
+  run is the run's own merit.
 """
 
 import math

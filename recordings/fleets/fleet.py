@@ -1,8 +1,8 @@
 """`Fleet`: several engines side by side. It owns their sources and the data kept of them.
 
 Each engine has its own `Subscriber`, with a thread and a short history: two minutes at 50 steps a
-second. All histories together take at most `FLEET_BYTES`. Only the engine opened last keeps as much
-as the dashboard of a single engine.
+second. All histories together take at most `FLEET_BYTES`, but each may take `_LEAST_BYTES`. Only
+the engine opened last keeps as much as the dashboard of a single engine.
 
 `look` belongs to one thread, that of the screen, which calls it a few times a second.
 """

@@ -61,7 +61,7 @@ class History(HistoryView):
 
         Raises:
             msgspec.DecodeError: the payload is no telemetry, or a number in it is out of range. The
-            history is then unchanged.
+                history is then unchanged.
         """
         if isinstance(message, bytes):
             payload, message = message, wire.decode(message)
@@ -79,15 +79,15 @@ class History(HistoryView):
         """Add the next packed steps of a file without examining every row.
 
         Returns how many were added. The step after them needs `append`, because messages are
-        missing before it, or it is late or out of order. Do not read the history before
-        `forward.settle()`.
+        missing before it, or it is late or out of order. Do not read the history until
+        `forward.settle()` was called.
 
         Args:
             forward: the result of `forward()`.
 
         Raises:
             msgspec.DecodeError: a number in one of the steps is out of range. The history is then
-            unchanged.
+                unchanged.
             ValueError: a step does not fit the steps before it. Do not use this history any more.
         """
         with self._lock:
@@ -284,7 +284,7 @@ class History(HistoryView):
         self._timeline.take(sequence, message, payload)
 
     def _begin_anew(self, last_sequence: int, back_ns: int) -> None:
-        """Begin a new history, because the clock was set back, so times do not order the steps."""
+        """Begin a new history after the clock was set back, as times no longer order the steps."""
         old = self._timeline
         self._keep_as_previous()
         state = set_back(old.state, back_ns)

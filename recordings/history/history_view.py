@@ -192,7 +192,7 @@ class HistoryView:
             return self._timeline.lanes.view(first, last)
 
     def lane_ids(self, first: int, last: int) -> list[int]:
-        """The request ids of `lanes`, without the cost of computing their cells."""
+        """The request ids of `lanes`, without computing their cells."""
         with self._lock:
             return self._timeline.lanes.ids(first, last)
 
@@ -285,7 +285,7 @@ class HistoryView:
         return min(near, key=lambda event: (event.step - step) * direction, default=None)
 
     def end_of(self, request_id: int, step: int) -> SessionEvent | None:
-        """How a request ended, if by `step`; None if it did not, or if that is not in memory."""
+        """The event with which a request ended by `step`; None if not ended or not in memory."""
         with self._lock:
             return self._timeline.log.end_of(request_id, step)
 

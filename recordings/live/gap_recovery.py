@@ -79,7 +79,7 @@ class GapRecovery:
         is_new = known is None or known.engine_id != info.engine_id
         self._pending = None
         if is_new:
-            self.end()  # messages of the engine before
+            self.end()  # append the last messages of the engine before
         self._engine_id = info.engine_id
         last_sequence = self._history.last_sequence
         if last_sequence is None:

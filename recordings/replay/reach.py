@@ -31,7 +31,7 @@ class Reach:
         self._history = history
         self._shown_before: History | None = None  # held until there is time to free it
         self._look: int | None = None  # the step on which the screen is; None: the newest
-        # The step of the last extension for `_look`, and the first step in memory after it.
+        # The step for which it was last extended, and the first step in memory after that.
         self._tried: tuple[int, int | None] | None = None
 
     def note_shown(self, num_steps: int) -> bool:

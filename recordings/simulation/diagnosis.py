@@ -34,7 +34,7 @@ class Trial(NamedTuple):
 
     @property
     def helps(self) -> bool:
-        """Whether it helps more than chance. Without effect, 7 of 8 runs are better in 1 of 28."""
+        """Whether it helps. Chance makes at least 7 of 8 runs better in only 1 of 28 cases."""
         return self.gain >= _MIN_GAIN and self.num_better >= NUM_RUNS - 1
 
 

@@ -194,7 +194,7 @@ def _host(seen: Seen) -> Evidence:
 
 
 def _live(setup: SimulatedSetup, **changes: KnobValue) -> Iterator[Remedy]:
-    """Yield a remedy with these knobs. None if they are incompatible or change nothing."""
+    """Yield a remedy with these knobs, or nothing if they are incompatible or unchanged."""
     values = setup.knobs.as_dict()
     if all(values[name] == value for name, value in changes.items()):
         return

@@ -14,7 +14,7 @@ from stepscope.recordings.file.mcap.sink import CHECKPOINT, CHUNK_HEAD, RECORD
 
 MAX_CHUNK_BYTES = 256 * 1024 * 1024  # uncompressed; our writer never makes larger ones
 _PEEK_BYTES = 16 * 1024  # compressed, at a time
-_PIECE_BYTES = 1024  # compressed, at a time: at most so much before damage is lost
+_PIECE_BYTES = 1024  # compressed bytes read at a time: fewer lose less before damage
 
 _MESSAGE = struct.Struct("<HIQQ")  # channel id, sequence, log time, publish time
 _MESSAGE_HEAD = struct.Struct("<BQH")  # opcode, length, channel id

@@ -24,8 +24,9 @@ from stepscope.recordings.file.mcap.sink import McapSink
 from stepscope.recordings.packing.steps import StepPacker
 
 CHUNK_BYTES = 1024 * 1024  # uncompressed, unless half of it is keyframes
-# One flipped bit costs the rest of its chunk. So a chunk spans at most a second, or 1/CHUNK_PARTS
-# of the file so far, both in time and in steps. So chunks grow with the file, up to CHUNK_BYTES.
+# One flipped bit costs the rest of its chunk. So a chunk spans at most a second, or if longer,
+# 1/CHUNK_PARTS of the file so far, both in time and in steps. So chunks grow with the file, up to
+# CHUNK_BYTES.
 CHUNK_NS = 1_000_000_000
 CHUNK_PARTS = 100
 KEYFRAME_MESSAGES = 256  # most messages to read and apply to show any moment ...

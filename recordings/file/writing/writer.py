@@ -147,7 +147,7 @@ class RecordingWriter:
             self._file.abandon()
             return
         if self.state == "recording":
-            self.note = self._why_ended  # set first: its reader may start anew
+            self.note = self._why_ended  # before `state`: its reader may begin anew
             self.state = "finished"
         elif self.error is not None:
             self.error += _kept(self.path)
