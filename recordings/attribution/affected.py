@@ -16,7 +16,7 @@ class Affected(NamedTuple):
 
 
 class RequestCounts:
-    """Takes the messages of a recording in order."""
+    """Counts requests in the messages of a recording, fed in order."""
 
     def __init__(self) -> None:
         self._alive: set[int] = set()

@@ -89,9 +89,9 @@ class QueueTime:
         self._last: deque[tuple[list[Piece], StepSpan]] = deque(maxlen=_NUM_LAST)
 
     def restart(self, between: list[Piece], span: StepSpan) -> None:
-        """After this step the queue is empty.
+        """Restart with an empty queue after this step.
 
-        This step and the one before stay: arrivals during them are published later.
+        Keeps this step and the one before, because arrivals during them are published later.
         """
         self._last.append((between, span))
         if self._pieces and len(self._last) == _NUM_LAST:

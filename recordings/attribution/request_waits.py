@@ -88,7 +88,7 @@ class RequestWaits:
         request = self.requests[request_id]
         if self._only is None and request.status != "out":
             spans = self._queue.cover(request)
-        else:  # a life keeps single steps; after a preemption the time has another cause
+        else:  # a life keeps single steps, and after a preemption the cause is another one
             spans = self._queue.since(request.covered_ns)
         request.fill([*spans, *between], start_ns, step)
         request.status = "running"

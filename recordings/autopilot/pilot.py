@@ -71,7 +71,7 @@ class Autopilot:
 
     @property
     def late_share(self) -> float | None:
-        """Of all gaps between tokens so far; None: there were none."""
+        """Share of late gaps among all gaps between tokens so far; None if there were none."""
         return self._load.num_late / self._load.num_gaps if self._load.num_gaps else None
 
     def take_step(self, step: StepRecord) -> None:

@@ -141,7 +141,7 @@ def _copy(
     has_lost = False
     end: int | None = None  # end of the chunk before
     for place in index.chunks:
-        # A chunk whose header is damaged too shows only as bytes that belong to no chunk.
+        # A chunk with a damaged header appears only as bytes that belong to no chunk.
         # (Before the first chunk these bytes may also be the metadata.)
         if end is not None and any(end <= each < place.offset for each in index.lost_at):
             has_lost = True

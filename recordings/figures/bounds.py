@@ -50,7 +50,7 @@ class FigureBound(NamedTuple):
     end: int
 
     def holds(self, measured: float) -> bool:
-        """Whether a measured value stands in this relation to the bound."""
+        """Whether a measured value satisfies the relation to the bound."""
         if self.relation == ">":
             return measured > self.value
         if self.relation == "<":

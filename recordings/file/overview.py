@@ -10,7 +10,7 @@ from stepscope.recordings.file.reader import Recording
 
 
 class Overview(NamedTuple):
-    """One recording. If `error` is set, it says why nothing else is known."""
+    """One recording. If `error` is set, it tells why the other fields are empty."""
 
     duration_s: float | None = None
     num_steps: int | None = None

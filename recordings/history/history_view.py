@@ -152,7 +152,7 @@ class HistoryView:
             return steps[min(max(index + offset, 0), len(steps) - 1)]
 
     def summary(self, step: int) -> StepSummary | None:
-        """The figures of a step; None if it is lost, forgotten or still to come."""
+        """The figures of a step; None if the step is lost, forgotten or in the future."""
         with self._lock:
             return self._timeline.summary(step)
 
@@ -172,7 +172,7 @@ class HistoryView:
             return steps_in(self._timeline.columns)
 
     def record(self, step: int) -> StepRecord | None:
-        """The whole record; None if it is lost, forgotten or still to come."""
+        """The whole record of a step; None if the step is lost, forgotten or in the future."""
         return self._cache.record(step)
 
     def state_at(self, step: int) -> SessionState:

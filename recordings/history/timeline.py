@@ -178,7 +178,7 @@ class Timeline:
             if isinstance(message, Snapshot):
                 if sequence < last or (sequence == last and not self.gaps.needs_snapshot):
                     return False
-                if sequence > last:  # it stands for messages that never came
+                if sequence > last:  # it replaces messages that were never received
                     self._note_gap(last + 1, sequence)
                 self.gaps.needs_snapshot = False
             elif sequence <= last:

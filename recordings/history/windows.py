@@ -127,7 +127,7 @@ class Windows:
                 for kind, longest in self._longest.items()
                 for late in longest.last(step, limit)
             ]
-            last.sort()  # of a step ITL comes before TTFT
+            last.sort()  # within a step, ITL sorts before TTFT
             return [self._breach(*each) for each in last[max(0, len(last) - limit) :]]
 
     def longest(self, step: int | None, limit: int, kind: str = "ITL") -> list[Breach]:
@@ -168,7 +168,7 @@ class Windows:
             last = [
                 (late, kind) for kind in kinds for late in self._seconds[kind].last(step, limit)
             ]
-            last.sort()  # of a step ITL comes before TTFT
+            last.sort()  # within a step, ITL sorts before TTFT
             return [self._late_event(*each) for each in last[max(0, len(last) - limit) :]]
 
     def next_late_event(self, step: int, direction: int) -> SessionEvent | None:

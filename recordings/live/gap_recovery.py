@@ -42,8 +42,8 @@ class GapRecovery:
     """Appends messages to `history` and hands them to `tap`, without gaps where it can.
 
     Attributes:
-        num_recovered: missing messages that came when asked for.
-        num_bad: messages that could not be read.
+        num_recovered: number of missing messages that were recovered.
+        num_bad: number of messages that could not be read.
         bad: the error of the last bad message; None without one.
 
     Args:
@@ -270,7 +270,7 @@ class GapRecovery:
         if sequence < self._next_sequence:
             return
         if self._pending is not None and sequence > self._pending.sequence:
-            # The snapshot is older than this message; what is missing before it is lost.
+            # The snapshot precedes this message. Messages missing before the snapshot are lost.
             self._next_sequence = self._pending.sequence + 1
             self._settle()
         if message is None:  # a kind of message of a newer engine, unknown here

@@ -30,7 +30,7 @@ class Reach:
         self._recording = recording
         self._history = history
         self._shown_before: History | None = None  # held until there is time to free it
-        self._look: int | None = None  # the step on which the screen is; None: the newest
+        self._look: int | None = None  # the step that the user looks at; None: the newest
         # The step for which it was last extended, and the first step in memory after that.
         self._tried: tuple[int, int | None] | None = None
 

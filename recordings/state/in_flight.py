@@ -3,7 +3,7 @@
 from stepscope.engine.protocol.wire import StepInFlight
 from stepscope.recordings.state.session import request_name
 
-_NAMED = 2  # requests whose prompt tokens are named
+_NAMED = 2  # most requests that are named
 
 
 def in_flight_text(message: StepInFlight) -> str:

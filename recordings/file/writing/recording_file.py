@@ -46,7 +46,8 @@ class RecordingFile:
     no keyframe if the writer has none, or if the keyframe would be too large compared to the
     messages.
 
-    Only the owner may read the file until `begin` knows that it will hold no prompts and outputs.
+    Only the owner may read the file, unless `begin` finds that it will contain no prompts and
+    outputs.
 
     Args:
         path: path of the file, which is replaced if it exists. An existing `PATH.part` is never
@@ -193,7 +194,7 @@ class RecordingFile:
             self._sink.end_chunk()
 
     def flush(self) -> None:
-        """Make what was added so far safe from a crash of the process or the machine."""
+        """Write all messages so far to the disk, so that they survive a crash of the machine."""
         self._open_sink().flush()
 
     def close(self) -> None:

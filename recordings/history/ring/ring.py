@@ -109,7 +109,7 @@ class StepRing:
         return self._count(segment, sum(map(len, payloads)) + _PAYLOAD_OVERHEAD * len(payloads))
 
     def locate(self, step: int) -> tuple[Segment, int] | None:
-        """Segment and place of the last record whose step is not after `step`."""
+        """Segment and place of the last record at or before `step`; None if there is none."""
         index = bisect_right(self.segments, step, key=_first_step) - 1
         while index >= 0:
             segment = self.segments[index]
