@@ -97,7 +97,7 @@ class Filler:
         if self._history.keeps_state or not has_no_request(message):
             self._forward.settle()
         self._history.append(self._sequence, message, frame.payload)
-        if not self._history.is_state(self._forward.state):  # another engine, or another clock
+        if not self._history.is_state(self._forward.state):  # a new engine, or the clock went back
             self._forward = self._history.forward()
         self._forward.note(message)
         if isinstance(message, StepRecord):
