@@ -552,7 +552,6 @@ class Received:
 
     is_live = True
     name = "engine"
-    num_bad = 0
     status: SourceStatus = "live"
     error = None
 
@@ -593,7 +592,6 @@ class StillSource:
     """A source that receives nothing more; implements `Source`."""
 
     is_live = True
-    num_bad = 0
     name = "still"
 
     def __init__(self, history: History) -> None:

@@ -5,7 +5,6 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Mapping
-from types import TracebackType
 from typing import TypeVar
 
 import msgspec
@@ -87,12 +86,7 @@ class ControlClient:
     def __enter__(self) -> "ControlClient":
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

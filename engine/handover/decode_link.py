@@ -184,7 +184,7 @@ class DecodeLink:
         else:
             received = client.receive(_LOOK_S, or_readable=self._woken)
             while received is not None:
-                self._take(client, *received)
+                self._take(*received)
                 received = client.receive(0)
             self._send_again()
             self._look_after(client)
@@ -230,7 +230,7 @@ class DecodeLink:
         if away.remote_id is not None and self._client is not None:
             self._client.send(Abort(request_id=away.remote_id, who=self._who))
 
-    def _take(self, client: ControlClient, command_id: int, reply: AnyReply) -> None:
+    def _take(self, command_id: int, reply: AnyReply) -> None:
         self._heard_s = time.monotonic()
         if isinstance(reply, EngineInfo):
             assert self._info is not None

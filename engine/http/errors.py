@@ -92,14 +92,13 @@ def from_engine(error: EngineUnreachable | CommandRefused) -> ApiError:
     return ApiError(400, message, param=param, code=code)
 
 
-def from_validation(error: Exception, where: str = "") -> ApiError:
+def from_validation(error: Exception) -> ApiError:
     """A body that could not be decoded: malformed, or with a field that is not as it must be."""
     message = str(error)
     if not isinstance(error, msgspec.ValidationError):
         return ApiError(400, f"the body is no valid JSON: {message}", code="invalid_json")
     field, message = in_words(error)
-    message = f"{field or 'body'}: {message}"
-    return ApiError(400, where + message, param=field, code="invalid_value")
+    return ApiError(400, f"{field or 'body'}: {message}", param=field, code="invalid_value")
 
 
 def not_supported(name: str, value: Any) -> ApiError:

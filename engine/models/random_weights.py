@@ -21,13 +21,12 @@ OUTPUT_GAIN = 2.0
 class RandomWeights:
     """Draws the tensors of a model on its device. Implements `weights.WeightSource`.
 
-    A tensor follows from seed, name and shape alone, on one kind of device, and every dtype holds
-    the values of bf16: models of one seed compute the same but for their rounding.
+    A tensor follows from name and shape alone, on one kind of device, and every dtype holds the
+    values of bf16: such models compute the same but for their rounding.
     """
 
-    def __init__(self, device: torch.device, seed: int = SEED) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._seed = seed
         self._shapes: Mapping[str, Shape] = {}
 
     def check(self, expected: Mapping[str, Shape]) -> None:
@@ -42,7 +41,7 @@ class RandomWeights:
         if len(shape) == 1:
             make: Callable[..., torch.Tensor] = torch.zeros if "bias" in name else torch.ones
             return make(shape, dtype=torch.bfloat16, device=self._device)
-        digest = hashlib.sha256(f"{self._seed} {name} {shape}".encode()).digest()
+        digest = hashlib.sha256(f"{SEED} {name} {shape}".encode()).digest()
         generator = torch.Generator(self._device).manual_seed(int.from_bytes(digest[:7], "little"))
         weight = torch.randn(shape, generator=generator, device=self._device, dtype=torch.float32)
         if name.endswith("embed_tokens.weight"):

@@ -28,7 +28,6 @@ class ModelShape(Struct, frozen=True, kw_only=True):
     attention_weights: int
     mlp_weights: int  # that every token uses: dense layers, shared experts, routers
     expert_weights: int  # of one expert in all layers that have experts; 0: there are none
-    num_expert_layers: int
     num_experts: int
     num_experts_per_token: int
     head_weights: int
@@ -140,7 +139,6 @@ def shape_of_config(name: str, config: Mapping[str, Any]) -> ModelShape:
         attention_weights=hidden * dim * (2 * heads + 2 * kv_heads) * layers,
         mlp_weights=mlp,
         expert_weights=3 * hidden * expert_inner * expert_layers,
-        num_expert_layers=expert_layers,
         num_experts=num_experts,
         num_experts_per_token=int(text.get("num_experts_per_tok") or 0),
         head_weights=vocab * hidden,

@@ -16,6 +16,7 @@ from stepscope.engine.simulation.step_time import StepShape, StepTime
 TERMS = ("weights", "attention", "step", "row_layer")  # what coefficients are fitted for
 _EXCHANGES = 2  # in a layer: after attention and after its MLP
 _ACTIVATION_BYTES = 2
+_MEMORY_SHARE = 0.9  # that the engine takes, as vLLM's `gpu_memory_utilization`
 _ACTIVATION_ROOM = 1.7e9  # bytes of each GPU: about what vLLM 0.19 leaves out of its KV cache
 
 
@@ -44,7 +45,6 @@ class RooflineModel:
 
     Args:
         host_ms: between two steps of an engine that does not prepare a step while one runs.
-        spread: of the times of equal steps; the data sheet does not know it.
 
     Raises:
         ConfigError: the model cannot be split in so many parts.
@@ -58,7 +58,6 @@ class RooflineModel:
         *,
         coefficients: RooflineCoefficients | None = None,
         host_ms: float = 0.0,
-        spread: float = 0.0,
     ) -> None:
         if tensor_parallel < 1 or shape.num_heads % tensor_parallel:
             raise ConfigError(
@@ -69,7 +68,6 @@ class RooflineModel:
         self.name = f"{shape.name} on {f'{tensor_parallel} x ' * (tensor_parallel > 1)}{gpu.name}"
         self._coefficients = coefficients or RooflineCoefficients()
         self._host_s = host_ms / 1e3
-        self._spread = spread
         self._shape = shape
         self._set_rates(gpu, shape, tensor_parallel)
 
@@ -127,21 +125,16 @@ class RooflineModel:
             + (by.step_us * steps + by.row_layer_us * row_layers) * 1e-6
             + self.exchange_s(shape.num_tokens)
         )
-        return StepTime(device_s, self._host_s, self._spread)
+        return StepTime(device_s, self._host_s)
 
 
-def num_kv_tokens(
-    gpu: GpuRates, shape: ModelShape, tensor_parallel: int = 1, memory_share: float = 0.9
-) -> int:
+def num_kv_tokens(gpu: GpuRates, shape: ModelShape, tensor_parallel: int = 1) -> int:
     """How many tokens the KV cache holds beside the weights.
-
-    Args:
-        memory_share: of the memory that the engine takes, as vLLM's `gpu_memory_utilization`.
 
     Raises:
         ConfigError: the weights alone do not fit.
     """
-    room = gpu.memory_gib * 2**30 * tensor_parallel * memory_share
+    room = gpu.memory_gib * 2**30 * tensor_parallel * _MEMORY_SHARE
     left = room - shape.memory_bytes - _ACTIVATION_ROOM * tensor_parallel
     if left <= 0:
         raise ConfigError(

@@ -14,7 +14,6 @@ import time
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 import platformdirs
 
@@ -200,12 +199,7 @@ class EndpointLock:
         self._remove_sockets()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._remove_sockets()
         self.path.unlink(missing_ok=True)
         os.close(self._fd)

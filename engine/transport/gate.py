@@ -83,11 +83,6 @@ class Gate:
         self._thread = threading.Thread(target=self._run, name="gate", daemon=True)
         self._thread.start()
 
-    @property
-    def num_keys(self) -> int:
-        """That are authorised, the local one not counted."""
-        return len(self._holders) - 1
-
     def close(self) -> None:
         """To be called when all sockets of the context are closed."""
         self._closing.set()

@@ -48,7 +48,7 @@ class Arrival:
     seed: int | None = None
     is_question: bool = False  # `prompt` is one, for the chat template, and not cut
 
-    def submit(self, *, with_text: bool = False) -> Submit:
+    def submit(self) -> Submit:
         """The command for it.
 
         Lengths are the workload's: the model ends only the answer to a question early.
@@ -65,14 +65,14 @@ class Arrival:
                 messages=[ChatMessage(role="user", content=self.prompt)],
                 sampling=sampling,
                 fit_max_tokens=True,
-                with_text=with_text,
+                with_text=False,
             )
         return Submit(
             client_id=self.name,
             prompt=self.prompt,
             max_prompt_tokens=self.num_prompt_tokens,
             sampling=sampling,
-            with_text=with_text,
+            with_text=False,
         )
 
 

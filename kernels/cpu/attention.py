@@ -32,7 +32,6 @@ class CpuAttention:
     is_capturable = False
 
     def __init__(self, library: CpuLibrary) -> None:
-        self.level = library.level
         self._attention = library.attention
 
     def __call__(

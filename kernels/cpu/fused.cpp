@@ -128,43 +128,6 @@ void silu_mul(const T* gate_up, T* out, int64_t num_rows, int64_t size, int num_
     });
 }
 
-template <class T>
-int64_t argmax_of(const T* row, int64_t size) {
-    // Which element it is, is asked of the one piece that holds the largest, and of no other.
-    constexpr int64_t PIECE = 32 * VL;
-    float best = -INFINITE;
-    int64_t best_piece = 0;
-    bool has_nan = false;
-    for (int64_t piece = 0; piece < size && !has_nan; piece += PIECE) {
-        const int64_t end = min(piece + PIECE, size);
-        vf top = splat(-INFINITE);
-        vi nan = {};
-        for (int64_t d = piece; d < end; d += VL) {
-            vf v = load(row + d, end - d);
-            if (d + VL > end) v = iota() < (int)(end - d) ? v : splat(-INFINITE);
-            top = larger(v, top);
-            nan |= v != v;
-        }
-        has_nan = sum(nan != 0 ? splat(1.0f) : vf{}) > 0;
-        const float here = largest(top);
-        if (here > best || has_nan) {
-            best = here;
-            best_piece = piece;
-        }
-    }
-    for (int64_t d = best_piece; d < size; d++) {
-        const float v = to_float(row[d]);
-        if (has_nan ? v != v : v == best) return d;
-    }
-    return 0;
-}
-
-template <class T>
-void argmax(const T* logits, int64_t* out, int64_t num_rows, int64_t size, int num_threads) {
-    for_rows(num_rows, size, num_threads,
-             [&](int64_t row) { out[row] = argmax_of(logits + row * size, size); });
-}
-
 }  // namespace
 }  // namespace stepscope
 
@@ -204,12 +167,6 @@ struct SiluMul {
     int64_t num_rows, size, is_bf16, num_threads;
 };
 
-struct Argmax {
-    const void* logits;
-    int64_t* out;
-    int64_t num_rows, size, is_bf16, num_threads;
-};
-
 EXPORT int stepscope_add_rms_norm(const AddRmsNorm* a) {
     auto run = [&](auto t) {
         using T = decltype(t);
@@ -239,15 +196,6 @@ EXPORT int stepscope_silu_mul(const SiluMul* a) {
         using T = decltype(t);
         stepscope::silu_mul((const T*)a->gate_up, (T*)a->out, a->num_rows, a->size,
                             (int)a->num_threads);
-    };
-    a->is_bf16 ? run(bf16()) : run(float());
-    return 0;
-}
-
-EXPORT int stepscope_argmax(const Argmax* a) {
-    auto run = [&](auto t) {
-        using T = decltype(t);
-        stepscope::argmax((const T*)a->logits, a->out, a->num_rows, a->size, (int)a->num_threads);
     };
     a->is_bf16 ? run(bf16()) : run(float());
     return 0;

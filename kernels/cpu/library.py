@@ -31,7 +31,6 @@ ATTENTION = Struct("7q")
 ADD_RMS_NORM = Struct("8qd")
 NORM_ROPE_STORE = Struct("20qd")
 SILU_MUL = Struct("6q")
-ARGMAX = Struct("6q")
 LINEAR = Struct("11q")
 
 # `Dtype` of kernels/cpu/vec.h.
@@ -53,7 +52,6 @@ class CpuLibrary(NamedTuple):
     add_rms_norm: Function
     norm_rope_store: Function
     silu_mul: Function
-    argmax: Function
     linear: Function  # of bf16: of the level avx512_bf16 only
     linear_width: Callable[[], int]  # outputs of a panel of its weights
 

@@ -15,7 +15,6 @@ import torch.nn.functional as F  # noqa: N812
 
 from stepscope.kernels.cpu.library import (
     ADD_RMS_NORM,
-    ARGMAX,
     CACHES,
     DTYPES,
     NORM_ROPE_STORE,
@@ -274,30 +273,3 @@ def torch_silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """What `silu_mul` computes."""
     gate, up = gate_up.chunk(2, dim=-1)
     return (F.silu(gate.float()) * up).to(gate_up.dtype)
-
-
-def argmax(logits: torch.Tensor) -> torch.Tensor:
-    """The index of the largest of each row: `[N, V]` to `[N]`, first of equals; NaN is largest."""
-    library = default_library()
-    dtype = logits.dtype
-    if library is None or dtype not in _IS_BF16 or not (logits.is_cpu and logits.is_contiguous()):
-        return torch_argmax(logits)
-    num_rows, size = logits.shape
-    output = torch.empty(num_rows, dtype=torch.int64)
-    library.argmax(
-        ARGMAX.pack(
-            logits.data_ptr(),
-            output.data_ptr(),
-            num_rows,
-            size,
-            _IS_BF16[dtype],
-            torch.get_num_threads(),
-        )
-    )
-    return output
-
-
-def torch_argmax(logits: torch.Tensor) -> torch.Tensor:
-    """What `argmax` computes."""
-    # A CPU's argmax is many times slower in bf16 than the copy and the argmax in fp32.
-    return (logits.float() if logits.is_cpu else logits).argmax(dim=-1)

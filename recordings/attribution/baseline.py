@@ -115,14 +115,6 @@ class Baseline:
         other.num_steps = self.num_steps
         return other
 
-    def ns(self, work: StepWork) -> int | None:
-        """The baseline for this work; None where too few steps are known.
-
-        If alike steps are few, steps with somewhat more work count too. A step that is slow even
-        compared to those is certainly slow.
-        """
-        return self._ns(_class_of(work))
-
     def slow_step(self, work: StepWork, ns: int, *, after_slow: bool = False) -> SlowStep | None:
         """The step and its baseline if it was slow; None if it was not, or without a baseline.
 
@@ -157,6 +149,11 @@ class Baseline:
         return SlowStep(ns, baseline_ns)
 
     def _ns(self, kind: _Class) -> int | None:
+        """The baseline for such work; None where too few steps are known.
+
+        Where alike steps are few, steps with somewhat more work count too: a step that is slow
+        even against those is certainly slow.
+        """
         alike = self._alike.get(kind)
         if alike is not None and alike.num_steps >= MIN_STEPS:
             return alike.median_ns

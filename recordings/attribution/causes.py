@@ -65,11 +65,6 @@ class Piece(NamedTuple):
     baseline_ns: int = 0
 
     @property
-    def key(self) -> tuple[Cause, str, int | None]:
-        """Pieces with equal keys can be merged."""
-        return self.cause, self.detail, self.request_id
-
-    @property
     def text(self) -> str:
         """In words, without the duration."""
         steps = f"{self.num_steps:,} step" + ("" if self.num_steps == 1 else "s")
@@ -248,11 +243,7 @@ def merged(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
     """Merge alike pieces, in the order in which each kind first occurs."""
     alike: dict[tuple[Cause, str, int | None], list[Piece]] = {}
     for piece in pieces:
-        key = (
-            piece.cause,
-            piece.detail,
-            piece.request_id,
-        )  # `Piece.key`, inlined for speed
+        key = piece.cause, piece.detail, piece.request_id
         if key in alike:
             alike[key].append(piece)
         else:

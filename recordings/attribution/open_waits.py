@@ -1,6 +1,7 @@
 """Waits that are still open: pieces cover the time since the last token, step by step."""
 
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.engine.protocol.wire import Admitted, BatchRow, Phase, RequestView, StepRecord
@@ -114,7 +115,7 @@ class Wait:
 def prefills_of(record: StepRecord) -> list[BatchRow]:
     """The rows of a step that are not decodes, the largest first."""
     rows = [row for row in record.batch or () if row.phase != _DECODE]
-    rows.sort(key=_num_tokens, reverse=True)
+    rows.sort(key=attrgetter("num_tokens"), reverse=True)
     return rows
 
 
@@ -132,10 +133,6 @@ def loads_of(record: StepRecord, start_ns: int) -> list[Piece]:
             )
             start_ns += event.load_ns
     return pieces
-
-
-def _num_tokens(row: BatchRow) -> int:
-    return row.num_tokens
 
 
 def own(row: BatchRow, record: StepRecord, prefills: list[BatchRow], start_ns: int) -> Piece:

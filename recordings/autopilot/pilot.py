@@ -65,11 +65,6 @@ class Autopilot:
         self._decided_ns = self._moved_ns = self._tightened_ns = 0
 
     @property
-    def model(self) -> FittedModel | None:
-        """The fitted model; None if too few steps were seen so far."""
-        return self._model
-
-    @property
     def late_share(self) -> float | None:
         """Share of late gaps among all gaps between tokens so far; None if there were none."""
         return self._load.num_late / self._load.num_gaps if self._load.num_gaps else None

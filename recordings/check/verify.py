@@ -210,7 +210,7 @@ class _MessageChecks:
             self._take_changes(message, f"after step {message.step:,}", message.step < 0)
         elif isinstance(message, Snapshot):
             self._take_info(message.info)
-            self._take_keyframe(frame, message)
+            self._take_keyframe(message)
         elif isinstance(message, EngineInfo):
             self._take_info(message)
 
@@ -302,7 +302,7 @@ class _MessageChecks:
         if problems:
             ledger.close()  # report a mistake once, not in each later step
 
-    def _take_keyframe(self, frame: MessageFrame, snapshot: Snapshot) -> None:
+    def _take_keyframe(self, snapshot: Snapshot) -> None:
         check = self._report.keyframes
         check.num_checked += 1
         if self._ledger.is_open and snapshot.sequence == self._sequence:

@@ -30,11 +30,6 @@ class Source(Protocol):
     tap: "FrameTap"
 
     @property
-    def num_bad(self) -> int:
-        """Number of messages that could not be read."""
-        ...
-
-    @property
     def status(self) -> SourceStatus: ...
 
     @property

@@ -198,7 +198,7 @@ class Windows:
                 (self._timeline.latencies.itl, slo.itl_ms),
                 (self._timeline.latencies.ttft, slo.ttft_ms),
             ):
-                num_tokens += _num_late(samples, 0, samples.num_until(until_ns), bound_ms * 1e6)
+                num_tokens += _num_late(samples, samples.num_until(until_ns), bound_ms * 1e6)
             num_twice = bisect_right(self._twice, last_step)
             return LateCounts(num_tokens, num_breaches - num_twice, num_breaches)
 
@@ -286,7 +286,7 @@ class Windows:
         return end_ns, (tokens_ns[0] if tokens_ns else end_ns) - 1
 
 
-def _num_late(samples: Samples, first: int, last: int, bound_ns: float) -> int:
-    """Weight of the samples in the places [first, last) that are above a bound."""
-    ranked = samples.ranked(first, last)
+def _num_late(samples: Samples, end: int, bound_ns: float) -> int:
+    """Weight of the first `end` samples that are above a bound."""
+    ranked = samples.ranked(0, end)
     return 0 if ranked is None else ranked.count - ranked.num_up_to(math.floor(bound_ns))

@@ -41,7 +41,6 @@ class Scraper:
         self.name = address.name
         self.history = history if history is not None else History()
         self.tap = FrameTap()
-        self.num_bad = 0
         self._every_s = every_s
         self._status: SourceStatus = "connecting"
         self._error: str | None = None

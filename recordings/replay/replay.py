@@ -48,7 +48,6 @@ class ReplaySource:
     """
 
     is_live = False
-    num_bad = 0
 
     def __init__(
         self,

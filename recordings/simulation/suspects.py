@@ -17,6 +17,7 @@ from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.compare.side.totals import LimitedSteps
 from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.simulation.basis import WhatIfBasis
+from stepscope.recordings.state.knob_text import typed_text
 from stepscope.recordings.state.series.limits import LIMITS, Limit
 
 _MIN_SHARE = 0.02  # least share of steps, tokens or time to be a likely bottleneck
@@ -202,12 +203,8 @@ def _live(setup: SimulatedSetup, **changes: KnobValue) -> Iterator[Remedy]:
         setup.knobs.changed(changes, setup.limits)
     except ConfigError:
         return
-    text = " ".join(f"{name}={_text(value)}" for name, value in changes.items())
+    text = " ".join(f"{name}={typed_text(value)}" for name, value in changes.items())
     yield Remedy(text, setup, changes, is_live=True)
-
-
-def _text(value: KnobValue) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _more_seats(setup: SimulatedSetup) -> Iterator[Remedy]:

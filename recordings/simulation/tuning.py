@@ -13,6 +13,7 @@ from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.simulation.basis import WhatIfBasis
 from stepscope.recordings.simulation.recorded import RecordedWork
 from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast, ForecastStopped, what_if
+from stepscope.recordings.state.knob_text import typed_text
 from stepscope.recordings.state.series.latency import SLO
 
 KEPT_SHARE = 0.95  # share of requests that must keep both levels
@@ -197,12 +198,8 @@ def _best(candidates: Sequence[Candidate]) -> Candidate:
 
 def changes_text(changes: Changes) -> str:
     """Changes as written on the command line of `what-if`."""
-    texts = (f"{name}={_value_text(value)}" for name, value in changes.items())
+    texts = (f"{name}={typed_text(value)}" for name, value in changes.items())
     return ",".join(texts) or "as recorded"
-
-
-def _value_text(value: KnobValue) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _sizes(least: int, most: int, recorded: int) -> list[KnobValue]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import NamedTuple
 
 
@@ -71,8 +72,4 @@ class Outcome:
     @property
     def max_ttft(self) -> tuple[int, int] | None:
         """Request id and TTFT of the slowest first token; None if no first token came."""
-        return max(self.ttft_ns, key=_time, default=None)
-
-
-def _time(sample: tuple[int, int]) -> int:
-    return sample[1]
+        return max(self.ttft_ns, key=itemgetter(1), default=None)

@@ -244,14 +244,19 @@ def test_no_step_counts_as_slow_without_enough_similar_steps() -> None:
 
 def test_the_baseline_of_rare_work_uses_steps_of_more_work_never_of_less() -> None:
     baseline, work = Baseline(), StepWork(100, 100_000, 500)
+
+    def baseline_ns(work: StepWork) -> int | None:
+        slow = baseline.slow_step(work, 10**15)
+        return None if slow is None else slow.baseline_ns
+
     for _ in range(MIN_STEPS):
         baseline.add(work, 50 * MS)
-    assert baseline.ns(work) == pytest.approx(50 * MS, rel=0.01)
+    assert baseline_ns(work) == pytest.approx(50 * MS, rel=0.01)
     for figure in StepWork._fields:
         number = getattr(work, figure)
-        assert baseline.ns(work._replace(**{figure: number // 3})) == baseline.ns(work)
-        assert baseline.ns(work._replace(**{figure: number * 2})) is None
-        assert baseline.ns(work._replace(**{figure: number // 30})) is None  # far less of it
+        assert baseline_ns(work._replace(**{figure: number // 3})) == baseline_ns(work)
+        assert baseline_ns(work._replace(**{figure: number * 2})) is None
+        assert baseline_ns(work._replace(**{figure: number // 30})) is None  # far less of it
     assert baseline.slow_step(work, 140 * MS) is None
     slow = baseline.slow_step(work, 500 * MS)
     assert slow is not None

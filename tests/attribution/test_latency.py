@@ -12,20 +12,15 @@ from stepscope.engine.protocol.wire import (
     EngineState,
     EngineStatus,
     Finished,
-    Phase,
     Preempted,
     RequestEvent,
-    RowFlag,
     StepRecord,
 )
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.block_sums import BlockSums
 from stepscope.recordings.state.series.latency import SLO, percentiles, series_of
 from stepscope.recordings.state.series.latency_samples import BLOCK_SAMPLES, Samples
-
-MS = 1_000_000
-LAST, FIRST = int(RowFlag.LAST_CHUNK), int(RowFlag.LAST_CHUNK | RowFlag.FIRST_TOKEN)
-PREFILL, DECODE, RECOMPUTE = int(Phase.PREFILL), int(Phase.DECODE), int(Phase.RECOMPUTE)
+from tests.support.history_steps import DECODE, FIRST, LAST, MS, PREFILL, RECOMPUTE
 
 
 def record(

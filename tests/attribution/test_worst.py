@@ -19,13 +19,13 @@ from stepscope.tui.session.time.worst import WorstStalls
 from stepscope.tui.views.format import clock, with_ms
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
-from stepscope.tui.views.lines import Line
 from stepscope.tui.views.notices import Notices
 from stepscope.tui.views.pages import breach_list, latency_page
 from stepscope.tui.views.pages.page_views import targets
 from stepscope.tui.views.panels import latency_panel
 from stepscope.tui.views.view import View
-from tests.support.screen_text import main_text
+from tests.support.screen_text import line_texts, main_text
+from tests.support.still_dashboard import dashboard
 
 SAMPLE = Path(stepscope.recordings.samples.__file__).parent / "freeze.mcap"
 
@@ -50,16 +50,8 @@ def replay() -> Iterator[ReplaySource]:
     source.stop()
 
 
-def dashboard(source: Any) -> Dashboard:
-    return Dashboard(source, source.history, any_terminal=True, fps=1.0, clock=lambda: 0.0)
-
-
 def notice(app: Dashboard) -> str:
     return app.main.canvas.widgets["notice"].plain_text()[0].strip()
-
-
-def text(lines: list[Line]) -> list[str]:
-    return ["".join(run for run, _ in line) for line in lines]
 
 
 def frame_of(history: History, **view: Any) -> Frame:
@@ -312,7 +304,7 @@ def test_the_latency_panel_names_the_worst_stall_if_the_last_is_not_the_worst(
     worst, frame = stalls.longest[0], frame_of(history)
     assert frame.stall is not None
     assert frame.stall.step != worst.step
-    lines = text(latency_panel.draw(frame, width, 10, 14))
+    lines = line_texts(latency_panel.draw(frame, width, 10, 14))
     assert {len(line) for line in lines} == {width}
     last, named = lines[-3:-1]
     assert "last stall: " in last
@@ -326,10 +318,10 @@ def test_the_last_stall_is_marked_as_the_worst_if_it_is(source: Any) -> None:
     history = source.history
     worst = history.stalls().longest[0]
     frame = frame_of(history, cursor=worst.step)
-    shown = "\n".join(text(latency_panel.draw(frame, 60, 10, 14)))
+    shown = "\n".join(line_texts(latency_panel.draw(frame, 60, 10, 14)))
     assert f"the worst of {history.stalls().number} in memory" in shown
     history.set_slo(SLO(1e9, worst.ns / 1e6 - 0.001))
-    shown = "\n".join(text(latency_panel.draw(frame_of(history), 60, 10, 14)))
+    shown = "\n".join(line_texts(latency_panel.draw(frame_of(history), 60, 10, 14)))
     assert "last stall" in shown
     assert "worst of 1" not in shown
 
@@ -337,14 +329,14 @@ def test_the_last_stall_is_marked_as_the_worst_if_it_is(source: Any) -> None:
 def test_the_worst_stall_shown_does_not_depend_on_the_cursor(source: Any) -> None:
     history = source.history
     worst = history.stalls().longest[0]
-    shown = text(latency_panel.draw(frame_of(history, cursor=3), 60, 10, 14))
+    shown = line_texts(latency_panel.draw(frame_of(history, cursor=3), 60, 10, 14))
     assert f"{with_ms(worst.ns / 1e6)} at" in shown[-2]
 
 
 @pytest.mark.parametrize("width", [80, 99])
 def test_the_one_line_panel_has_room_for_the_worst_stall_too(source: Any, width: int) -> None:
     worst = source.history.stalls().longest[0]
-    (line,) = text(latency_panel.one_line(frame_of(source.history), width, 1, 14))
+    (line,) = line_texts(latency_panel.one_line(frame_of(source.history), width, 1, 14))
     assert len(line) <= width
     assert f"worst {with_ms(worst.ns / 1e6)} (w)" in line
     assert "ITL" in line.partition("│")[2], "the last one, too"
@@ -422,5 +414,5 @@ def test_the_breach_order_and_its_key_are_shown_in_a_small_terminal(
 ) -> None:
     source.history.set_slo(SLO(1.0, 1.0))
     frame = frame_of(source.history, page="latency", longest_first=longest_first)
-    shown = "\n".join(text(latency_page.draw(frame, 80, 19)))
+    shown = "\n".join(line_texts(latency_page.draw(frame, 80, 19)))
     assert re.search(r"(newest|longest ITL) first \(i: (longest|newest)\)", shown)

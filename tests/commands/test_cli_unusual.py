@@ -194,8 +194,8 @@ def test_the_output_path_is_checked_before_any_work(tmp_path: Path) -> None:
     assert output_path(f"{tmp_path}/there").name == "there"
     assert output_path(f"{tmp_path}/new", is_new=True).name == "new"
     for text in ("", " ", "-"):
-        with pytest.raises(WrongUsage, match="--record: expected the name of a file"):
-            output_path(text, "--record")
+        with pytest.raises(WrongUsage, match="--output: expected the name of a file"):
+            output_path(text)
     for text, said in (
         (f"{tmp_path}", "is a folder"),
         (f"{tmp_path}/new/", "is a folder"),

@@ -14,7 +14,7 @@ import zmq
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
 from stepscope.recordings import samples
 from stepscope.tui.cli.__main__ import main
-from stepscope.tui.cli.dashboards import demo as demo_command
+from stepscope.tui.cli.dashboards import demo_engine
 
 COMMANDS = (
     "demo",
@@ -174,7 +174,7 @@ def test_audit_accepts_recordings_and_shipped_samples_by_name(
 
 def test_the_demos_defaults_are_those_that_its_help_names(run: Run) -> None:
     named = " ".join(run("demo", "--help").stdout.split())
-    knobs, memory = demo_command.KNOBS, demo_command.KV_MEMORY.removesuffix("MB")
+    knobs, memory = demo_engine.KNOBS, demo_engine.KV_MEMORY.removesuffix("MB")
     assert f"a budget of {knobs.max_num_batched_tokens} tokens" in named
     assert f"at most {knobs.max_num_seqs} running requests" in named
     assert f"a {memory} MB KV cache" in named

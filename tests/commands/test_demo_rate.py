@@ -7,7 +7,8 @@ from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import Audited
 from stepscope.engine.workload.arrivals import describe
 from stepscope.recordings.state.audit_text import change_text
-from stepscope.tui.cli.dashboards.demo import WORKLOAD, workload_of
+from stepscope.tui.cli.dashboards.demo import workload_of
+from stepscope.tui.cli.dashboards.demo_engine import WORKLOAD
 from stepscope.tui.settings.cli_errors import WrongUsage
 
 

@@ -30,18 +30,14 @@ from stepscope.tui.views.frame.compare_sides import sizes
 from stepscope.tui.views.frame.compare_text import change, outcome, unclear, verdict
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
-from stepscope.tui.views.lines import Line
 from stepscope.tui.views.pages import compare_page
 from stepscope.tui.views.theme import Skin
 from stepscope.tui.views.view import View
-from tests.support.screen_text import screen_text
+from tests.support.screen_text import line_texts, screen_text
+from tests.support.still_dashboard import dashboard
 
 SAMPLES = Path(samples.__file__).parent
 SIZES = [(80, 20), (80, 24), (120, 40), (200, 60), (60, 15), (30, 5), (1, 1), (300, 90)]
-
-
-def text(lines: list[Line]) -> list[str]:
-    return ["".join(run for run, _ in line) for line in lines]
 
 
 def page_of(app: Dashboard) -> ComparePage:
@@ -113,7 +109,7 @@ async def test_comparing_the_samples_shows_verdicts_figures_and_knobs() -> None:
             frame = app.main.frame
             assert frame is not None
             if size[0] >= 80 and size[1] >= 20:
-                body = text(compare_page.draw(frame, size[0], size[1] - 3))
+                body = line_texts(compare_page.draw(frame, size[0], size[1] - 3))
                 assert {len(line) for line in body} == {size[0]}
                 assert len(body) == size[1] - 3
                 assert "B better" in "\n".join(body)
@@ -250,7 +246,7 @@ async def test_the_chooser_offers_parts_of_the_session_and_recordings(
     (tmp_path / "broken.mcap").write_bytes(b"not a recording")
     source = still_source(400)
     add_mark(source, "before lunch", "me", 100)
-    app = Dashboard(source, source.history, any_terminal=True, fps=1.0, clock=lambda: 0.0)
+    app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("7")
         choices = page_of(app).choices
@@ -284,10 +280,10 @@ async def test_the_chooser_offers_parts_of_the_session_and_recordings(
         for width, height in ((120, 37), (80, 21)):
             frame = app.main.frame
             assert frame is not None
-            body = text(compare_page.draw(frame, width, height))
+            body = line_texts(compare_page.draw(frame, width, height))
             last = next(n for n, line in enumerate(body) if "B lower" in line)
             told = " ".join(line.strip("│ ") for line in body[1:last])
-            judged = "! work   the workloads differ; only waits of like work count: "
+            judged = "! work   the workloads differ; only like waits count: "
             assert told == judged + first.different_work
             assert "better" not in "\n".join(body[1:])
         # The end of a session goes on while one looks at it.
@@ -387,11 +383,11 @@ def test_the_comparison_screen_is_drawn_before_anything_is_chosen_or_read(
     )
     assert compare_page.targets(frame) == []
     assert len(compare_page.draw(frame, 80, 21)) == 21
-    assert "nothing to compare yet" in text(compare_page.small(frame, 40, 3))[0]
+    assert "nothing to compare yet" in line_texts(compare_page.small(frame, 40, 3))[0]
     desk = Dashboard(source, source.history, any_terminal=True).main.session.compare
     desk.watch(True, source)
     frame.compare = desk.page(60)
-    assert "what is B?" in "\n".join(text(compare_page.draw(frame, 80, 21)))
+    assert "what is B?" in "\n".join(line_texts(compare_page.draw(frame, 80, 21)))
     assert len(compare_page.targets(frame)) == len(desk.chooser.choices or [])
 
 

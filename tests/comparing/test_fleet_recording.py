@@ -1,12 +1,10 @@
 """The fleet screen records any of its engines, whether it was opened or not."""
 
-import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from textual import events
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.commands import Submit
@@ -15,6 +13,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.fleets.fleet import Fleet
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.app.app import Dashboard
+from tests.support.live_dashboard import press
 from tests.support.screen_text import main_text
 from tests.support.waiting import until, wait_for
 
@@ -31,13 +30,6 @@ def busy(live_engine: Any) -> Iterator[Subscriber]:
         wait_for(lambda: (subscriber.history.last_step or 0) >= 5, "steps")
         yield subscriber  # requests end with the client that asked for them
     subscriber.stop()
-
-
-async def press(app: Dashboard, *keys: str) -> None:
-    """Like `Pilot.press`, which would wait for an idle process: here an engine runs in it."""
-    for key in keys:
-        app.post_message(events.Key(key, key if len(key) == 1 else None))
-        await asyncio.sleep(0.05)
 
 
 def row_of(app: Dashboard, name: str) -> str:

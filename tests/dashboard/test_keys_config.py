@@ -31,7 +31,7 @@ from stepscope.tui.settings.settings import (
     load_actions,
     load_settings,
 )
-from tests.support.screen_text import screen_text
+from tests.support.screen_text import line_texts, screen_text
 
 
 @pytest.fixture(autouse=True)
@@ -183,12 +183,10 @@ async def test_bindings_footer_help_palette_and_hints_show_remapped_keys(
         assert " F7 " in line
         await pilot.press("enter")
         assert app.main.view.live
-    text = "\n".join(
-        "".join(run for run, _ in line) for line in help_lines(app.main.session.abilities)
-    )
+    text = "\n".join(line_texts(help_lines(app.main.session.abilities)))
     assert "(again, or L: back)" in text
     moved = Abilities(has=frozenset({"live"}), actions=remapped({"live": "G"}))
-    text = "\n".join("".join(run for run, _ in line) for line in help_lines(moved))
+    text = "\n".join(line_texts(help_lines(moved)))
     assert "(again, or G: back)" in text
 
 

@@ -14,6 +14,7 @@ from stepscope.tui.settings.action_table import GROUPS, Need, Place
 from stepscope.tui.settings.actions import ACTIONS, BY_ID, Abilities, footer_entries, key_table
 from stepscope.tui.settings.page_names import PAGES, Page
 from stepscope.tui.views.panels import footer
+from tests.support.screen_text import line_texts
 
 EVERYTHING = Abilities(has=frozenset({"engine", "recorder", "live"}))
 
@@ -68,7 +69,7 @@ async def test_every_action_has_a_binding(still_source: Callable[..., Any]) -> N
 
 
 def test_the_help_page_lists_every_action_and_no_other() -> None:
-    text = "\n".join("".join(run for run, _ in line) for line in help_lines(EVERYTHING))
+    text = "\n".join(line_texts(help_lines(EVERYTHING)))
     for action in ACTIONS:
         is_shown = EVERYTHING.allows(action) and "live" in action.pages
         assert (action.help_on("live", is_replay=False) in text) == is_shown, action.id
@@ -100,7 +101,7 @@ async def test_readonly_hides_and_disables_every_action_that_changes_the_engine(
     async with app.run_test(size=(200, 60)) as pilot:
         abilities = app.session.abilities
         offered = {action_id for action_id, _, _ in footer_entries(abilities)}
-        text = "\n".join("".join(run for run, _ in line) for line in help_lines(abilities))
+        text = "\n".join(line_texts(help_lines(abilities)))
         await pilot.press("ctrl+p")
         assert isinstance(app.screen, Palette)
         palette = {action.id for action in app.screen.found()}
@@ -198,7 +199,7 @@ def test_help_and_palette_describe_a_key_as_it_works_on_the_current_screen(
     )
     assert line.endswith(action.help)
     others = [text for where, text in action.elsewhere if text != action.help]
-    text = "\n".join("".join(run for run, _ in line) for line in help_lines(abilities, page))
+    text = "\n".join(line_texts(help_lines(abilities, page)))
     assert not [each for each in others if each in text and each not in action.help]
 
 
@@ -220,7 +221,7 @@ def test_a_key_without_effect_on_a_screen_names_a_screen_where_it_works(
 
 @pytest.mark.parametrize("page", PAGES)
 def test_help_explains_only_the_glyphs_of_the_current_screen(page: Page) -> None:
-    text = "\n".join("".join(run for run, _ in line) for line in help_lines(EVERYTHING, page))
+    text = "\n".join(line_texts(help_lines(EVERYTHING, page)))
     assert ("KV blocks: shared" in text) == (page in ("live", "kv"))
     assert ("alternates with" in text) == (page in ("live", "compare"))
     assert ("your mark" in text) == (page not in ("request", "fleet"))

@@ -16,6 +16,7 @@ from stepscope.tui.app.picture import screenshot
 from stepscope.tui.session.control.workload_text import EXAMPLE
 from stepscope.tui.settings.log_file import logged_to_file, see_log
 from tests.support.screen_text import screen_text
+from tests.support.still_dashboard import dashboard
 
 NUM_STEPS = 400
 
@@ -23,12 +24,6 @@ NUM_STEPS = 400
 @pytest.fixture
 def source(still_source: Callable[..., Any]) -> Any:
     return still_source(NUM_STEPS)
-
-
-def dashboard(source: Any, **options: Any) -> Dashboard:
-    return Dashboard(
-        source, source.history, any_terminal=True, fps=1.0, clock=lambda: 0.0, **options
-    )
 
 
 def append_step(source: Any) -> int:

@@ -10,15 +10,10 @@ from textual.geometry import Region
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.screens.drawing import canvas
 from stepscope.tui.views import layout
+from tests.support.still_dashboard import dashboard
 
 SIZES = [(120, 40), (200, 60), (90, 24), (100, 20), (160, 45), (159, 50), (80, 20), (300, 100)]
 TINY = [(79, 24), (80, 19), (40, 10), (10, 3), (5, 1), (1, 5), (2, 2), (1, 1)]
-
-
-def dashboard(source: Any, **options: Any) -> Dashboard:
-    return Dashboard(
-        source, source.history, any_terminal=True, fps=1.0, clock=lambda: 0.0, **options
-    )
 
 
 def screen_text(app: Dashboard) -> list[str]:
@@ -146,7 +141,6 @@ async def test_an_engine_without_a_step_yet_is_drawn() -> None:
 
     class Silent:
         is_live = True
-        num_bad = 0
         name = "engine-0"
         status = "connecting"
         error = None

@@ -15,7 +15,6 @@ from stepscope.recordings.attribution.causes import CAUSES
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.latency_samples import Samples
-from stepscope.tui.app.app import Dashboard
 from stepscope.tui.screens.overlays.help import help_lines
 from stepscope.tui.session.time import navigator
 from stepscope.tui.settings.actions import BY_ID
@@ -25,12 +24,12 @@ from stepscope.tui.views.format import clock
 from stepscope.tui.views.frame import latency_windows
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
-from stepscope.tui.views.lines import Line
 from stepscope.tui.views.pages import kv_page, latency_page, request_page
 from stepscope.tui.views.pages.page_views import PAGE_VIEWS, targets
 from stepscope.tui.views.theme import CAUSE_GLYPHS, Skin
 from stepscope.tui.views.view import View
-from tests.support.screen_text import screen_text
+from tests.support.screen_text import line_texts, screen_text
+from tests.support.still_dashboard import dashboard
 
 NUM_STEPS = 400
 SIZES = [(80, 20), (80, 24), (120, 40), (200, 60)]
@@ -46,23 +45,13 @@ def key_of(page: Page) -> str:
     return BY_ID[f"screen_{page}"].keys[0]
 
 
-def dashboard(source: Any, **options: Any) -> Dashboard:
-    return Dashboard(
-        source, source.history, any_terminal=True, fps=1.0, clock=lambda: 0.0, **options
-    )
-
-
-def text(lines: list[Line]) -> list[str]:
-    return ["".join(run for run, _ in line) for line in lines]
-
-
 def frame_of(history: History, view: View) -> Frame:
     return FrameBuilder(history, clock=lambda: 0.0).build(view, 80, 0, 8)
 
 
 def drawn(history: History, page: Page, size: tuple[int, int] = (120, 35), **view: Any) -> str:
     frame = frame_of(history, View(page=page, **view))
-    return "\n".join(text(PAGE_VIEWS[page].draw(frame, *size)))
+    return "\n".join(line_texts(PAGE_VIEWS[page].draw(frame, *size)))
 
 
 # Getting there
@@ -120,7 +109,7 @@ async def test_every_screen_fills_every_size(
         view = PAGE_VIEWS[page]
         body = view.draw(app.main.frame, place.width, place.height)
         assert len(body) == place.height
-        assert all(len(line) == place.width for line in text(body))
+        assert all(len(line) == place.width for line in line_texts(body))
         for smaller in [(60, 15), (1, 1), (300, 90), size]:
             await pilot.resize_terminal(*smaller)
             await pilot.pause()
@@ -155,7 +144,7 @@ def test_help_describes_the_screen_and_lists_only_keys_that_work_on_it(page: Pag
     from stepscope.tui.settings.actions import ACTIONS, Abilities
 
     everything = Abilities(has=frozenset({"engine", "recorder", "live"}))
-    lines = "\n".join(text(help_lines(everything, page)))
+    lines = "\n".join(line_texts(help_lines(everything, page)))
     for action in ACTIONS:
         shown = everything.allows(action) and page in action.pages
         assert (action.help_on(page, is_replay=False) in lines) == shown, action.id
@@ -251,7 +240,7 @@ def test_the_request_inspector_names_the_cause_of_each_late_token(source: Any) -
     wait = next(w for w in life.waits if any(p.cause == "preempted" for p in w.pieces))
     view = View(page="request", selected=victim, cursor=wait.step, right=wait.step)
     frame = frame_of(history, view)
-    page = "\n".join(text(request_page.draw(frame, 160, 50)))
+    page = "\n".join(line_texts(request_page.draw(frame, 160, 50)))
     assert f"request r{victim}" in page
     assert "preempted 1x" in page
     row = next(line for line in page.splitlines() if f" {wait.step:,} " in line)
@@ -284,7 +273,7 @@ def test_the_kv_map_names_the_owner_of_every_block(source: Any) -> None:
         for number, view in enumerate(kv_page._holders(frame))
     }
     for width, height, cells_each in ((200, 56, 4), (160, 40, 4), (160, 24, 2), (100, 20, 1)):
-        body = text(kv_page.draw(frame, width, height))
+        body = line_texts(kv_page.draw(frame, width, height))
         assert len(body) == height
         room = width - kv_page._SIDE_WIDTH - 4
         room -= room % cells_each

@@ -19,7 +19,6 @@ from stepscope.engine.protocol.wire import (
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import FrameTap
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.app.app import Dashboard
 from stepscope.tui.settings.page_names import Page
 from stepscope.tui.views.charts import budget_chart, kv_map, lanes, scrub_bar
 from stepscope.tui.views.frame.frame import Frame
@@ -28,7 +27,8 @@ from stepscope.tui.views.lines import Line
 from stepscope.tui.views.pages.page_views import PAGE_VIEWS
 from stepscope.tui.views.panels import event_list, inspector, key_figures, knob_panel, latency_panel
 from stepscope.tui.views.view import View
-from tests.support.screen_text import main_text
+from tests.support.screen_text import line_texts, main_text
+from tests.support.still_dashboard import dashboard
 
 FIRST, NUM_STEPS = 100, 60
 BEYOND: list[Page] = [page for page in PAGE_VIEWS if page not in ("fleet", "compare")]
@@ -130,7 +130,7 @@ def frame_of(history: History, page: Page = "live", **view: Any) -> Frame:
 
 
 def text(lines: list[Line]) -> str:
-    return "\n".join("".join(run for run, _ in line) for line in lines)
+    return "\n".join(line_texts(lines))
 
 
 def zeros(drawn: str) -> list[str]:
@@ -226,7 +226,6 @@ def test_a_request_first_seen_mid_life_has_unknown_arrival_and_limit() -> None:
 async def test_the_whole_dashboard_draws_a_minimal_engine() -> None:
     class Attached:
         is_live = True
-        num_bad = 0
         name = "vllm"
         status = "live"
         error = None
@@ -234,7 +233,7 @@ async def test_the_whole_dashboard_draws_a_minimal_engine() -> None:
         tap = FrameTap()
 
     source: Any = Attached()
-    app = Dashboard(source, source.history, any_terminal=True, fps=1.0, clock=lambda: 0.0)
+    app = dashboard(source)
     async with app.run_test(size=(200, 60)) as pilot:
         for key in "123456":
             await pilot.press(key, "left", "enter")

@@ -32,7 +32,7 @@ from stepscope.tui.views.frame.chart_columns import ChartColumns
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.frame.lane_rows import FilterError, lane_filter
-from stepscope.tui.views.lines import Line, clean, fitted, framed
+from stepscope.tui.views.lines import clean, fitted, framed
 from stepscope.tui.views.pages import step_page
 from stepscope.tui.views.panels import (
     event_list,
@@ -44,6 +44,7 @@ from stepscope.tui.views.panels import (
 )
 from stepscope.tui.views.theme import LIMIT_LETTERS
 from stepscope.tui.views.view import ZOOMS, View
+from tests.support.screen_text import line_texts
 
 GUTTER = 14
 COLUMNS = 80
@@ -60,13 +61,9 @@ def frame_of(source: Any, view: View | None = None, num_lanes: int = 40) -> Fram
     return builder.build(view or View(), COLUMNS, num_lanes, 12)
 
 
-def text(lines: list[Line]) -> list[str]:
-    return ["".join(run for run, _ in line) for line in lines]
-
-
 def chart_rows(frame: Frame) -> list[str]:
     """The columns of the budget chart, without frame, labels and limits, top to bottom."""
-    drawn = text(budget_chart.draw(frame, WIDTH, 13, GUTTER))
+    drawn = line_texts(budget_chart.draw(frame, WIDTH, 13, GUTTER))
     assert all(len(line) == WIDTH for line in drawn)
     return [line[1 + GUTTER : -1] for line in (*drawn[1:-3], drawn[-2])]
 
@@ -86,12 +83,12 @@ def test_run_counts_running_requests_and_not_decodes(source: Any) -> None:
             break
     frame = frame_of(source, paused(step))
     seats = f"{summary.num_running}/32"
-    chart = "\n".join(text(budget_chart.draw(frame, 120, 12, 20)))
+    chart = "\n".join(line_texts(budget_chart.draw(frame, 120, 12, 20)))
     assert f"decodes {summary.num_decode_tokens}" in chart
     assert "seats" not in chart
-    assert f"RUN {seats}" in text(key_figures.draw(frame, 120, 1, 14))[0]
-    assert any(f"seats {seats}" in line for line in text(inspector.draw(frame, 60, 12, 14)))
-    page = text(step_page.draw(frame, 120, 30))
+    assert f"RUN {seats}" in line_texts(key_figures.draw(frame, 120, 1, 14))[0]
+    assert any(f"seats {seats}" in line for line in line_texts(inspector.draw(frame, 60, 12, 14)))
+    page = line_texts(step_page.draw(frame, 120, 30))
     assert any(re.search(rf"seats +{summary.num_running} of 32 ", line) for line in page)
 
 
@@ -114,7 +111,7 @@ def test_a_strip_shows_what_limited_each_step_and_names_it_at_the_cursor(
 ) -> None:
     history = source.history
     last = history.last_step
-    strip = text(budget_chart.draw(frame_of(source), WIDTH, 13, GUTTER))[-3]
+    strip = line_texts(budget_chart.draw(frame_of(source), WIDTH, 13, GUTTER))[-3]
     assert strip[1:].lstrip().startswith(f"limit {LIMITS[history.summary(last).limit]}")
     steps = range(last - COLUMNS + 1, last + 1)
     letters = "".join(LIMIT_LETTERS[LIMITS[history.summary(step).limit]] for step in steps)
@@ -124,10 +121,10 @@ def test_a_strip_shows_what_limited_each_step_and_names_it_at_the_cursor(
         letter[LIMITS[history.summary(step).limit]] for step in range(first, first + 50)
     )
     view = View(zoom_idx=ZOOMS.index(50))
-    zoomed = text(budget_chart.draw(frame_of(source, view), WIDTH, 13, GUTTER))[-3]
+    zoomed = line_texts(budget_chart.draw(frame_of(source, view), WIDTH, 13, GUTTER))[-3]
     assert len(counts) > 1
     assert zoomed[-3] == counts.most_common(1)[0][0]
-    low = text(budget_chart.draw(frame_of(source), WIDTH, 8, GUTTER))
+    low = line_texts(budget_chart.draw(frame_of(source), WIDTH, 8, GUTTER))
     assert not any("limit" in line for line in low)
 
 
@@ -166,7 +163,7 @@ def test_padding_is_drawn_dashed_on_top_of_the_prefill(source: Any) -> None:
     rows = chart_rows(frame_of(source))  # 8 rows for a budget of 1,024
     assert "".join(row[-2] for row in rows[:-2]).strip("· ") == "▓"
     assert "".join(row[-1] for row in rows[:-2]).strip("· ") == "╌╌▓"
-    figures = text(key_figures.draw(frame_of(source), 200, 1, GUTTER))[0]
+    figures = line_texts(key_figures.draw(frame_of(source), 200, 1, GUTTER))[0]
     assert f"{128 + last.num_decode_tokens + 256}/512" in figures
 
 
@@ -201,7 +198,7 @@ def test_a_step_in_flight_is_the_newest_column_and_named_in_the_header(source: A
     assert set(lanes.values()) <= {0, int(Cell.WAITING), int(Cell.PREFILL), len(Cell)}
     for width in (120, 200):
         connection = header.SourceState("stepscope", "ipc://engine-0", "live", 10.0)
-        line = text(header.draw(frame, connection, width))[0]
+        line = line_texts(header.draw(frame, connection, width))[0]
         assert f"STEP {flying.step:,} IN FLIGHT 7.3 s: {work_text(flying)}" in line
 
 
@@ -210,7 +207,7 @@ def test_a_silent_engines_step_is_not_shown_as_in_flight(source: Any) -> None:
     frame = frame_of(source)
     frame.status = "down"
     connection = header.SourceState("stepscope", "ipc://engine-0", "down", 10.0)
-    line = text(header.draw(frame, connection, 120))[0]
+    line = line_texts(header.draw(frame, connection, 120))[0]
     assert f"silent since 7.3 s into step {step:,}" in line
     assert "IN FLIGHT" not in line
 
@@ -262,7 +259,7 @@ def test_every_step_is_in_some_column_of_the_time_axis(source: Any) -> None:
 
 def test_lanes_and_budget_chart_share_their_columns(source: Any) -> None:
     frame = frame_of(source)
-    drawn = text(lanes.draw(frame, WIDTH, len(frame.lanes) + 2, GUTTER))
+    drawn = line_texts(lanes.draw(frame, WIDTH, len(frame.lanes) + 2, GUTTER))
     last = source.history.last_step
     for row, line in zip(frame.lanes, drawn[1:-1], strict=True):
         cells = line[1 + GUTTER : -1]
@@ -291,7 +288,7 @@ def test_the_lane_of_a_preempted_request_shows_the_preemption_and_the_wait(sourc
     frame = frame_of(source, view, num_lanes=60)
     row = next(row for row in frame.lanes if row.request_id == victim.request_id)
     assert row.status == "OUT"
-    drawn = text(lanes.draw(frame, WIDTH, 62, GUTTER))
+    drawn = line_texts(lanes.draw(frame, WIDTH, 62, GUTTER))
     line = next(line for line in drawn if f" {row.name} " in line)
     assert "✗·" in line
 
@@ -300,7 +297,7 @@ def test_if_not_all_lanes_fit_running_requests_are_kept_and_the_rest_counted(sou
     frame = frame_of(source, num_lanes=8)
     assert len(frame.lanes) == 8 < frame.num_lanes
     assert all(row.status in ("DEC", "PRE", "OUT", "WAIT") for row in frame.lanes)
-    title = text(lanes.draw(frame, WIDTH, 10, GUTTER))[0]
+    title = line_texts(lanes.draw(frame, WIDTH, 10, GUTTER))[0]
     assert f"(8 of {frame.num_lanes})" in title
 
 
@@ -409,13 +406,13 @@ def test_figures_beside_the_budget_chart_are_never_truncated(source: Any) -> Non
         frame.columns = [
             None if c is None else c._replace(token_budget=budget) for c in frame.columns
         ]
-        drawn = text(budget_chart.draw(frame, WIDTH, 12, GUTTER))
+        drawn = line_texts(budget_chart.draw(frame, WIDTH, 12, GUTTER))
         label = drawn[1][1:GUTTER].split()
         assert label[:2] in (["budget", f"{budget:,}"], ["budget", fmt.short(budget)])
 
 
 def test_the_step_page_says_that_the_first_step_was_prepared_first(source: Any) -> None:
-    page = text(step_page.draw(frame_of(source, View(cursor=0, right=0)), 120, 30))
+    page = line_texts(step_page.draw(frame_of(source, View(cursor=0, right=0)), 120, 30))
     assert "prepared as the first step" in "\n".join(page)
 
 
@@ -446,7 +443,7 @@ def test_a_steps_time_bar_gives_each_part_its_share_and_short_parts_none(
     )
     history.append(history.last_sequence + 1, record)
     frame = frame_of(source)
-    drawn = text(step_page.draw(frame, 80, 24))
+    drawn = line_texts(step_page.draw(frame, 80, 24))
     assert drawn[1].strip("│ ").split()[-1] == bar
 
 
@@ -475,7 +472,9 @@ def test_an_invalid_filter_is_explained() -> None:
 def test_the_kv_map_has_a_cell_for_each_state(source: Any) -> None:
     state = source.history.state
     owner, refs = list(state.block_owner), list(state.block_refs)
-    body = text(kv_map.draw(frame_of(source), 84, 11, GUTTER))[1:-2]  # 80 x 8 cells, 512 blocks
+    body = line_texts(kv_map.draw(frame_of(source), 84, 11, GUTTER))[
+        1:-2
+    ]  # 80 x 8 cells, 512 blocks
     cells = "".join(line[2:82] for line in body)
     assert len(owner) == 512
     for cell, who, count in zip(cells, owner, refs, strict=False):
@@ -485,13 +484,13 @@ def test_the_kv_map_has_a_cell_for_each_state(source: Any) -> None:
 
 
 def test_a_kv_pool_larger_than_the_map_is_condensed_evenly(source: Any) -> None:
-    body = text(kv_map.draw(frame_of(source), 24, 5, GUTTER))[1:-2]
+    body = line_texts(kv_map.draw(frame_of(source), 24, 5, GUTTER))[1:-2]
     assert all(line[2:22].strip() and " " not in line[2:22] for line in body)
 
 
 def test_the_latency_panel_shows_the_historys_figures_with_breaches_marked(source: Any) -> None:
     report = source.history.latency(window_s=60.0)
-    lines = text(latency_panel.draw(frame_of(source), 60, 10, GUTTER))
+    lines = line_texts(latency_panel.draw(frame_of(source), 60, 10, GUTTER))
     ttft = next(line for line in lines if "TTFT" in line)
     assert report.ttft.p95_ms > 500
     assert f"{report.ttft.p95_ms:.0f}!" in ttft
@@ -507,7 +506,7 @@ def test_the_step_inspectors_token_counts_add_up(source: Any) -> None:
         for s in range(100, 400)
         if history.summary(s).num_prefill_tokens and history.summary(s).num_decode_tokens
     )
-    lines = text(inspector.draw(frame_of(source, paused(step)), 60, 20, GUTTER))
+    lines = line_texts(inspector.draw(frame_of(source, paused(step)), 60, 20, GUTTER))
     parts = {
         name.strip(" │"): int(value.strip(" │").replace(",", ""))
         for name, _, value in (line.partition("= ") for line in lines)
@@ -524,14 +523,14 @@ def test_the_step_inspector_counts_rows_that_have_no_room(source: Any) -> None:
         range(400),
         key=lambda s: sum(row.phase != Phase.DECODE for row in history.record(s).batch),
     )
-    lines = text(inspector.draw(frame_of(source, paused(step)), 60, 10, GUTTER))
+    lines = line_texts(inspector.draw(frame_of(source, paused(step)), 60, 10, GUTTER))
     assert len(lines) == 10
     assert any("prefill of" in line and "more" in line for line in lines)
 
 
 def test_the_key_figures_are_those_of_the_cursors_step(source: Any) -> None:
     summary = source.history.summary(300)
-    line = text(key_figures.draw(frame_of(source, paused(300)), 200, 1, GUTTER))[0]
+    line = line_texts(key_figures.draw(frame_of(source, paused(300)), 200, 1, GUTTER))[0]
     assert f"{summary.num_tokens}/1024" in line
     assert f"RUN {summary.num_running}/32" in line
     assert f"WAIT {summary.num_waiting}" in line
@@ -539,7 +538,7 @@ def test_the_key_figures_are_those_of_the_cursors_step(source: Any) -> None:
 
 
 def test_the_main_key_figures_fit_into_120_cells(source: Any) -> None:
-    line = text(key_figures.draw(frame_of(source), 120, 1, GUTTER))[0]
+    line = line_texts(key_figures.draw(frame_of(source), 120, 1, GUTTER))[0]
     for name in ("BUDGET", "RUN", "WAIT", "KV", "TTFT p95", "ITL p99", "PREEMPT"):
         assert name in line
 
@@ -561,7 +560,7 @@ def test_the_badge_never_marks_an_old_picture_as_live(
 ) -> None:
     connection = header.SourceState("stepscope", "ipc://engine-0", status, 10.0, speed=2.0)
     frame = frame_of(source, None if live else paused(300))
-    line = text(header.draw(frame, connection, 120))[0]
+    line = line_texts(header.draw(frame, connection, 120))[0]
     assert len(line) == 120
     assert expected in line
     if not live:
@@ -574,7 +573,7 @@ def test_goto_accepts_the_time_shown_in_the_header(source: Any, status: Any) -> 
     connection = header.SourceState("stepscope", "ipc://engine-0", status, 10.0, None, recording)
     frame = frame_of(source, paused(300))
     frame.is_replay = status == "paused"
-    narrow = text(header.draw(frame, connection, 80))[0]
+    narrow = line_texts(header.draw(frame, connection, 80))[0]
     shown = re.search(r"(\w{3} \d+ \d{4} )?\d\d:\d\d:\d\d\.\d", narrow)
     assert shown, narrow
     assert "step 300 " in narrow
@@ -618,31 +617,31 @@ def test_the_header_shows_the_recording_and_shortens_on_narrow_screens(source: A
     connection = header.SourceState(
         "stepscope", "ipc://engine-0", "live", 10.0, recording=(761.0, 38_000_000)
     )
-    assert "● REC 12:41 38MB" in text(header.draw(frame_of(source), connection, 120))[0]
+    assert "● REC 12:41 38MB" in line_texts(header.draw(frame_of(source), connection, 120))[0]
     for width in (1, 10, 40, 79):
-        assert "".join(text(header.draw(frame_of(source), connection, width)))
+        assert "".join(line_texts(header.draw(frame_of(source), connection, width)))
 
 
 def test_rare_events_are_not_crowded_out_of_the_event_list(source: Any) -> None:
     frame = frame_of(source)
     kinds = {event.kind for event in frame.events}
     assert {"knobs", "finish", "slo"} <= kinds
-    lines = text(event_list.draw(frame, 60, 14, GUTTER))
+    lines = line_texts(event_list.draw(frame, 60, 14, GUTTER))
     assert any("◆ max_num_batched_tokens 1024→512" in line for line in lines)
-    packed = text(event_list.draw(frame, 120, 2, GUTTER))
+    packed = line_texts(event_list.draw(frame, 120, 2, GUTTER))
     assert len(packed) == 2
     assert all(len(line) <= 120 for line in packed)
 
 
 def test_the_scrub_bar_maps_steps_to_cells_and_back(source: Any) -> None:
     frame = frame_of(source, paused(200))
-    line = text(scrub_bar.draw(frame, 120, 1, GUTTER))[0]
+    line = line_texts(scrub_bar.draw(frame, 120, 1, GUTTER))[0]
     at = line.index("█")
     assert abs(scrub_bar.step_at(frame, at, 120) - 200) <= 3
     assert "◆" in line
     assert "✗" in line
     assert scrub_bar.step_at(frame, 0, 120) is None
-    assert "LIVE" in text(scrub_bar.draw(frame_of(source), 120, 1, GUTTER))[0]
+    assert "LIVE" in line_texts(scrub_bar.draw(frame_of(source), 120, 1, GUTTER))[0]
 
 
 @pytest.mark.parametrize(
@@ -668,7 +667,7 @@ def test_the_scrub_bar_says_live_only_for_a_live_picture(
 
 def test_the_knob_panel_shows_values_bounds_and_the_last_change(source: Any) -> None:
     frame = frame_of(source)
-    lines = text(knob_panel.draw(frame, 60, 14, "", editable=True))
+    lines = line_texts(knob_panel.draw(frame, 60, 14, "", editable=True))
     budget = next(line for line in lines if "max_num_batched_tokens" in line)
     assert "512" in budget
     assert "1..8192" in budget
@@ -691,7 +690,7 @@ def test_values_an_engine_does_not_report_are_drawn_as_unknown() -> None:
         scrub_bar.draw,
     ):
         assert draw(frame, 60, 10, GUTTER)
-    figures = text(key_figures.draw(frame, 200, 1, GUTTER))[0]
+    figures = line_texts(key_figures.draw(frame, 200, 1, GUTTER))[0]
     assert "BUDGET —" in figures
     assert "TTFT p95 —" in figures
 
@@ -732,7 +731,7 @@ def test_on_the_time_axis_a_token_is_drawn_when_it_was_produced(
     assert len(columns) > 3, "the slowest step was to be wider than a few columns"
     decoding = [
         line[1 + GUTTER : -1]
-        for line in text(lanes.draw(frame, WIDTH, 30, GUTTER))[1:-1]
+        for line in line_texts(lanes.draw(frame, WIDTH, 30, GUTTER))[1:-1]
         if line[1 + GUTTER : -1][columns[-1]] == "━"
     ]
     assert decoding
@@ -799,13 +798,13 @@ def test_panels_side_by_side_cut_no_figure_on_a_terminal_of_100_columns(
 ) -> None:
     frame = frame_of(source)
     left = width // 2
-    kv = "\n".join(text(kv_map.draw(frame, left, 10, GUTTER)))
+    kv = "\n".join(line_texts(kv_map.draw(frame, left, 10, GUTTER)))
     assert "·free" in kv
     assert "% used" in kv
-    latency = text(latency_panel.draw(frame, width - left, 9, GUTTER))
+    latency = line_texts(latency_panel.draw(frame, width - left, 9, GUTTER))
     assert re.search(r"worst of \d+ s", latency[1])
     assert re.search(r"mixed (steps )?\d+% *│", "\n".join(latency))
-    page = text(step_page.draw(frame, width, 30))
+    page = line_texts(step_page.draw(frame, width, 30))
     assert any(re.search(r"against it: *│", line) for line in page)
     assert any(re.search(r"took ([\d,.]+ ms (less|more)|as long)", line) for line in page)
     assert any(re.search(r"device (—|[\d.]+) *│", line) for line in page)

@@ -13,8 +13,8 @@ from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.engine.telemetry.clock_anchor import anchored
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.app.app import Dashboard
 from tests.support.screen_text import main_text
+from tests.support.still_dashboard import dashboard
 
 HOUR_NS = 3600 * 10**9
 NUM_STEPS, JUMP_AT = 300, 200
@@ -154,7 +154,7 @@ async def test_the_dashboard_reports_a_clock_change_and_keeps_running(
     source = still_source(10)
     messages = session(2 * HOUR_NS, -HOUR_NS)
     source.history = history_of(messages[: len(messages) * 2 // 3 - 40])
-    app = Dashboard(source, source.history, any_terminal=True, fps=1.0, clock=lambda: 0.0)
+    app = dashboard(source)
     async with app.run_test(size=(200, 60)) as pilot:
         await pilot.press("left", "left")
         for sequence, message in messages[len(messages) * 2 // 3 - 40 :]:

@@ -22,20 +22,14 @@ from stepscope.engine.protocol.wire import (
     FirstToken,
     KnobsChanged,
     KVCounts,
-    Phase,
     Preempted,
-    RowFlag,
     Snapshot,
-    StepRecord,
     Telemetry,
 )
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.state.requests import KEEP_FINISHED_STEPS
 from stepscope.recordings.state.session import SessionState
-
-MS = 1_000_000
-LAST, FIRST = int(RowFlag.LAST_CHUNK), int(RowFlag.LAST_CHUNK | RowFlag.FIRST_TOKEN)
-PREFILL, DECODE, RECOMPUTE = int(Phase.PREFILL), int(Phase.DECODE), int(Phase.RECOMPUTE)
+from tests.support.history_steps import DECODE, FIRST, LAST, MS, PREFILL, RECOMPUTE, step
 
 # Little memory, many requests: prefix hits, evictions and preemptions in a few hundred steps.
 BUSY = SimulatedWorkload(rate=30.0, document_share=0.1, chat_tokens=150, document_tokens=900)
@@ -62,21 +56,6 @@ def info(engine_id: str = "one", **changes: Any) -> EngineInfo:
         "wall_ns": 1_700_000_000_000_000_000,
     }
     return EngineInfo(**(fields | changes))
-
-
-def step(number: int, rows: list[BatchRow] | None = None, **changes: Any) -> StepRecord:
-    """A step record: steps end every 10 ms and take 8 ms."""
-    fields: dict[str, Any] = {
-        "step": number,
-        "schedule_start_ns": number * 10 * MS + 2 * MS,
-        "tokens_ns": number * 10 * MS + 10 * MS,
-        "num_prefill_tokens": sum(r.num_tokens for r in rows or () if r.phase != DECODE),
-        "num_decode_tokens": sum(r.num_tokens for r in rows or () if r.phase == DECODE),
-        "batch": rows,
-        "num_running": len(rows or ()),
-        "num_waiting": 0,
-    }
-    return StepRecord(**(fields | changes))
 
 
 def arrived(request_id: int, num_prompt_tokens: int = 20, time_ns: int = 0) -> Arrived:

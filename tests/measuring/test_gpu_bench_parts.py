@@ -395,6 +395,5 @@ def test_a_measured_point_has_its_median_and_spread() -> None:
         what="x", samples=[1.0, 2.0, 3.0, 4.0, 50.0], facts={"a": 2, "b": True, "c": [1]}
     )
     assert point.median == 3
-    assert point.spread == pytest.approx((50 - 1) / 3)
     assert (point.number("a"), point.number("b"), point.number("c")) == (2, None, None)
     assert (point.numbers("c"), point.numbers("a")) == ([1], [])

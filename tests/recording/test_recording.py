@@ -51,7 +51,6 @@ class LiveSource:
 
     is_live = True
     name = "test"
-    num_bad = 0
     status = "live"
     error = None
 

@@ -17,11 +17,11 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.samples import shipped
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.app.app import Dashboard
 from stepscope.tui.app.picture import screenshot
 from stepscope.tui.cli.__main__ import main
 from stepscope.tui.screens.handlers.svg_picture import new_picture
 from stepscope.tui.views.picture_png import png
+from tests.support.still_dashboard import dashboard
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ async def test_a_picture_that_cannot_be_written_is_reported_on_the_screen(
     still_source: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = still_source()
-    app = Dashboard(source, source.history, any_terminal=True, fps=1.0, clock=lambda: 0.0)
+    app = dashboard(source)
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)

@@ -106,7 +106,6 @@ class Still:
     """A source that receives nothing more; implements `Source`."""
 
     is_live = True
-    num_bad = 0
     error: str | None = None
 
     def __init__(

@@ -25,7 +25,7 @@ from stepscope.tui.settings.keymap import remapped
 from stepscope.tui.settings.recent import MAX_FILES, RecentFiles
 from stepscope.tui.views.pages import start_list
 from stepscope.tui.views.pages.start_list import File, StartChoice
-from tests.support.screen_text import screen_text
+from tests.support.screen_text import line_texts, screen_text
 
 NOW_S = 1_700_000_000.0
 SAMPLE = samples.shipped()["freeze"]
@@ -249,7 +249,7 @@ async def test_the_start_screen_follows_the_key_table_and_remapped_keys() -> Non
         assert isinstance(app.screen, HelpPage)
         assert "This is the start screen" in screen_text(app)
         told = help_lines(app.abilities, "start")
-        text = "\n".join("".join(run for run, _ in line) for line in told)
+        text = "\n".join(line_texts(told))
         assert "F5 or a click opens the selected line" in text
         assert "type an engine's address" in text
         assert "token budget" not in text

@@ -1,6 +1,5 @@
 """The operator's actions reach the engine, and the engine's answers reach the operator."""
 
-import asyncio
 import functools
 import os
 import re
@@ -13,7 +12,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from textual import events
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.commands import Pause, Resume, Submit
@@ -38,6 +36,7 @@ from stepscope.tui.session.control.workload_text import (
     workload_text,
 )
 from stepscope.tui.views.theme import Skin
+from tests.support.live_dashboard import press
 from tests.support.screen_text import main_text, screen_text
 from tests.support.waiting import WAIT_S, until
 
@@ -70,13 +69,6 @@ def dashboard(source: Any, **options: Any) -> Dashboard:
     return Dashboard(
         source, source.history, control_endpoint=endpoint, any_terminal=True, fps=10.0, **options
     )
-
-
-async def press(app: Dashboard, *keys: str) -> None:
-    """Like `Pilot.press`, which would wait for an idle process: here an engine runs in it."""
-    for key in keys:
-        app.post_message(events.Key(key, key if len(key) == 1 else None))
-        await asyncio.sleep(0.05)
 
 
 async def test_the_stepper_changes_the_budget_and_the_chart_marks_its_step(

@@ -230,7 +230,6 @@ class Feed:
     """A live source that delivers messages when the test asks; implements `Source`."""
 
     is_live = True
-    num_bad = 0
     name = "feed"
     status = "live"
     error = None

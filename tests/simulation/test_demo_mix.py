@@ -17,7 +17,7 @@ from stepscope.engine.simulation.virtual.session import SimulatedSession
 from stepscope.engine.simulation.virtual.setup import SimulatedSetup
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.cli.dashboards.demo import KNOBS, SERVICE_LEVELS, WORKLOAD
+from stepscope.tui.cli.dashboards.demo_engine import KNOBS, SERVICE_LEVELS, WORKLOAD
 
 NUM_BLOCKS = 682  # of the demo model in 64 MB
 SPEEDS = [0.25, 1.0, 2.0]  # times as long as on two quiet cores

@@ -1,11 +1,13 @@
-"""The text on the screens of a dashboard, as the compositor composes it."""
+"""The text on the screens of a dashboard, as the compositor composes it, and of lines."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from textual.app import App
 from textual.screen import Screen
 
 from stepscope.tui.app.app import Dashboard
+from stepscope.tui.views.lines import Line
 
 
 def screen_text(app: App[Any]) -> str:
@@ -16,6 +18,11 @@ def screen_text(app: App[Any]) -> str:
 def main_text(app: Dashboard) -> str:
     """The text of the main screen, whatever is in front of it."""
     return _text(app.main)
+
+
+def line_texts(lines: Iterable[Line]) -> list[str]:
+    """Of lines that a view has drawn."""
+    return ["".join(run for run, _ in line) for line in lines]
 
 
 def _text(screen: Screen[Any]) -> str:

@@ -6,7 +6,7 @@ The same `Dashboard` draws them as on a terminal, once all background computatio
 import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from rich.style import Style
 from textual.app import App
@@ -25,7 +25,6 @@ from stepscope.tui.views.view import ZOOMS, Axis
 
 # One row of a screen: its runs of characters, each with its style.
 Cells: TypeAlias = list[tuple[str, Style]]
-PictureFormat: TypeAlias = Literal["svg", "png", "txt"]
 
 _SETTLED_S = 60.0  # long enough for a report over millions of steps
 _LOOK_S = 0.02
@@ -45,8 +44,6 @@ def screenshot(
     ascii: bool = False,
     step: int | None = None,
     title: str = "stepscope",
-    readonly: bool = False,
-    control_endpoint: str | None = None,
     page: Page = "live",
     axis: Axis = "step",
     zoom: int = 1,
@@ -76,8 +73,6 @@ def screenshot(
     app = Dashboard(
         source,
         history,
-        control_endpoint=control_endpoint,
-        readonly=readonly,
         fps=DEFAULT_FPS,
         ascii_only=ascii,
         title=title,

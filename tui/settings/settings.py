@@ -142,14 +142,14 @@ def config_path() -> Path:
     return platformdirs.user_config_path("stepscope") / "config.toml"
 
 
-def load_settings(path: Path | None = None) -> dict[str, dict[str, Any]]:
+def load_settings() -> dict[str, dict[str, Any]]:
     """Return the sections of the config file, after a check of every key and value.
 
     Raises:
         WrongUsage: the file is not TOML, or has an unknown section or key or a value that is not
             valid; the message names it.
     """
-    path = path or config_path()
+    path = config_path()
     try:
         document = tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:

@@ -97,11 +97,11 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{int(rest):02d}"
 
 
-def clock(wall_ns: int | None, with_seconds: bool = True) -> str:
+def clock(wall_ns: int | None) -> str:
     """Return the local time of day; dashes if it is unknown."""
     if wall_ns is None:
-        return "--:--:--" if with_seconds else "--:--"
-    return time.strftime("%H:%M:%S" if with_seconds else "%H:%M", time.localtime(wall_ns / 1e9))
+        return "--:--:--"
+    return time.strftime("%H:%M:%S", time.localtime(wall_ns / 1e9))
 
 
 def moment(wall_ns: int | None, with_tenths: bool = False) -> str:

@@ -40,7 +40,7 @@ def more(engine: str | None) -> tuple[str, ...]:
     return _MORE.get(engine or "", _NO_MORE)
 
 
-def figures(frame: Frame, record: StepRecord) -> list[Line]:
+def figures(record: StepRecord) -> list[Line]:
     """Return the figures in one record of totals."""
     totals = record.totals
     if totals is None:

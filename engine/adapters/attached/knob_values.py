@@ -38,11 +38,6 @@ class KnobBoard(Protocol):
         """As they are now: `KnobValues`."""
         ...
 
-    @property
-    def specs(self) -> Sequence[KnobSpec]:
-        """Of those that can be changed while the engine runs."""
-        ...
-
     def changed(self, changes: Mapping[str, KnobValue]) -> Any:
         """The knobs with `changes` applied; nothing is set.
 

@@ -33,16 +33,6 @@ class BenchPoint(msgspec.Struct, kw_only=True):
     def median(self) -> float | None:
         return statistics.median(self.samples) if self.samples else None
 
-    @property
-    def spread(self) -> float | None:
-        """From the 10th to the 90th percentile, as a share of the median."""
-        if len(self.samples) < 2:
-            return None
-        ordered = sorted(self.samples)
-        low, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.1, 0.9))
-        middle = statistics.median(ordered)
-        return (high - low) / middle if middle else None
-
     def number(self, name: str) -> float | None:
         """A fact that is a number; None: there is no such fact."""
         value = self.facts.get(name)

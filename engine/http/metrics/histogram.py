@@ -52,10 +52,6 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += 1
         self.sum += value
 
-    @property
-    def count(self) -> int:
-        return sum(self._counts)
-
     def buckets(self) -> list[tuple[str, float]]:
         """(upper bound, values up to it), as the text format has them."""
         total = 0

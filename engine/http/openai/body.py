@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from types import TracebackType
 from typing import Self
 
 from starlette.datastructures import Headers
@@ -75,12 +74,7 @@ class HeldBody:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 

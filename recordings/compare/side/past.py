@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from stepscope.engine.protocol.wire import RequestView, Telemetry
 from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.attribution.explain import Explainer
-from stepscope.recordings.state.outcome import Outcome
-from stepscope.recordings.state.pauses import Pauses, leave_out_begun
+from stepscope.recordings.state.pauses import Pauses
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 
@@ -45,15 +44,6 @@ class Past:
         self.pauses.take(message)
         self.explainer.take(message, after_gap)
         self.explainer.late.clear()  # these waits do not belong to the side
-
-    def leave_out_begun(self, outcome: Outcome, state: SessionState, now_ns: int) -> None:
-        """Remove waits that ended in a step but began before all pauses were known.
-
-        Args:
-            state: the state right after the step.
-            now_ns: when the tokens of the step were known.
-        """
-        leave_out_begun(outcome, state, now_ns, self.since_ns)
 
 
 def oldest_arrival(views: Iterable[RequestView]) -> int | None:

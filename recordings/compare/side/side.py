@@ -28,7 +28,7 @@ from stepscope.recordings.compare.side.sliced import SlicedWaits
 from stepscope.recordings.compare.side.totals import RunTotals
 from stepscope.recordings.figures.sums import Sums
 from stepscope.recordings.state.outcome import Outcome
-from stepscope.recordings.state.pauses import leave_out_pauses
+from stepscope.recordings.state.pauses import leave_out_begun, leave_out_pauses
 from stepscope.recordings.state.series.finished import KeptLevels, RequestWatch
 from stepscope.recordings.state.series.latency import SLO, LatencyKind
 from stepscope.recordings.state.session import SessionState
@@ -146,7 +146,7 @@ class Side:
             self.origin_ns = record.schedule_start_ns
         if self.points.last_step is not None and record.step <= self.points.last_step:
             return  # the publisher repeats steps under new numbers
-        self._past.leave_out_begun(outcome, self._state, now_ns)
+        leave_out_begun(outcome, self._state, now_ns, self._past.since_ns)
         leave_out_pauses(outcome, self._pauses, self._state, now_ns)
         self._take_waits(record, outcome)
         if outcome.longer_request_ids:

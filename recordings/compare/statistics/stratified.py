@@ -29,7 +29,6 @@ class StratifiedWaits:
         shares: Mapping[Stratum, float],
     ) -> None:
         self.nums = {key: counts[key] for key in shares}
-        self.num_all = sum(counts.values())
         self._weights = {key: share / self.nums[key] for key, share in shares.items()}
         self._stretches = [
             {key: _Ordered(each[key]) for key in shares if each.get(key)} for each in slices

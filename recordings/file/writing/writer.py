@@ -46,7 +46,7 @@ class RecordingWriter:
         num_bytes, num_steps, num_files: written so far, in all files.
         num_safe_steps: steps that would survive a crash of the process or the machine.
         num_queued_bytes: bytes handed over and not written yet.
-        first_step, last_step: recorded steps of the current or last engine.
+        last_step: the last recorded step of the current or last engine.
 
     Args:
         target: a file, replaced if it exists, or a series of files.
@@ -64,7 +64,6 @@ class RecordingWriter:
         self.error: str | None = None
         self.note: str | None = None  # why it ended by itself, set when its file is finished
         self.num_steps = self.num_safe_steps = 0
-        self.first_step: int | None = None
         self.last_step: int | None = None
         self._series = target if isinstance(target, FileSeries) else None
         self._levels = levels
@@ -231,7 +230,7 @@ class RecordingWriter:
         self._log.take(message, (topic, sequence, payload))
         self._has_come = True
         self.num_steps += self._log.num_steps - num_steps_before
-        self.first_step, self.last_step = self._log.first_step, self._log.last_step
+        self.last_step = self._log.last_step
 
     def _fail(self, reason: str) -> None:
         if self.state != "recording":

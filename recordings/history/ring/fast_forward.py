@@ -8,6 +8,7 @@ when the request ends, or when the state is needed.
 """
 
 from collections.abc import Iterable
+from operator import itemgetter
 
 from stepscope.engine.protocol.wire import (
     BatchRow,
@@ -142,7 +143,7 @@ class FastForward:
         if dropped:
             self._settle(dropped)
         if touched:
-            spelled.sort(key=_place)
+            spelled.sort(key=itemgetter(0))
         rows = [row for _, row in spelled]
         outcome = self.state.take_step(record, rows)
         gap_ns = record.tokens_ns - self._tokens_ns
@@ -293,7 +294,3 @@ def _add_going(
     gaps[gap_ns] = gaps.get(gap_ns, 0) + num_going
     ids = outcome.gap_request_ids
     outcome.gaps_ns = dict(sorted(gaps.items(), key=lambda gap: places[ids[gap[0]]]))
-
-
-def _place(spelled: tuple[int, BatchRow]) -> int:
-    return spelled[0]

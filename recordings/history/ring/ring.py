@@ -8,6 +8,7 @@ has ended is compressed. The segments read last are also kept decompressed.
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import BatchRow
@@ -145,7 +146,7 @@ class StepRing:
 
     def payloads_from(self, number: int, limit: int) -> list[bytes]:
         """Up to `limit` messages from a number on."""
-        index = bisect_right(self.segments, number, key=_first_number) - 1
+        index = bisect_right(self.segments, number, key=attrgetter("first_number")) - 1
         found: list[bytes] = []
         for segment in self.segments[max(index, 0) :]:
             begin = max(0, number - segment.first_number)
@@ -239,7 +240,3 @@ def replayed(state: SessionState, payloads: Iterable[bytes]) -> SessionState:
 
 def _first_step(segment: Segment) -> int:
     return segment.steps[0] if segment.steps else segment.keyframe.state.step + 1
-
-
-def _first_number(segment: Segment) -> int:
-    return segment.first_number

@@ -54,10 +54,6 @@ class Gap(NamedTuple):
     def num_messages(self) -> int:
         return self.last_sequence - self.first_sequence + 1
 
-    @property
-    def num_steps(self) -> int | None:
-        return None if self.before_step is None else self.before_step - self.after_step - 1
-
 
 class EventLog:
     """Events in order of steps, at least the newest `MAX_EVENTS`. One writer.

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import StepRecord
@@ -91,12 +91,8 @@ def _worst(outcome: Outcome) -> tuple[int, int, int, int]:
     request_id = outcome.gap_request_ids[gap_ns] if gaps_ns else _UNKNOWN
     if not outcome.ttft_ns:
         return gap_ns, request_id, _UNKNOWN, _UNKNOWN
-    first_id, ttft_ns = max(outcome.ttft_ns, key=_time)
+    first_id, ttft_ns = max(outcome.ttft_ns, key=itemgetter(1))
     return gap_ns, request_id, ttft_ns, first_id
-
-
-def _time(sample: tuple[int, int]) -> int:
-    return sample[1]
 
 
 def _column(values: tuple[int | None, ...]) -> "array[int]":

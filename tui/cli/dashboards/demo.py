@@ -3,20 +3,17 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec.structs import replace
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.commands import SetWorkload
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
-from stepscope.engine.protocol.wire import KnobValue, StepCosts
+from stepscope.engine.protocol.wire import StepCosts
 from stepscope.engine.workload.arrivals import describe
 from stepscope.engine.workload.capacity import in_words
 from stepscope.recordings.export.output import MissingPackage
@@ -25,63 +22,28 @@ from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.dashboards import demo_speaking
 from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
+from stepscope.tui.cli.dashboards.demo_engine import (
+    SERVICE_LEVELS,
+    SimulatedGpu,
+    default_workload,
+    engine_arguments,
+    speaks,
+)
 from stepscope.tui.cli.dashboards.demo_summary import summary
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.options import DEMO_DEFAULTS
 from stepscope.tui.cli.shared.picture_path import PICTURE_SUFFIXES
 from stepscope.tui.cli.shared.progress import Progress
-from stepscope.tui.cli.shared.signals import StopSignals
+from stepscope.tui.cli.shared.signals import StopSignals, ending_on_signals
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.recent import remember
 from stepscope.tui.settings.setting_values import convert_flags, resolve
 from stepscope.tui.settings.settings import DashboardSettings
 from stepscope.tui.views.format import file_size
 
-# A closed loop: when a request ends, the next one arrives. So steps have the same batches on any
-# machine, only faster or slower. Prompts are 2.2 times as long as outputs, so nearly every second
-# step has a prefill chunk beside decodes. The cache is a little too small for 12 requests, so soon
-# one of them is preempted, and waits (`tests/simulation/test_demo_mix.py`).
-KNOBS = Knobs(max_num_batched_tokens=64, max_num_seqs=16)
-KV_MEMORY = "64MB"
-WORKLOAD = WorkloadSpec(
-    rate=100.0,
-    document_share=0.7,
-    chat_tokens=96,
-    document_tokens=896,
-    output_tokens=300,
-    max_concurrency=12,
-)
-# About a third of the load that an H100 sustains with an 8B model, by its data sheet.
-SIMULATED_WORKLOAD = WorkloadSpec(
-    rate=10.0, document_share=0.15, chat_tokens=400, document_tokens=3072, output_tokens=220
-)
-# On two quiet CPU cores, steps with a chunk beside 12 decodes keep these with room to spare.
-SERVICE_LEVELS = DEMO_DEFAULTS
 HEADLESS_SECONDS = 20.0
-MAX_SPEED = 1000.0
 _JOIN_S = 10.0
 _TICK_S = 0.2
-
-
-class SimulatedGpu(NamedTuple):
-    """The GPU that the demo simulates instead of using this machine."""
-
-    gpu: str
-    speed: float  # virtual seconds per second of the wall clock
-
-
-def simulated_gpu(gpu: str | None, speed: float) -> SimulatedGpu | None:
-    """Return what `--simulate` and `--speed` ask for; None if nothing is to be simulated.
-
-    Raises:
-        WrongUsage: the speed is out of bounds, or given without a simulation.
-    """
-    if gpu is None and speed != 1.0:
-        raise WrongUsage("--speed goes with --simulate")
-    if not 0 < speed <= MAX_SPEED:
-        raise WrongUsage(f"--speed: expected a number above 0 and up to {MAX_SPEED:g}, got {speed}")
-    return None if gpu is None else SimulatedGpu(gpu, speed)
 
 
 def demo(
@@ -102,7 +64,7 @@ def demo(
         CommandFailed: the engine or the recording failed, or messages were lost.
         Interrupted: without a screen, a signal arrived before `seconds` had passed.
     """
-    workload = workload_of(rate, _default_workload(model, simulated))
+    workload = workload_of(rate, default_workload(model, simulated))
     settings = resolve(DashboardSettings, "dashboard", flags, None if simulated else SERVICE_LEVELS)
     if seconds is not None and not 0 < seconds < float("inf"):
         raise WrongUsage(f"--seconds: expected a number above 0, got {seconds}")
@@ -122,10 +84,10 @@ def demo(
     with ending_on_signals(), Progress() as progress, ExitStack() as until_the_engine_ended:
         progress("starting the engine", None)
         with EngineProcess(
-            *_engine(model, with_tokens, simulated, lambda line: progress(line, None))
+            *engine_arguments(model, with_tokens, simulated, lambda line: progress(line, None))
         ) as engine:
             costs = engine.wait_until_ready().step_costs
-            if _speaks(model, simulated):
+            if speaks(model, simulated):
                 progress.close()
                 say(demo_speaking.NOTICE)
             history = new_history(settings)
@@ -161,16 +123,6 @@ def demo(
         raise Interrupted(cut_short)
 
 
-def _speaks(model: str, simulated: SimulatedGpu | None) -> bool:
-    return simulated is None and model == demo_speaking.NAME
-
-
-def _default_workload(model: str, simulated: SimulatedGpu | None) -> WorkloadSpec:
-    if simulated is not None:
-        return SIMULATED_WORKLOAD
-    return demo_speaking.WORKLOAD if _speaks(model, simulated) else WORKLOAD
-
-
 def _check_screenshot(path: Path) -> None:
     """Check that the picture can be written, before the session runs."""
     if path.suffix.lower() not in PICTURE_SUFFIXES:
@@ -191,59 +143,6 @@ def _check_writable(option: str, path: Path) -> None:
     is_writable = os.access(path if path.exists() else path.parent, os.W_OK)
     if path.is_dir() or not is_writable:
         raise WrongUsage(f"{option}: {path} cannot be written")
-
-
-def _engine(
-    model: str,
-    with_tokens: bool,
-    simulated: SimulatedGpu | None,
-    on_progress: Callable[[str], None],
-) -> tuple[Mapping[str, KnobValue], Callable[[str], None], str]:
-    """Return the arguments of `EngineProcess`: options, the callback for progress, the command."""
-    if simulated is None:
-        return _options(model, with_tokens), on_progress, "serve"
-    if with_tokens:
-        raise WrongUsage("--with-tokens: a simulated engine has no text; leave it out")
-    options: dict[str, KnobValue] = {"gpu": simulated.gpu, "speed": simulated.speed}
-    if model != EngineConfig().model:
-        options["model"] = model
-    return options, on_progress, "simulated-engine"
-
-
-def _options(model: str, with_tokens: bool) -> dict[str, KnobValue]:
-    """Return all options that the demo relies on, so that no config file can break it."""
-    # `http` is empty: no HTTP server, even if the config file sets one for `serve`.
-    is_speaking = model == demo_speaking.NAME
-    knobs = demo_speaking.KNOBS if is_speaking else KNOBS
-    options: dict[str, KnobValue] = {"model": model, "http": "", **knobs.as_dict()}
-    # A model that speaks must show its text; nothing private is in it, the questions are ours.
-    options["with_tokens"] = with_tokens or is_speaking
-    if is_speaking:
-        options["kv_memory"] = demo_speaking.KV_MEMORY
-        options["max_model_len"] = demo_speaking.MAX_MODEL_LEN
-    elif model == EngineConfig().model:
-        options["kv_memory"] = KV_MEMORY
-    return options
-
-
-@contextmanager
-def ending_on_signals() -> Iterator[None]:
-    """Let SIGTERM and the loss of the terminal end the command like Ctrl-C, with cleanup.
-
-    Ctrl-C works even if it was ignored at the start, as in the background of a script.
-    """
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-    handlers = (leave, leave, signal.default_int_handler)
-    before = [signal.signal(*pair) for pair in zip(numbers, handlers, strict=True)]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
 
 
 def workload_of(rate: str | None, default: WorkloadSpec) -> WorkloadSpec:

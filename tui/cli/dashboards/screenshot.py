@@ -74,7 +74,7 @@ def screenshot_file(
             source.seek(step)
             source.wait(60)
             source.file_events.search.wait(_FILE_EVENTS_S)
-            _draw(source, path, step, chosen, (num_columns, num_rows), zoom, request_id, settings)
+            _draw(source, path, chosen, (num_columns, num_rows), zoom, request_id, settings)
         finally:
             source.stop()
         message = recording.message
@@ -86,7 +86,6 @@ def screenshot_file(
 def _draw(
     source: ReplaySource,
     path: Path,
-    step: int,
     page: Page,
     dimensions: tuple[int, int],
     zoom: int,

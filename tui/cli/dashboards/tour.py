@@ -7,15 +7,11 @@ from typing import Any
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
-from stepscope.tui.cli.dashboards.demo import (
-    KV_MEMORY,
-    EngineNews,
-    ending_on_signals,
-    wait_until_live,
-)
+from stepscope.tui.cli.dashboards.demo import EngineNews, wait_until_live
+from stepscope.tui.cli.dashboards.demo_engine import KV_MEMORY
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.progress import Progress
-from stepscope.tui.cli.shared.signals import StopSignals
+from stepscope.tui.cli.shared.signals import StopSignals, ending_on_signals
 from stepscope.tui.session.tour.bookmark import bookmark, keep_bookmark
 from stepscope.tui.session.tour.chapters import CHAPTERS, SMALL
 from stepscope.tui.session.tour.director import Director

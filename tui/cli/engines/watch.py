@@ -48,7 +48,7 @@ def watch(
     Returns:
         The exit code: 1 if a rule fired, else 0; with `once`, 3 if none fires and one is unknown.
     """
-    rules = chosen_rules(when, "watch --when")
+    rules = _chosen_rules(when)
     served_at = None if metrics is None else parse_address(metrics)
     slo = slo_of(chosen_levels(level_flags(slo_itl, slo_ttft)))
     chosen = choose(endpoint, "stepscope watch {}")
@@ -77,7 +77,7 @@ def watch(
     return FAILED if has_fired else DONE
 
 
-def chosen_rules(when: Sequence[str], option: str) -> tuple[Rule, ...]:
+def _chosen_rules(when: Sequence[str]) -> tuple[Rule, ...]:
     """Return the rules of the command line, else those of the config file.
 
     Raises:
@@ -86,11 +86,11 @@ def chosen_rules(when: Sequence[str], option: str) -> tuple[Rule, ...]:
     try:
         rules = tuple(parse_rule(text) for text in when)
     except BoundError as error:
-        raise WrongUsage(f"{option}: {error}") from error
+        raise WrongUsage(f"watch --when: {error}") from error
     rules = rules or load_alerts()
     if not rules:
         raise WrongUsage(
-            f"no rule: give {option} 'itl_p99 > 50ms for 30s', or [[alerts]] in the config file"
+            "no rule: give watch --when 'itl_p99 > 50ms for 30s', or [[alerts]] in the config file"
         )
     return rules
 

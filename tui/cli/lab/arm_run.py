@@ -80,6 +80,12 @@ class ArmRun:
         runs = self.side.requests.values()
         return [each for each in runs if each.client_id.startswith(prefix)]
 
+    def ttft_ms(self, prefix: str) -> float:
+        """The median TTFT of `requests`; NaN of none."""
+        runs = self.requests(prefix)
+        known = sorted(each.ttft_ns for each in runs if each.ttft_ns is not None)
+        return known[len(known) // 2] / 1e6 if known else float("nan")
+
     def rows_of(self, name: str) -> Iterator[tuple[StepRecord, BatchRow]]:
         """Yield each step of one request, with the request's row in its batch."""
         [request] = self.requests(name)
@@ -116,9 +122,3 @@ class ArmRun:
 
 def seconds(step: StepRecord) -> float:
     return (step.tokens_ns - step.schedule_start_ns) / 1e9
-
-
-def milliseconds(values_ns: Sequence[int | None], share: float) -> float:
-    """Return the time at this share of the ordered times in ns, in ms; NaN if there is none."""
-    known = sorted(each for each in values_ns if each is not None)
-    return known[min(len(known) - 1, int(share * len(known)))] / 1e6 if known else float("nan")

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import TypeAlias
 
 from stepscope.engine.client.client import ControlClient
@@ -55,12 +54,7 @@ class LabBench:
         self._before = snapshot.knobs
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self._client.set_knobs(self._before, _WHO)
         finally:

@@ -11,7 +11,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import IO
 
 from stepscope.engine.client.client import ControlClient
@@ -68,12 +67,7 @@ class EngineProcess:
         threading.Thread(target=self._read, args=(self._process.stderr,), daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def wait_until_ready(self) -> EngineInfo:

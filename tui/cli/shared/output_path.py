@@ -6,7 +6,7 @@ from pathlib import Path
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 
 
-def output_path(text: str, option: str = "--output", *, is_new: bool = False) -> Path:
+def output_path(text: str, *, is_new: bool = False) -> Path:
     """Return the path to write to, after a check that it can be written.
 
     Args:
@@ -17,7 +17,7 @@ def output_path(text: str, option: str = "--output", *, is_new: bool = False) ->
         CommandFailed: it names a folder, its folder does not exist, or (`is_new`) it exists.
     """
     if text.strip() in ("", "-"):  # '-' is refused: it would be a file, not standard output
-        raise WrongUsage(f"{option}: expected the name of a file, got {text!r}")
+        raise WrongUsage(f"--output: expected the name of a file, got {text!r}")
     path = Path(text)
     if text.endswith(os.sep) or path.is_dir():
         raise CommandFailed(f"{text} is a folder; name the file to write in it")

@@ -1,7 +1,9 @@
-"""`StopSignals`: notes signals that ask a command to end, for the command to check."""
+"""Signals that ask a command to end: noted, for it to check (`StopSignals`), or like Ctrl-C."""
 
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -37,3 +39,23 @@ class StopSignals:
         for each in self._numbers:
             default = signal.default_int_handler if each == signal.SIGINT else signal.SIG_DFL
             signal.signal(each, default)
+
+
+@contextmanager
+def ending_on_signals() -> Iterator[None]:
+    """Let SIGTERM and the loss of the terminal end the command like Ctrl-C, with cleanup.
+
+    Ctrl-C works even if it was ignored at the start, as in the background of a script.
+    """
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    handlers = (leave, leave, signal.default_int_handler)
+    before = [signal.signal(*pair) for pair in zip(numbers, handlers, strict=True)]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

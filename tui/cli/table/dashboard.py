@@ -70,8 +70,9 @@ def demo(
 ) -> None:
     """Start a real engine and watch it at work, or simulate one."""
     from stepscope.tui.cli.dashboards import demo as command
+    from stepscope.tui.cli.dashboards.demo_engine import simulated_gpu
 
-    simulated = command.simulated_gpu(gpu, speed)
+    simulated = simulated_gpu(gpu, speed)
     command.demo(model, headless, seconds, record, screenshot, flags, with_tokens, rate, simulated)
 
 

@@ -41,7 +41,6 @@ class CompareDesk:
     _cursor: int = 0
     _left: int = 0  # offset of the first column on the axis
     _num_columns: int = 1
-    _version: int = -1
     _cache: dict[tuple[int, int, int], tuple[int, StepPoint | None]] = field(default_factory=dict)
 
     # What is compared
@@ -262,13 +261,13 @@ class CompareDesk:
         if len(self._cache) > _MAX_CACHED:
             self._cache.clear()
         with side.lock:
-            num_steps, end = place.points.num_steps, place.points.end_ns
+            num_steps = place.points.num_steps
             for x in range(self._num_columns):
                 start = self._left + x * width
                 key = number, start, width
                 known = self._cache.get(key)
                 # Past columns do not change, but the last ones still grow.
-                if known is None or (known[0] != num_steps and not _is_past(known[1], end, place)):
+                if known is None or (known[0] != num_steps and not _is_past(known[1], place)):
                     known = num_steps, axis.column(place, start, start + width)
                     self._cache[key] = known
                 columns.append(known[1])
@@ -278,7 +277,7 @@ class CompareDesk:
         self._cache.clear()
 
 
-def _is_past(point: StepPoint | None, end_ns: int, place: Place) -> bool:
+def _is_past(point: StepPoint | None, place: Place) -> bool:
     last = place.points.last_step
     return point is not None and last is not None and point.last < last - 2 * (
         place.points.steps_per_point

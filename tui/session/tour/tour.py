@@ -47,12 +47,10 @@ class Tour:
         ended: Callable[[], int | None],
         keep: Callable[[int], None],
         first: int = 0,
-        chapters: Sequence[Chapter] = CHAPTERS,
     ) -> None:
         self._do = do
         self._keep = keep
         self.ended = ended
-        self._chapters = chapters
         self._number = first
         self._part = 0
         self._tried: set[Try] = set()
@@ -61,11 +59,11 @@ class Tour:
     @property
     def chapter(self) -> Chapter | None:
         """The current chapter; None after the last."""
-        return self._chapters[self._number] if self._number < len(self._chapters) else None
+        return CHAPTERS[self._number] if self._number < len(CHAPTERS) else None
 
     @property
     def page(self) -> TourPage:
-        chapter, total = self.chapter, len(self._chapters)
+        chapter, total = self.chapter, len(CHAPTERS)
         if chapter is None:
             return TourPage(
                 total + 1, total, "The end", "", _END, (), is_tried=False, is_held=False
@@ -112,4 +110,4 @@ class Tour:
     def _begin(self, number: int) -> None:
         self._number, self._part, self.held_step = number, 0, None
         self._tried.clear()
-        self._keep(number % len(self._chapters))
+        self._keep(number % len(CHAPTERS))

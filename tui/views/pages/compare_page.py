@@ -102,7 +102,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     if page.comparison is None:
         return _waiting(frame, page, width, height)
     found = page.comparison
-    lines = _verdict(frame, page, found, width, height)
+    lines = _verdict(page, found, width, height)
     rest = height - len(lines)
     if width >= _BESIDE:
         left = _requests(page, found, _TABLE_WIDTH, rest)
@@ -125,9 +125,7 @@ def _charts_min(height: int) -> int:
 # The verdict
 
 
-def _verdict(
-    frame: Frame, page: ComparePage, found: Comparison, width: int, height: int
-) -> list[Line]:
+def _verdict(page: ComparePage, found: Comparison, width: int, height: int) -> list[Line]:
     """Return the panel of sentences and figures, on a page of this height."""
     room = height - _charts_min(height)
     inner = width - 2

@@ -61,7 +61,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     if frame.is_summed_up:
         said: list[Line] = [((f" {text}", "muted"),) for text in totals_text.lines(frame)]
         title = ((f"record {step}", "title"), *_when(frame))
-        return framed([*totals_text.figures(frame, record), (), *said], width, height, title)
+        return framed([*totals_text.figures(record), (), *said], width, height, title)
     head_height = min(_HEAD_HEIGHT, max(6, height // 2))
     if width < NARROW:
         head = framed(_costs(frame, record, summary, width - 2), width, head_height, title)

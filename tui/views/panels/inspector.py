@@ -43,7 +43,7 @@ def body(frame: Frame, num_rows: int, width: int) -> list[Line]:
         lost: Line = ((" the record of this step was lost", "muted"),)
         return [] if frame.cursor is None else [lost]
     if frame.is_summed_up:
-        return totals_text.figures(frame, record)[:num_rows]
+        return totals_text.figures(record)[:num_rows]
     head: list[Line] = [_spent(record), _decodes(record)]
     tail: list[Line] = [
         _cached(record),

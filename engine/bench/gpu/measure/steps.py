@@ -59,13 +59,12 @@ class StepTimes(NamedTuple):
 
 
 @contextlib.contextmanager
-def engine_side(bench: Bench, model: str, *, dtype: str = "auto") -> Iterator[EngineSide]:
+def engine_side(bench: Bench, model: str) -> Iterator[EngineSide]:
     """An engine as `stepscope serve` has it, with room for the longest step of the parts."""
     sizes = bench.sizes
     config = EngineConfig(
         model=PREFIX + model,
         device=str(bench.device),
-        dtype=dtype,  # type: ignore[arg-type]
         max_model_len=sizes.max_model_len,
         token_capacity=sizes.max_model_len,
         seq_capacity=sizes.seq_capacity,

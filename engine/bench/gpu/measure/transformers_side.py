@@ -9,7 +9,7 @@ from stepscope.engine.models.random_shapes import PREFIX
 from stepscope.engine.models.random_weights import RandomWeights
 
 
-def load(name: str, device: torch.device, dtype: torch.dtype, attention: str = "sdpa") -> Any:
+def load(name: str, device: torch.device, dtype: torch.dtype) -> Any:
     """A causal language model of the library with the weights that our decoder has."""
     from transformers import AutoModelForCausalLM
 
@@ -17,7 +17,7 @@ def load(name: str, device: torch.device, dtype: torch.dtype, attention: str = "
     config = loader.load_config(folder, name)
     # What the library fills in at first is filled in on the device, and then replaced.
     with device:
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
     model = model.to(device).eval().requires_grad_(False)
     weights = RandomWeights(device)
     with torch.no_grad():

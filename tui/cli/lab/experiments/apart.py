@@ -2,16 +2,12 @@
 
 from collections.abc import Sequence
 
-from stepscope.tui.cli.lab.arm_run import ArmRun, milliseconds
+from stepscope.tui.cli.lab.arm_run import ArmRun
 from stepscope.tui.cli.lab.experiment import Arm, ArmFigure, Experiment, LabFinding, Work
 
 _CHATS = tuple(Work(f"chat-{n}", 0.15 * n, 64 + 16 * n, 160, seed=1 + n) for n in range(12))
 _DOCUMENTS = tuple(Work(f"document-{n}", 0.4 + 0.6 * n, 1500, 32, seed=99 + n) for n in range(5))
 _WORK = (*_CHATS, *_DOCUMENTS)
-
-
-def _ttft_ms(run: ArmRun, prefix: str) -> float:
-    return milliseconds([each.ttft_ns for each in run.requests(prefix)], 0.5)
 
 
 def _is_no_worse(value: float, than: float) -> bool:
@@ -21,7 +17,7 @@ def _is_no_worse(value: float, than: float) -> bool:
 def _judge(runs: Sequence[ArmRun]) -> LabFinding:
     large, small, apart = runs
     itl = [run.decoding.value("itl_p99") for run in runs]
-    ttft = [_ttft_ms(run, "document") for run in runs]
+    ttft = [run.ttft_ms("document") for run in runs]
     has_itl, has_ttft = _is_no_worse(itl[2], itl[1]), _is_no_worse(ttft[2], ttft[0])
     missed = []
     if not has_itl:
@@ -48,8 +44,8 @@ def _judge(runs: Sequence[ArmRun]) -> LabFinding:
                 run.decoding.value("itl_p50"),
                 run.decoding.value("itl_p99"),
                 run.decoding.value("itl_max"),
-                _ttft_ms(run, "chat"),
-                _ttft_ms(run, "document"),
+                run.ttft_ms("chat"),
+                run.ttft_ms("document"),
                 run.tokens_out_per_s,
             )
             for run in runs

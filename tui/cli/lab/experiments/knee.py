@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from stepscope.tui.cli.lab.arm_run import ArmRun, milliseconds
+from stepscope.tui.cli.lab.arm_run import ArmRun
 from stepscope.tui.cli.lab.experiment import Arm, ArmFigure, Experiment, LabFinding, Work
 
 _BUDGETS = (32, 64, 128, 256, 512, 1024)
@@ -12,7 +12,7 @@ _CLOSE = 0.8  # share of the best rate that marks the knee: larger steps gain li
 
 
 def _judge(runs: Sequence[ArmRun]) -> LabFinding:
-    ttft = [milliseconds([r.ttft_ns for r in run.requests("document")], 0.5) for run in runs]
+    ttft = [run.ttft_ms("document") for run in runs]
     itl = [run.value("itl_p99") for run in runs]
     rates = [run.tokens_per_s(lambda step: step.num_prefill_tokens > 0) for run in runs]
     knee = next(n for n, rate in enumerate(rates) if rate >= _CLOSE * max(rates))

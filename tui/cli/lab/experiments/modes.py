@@ -4,15 +4,11 @@ from collections.abc import Sequence
 from typing import get_args
 
 from stepscope.engine.protocol.settings.knobs import Batching
-from stepscope.tui.cli.lab.arm_run import ArmRun, milliseconds
+from stepscope.tui.cli.lab.arm_run import ArmRun
 from stepscope.tui.cli.lab.experiment import Arm, ArmFigure, Experiment, LabFinding, Work
 
 _CHATS = tuple(Work(f"chat-{n}", 0.1 * n, 64 + 16 * n, 40 + 8 * n, seed=1 + n) for n in range(8))
 _DOCUMENTS = tuple(Work(f"document-{n}", 0.5 + 0.5 * n, 1024, 8, seed=99 + n) for n in range(2))
-
-
-def _ttft_ms(run: ArmRun) -> float:
-    return milliseconds([each.ttft_ns for each in run.requests("")], 0.5)
 
 
 def _judge(runs: Sequence[ArmRun]) -> LabFinding:
@@ -49,7 +45,7 @@ def _judge(runs: Sequence[ArmRun]) -> LabFinding:
         tuple(
             (
                 run.name,
-                _ttft_ms(run),
+                run.ttft_ms(""),
                 run.value("itl_p99"),
                 wait,
                 rate,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from stepscope.tui.cli.lab.arm_run import ArmRun, milliseconds
+from stepscope.tui.cli.lab.arm_run import ArmRun
 from stepscope.tui.cli.lab.experiment import Arm, ArmFigure, Experiment, LabFinding, Work
 
 _CHATS = tuple(Work(f"chat-{n}", 0.02 * n, 96, 60, seed=1 + n) for n in range(10))
@@ -12,13 +12,9 @@ _WORK = (*_CHATS, *_DOCUMENTS, *_URGENT)
 _KNOBS = {"max_num_batched_tokens": 128, "max_num_seqs": 16}
 
 
-def _ttft_ms(run: ArmRun, prefix: str) -> float:
-    return milliseconds([each.ttft_ns for each in run.requests(prefix)], 0.5)
-
-
 def _judge(runs: Sequence[ArmRun]) -> LabFinding:
     fcfs, priority = runs[2], runs[3]
-    urgent = _ttft_ms(fcfs, "urgent"), _ttft_ms(priority, "urgent")
+    urgent = fcfs.ttft_ms("urgent"), priority.ttft_ms("urgent")
     seats = runs[0].value("out_tokens_per_s"), fcfs.value("out_tokens_per_s")
     holds = urgent[1] < urgent[0] and seats[1] < seats[0]
     return LabFinding(
@@ -38,8 +34,8 @@ def _judge(runs: Sequence[ArmRun]) -> LabFinding:
             (
                 run.name,
                 run.value("itl_p99"),
-                _ttft_ms(run, "urgent"),
-                _ttft_ms(run, ""),
+                run.ttft_ms("urgent"),
+                run.ttft_ms(""),
                 run.value("out_tokens_per_s"),
             )
             for run in runs

@@ -1,0 +1,97 @@
+"""The engine of `stepscope demo`, by its model: its options and its load."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from stepscope.engine.protocol.settings.engine_config import EngineConfig
+from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.wire import KnobValue
+from stepscope.tui.cli.dashboards import demo_speaking
+from stepscope.tui.cli.shared.options import DEMO_DEFAULTS
+from stepscope.tui.settings.cli_errors import WrongUsage
+
+# A closed loop: when a request ends, the next one arrives. So steps have the same batches on any
+# machine, only faster or slower. Prompts are 2.2 times as long as outputs, so nearly every second
+# step has a prefill chunk beside decodes. The cache is a little too small for 12 requests, so soon
+# one of them is preempted, and waits (`tests/simulation/test_demo_mix.py`).
+KNOBS = Knobs(max_num_batched_tokens=64, max_num_seqs=16)
+KV_MEMORY = "64MB"
+WORKLOAD = WorkloadSpec(
+    rate=100.0,
+    document_share=0.7,
+    chat_tokens=96,
+    document_tokens=896,
+    output_tokens=300,
+    max_concurrency=12,
+)
+# About a third of the load that an H100 sustains with an 8B model, by its data sheet.
+SIMULATED_WORKLOAD = WorkloadSpec(
+    rate=10.0, document_share=0.15, chat_tokens=400, document_tokens=3072, output_tokens=220
+)
+# On two quiet CPU cores, steps with a chunk beside 12 decodes keep these with room to spare.
+SERVICE_LEVELS = DEMO_DEFAULTS
+MAX_SPEED = 1000.0
+
+
+class SimulatedGpu(NamedTuple):
+    """The GPU that the demo simulates instead of using this machine."""
+
+    gpu: str
+    speed: float  # virtual seconds per second of the wall clock
+
+
+def simulated_gpu(gpu: str | None, speed: float) -> SimulatedGpu | None:
+    """Return what `--simulate` and `--speed` ask for; None if nothing is to be simulated.
+
+    Raises:
+        WrongUsage: the speed is out of bounds, or given without a simulation.
+    """
+    if gpu is None and speed != 1.0:
+        raise WrongUsage("--speed goes with --simulate")
+    if not 0 < speed <= MAX_SPEED:
+        raise WrongUsage(f"--speed: expected a number above 0 and up to {MAX_SPEED:g}, got {speed}")
+    return None if gpu is None else SimulatedGpu(gpu, speed)
+
+
+def speaks(model: str, simulated: SimulatedGpu | None) -> bool:
+    return simulated is None and model == demo_speaking.NAME
+
+
+def default_workload(model: str, simulated: SimulatedGpu | None) -> WorkloadSpec:
+    if simulated is not None:
+        return SIMULATED_WORKLOAD
+    return demo_speaking.WORKLOAD if speaks(model, simulated) else WORKLOAD
+
+
+def engine_arguments(
+    model: str,
+    with_tokens: bool,
+    simulated: SimulatedGpu | None,
+    on_progress: Callable[[str], None],
+) -> tuple[Mapping[str, KnobValue], Callable[[str], None], str]:
+    """Return the arguments of `EngineProcess`: options, the callback for progress, the command."""
+    if simulated is None:
+        return _options(model, with_tokens), on_progress, "serve"
+    if with_tokens:
+        raise WrongUsage("--with-tokens: a simulated engine has no text; leave it out")
+    options: dict[str, KnobValue] = {"gpu": simulated.gpu, "speed": simulated.speed}
+    if model != EngineConfig().model:
+        options["model"] = model
+    return options, on_progress, "simulated-engine"
+
+
+def _options(model: str, with_tokens: bool) -> dict[str, KnobValue]:
+    """Return all options that the demo relies on, so that no config file can break it."""
+    # `http` is empty: no HTTP server, even if the config file sets one for `serve`.
+    is_speaking = model == demo_speaking.NAME
+    knobs = demo_speaking.KNOBS if is_speaking else KNOBS
+    options: dict[str, KnobValue] = {"model": model, "http": "", **knobs.as_dict()}
+    # A model that speaks must show its text; nothing private is in it, the questions are ours.
+    options["with_tokens"] = with_tokens or is_speaking
+    if is_speaking:
+        options["kv_memory"] = demo_speaking.KV_MEMORY
+        options["max_model_len"] = demo_speaking.MAX_MODEL_LEN
+    elif model == EngineConfig().model:
+        options["kv_memory"] = KV_MEMORY
+    return options
