@@ -145,7 +145,7 @@ def _check_seen(core: EngineCore, command: Change, asker: Asker) -> None:
     if command.engine_id and command.engine_id != core.info.engine_id:
         raise ConfigError(
             "another_engine",
-            "the engine was started anew since you asked; nothing was changed in this one",
+            "the engine was restarted since you asked; nothing was changed in this one",
         )
     if command.seen is None:
         return

@@ -271,6 +271,6 @@ class LoadGenerator:
         self._answered_s, report.silent_s = time.perf_counter(), 0.0
         if info.engine_id != engine_id:
             raise EngineUnreachable(
-                f"the engine at {client.endpoint.control} was started anew; "
+                f"the engine at {client.endpoint.control} was restarted; "
                 f"{len(self._open)} requests are lost"
             )

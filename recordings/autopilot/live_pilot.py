@@ -141,7 +141,7 @@ class LivePilot:
             self._is_joined = True
             info = self._feed.info
             if info is not None and info.engine_id != self._engine_id:
-                self._end(f"{info.name} was started anew")
+                self._end(f"{info.name} was restarted")
                 self.held = {}  # they belonged to the other engine
         elif self._is_joined and self._source.status != "connecting":
             self._end(f"the telemetry is lost: {self._source.error or self._source.status}")

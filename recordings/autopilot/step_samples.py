@@ -4,14 +4,14 @@ An engine that serves one kind of load for an hour would fill a plain window wit
 displace the steps of other loads. So a few steps of each kind are kept.
 """
 
-from collections import deque
+from collections import Counter, deque
 from itertools import zip_longest
 
 from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.simulation.fitted import FittedModel, SeenStep, fit
 
 _OF_A_KIND = 8
-_EVERY = 4  # once a kind is full, only every so many steps one is kept
+_EVERY = 4  # once a kind is full, only one of so many of its steps is kept
 
 
 class StepSamples:
@@ -19,14 +19,14 @@ class StepSamples:
 
     def __init__(self) -> None:
         self._by_kind: dict[tuple[int, int], deque[SeenStep]] = {}
-        self._num_seen = 0
+        self._num_seen: Counter[tuple[int, int]] = Counter()
 
     def add(self, step: SeenStep) -> None:
         shape = step.shape
         kind = shape.num_prefill_tokens.bit_length(), shape.num_decodes.bit_length()
         kept = self._by_kind.setdefault(kind, deque(maxlen=_OF_A_KIND))
-        self._num_seen += 1
-        if len(kept) < _OF_A_KIND or self._num_seen % _EVERY == 0:
+        self._num_seen[kind] += 1
+        if len(kept) < _OF_A_KIND or self._num_seen[kind] % _EVERY == 0:
             kept.append(step)
 
     def fit(self) -> FittedModel | None:

@@ -65,7 +65,7 @@ class BlockLedger:
         problems = []
         other = BlockMap.from_runs(snapshot.blocks)
         if other != self._blocks:
-            problems.append("its blocks are not those of the moves before it")
+            problems.append("its block map does not match the block moves before it")
         held = {
             each: count for each, count in _held(snapshot).items() if each not in self._uncounted
         }

@@ -23,19 +23,19 @@ def structure_problems(recording: Recording) -> list[str]:
     if recording.stream.read(len(MAGIC)) != MAGIC:
         found.append("its first bytes are damaged")
     if not recording.metadata:
-        found.append("what it says of itself cannot be read")
+        found.append("its metadata cannot be read")
     elif recording.metadata.get("engine_id") != recording.info.engine_id:
-        found.append("it names another engine than its keyframes do")
+        found.append("its metadata and its keyframes name different engines")
     try:
         if LOSSES in index.metadata:
             losses_in(index.metadata[LOSSES])
     except msgspec.DecodeError:
-        found.append("what it says of its repair cannot be read")
+        found.append("its list of repaired losses cannot be read")
     # Without a valid summary, opening the file has walked all chunks.
     walked = read_index(recording.stream, walk=True) if index.is_complete else index
     assert walked is not None
     if walked.num_lost_bytes:
-        found.append(f"{walked.num_lost_bytes:,} bytes in it belong to nothing")
+        found.append(f"{walked.num_lost_bytes:,} bytes belong to no record")
     if index.is_complete:
         found += _summary_problems(recording, len(walked.chunks))
     return found

@@ -282,7 +282,7 @@ class _MessageChecks:
             record.tokens_ns,
         ]
         if times != sorted(times) or record.tokens_ns < self._tokens_ns:
-            report.times.problem(f"step {step:,}: its times do not follow one another")
+            report.times.problem(f"step {step:,}: its times are not in order")
         self._tokens_ns = max(self._tokens_ns, record.tokens_ns)
         self._take_changes(record, f"step {step:,}", step == 0)
 

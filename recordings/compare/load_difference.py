@@ -89,7 +89,7 @@ def load_of(a: Side, b: Side, *, is_one_session: bool) -> LoadDifference:
         parts.append(f"requests at a time {left.num_in_flight:,.1f}→{right.num_in_flight:,.1f}")
         is_other = True
     if _has_other_queue(left, right):
-        parts.append(f"in the queue to begin with {left.num_queued:,}→{right.num_queued:,}")
+        parts.append(f"waiting at the start {left.num_queued:,}→{right.num_queued:,}")
         is_other = True
     return LoadDifference(
         False,

@@ -74,7 +74,7 @@ _REST = [
                "prompt tokens that came from the prefix cache, of those looked up in it"),
     FigureSpec("preemptions", "preemptions", "", "lower", "requests that lost their KV blocks"),
     FigureSpec("preemptions_per_min", "preemptions/min", "/min", "lower",
-               "the same in a minute"),
+               "preemptions per minute"),
     FigureSpec("recomputed_share", "recomputed", "share", "lower",
                "prefill tokens that were computed again after a preemption"),
     FigureSpec("recompute_tax", "recompute tax", "share", "lower",
@@ -98,7 +98,7 @@ _REST = [
             "mode": "steps that the batching mode limited",
             "threshold": "steps that `long_prefill_token_threshold` limited",
             "paused": "steps after a pause of the operator that lasted longer than the step",
-            "work": "steps that nothing limited: all who were there got all they could use",
+            "work": "steps without a limit: every request got all the tokens it could use",
         }.items()
     ),
     FigureSpec("steps_per_s", "steps/s", "/s", None, "steps a second"),

@@ -17,7 +17,7 @@ def missing_text(index: McapIndex, chunks: ChunkCache, last_step: int | None) ->
         what = index.why_incomplete
         end = "" if last_step is None else f" after step {last_step:,}"
         if index.is_being_written:
-            what += f"; what comes{end} is not in it yet"
+            what += f"; what comes{end} is not written yet"
         elif not index.was_closed:
             what += f"; what came{end} is missing"
         if index.num_lost_bytes:
@@ -67,7 +67,7 @@ def nothing_left(chunks: ChunkCache) -> str:
         verb = "is" if len(damaged) == 1 else "are"
         where = f"{len(damaged)} of its {len(chunks)} chunks {verb} damaged, "
         where += f"{'the first of them ' * (len(damaged) > 1)}at byte {first.offset:,}"
-    return f"{where}; no keyframe can be read, and nothing be shown without one"
+    return f"{where}; no keyframe can be read, so nothing can be shown"
 
 
 def _last_step(chunks: ChunkCache, number: int) -> int | None:

@@ -47,7 +47,7 @@ class Incident(Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         """One line: which rules fired, how long, and how many requests were late."""
         what = "; ".join(f"{each.rule}: {each.shown}" for each in self.rules)
-        ended = "" if self.is_over else " and on"
+        ended = "" if self.is_over else ", still ongoing"
         streams = ""
         if self.num_late is not None:
             streams = f", {self.num_late:,} stream{'' if self.num_late == 1 else 's'} late"

@@ -240,7 +240,7 @@ class Fleet:
             member.was_starting = False
             member.new_since_s, member.measured = now_s, None
             pid = "" if info is None or info.pid is None else f" (pid {info.pid})"
-            self._say(member, f"started anew{pid}: another engine than before", True)
+            self._say(member, f"restarted{pid}: a new engine", True)
         elif now.status != before.status:
             if now.status == "live":
                 was_away = before.status in ("stale", "down") and member.heard_s is not None

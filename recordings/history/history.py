@@ -273,7 +273,7 @@ class History(HistoryView):
             self._begin(self._new_timeline(state, sequence))
             if isinstance(message, Snapshot):
                 self._timeline.know_transcripts(message)
-            text = f"{info.name} started anew (pid {info.pid or '?'})"
+            text = f"{info.name} restarted (pid {info.pid or '?'})"
             self._timeline.log.add(SessionEvent(max(state.step, 0), state.time_ns, "engine", text))
             return
         times_ns = self._timeline.columns.tokens_ns

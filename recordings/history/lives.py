@@ -113,8 +113,9 @@ class LifeKeeper:
                 columns = self._timeline.columns
                 num_alone = sum(1 + columns.num_between(each.start_ns, each.step) for each in waits)
                 num_anew = columns.num_between(first_ns, last_step)
+                oldest = columns.steps[0] if columns.steps else last_step
             num_on = None
-            if self._sweep is not None and self._sweep.step >= columns.steps[0]:
+            if self._sweep is not None and self._sweep.step >= oldest:
                 first_step = min(each.step for each in waits)
                 num_on = self._sweep.num_steps_for(first_ns, first_step, last_step)
             num_steps = num_anew if num_on is None else min(num_on, num_anew)

@@ -31,7 +31,7 @@ _MIN_TURN = 20
 _ANSWER_S = 1.0  # time limit for one answer: live messages wait for it
 _MAX_FAILED = 3  # missing answers in a row before giving up
 _MIN_ROOM_BYTES = 1024 * 1024
-_TOO_SLOW = "the way to the engine is too slow for it"
+_TOO_SLOW = "the connection to the engine is too slow"
 _TOPICS = frozenset(wire.TOPICS.values())
 
 # In order: not asked for; being fetched; complete; not available.
@@ -168,13 +168,13 @@ class Backfill:
         if room_steps < SEGMENT_STEPS or room_bytes < _MIN_ROOM_BYTES:
             raise _CannotBeHad(
                 f"the memory is full ({self._history.num_steps:,} steps): "
-                "what is older would be forgotten at once"
+                "older steps would be dropped at once"
             )
         return end, room_steps, room_bytes
 
     def _why_none(self, oldest: Snapshot) -> str:
         if oldest.step < 0:
-            return "it is the engine's first"
+            return "this is already the engine's first step"
         kept_s = (self._history.state.time_ns - oldest.time_ns) / 1e9
         return f"the engine keeps no more than its last {kept_s:,.0f} s"
 
@@ -194,7 +194,7 @@ class Backfill:
                     older.skip(first)
                 first += 1
             if first == begin:
-                raise _CannotBeHad("the engine has given it up meanwhile")
+                raise _CannotBeHad("the engine no longer keeps these messages")
             self._num_failed = 0
             self._turn = min(_TURN, self._turn * 2)
         self.share = (first - 1 - self._begin) / max(1, end - self._begin)
@@ -210,11 +210,11 @@ class Backfill:
         num_before = self._history.num_steps
         is_cut = older.begins_after != self._begin
         if not self._history.prepend(older):
-            raise _CannotBeHad("what is in memory does not go on from it")
+            raise _CannotBeHad("the fetched steps do not connect to those in memory")
         self.num_steps = self._history.num_steps - num_before
         if not self.num_steps:  # the earlier messages held no step
             raise _CannotBeHad(self._why_no_more)
-        self._end("done", "all that there is room for in memory" if is_cut else "")
+        self._end("done", "memory is full" if is_cut else "")
 
     def _end(self, state: BackfillState, note: str) -> None:
         if state == "failed":

@@ -160,7 +160,7 @@ def _reservation(seen: Seen) -> Evidence:
         text = f"reserve={reserve}: {_limit(seen, 'kv').text}, {used:.0%} of the blocks in use"
         return Evidence(seen.share("kv") >= _MIN_SHARE, text)
     tax = seen.figure("recompute_tax")
-    text = f"reserve={reserve}: {tax:.0%} of the time computed again what preemption had dropped"
+    text = f"reserve={reserve}: {tax:.0%} of the time went into recomputing after preemptions"
     return Evidence(tax >= _MIN_SHARE, text)
 
 

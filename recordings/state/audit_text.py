@@ -7,8 +7,8 @@ from stepscope.recordings.state.knob_text import changes_text
 
 _DONE = {
     "Pause": "paused the engine",
-    "Resume": "let the engine go on",
-    "Drain": "drains the engine",
+    "Resume": "resumed the engine",
+    "Drain": "started to drain the engine",
     "Shutdown": "shut the engine down",
     "ResetPrefixCache": "reset the prefix cache",
     "SetWorkload": "set the workload",
@@ -29,7 +29,7 @@ _EXPECTED_STATES = {
 _REFUSED = {
     "": "commands",
     "Pause": "pause",
-    "Resume": "going on",
+    "Resume": "resume",
     "Drain": "drain",
     "Shutdown": "shutdown",
     "ResetPrefixCache": "reset of the prefix cache",
@@ -99,7 +99,9 @@ def _workloads(entry: Audited) -> tuple[str, str] | None:
 def _workload_text(old: str, new: str) -> str:
     """The parts that differ between two workloads. A whole mix would be a long line."""
     if not old:
-        return f"started a workload of {new}" if new else "stopped the workload: there was none"
+        return (
+            f"started a workload of {new}" if new else "stopped the workload, but none was running"
+        )
     if not new:
         return f"stopped the workload of {old}"
     if old == new:

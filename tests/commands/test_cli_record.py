@@ -152,7 +152,7 @@ def test_a_restarted_engine_ends_a_single_file_recording_with_an_error(
     done = stepscope("record", busy_engine.endpoint.control, "-o", str(path), "--seconds", "60")
     thread.join()
     assert done.exit_code == 1
-    assert "the engine started anew: the recording ends at step" in done.stderr
+    assert "the engine restarted: the recording ends at step" in done.stderr
     with Recording(path) as recording:
         assert not recording.truncated
 

@@ -28,7 +28,7 @@ def test_without_a_rate_the_demo_keeps_its_default_workload() -> None:
     [
         (None, WORKLOAD, f"started a workload of {describe(WORKLOAD)}"),
         (WORKLOAD, None, f"stopped the workload of {describe(WORKLOAD)}"),
-        (None, None, "stopped the workload: there was none"),
+        (None, None, "stopped the workload, but none was running"),
         (WORKLOAD, WORKLOAD, f"started the same workload anew: {describe(WORKLOAD)}"),
         (
             WORKLOAD,

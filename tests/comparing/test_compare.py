@@ -515,7 +515,7 @@ def test_a_live_session_is_divided_at_a_step_and_new_steps_join_the_second_part(
     comparer.read_some()
     comparer.read_some()
     assert after.is_done
-    assert "started anew" in comparer.notes[0]
+    assert "restarted" in comparer.notes[0]
     assert comparer.renew().works[1].num_steps == steps[1]
 
 

@@ -88,7 +88,7 @@ def test_the_load_is_judged_by_requests_sent_not_by_work_done() -> None:
     some, more = asked(times[:60]), asked(times[60:])
     assert told(some, more, is_one_session=True) is None  # 1.0 and 1.2 a second are chance
     queue = told(some, asked(times[60:], num_queued=40), is_one_session=True)
-    assert (queue or "").endswith("in the queue to begin with 0→40")
+    assert (queue or "").endswith("waiting at the start 0→40")
     assert told(asked([]), asked([]), is_one_session=True) is None
     going = asked([]), asked([], num_queued=20)
     assert "requests at a time 0.0→20.0" in (told(*going, is_one_session=True) or "")

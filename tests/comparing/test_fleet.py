@@ -315,7 +315,7 @@ def test_engines_that_end_return_or_restart_are_reported(
     history = source.history
     history.append(history.last_sequence + 1, msgspec.structs.replace(old, engine_id="another"))
     line = look()
-    assert told(fleet).endswith("a started anew: another engine than before")
+    assert told(fleet).endswith("a restarted: a new engine")
     assert line.new_s == 0.0
     clock.now_s += 100
     assert look().new_s is None

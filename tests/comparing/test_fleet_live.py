@@ -108,7 +108,7 @@ def test_an_engine_that_dies_and_its_replacement_are_reported(
     screen.wait_for(r"1/3 up  2 DOWN", timeout_s=8)
     screen.wait_for(r"engine-b is gone: killed or crashed")
     engines.start(b)
-    screen.wait_for(r"engine-b started anew: another engine than before", timeout_s=20)
+    screen.wait_for(r"engine-b restarted.*: a new engine", timeout_s=20)
     screen.wait_for(r"▶engine-b +LIVE new")
     screen.wait_for("2/3 up  1 DOWN")
     screen.send("q")

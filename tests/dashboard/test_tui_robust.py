@@ -146,7 +146,7 @@ async def test_every_screen_follows_an_engine_that_stalls_dies_and_restarts(
             assert source.history.previous is not None
             assert source.history.previous.last_step == before
             events = source.history.events(None, 10_000, frozenset({"engine"}))
-            assert any("started anew" in event.text for event in events)
+            assert any("restarted" in event.text for event in events)
             await press(app, "p")
             await until(app, "▐BEFORE THE RESTART▌")
             await press(app, "L")

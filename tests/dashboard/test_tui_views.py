@@ -318,7 +318,7 @@ def test_consecutive_equal_operator_actions_are_one_event() -> None:
     log = EventLog()
     for step in range(5):
         log.add(SessionEvent(step, step, "engine", "me: ran single steps"))
-    log.add(SessionEvent(5, 5, "engine", "me: let the engine go on"))
+    log.add(SessionEvent(5, 5, "engine", "me: resumed the engine"))
     log.add(SessionEvent(6, 6, "engine", "me: ran single steps"))
     assert [event.step for event in log.until(9, 10, None)] == [4, 5, 6]
 

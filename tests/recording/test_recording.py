@@ -367,7 +367,7 @@ def test_a_recording_ends_when_the_engine_restarts(
         time.sleep(0.01)
         assert time.monotonic() < deadline_s
     assert recorder.error is not None
-    assert f"the engine started anew: the recording ends {at}" in recorder.error
+    assert f"the engine restarted: the recording ends {at}" in recorder.error
     recorder.stop()
     with Recording(tmp_path / "one.mcap") as recording:
         assert recording.info.engine_id == "simulated-7"
@@ -532,7 +532,7 @@ def test_a_recording_that_ended_by_itself_ignores_further_messages(tmp_path: Pat
     seconds = recorder.elapsed_s
     recorder.stop()
     assert recorder.elapsed_s == seconds
-    assert "started anew" in (recorder.error or "")
+    assert "restarted" in (recorder.error or "")
 
 
 def other_engine() -> EngineInfo:

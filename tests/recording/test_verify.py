@@ -124,7 +124,7 @@ def test_steps_out_of_order_and_times_running_backwards_are_found(tmp_path: Path
         200, lambda m: msgspec.structs.replace(m, tokens_ns=m.schedule_start_ns - 1, launch_ns=None)
     )
     problems = wrong(verified(tmp_path / "times.mcap", messages))
-    assert problems["times"] == ["step 200: its times do not follow one another"]
+    assert problems["times"] == ["step 200: its times are not in order"]
 
 
 def test_verify_reports_as_table_or_json_and_ends_with_1_on_problems(

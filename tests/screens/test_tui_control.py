@@ -554,7 +554,7 @@ async def test_why_a_recording_ended_is_shown_until_the_next_key(
         first = source.history.last_step or 0
         await until(lambda: (source.history.last_step or 0) > first, "no step comes into it")
         live_engine.becomes(engine_id="another")
-        said = "the engine started anew: the recording ends at step"
+        said = "the engine restarted: the recording ends at step"
         await until(lambda: said in main_text(app), "nothing is said")
         await until(lambda: "● REC" not in main_text(app), "it is still recording")
         await press(app, "end")

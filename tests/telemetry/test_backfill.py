@@ -127,7 +127,7 @@ def test_a_second_backfill_says_that_memory_begins_at_the_engines_start(live_eng
         asked(late)
         asked(late)
     assert late.backfill.state == "failed"
-    assert late.backfill.note == "it is the engine's first"
+    assert late.backfill.note == "this is already the engine's first step"
     assert late.history.first_step == 0
     first.stop()
     late.stop()
@@ -143,7 +143,7 @@ def test_a_backfill_adds_no_more_steps_than_there_is_room_for(live_engine: Any) 
         wait_for(lambda: late.history.num_steps > 3, "some steps")
         old_first = late.history.first_step or 0
         asked(late)
-        assert late.backfill.note == "all that there is room for in memory"
+        assert late.backfill.note == "memory is full"
         assert 0 < (late.history.first_step or 0) < old_first
         wait_for(lambda: late.history.num_steps > 300, "a full memory")
         asked(late)
@@ -264,7 +264,7 @@ def test_steps_the_engine_forgets_during_a_backfill_leave_memory_unchanged(
             late.engine.kept.pop(number, None)
 
     late.engine.on_replay = forget
-    assert refused(late) == "the engine has given it up meanwhile"
+    assert refused(late) == "the engine no longer keeps these messages"
 
 
 def test_missing_replies_end_a_backfill_and_live_steps_continue(
@@ -303,7 +303,7 @@ def test_on_a_too_slow_link_a_backfill_fetches_less_or_nothing(
     monkeypatch.setattr("stepscope.recordings.live.backfill.catch_up_s", slow)
     monkeypatch.setattr(backfill, "MAX_FETCH_S", 1.0)
     late.engine.oldest = 0
-    assert refused(late) == "the way to the engine is too slow for it"
+    assert refused(late) == "the connection to the engine is too slow"
     monkeypatch.setattr(backfill, "MAX_FETCH_S", 120.0)
     asked(late.source)
     assert late.source.backfill.state == "done"
@@ -451,7 +451,10 @@ def test_at_the_engines_first_step_home_says_that_none_came_before(
         engine.run(1)
         time.sleep(0.01)
     asked(source)
-    assert (source.backfill.state, source.backfill.note) == ("failed", "it is the engine's first")
+    assert (source.backfill.state, source.backfill.note) == (
+        "failed",
+        "this is already the engine's first step",
+    )
     source.stop()
     engine.close()
 

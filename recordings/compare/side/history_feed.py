@@ -66,7 +66,7 @@ class HistoryFeed:
             if num_taken < BATCH:
                 break
         if not self._history.is_followed_by(self._follower):
-            self._note = f"{self.name}: the engine started anew; this is the session before it"
+            self._note = f"{self.name}: the engine restarted; this is the session before it"
             self.is_done = not taken
         return taken
 

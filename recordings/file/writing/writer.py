@@ -222,7 +222,7 @@ class RecordingWriter:
                 at = f"the recording ends at step {self.last_step}"
                 if self.last_step is None:
                     at = "the recording ends without a step"
-                self._why_ended = f"the engine started anew: {at}"
+                self._why_ended = f"the engine restarted: {at}"
                 return
             self._next_file(self._series)
             self._log = self._new_log()
