@@ -1,8 +1,8 @@
-"""What goes over the wire, and what everybody shares: telemetry messages and their rows, commands,
-replies, and in `settings/` what can be set. Free of torch; imports nothing of ours.
+"""The messages on the wire: telemetry and its rows, commands and their replies. `settings/` has
+what a user can set. Every room may use this one. It needs no torch and no other room.
 
 May import: engine.protocol.settings.
 A new message or field goes into `wire*.py`, a new command into `commands.py`, its answer into
-`replies.py`, a new knob into `settings/knobs.py`. `native/` is the C that encodes rows; it has a
-twin in Python beside its user.
+`replies.py`, a new knob into `settings/knobs.py`. `native/` is the C that encodes rows; a Python
+version of it lies beside the code that uses it.
 """

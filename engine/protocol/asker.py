@@ -7,22 +7,23 @@ _KEY = "key"
 
 
 class Asker(NamedTuple):
-    """Who gives a command: the name they go by, and the key they proved to hold, if any."""
+    """Who gives a command: the name the client gives itself, and the key it proved to hold."""
 
     who: str
     key: str | None = None
 
     @property
     def proved(self) -> str:
-        """Name of the key they hold; empty for the local one, which says only whose account it is.
+        """Name of the proved key, as "key NAME"; empty without one.
 
-        No client can call itself so: see `claimed`.
+        Also empty for `LOCAL`, which proves only that the client runs in the engine's account.
+        No client can claim such a name: see `claimed`.
         """
         return "" if self.key in (None, LOCAL) else f"{_KEY} {self.key}"
 
     @property
     def claimed(self) -> str:
-        """What they call themselves, in quotes where it could be taken for what a key proved."""
+        """The name the client gives itself, in quotes if it could pass for a proved name."""
         words = self.who.split()
         if not words:
             return "unknown"
@@ -31,5 +32,5 @@ class Asker(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What to call them: a key is more certain than the name that a client gives itself."""
+        """The name to show: the proved key if there is one, else the claimed name."""
         return self.proved or self.claimed

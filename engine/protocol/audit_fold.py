@@ -1,7 +1,7 @@
-"""Entries of the audit trail that are alike: many of them are one.
+"""Folding: entries of the audit trail that are alike become one entry with a count.
 
-Who ends a load or closes a page aborts thousands of requests in a moment, and a client that may not
-change anything can try as often as it likes; a reader of the trail looks for changes of knobs.
+A client that ends a load aborts thousands of requests at once, and a client without permission can
+try again without end. Folding keeps these from burying the knob changes that a reader looks for.
 """
 
 from collections.abc import Iterable
@@ -13,9 +13,10 @@ from stepscope.engine.protocol.wire import Audited, KnobValue
 
 
 def kin(entry: Audited) -> tuple[str | None, ...] | None:
-    """The same for entries that are alike; None: there is none like it.
+    """Key that is equal for entries that are alike; None if the entry is never folded.
 
-    Alike are refusals of one command, and aborts, of one client for one cause.
+    Alike are refusals of the same command for the same client and error code, and the aborts of
+    one client.
     """
     if not entry.code and entry.command != Abort.__name__:
         return None
@@ -27,9 +28,9 @@ def are_alike(entry: Audited, other: Audited) -> bool:
 
 
 def folded(earlier: Audited, later: Audited) -> Audited:
-    """Two as one, which counts all and names the first request and the last.
+    """Fold two entries into one, with their total count and the first and the last request.
 
-    Refusals of several commands are of no command in particular.
+    `command` is empty if the two are refusals of different commands.
     """
     return msgspec.structs.replace(
         later,
@@ -41,7 +42,7 @@ def folded(earlier: Audited, later: Audited) -> Audited:
 
 
 def side_by_side(entries: Iterable[Audited]) -> list[Audited]:
-    """All of them, and those that are alike as one where nothing lies between them."""
+    """Return the entries in order, with neighbours that are alike folded into one."""
     found: list[Audited] = []
     for entry in entries:
         if found and are_alike(found[-1], entry):
@@ -52,9 +53,9 @@ def side_by_side(entries: Iterable[Audited]) -> list[Audited]:
 
 
 def latest(newest_first: Iterable[Audited], most: int) -> list[Audited]:
-    """The last changes and the last refusals, `most` of each, oldest first.
+    """Return the last changes and the last refusals, at most `most` of each, oldest first.
 
-    Of those that are alike there is one, where the last of them was.
+    Entries that are alike are folded into one, in the place of the newest of them.
     """
     found: list[Audited] = []
     places: dict[tuple[str | None, ...], int] = {}
@@ -75,7 +76,7 @@ def latest(newest_first: Iterable[Audited], most: int) -> list[Audited]:
 def _ends(
     earlier: dict[str, KnobValue] | None, later: dict[str, KnobValue] | None
 ) -> dict[str, KnobValue] | None:
-    """The first and the last of the requests."""
+    """The values of the first and of the last request."""
     if not earlier or not later:
         return later or earlier
     first, last = next(iter(earlier)), next(reversed(later))

@@ -1,13 +1,12 @@
-"""Control: what a client may ask of the engine, and what it is answered.
+"""Control: the commands that a client may send to the engine.
 
-A request is `[id (u64, big-endian), msgpack command]` from a DEALER socket; every reply to it
-carries the same id: `[id, msgpack reply]`. One command has one reply, except `Submit`, which is
-answered by `Submitted` and then by `Output` messages until one of them is `finished`. Where a
-client asks for it, outputs of several commands come in one `Bundle`, whose id is 0. A connection
-uses an id once: the same frames again are answered as the first time. Decoding is strict (no
-unknown fields) and bounded: a command of more than `MAX_COMMAND_BYTES` is answered with an error,
-and a frame of more than twice that, or a heap of what is not taken (`Backlog`), ends the connection
-without an answer.
+A command is `[id (u64, big-endian), msgpack command]` from a DEALER socket; every reply to it
+carries the same id: `[id, msgpack reply]`. One command has one reply, except `Submit`: it gets
+`Submitted`, then `Output` messages until one has a `finish_reason`. If a client asks for it, the
+outputs of several commands come in one `Bundle`, whose id is 0. A connection uses each id once: the
+same frames sent again get the same answer. Decoding is strict (no unknown fields) and bounded: a
+command of more than `MAX_COMMAND_BYTES` is answered with an error. A frame of more than twice that,
+or too many messages that wait to be read (`Backlog`), ends the connection without an answer.
 """
 
 from typing import Annotated, ClassVar, TypeAlias
@@ -37,7 +36,7 @@ class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class Command(
     Struct, frozen=True, kw_only=True, tag_field="type", tag=True, forbid_unknown_fields=True
 ):
-    """Base of what may be asked."""
+    """Base of all commands."""
 
 
 class GetInfo(Command, frozen=True):
@@ -49,38 +48,39 @@ class GetSnapshot(Command, frozen=True):
 
 
 class GetKeptSnapshot(Command, frozen=True, kw_only=True):
-    """A snapshot of about so long ago, from which on the replay ring still holds all messages.
+    """Get a snapshot from about `past_s` ago; the replay ring still holds every later message.
 
-    To be sent where `EngineInfo.keeps_snapshots` is.
+    Only for engines with `EngineInfo.keeps_snapshots`.
     """
 
     past_s: Annotated[float, Meta(ge=0, le=MAX_PAST_S)]
 
 
 class ReplayFrom(Command, frozen=True, kw_only=True):
-    """Messages from `sequence` on that the replay ring still holds, oldest first."""
+    """Get the messages from `sequence` on that the replay ring still holds, oldest first."""
 
     sequence: Annotated[int, Meta(ge=0)]
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
 
 
 class GetAudit(Command, frozen=True, kw_only=True):
-    """Entries of the audit trail with a number above `after`, oldest first."""
+    """Get the entries of the audit trail with a number above `after`, oldest first."""
 
     after: Annotated[int, Meta(ge=0)] = 0
     limit: Annotated[int, Meta(ge=1, le=1_000)] = 1_000
 
 
 class Change(Command, frozen=True, kw_only=True, omit_defaults=True):
-    """Base of what changes something; all of it is in the audit trail.
+    """Base of the commands that change something. The audit trail records them all.
 
-    `once` names this very command: who sends it again, because no answer came, gets the answer of
-    the first time and nothing is done twice. `engine_id` keeps it from an engine that has taken the
-    place of the one it was meant for. `seen` is the number of the last entry of the audit trail
-    that the client knew of: a later change of the same kind by another client is a conflict.
+    `once` is a unique name of this command. A client that got no answer sends it again under the
+    same name, and gets the answer of the first time: nothing is done twice. With `engine_id`, an
+    engine that was restarted at the same address refuses the command. `seen` is the number of the
+    last audit entry that the client has seen: a later change of the same kind by another client
+    makes the command a conflict.
     """
 
-    doing: ClassVar[str]  # in words, for who may not
+    doing: ClassVar[str]  # the change in words, for the message that denies it
 
     who: Name = "unknown"
     once: Annotated[str, Meta(max_length=64)] = ""
@@ -89,10 +89,11 @@ class Change(Command, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SetKnobs(Change, frozen=True, kw_only=True):
-    """All of `changes` or none. `expected_version` guards against overwriting another's change.
+    """Set knobs: all of `changes`, or none if one of them is wrong.
 
-    With `lease_s` they hold for so long: unless the client sends a change with a lease again, the
-    engine puts the values from before the lease back.
+    `expected_version` guards against overwriting the change of another client. With `lease_s` the
+    values hold for that long: unless the client renews the lease by another change with `lease_s`,
+    the engine then puts back the values from before the lease.
     """
 
     doing = "changing knobs"
@@ -121,36 +122,36 @@ class StepOnce(Change, frozen=True, kw_only=True, tag="Step"):
 
 
 class KVTicket(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the keys and values of a request lie until the engine that goes on has loaded them."""
+    """Where the keys and values of a request lie until the decode engine has loaded them."""
 
     file: Annotated[str, Meta(pattern="^stepscope-kv-[0-9a-f]{32}$")]
     layout: Annotated[str, Meta(max_length=64)]  # the model and the shape of its KV blocks
     frames: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1, max_length=1_000_000)]
-    stamp: Annotated[int, Meta(ge=1)]  # of the frames for as long as this is in them
+    stamp: Annotated[int, Meta(ge=1)]  # the frames carry it while they hold this request
 
 
 class HandedOver(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a prefill engine has done for a request. Times are nanoseconds of `time.monotonic_ns`.
 
-    The KV cache has all tokens but the newest, which is to be computed next.
+    The KV cache holds all tokens but the newest, which the decode engine computes next.
     """
 
-    engine: Name
-    request_id: Annotated[int, Meta(ge=0)]  # there
+    engine: Name  # the prefill engine
+    request_id: Annotated[int, Meta(ge=0)]  # its number in the prefill engine
     output_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=1_000_000)]
-    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)]  # its further tokens are drawn by
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)]  # for sampling its further tokens
     arrival_ns: int
     first_token_ns: int
     last_token_ns: int
-    sent_ns: int  # its keys and values were copied
+    sent_ns: int  # when its keys and values were copied to the shared memory
     kv: KVTicket
 
 
 class Submit(Command, frozen=True, kw_only=True):
-    """A prompt as text, as token ids or as a conversation (exactly one of the three).
+    """Send a request: its prompt as text, as token ids or as a conversation (exactly one of them).
 
-    `max_prompt_tokens` keeps the first so many tokens: a client without the tokenizer sends enough
-    text and lets the engine cut it.
+    `max_prompt_tokens` cuts the prompt to that many tokens: a client without the tokenizer sends
+    enough text and lets the engine cut it.
     """
 
     doing: ClassVar[str] = "sending requests"
@@ -163,19 +164,19 @@ class Submit(Command, frozen=True, kw_only=True):
     sampling: SamplingParams = SamplingParams()
     fit_max_tokens: bool = False  # lower max_tokens to what max_model_len leaves; else refuse
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0  # lower is served first
-    stream: bool = True  # one Output a token; else one at the end
+    stream: bool = True  # an Output for each step that adds tokens; else one Output at the end
     with_text: bool = True
-    # Its outputs may come in a `Bundle`; to be set where `EngineInfo.bundles` is.
+    # Its outputs may come in a `Bundle`. Only for engines with `EngineInfo.bundles`.
     bundle: bool | UnsetType = UNSET
-    # Of a request that a prefill engine hands over; to be sent where `EngineInfo.role` is "decode".
+    # Set by a prefill engine that hands the request over to an engine with the role "decode".
     handed_over: HandedOver | UnsetType = UNSET
 
 
 class Withdraw(Command, frozen=True, kw_only=True):
-    """The client has given up a `Submit` of this connection that is not answered yet.
+    """Give up a `Submit` of this connection that is not answered yet.
 
-    One that still waits to be tokenised is answered with the error `withdrawn`. Any other becomes a
-    request, to be ended with `Abort`.
+    If it still waits to be tokenised, it is answered with the error `withdrawn`. Otherwise it
+    becomes a request all the same, and only `Abort` ends it.
     """
 
     command_id: Annotated[int, Meta(ge=0)]  # of the `Submit`
@@ -200,7 +201,7 @@ class SetWorkload(Change, frozen=True, kw_only=True):
 
 
 class Drain(Change, frozen=True):
-    """Refuse new requests and finish the ones that are there. `Resume` opens the door again."""
+    """Refuse new requests and finish those the engine has. `Resume` lets new ones in again."""
 
     doing = "draining the engine"
 

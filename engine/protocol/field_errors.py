@@ -1,4 +1,4 @@
-"""What msgspec says of a value that does not fit its field, in the words of JSON."""
+"""Error messages of msgspec about a wrong field, in words that suit a JSON client."""
 
 import re
 from typing import NamedTuple
@@ -8,7 +8,7 @@ import msgspec
 _PATH = re.compile(r" - at `(?:key in |key` in `)?\$\.?(?P<path>[^`]*)`$")
 _NAMED_FIELD = re.compile(r"(?P<what>unknown|missing required) field `(?P<name>[^`]*)`")
 _TYPES = re.compile(r"`(?P<types>[a-z]+(?: \| [a-z]+)*)`")
-# What the decoder calls the types of JSON, and what a person calls them.
+# The decoder's names of the JSON types, and ours for people.
 _TYPE_NAMES = {
     "int": "an integer",
     "float": "a number",
@@ -21,7 +21,7 @@ _TYPE_NAMES = {
 
 
 class FieldError(NamedTuple):
-    """Which field, None for the whole, and what is wrong with it."""
+    """What is wrong with a field; `field` is None if it is about the whole message."""
 
     field: str | None
     message: str
@@ -32,7 +32,7 @@ class FieldError(NamedTuple):
 
 
 def in_words(error: msgspec.ValidationError) -> FieldError:
-    """The field's path, such as `requests[0].arrival_step`, and what was expected."""
+    """Turn an error into the field's path, such as `requests[0].arrival_step`, and a message."""
     message = str(error)
     field: str | None = None
     if match := _PATH.search(message):
@@ -45,7 +45,7 @@ def in_words(error: msgspec.ValidationError) -> FieldError:
 
 
 def _plain(message: str) -> str:
-    """Any field of ours may be null, so none says so."""
+    """Put JSON type names in words. Drops "or null": all our optional fields accept it."""
 
     def named(match: re.Match[str]) -> str:
         types = [name for name in match["types"].split(" | ") if name != "null"] or ["null"]

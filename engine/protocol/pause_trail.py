@@ -1,30 +1,31 @@
 """`PauseTrail`: when the operator had paused an engine, as its telemetry shows it.
 
-The engine keeps one for late joiners, and every observer one of what it receives. Both follow the
-same messages, so they are equal.
+The engine keeps a trail for late joiners, and every observer builds one from what it receives. Both
+follow the same messages, so they are equal.
 """
 
 from typing import NamedTuple
 
 from msgspec import Struct
 
-MAX_SPANS = 256  # the last ones; single steps make one each
+MAX_SPANS = 256  # spans that are kept, the newest ones; each single step makes one
 
 
 class PauseSpan(Struct, frozen=True, array_like=True):
     """A stretch of engine time without a step because of a pause."""
 
     start_ns: int
-    end_ns: int | None = None  # None: it goes on
+    end_ns: int | None = None  # None while the pause lasts
 
 
 class PauseTrail(NamedTuple):
-    """All pauses there were. Never changed: each message gives another one.
+    """The pauses so far. Immutable: each message makes a new trail.
 
     Attributes:
-        spans: oldest first; only the last may go on. None: none is known.
-        stepped_ns: the end of a step that ran in a pause: it goes on from there, for an engine that
-            runs single steps stays paused, unless a status says otherwise.
+        spans: oldest first; only the last may still last. None if no pause is known.
+        stepped_ns: when the last step ended, if it ran in a pause. The pause continues from there
+            unless a status says otherwise: an engine that runs single steps stays paused. None if
+            there was no such step.
     """
 
     spans: tuple[PauseSpan, ...] | None = None
@@ -32,23 +33,23 @@ class PauseTrail(NamedTuple):
 
     @property
     def since_ns(self) -> int | None:
-        """When the pause began that is under way and was published."""
+        """Start of the pause that lasts now, as published; None if there is none."""
         return self.spans[-1].start_ns if self.spans and self.spans[-1].end_ns is None else None
 
     @property
     def is_on(self) -> bool:
-        """The next message says whether a pause goes on."""
+        """Whether the engine is paused, or may be: the next message tells."""
         return self.stepped_ns is not None or self.since_ns is not None
 
     def last_since(self, time_ns: int) -> int:
-        """How long the last pause was, in ns; 0 if it goes on or ended before `time_ns`."""
+        """Length of the last pause in ns; 0 if it still lasts or ended before `time_ns`."""
         last = self.spans[-1] if self.spans else None
         if last is None or last.end_ns is None or last.end_ns < time_ns:
             return 0
         return last.end_ns - last.start_ns
 
     def after_status(self, time_ns: int, *, is_paused: bool) -> "PauseTrail":
-        """Take the state of the engine from a status."""
+        """Return the trail after a status message."""
         if not is_paused:
             return PauseTrail(self._ended(None, time_ns)) if self.is_on else self
         if self.since_ns is not None:
@@ -57,11 +58,15 @@ class PauseTrail(NamedTuple):
         return PauseTrail(((*(self.spans or ()), PauseSpan(start_ns)))[-MAX_SPANS:])
 
     def after_step(self, start_ns: int, tokens_ns: int) -> "PauseTrail":
-        """A step ran although the engine was paused, or has just been resumed."""
+        """Return the trail after a step that ran in a pause, or just after a resume."""
         return PauseTrail(self._ended(self.stepped_ns, start_ns), tokens_ns)
 
     def _ended(self, since_ns: int | None, end_ns: int) -> tuple[PauseSpan, ...] | None:
-        """Args: since_ns: of a pause that was not published."""
+        """The spans, with the pause that lasts now ended at `end_ns`.
+
+        Args:
+            since_ns: start of a pause that was not published; used if no published one lasts.
+        """
         spans = self.spans
         if (published_ns := self.since_ns) is not None and spans is not None:
             spans, since_ns = spans[:-1], published_ns

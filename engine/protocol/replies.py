@@ -1,4 +1,4 @@
-"""Control: what a client is answered; `commands` says how."""
+"""Control: the engine's replies to clients; `commands` describes the framing."""
 
 from typing import TypeAlias
 
@@ -9,27 +9,27 @@ from stepscope.engine.protocol.wire import Audited, EngineInfo, KnobValue, Snaps
 
 
 class Reply(Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
-    """Base of what is answered."""
+    """Base of all replies."""
 
 
 class Ack(Reply, frozen=True, kw_only=True):
-    """It was done, between two steps: after the changes its client sent before it.
+    """The command was done, between two steps and after the earlier changes of its client.
 
-    Where many wait it may take some steps until its turn comes; `effective_step` is the one that
-    was next then: no step before it had the change, and this one and all after it have.
+    If many commands wait, its turn may come some steps later. `effective_step` is the step after
+    it: that step and all later ones have the change, and no earlier one has it.
     """
 
-    effective_step: int  # the first step for which it holds
+    effective_step: int  # the first step with the change
     version: int | None = None  # of the knobs, after SetKnobs
     detail: str = ""
 
 
 class Error(Reply, frozen=True, kw_only=True):
-    """Nothing was changed. `code` is for programs, `message` says what to do."""
+    """Nothing was changed. `code` is for programs, `message` tells people what to do."""
 
     code: str
     message: str
-    knobs: dict[str, KnobValue] | None = None  # of a conflict: the values as they are now
+    knobs: dict[str, KnobValue] | None = None  # the values as they are now, after a conflict
     knobs_version: int | None = None
 
 
@@ -39,30 +39,33 @@ class Submitted(Reply, frozen=True, kw_only=True):
 
 
 class Loaded(Reply, frozen=True, kw_only=True):
-    """The keys and values of a request that was handed over are copied: their frames are free."""
+    """The decode engine has copied the keys and values of a handed-over request.
+
+    The prefill engine may use their frames again.
+    """
 
     request_id: int
 
 
 class TokenLogprob(Struct, array_like=True, frozen=True):
     token_id: int
-    logprob: float  # a finite number: -9999 for what is impossible
+    logprob: float  # always finite: -9999 for an impossible token
     text: str = ""  # of this token alone; "" also when the client wants no text
 
 
 class PositionLogprobs(Struct, array_like=True, frozen=True):
-    """How likely an output token was, before temperature, penalties and cuts (natural log)."""
+    """How likely an output token was (natural log), before temperature, penalties and top-k/p."""
 
     chosen: TokenLogprob
-    rank: int  # of the chosen one, 1 is the most likely
-    top: list[TokenLogprob]  # the most likely ones, best first; as many as were asked for
+    rank: int  # of the chosen token; 1 is the most likely
+    top: list[TokenLogprob]  # the most likely tokens, best first; as many as the request asked for
 
 
 class Output(Reply, frozen=True, kw_only=True, omit_defaults=True):
-    """Tokens of a request. The last one has `finish_reason`: stop, length or abort.
+    """New tokens of a request. The last output has a `finish_reason`: stop, length or abort.
 
-    Text comes when it is certain: characters in the making, and what may begin a stop string, come
-    with a later output. The tokens of text that is cut off by a stop string are still there.
+    Text comes once it is certain: incomplete characters, and text that may begin a stop string,
+    come with a later output. A stop string cuts the text, but not the tokens.
     """
 
     request_id: int
@@ -77,7 +80,7 @@ class Output(Reply, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Bundle(Reply, frozen=True, kw_only=True):
-    """Outputs that were ready together, oldest first, each with the id of its `Submit`."""
+    """Outputs that were ready at the same time, oldest first, each with the id of its `Submit`."""
 
     outputs: list[tuple[int, Output]]
 
@@ -90,15 +93,15 @@ class ReplayedFrame(Struct, array_like=True, frozen=True):
 
 class Replayed(Reply, frozen=True, kw_only=True):
     frames: list[ReplayedFrame]
-    oldest_sequence: int  # the oldest the ring holds
-    next_sequence: int  # the one the publisher will use next
+    oldest_sequence: int  # of the oldest message in the replay ring
+    next_sequence: int  # of the next message to be published
 
 
 class AuditPage(Reply, frozen=True, kw_only=True):
     entries: list[Audited]
-    oldest: int  # number of the oldest entry that is kept, 0 without any
+    oldest: int  # number of the oldest entry that the engine keeps; 0 if it has none
     newest: int
-    detail: str = ""  # where older ones are, when some that were asked for are not kept any more
+    detail: str = ""  # where to find older entries, if some of those asked for are gone
 
 
 AnyReply: TypeAlias = (

@@ -1,12 +1,12 @@
-"""Whether an engine publishes anything, as it says of itself."""
+"""Whether an engine publishes telemetry, according to its `EngineInfo`."""
 
 from stepscope.engine.protocol.wire import EngineInfo
 
 
 def publishes(info: EngineInfo) -> bool:
-    """Whether there is telemetry of it; without (`--no-telemetry`) what it does is unknown.
+    """Whether the engine publishes telemetry; with `--no-telemetry` it does not.
 
-    An engine that names an address for commands and none for telemetry publishes nothing. One that
-    names neither, as in a recording of another program, says nothing about it.
+    An engine with a control endpoint but no telemetry endpoint publishes nothing. One with neither,
+    as in a recording of another program, counts as publishing.
     """
     return bool(info.telemetry_endpoint) or not info.control_endpoint

@@ -5,9 +5,9 @@ counts all its topics with one sequence, so a subscriber to everything sees a lo
 gap. Times are the engine's `time.monotonic_ns()` unless a name says `wall`. `None` means that the
 source cannot know the value; readers draw it as unknown, never as zero.
 
-Only the rows of `wire_rows` are array-encoded, and they grow at the end only; everything else is
-map-encoded, so that an older reader skips the fields it does not know. All other
-modules import telemetry from here.
+The rows of `wire_rows` are array-encoded, and new fields go to their end. Other messages are
+map-encoded, so that an older reader skips the fields it does not know. Other modules import
+telemetry from here.
 """
 
 from collections.abc import Callable
@@ -51,13 +51,13 @@ KnobValue: TypeAlias = bool | int | float | str
 
 
 class Telemetry(Struct, frozen=True, tag_field="type", tag=True, omit_defaults=True):
-    """Base of what is published."""
+    """Base of all published messages."""
 
     topic: ClassVar[bytes]
 
 
 class KnobSpec(Struct, frozen=True):
-    """One live setting, described for people and for clients that never import the engine."""
+    """Description of one knob, for people and for clients that do not import the engine."""
 
     name: str
     kind: Literal["int", "float", "bool", "choice"]
@@ -69,17 +69,17 @@ class KnobSpec(Struct, frozen=True):
 
 
 class StepCosts(Struct, frozen=True, kw_only=True):
-    """What steps took when the engine tried some at its start, beside whatever else ran then."""
+    """Step times that the engine measured at its start; other programs may have run beside it."""
 
-    num_streams: int  # requests that each got a token of ...
-    decode_ms: float  # ... a step that took so long, as a median
-    num_prefill_tokens: int  # prompt tokens of ...
-    prefill_ms: float  # ... a step that took so long
-    stream_ms: float | None = None  # a step that gave one such request a token; None: not tried
+    num_streams: int  # decoding requests in the decode step that was measured
+    decode_ms: float  # median time of that step
+    num_prefill_tokens: int  # prompt tokens in the prefill step that was measured
+    prefill_ms: float  # time of that step
+    stream_ms: float | None = None  # time of a step that decodes one request; None: not measured
 
 
 class EngineInfo(Telemetry, frozen=True, kw_only=True):
-    """Who is speaking. Published at start and every few seconds."""
+    """Who the engine is, and what it can do. Published at start and every few seconds."""
 
     topic = b"info"
 
@@ -111,24 +111,24 @@ class EngineInfo(Telemetry, frozen=True, kw_only=True):
     telemetry_endpoint: str = ""
     control_endpoint: str = ""
     http_endpoint: str | None = None  # HOST:PORT where the engine's own HTTP server listens
-    monotonic_ns: int  # these two name the same instant
+    monotonic_ns: int  # the same instant as `wall_ns`
     wall_ns: int
     with_tokens: bool = False  # prompts and outputs are in its telemetry
     config_hash: str | None = None
     overlap: bool | None = None  # steps may be prepared while the one before runs (`hidden_ns`)
-    step_costs: StepCosts | None = None  # None: the engine did not try
+    step_costs: StepCosts | None = None  # None: the engine did not measure
     bundles: bool = False  # it knows `Submit.bundle`
     keeps_snapshots: bool = False  # it knows `GetKeptSnapshot`
-    engine: str | None = None  # what was attached to ("vllm"); None: our own engine
-    engine_version: str | None = None  # of what was attached to
-    data_parallel_rank: int | None = None  # None: it is the only one
+    engine: str | None = None  # the attached engine ("vllm"); None: our own engine
+    engine_version: str | None = None  # of the attached engine
+    data_parallel_rank: int | None = None  # None: it is the only replica
     data_parallel_size: int | None = None
     tensor_parallel_size: int | None = None
     role: str | None = None  # prefill or decode; None: it does both
-    decode_engine: str | None = None  # whom a prefill engine hands over to; None: nobody, for now
-    kv_layout: str | None = None  # what KV blocks must have in common to be handed over
-    simulated: str | None = None  # by which model of step times; None: a model ran, and time passed
-    # Each `StepRecord` sums up about so many seconds; None: it is one forward step.
+    decode_engine: str | None = None  # where a prefill engine hands requests over to; None: nowhere
+    kv_layout: str | None = None  # engines hand KV blocks over only if their layouts are equal
+    simulated: str | None = None  # the model of step times; None: a real model ran in real time
+    # Each `StepRecord` sums up about this many seconds; None: each is one forward step.
     totals_every_s: float | None = None
 
 
@@ -144,12 +144,12 @@ class KnobsChanged(Telemetry, frozen=True, kw_only=True):
 
 
 class StepRecord(Telemetry, frozen=True, kw_only=True):
-    """One forward step: who was in the batch, what it cost, what moved.
+    """One forward step: the requests in its batch, its cost, and the KV blocks that changed.
 
-    No instant belongs to two steps: of one that was prepared while the step before it ran, the
-    times of scheduling and launch are no earlier than the other's `tokens_ns`, and `hidden_ns`
-    says how long the preparation took that delayed no step. What moved, who ran and who waited
-    is recorded as if the step had been scheduled after the one before it had ended.
+    The times of two steps never overlap. If a step was prepared while the step before it ran, its
+    times of scheduling and launch are set no earlier than that step's `tokens_ns`; `hidden_ns` is
+    the preparation time that delayed no step. Blocks, running and waiting requests are recorded as
+    if the step had been scheduled after the one before it had ended.
     """
 
     topic = b"step"
@@ -174,17 +174,18 @@ class StepRecord(Telemetry, frozen=True, kw_only=True):
     waiting_reasons: dict[str, int] | None = None
     events: list[RequestEvent] = []
     num_dropped: int = 0  # telemetry messages dropped by the publisher so far
-    # Only of an engine with `with_tokens`, one entry a row, None where none was sampled:
+    # Only with `with_tokens`, one entry for each row, None where no token was sampled:
     token_ids: list[int | None] | None = None
-    texts: list[str | None] | None = None  # what the token made certain of the output's text
-    # From the start of its scheduling until all of it was launched, while the step before it ran;
-    # None: it was prepared after that one, or the engine does not say (`EngineInfo.overlap`).
+    texts: list[str | None] | None = None  # output text that became certain with the token
+    # Time from the start of scheduling until all was launched, while the step before it ran.
+    # None: it was prepared after that step, or the engine does not say (`EngineInfo.overlap`).
     hidden_ns: int | None = None
-    # In no other count, and `batch` is without their rows: of requests that had ended by the time
-    # they were computed, or that the device had no memory for. None: there can be none.
+    # Tokens of requests that had ended before the step computed them, or that did not fit into
+    # device memory. No other count includes them, and `batch` has no rows of them. None: the step
+    # could waste none.
     num_wasted_tokens: int | None = None
-    token_limit: int | None = None  # what device memory holds steps to for now, below the knob
-    totals: Totals | None = None  # of an engine that does not say who is in a step
+    token_limit: int | None = None  # token budget that device memory allows for now, if smaller
+    totals: Totals | None = None  # from an engine that does not name the requests of a step
     drafts: list[DraftRow] | None = None  # None: nothing was guessed, or the engine does not say
     # The kind of CUDA graph that the step ran in: full, piecewise or none. None: the device has no
     # graphs, or the engine does not say.
@@ -194,34 +195,34 @@ class StepRecord(Telemetry, frozen=True, kw_only=True):
 class StepInFlight(Telemetry, frozen=True, kw_only=True):
     """A step that takes long, published several times a second while it runs.
 
-    It changes nothing that another message says; the record of the step comes when it has ended.
+    It changes no state: the record of the step follows when the step has ended.
     """
 
     topic = b"in_flight"
 
     step: int
-    since_ns: int  # its scheduling began, or the step before it had ended
-    time_ns: int  # it still ran
+    since_ns: int  # start of its scheduling, or the end of the step before it if that is later
+    time_ns: int  # when it was still running
     num_prefill_tokens: int
     num_decode_tokens: int
-    num_decodes: int  # requests that are to get their next token
+    num_decodes: int  # requests that decode in it
     prefills: list[PrefillPart] = []  # the largest ones
     token_budget: int | None = None
 
 
 class LeasedKnobs(Struct, frozen=True):
-    """Knobs that a client moves. They go back when it falls silent."""
+    """Knobs that a client has leased. The engine puts them back when the client falls silent."""
 
     who: str
-    before: dict[str, KnobValue]  # the values they go back to
+    before: dict[str, KnobValue]  # the values to put back
 
 
 class ControlCounts(Struct, frozen=True, omit_defaults=True):
-    """What the control socket did not take, so far."""
+    """What the control socket has refused so far."""
 
     bad: int = 0  # messages that were no command
-    limited: int = 0  # commands beyond what a client may send in its time
-    denied: int = 0  # commands of viewers that only an operator may give
+    limited: int = 0  # commands beyond the rate limit of their client
+    denied: int = 0  # commands that need an operator's key, from viewers
     keyless: int = 0  # connections without an authorised key
 
 
@@ -229,7 +230,7 @@ EngineState: TypeAlias = Literal["running", "idle", "paused", "draining", "stopp
 
 
 class EngineStatus(Telemetry, frozen=True, kw_only=True):
-    """A sign of life, once a second and at every change, and what happened outside of any step."""
+    """Heartbeat, once a second and at every change, with what happened outside of any step."""
 
     topic = b"status"
 
@@ -242,29 +243,29 @@ class EngineStatus(Telemetry, frozen=True, kw_only=True):
     moves: list[BlockMove] = []
     events: list[RequestEvent] = []
     num_dropped: int = 0
-    workload: str | None = None  # what the engine's own workload is, None when it has none
+    workload: str | None = None  # the engine's own workload in words; None if none runs
     control: ControlCounts | None = None  # None: nothing was refused
-    # The fields of its `WorkloadSpec` that have a value; None: no workload, or it is unknown.
+    # The fields of its `WorkloadSpec` that have a value; None: no workload, or an unknown one.
     workload_spec: dict[str, KnobValue] | None = None
     leased: LeasedKnobs | None = None
 
 
 class Audited(Telemetry, frozen=True, kw_only=True):
-    """A change of the engine, or a refused one. Numbered from 1 without gaps."""
+    """Entry of the audit trail: a change, or a refused one. Numbered from 1 without gaps."""
 
     topic = b"audit"
 
     number: int
     command: str  # SetKnobs, Pause, ...
-    who: str  # as they called themselves
+    who: str  # the name the client gave itself
     time_ns: int
-    key: str | None = None  # the key they came in with, None where none is asked for
-    effective_step: int | None = None  # the first step it holds for; None: refused
+    key: str | None = None  # the client's key; None if the engine asks for none
+    effective_step: int | None = None  # the first step with the change; None: refused
     version: int | None = None  # of the knobs, after a change of them
     old: dict[str, KnobValue] | None = None
     new: dict[str, KnobValue] | None = None
     detail: str = ""
-    code: str = ""  # of the refusal, as in the answer; empty when it was done
+    code: str = ""  # the error code of a refusal; empty if the change was made
     count: int = 1  # commands that this entry stands for
 
 
@@ -289,17 +290,17 @@ class Snapshot(Telemetry, frozen=True, kw_only=True):
     num_waiting: int | None = None
     waiting_reasons: dict[str, int] | None = None
     control: ControlCounts | None = None
-    audit: list[Audited] | None = None  # the last ones
-    transcripts: list[Transcript] | None = None  # only of an engine with `with_tokens`
-    pauses: list[PauseSpan] | None = None  # the operator's, as far as they are kept; None: unknown
+    audit: list[Audited] | None = None  # the last entries
+    transcripts: list[Transcript] | None = None  # only with `with_tokens`
+    pauses: list[PauseSpan] | None = None  # by the operator, as many as are kept; None: unknown
     workload_spec: dict[str, KnobValue] | None = None  # as in `EngineStatus`
-    in_flight: StepInFlight | None = None  # of a snapshot that an observer made
+    in_flight: StepInFlight | None = None  # only in a snapshot that an observer made
     totals: Totals | None = None  # of the last step
     leased: LeasedKnobs | None = None
 
 
 class Mark(Telemetry, frozen=True, kw_only=True):
-    """A person's note at a step. Made by an observer and kept in recordings."""
+    """A person's note about a step. An observer makes it; recordings keep it."""
 
     topic = b"mark"
 
@@ -325,7 +326,7 @@ def encode(message: Telemetry) -> bytes:
 
 
 encode_into: Callable[[Telemetry, bytearray], None] = _encoder.encode_into
-"""As `encode`, in place of what is in the buffer."""
+"""Like `encode`, but writes into a buffer, over its old content."""
 
 
 def decode(payload: bytes | memoryview) -> TelemetryMessage:
@@ -343,7 +344,7 @@ def decode(payload: bytes | memoryview) -> TelemetryMessage:
 
 
 def decode_bounded(decoder: msgspec.msgpack.Decoder[_T], payload: bytes | memoryview) -> _T:
-    """Decode what a stranger sent: whatever is wrong with it is a msgspec.DecodeError."""
+    """Decode untrusted bytes. Raises msgspec.DecodeError, whatever is wrong with them."""
     try:
         return decoder.decode(payload)
     except (RecursionError, UnicodeDecodeError) as error:
@@ -355,7 +356,7 @@ def sequence_frame(sequence: int) -> bytes:
 
 
 def sequence_of(frame: bytes) -> int:
-    """Sequence number of a second frame; ValueError if it is not eight bytes."""
+    """Sequence number in a message's second frame. Raises ValueError if it is not eight bytes."""
     if len(frame) != 8:
         raise ValueError(f"sequence frame of {len(frame)} bytes, expected 8")
     return int.from_bytes(frame, "big")

@@ -6,15 +6,15 @@ from msgspec import Struct
 
 
 class RequestOrigin(Struct, frozen=True):
-    """The engine that a request comes from, with its output so far. Times as `Arrived.time_ns`."""
+    """The engine that a request comes from, and what it had done. Times as `Arrived.time_ns`."""
 
     engine: str  # its name
-    request_id: int | None  # there; None: it had none yet
+    request_id: int | None  # the request's number in that engine; None: it had none yet
     num_output_tokens: int
     first_token_ns: int
     last_token_ns: int
-    # Its keys and values were copied; until then it waited for room. None: it was given back, for
-    # that engine is gone.
+    # When its keys and values were copied; until then it waited for room. None: the request came
+    # back because that engine is gone.
     sent_ns: int | None
     received_ns: int
 
@@ -31,17 +31,17 @@ class Arrived(Event, frozen=True, omit_defaults=True):
     max_tokens: int
     priority: int
     time_ns: int
-    prompt_token_ids: list[int] | None = None  # only of an engine with `with_tokens`, ...
-    prompt_text: str | None = None  # ... and only if it has a tokenizer
-    # Only of an engine with `prefix_hashes`: of the full blocks of the prompt, 64 bits each, salted
-    # by the engine. Two contexts are equal up to their last equal hash.
+    prompt_token_ids: list[int] | None = None  # only with `with_tokens`, ...
+    prompt_text: str | None = None  # ... and only from an engine with a tokenizer
+    # Only with `prefix_hashes`: one salted 64-bit hash for each full block of the prompt. Two
+    # contexts are equal up to the end of the last block whose hashes are equal.
     prefix_hashes: list[int] | None = None
-    origin: RequestOrigin | None = None  # None: from a client
+    origin: RequestOrigin | None = None  # None: it came from a client
 
 
 class Admitted(Event, frozen=True, omit_defaults=True):
     num_cached_tokens: int
-    # Of a request that was handed over: keys and values that were copied, while the step was
+    # Of a handed-over request: tokens whose keys and values were copied here while the step was
     # scheduled, and how long that took.
     num_loaded_tokens: int = 0
     load_ns: int = 0
@@ -52,10 +52,10 @@ class FirstToken(Event, frozen=True):
 
 
 class Finished(Event, frozen=True, omit_defaults=True):
-    reason: str  # stop, length, or handed_over: it goes on in another engine
+    reason: str  # stop, length, or handed_over: another engine continues it
     num_output_tokens: int
     prefix_hashes: list[int] | None = None  # of the full blocks after those in `Arrived`
-    handed_to: str | None = None  # the name of that engine
+    handed_to: str | None = None  # the name of that other engine
 
 
 class Preempted(Event, frozen=True):

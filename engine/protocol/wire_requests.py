@@ -29,15 +29,15 @@ class RequestView(Struct, kw_only=True):
     finish_reason: str | None = None
     finish_step: int | None = None
     finish_ns: int | None = None
-    # First seen in mid-life, after a gap: arrival_ns and max_tokens are 0 and not known, and
-    # num_prompt_tokens is the context it had by then.
+    # The observer missed its arrival, in a gap: arrival_ns and max_tokens are unknown and set to 0,
+    # and num_prompt_tokens is the context it had when it was first seen.
     is_partial: bool = False
-    origin: RequestOrigin | None = None  # of a request that was handed over to this engine
-    handed_to: str | None = None  # the engine it goes on in
+    origin: RequestOrigin | None = None  # if it was handed over to this engine
+    handed_to: str | None = None  # the engine that continues it
 
 
 class Transcript(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Prompt and output so far of an unfinished request. Text is None without a tokenizer."""
+    """Prompt and output so far of an unfinished request. Texts are None without a tokenizer."""
 
     request_id: int
     prompt_token_ids: list[int] | None = None

@@ -1,6 +1,6 @@
-"""Telemetry: what a step says of each request and each block. A part of `wire`.
+"""Telemetry: the rows of a step record, for requests and KV blocks. A part of `wire`.
 
-Rows are array-encoded and grow at the end only.
+Rows are array-encoded, so new fields go to their end.
 """
 
 from enum import IntEnum, IntFlag
@@ -29,7 +29,7 @@ class BatchRow(Struct, array_like=True, frozen=True, gc=False):
     phase: int  # Phase
     start: int  # position of the first token computed in this step
     num_tokens: int
-    num_cached_tokens: int  # skipped by a prefix hit at this step's admission, else 0
+    num_cached_tokens: int  # skipped by a prefix cache hit, if admitted in this step; else 0
     num_blocks: int  # held after scheduling
     flags: int  # RowFlag
 
@@ -37,30 +37,30 @@ class BatchRow(Struct, array_like=True, frozen=True, gc=False):
 class DraftRow(Struct, array_like=True, frozen=True, gc=False):
     """A request whose next tokens were guessed, and checked in this step.
 
-    Its `BatchRow.num_tokens` is what it kept: as many tokens as it got, 1 + `num_accepted`.
+    Its `BatchRow.num_tokens` counts only the tokens that it got: 1 + `num_accepted`.
     """
 
     request_id: int
     num_drafted: int
     num_accepted: int
-    # Only of an engine with `with_tokens`: those before the one in `StepRecord.token_ids`.
+    # Only with `with_tokens`: its tokens before the last one, which is in `StepRecord.token_ids`.
     token_ids: list[int] | None = None
 
 
 class PrefillPart(Struct, array_like=True, frozen=True, gc=False):
-    """Prompt tokens of one request in a step that has not ended."""
+    """Prompt tokens of one request in a step that still runs."""
 
     request_id: int
     start: int  # position of the first token
     num_tokens: int
 
 
-CACHED = -1  # free, but its content can still be hit
+CACHED = -1  # free, but its content is still in the prefix cache
 EMPTY = -2  # free, holds nothing
 
 
 class BlockMove(Struct, array_like=True, frozen=True, gc=False):
-    """State of one KV block after the step, for a block that changed in it."""
+    """State after the step of one KV block that the step changed."""
 
     block_id: int
     owner: int  # request id of the latest holder, or CACHED, or EMPTY

@@ -1,5 +1,5 @@
-"""What can be set: an engine's configuration, its knobs, how a request is sampled, a workload.
+"""What a user can set: an engine's configuration and knobs, sampling parameters, a workload.
 
 May import: engine.protocol.
-A new knob goes into `knobs.py`; options, bounds and editor follow.
+A new knob goes into `knobs.py`; its option, its bounds and its editor are made from there.
 """

@@ -1,8 +1,8 @@
-"""`ConfigError`: why a setting cannot be."""
+"""`ConfigError`: why a setting is refused."""
 
 
 class ConfigError(ValueError):
-    """A setting that cannot be. `code` is for programs, the message says what to do."""
+    """A setting is refused. `code` is for programs, the message tells people what to do."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -10,4 +10,4 @@ class ConfigError(ValueError):
 
 
 class WrongValue(ConfigError):  # noqa: N818 - reads as what happened
-    """What no machine would take: it is not of the form that the setting has."""
+    """A value in the wrong form for its setting, so it is wrong on every machine."""

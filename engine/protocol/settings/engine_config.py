@@ -1,6 +1,6 @@
-"""`EngineConfig`: what an engine is started with, and the capacity that its knobs live in.
+"""`EngineConfig`: the settings of an engine at its start, and the capacity that bounds its knobs.
 
-This table makes the command-line options, the config file and the documentation.
+The command-line options, the config file and the documentation are made from this table.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ Role: TypeAlias = Literal["both", "prefill", "decode"]
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is fixed for the life of an engine."""
+    """The settings that stay fixed for the life of an engine."""
 
     model: Annotated[
         str,
@@ -162,10 +162,10 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Whether steps are prepared while those before them run.
 
         Args:
-            launch_blocks: of the device: a step has run once it is launched.
+            launch_blocks: whether the device runs a whole step within its launch.
 
         Raises:
-            ConfigError: it is asked for where it cannot be.
+            ConfigError: `overlap` is "on", but this device or role cannot overlap steps.
         """
         if self.overlap == "on" and launch_blocks:
             raise ConfigError(

@@ -1,7 +1,7 @@
-"""`Knobs`: what may change while an engine runs, between two steps.
+"""`Knobs`: the settings that may change between two steps while an engine runs.
 
-This table makes the command-line options, the config file, the `KnobSpec`s on the wire and the
-documentation.
+The command-line options, the config file, the `KnobSpec`s on the wire and the documentation are
+made from this table.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ Speculative: TypeAlias = Literal["off", "ngram"]
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """Upper bounds of the knobs, known once the model is loaded."""
+    """Upper bounds of the knobs, fixed once the model is loaded."""
 
     max_num_batched_tokens: int
     max_num_seqs: int
@@ -29,7 +29,7 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class Knobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything an operator may change between two steps. Names are vLLM's where it has one."""
+    """Everything an operator may change between two steps. Named as in vLLM where vLLM has it."""
 
     max_num_batched_tokens: Annotated[int, Meta(ge=1, description="token budget of one step")] = (
         2048
@@ -89,11 +89,11 @@ class Knobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 5
 
     def changed(self, changes: Mapping[str, KnobValue], limits: Limits) -> "Knobs":
-        """These knobs with `changes` applied.
+        """Return these knobs with `changes` applied.
 
         Raises:
             ConfigError: an unknown name, a wrong type, a value outside its bounds, or values that
-                do not go together. Nothing is changed then.
+                do not go together.
         """
         values = msgspec.structs.asdict(self)
         for name, value in changes.items():
@@ -134,7 +134,7 @@ class Knobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def knob_specs(limits: Limits) -> tuple[KnobSpec, ...]:
-    """The knobs with the bounds this engine gives them."""
+    """Describe every knob, with its bounds in an engine of these limits."""
     return tuple(_spec(field, limits) for field in msgspec.structs.fields(Knobs))
 
 

@@ -1,4 +1,4 @@
-"""`SamplingParams`: what a client asks of the tokens of one request (`Submit`)."""
+"""`SamplingParams`: how to sample one request (`Submit`), as its client asks."""
 
 from typing import Annotated, TypeAlias
 
@@ -10,13 +10,14 @@ TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the tokens of one request are chosen, and when it ends.
 
-    Penalties come first, on the logits; then temperature, min-p, top-k, and top-p of what is left.
-    Tokens as likely as the last one that top-k or top-p keeps are kept too. None of the first
+    Penalties apply first, on the logits; then temperature, min-p, top-k, and top-p on what is left.
+    Top-k and top-p also keep tokens that tie with the last one they keep. None of the first
     `min_tokens` tokens ends a request, by itself or by completing a stop string.
 
-    Text ends where the first of `stop` is complete; of those that end at the same character, the
-    longest counts. Special tokens have no text, so `stop` never finds one: name it by its id. The
-    token that ends a request is in its `token_ids`, but in its text only with `include_stop`.
+    The text ends at the first stop string that is complete; if several end at the same character,
+    the longest counts. Special tokens have no text, so `stop` never matches them: use
+    `stop_token_ids`. The token that ends a request is in its `token_ids`, but in its text only with
+    `include_stop`.
     """
 
     max_tokens: Annotated[int, Meta(ge=1, le=10_000_000)] = 16
@@ -34,7 +35,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     stop: Annotated[
         tuple[Annotated[str, Meta(min_length=1, max_length=1024)], ...], Meta(max_length=16)
     ] = ()
-    include_stop: bool = False  # whether the text ends with what ended it, not before
+    include_stop: bool = False  # whether the text includes the stop string or token that ended it
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = (
-        None  # of the chosen token and so many more
+        None  # of the chosen token and of this many most likely ones
     )

@@ -1,17 +1,17 @@
-"""`WorkloadSpec`: what kind of requests an engine is to make for itself (`SetWorkload`).
+"""`WorkloadSpec`: which requests an engine makes for itself (`SetWorkload`).
 
-Its fields are options of the command line too, with these bounds and descriptions.
+Its fields are also command-line options, with the same bounds and descriptions.
 """
 
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
-NO_WORKLOAD = "none"  # what stands for a workload that there is not, where workloads are words
+NO_WORKLOAD = "none"  # stands for "no workload" in texts
 
 
 class WorkloadSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A synthetic mix: short chats and now and then a long document, arrivals Poisson."""
+    """A synthetic mix of short chats and a few long documents, with Poisson arrivals."""
 
     rate: Annotated[
         float, Meta(gt=0.0, le=10_000.0, description="requests a second, on average")
