@@ -1,9 +1,10 @@
 """`AuditTrail`: who changed the engine, or tried to. Belongs to the engine's thread.
 
-Each entry is published as it is made, so that it is in every recording; the last ones are kept here
-for who asks later. Aborts of one client wait for a second, to be one entry. Of refusals of one
-command and client the first is published at once; those after it are one entry each
-`REFUSED_FOLD_NS`. They are kept apart from changes, so that refusals never push a change out.
+Each entry is published when it is made, so that every recording has it; the trail keeps the last
+ones for clients that ask later. Aborts of one client are held back for a second and folded into one
+entry. The first refusal of a command and client is published at once; later ones are folded into
+one entry every `REFUSED_FOLD_NS`. Refusals are kept apart from changes, so that they never push a
+change out.
 """
 
 from bisect import bisect_right
@@ -31,11 +32,11 @@ from stepscope.engine.protocol.wire import Audited, KnobValue
 
 MAX_ENTRIES = 10_000  # changes that are kept
 MAX_REFUSALS = 2_000  # entries of refusals that are kept
-IN_SNAPSHOT = 20  # changes and refusals that a late joiner gets
-_LOOKED_AT = 200  # entries that are looked at for those, of either
-FOLD_NS = 1_000_000_000  # so long aborts of one client go into one entry
-REFUSED_FOLD_NS = 5_000_000_000  # ... and refusals that follow one
-MAX_REFUSED = 64  # kept apart at a time; beyond them all are one
+IN_SNAPSHOT = 20  # changes in a snapshot, and as many refusals
+_LOOKED_AT = 200  # newest changes, and as many refusals, that `last` searches for those
+FOLD_NS = 1_000_000_000  # how long aborts of one client are folded into one entry
+REFUSED_FOLD_NS = 5_000_000_000  # how long refusals after the first are folded into one entry
+MAX_REFUSED = 64  # causes of refusals that are told apart at a time; all others are folded together
 
 _Kind: TypeAlias = Literal["knobs", "loop", "workload"]
 # Changes of one kind undo each other; the others do not.
@@ -47,7 +48,7 @@ _KINDS: Mapping[str, _Kind] = {
 
 
 class ChangeEffect(NamedTuple):
-    """What a change did, from and to."""
+    """What a change did: the old and the new values."""
 
     old: dict[str, KnobValue] | None = None
     new: dict[str, KnobValue] | None = None
@@ -56,10 +57,10 @@ class ChangeEffect(NamedTuple):
 
 
 class _Entries:
-    """The last entries, by number.
+    """The last entries, in the order of their numbers.
 
     Attributes:
-        most: so many are kept.
+        most: how many are kept.
     """
 
     def __init__(self, most: int) -> None:
@@ -71,7 +72,7 @@ class _Entries:
 
     def add(self, entry: Audited) -> None:
         self._entries.append(entry)
-        if len(self._entries) >= 2 * self.most:  # seldom: to remove the first one moves all
+        if len(self._entries) >= 2 * self.most:  # seldom, because removing from the front moves all
             del self._entries[: -self.most]
 
     def after(self, number: int, limit: int) -> list[Audited]:
@@ -84,7 +85,7 @@ class _Entries:
         return self._entries[-min(num_entries, len(self)) :] if self._entries else []
 
     def oldest(self) -> int:
-        """Number of the first that is kept; 0 without any."""
+        """Number of the oldest entry that is kept; 0 if there is none."""
         return self._entries[-len(self)].number if self._entries else 0
 
 
@@ -93,7 +94,7 @@ def _number(entry: Audited) -> int:
 
 
 class _Newest(NamedTuple):
-    """Of one kind of changes: the last one, and the last one by another client."""
+    """The last change of one kind, and the last one of that kind by another client."""
 
     entry: Audited
     by_another: Audited | None
@@ -101,7 +102,7 @@ class _Newest(NamedTuple):
 
 @dataclass(slots=True)
 class _Refused:
-    """Refusals of one command and client for one cause, after the one that was published."""
+    """Refusals for one cause (client, command and code) since the last published one."""
 
     due_ns: int
     entry: Audited | None = None
@@ -111,7 +112,7 @@ class AuditTrail:
     """Numbers, keeps and publishes entries.
 
     Args:
-        publish: takes each entry.
+        publish: called with each entry.
         clock: the engine's time.
     """
 
@@ -122,7 +123,7 @@ class AuditTrail:
         self._refusals = _Entries(MAX_REFUSALS)
         self._newest: dict[_Kind, _Newest] = {}
         self.newest = 0  # number of the newest entry
-        self._aborts: Audited | None = None  # those that are not published yet
+        self._aborts: Audited | None = None  # folded aborts that are not published yet
         self._aborts_due_ns = 0
         self._refused: dict[tuple[str, str, str], _Refused] = {}  # by who, command and code
         self._refused_due_ns = 0
@@ -130,7 +131,7 @@ class AuditTrail:
     def done(
         self, command: Change, asker: Asker, effective_step: int, effect: ChangeEffect
     ) -> None:
-        """A change was made."""
+        """Record a change that was made."""
         entry = Audited(
             number=0,  # until it is published
             command=type(command).__name__,
@@ -153,11 +154,11 @@ class AuditTrail:
             self._aborts, self._aborts_due_ns = entry, entry.time_ns + FOLD_NS
 
     def refused(self, command: str, asker: Asker, code: str, message: str, count: int = 1) -> None:
-        """Nothing was changed, and why.
+        """Record that a command was refused, and why.
 
         Args:
-            command: name of its type; "" for several kinds.
-            count: commands that were refused for this.
+            command: name of the command's type; "" for several types.
+            count: how many commands were refused.
         """
         now_ns = self._clock()
         entry = Audited(
@@ -188,12 +189,12 @@ class AuditTrail:
     def changed_since(
         self, number: int, command: Change, but_by: Asker | None = None
     ) -> Audited | None:
-        """The last change of the same kind with a higher number, None when there is none.
+        """The last change of the same kind as `command` after entry `number`; None if none.
 
         From any thread.
 
         Args:
-            but_by: whose changes do not count.
+            but_by: ignore the changes of this client.
         """
         kind = _KINDS.get(type(command).__name__)
         newest = None if kind is None else self._newest.get(kind)
@@ -205,7 +206,7 @@ class AuditTrail:
         return entry if entry is not None and entry.number > number else None
 
     def page(self, after: int, limit: int) -> AuditPage:
-        """Entries with a higher number. Publishes waiting aborts first."""
+        """Up to `limit` entries with numbers above `after`. Publishes waiting aborts first."""
         self.publish_aborts()
         found = self._changes.after(after, limit) + self._refusals.after(after, limit)
         found.sort(key=_number)
@@ -224,13 +225,13 @@ class AuditTrail:
         )
 
     def last(self) -> list[Audited]:
-        """For a snapshot; `publish_aborts` comes before it."""
+        """The entries for a snapshot. Call `publish_aborts` before it."""
         entries = self._changes.last(_LOOKED_AT) + self._refusals.last(_LOOKED_AT)
         entries.sort(key=_number, reverse=True)
         return latest(entries, IN_SNAPSHOT)
 
     def publish_if_due(self) -> None:
-        """Publish the entries whose time has come. Call it about once a second."""
+        """Publish the folded entries that are due. Call it about once a second."""
         if self._aborts is None and not self._refused:
             return
         now_ns = self._clock()
@@ -240,13 +241,13 @@ class AuditTrail:
             self._publish_refused(now_ns)
 
     def publish_aborts(self) -> None:
-        """Publish the aborts that wait for others of their kind."""
+        """Publish the folded aborts now, without waiting for more."""
         if self._aborts is not None:
             entry, self._aborts = self._aborts, None
             self._enter(entry)
 
     def publish_all(self) -> None:
-        """Publish whatever waits for others of its kind: nothing comes after it."""
+        """Publish all folded entries now, because the engine ends."""
         self.publish_aborts()
         for refused in self._refused.values():
             if refused.entry is not None:
@@ -258,7 +259,7 @@ class AuditTrail:
             if now_ns < refused.due_ns:
                 continue
             if refused.entry is None:
-                del self._refused[cause]  # it is over
+                del self._refused[cause]  # no further refusal came
             else:
                 self._enter(refused.entry)
                 self._refused[cause] = _Refused(now_ns + REFUSED_FOLD_NS)

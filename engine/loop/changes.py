@@ -1,6 +1,6 @@
-"""Changes of a running engine, each made or refused whole; on its thread, between two steps.
+"""Changes of a running engine, each made whole or refused; on its thread, between two steps.
 
-`settled` answers from another thread what leaves the engine as it is.
+`settled` answers from any thread the commands that would leave the engine as it is.
 """
 
 from collections.abc import Callable
@@ -29,26 +29,27 @@ from stepscope.engine.protocol.settings.workload_spec import NO_WORKLOAD, Worklo
 from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobValue
 from stepscope.engine.workload.arrivals import describe
 
-_MAX_MESSAGE = 500  # characters of why a change was refused
+_MAX_MESSAGE = 500  # characters of an error message
 
 
 class _TooLateError(ConfigError):
-    """It has ended already. Nothing was denied, so the audit trail has no entry."""
+    """The request has ended already. Nothing was denied, so the audit trail gets no entry."""
 
 
 def settled(core: EngineCore, command: Change, asker: Asker, is_alone: bool) -> Settled | None:
-    """The answer to a change that changes nothing: refused, or a rehearsal. From any thread.
+    """Answer a command that would change nothing (refused, no effect or dry run). From any thread.
 
-    None where only the engine's thread can decide. What is refused here would be refused there too.
+    Returns None if only the engine's thread can decide. A command that is refused here would be
+    refused there too.
 
     Args:
-        is_alone: no other change is on its way: all stays as it is until this one comes.
+        is_alone: no other change is queued, so nothing changes before this command's turn.
     """
     try:
         _check_seen(core, command, asker)
         if isinstance(command, SetKnobs):
             expected = command.expected_version
-            # Versions only grow: one that is older now is older then.
+            # Versions only grow: a client whose version is old now has an old one later, too.
             if expected is not None and expected < core.knobs_version:
                 _changed_knobs(core, command)
         elif isinstance(command, Abort):
@@ -62,7 +63,7 @@ def settled(core: EngineCore, command: Change, asker: Asker, is_alone: bool) -> 
 
 
 def apply_change(core: EngineCore, call: Call, command: Change) -> None:
-    """Make a change whole, or refuse it whole; the audit trail has it either way."""
+    """Make a change, or refuse it as a whole, and answer. The audit trail records both."""
     asker = call.asker or Asker(command.who)
     try:
         _check_seen(core, command, asker)
@@ -70,7 +71,7 @@ def apply_change(core: EngineCore, call: Call, command: Change) -> None:
         if isinstance(command, SetKnobs) and not command.dry_run:
             ended_for = core.lease.note(command, asker, core.scheduler.knobs.as_dict())
             if ended_for and nothing is not None:
-                # Whoever held it must see that it is over.
+                # Recorded so that the client that held the lease sees its end.
                 detail = f"{nothing.detail}; {ended_for} holds them no more"
                 core.audit.done(command, asker, core.next_step, ChangeEffect(detail=detail))
         effect = nothing or _CHANGES[type(command)](core, command, asker)
@@ -96,9 +97,9 @@ def end_lease_if_due(core: EngineCore) -> None:
 
 
 def _nothing_to_do(core: EngineCore, command: Change) -> ChangeEffect | None:
-    """What is answered to a change that leaves everything as it is; None: it changes something.
+    """The effect to report if a change leaves everything as it is; None if it changes something.
 
-    Raises ConfigError when it cannot be made.
+    Raises ConfigError when the change is not allowed.
     """
     if isinstance(command, SetKnobs):
         new = _changed_knobs(core, command)
@@ -126,7 +127,7 @@ def _refused(core: EngineCore, error: ConfigError) -> Error:
 
 
 def _short(error: ConfigError) -> str:
-    """It may repeat megabytes of what came, and is kept in the audit and for who asks again."""
+    """The error message, cut. It may quote megabytes of a command, and it is kept for long."""
     message = str(error)
     return message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}…"
 
@@ -138,9 +139,10 @@ def _is_audited(command: Change, error: ConfigError) -> bool:
 
 
 def _check_seen(core: EngineCore, command: Change, asker: Asker) -> None:
-    """Raises ConfigError when it was meant for another engine, or another client was quicker.
+    """Check that the command is for this engine, and that its client has seen all changes.
 
-    That is: another client made a change that this one has not seen.
+    Raises ConfigError for another engine, or if another client made a change of the same kind that
+    this client has not seen.
     """
     if command.engine_id and command.engine_id != core.info.engine_id:
         raise ConfigError(
@@ -158,7 +160,7 @@ def _check_seen(core: EngineCore, command: Change, asker: Asker) -> None:
 
 
 def _change_text(entry: Audited) -> str:
-    """A change in words."""
+    """Describe a change in words."""
     name = Asker(entry.who, entry.key).name
     old, new = entry.old or {}, entry.new or {}
     what = ", ".join(f"{key} {_text(old.get(key))}→{_text(value)}" for key, value in new.items())
@@ -172,7 +174,7 @@ def _text(value: KnobValue | None) -> str:
 
 
 def _changed_knobs(core: EngineCore, command: SetKnobs) -> Knobs:
-    """Raises ConfigError when they cannot change so, or when the client knows older values."""
+    """The knobs after the command. Raises ConfigError for bad values or an old version."""
     new = core.scheduler.knobs.changed(command.changes, core.limits)
     expected = command.expected_version
     if expected is not None and expected != core.knobs_version:
@@ -248,7 +250,7 @@ def _abort(core: EngineCore, command: Abort, _: Asker) -> ChangeEffect:
 
 
 def _check_running(core: EngineCore, request_id: int) -> None:
-    """Raises ConfigError when a request has ended, or never was."""
+    """Raises ConfigError if a request has ended, or never existed."""
     if request_id < 0 or request_id >= core.new_requests.next_request_id:
         raise ConfigError("not_found", f"there is no request {request_id}")
     if core.status_of(request_id) is None:

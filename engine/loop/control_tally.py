@@ -1,19 +1,19 @@
-"""`ControlTally`: how much of what came to the control socket was refused there."""
+"""`ControlTally`: counts what the control socket refuses."""
 
 from stepscope.engine.protocol.wire import ControlCounts
 from stepscope.engine.transport.gate import Gate
 
 
 class ControlTally:
-    """The control thread counts; any thread may read.
+    """Counts of refused messages. The control thread counts; any thread may read.
 
     Args:
-        gate: counts the handshakes it refuses; None: there is no gate.
+        gate: counts the handshakes it refuses; None if there is no gate.
 
     Attributes:
         num_bad_messages: messages that were no command.
         num_limited: messages over the rate limit.
-        num_denied: commands that need an operator's key and came with a viewer's.
+        num_denied: commands that need an operator's key but came with a viewer's.
     """
 
     def __init__(self, gate: Gate | None = None) -> None:
@@ -23,7 +23,7 @@ class ControlTally:
         self._gate = gate
 
     def counts(self) -> ControlCounts | None:
-        """None when nothing was refused."""
+        """All counts; None if nothing was refused."""
         num_keyless = 0 if self._gate is None else self._gate.num_refused
         found = (self.num_bad_messages, self.num_limited, self.num_denied, num_keyless)
         return ControlCounts(*found) if any(found) else None

@@ -1,10 +1,10 @@
 """`EngineCore`: the loop. Everything in it runs on one thread, the engine's.
 
-A step is scheduled, executed, updated and published. What clients and operators ask for waits in
-the inbox and is applied at the top of the next step; the record of that step shows it.
+A step is scheduled, executed, updated and published. Commands wait in the inbox; the engine applies
+them before the next step, and the record of that step shows their effect.
 
-Where steps overlap (`Pipeline`), new requests join at any time. Every other change waits until no
-step is in flight, so that it holds from the next step on, as without overlap.
+If steps overlap (`Pipeline`), new requests join at any time. Before any other change the engine
+finishes the step in flight, so that the change holds from the next step on, as without overlap.
 """
 
 import queue
@@ -72,17 +72,18 @@ class EngineCore:
         scheduler: owns the queues and, through its KV cache manager, the blocks.
         limits: bounds of the knobs.
         sink: where telemetry goes; None publishes nothing.
-        commands: what each command does (`dispatch`).
+        commands: the command handlers (`dispatch`).
         eos_token_ids: tokens that end a request.
         max_waiting: requests that may wait before a further one is refused.
-        overlap: prepare steps while those before them run, where that can be done.
-        inbox: what others ask of the engine; None: an empty one.
-        workload: the engine's own; None: it has none, and refuses one.
-        token_publisher: keeps prompts and outputs for telemetry; None: tokens stay here.
-        control_tally: what the control socket refused; None: an empty one.
+        overlap: prepare each step while the one before it runs, if possible.
+        inbox: where other threads put commands; None makes an empty one.
+        workload: runs the engine's own workload; None: the engine refuses `SetWorkload`.
+        token_publisher: keeps prompts and outputs for telemetry; None: tokens are not published.
+        control_tally: counts what the control socket refuses; None makes an empty one.
         anchor: brings the clocks in `info` up to date before it is published.
-        lease: of its knobs; None: one by the wall clock.
-        other_engine: makes what goes on with requests; None: they stay.
+        lease: the lease of knobs; None makes one by the wall clock.
+        other_engine: makes the link to a decode engine that continues requests; None: no such
+            engine.
     """
 
     def __init__(
@@ -136,9 +137,9 @@ class EngineCore:
     # The loop
 
     def run(self) -> None:
-        """Step until `stop`; sleep while there is nothing to do. It may be run again."""
+        """Step until `stop`; sleep while there is nothing to do. May be called again later."""
         try:
-            self.publish_heartbeat(idle=True)  # who we are comes before what we do
+            self.publish_heartbeat(idle=True)  # publishes `EngineInfo` before the first record
             while not self.stopping:
                 if not self.step():
                     self.publish_heartbeat(idle=True)
@@ -159,10 +160,10 @@ class EngineCore:
             self.stopping = False
 
     def step(self) -> bool:
-        """One forward step; False when there is nothing to run.
+        """Run one forward step. Returns False if there was nothing to run.
 
-        With overlap, `schedule` also launches the step after this one: it runs while this one is
-        updated and published.
+        With overlap, `schedule` also launches the step after this one, which runs while the engine
+        updates and publishes this one.
         """
         self._before_step()
         if not self._pipeline.has_step:
@@ -174,21 +175,24 @@ class EngineCore:
         return True
 
     def settle(self) -> None:
-        """Finish the step in flight, if there is one: the same without `schedule`."""
+        """Finish the step in flight, if any, without scheduling another one."""
         step = self._pipeline.take_in_flight()
         if step is not None and (result := self._execute(step)) is not None:
             num_finished = self._update(step, result)
             self._publish_record(step, result, num_finished)
 
     def _execute(self, step: PendingStep) -> StepResult | None:
-        """Wait for the tokens of a step. None: it failed, and its requests are ended."""
+        """Wait for the tokens of a step. None if it failed; its requests are then ended."""
         result = self._pipeline.execute(step)
         if result is None:
             self._outlet.has_unpublished = True
         return result
 
     def _update(self, step: PendingStep, result: StepResult) -> int:
-        """Take in the tokens of a step, and hand over what goes on elsewhere."""
+        """Apply the tokens of a step, and hand requests over to the decode engine if there is one.
+
+        Returns how many requests finished.
+        """
         num_finished = self._pipeline.update(step, result)
         if self._other_engine is not None:
             self._other_engine.after_step(step.rows)
@@ -218,7 +222,7 @@ class EngineCore:
 
     @property
     def step_under_way(self) -> StepUnderWay | None:
-        """What the engine's thread waits for. From any thread."""
+        """The step that the engine's thread launches or waits for. From any thread."""
         return self._pipeline.step_under_way
 
     @property
@@ -228,7 +232,7 @@ class EngineCore:
 
     @property
     def last_step(self) -> int:
-        """The newest step that was published, once none is in flight; -1 before the first."""
+        """Number of the newest published step, if none is in flight; -1 before the first."""
         return self._pipeline.next_step - 1
 
     @property
@@ -239,7 +243,7 @@ class EngineCore:
     # The inbox
 
     def _before_step(self) -> None:
-        """A heartbeat that is overdue, commands, snapshots."""
+        """Publish an overdue heartbeat, apply commands, end a lease, serve snapshots."""
         if self._heartbeat.is_overdue:
             self.settle()
             self.publish_heartbeat(idle=False)
@@ -271,7 +275,7 @@ class EngineCore:
             self._commands.apply(self, item)
 
     def settled(self, command: Change, asker: Asker, is_alone: bool) -> Settled | None:
-        """The answer to a change that changes nothing, from any thread; see `dispatch.settled`."""
+        """Answer a command that would change nothing. From any thread; see `dispatch.settled`."""
         return self._commands.settled(self, command, asker, is_alone)
 
     def _settle_for_client(self) -> None:
@@ -281,7 +285,7 @@ class EngineCore:
             self._turn.excuse(self.runner.clock() - start_ns)
 
     def _wait(self) -> None:
-        """Sleep until something is asked, or a heartbeat is due."""
+        """Sleep until an item arrives in the inbox, or a heartbeat or snapshot is due."""
         due_ns = self.snapshots.due_ns
         until_ns = self._heartbeat.next_status_ns
         until_ns = until_ns if due_ns is None else min(due_ns, until_ns)
@@ -301,7 +305,7 @@ class EngineCore:
         return self.delivery.abort(request_id, reason)
 
     def status_of(self, request_id: int) -> str | None:
-        """Of an unfinished request; None: there is no such. From any thread."""
+        """Status of an unfinished request; None if there is no such request. From any thread."""
         if self._other_engine is not None and self._other_engine.is_away(request_id):
             return "handed over"
         request = self.scheduler.requests.get(request_id)
@@ -309,12 +313,12 @@ class EngineCore:
 
     @property
     def num_unfinished(self) -> int:
-        """Requests here, and those that were handed over. From any thread."""
+        """Unfinished requests, here and handed over. From any thread."""
         num_away = 0 if self._other_engine is None else self._other_engine.num_away
         return len(self.scheduler.requests) + num_away
 
     def set_knobs(self, knobs: Knobs) -> None:
-        """They hold from the next step on."""
+        """Set the knobs, from the next step on."""
         self.scheduler.knobs = knobs
         self.knobs_version += 1
 
@@ -322,49 +326,49 @@ class EngineCore:
         self._pipeline.steps_allowed = 0
 
     def allow_steps(self, count: int) -> None:
-        """Run so many more steps, then pause."""
+        """Run `count` more steps, then pause."""
         self._pipeline.steps_allowed = count
 
     def resume(self) -> None:
-        """Run freely, and take new requests."""
+        """End a pause and a drain."""
         self._pipeline.steps_allowed = None
         self.draining = False
 
     def drain(self) -> None:
-        """Take no new request."""
+        """Refuse new requests from now on."""
         self.draining = True
 
     def stop(self) -> None:
-        """End `run` after the step under way; what has not finished by then is aborted."""
+        """End `run` after the current step; it then aborts all unfinished requests."""
         self.stopping = True
 
     # Telemetry
 
     def publish_to(self, sink: TelemetrySink | None) -> None:
-        """Messages go to `sink` from now on; None publishes nothing."""
+        """Send messages to `sink` from now on; None publishes nothing."""
         self._outlet.sink = sink
 
     def publish(self, message: Telemetry) -> None:
         self._outlet.publish(message)
 
     def publish_heartbeat(self, *, idle: bool) -> None:
-        """Say who we are and how we stand, if it is time; if `idle`, also what happened."""
+        """Publish info and status if they are due; if `idle`, also at every change."""
         self.audit.publish_if_due()
         self._heartbeat.publish(idle=idle)
 
     def publish_info(self) -> None:
-        """Who the engine is."""
+        """Publish `EngineInfo`, with its clocks up to date."""
         if self._anchor is not None:
             self.info = self._anchor(self.info)
         self.publish(self.info)
 
     def set_decode_engine(self, name: str | None) -> None:
-        """To whom requests are handed over now; None: they stay."""
+        """Publish the engine to which requests are handed over from now on; None: none."""
         self.info = msgspec.structs.replace(self.info, decode_engine=name)
         self.publish_info()
 
     def publish_status(self, state: EngineState, now_ns: int) -> None:
-        """How it stands, and what happened since the last message."""
+        """Publish a status, with what happened since the last message."""
         self._outlet.publish_status(state, self.last_step, now_ns, self.lease.published())
 
     def keep_snapshot(self, now_ns: int) -> None:
@@ -377,7 +381,7 @@ class EngineCore:
     @property
     def state(self) -> EngineState:
         has_work = self.scheduler.has_work()
-        # With steps still allowed but no work it is paused: the next request is held after them.
+        # It is paused, too, if single steps are allowed but there is no work for them.
         allowed = self.steps_allowed
         if allowed == 0 or (allowed is not None and not has_work):
             return "paused"
@@ -386,9 +390,9 @@ class EngineCore:
         return "running" if self.scheduler.requests else "idle"
 
     def snapshot(self) -> Snapshot:
-        """The state as of the last published message.
+        """Take a snapshot, true as of the last published message.
 
-        What happened since then is published first, so that no later message repeats anything
+        Publishes first what happened since that message, so that no later message repeats anything
         that is in the snapshot.
         """
         self.settle()

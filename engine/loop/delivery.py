@@ -1,4 +1,4 @@
-"""`Delivery`: new tokens to the clients of their requests. Runs on the engine's thread."""
+"""`Delivery`: sends new tokens to the clients of the requests. Runs on the engine's thread."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -17,11 +17,11 @@ NO_BURSTS: Mapping[int, list[int]] = MappingProxyType({})
 
 
 class Delivery:
-    """Knows the client of every unfinished request, and what it asked to get.
+    """Keeps the client and the `Submit` of every unfinished request, and sends the outputs.
 
     Args:
         scheduler: owns the requests.
-        token_publisher: keeps prompts and outputs for telemetry; None: tokens stay here.
+        token_publisher: keeps prompts and outputs for telemetry; None: tokens are not published.
     """
 
     def __init__(self, scheduler: Scheduler, token_publisher: TokenPublisher | None) -> None:
@@ -32,28 +32,28 @@ class Delivery:
     def expect(
         self, request: Request, client: Client, submit: Submit, prompt_text: str | None
     ) -> None:
-        """Outputs of `request` go to `client` from now on."""
+        """Send the outputs of `request` to `client` from now on."""
         self._clients[request.request_id] = (client, submit)
         if self.token_publisher is not None:
             self.token_publisher.arrived(request, prompt_text)
 
     def release(self, request_id: int) -> tuple[Client, Submit]:
-        """A request goes on elsewhere: its client and what it asked, for whoever delivers then."""
+        """Stop delivering a request that was handed over; returns its client and `Submit`."""
         if self.token_publisher is not None:
             self.token_publisher.ended(request_id)
         return self._clients.pop(request_id)
 
     def give_back(self, request_id: int) -> None:
-        """If a prefill engine handed it over, tell that engine that it cannot go on here.
+        """If a prefill engine handed the request over, tell that engine that this one stops.
 
-        The caller ends the request itself.
+        Does not end the request: the caller does.
         """
         client, submit = self._clients[request_id]
         if submit.handed_over is not UNSET:
             client.reply(Error(code="stopped", message="the decode engine was shut down"))
 
     def note_loaded(self, request: Request) -> None:
-        """Its keys and values were copied: the prefill engine needs them no more."""
+        """Tell the prefill engine that the keys and values of a request were copied."""
         client, _ = self._clients[request.request_id]
         client.reply(Loaded(request_id=request.request_id))
 
@@ -63,10 +63,10 @@ class Delivery:
         result: StepResult,
         bursts: Mapping[int, list[int]] = NO_BURSTS,
     ) -> None:
-        """The tokens of a step, after the scheduler has taken them in.
+        """Send the tokens of a step to the clients. Call it after `Scheduler.update`.
 
         Args:
-            bursts: all tokens of rows with drafts, by their index.
+            bursts: all tokens of each row with drafts, by row index.
         """
         now_ns = result.tokens_ns
         for index, (row, token_id) in enumerate(zip(rows, result.token_ids, strict=True)):
@@ -90,7 +90,7 @@ class Delivery:
                 client.reply(output_of(request, token_ids, reason))
 
     def abort(self, request_id: int, reason: str) -> bool:
-        """End a request now; its client gets a last Output. False: there is no such request."""
+        """End a request now; its client gets a last Output. False if there is no such request."""
         request = self._scheduler.abort(request_id, reason)
         if request is None:
             return False
@@ -104,7 +104,7 @@ class Delivery:
 
 
 def output_of(request: Request, token_ids: list[int], finish_reason: str | None) -> Output:
-    """What is due to the client; text only where it had to be made to find a stop string."""
+    """Make an Output. It has text only if the request has stop strings."""
     logprobs = None
     if request.sampling.logprobs is not None:
         logprobs, request.logprobs = request.logprobs, []

@@ -19,7 +19,7 @@ log = logging.getLogger("stepscope.engine")
 
 
 def apply(core: EngineCore, call: Call) -> None:
-    """Carry out one command and answer it. Whatever the command, the engine goes on after it."""
+    """Carry out one command and answer it. A command that fails does not stop the engine."""
     try:
         _apply(core, call, call.command)
     except ConfigError as error:
@@ -62,7 +62,11 @@ def _submit(core: EngineCore, call: Call, command: Submit) -> None:
 
 
 def _check_role(core: EngineCore, command: Submit, num_prompt_tokens: int) -> None:
-    """Raises ConfigError for a plain request to a decode engine, and the other way round."""
+    """Check that the request suits the engine's role.
+
+    Raises ConfigError for a plain request to a decode engine, for a handed-over request to any
+    other engine, and for keys and values that do not fit.
+    """
     receiver, handed_over = core.scheduler.receiver, command.handed_over
     if receiver is None:
         if handed_over is not UNSET:

@@ -1,8 +1,8 @@
-"""What waits for the engine's thread: commands, and who is to be answered.
+"""`Inbox`: commands and other items that wait for the engine's thread.
 
-Any thread, and a signal handler too, may put something in; only the engine's thread takes it out,
-in turn from each client, so that no client waits for all that another has sent. A `Turn` bounds
-what it takes between two steps.
+Any thread, and a signal handler too, may put an item in. Only the engine's thread takes items out,
+from one client after the other, so that no client waits for everything that another one has sent.
+A `Turn` bounds the work between two steps.
 """
 
 import queue
@@ -24,7 +24,7 @@ class Client(Protocol):
 
 
 class SilentClient:
-    """A client that does not listen: the engine's own workload and signals."""
+    """A client that ignores replies: the engine's own workload and signals."""
 
     def reply(self, message: AnyReply) -> None:
         return
@@ -34,10 +34,10 @@ class SilentClient:
 class Call:
     """One command in the inbox.
 
-    `asker` is None where the command itself says who asks. A `Submit` comes with its prompt as
-    `token_ids` and, if it has stop strings, a `stop_text`; `arrival_ns` says when it was put here,
-    for it may lie here as long as a step takes, or longer. None: it arrives when it is taken out.
-    Calls of one client share a lane; they are taken in the order in which they came.
+    `asker` is None if the command's own `who` says who asks. A `Submit` has its prompt as
+    `token_ids` and, if it has stop strings, a `stop_text`. `arrival_ns` is when it entered the
+    inbox, where it may wait for a step or longer; with None it arrives when it is taken out.
+    The calls of one client share a lane and are taken out in the order in which they came.
     """
 
     command: Command
@@ -52,7 +52,7 @@ class Call:
 
 @dataclass(slots=True)
 class Refusal:
-    """A `Submit` that never became a request, for the record."""
+    """A `Submit` that never became a request; telemetry reports it as rejected."""
 
     client_id: str
     reason: str
@@ -61,7 +61,7 @@ class Refusal:
 
 @dataclass(slots=True)
 class Denial:
-    """Commands that never got as far as the engine's thread, for the audit trail."""
+    """Commands that were refused before they reached the engine's thread, for the audit trail."""
 
     asker: Asker
     command: str  # name of its type; "" for several kinds
@@ -73,7 +73,7 @@ class Denial:
 
 @dataclass(slots=True)
 class Departure:
-    """The client of a request is gone: it ends."""
+    """The client of a request is gone, so the request is to be aborted."""
 
     request_id: int
     lane: bytes = b""
@@ -81,7 +81,7 @@ class Departure:
 
 @dataclass(slots=True)
 class Task:
-    """Something that a thread of the engine's own process has to have done."""
+    """Work that another thread of the engine's process wants done on the engine's thread."""
 
     do: Callable[[], None]
     lane: bytes = b""
@@ -96,20 +96,21 @@ class Settled(NamedTuple):
 
 Item: TypeAlias = Call | Refusal | Denial | Departure | Task
 
-_MAX_SORTED = 512  # items that are sorted into lanes in one go, however many have come
+_MAX_SORTED = 512  # items that are sorted into lanes at a time, at most
 MIN_TURN_NS = 1_000_000
-TURN_SHARE = 0.02  # of a step
-MAX_ITEMS = 128  # of one turn
+TURN_SHARE = 0.02  # of the time of a step
+MAX_ITEMS = 128  # in one turn
 
 
 class Inbox:
-    """A queue that is fair to clients. What the engine's own process puts in (lane "") is first."""
+    """A queue that is fair to clients. Items of the engine's own process (lane "") come first."""
 
     def __init__(self) -> None:
-        # The one part that several threads touch; a signal handler may interrupt even `put`.
+        # The only part that several threads use. A SimpleQueue, because a signal handler may
+        # interrupt `put`.
         self._arrived: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._own: deque[Item] = deque()
-        self._lanes: dict[bytes, deque[Item]] = {}  # none empty; the next one first
+        self._lanes: dict[bytes, deque[Item]] = {}  # no lane is empty; the next to serve is first
         self._num_sorted = 0
 
     def put(self, item: Item) -> None:
@@ -135,12 +136,12 @@ class Inbox:
         return item
 
     def has_own(self) -> bool:
-        """Whether the next item is known to be one of the engine's own process."""
+        """Whether the next item comes from the engine's own process."""
         self._sort_some()
         return bool(self._own)
 
     def get(self, timeout: float) -> Item:
-        """The next item, for which it waits so many seconds at most. Raises queue.Empty."""
+        """The next item. Waits `timeout` seconds at most, then raises queue.Empty."""
         if not self._num_sorted:
             self._sort(self._arrived.get(timeout=timeout))
         return self.get_nowait()
@@ -158,12 +159,12 @@ class Inbox:
 
 
 class Turn:
-    """What the engine's thread may do for clients between two steps; later turns pay for more.
+    """Bounds the work for clients between two steps.
 
-    At most `MAX_ITEMS`, and for as long as `MIN_TURN_NS` or `TURN_SHARE` of a step, whichever is
-    more. One item may take longer than that: nothing is taken then until as much is saved.
-    What the engine's own process asks for is bounded by neither. Where a clock stands still between
-    two steps (a simulated one), only the number counts.
+    A turn handles at most `MAX_ITEMS` items, for at most `MIN_TURN_NS` or `TURN_SHARE` of a step,
+    whichever is more. If one item takes longer, later turns handle nothing until their allowance
+    has made up for it. Items of the engine's own process are not bounded. If the clock stands still
+    between two steps, as in a simulation, only the number of items counts.
 
     Args:
         clock: nanoseconds, of the engine.
@@ -171,11 +172,11 @@ class Turn:
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self._clock = clock
-        self._began_ns: int | None = None  # the last turn
-        self._spent_ns = 0  # in this turn, and in those before it beyond what they had
+        self._began_ns: int | None = None  # start of the last turn
+        self._spent_ns = 0  # in this turn, plus what earlier turns overspent
 
     def take(self, inbox: Inbox, do: Callable[[Item], None]) -> None:
-        """Do what waits in `inbox`, as far as there is time for it."""
+        """Call `do` for the items in `inbox`, within the bounds of a turn."""
         now_ns = self._clock()
         step_ns = 0 if self._began_ns is None else now_ns - self._began_ns
         self._began_ns = now_ns
@@ -195,5 +196,5 @@ class Turn:
         self._spent_ns = max(0, self._spent_ns - allowed_ns)
 
     def excuse(self, waited_ns: int) -> None:
-        """Of the item that is being done, so long went by waiting for the device."""
+        """Do not charge the current item for `waited_ns` of waiting for the device."""
         self._spent_ns -= waited_ns

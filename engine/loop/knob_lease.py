@@ -1,4 +1,4 @@
-"""`KnobLease`: knobs that go back to what they were when their client falls silent."""
+"""`KnobLease`: knobs whose old values come back when the client that set them falls silent."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -11,18 +11,18 @@ from stepscope.engine.protocol.wire import KnobValue, LeasedKnobs
 
 
 class EndedLease(NamedTuple):
-    """What to put back, and for whom it was held."""
+    """The values to put back, and the client that held the lease."""
 
     asker: Asker
     before: dict[str, KnobValue]
 
 
 class KnobLease:
-    """Of one client at a time. Belongs to the engine's thread.
+    """The lease of one client at a time. Belongs to the engine's thread.
 
     Args:
-        clock: nanoseconds. Of the wall, also where the engine's own time is simulated: the client
-            that renews the lease lives there.
+        clock: nanoseconds of real time, even if the engine's time is simulated: the client that
+            renews the lease lives in real time.
     """
 
     def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
@@ -33,23 +33,23 @@ class KnobLease:
 
     @property
     def is_due(self) -> bool:
-        """Whether it ends now, without a renewal."""
+        """Whether the lease has run out without a renewal."""
         return self._due_ns is not None and self._clock() >= self._due_ns
 
     def concerns(self, command: SetKnobs) -> bool:
-        """Whether it begins, renews or ends a lease. From any thread."""
+        """Whether `command` may begin, renew or end a lease. From any thread."""
         return command.lease_s is not None or self._due_ns is not None
 
     def note(self, command: SetKnobs, asker: Asker, knobs: Mapping[str, KnobValue]) -> str:
-        """Take a change that is about to be made.
+        """Note a change that is about to be made.
 
-        One without a lease is meant to last: its knobs are leased no more.
+        A change without a lease is meant to last, so it ends the lease of its knobs.
 
         Args:
-            knobs: as they are before it.
+            knobs: the values before the change.
 
         Returns:
-            Whose lease of one of these knobs it ends; empty: none of another client.
+            Name of the other client whose lease of these knobs ends; empty if there is none.
 
         Raises:
             ConfigError: another client has the lease.
@@ -70,7 +70,7 @@ class KnobLease:
         return ""
 
     def end_if_due(self) -> EndedLease | None:
-        """The lease that has just ended, once."""
+        """End the lease if it has run out, and return it; None if it has not."""
         if not self.is_due:
             return None
         ended = EndedLease(self._asker, self._before)
@@ -78,7 +78,7 @@ class KnobLease:
         return ended
 
     def published(self) -> LeasedKnobs | None:
-        """As telemetry has it."""
+        """The lease as telemetry shows it; None if no knob is leased."""
         if self._due_ns is None:
             return None
         return LeasedKnobs(who=self._asker.name, before=dict(self._before))

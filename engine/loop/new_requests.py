@@ -1,4 +1,4 @@
-"""`NewRequests`: prepared prompts become requests in the queue. Runs on the engine's thread."""
+"""`NewRequests`: turns prepared prompts into queued requests. Runs on the engine's thread."""
 
 from collections.abc import Callable, Sequence
 
@@ -55,9 +55,9 @@ class NewRequests:
 
         Args:
             stop_text: looks for the stop strings of `submit`.
-            prompt_text: for telemetry; None: it stays here.
+            prompt_text: for telemetry; None does not publish it.
             arrival_ns: see `Call`.
-            block_hashes: what the blocks are known by where a simulation makes the tokens up.
+            block_hashes: hashes of its KV blocks, from a simulation that makes up the tokens.
         """
         request = Request(
             request_id=self._new_request_id(),
@@ -79,7 +79,7 @@ class NewRequests:
     def take_back(
         self, request: Request, client: Client, submit: Submit, origin: RequestOrigin
     ) -> None:
-        """Queue a request that had been handed over, before all others."""
+        """Queue a request that had been handed over and came back, before all others."""
         request.origin = origin
         self._begin(request, client, submit, None)
         self._scheduler.take_back(request)
@@ -106,7 +106,7 @@ class NewRequests:
         )
 
     def refuse(self, client_id: str, reason: str) -> None:
-        """Note that a request was turned away."""
+        """Report in the next record that a request was refused."""
         self._scheduler.unpublished_events.append(
             Rejected(request_id=self._new_request_id(), client_id=client_id, reason=reason)
         )
@@ -117,7 +117,7 @@ class NewRequests:
 
 
 def _go_on(request: Request, handed_over: HandedOver) -> None:
-    """Make a new request what a prefill engine has made of it."""
+    """Bring a new request to the state that it had in the prefill engine."""
     output = handed_over.output_token_ids
     received_ns, request.arrival_ns = request.arrival_ns, handed_over.arrival_ns
     request.first_token_ns = handed_over.first_token_ns
@@ -137,4 +137,4 @@ def _go_on(request: Request, handed_over: HandedOver) -> None:
         request.token_ids.append(token_id)
         request.finish_reason_after(token_id)
     if request.stop_text is not None:
-        request.stop_text.take()  # the client has it
+        request.stop_text.take()  # the client has this text already

@@ -1,4 +1,4 @@
-"""`OtherEngine`: another engine that goes on with requests of this one."""
+"""`OtherEngine`: the decode engine that continues requests of this prefill engine."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -7,25 +7,25 @@ from stepscope.engine.scheduling.step import ScheduledRow
 
 
 class OtherEngine(Protocol):
-    """As the loop sees it; `handover.HandOver` is the real one. On the engine's thread."""
+    """The link to it, as the loop uses it: `handover.HandOver`. On the engine's thread."""
 
     @property
     def num_away(self) -> int:
-        """Unfinished requests that are there. From any thread."""
+        """Unfinished requests in the other engine. From any thread."""
         ...
 
     def is_away(self, request_id: int) -> bool:
-        """Whether the other engine has it. From any thread."""
+        """Whether the other engine has the request. From any thread."""
         ...
 
     def after_step(self, rows: Sequence[ScheduledRow]) -> None:
-        """Hand over the requests that got a token and have not ended."""
+        """Hand over the requests that got a token in the step and have not ended."""
         ...
 
     def abort(self, request_id: int) -> bool:
-        """End a request that is there; False if it is not."""
+        """End a request in the other engine. False if it is not there."""
         ...
 
     def close(self) -> None:
-        """End all that is there."""
+        """End all requests in the other engine."""
         ...

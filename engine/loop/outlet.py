@@ -1,4 +1,4 @@
-"""`TelemetryOutlet`: what an engine publishes, and where. Belongs to the engine's thread."""
+"""`TelemetryOutlet`: publishes an engine's telemetry. Belongs to the engine's thread."""
 
 from typing import Protocol
 
@@ -13,7 +13,7 @@ from stepscope.engine.workload.arrivals import describe, fields_of
 
 
 class TelemetrySink(Protocol):
-    """Where messages go; `telemetry.Publisher` is the real one."""
+    """Where messages go; `telemetry.Publisher` is the implementation."""
 
     @property
     def next_sequence(self) -> int: ...
@@ -24,30 +24,30 @@ class TelemetrySink(Protocol):
 
 
 class OwnWorkload(Protocol):
-    """What an engine gives itself to do; `driver.WorkloadDriver` is the real one."""
+    """The engine's own workload; `driver.WorkloadDriver` is the implementation."""
 
     @property
     def spec(self) -> WorkloadSpec | None:
-        """The mix that runs; None: there is none."""
+        """The workload that runs now; None if none runs."""
         ...
 
     def set(self, spec: WorkloadSpec | None) -> None:
-        """Start, replace or (None) stop it."""
+        """Start or replace the workload; None stops it."""
         ...
 
 
 class TelemetryOutlet:
-    """Publishes records of steps and statuses, each with what happened since the last message.
+    """Publishes step records and statuses, each with what happened since the last message.
 
     Args:
         sink: where messages go; None publishes nothing.
         scheduler: keeps events of requests until they are published.
         workload: the engine's own, if it has one.
-        control_tally: what the control socket refused.
+        control_tally: counts what the control socket refuses.
 
     Attributes:
-        pauses: of the engine, as its messages show them.
-        has_unpublished: something happened that no message says yet.
+        pauses: pauses of the engine, as its messages show them.
+        has_unpublished: whether something happened that no message has reported yet.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class TelemetryOutlet:
             self.sink.publish(message)
 
     def publish_record(self, sink: TelemetrySink, draft: StepDraft, step: PendingStep) -> None:
-        """The record of a step; all but its events is in `draft` already."""
+        """Publish the record of a step: `draft`, to which only the events are added here."""
         if self.has_unpublished or self._scheduler.unpublished_events or step.events:
             self.has_unpublished = False
             draft.events = step.events + self._scheduler.drain_events()
@@ -86,9 +86,10 @@ class TelemetryOutlet:
     def publish_status(
         self, state: EngineState, last_step: int, now_ns: int, leased: LeasedKnobs | None
     ) -> None:
-        """How the engine stands. There must be no step in flight."""
+        """Publish the engine's status. There must be no step in flight."""
         scheduler = self._scheduler
-        workload = None if self._workload is None else self._workload.spec  # once: it may end
+        # Read once: the workload may end meanwhile.
+        workload = None if self._workload is None else self._workload.spec
         self._set_pauses(self.pauses.after_status(now_ns, is_paused=state == "paused"))
         self.has_unpublished = False
         self.publish(
@@ -111,4 +112,4 @@ class TelemetryOutlet:
 
     def _set_pauses(self, trail: PauseTrail) -> None:
         self.pauses = trail
-        self._is_pause_on = trail.is_on  # kept, because every step asks
+        self._is_pause_on = trail.is_on  # stored, because every step needs it

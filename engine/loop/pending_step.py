@@ -17,7 +17,7 @@ from stepscope.engine.telemetry.step_draft import StepDraft
 
 
 class Unlaunched:
-    """A step that runs when its result is collected."""
+    """A step without a launch: it runs when its result is collected."""
 
     is_whole = True
 
@@ -43,18 +43,17 @@ class FailedLaunch:
 
 @dataclass(slots=True)
 class PendingStep:
-    """What is known of a step before it has ended. Belongs to the engine's thread.
+    """A scheduled step that has not ended. Belongs to the engine's thread.
 
     Attributes:
-        scheduled: as the runner got it.
-        rows: those of requests that have not ended; `draft` has the same ones.
-        launched_ns: when its launch was complete, while the step before it ran; None: that step
-            had ended before.
-        draft: its record in the making; None: no record is made.
-        planned: what it did to the blocks; set where another step is scheduled ahead.
+        scheduled: the step as the runner got it.
+        rows: its rows, without those of requests that have ended since; the same as in `draft`.
+        launched_ns: when its launch was complete, if the step before it still ran then; else None.
+        draft: its unfinished record; None if no record is made.
+        planned: its changes of KV blocks; set if steps are scheduled ahead of their turn.
         events: what happened to requests until it was scheduled, its own scheduling included.
-        num_wasted_tokens: of rows that were dropped.
-        num_draft_tokens: of the rows, as scheduled.
+        num_wasted_tokens: tokens of the rows that were dropped.
+        num_draft_tokens: guessed tokens in the rows, as scheduled.
         tokens_before_ns: when the tokens of the step before it were known; set by `execute`.
     """
 
@@ -69,10 +68,10 @@ class PendingStep:
     num_wasted_tokens: int = 0
     num_draft_tokens: int = 0
     tokens_before_ns: int = 0
-    _kept: list[int] | None = None  # rows that are left, by their index when it was launched
+    _kept: list[int] | None = None  # index at the launch of each row that is left; None: all
 
     def drop_ended(self) -> None:
-        """Forget the rows of requests that have ended, or lost their blocks, since the launch."""
+        """Drop the rows of requests that have ended, or lost their blocks, since the launch."""
         kept = [i for i, row in enumerate(self.rows) if row.request.status is RequestStatus.RUNNING]
         if len(kept) == len(self.rows):
             return

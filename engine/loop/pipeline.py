@@ -1,13 +1,13 @@
-"""`Pipeline`: the steps under way, at most two.
+"""`Pipeline`: the steps that have not ended, at most two.
 
-Without overlap there is one: it is scheduled, executed, updated and published. With overlap
+Without overlap there is one: it is scheduled, executed, updated and published. With overlap,
 `schedule` also launches the next step before the tokens of the first have reached the host. While
-the next step runs, the host updates and publishes the first: the device does not wait for the host
-(asynchronous scheduling, NanoFlow, Zhu et al., 2024). Where the next step cannot be chosen without
-those tokens, it is scheduled after them (`Scheduler.can_run_ahead`).
+the next step runs, the host updates and publishes the first, so the device does not wait for the
+host (asynchronous scheduling, NanoFlow, Zhu et al., 2024). If the next step depends on those
+tokens, it is scheduled after them (`Scheduler.can_run_ahead`).
 
-A request that turns out to have ended has a row in the next step for nothing: what it samples is
-thrown away. Its blocks are free at once, because their next owner writes to them in a later step.
+If a request turns out to have ended, its row in the next step is wasted, and the token sampled
+there is thrown away. Its blocks are free at once: their next owner writes to them in a later step.
 """
 
 import contextlib
@@ -30,13 +30,13 @@ log = logging.getLogger("stepscope.engine")
 
 
 class Pipeline:
-    """Belongs to the engine's thread.
+    """Schedules, launches and finishes steps. Belongs to the engine's thread.
 
     Args:
         runner: executes the steps.
         scheduler: chooses their rows.
-        delivery: gets their tokens.
-        overlap: launch the next step while the one before it runs, where that can be done.
+        delivery: sends their tokens to the clients.
+        overlap: launch the next step while the one before it runs, if possible.
 
     Attributes:
         next_step: number of the next step to schedule.
@@ -55,8 +55,8 @@ class Pipeline:
         self._batch_rows = BatchRows(scheduler)
         self._token_limit = TokenLimit()
         self._ahead: PendingStep | None = None  # launched; every step before it is published
-        self._tokens_ns = 0  # when those of the last step were known
-        self._under_way: ScheduledStep | None = None  # which the engine's thread waits for
+        self._tokens_ns = 0  # when the tokens of the last step were known
+        self._under_way: ScheduledStep | None = None  # what the engine's thread waits for
 
     @property
     def has_step_in_flight(self) -> bool:
@@ -64,7 +64,7 @@ class Pipeline:
 
     @property
     def has_step(self) -> bool:
-        """There is a step in flight, or one may be scheduled."""
+        """Whether a step is in flight, or can be scheduled now."""
         if self._ahead is not None:
             return True
         return self.steps_allowed != 0 and self._scheduler.has_work()
@@ -80,21 +80,21 @@ class Pipeline:
         return StepUnderWay(step.step, max(step.start_ns, self._tokens_ns), rows, budget)
 
     def take_in_flight(self) -> PendingStep | None:
-        """The step in flight, for the caller to finish; None: there is none."""
+        """Remove the step in flight, for the caller to finish; None if there is none."""
         step, self._ahead = self._ahead, None
         return step
 
     # Schedule
 
     def schedule(self, knobs_version: int, *, with_record: bool) -> PendingStep | None:
-        """The step to finish now. With overlap the step after it is launched, too.
+        """Return the step to finish now. With overlap, also launch the step after it.
 
         Args:
-            knobs_version: of the knobs in force.
-            with_record: begin the record of what is scheduled.
+            knobs_version: version of the current knobs.
+            with_record: whether to begin a record of each step that is scheduled.
 
         Returns:
-            None when the only request preempted itself: the next step admits it again.
+            The step; None if the only request preempted itself: the next step admits it again.
         """
         step = self.take_in_flight() or self._launch(None, knobs_version, with_record)
         if step is not None and self._may_run_ahead(step):
@@ -111,7 +111,7 @@ class Pipeline:
         """Schedule the next step and launch it; None when there is nothing to run.
 
         Args:
-            before: a step in flight, on whose result this one builds.
+            before: the step in flight whose result this one needs, if any.
         """
         scheduler, clock = self._scheduler, self._runner.clock
         start_ns = clock()
@@ -152,7 +152,7 @@ class Pipeline:
         )
 
     def _set_apart(self, step: PendingStep) -> None:
-        """Keep what happened until `step` was scheduled for its record, not for the next one."""
+        """Move what happened until `step` was scheduled into the step, for its own record."""
         if step.draft is not None and step.planned is None:
             step.events += self._scheduler.drain_events()
             step.planned = PlannedBlocks.drain(self._scheduler.kv)
@@ -160,7 +160,7 @@ class Pipeline:
     # Execute
 
     def execute(self, step: PendingStep) -> StepResult | None:
-        """Wait for the tokens of a step. None: it failed, and its requests are ended."""
+        """Wait for the tokens of a step. None if it failed; its requests are then ended."""
         self._under_way = step.scheduled
         try:
             result = step.handle.collect()
@@ -174,16 +174,17 @@ class Pipeline:
         return result
 
     def _give_up(self, step: PendingStep) -> None:
-        """A step that fails ends its requests, not the engine.
+        """End the requests of a failed step; the engine continues.
 
-        A step that was launched on its result is void; its other requests are computed again.
+        A step that was launched ahead on its result is void: the requests that are only in that
+        step are computed again.
         """
         ahead = self.take_in_flight()
         undone = [step] if ahead is None else [ahead, step]
         scheduler = self._scheduler
         if ahead is not None:
             with contextlib.suppress(Exception):
-                ahead.handle.collect()  # the device is done with its blocks
+                ahead.handle.collect()  # so that the device no longer uses its blocks
         for each in undone:
             scheduler.return_events(each.events)
             if each.planned is not None:
@@ -191,7 +192,7 @@ class Pipeline:
             if self.steps_allowed is not None:
                 self.steps_allowed += 1
         self.next_step = step.number
-        # Blocks are known by what this step should have written to them.
+        # Blocks were registered for content that this step should have written.
         scheduler.kv.reset_prefix_cache()
         for request in step.requests():
             self._delivery.abort(request.request_id, "the engine failed in this step")
@@ -203,7 +204,7 @@ class Pipeline:
     # Update
 
     def update(self, step: PendingStep, result: StepResult) -> int:
-        """Take in the tokens of a step and deliver them; the number of requests that finished."""
+        """Apply the tokens of a step and deliver them. Returns how many requests finished."""
         self._note_memory(step, result)
         result = step.result_of(result)
         bursts: dict[int, list[int]] = {}
@@ -218,7 +219,7 @@ class Pipeline:
             result = replace(result, token_ids=last_taken(result.token_ids, bursts))
             if draft is not None:
                 draft.check_drafts(step.rows, bursts, with_tokens=publisher is not None)
-        if publisher is not None:  # it keeps what it was given, with or without a record
+        if publisher is not None:  # it keeps all tokens, even if no record is made
             texts = publisher.texts(step.rows, result.token_ids, bursts)
             if draft is not None:
                 draft.token_ids, draft.texts = result.token_ids, texts
@@ -226,9 +227,9 @@ class Pipeline:
         return len(finished)
 
     def _note_memory(self, step: PendingStep, result: StepResult) -> None:
-        """Where a device had no memory for a step, keep the next ones smaller.
+        """If the device had no memory for a whole step, make the next steps smaller.
 
-        Requests of which not even one token found room are ended; the others go on.
+        Requests of which not even one token fitted are aborted; the others continue.
         """
         limit = self._token_limit
         if result.num_tokens_fit is None and limit.tokens is None and not limit.is_on_trial:
@@ -245,7 +246,7 @@ class Pipeline:
             self._delivery.abort(
                 row.request.request_id, "the device has no memory for one token of it"
             )
-        # Requests admitted in this step on blocks that it was to fill.
+        # Requests that were admitted in this step on a prefix hit of blocks it failed to write.
         for request in [r for r in scheduler.running if not unwritten.isdisjoint(r.block_table)]:
             scheduler.requeue(request, "device_memory")
         if step.draft is not None:
@@ -257,7 +258,7 @@ class Pipeline:
     def complete(
         self, draft: StepDraft, step: PendingStep, result: StepResult, num_finished: int
     ) -> None:
-        """Add to the record of `step` what its end changed; events are the caller's to add."""
+        """Add to the record of `step` what its end changed. The caller adds the events."""
         scheduler = self._scheduler
         if self._overlap:
             draft.end(result, None)

@@ -1,9 +1,9 @@
 """`SnapshotDesk`: gives snapshots to clients, and bounds what that costs the engine.
 
-A snapshot is made between two steps, on the engine's thread: a walk over all blocks and requests.
-However many ask, and however often, making them takes no more than `SHARE` of the engine's time:
-who comes too soon after the last one waits, at most `MAX_WAIT_NS`, and all who wait get the same.
-It is always made after it was asked for, so that a client finds in it what earlier answers said.
+A snapshot is made between two steps, on the engine's thread, by a walk over all blocks and
+requests. Snapshots take at most `SHARE` of the engine's time, however many clients ask: a client
+that asks too soon after the last snapshot waits, at most `MAX_WAIT_NS`, and all waiting clients get
+the same one. It is always made after the question, so that it includes what earlier answers said.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ MAX_WAIT_NS = 1_000_000_000
 
 
 class SnapshotDesk:
-    """Belongs to the engine's thread.
+    """Waiting clients, and the time of the next snapshot. Belongs to the engine's thread.
 
     Args:
         take: makes a snapshot.
@@ -27,19 +27,19 @@ class SnapshotDesk:
         self._take = take
         self._clock = clock
         self._waiting: list[Client] = []
-        self._next_ns = 0  # no other before
+        self._next_ns = 0  # the next snapshot is made no earlier
 
     def ask(self, client: Client) -> None:
-        """`client` gets a snapshot at one of the next calls of `serve`."""
+        """Queue `client`: it gets a snapshot in one of the next calls of `serve`."""
         self._waiting.append(client)
 
     @property
     def due_ns(self) -> int | None:
-        """When `serve` is to be called for those who wait; None: none waits."""
+        """When to call `serve`; None if no client waits."""
         return self._next_ns if self._waiting else None
 
     def serve(self, *, at_once: bool = False) -> None:
-        """Answer all who wait, if the time has come or `at_once`. To be called between steps."""
+        """Answer all waiting clients if it is due, or `at_once`. Call it between steps."""
         if not self._waiting:
             return
         start_ns = self._clock()
