@@ -352,7 +352,7 @@ class EngineCore:
         self._outlet.publish(message)
 
     def publish_heartbeat(self, *, idle: bool) -> None:
-        """Publish info and status if they are due; if `idle`, also at every change."""
+        """Publish info and status if they are due; if `idle`, also if there is news to report."""
         self.audit.publish_if_due()
         self._heartbeat.publish(idle=idle)
 

@@ -1,5 +1,5 @@
-"""Who is in the next step: requests, the queue, the scheduler, batching modes, the plan of a step,
-the KV cache and its blocks. Free of torch.
+"""Decides what the next step computes: requests, the waiting queue, the scheduler, batching modes,
+the plan of a step, the KV cache and its blocks. Needs no torch.
 
 May import: engine.protocol, engine.protocol.settings, engine.text.
 A new batching mode is one function in `batching.py`; an order of the queue goes into

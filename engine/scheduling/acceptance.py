@@ -1,13 +1,13 @@
-"""Which drafts are accepted, and how a request takes in several tokens of one step.
+"""Accepts drafts (guessed tokens), and adds the several tokens of one step to a request.
 
-A token is sampled at the place of each draft as if there were no drafts, with the random number
-that belongs to this place of the output. Drafts are accepted as long as they are what was sampled;
-the first token that differs takes the place of its draft and ends the burst.
+A token is sampled at the position of each draft as if there were no drafts, with the random number
+of this position of the output. Drafts are accepted as long as they equal the sampled tokens; the
+first sampled token that differs replaces its draft and ends the burst.
 
-That is rejection sampling (Leviathan et al., 2023) for drafts that are certain of themselves: a
-draft is accepted with its probability in the model, and what is sampled instead of a rejected one
-is distributed like the model without it. So the output has the model's distribution, and with the
-same seed it is the output without drafts.
+This is rejection sampling (Leviathan et al., 2023) for a draft model that is always certain: a
+draft is accepted with its probability in the model, and the token that replaces a rejected one is
+distributed like the model without it. So the output has the model's distribution, and with the
+same seed it equals the output without drafts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from stepscope.engine.scheduling.step import ScheduledRow, StepResult
 def bursts_of(
     rows: Sequence[ScheduledRow], sampled_of: Mapping[int, list[int]]
 ) -> dict[int, list[int]]:
-    """`StepResult.bursts`, from the tokens sampled for each row, by its index."""
+    """Make `StepResult.bursts` from the tokens sampled for each row, both by row index."""
     return {
         index: accepted(rows[index].request.draft_token_ids, sampled)
         for index, sampled in sampled_of.items()
@@ -30,10 +30,10 @@ def bursts_of(
 
 
 def accepted(draft_token_ids: Sequence[int], sampled_token_ids: list[int]) -> list[int]:
-    """The tokens that a row gives: accepted drafts and one more.
+    """The tokens that a row adds to its request: the accepted drafts and one more.
 
     Args:
-        sampled_token_ids: at the place of each draft, and behind the last one.
+        sampled_token_ids: the tokens sampled at the position of each draft, and after the last one.
     """
     for index, (draft, sampled) in enumerate(zip(draft_token_ids, sampled_token_ids, strict=False)):
         if draft != sampled:
@@ -46,11 +46,11 @@ def take_bursts(
 ) -> tuple[list[Request], dict[int, list[int]]]:
     """`Scheduler.update` for a step with drafts.
 
-    A request takes its tokens one by one, as if each had come in a step of its own, until one ends
-    it. Only then are blocks known by what is in them: by accepted tokens.
+    Adds the tokens of a request one by one, as if each came from a step of its own, until one ends
+    the request. Then registers the full blocks in the prefix cache, by the accepted tokens.
 
     Returns:
-        The requests that finished, and the tokens that each row with drafts gave, by its index.
+        The requests that finished, and the tokens that each row with drafts added, by row index.
     """
     finished: list[Request] = []
     taken: dict[int, list[int]] = {}
@@ -64,7 +64,7 @@ def take_bursts(
 
 
 def last_taken(token_ids: Sequence[int | None], taken: Mapping[int, list[int]]) -> list[int | None]:
-    """`token_ids` with the last token of each burst that was taken."""
+    """`token_ids`, with the last token that was added in place of each burst's own."""
     return [taken[i][-1] if i in taken else token_id for i, token_id in enumerate(token_ids)]
 
 
@@ -75,7 +75,7 @@ def has_drafts(row: ScheduledRow) -> bool:
 def _take(
     scheduler: Scheduler, row: ScheduledRow, burst: list[int], finished: list[Request]
 ) -> list[int]:
-    """Returns what of `burst` the request took."""
+    """Add the tokens of `burst` to the request until one ends it; returns those added."""
     request = row.request
     request.draft_token_ids = []
     for index, token_id in enumerate(burst):

@@ -1,13 +1,12 @@
-"""How the token budget of one step is spent: one function a batching mode.
+"""Batching modes: how to spend the token budget of one step. Each mode is one function.
 
-A mode says which requests get their share, and in which order; everything modes have in common
-(chunk sizes, blocks, preemption, admission) stands once in `StepPlan`. Every mode looks at the
-state it finds, so that any of them can take over from any other between two steps. A mode admits
-last: a request admitted in a step is never preempted in it, so the next one admitted may hit
-blocks it fills.
+A mode says which requests get tokens, and in which order; what all modes share (chunk sizes,
+blocks, preemption, admission) is in `StepPlan`. Modes keep no state of their own, so any mode can
+take over from any other between two steps. A mode admits last: a request admitted in a step is
+never preempted in it, so requests admitted after it may hit the blocks that it fills.
 
-`order` decides over a step that mixes prompts and decodes (`chunked`); the other modes have an
-order of their own, and it only says whom a budget below the number of decodes serves.
+The knob `order` rules a step that mixes prompts and decodes (`chunked`). The other modes have an
+order of their own; there it only decides which decodes run if the budget is too small for all.
 """
 
 from collections.abc import Callable
@@ -21,9 +20,9 @@ SpendBudget: TypeAlias = Callable[[StepPlan], None]
 
 
 def naive(plan: StepPlan) -> None:
-    """One request at a time, from its prompt to its last token (a loop around `generate`).
+    """Run one request at a time, from its prompt to its last token (a loop around `generate`).
 
-    Requests that run when this mode is switched on are finished one after the other.
+    Requests that already run when this mode is switched on are finished one after the other.
     """
     plan.whole_prompts = True
     plan.advance(plan.running[:1])
@@ -33,17 +32,17 @@ def naive(plan: StepPlan) -> None:
 
 
 def static(plan: StepPlan) -> None:
-    """Fill a batch, pad it, run it to its end; only then the next one (Hugging Face `generate`).
+    """Fill a batch, pad it, run it to its end, then fill the next one (Hugging Face `generate`).
 
-    The members move in lockstep through a rectangle of tokens, one row a member, padded on the
-    left: all prompts end in the same step, and all decode from there on. Who has ended, or was
-    preempted, leaves its row empty until the last one is done. A rectangle wider than the budget
-    is computed in slices of as many columns as the budget has for each row (the
-    `prefill_chunk_size` of `generate`); with enable_chunked_prefill=false a batch is only as large
-    as a single slice.
+    The requests of a batch move in lockstep through a rectangle of tokens, one row for each,
+    padded on the left: all prompts end in the same step, and all decode after it. A request that
+    ends or is preempted leaves its row empty until the last one is done. A rectangle that exceeds
+    the budget is computed in slices of as many columns as the budget allows (the
+    `prefill_chunk_size` of `generate`). With enable_chunked_prefill=false a batch is no larger
+    than one slice.
 
-    Padding counts against the budget, for it bounds what such an engine computes in a step, but
-    no runner has to compute it: ours packs its rows. `StepPlan.num_padded_tokens` says what a
+    Padding counts against the budget, which bounds what such an engine computes in a step. Our
+    runner packs its rows and does not compute padding: `StepPlan.num_padded_tokens` is what a
     padding engine would have computed in vain.
     """
     if plan.running:
@@ -54,10 +53,10 @@ def static(plan: StepPlan) -> None:
     longest = max(missing, default=0)
     plan.num_slots = max(plan.num_slots, len(missing))
     if longest == 1:
-        plan.advance(_prompts(plan))  # a last token each; in a batch of ours all end together
+        plan.advance(_prompts(plan))  # each prompt's last token; in our batches all end together
         plan.advance(_decodes(plan), decodes_only=True)
     elif plan.whole_prompts and longest * plan.num_slots > plan.budget:
-        plan.advance(_prompts(plan))  # no batch of ours: taken over from another mode
+        plan.advance(_prompts(plan))  # requests that another mode admitted: too large for one slice
     elif longest:
         num_columns = min(longest, max(1, plan.budget // plan.num_slots))
         plan.advance_to(longest - num_columns)
@@ -65,18 +64,18 @@ def static(plan: StepPlan) -> None:
 
 
 def continuous(plan: StepPlan) -> None:
-    """Admit and release in every step, but prompts are whole, and all decodes wait for them.
+    """Admit and finish requests in every step, but with whole prompts, for which decodes wait.
 
     The order of vLLM before chunked prefill (0.1 to 0.3, 2023; Sarathi-Serve, section 3.1): as
-    long as a prompt can be admitted, a step is prompts only; else it is decodes only. A prompt
-    longer than the budget takes several steps in a row, alone in each.
+    long as a prompt can be admitted, a step has only prompts; otherwise it has only decodes. A
+    prompt longer than the budget takes several steps in a row, alone in each.
     """
     plan.whole_prompts = True
     separate(plan)
 
 
 def separate(plan: StepPlan) -> None:
-    """Prompts in chunks, but no step has both chunks and decodes (Mini-SGLang): chunks first."""
+    """Run prompts in chunks, and decodes only in steps without a chunk (Mini-SGLang)."""
     plan.advance(_prompts(plan))
     plan.admit()
     if not plan.rows:
@@ -84,12 +83,12 @@ def separate(plan: StepPlan) -> None:
 
 
 def chunked(plan: StepPlan) -> None:
-    """Decodes and prompt chunks share the step under one budget.
+    """Run decodes and prompt chunks in the same step, under one budget.
 
-    By `decode_first`, a long prompt delays no token (Sarathi-Serve, algorithm 3), and a budget
-    below the number of decodes goes round, beginning where the last step ended. By `arrival`, all
-    are served strictly in order of admission, prompts and decodes alike (vLLM v1), and such a
-    budget serves the first ones until they finish.
+    With `decode_first`, a long prompt delays no decode (Sarathi-Serve, algorithm 3). If the budget
+    is below the number of decodes, each step begins where the last one ended. With `arrival`,
+    prompts and decodes are served strictly in order of admission (vLLM v1); such a small budget
+    then serves the first requests until they finish.
     """
     if plan.order == "arrival":
         plan.advance(plan.running)
@@ -99,7 +98,7 @@ def chunked(plan: StepPlan) -> None:
 
 
 def _prompts(plan: StepPlan) -> list[Request]:
-    """Those that miss more than their newest token, of the prompt or of what is recomputed."""
+    """Running requests in prefill or recomputation: more than the newest token is missing."""
     return [
         request
         for request in plan.running
@@ -109,7 +108,7 @@ def _prompts(plan: StepPlan) -> list[Request]:
 
 
 def _decodes(plan: StepPlan) -> list[Request]:
-    """All that run, in the order in which their decodes are served."""
+    """All running requests, in the order in which their decodes are served."""
     first = plan.next_in_turn
     if plan.order == "arrival" or first is None or first.status is not RequestStatus.RUNNING:
         return plan.running

@@ -1,9 +1,9 @@
 """`BlockPool`: the state of every KV block, and the order in which free ones are reused.
 
-The pool owns reference counts, owners and prefix hashes. A free block is *empty* (holds nothing
-that can be hit) or *cached* (its content can be hit until it is reused). Empty blocks are reused
+The pool owns reference counts, owners and prefix hashes. A free block is *empty* (no content for a
+prefix hit) or *cached* (its content can be hit until the block is reused). Empty blocks are reused
 first, the latest freed one first; then cached ones, the least recently used first (the order of
-vLLM's free queue). No operation costs more in a larger pool.
+vLLM's free queue). Operations of a step cost no more in a larger pool.
 """
 
 import contextlib
@@ -18,25 +18,24 @@ import msgspec
 
 from stepscope.engine.protocol.wire import CACHED, EMPTY, BlockMove, BlockRun
 
-REF_BITS = 24  # more than run at once; request ids beyond 2^31 have room besides
+REF_BITS = 24  # enough for all running requests, and leaves room for request ids above 2^31
 _REF_MASK = (1 << REF_BITS) - 1
 
 
-# What the content of a full block is known by: a hash of tokens, or a number where a simulation
-# makes the content up.
+# Identifies the content of a full block: a hash of tokens, or a number that a simulation makes up.
 BlockHash: TypeAlias = bytes | int
 _Drain: TypeAlias = Callable[
     [dict[int, None], bytearray, list[int], list[int], list[BlockHash | None]], bytes
 ]
 compiled: _Drain | None = None
-with contextlib.suppress(ImportError):  # there was no compiler when it was installed
+with contextlib.suppress(ImportError):  # the package was installed without a C compiler
     from stepscope.engine.protocol import _wire_rows
 
     compiled = _wire_rows.drain_moves
 
 
 class KVCacheIntegrityError(AssertionError):
-    """The books on KV blocks contradict each other: a bug of ours."""
+    """The accounts of KV blocks contradict each other: a bug in this code."""
 
 
 class BlockState(NamedTuple):
@@ -51,7 +50,7 @@ class BlockPool:
 
     Attributes:
         num_evicted: cached blocks reused so far.
-        empty, cached: the free blocks, in the order in which they are reused; to be counted only.
+        empty, cached: the free blocks, in the order of reuse. Others may only count them.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -65,8 +64,8 @@ class BlockPool:
         self._by_digest: dict[BlockHash, int] = {}
         self._copies: dict[BlockHash, list[int]] = {}  # further blocks with the same content
         self._changed: dict[int, None] = {}
-        # State of each block as of the last drain, owner and references as one number. Not a list,
-        # whose numbers would be objects all over the memory.
+        # State of each block as of the last drain: owner and reference count in one number. Packed,
+        # because the numbers of a list are objects scattered over memory.
         self._published_bytes = bytearray(array("q", [EMPTY << REF_BITS]) * num_blocks)
         self._published = memoryview(self._published_bytes).cast("q")
 
@@ -75,19 +74,19 @@ class BlockPool:
         return len(self.empty) + len(self.cached)
 
     def find(self, digest: BlockHash) -> int | None:
-        """The block that holds this content, the first registered one if there are several."""
+        """The block with this content, the first registered one if there are several; or None."""
         return self._by_digest.get(digest)
 
     def num_idle(self, blocks: Sequence[int]) -> int:
-        """How many of `blocks` are free: taking them uses up free blocks."""
+        """Number of `blocks` that no request holds: sharing them uses up free blocks."""
         ref_counts = self._ref_counts
         return sum(not ref_counts[block] for block in blocks)
 
     def take(self, count: int, owner: int) -> list[int]:
-        """`count` free blocks, for `owner` alone. What was cached in them is forgotten.
+        """Give `count` free blocks to `owner` alone. Their cached content is forgotten.
 
         Raises:
-            KVCacheIntegrityError: fewer than `count` are free (the caller has to look first).
+            KVCacheIntegrityError: fewer than `count` are free (the caller must check before).
         """
         empty = self.empty
         if count <= len(empty):
@@ -111,7 +110,7 @@ class BlockPool:
         return blocks
 
     def share(self, blocks: Sequence[int], owner: int) -> None:
-        """Hold blocks found by their content: `owner` is their latest holder now."""
+        """Let `owner` hold blocks that `find` returned; it becomes their latest holder."""
         for block in blocks:
             if not self._ref_counts[block]:
                 del self.cached[block]
@@ -122,10 +121,10 @@ class BlockPool:
     def release(
         self, blocks: Sequence[int], owner: int, heir: Callable[[int, int], int | None]
     ) -> None:
-        """`owner` holds `blocks` (its block table, in order) no more.
+        """Release `blocks`, the block table of `owner`, in order.
 
-        `heir(index, block)` names a remaining holder of a block that others share. The tail of a
-        prefix becomes reusable before its head, so that what stays is hit longest.
+        `heir(index, block)` names a remaining holder of a shared block. The end of a prefix is
+        reused before its beginning, which more requests can hit.
         """
         ref_counts, owners, digests = self._ref_counts, self._owners, self._digests
         cached: list[int] = []
@@ -143,13 +142,13 @@ class BlockPool:
             self.cached[block] = None
 
     def register(self, block: int, digest: BlockHash) -> None:
-        """The content of a held block is full and can be hit from now on."""
+        """Register the content of a full, held block: it can be hit from now on."""
         self._digests[block] = digest
         if self._by_digest.setdefault(digest, block) != block:
             self._copies.setdefault(digest, []).append(block)
 
     def forget_all(self) -> int:
-        """Drop all content that could be hit. Returns how many blocks held some."""
+        """Forget all registered content. Returns how many blocks had some."""
         num_forgotten = len(self._by_digest) + sum(map(len, self._copies.values()))
         self._by_digest.clear()
         self._copies.clear()
@@ -176,8 +175,8 @@ class BlockPool:
             del self._copies[digest]
 
     def drain_moves(self) -> list[BlockMove]:
-        """The last state of each block that changed since the last drain, by first change."""
-        # Written out, for it is part of every step.
+        """The state of each block that changed since the last drain, in order of first change."""
+        # Inlines `_state`, because every step runs this loop.
         published, ref_counts, owners, digests = (
             self._published, self._ref_counts, self._owners, self._digests
         )  # fmt: skip
@@ -191,7 +190,7 @@ class BlockPool:
         return moves
 
     def encode_moves(self) -> msgspec.Raw | None:
-        """`drain_moves` as msgpack, which takes less time; None: no block changed."""
+        """`drain_moves` as msgpack, which is faster; None if no block changed."""
         changed = self._changed
         if not changed:
             return None
@@ -202,7 +201,7 @@ class BlockPool:
         )
 
     def drain_changes(self) -> dict[int, tuple[BlockState, BlockState]]:
-        """`drain_moves` with what each block was at the last drain: (before, now)."""
+        """`drain_moves` by block id, with the state at the last drain, too: (before, now)."""
         published = self._published
         before = {block: published[block] for block in self._changed}
         return {
@@ -218,12 +217,12 @@ class BlockPool:
         self._changed.update(dict.fromkeys(blocks))
 
     def unregister(self, block: int) -> None:
-        """What a held block was known by is not in it."""
+        """Forget the registered content of a held block: it was not written."""
         if self._digests[block] is not None:
             self._forget(block)
 
     def runs(self) -> list[BlockRun]:
-        """All blocks in order of their ids, neighbours in the same state as one run."""
+        """All blocks in order of their ids; neighbours in the same state make one run."""
         published = self._published
         for block in self._changed:
             owner, refs = self._state(block)
@@ -239,10 +238,10 @@ class BlockPool:
         return self._digests[block]
 
     def check_integrity(self, holders: Sequence[tuple[int, Sequence[int]]]) -> None:
-        """Hold the books against the block tables: (owner, blocks), in order of admission.
+        """Check all accounts against the block tables: (owner, blocks), in order of admission.
 
         Raises:
-            KVCacheIntegrityError: which block, and what is wrong with it.
+            KVCacheIntegrityError: names the block, and what is wrong with it.
         """
         for problem in self._problems(holders):
             raise KVCacheIntegrityError(problem)
@@ -284,10 +283,10 @@ class BlockPool:
 
 
 def runs_of(published_bytes: bytearray) -> list[BlockRun]:
-    """Neighbouring blocks in the same state as one run.
+    """Join neighbouring blocks in the same state into runs.
 
     Args:
-        published_bytes: for each block eight bytes, owner << REF_BITS | references.
+        published_bytes: eight bytes for each block: owner << REF_BITS | reference count.
     """
     find_ends = _ends_of_runs if compiled is None else _wire_rows.ends_of_runs
     published = memoryview(published_bytes).cast("q")

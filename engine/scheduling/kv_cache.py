@@ -1,10 +1,10 @@
 """`KVCacheManager`: which request holds which KV blocks, and which prefixes can be hit.
 
-A request's block table grows here and nowhere else; the state of the blocks themselves is the
-`BlockPool`'s. A full block is known by the hash of its tokens *and* of everything before them, so
-that equal hashes mean equal prefixes (vLLM's chained block hashes). A block is registered when the
-step that fills it is scheduled: a request admitted in the very same step may hit it, which is
-sound because each layer of a step stores the keys and values of all rows before any row reads.
+Only this module changes the block table of a request; the `BlockPool` keeps the state of the
+blocks. A full block is identified by the hash of its tokens *and* of all tokens before them, so
+equal hashes mean equal prefixes (vLLM's chained block hashes). A block is registered when the step
+that fills it is scheduled, so a request admitted in the same step may hit it. That is sound because
+each layer of a step stores the keys and values of all rows before any row reads them.
 """
 
 import hashlib
@@ -35,33 +35,33 @@ class KVCacheManager:
         self.num_held = 0  # entries of all block tables (a shared block counts for each holder)
         self._pool = BlockPool(num_blocks)
         self._holders: dict[int, Request] = {}  # in order of admission
-        self._num_promised = 0  # blocks the holders need when they get all tokens they may ask for
+        self._num_promised = 0  # blocks that the holders need if each reaches its max_tokens
         self._num_evicted_before = 0
         self._num_queried_tokens = 0
         self._num_hit_tokens = 0
 
     @property
     def num_free_blocks(self) -> int:
-        """Empty blocks and those that are cached but used by no request."""
+        """Blocks that no request holds, empty or cached."""
         return self._pool.num_free
 
     @property
     def num_outstanding_blocks(self) -> int:
-        """What the requests that hold blocks may still come to need, should none end early."""
+        """Blocks that the current holders will still need if none ends early."""
         return self._num_promised - self.num_held
 
     def num_blocks_in_all(self, request: Request) -> int:
-        """Blocks of a request at its end. Its last token is never computed: it needs no room."""
+        """Blocks of a request at max_tokens. Its last token is never computed and needs no room."""
         return self.num_blocks_for(request.max_num_tokens - 1)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
     def lookup(self, request: Request) -> list[int]:
-        """The longest cached prefix of `request`, as blocks.
+        """Find the blocks of the longest cached prefix of `request`.
 
-        Whole blocks only, and one token short of what is there: the newest token has to be
-        computed, for its logits. Nothing is held yet: `admit` does that, in the same step.
+        Only whole blocks, and never the newest token, which must be computed for its logits. The
+        request does not hold them yet: `admit` must follow in the same step.
         """
         if not self.enable_prefix_caching:
             return []
@@ -74,7 +74,7 @@ class KVCacheManager:
         return hit
 
     def num_blocks_taken(self, num_tokens: int, hit: list[int]) -> int:
-        """Free blocks that go when a request with this `hit` gets room for `num_tokens`."""
+        """Free blocks that a request with this `hit` would use up for `num_tokens` in all."""
         return self.num_blocks_for(num_tokens) - len(hit) + self._pool.num_idle(hit)
 
     def admit(self, request: Request, hit: list[int], num_tokens: int) -> None:
@@ -96,7 +96,7 @@ class KVCacheManager:
             self._num_hit_tokens += len(hit) * self.block_size
 
     def grow(self, request: Request, num_tokens: int) -> bool:
-        """Make room for `num_tokens` in all; False, and nothing changes, if it is not there."""
+        """Give a request blocks for `num_tokens` in all. False, without any change, if too few."""
         count = self.num_blocks_for(num_tokens) - len(request.block_table)
         if count <= 0:
             return True
@@ -107,11 +107,11 @@ class KVCacheManager:
         return True
 
     def num_tokens_without_preemption(self, request: Request) -> int:
-        """Up to how many tokens `request` can `grow` with what is free now."""
+        """Number of tokens to which `request` can `grow` with the blocks that are free now."""
         return (len(request.block_table) + self._pool.num_free) * self.block_size
 
     def register(self, request: Request, num_tokens: int) -> None:
-        """The first `num_tokens` are computed by the end of this step: full blocks can be hit."""
+        """Register the full blocks of the first `num_tokens`, which this step completes."""
         if not self.enable_prefix_caching:
             return
         num_full_blocks = num_tokens // self.block_size
@@ -120,7 +120,7 @@ class KVCacheManager:
         request.num_hashed_blocks = max(request.num_hashed_blocks, num_full_blocks)
 
     def free(self, request: Request) -> int:
-        """Take all blocks from a request. Returns how many it held; those it shared live on."""
+        """Take all blocks from a request. Returns how many it held; other holders keep theirs."""
         num_blocks = len(request.block_table)
         if num_blocks:
             del self._holders[request.request_id]
@@ -132,14 +132,14 @@ class KVCacheManager:
         return num_blocks
 
     def reset_prefix_cache(self) -> int:
-        """Nothing computed so far can be hit any more. Returns the blocks that lost content.
+        """Forget all content for prefix hits. Returns how many blocks had some.
 
-        Requests that run keep their blocks and go on.
+        Running requests keep their blocks and continue.
         """
         return self._pool.forget_all()
 
     def counts(self) -> KVCounts:
-        """Blocks by state now; evicted, queried and hit count from the last `drain_moves`."""
+        """Blocks by state now, and what was evicted, queried and hit since the last drain."""
         pool = self._pool
         num_cached, num_empty = len(pool.cached), len(pool.empty)
         return KVCounts(
@@ -152,7 +152,7 @@ class KVCacheManager:
         )
 
     def drain_moves(self) -> list[BlockMove]:
-        """The last state of each block that changed since the last drain, by first change."""
+        """The state of each block that changed since the last drain, in order of first change."""
         self._num_evicted_before = self._pool.num_evicted
         self._num_queried_tokens = 0
         self._num_hit_tokens = 0
@@ -162,7 +162,7 @@ class KVCacheManager:
         """`counts`, and `drain_moves` as msgpack, in a fraction of the time.
 
         Returns:
-            The moves are None where no block changed.
+            The counts and the moves; the moves are None if no block changed.
         """
         pool = self._pool
         counts = self.counts()
@@ -172,21 +172,21 @@ class KVCacheManager:
         return counts, pool.encode_moves()
 
     def drain_changes(self) -> dict[int, tuple[BlockState, BlockState]]:
-        """`drain_moves`, with the state of each block at the last drain before its state now."""
+        """`drain_moves` by block id, with the state at the last drain, too: (before, now)."""
         self._num_evicted_before = self._pool.num_evicted
         self._num_queried_tokens = 0
         self._num_hit_tokens = 0
         return self._pool.drain_changes()
 
     def publish_again(self, blocks: Iterable[int], counts: KVCounts) -> None:
-        """What was drained of these blocks and counted by `counts` was never published."""
+        """Undo a drain that was not published: these blocks and `counts` go into the next one."""
         self._pool.publish_again(blocks)
         self._num_evicted_before -= counts.evicted
         self._num_queried_tokens += counts.queried_tokens
         self._num_hit_tokens += counts.hit_tokens
 
     def unregister(self, request: Request, start: int, num_tokens: int) -> set[int]:
-        """The blocks of these positions were not written after all: no prefix may hit them."""
+        """Unregister the blocks of these positions, which were not written. Returns them."""
         first, end = start // self.block_size, self.num_blocks_for(start + num_tokens)
         blocks = request.block_table[first:end]
         for block in blocks:
@@ -194,14 +194,14 @@ class KVCacheManager:
         return set(blocks)
 
     def runs(self) -> list[BlockRun]:
-        """All blocks in order of their ids, run-length coded. Costs a walk over the pool."""
+        """All blocks in order of their ids, run-length coded. Walks over the whole pool."""
         return self._pool.runs()
 
     def check_integrity(self) -> None:
-        """Hold every book against every other. Costs a walk over the pool and all tables.
+        """Check all accounts against each other. Walks over the pool and all block tables.
 
         Raises:
-            KVCacheIntegrityError: what is wrong; a bug of ours.
+            KVCacheIntegrityError: says what is wrong; a bug in this code.
         """
         tables = [(owner, request.block_table) for owner, request in self._holders.items()]
         self._pool.check_integrity(tables)
@@ -228,12 +228,13 @@ class KVCacheManager:
                 )
 
     def _heir_finder(self) -> Callable[[int, int], int | None]:
-        """A search for the latest holder of each block of one table, in the table's order."""
+        """Make a function that finds the latest holder of a block; call it in table order."""
         heir: Request | None = None
 
         def find(index: int, block: int) -> int | None:
             nonlocal heir
-            # Who shares a block nearly always shares all before it, at the same index.
+            # A request that shares a block nearly always shares all blocks before it as well, at
+            # the same index. So the last heir found is tried first.
             if heir is None or not _holds(heir, index, block):
                 latest_first = map(self._holders.__getitem__, reversed(self._holders))
                 heir = next((r for r in latest_first if _holds(r, index, block)), None)
@@ -242,13 +243,13 @@ class KVCacheManager:
         return find
 
     def digest(self, request: Request, index: int) -> BlockHash:
-        """What a full block of a request is known by: a hash of all tokens before its end."""
+        """The hash that identifies a full block of a request: of all tokens up to its end."""
         hashes = request.block_hashes
         while len(hashes) <= index:
             start = len(hashes) * self.block_size
             tokens = array("q", request.token_ids[start : start + self.block_size])
             parent = hashes[-1] if hashes else _ROOT
-            assert isinstance(parent, bytes)  # a simulation makes all of them at once
+            assert isinstance(parent, bytes)  # a simulation sets all numbers at the beginning
             hashes.append(hashlib.sha256(parent + tokens.tobytes()).digest())
         return hashes[index]
 

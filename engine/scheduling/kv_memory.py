@@ -1,4 +1,4 @@
-"""How many KV blocks there are: the one place that turns memory into blocks."""
+"""The number of KV blocks: the only place that turns memory into blocks."""
 
 import re
 import sys
@@ -11,10 +11,10 @@ import psutil
 from stepscope.engine.protocol.settings.config_error import ConfigError, WrongValue
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 
-# A share of what is free would give a small model far more than it can ever use, and would commit
-# memory of a machine that serves more than this; a size that is asked for outright is not capped.
+# Cap of a share of the free memory: without it a small model would get far more than it can use,
+# on a machine that also runs other programs. A size in bytes is not capped.
 CPU_SHARE_CAP_BYTES = 1 << 30
-# What kv_memory=auto stands for on a CPU.
+# The meaning of kv_memory=auto on a CPU.
 CPU_SHARE = "10%"
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -23,7 +23,7 @@ _SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 
 
 class KVShape(msgspec.Struct, frozen=True, kw_only=True):
-    """What one token leaves in the cache. `dtype_bytes` is the size of one element."""
+    """Shape of the keys and values of one token. `dtype_bytes` is the size of one element."""
 
     num_layers: int
     num_kv_heads: int
@@ -34,14 +34,17 @@ class KVShape(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, dtype_bytes=dtype_bytes)
 
     def block_bytes(self, block_size: int) -> int:
-        """Keys and values of one block, in all layers."""
+        """Bytes of the keys and values of one block, in all layers."""
         return (
             2 * self.num_layers * self.num_kv_heads * self.head_dim * block_size * self.dtype_bytes
         )
 
 
 def check_kv_memory(setting: str) -> None:
-    """Raises WrongValue when it is neither a size nor a share, or zero; looks at no machine."""
+    """Raises WrongValue for a setting that is no size and no share, or zero.
+
+    Does not look at the memory of the machine.
+    """
     kv_memory_bytes(setting, sys.maxsize, cap_share=False)
 
 
@@ -54,12 +57,12 @@ def kv_memory_bytes(
 
     Args:
         free_bytes: memory that is free on the device.
-        cap_share: whether a share (not a size) ends at `CPU_SHARE_CAP_BYTES`.
+        cap_share: whether to cap a share (not a size) at `CPU_SHARE_CAP_BYTES`.
         auto: the share or size that "auto" stands for.
 
     Raises:
-        WrongValue: not a size and not a share, or zero.
-        ConfigError: more than is free.
+        WrongValue: no size and no share, or zero.
+        ConfigError: a size above the free memory.
     """
     text = auto if setting.strip() == "auto" else setting.strip()
     if share := _SHARE.fullmatch(text):
@@ -85,10 +88,10 @@ def memory_bytes(name: str, setting: str) -> int:
     """Bytes of a size ("256MB", "1.5GiB").
 
     Args:
-        name: of the setting.
+        name: the setting's name, for the error message.
 
     Raises:
-        WrongValue: not a size, or zero.
+        WrongValue: no size, or zero.
     """
     wanted = _size_bytes(setting.strip())
     if not wanted:
@@ -102,10 +105,10 @@ def _size_bytes(text: str) -> int | None:
 
 
 class DeviceUse(NamedTuple):
-    """Where the memory of a GPU goes, in bytes."""
+    """How the memory of a GPU is used, in bytes."""
 
     total: int
-    others: int  # other programs, and what CUDA and its libraries need here
+    others: int  # other programs, and CUDA with its libraries in this process
     weights: int
     activations: int  # of the largest step
     graphs: int
@@ -122,10 +125,10 @@ class DeviceUse(NamedTuple):
 def device_kv_blocks(
     config: EngineConfig, shape: KVShape, max_model_len: int, use: DeviceUse
 ) -> int:
-    """Blocks the KV cache gets on a GPU: of what the rest leaves of `gpu_memory_utilization`.
+    """Number of KV blocks on a GPU, from what other uses leave of `gpu_memory_utilization`.
 
     Raises:
-        ConfigError: that does not hold one request of `max_model_len` tokens.
+        ConfigError: that memory does not hold one request of `max_model_len` tokens.
     """
     share = config.gpu_memory_utilization
     allowed = int(use.total * share)
@@ -149,10 +152,10 @@ def num_kv_blocks(
     cap_share: bool,
     auto: str = CPU_SHARE,
 ) -> int:
-    """Blocks the KV cache gets: what the memory holds, and never more than could be in use.
+    """Number of KV blocks: what the memory holds, but no more than all requests could ever use.
 
     Args:
-        auto: what kv_memory=auto stands for.
+        auto: the share or size that kv_memory=auto stands for.
 
     Raises:
         ConfigError: the memory does not hold one request of `max_model_len` tokens.
@@ -175,7 +178,7 @@ def num_kv_blocks(
 
 
 def free_host_bytes() -> int:
-    """Memory of this machine that can still be used, within the limit of the container if any."""
+    """Free memory of this machine, or of its container if that has less."""
     free = int(psutil.virtual_memory().available)
     group = Path("/sys/fs/cgroup")
     try:
@@ -189,7 +192,7 @@ def free_host_bytes() -> int:
 
 
 def _amount(num_bytes: int, *, up: bool = False) -> str:
-    """A size that `kv_memory` takes; `up`: never less than `num_bytes`."""
+    """A size in the format of `kv_memory`, rounded down, or up with `up`."""
     unit = next((u for u in ("GB", "MB") if num_bytes >= _UNITS[u[0]]), "KB")
     tenths = 10 * num_bytes / _UNITS[unit[0]]
     tenths = -int(-tenths // 1) if up else int(tenths)

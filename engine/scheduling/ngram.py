@@ -1,9 +1,9 @@
 """`NgramProposer`: guesses the next tokens of a request from its own text (prompt lookup).
 
-Where the newest tokens stand in the text once before, what followed them then is the guess. Text
-that copies (a document that is quoted, code that is edited) repeats itself; a chat seldom does.
-The method is prompt lookup decoding (Saxena, 2023), the rule vLLM's: the longest repetition of at
-most `prompt_lookup_max` tokens counts, and of several the earliest.
+If the newest tokens occurred earlier in the text, the tokens that followed them there are the
+guess. Text that copies (a quoted document, edited code) repeats itself; a chat seldom does. The
+method is prompt lookup decoding (Saxena, 2023), with vLLM's rule: the longest repetition of at
+most `prompt_lookup_max` tokens counts; if it occurs several times, the earliest.
 """
 
 from weakref import WeakKeyDictionary
@@ -16,7 +16,7 @@ MAX_INDEXED_TOKENS = 32_768
 
 
 class _Ngrams:
-    """The n-grams of one request that are followed by a token."""
+    """Index of the n-grams of one request that are followed by a token."""
 
     __slots__ = ("ends", "num_tokens")
 
@@ -29,8 +29,8 @@ class NgramProposer:
     """Keeps an index of each request's n-grams, so that a guess does not read the text again.
 
     Args:
-        shortest, longest: repetition that is looked for, in tokens.
-        num_tokens: guessed at most.
+        shortest, longest: lengths of the repetitions to look for, in tokens.
+        num_tokens: tokens to guess, at most.
     """
 
     def __init__(self, shortest: int, longest: int, num_tokens: int) -> None:
@@ -42,7 +42,7 @@ class NgramProposer:
 
     @classmethod
     def for_knobs(cls, knobs: Knobs, before: "NgramProposer | None") -> "NgramProposer | None":
-        """The proposer that `knobs` ask for: `before`, where its index is still of use."""
+        """The proposer for these knobs: `before` if its index still fits; None if switched off."""
         if knobs.speculative == "off":
             return None
         shortest, longest = knobs.prompt_lookup_min, knobs.prompt_lookup_max
@@ -55,10 +55,11 @@ class NgramProposer:
         self._num_left = MAX_INDEXED_TOKENS
 
     def propose(self, request: Request, most: int) -> list[int]:
-        """Guesses for the tokens after the newest one, at most `most`; they may be none.
+        """Guess up to `most` tokens after the newest one; the list may be empty.
 
-        The token after the last guess is within `max_tokens`, too. A request with penalties gets
-        none, because each token changes the odds of the next, nor does one that wants logprobs.
+        Leaves room within `max_tokens` for the token after the last guess. Requests with penalties
+        get no guesses, because each token changes the odds of the next; nor do requests with
+        logprobs.
         """
         tokens = request.token_ids
         most = min(most, self.num_tokens, request.max_num_tokens - len(tokens) - 1)
@@ -76,7 +77,7 @@ class NgramProposer:
         return []
 
     def _catch_up(self, ngrams: _Ngrams, tokens: list[int]) -> bool:
-        """Index what is new, all but the n-grams at the end; False: there is more than allowed."""
+        """Index new tokens, except n-grams at the end. False if this step's limit is exceeded."""
         first = ngrams.num_tokens
         last = min(len(tokens) - 1, first + self._num_left)
         self._num_left -= last - first

@@ -1,10 +1,10 @@
-"""`PlannedBlocks`: what a step did to the blocks that was scheduled before the last one had ended.
+"""`PlannedBlocks`: block changes of a step that was scheduled before the last one had ended.
 
-An observer sees steps one after another: what a step took, then what its end freed, then the
-next step. Where a step is scheduled before the end of the one before it is known, things happen in
-another order, and `PlannedBlocks` keeps them apart: a record says what would be so had the step
-been scheduled after that end. Both orders lead to the same state, for scheduling ahead only takes
-blocks (`StepPlan` preempts no request then) and the end of a step only frees some.
+An observer sees steps one after another: the blocks that a step takes, then those that its end
+frees, then the next step. If a step is scheduled before the one before it has ended, things happen
+in another order. `PlannedBlocks` keeps the changes apart, so that a record looks as if the step had
+been scheduled after that end. Both orders lead to the same state, because scheduling ahead only
+takes blocks (`StepPlan` then preempts no request) and the end of a step only frees some.
 """
 
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ from stepscope.engine.scheduling.kv_cache import KVCacheManager
 
 @dataclass(slots=True)
 class PlannedBlocks:
-    """What scheduling one step did to the blocks, taken out of the books of `kv` for later.
+    """Block changes from the scheduling of one step, drained from `kv` to be published later.
 
     Attributes:
-        changes: block -> (before, after).
-        counts: of what was looked up and evicted; its blocks by state are of no meaning.
+        changes: block id -> (state before, state after).
+        counts: what was looked up, hit and evicted; ignore its blocks by state.
     """
 
     changes: dict[int, tuple[BlockState, BlockState]]
@@ -32,23 +32,26 @@ class PlannedBlocks:
         return cls(kv.drain_changes(), counts)
 
     def give_back(self, kv: KVCacheManager) -> None:
-        """There will be no record of it: the next record includes its moves."""
+        """Return the changes to `kv` for the next record; this step gets no record."""
         kv.publish_again(self.changes, self.counts)
 
     def seen_before(self, block: int, freed: BlockState) -> BlockState:
-        """The state of a block that was planned with here, and then freed by the step before.
+        """Account for a block in `changes` that the end of the step before has just released.
+
+        Args:
+            freed: its state now, after both.
 
         Returns:
-            What it is after that step and before this one; from now on `changes` begins there.
+            Its state after that step but before this one. `changes` begins there from now on.
         """
         before, planned = self.changes[block]
         ref_count = freed.ref_count - (planned.ref_count - before.ref_count)
         if ref_count > 0:
             state = BlockState(before.owner, ref_count)
         elif freed.ref_count:
-            state = BlockState(CACHED, 0)  # its request was admitted by this step
+            state = BlockState(CACHED, 0)  # a request that this step admitted still holds it
         else:
-            state = freed  # taken for a token that is dropped
+            state = freed  # this step took it for a request that has ended
         if state == freed:
             del self.changes[block]
         else:
@@ -56,7 +59,7 @@ class PlannedBlocks:
         return state
 
     def counted_with(self, now: KVCounts) -> KVCounts:
-        """`now`, with what was looked up and evicted here."""
+        """`now`, plus what was looked up, hit and evicted here."""
         own = self.counts
         return KVCounts(
             now.used,
@@ -68,7 +71,7 @@ class PlannedBlocks:
         )
 
     def counts_before(self, now: KVCounts) -> KVCounts:
-        """The blocks by state without what is planned here."""
+        """`now`, with the blocks by state as they were before the changes planned here."""
         used, cached, empty = now.used, now.cached, now.empty
         for before, after in self.changes.values():
             for state, change in ((before, 1), (after, -1)):

@@ -1,4 +1,4 @@
-"""`PrefixHashes`: which contexts begin alike, for observers, without a token of them."""
+"""`PrefixHashes`: shows observers which contexts begin alike, without showing any token."""
 
 import hashlib
 
@@ -7,14 +7,14 @@ from stepscope.engine.scheduling.request import Request
 
 
 class PrefixHashes:
-    """Names the full blocks of requests by salted 64-bit hashes.
+    """Salted 64-bit hashes of the full blocks of requests.
 
-    The hash of a block is that of all tokens before its end. So two contexts are equal up to their
-    last equal hash. Without the salt nobody can test which text a hash may stand for.
+    The hash of a block covers all tokens up to its end, so two contexts are equal up to their last
+    equal hash. Without the salt nobody can test whether a hash stands for a certain text.
 
     Args:
-        kv: of the engine; it hashes the same blocks for its prefix cache.
-        salt: secret, and another one for each engine; 64 bytes at most.
+        kv: the engine's; it hashes the same blocks for its prefix cache.
+        salt: a secret, different for each engine; 64 bytes at most.
     """
 
     def __init__(self, kv: KVCacheManager, salt: bytes) -> None:
@@ -22,12 +22,12 @@ class PrefixHashes:
         self._salt = salt
 
     def of_prompt(self, request: Request) -> list[int]:
-        """The hashes of the full blocks of its prompt."""
+        """Hashes of the full blocks of the prompt."""
         num_full = request.num_prompt_tokens // self._kv.block_size
         return [self._named(request, index) for index in range(num_full)]
 
     def of_output(self, request: Request) -> list[int]:
-        """Those of the full blocks after them, as far as it has got by now."""
+        """Hashes of the full blocks after those of the prompt, so far."""
         first = request.num_prompt_tokens // self._kv.block_size
         num_full = len(request.token_ids) // self._kv.block_size
         return [self._named(request, index) for index in range(first, num_full)]
@@ -40,5 +40,5 @@ class PrefixHashes:
 
 
 def salted(digest: bytes, salt: bytes) -> int:
-    """What an engine's own hash of a block is called outside of it, in 64 bits."""
+    """The 64-bit hash to publish for an engine's own hash of a block."""
     return int.from_bytes(hashlib.blake2b(digest, digest_size=8, key=salt).digest(), "big")

@@ -1,8 +1,8 @@
-"""`Preset`: another engine's defaults as ours, by version and class of GPU.
+"""`Preset`: the defaults of another engine as our settings, by version and class of GPU.
 
-All of them schedule a step while the one before it runs, unless they are told not to.
+All these engines schedule a step while the one before it runs, unless that is switched off.
 
-Sources, read in the code of the releases:
+Sources, from the code of the releases:
 - vLLM 0.14, 0.20, 0.32 `EngineArgs.get_batch_defaults` (its API server) and `SchedulerConfig`.
 - SGLang 0.5.23 `srt/arg_groups/memory_hook.py` (`chunked_prefill_size`),
   `srt/managers/schedule_policy.py` (prefill and decode in batches of their own unless
@@ -20,7 +20,7 @@ from stepscope.engine.protocol.wire import KnobValue
 
 
 class GpuClass(NamedTuple):
-    """What an engine chooses by the memory of its GPU."""
+    """The sizes that an engine chooses by the memory of its GPU."""
 
     gpus: tuple[str, ...]
     max_num_batched_tokens: int
@@ -28,14 +28,14 @@ class GpuClass(NamedTuple):
 
 
 class Preset(NamedTuple):
-    """The defaults of one engine since a version, in our terms."""
+    """The defaults of one engine since a version, as our settings."""
 
     engine: str
     since: str
-    gpu_classes: tuple[GpuClass, ...]  # the first one where no GPU is named
+    gpu_classes: tuple[GpuClass, ...]  # the first one is the default
     knobs: dict[str, KnobValue]
     block_size: int
-    differs: str  # what our terms do not say
+    differs: str  # behaviour of the engine that our settings cannot express
 
     @property
     def title(self) -> str:
@@ -108,7 +108,8 @@ def defaults_like(text: str) -> Defaults:
     """The defaults of ENGINE[@VERSION][/GPU], such as vllm, vllm@0.20 or sglang/b200.
 
     Raises:
-        WrongValue: an engine, version or GPU that is not in the table; says what is.
+        WrongValue: an engine, version or GPU that is not in the table; the message lists those
+            that are.
     """
     name, _, gpu = text.strip().lower().partition("/")
     name, _, version = name.partition("@")

@@ -1,7 +1,7 @@
 """`Request`: one prompt on its way through the engine.
 
-The scheduler owns the queues a request stands in, the KV cache manager owns the blocks its table
-names; the request itself is the state both read.
+The scheduler owns the queues that a request is in, and the KV cache manager owns the blocks in its
+block table; the request is the state that both use.
 """
 
 from dataclasses import dataclass, field
@@ -33,17 +33,17 @@ class Request:
     client_id: str = ""
     priority: int = 0
     eos_token_ids: frozenset[int] = frozenset()
-    stop_text: StopText | None = None  # where there are stop strings to look for
+    stop_text: StopText | None = None  # looks for stop strings; None if there are none
 
     status: RequestStatus = RequestStatus.WAITING
     token_ids: list[int] = field(init=False)  # prompt, then output
     max_num_tokens: int = field(init=False)  # prompt and output at most
     end_token_ids: frozenset[int] = field(init=False)  # tokens that may end it
-    is_plainly_greedy: bool = field(init=False)  # its tokens are the likeliest, nothing else asked
-    has_penalties: bool = field(init=False)  # which token comes next depends on those before
+    is_plainly_greedy: bool = field(init=False)  # greedy, no penalties, no min_tokens
+    has_penalties: bool = field(init=False)  # its logits depend on earlier tokens by penalties
     draft_token_ids: list[int] = field(default_factory=list)  # guesses that its next row checks
     num_computed_tokens: int = 0  # tokens whose K/V is in the cache
-    num_pending_tokens: int = 0  # 1: a step in flight gives it a token; not in `token_ids` yet
+    num_pending_tokens: int = 0  # 1 if a step in flight samples a token; not in `token_ids` yet
     block_table: list[int] = field(default_factory=list)  # block i holds tokens [i*bs, (i+1)*bs)
     block_hashes: list[BlockHash] = field(default_factory=list)  # of the full blocks, chained
     num_hashed_blocks: int = 0  # of block_table, registered in the prefix cache
@@ -55,8 +55,8 @@ class Request:
     finish_reason: str | None = None
     stop: str | int | None = None  # the stop string or token id that ended it; None for EOS
     logprobs: list[PositionLogprobs] = field(default_factory=list)  # not sent to the client yet
-    origin: RequestOrigin | None = None  # of a request that was handed over to this engine
-    may_leave: bool = True  # False: a decode engine has refused it
+    origin: RequestOrigin | None = None  # if it was handed over to this engine, or came back
+    may_leave: bool = True  # False: a decode engine has refused it, so it is not handed over
     ticket: KVTicket | None = None  # where its keys and values lie until they are loaded
 
     def __post_init__(self) -> None:
@@ -92,7 +92,7 @@ class Request:
         return self.token_ids[len(self.prompt_token_ids) :]
 
     def preempt(self) -> None:
-        """It has lost its blocks, and what they held is to be computed anew."""
+        """Mark it preempted: it has lost its blocks, and all its tokens must be recomputed."""
         self.status = RequestStatus.PREEMPTED
         self.high_water = max(self.high_water, self.num_computed_tokens)
         self.num_computed_tokens = 0
@@ -102,8 +102,8 @@ class Request:
     def finish_reason_after(self, token_id: int) -> str | None:
         """Why the request ends with `token_id`, its newest token: "stop", "length" or None.
 
-        To be called once a token, and for every token where there is a `stop_text`. None of the
-        first `min_tokens` tokens can end the request, by itself or by what it spells.
+        Call it at most once for each token, and for every token if there is a `stop_text`. None of
+        the first `min_tokens` tokens can end the request, by itself or by completing a stop string.
         """
         sampling = self.sampling
         num_output = self.num_output_tokens
@@ -118,7 +118,7 @@ class Request:
         if text is None:
             return reason
         armed = num_output > sampling.min_tokens
-        # Like a stop string, a token that ends the request is no part of its text.
+        # The text includes the token that ends the request only with `include_stop`.
         if reason != "stop" or sampling.include_stop:
             text.push(token_id, armed)
         if reason is not None:

@@ -1,14 +1,14 @@
-"""`Scheduler`: who waits, who runs, and what the tokens of a step change.
+"""`Scheduler`: which requests wait and which run, and what the tokens of a step change.
 
-The scheduler owns the queues and the life of a request; a `StepPlan` decides one step, as a
-batching mode (`batching.py`) asks it to; the `KVCacheManager` owns the blocks. `schedule` and
-`update` alternate: all tokens of a step are known before the next one is scheduled, and
-`Request.num_computed_tokens` advances in `update`. Knobs are read at the top of a step, so that
-any of them may change between two steps.
+The scheduler owns the queues and the life of a request; a `StepPlan` plans one step, driven by a
+batching mode (`batching.py`); the `KVCacheManager` owns the blocks. `schedule` and `update`
+alternate: all tokens of a step are known before the next one is scheduled, and
+`Request.num_computed_tokens` advances in `update`. `schedule` reads the knobs, so any of them may
+change between two steps.
 
-Or the next step is scheduled ahead, before the tokens are known: `assume` counts them as there,
-`schedule` relies on that, and `update` then delivers them. If a request turns out to have ended,
-its row in the next step is wasted.
+With overlap, the next step is scheduled ahead, before the tokens are known: `assume` counts them as
+present, `schedule` relies on that, and `update` adds them later. If a request turns out to have
+ended, its row in the next step is wasted.
 """
 
 from collections.abc import Sequence
@@ -36,19 +36,20 @@ from stepscope.engine.scheduling.waiting_queue import WaitingQueue
 
 
 class Scheduler:
-    """Decides over every step of one KV cache, in the batching mode that the knobs name.
+    """Plans every step over one KV cache, in the batching mode that the knobs name.
 
     Args:
-        own_mode: a batching mode in place of the one that the knobs name.
-        receiver: loads what a prefill engine hands over; None: nobody does.
+        own_mode: a batching mode to use instead of the one that the knobs name.
+        receiver: loads keys and values that a prefill engine hands over; None if this engine takes
+            no such requests.
 
     Attributes:
         leaving: running requests that wait to be handed over. They keep their blocks and get no
             row, and no other request is admitted meanwhile.
 
     Raises:
-        ConfigError: the cache does not hold one request of `limits.max_model_len` tokens, so that
-            a request alone could preempt itself for ever.
+        ConfigError: the cache does not hold one request of `limits.max_model_len` tokens; such a
+            request would preempt itself for ever.
     """
 
     def __init__(
@@ -74,29 +75,33 @@ class Scheduler:
         self.running: list[Request] = []  # in order of admission
         self.leaving: list[Request] = []
         self.requests: dict[int, Request] = {}  # all unfinished ones
-        self.admitted_now: dict[int, int] = {}  # in the last step: request id -> tokens hit
-        self.loaded_now: list[Request] = []  # ... those whose keys and values were handed over
-        self.resumed_now: dict[int, int] = {}  # ... those of them that had been preempted before
+        # Requests admitted in the last step: request id -> tokens of the prefix hit; and those of
+        # them that came with keys and values from another engine, or after a preemption.
+        self.admitted_now: dict[int, int] = {}
+        self.loaded_now: list[Request] = []
+        self.resumed_now: dict[int, int] = {}
         self.unpublished_events: list[RequestEvent] = []  # what happened to requests, in order
-        self.num_prefill_tokens = 0  # of the last step, recomputed ones included
+        # Tokens of the last step. Padding is what a padding engine would compute in addition.
+        self.num_prefill_tokens = 0  # recomputed ones included
         self.num_decode_tokens = 0  # drafts included
         self.num_draft_tokens = 0
-        self.num_padded_tokens = 0  # ... and what a padding engine would compute besides
-        self.prefix_hashes: PrefixHashes | None = None  # where they are published
+        self.num_padded_tokens = 0
+        self.prefix_hashes: PrefixHashes | None = None  # None: they are not published
         self._next_in_turn: Request | None = None
         self._num_slots = 0
         self._wait_reason = "queued"
-        self._pending: list[Request] = []  # with a token to come
-        self._ending: set[Request] = set()  # ... which is their last one
-        self._filled_later: list[tuple[Request, int]] = []  # full with a token to come
-        self._num_penalised = 0  # of `requests`
+        self._pending: list[Request] = []  # get a token from the step in flight
+        self._ending: set[Request] = set()  # ... for which it is the last one
+        # (request, tokens computed): blocks that become full with a token of the step in flight
+        self._filled_later: list[tuple[Request, int]] = []
+        self._num_penalised = 0  # requests with penalties
         self._token_limit: int | None = None
         self._proposer: NgramProposer | None = None
         self.knobs = knobs
 
     @property
     def knobs(self) -> Knobs:
-        """Settings in force. Replaced between steps; they have passed `Knobs.check`."""
+        """The current knobs. Set them between steps, after `Knobs.check`."""
         return self._knobs
 
     @knobs.setter
@@ -111,9 +116,9 @@ class Scheduler:
 
     @property
     def token_limit(self) -> int | None:
-        """Tokens of a step at most, whatever the knob says; None: the knob says it.
+        """Limit of the tokens in a step, below max_num_batched_tokens; None if there is none.
 
-        Nothing is held where prompts must not be cut: they would never run.
+        Ignored without chunked prefill: a prompt above the limit would never run.
         """
         return self._token_limit
 
@@ -123,7 +128,7 @@ class Scheduler:
         self._set_step_knobs()
 
     def _set_step_knobs(self) -> None:
-        self.step_knobs = knobs = self._knobs  # with the budget that is in force
+        self.step_knobs = knobs = self._knobs  # the knobs, with the budget lowered to the limit
         limit = self._token_limit
         if limit is None or not knobs.enable_chunked_prefill:
             return
@@ -137,7 +142,7 @@ class Scheduler:
         self.waiting.append(request)
 
     def abort(self, request_id: int, reason: str) -> Request | None:
-        """End a request between two steps; its blocks are free at once. None: there is no such."""
+        """End a request between two steps; frees its blocks. None if there is no such request."""
         request = self.requests.get(request_id)
         if request is None:
             return None
@@ -150,21 +155,21 @@ class Scheduler:
         return request
 
     def has_work(self) -> bool:
-        """Whether a step could give somebody a token."""
+        """Whether there is a request to run or to admit."""
         return bool(self.running) or (bool(self.waiting) and not self.leaving)
 
     def set_aside(self, request: Request) -> None:
-        """A running request is to be handed over as soon as there is room for it: `leaving`."""
+        """Move a running request to `leaving`: it is handed over as soon as there is room."""
         self.running.remove(request)
         self.leaving.append(request)
 
     def keep_here(self, request: Request) -> None:
-        """One of `leaving` stays after all."""
+        """Move a request from `leaving` back to `running`: it is not handed over after all."""
         self.leaving.remove(request)
         self.running.append(request)
 
     def hand_over(self, request: Request, engine: str) -> None:
-        """A running request goes on in the engine of this name; frees its blocks."""
+        """End a running request here, because `engine` continues it; frees its blocks."""
         (self.leaving if request in self.leaving else self.running).remove(request)
         request.high_water = max(request.high_water, request.num_computed_tokens)
         request.num_computed_tokens = 0
@@ -174,14 +179,14 @@ class Scheduler:
         )
 
     def take_back(self, request: Request) -> None:
-        """One that was handed over goes on here, before all others; it is computed anew."""
+        """Queue a handed-over request again, before all others; its tokens are recomputed."""
         request.status = RequestStatus.WAITING
         self.requests[request.request_id] = request
         self._num_penalised += request.has_penalties
         self.waiting.prepend(request)
 
     def drain_events(self) -> list[RequestEvent]:
-        """Take `unpublished_events`, to publish them."""
+        """Return `unpublished_events` and clear them."""
         events, self.unpublished_events = self.unpublished_events, []
         return events
 
@@ -190,13 +195,13 @@ class Scheduler:
         self.unpublished_events[:0] = events
 
     def waiting_reasons(self) -> dict[str, int]:
-        """How many requests wait, by what they wait for.
+        """Number of waiting requests by the reason why they wait.
 
-        `seats` (max_num_seqs), `budget` (tokens of the step), `preemption` (a step that preempted
-        admits no request), `batch` (in the modes `naive` and `static`: what runs has to end first),
-        `decode_engine` (it has no room for what is to be handed over) and `transfer` (one request
-        that was handed over is loaded a step) hold up all that wait; `kv_blocks` holds up the
-        first, and the others are `queued` behind it.
+        These reasons hold for all waiting requests: `seats` (max_num_seqs), `budget` (tokens of the
+        step), `preemption` (a step that preempted admits no request), `batch` (in the modes `naive`
+        and `static`: running requests must end first), `decode_engine` (it has no room for the
+        requests to be handed over) and `transfer` (a step loads only one handed-over request).
+        `kv_blocks` holds for the first request; the others are `queued` behind it.
         """
         num_waiting = len(self.waiting)
         if not num_waiting:
@@ -209,9 +214,9 @@ class Scheduler:
     def can_run_ahead(self, rows: Sequence[ScheduledRow]) -> bool:
         """Whether the next step can be scheduled before the tokens of `rows` are known.
 
-        Not in a static batch, whose members wait for each other; not where which token comes next
-        depends on the one to come, as drafts do; nor where a request might have to be preempted:
-        one may have ended by then and leave its blocks.
+        Not in static batching, where requests wait for each other. Not if the next step depends on
+        the unknown token, as drafts and penalties do. And not if a request might have to be
+        preempted, because a request that ends meanwhile may free enough blocks.
         """
         knobs, kv = self._knobs, self.kv
         if knobs.batching == "static" or self._proposer is not None:
@@ -220,10 +225,11 @@ class Scheduler:
             return False
         budget = self.step_knobs.max_num_batched_tokens
         num_free = kv.num_free_blocks
-        most = len(self.running) + budget // kv.block_size  # one begins anywhere in a block
+        # Each running request may begin a new block, and the budget fills whole ones.
+        most = len(self.running) + budget // kv.block_size
         if num_free >= min(most, kv.num_outstanding_blocks):
             return True
-        # Close to the limit; the rows at hand may not count as computed yet.
+        # Close to the limit: count exactly. `rows` may not be in `num_computed_tokens` yet.
         num_ahead = dict.fromkeys((row.request.request_id for row in rows), budget)
         num_needed = 0
         for request in self.running:
@@ -233,7 +239,7 @@ class Scheduler:
         return num_needed <= num_free
 
     def assume(self, rows: Sequence[ScheduledRow]) -> None:
-        """Count the tokens of a launched step as computed, and those it samples as to come."""
+        """Count the tokens of a launched step as computed, and mark those it samples as pending."""
         pending, ending = self._pending, self._ending
         for request, _, start, num_tokens, samples in rows:
             request.num_computed_tokens = num_tokens = start + num_tokens
@@ -244,11 +250,12 @@ class Scheduler:
                     ending.add(request)
 
     def schedule(self) -> list[ScheduledRow]:
-        """The rows of the next step, in the order in which they are laid out.
+        """Plan the next step and return its rows, in the order in which they are laid out.
 
-        At most `max_num_batched_tokens` tokens in all, `num_padded_tokens` included. Empty when
-        there is nothing to do, and in the rare step in which the request to be served preempted
-        itself: there is still work then. After `assume` it is empty too when all will have ended.
+        At most `max_num_batched_tokens` tokens in all, `num_padded_tokens` included. The list is
+        empty if there is nothing to do, and in the rare step in which the only request preempted
+        itself (there is still work then). After `assume` it is also empty if the step in flight
+        ends all requests.
         """
         plan = StepPlan(
             self.running,
@@ -280,7 +287,7 @@ class Scheduler:
         return plan.rows
 
     def update(self, rows: list[ScheduledRow], token_ids: list[int | None]) -> list[Request]:
-        """Take in the tokens of a step, one entry a row (None where the row does not sample).
+        """Add the tokens of a step to their requests: one entry a row, None if it does not sample.
 
         Returns the requests that finished; their blocks are free.
         """
@@ -315,7 +322,7 @@ class Scheduler:
         return finished
 
     def settle(self) -> None:
-        """The tokens that were to come have come, or never will."""
+        """Clear all pending tokens: the step in flight has ended or failed."""
         for request in self._pending:
             request.num_pending_tokens = 0
         self._pending.clear()
@@ -326,7 +333,7 @@ class Scheduler:
         self._filled_later.clear()
 
     def requeue(self, request: Request, reason: str) -> None:
-        """Between two steps, take all blocks from a running request; it is computed anew."""
+        """Preempt a running request between two steps; its tokens are recomputed."""
         self.running.remove(request)
         self.unpublished_events.append(Preempted(request.request_id, self.kv.free(request), reason))
         request.preempt()

@@ -1,4 +1,4 @@
-"""What goes to and fro inside a step: between the scheduler, a runner and a KV receiver."""
+"""Types that the scheduler, a runner and a KV receiver exchange within a step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,28 +13,28 @@ from stepscope.engine.scheduling.request import Request
 class ScheduledRow(NamedTuple):
     """`num_tokens` tokens of one request, from position `start` on.
 
-    A decode of several tokens is the request's newest one and the first of its `draft_token_ids`.
-    Each of them is followed by a new token.
+    A decode of several tokens consists of the request's newest token and its `draft_token_ids`; a
+    token is sampled after each of them.
     """
 
     request: Request
     phase: Phase
     start: int
     num_tokens: int
-    samples: bool  # the last of these tokens is followed by a new one
+    samples: bool  # whether a new token is sampled after the last of these tokens
 
 
 class InFlight(Protocol):
-    """A step that was launched and not waited for."""
+    """A step that was launched, but whose result was not collected yet."""
 
     is_whole: bool
-    """Nothing had to be cut or left out of it: the next step may be launched upon it."""
+    """Whether the whole step was launched; only then may the next step build on it."""
 
     def collect(self) -> "StepResult":
-        """Wait for it. To be called once, in the order in which steps were launched.
+        """Wait for the result. Call it once, in the order in which steps were launched.
 
         Raises:
-            Exception: it failed.
+            Exception: the step failed.
         """
         ...
 
@@ -43,11 +43,11 @@ class InFlight(Protocol):
 class ScheduledStep:
     """The batch of one forward step, in the order it is laid out (sum of tokens <= budget).
 
-    `num_padded_tokens` is what an engine with one rectangle a batch would compute besides (mode
-    `static`); a runner that packs its rows has no use for it.
+    `num_padded_tokens` is the padding that an engine with rectangular batches would compute in
+    addition (mode `static`); a runner that packs its rows ignores it.
 
-    `after` is the step before this one, if it is still in flight: a row that starts behind the last
-    token of its request continues the token that the request gets in that step.
+    `after` is the step before this one, if it is still in flight: a row that starts after the last
+    known token of its request begins with the token that the request gets in that step.
 
     `start_ns` is when its scheduling began, by the runner's clock.
     """
@@ -61,21 +61,21 @@ class ScheduledStep:
 
 @dataclass(slots=True, frozen=True)
 class StepResult:
-    """What a runner gives back.
+    """The result of a step, from the runner.
 
-    `token_ids` has one entry a row, None where the row does not sample; `logprobs` has one for
-    each row whose request asks for them, by the row's index. Of a row with drafts, `bursts` has the
-    tokens that it gives, as `acceptance.accepted` found them, and `token_ids` the last of them.
-    `num_padded_tokens` is padding that
-    the runner itself computed, for a fixed shape for example. `cuda_graph` is as in `StepRecord`.
+    `token_ids` has one entry a row, None if the row does not sample; `logprobs` has one for each
+    row whose request asks for them, by row index. For a row with drafts, `bursts` has the tokens
+    that `acceptance.accepted` returned, and `token_ids` the last of them. `num_padded_tokens` is
+    padding that the runner itself computed, for example for a fixed shape. `cuda_graph` is as in
+    `StepRecord`.
 
-    Times are of the runner's clock: the host began to launch the model, and it knew the tokens. Of
-    a step launched while another ran, the first is before the other's tokens were known; the
-    device did not begin then. `device_ns` is the time of the device alone, of this step alone;
-    None where there is no separate device.
+    Times are by the runner's clock: `launch_ns` is when the host began to launch the model, and
+    `tokens_ns` when it knew the tokens. If another step still ran then, `launch_ns` is before the
+    other's tokens were known and before the device began this step. `device_ns` is how long the
+    device was busy with this step alone; None if there is no separate device.
 
-    Where the device had no memory for the step as a whole, `num_tokens_fit` is the size of the
-    largest part that ran, and `unfit_rows` are those that could not be computed at all.
+    If the device had no memory for the whole step, `num_tokens_fit` is the size of the largest part
+    that ran, and `unfit_rows` has the indices of the rows that could not run at all.
     """
 
     token_ids: list[int | None]
@@ -84,44 +84,44 @@ class StepResult:
     device_ns: int | None = None
     num_padded_tokens: int = 0
     logprobs: dict[int, PositionLogprobs] | None = None  # None: no request asks for them
-    num_tokens_fit: int | None = None  # None: it did not have to be cut
+    num_tokens_fit: int | None = None  # None: the step ran as a whole
     unfit_rows: tuple[int, ...] = ()
     bursts: dict[int, list[int]] | None = None  # None: no row had drafts
     cuda_graph: str | None = None
 
 
 class Runner(Protocol):
-    """Executes steps. It owns every tensor; block ids are all it knows of the KV cache."""
+    """Executes steps. It owns all tensors; of the KV cache's state it only gets block ids."""
 
     def clock(self) -> int:
-        """Now, in nanoseconds: `time.monotonic_ns`, or a virtual time."""
+        """The time in nanoseconds: `time.monotonic_ns`, or virtual time."""
         ...
 
     def execute(self, step: ScheduledStep) -> StepResult:
-        """Run the model over `step.rows` and sample where a row asks for it."""
+        """Run the model over `step.rows`, and sample for the rows with `samples`."""
         ...
 
     def launch(self, step: ScheduledStep) -> InFlight:
-        """Begin to `execute`, and wait for nothing.
+        """Start to execute a step, without waiting for it.
 
-        Steps run one after another: what one stores in the KV cache, the next one finds. Where a
-        CPU runs them they have run when this returns: then overlap gains nothing, only delays what
-        is known of a step by the run of the next (`EngineConfig.overlaps`).
+        Steps run one after another, so each sees what the last one stored in the KV cache. A CPU
+        has run the step when this returns. Overlap is then useless: it would only delay the result
+        of a step by the run of the next (`EngineConfig.overlaps`).
         """
         ...
 
 
 class KVReceiver(Protocol):
-    """Brings keys and values that another engine has computed into our KV cache."""
+    """Copies keys and values that another engine has computed into our KV cache."""
 
     def check(self, ticket: KVTicket, num_tokens: int) -> None:
-        """Raises ConfigError when what it stands for is not `num_tokens` of our model."""
+        """Raises ConfigError if the ticket does not stand for `num_tokens` tokens of our model."""
         ...
 
     def load(self, ticket: KVTicket, blocks: Sequence[int], num_present: int) -> bool:
-        """Copy into `blocks`, of which the first `num_present` have their content already.
+        """Copy keys and values into `blocks`, except the first `num_present`, which have theirs.
 
         Returns:
-            False: it is not there any more. The content of the other blocks is undefined then.
+            False if they are gone; the other blocks then have undefined content.
         """
         ...

@@ -1,13 +1,14 @@
-"""`StepPlan`: one step while it is planned: its rows, the rest of its budget, who was preempted.
+"""`StepPlan`: a step while it is planned: its rows, its remaining budget, its preemptions.
 
 A batching mode (`batching.py`) fills the plan through `advance` and `admit`; the plan keeps the
-rules that all modes share. They are vLLM's (v1): a running request that needs a block and finds
-none preempts the latest admitted one (by priority: the one served last), itself at worst; no
-request is admitted in a step that preempted; the first waiting request that does not fit ends
-admission.
+rules that all modes share. They are vLLM's (v1). A running request that needs a block when none is
+free preempts the request that was admitted last (with the policy `priority`: the one that is served
+last), in the worst case itself. A step with a preemption admits no request. The first waiting
+request that does not fit ends admission.
 
-A plan made while the tokens of the step before are still to come counts them as there, and preempts
-no request: it is made only if there are blocks for all that run (`Scheduler.can_run_ahead`).
+A plan that is made while the step before is in flight counts that step's tokens as present. It
+preempts no request: it is only made if there are blocks for all running requests
+(`Scheduler.can_run_ahead`).
 """
 
 import time
@@ -22,24 +23,25 @@ from stepscope.engine.scheduling.request import Request, RequestStatus
 from stepscope.engine.scheduling.step import KVReceiver, ScheduledRow
 from stepscope.engine.scheduling.waiting_queue import WaitingQueue, rank
 
-# The constructor of a NamedTuple takes twice as long, which shows at a thousand rows a step.
+# The constructor of a NamedTuple is half as fast, which shows at a thousand rows a step.
 _new_row: Callable[[tuple[Request, Phase, int, int, bool]], ScheduledRow] = partial(
     tuple.__new__, ScheduledRow
 )
 
 
 class StepPlan:
-    """Fills one step. Works on the scheduler's own queues, and lives as long as the step.
+    """Plans one step. Changes the scheduler's own queues, and lives as long as the step.
 
     Args:
         running: in order of admission.
-        alone: there is only one request, so a long prompt starves no other.
+        alone: whether there is only one request, so that a long prompt delays no other.
         next_in_turn: the first request whose decode the last step had no budget for.
-        num_slots: rows of the static batch under way, those included that have ended.
-        ending: the token to come is their last one, whatever it is: they get no row.
+        num_slots: rows of the current static batch, with those of requests that have ended.
+        ending: requests that get their last token from the step in flight, so they get no row.
         proposer: guesses the next tokens of decodes; None: nothing is guessed.
-        receiver: loads what a prefill engine hands over; None: nobody does.
-        wait_reason: why no request is admitted; "queued": they are.
+        receiver: loads keys and values that a prefill engine hands over; None if this engine takes
+            no such requests.
+        wait_reason: why this step may admit no request; "queued" if it may.
     """
 
     def __init__(
@@ -65,12 +67,12 @@ class StepPlan:
         self.rows: list[ScheduledRow] = []
         self.num_prefill_tokens = 0  # of the rows, recomputed ones included
         self.num_padded_tokens = 0  # of a static batch; within the budget, like the rows
-        self.budget = knobs.max_num_batched_tokens  # what is left of it
+        self.budget = knobs.max_num_batched_tokens  # tokens that are left of it
         self.has_preempted = False
         self.wait_reason = wait_reason  # why the first waiting request is not admitted
         self.admitted: dict[int, int] = {}  # request id -> tokens of the prefix hit
-        self.loaded: list[Request] = []  # ... whose keys and values were handed over
-        self.resumed: dict[int, int] = {}  # ... those of them that had been preempted
+        self.loaded: list[Request] = []  # those of them whose keys and values were handed over
+        self.resumed: dict[int, int] = {}  # as `admitted`, for those that had been preempted
         self.events: list[RequestEvent] = []
         self._kv = kv
         self._knobs = knobs
@@ -78,27 +80,28 @@ class StepPlan:
         self._ending = ending
         self._proposer = proposer
         self._receiver = receiver
-        self._num_spare_tokens = 0  # of the budget, for drafts
+        self._num_spare_tokens = 0  # budget that is left for drafts
         self.num_draft_tokens = 0  # of the rows
         self._filled: list[tuple[Request, int]] = []  # (request, tokens computed after the step)
-        self.filled_later: list[tuple[Request, int]] = []  # ... whose last token is not known yet
+        self.filled_later: list[tuple[Request, int]] = []  # the same, if the last token is unknown
 
     @property
     def num_tokens(self) -> int:
-        """Scheduled so far."""
+        """Tokens scheduled so far."""
         return self._knobs.max_num_batched_tokens - self.budget
 
     def advance(self, requests: list[Request], decodes_only: bool = False) -> list[Request]:
         """Give each running request, in this order, its next tokens while there is budget.
 
-        With `decodes_only`, requests whose prompts are not complete are left out and returned.
+        With `decodes_only`, leaves out requests that still have prompt tokens to compute, and
+        returns them.
         """
         postponed: list[Request] = []
         if decodes_only:
             self.next_in_turn = None
         rows, block_size, decode = self.rows, self._kv.block_size, Phase.DECODE
         last_offset = block_size - 1
-        budget = self.budget  # a local, and handed over where others need it: this loop is hot
+        budget = self.budget  # a local for speed; written back before calls that use it
         going_on = [r for r in requests if r not in self._ending] if self._ending else [*requests]
         has_drafts = self._proposer is not None
         self._num_spare_tokens = budget - len(going_on) if decodes_only else budget
@@ -111,7 +114,7 @@ class StepPlan:
                 continue
             start = request.num_computed_tokens
             num_tokens = len(request.token_ids) - start
-            # None that is known is left where one is to come.
+            # num_tokens is 0 if the token to decode is still to come from the step in flight.
             if num_tokens <= 1 and start >= len(request.prompt_token_ids):
                 if has_drafts:
                     self.budget = budget
@@ -143,10 +146,10 @@ class StepPlan:
         return postponed
 
     def _advance_with_drafts(self, request: Request, start: int) -> bool:
-        """Give a decode its token and drafts; False: there was no room, it preempted itself.
+        """Give a decode its token and drafts. False if it had to preempt itself.
 
-        By `decode_first`, drafts get only what no decode needs: of the budget, and of the free
-        blocks. By `arrival` they are tokens like others, which may preempt (vLLM v1).
+        With `decode_first`, drafts get only the budget and the free blocks that no decode needs.
+        With `arrival` they are tokens like others, and may preempt requests (vLLM v1).
         """
         assert self._proposer is not None
         drafts = self._proposer.propose(request, min(self.budget - 1, self._num_spare_tokens))
@@ -173,19 +176,19 @@ class StepPlan:
                 break
 
     def admit(self, num_seats: int | None = None) -> None:
-        """Take in waiting requests while seats, budget and KV blocks last.
+        """Admit waiting requests while seats, budget and KV blocks last.
 
-        Does nothing when there is a `wait_reason` already.
+        Does nothing if there is already a `wait_reason`.
         """
         self.register_filled()
         while self._has_room(num_seats):
             self._try_to_admit(self.waiting.peek())
 
     def form_batch(self) -> None:
-        """Take in as many waiting requests as can run as one padded batch, without a row yet.
+        """Admit as many waiting requests as can run as one padded batch, without rows yet.
 
-        Each gets the blocks of its whole prompt. Every member needs at least one column of the
-        budget, and where prompts are not cut, as many as the longest.
+        Each gets the blocks of its whole prompt. Each needs one token of the budget, or as many as
+        the longest prompt if prompts must not be cut.
         """
         self.num_slots = longest = 0
         while self._has_room():
@@ -199,13 +202,13 @@ class StepPlan:
                 self._enter(request, hit, request.num_tokens)
 
     def pad(self) -> None:
-        """Fill up the rows to one length, and the empty slots, as far as the budget goes."""
+        """Count the padding of all rows and empty slots to one length, within the budget."""
         if self.rows:
             size = self.num_slots * max(row.num_tokens for row in self.rows)
             self.num_padded_tokens = min(size - self.num_tokens, self.budget)
 
     def register_filled(self) -> None:
-        """Blocks that rows of running requests fill can be hit: no row is withdrawn any more."""
+        """Register the blocks that the rows fill. Call it when no row can be preempted any more."""
         for request, num_tokens in self._filled:
             if num_tokens > len(request.token_ids):
                 self.filled_later.append((request, num_tokens))
@@ -214,10 +217,10 @@ class StepPlan:
         self._filled.clear()
 
     def _advance_prompt(self, request: Request, start: int, num_tokens: int) -> bool:
-        """Give a running request its next chunk; False: there was no room, it preempted itself."""
+        """Give a running request its next chunk. False if it had to preempt itself."""
         chunk = self._chunk(num_tokens)
         if not chunk:
-            # Whole prompts only, and this one does not fit beside the others: none overtakes it.
+            # It must run whole and does not fit into this step; no waiting request overtakes it.
             self.wait_reason = "budget"
             return True
         return self._advance_by(request, start, chunk)
@@ -230,11 +233,11 @@ class StepPlan:
         return True
 
     def _chunk(self, num_tokens: int) -> int:
-        """How many of the `num_tokens` a prompt still needs it gets now; 0: none."""
+        """Size of the next chunk of a prompt that still needs `num_tokens`; 0 if none fits."""
         if self.whole_prompts:
             if num_tokens <= self.budget:
                 return num_tokens
-            # Longer than the whole budget: alone in its step, it goes on in pieces.
+            # If it is longer than the whole budget, it runs in pieces, alone in each step.
             in_pieces = self._knobs.enable_chunked_prefill and not self.rows
             return self.budget if in_pieces else 0
         if 0 < self._max_chunk < num_tokens:
@@ -245,7 +248,7 @@ class StepPlan:
         if start < request.high_water:
             phase = Phase.RECOMPUTE
         elif start >= request.num_prompt_tokens and start + 1 == request.num_tokens:
-            phase = Phase.DECODE  # resumed with everything but its newest token still cached
+            phase = Phase.DECODE  # resumed, and all but its newest token was still cached
         else:
             phase = Phase.PREFILL
         if phase is not Phase.DECODE:
@@ -255,7 +258,7 @@ class StepPlan:
         self.budget -= num_tokens
 
     def _grow(self, request: Request, num_tokens: int) -> bool:
-        """Make room for `num_tokens`, preempting for it; False: the request preempted itself."""
+        """Get blocks for `num_tokens`, by preemption if need be. False if it preempted itself."""
         while not self._kv.grow(request, num_tokens):
             victim = self.running[-1]
             if self._knobs.policy == "priority":
@@ -266,7 +269,7 @@ class StepPlan:
         return True
 
     def _preempt(self, request: Request) -> None:
-        """Take all blocks, and the tokens of this step, from a request; it waits again."""
+        """Take a request's blocks and its row in this step, and queue it again."""
         self.has_preempted = True
         if self.running[-1] is request:
             self.running.pop()
@@ -285,7 +288,7 @@ class StepPlan:
         self.waiting.prepend(request)
 
     def _has_room(self, num_seats: int | None = None) -> bool:
-        """Whether the next waiting request may be looked at; if not, `wait_reason` says why."""
+        """Whether to try the next waiting request; if not, `wait_reason` says why."""
         if not self.waiting:
             return False
         if self.wait_reason == "queued":
@@ -298,7 +301,7 @@ class StepPlan:
             elif self.budget <= 0:
                 self.wait_reason = "budget"
             elif self.loaded and self.waiting.peek().ticket is not None:
-                self.wait_reason = "transfer"  # one a step, so that no step waits for many copies
+                self.wait_reason = "transfer"  # one in each step: copying delays the step
         return self.wait_reason == "queued"
 
     def _try_to_admit(self, request: Request) -> None:
@@ -315,7 +318,7 @@ class StepPlan:
             self._add_row(request, start, chunk)
 
     def _try_to_load(self, request: Request, hit: list[int]) -> None:
-        """Admit a request that was handed over; it gets a row at once if it can be loaded."""
+        """Admit a request that was handed over; if it can be loaded, it gets a row at once."""
         if not self._may_enter(request, hit, request.num_tokens):
             return
         self._enter(request, hit, request.num_tokens)
@@ -332,14 +335,14 @@ class StepPlan:
         return True
 
     def _enter(self, request: Request, hit: list[int], num_tokens: int) -> None:
-        """From now on the first waiting request runs, with room for `num_tokens`."""
+        """Move the first waiting request to `running`, with blocks for `num_tokens`."""
         self.waiting.pop()
         self.running.append(request)
         self._kv.admit(request, hit, num_tokens)
         num_cached_tokens = len(hit) * self._kv.block_size
         if request.num_preemptions:
             self.resumed[request.request_id] = num_cached_tokens
-        elif not request.high_water:  # else it is back from another engine
+        elif not request.high_water:  # otherwise it came back from another engine
             request.num_cached_tokens = num_cached_tokens
         self.admitted[request.request_id] = num_cached_tokens
         request.status = RequestStatus.RUNNING
@@ -353,7 +356,10 @@ class StepPlan:
         )
 
     def _load(self, request: Request, num_hit_blocks: int) -> int:
-        """Load what is not hit; where that fails, it is computed anew. Returns the time, in ns."""
+        """Load the blocks that were not hit; if that fails, they are recomputed.
+
+        Returns the time it took, in ns.
+        """
         assert self._receiver is not None, "only an engine with a receiver takes such requests"
         assert request.ticket is not None
         start_ns = time.monotonic_ns()
@@ -366,7 +372,7 @@ class StepPlan:
         return time.monotonic_ns() - start_ns
 
     def _num_blocks_needed(self, request: Request, hit: list[int], num_computed_tokens: int) -> int:
-        """Free blocks without which a waiting request is not admitted."""
+        """Number of free blocks that admitting a waiting request requires, by `reserve`."""
         kv, knobs = self._kv, self._knobs
         if knobs.reserve == "none":
             num_needed = kv.num_blocks_taken(num_computed_tokens, hit)

@@ -1,9 +1,8 @@
-"""`TokenLimit`: for how long steps are held to a size that the device has memory for.
+"""`TokenLimit`: limits the size of steps for a while after one ran out of device memory.
 
-A step that runs out of memory is run all the same, in halves, but every such step costs attempts
-that fail. So its size is remembered: the next steps are no larger than what did run. After a while
-a larger one is tried again, for memory that another program took may be free by then; each time
-that fails, the while is twice as long.
+Such a step runs all the same, in halves, but each failed attempt costs time. So the next steps are
+no larger than the largest part that ran. After some steps the limit is lifted, because memory that
+another program took may be free by then. Each time that fails, the limit holds for twice as long.
 """
 
 import logging
@@ -15,25 +14,28 @@ LAST_HOLD = 16_384
 
 
 class TokenLimit:
-    """Belongs to the engine's thread.
+    """The current limit. Belongs to the engine's thread.
 
     Attributes:
-        tokens: of a step at most; None: there is no limit.
+        tokens: tokens of a step, at most; None if there is no limit.
     """
 
     def __init__(self) -> None:
         self.tokens: int | None = None
-        self._left = 0  # steps until it is lifted
+        self._left = 0  # steps until the limit is lifted
         self._hold = FIRST_HOLD
-        self._tried = 0  # the size that did not run
+        self._tried = 0  # the size that did not run; 0 once such a size has run again
 
     @property
     def is_on_trial(self) -> bool:
-        """It was lifted, and it is not known yet whether there is memory again."""
+        """Whether the limit was lifted, but no step of the size that failed has run since."""
         return self.tokens is None and self._tried > 0
 
     def note(self, num_tokens: int, num_tokens_fit: int | None) -> None:
-        """A step of so many tokens has run, in parts of at most `num_tokens_fit` (None: whole)."""
+        """Note a step of `num_tokens` that ran in parts of at most `num_tokens_fit` (None: whole).
+
+        Updates `tokens`.
+        """
         if num_tokens_fit is not None:
             self._hold_to(max(1, num_tokens_fit), num_tokens)
         elif self.tokens is not None:

@@ -1,8 +1,8 @@
-"""`WaitingQueue`: who waits for admission, and in which order.
+"""`WaitingQueue`: the requests that wait for admission, in order.
 
-First come first served puts a preempted request before all others; by priority, the lowest number
-goes first, then the earliest arrival. Every operation the scheduler needs in a step is O(1) or
-O(log n), removal from the middle included.
+With `fcfs`, preempted requests come before all others. With `priority`, the lowest number comes
+first, then the earliest arrival. Every operation that the scheduler needs in a step is O(1) or
+O(log n), including removal from the middle.
 """
 
 import heapq
@@ -17,7 +17,7 @@ Rank: TypeAlias = tuple[int, int, int]
 
 
 def rank(request: Request) -> Rank:
-    """Lower is served first and preempted last, under the policy `priority`."""
+    """Sort key under the policy `priority`: lower is served first and preempted last."""
     return request.priority, request.arrival_ns, request.request_id
 
 
@@ -39,13 +39,13 @@ class WaitingQueue:
         return iter(sorted(self._requests.values(), key=rank))
 
     def append(self, request: Request) -> None:
-        """A new arrival."""
+        """Add a new request."""
         self._requests[request.request_id] = request
         if self.policy == "priority":
             heapq.heappush(self._heap, (rank(request), request))
 
     def prepend(self, request: Request) -> None:
-        """A preempted request: before all others, unless the priority says otherwise."""
+        """Add a preempted request: first under `fcfs`, by its rank under `priority`."""
         self.append(request)
         self._requests.move_to_end(request.request_id, last=False)
 
@@ -70,13 +70,13 @@ class WaitingQueue:
         return request
 
     def remove(self, request: Request) -> None:
-        """Take any request out. Raises KeyError when it does not wait."""
+        """Remove any request. Raises KeyError if it is not in the queue."""
         del self._requests[request.request_id]
         if len(self._heap) > 2 * len(self._requests) + 16:
             self._rebuild(list(self._requests.values()))
 
     def reorder(self, policy: Policy) -> None:
-        """Serve by another policy from now on; those preempted stay in front under fcfs."""
+        """Switch to another policy. Under `fcfs`, preempted requests come first."""
         if policy == self.policy:
             return
         self.policy = policy
