@@ -1,6 +1,6 @@
-"""What the engine publishes: the draft of each step, its rows, snapshots, the heartbeat, and the
-publisher with what it keeps for observers who missed some. `native/` sends without Python.
-Free of torch.
+"""What the engine publishes: step records and their rows, snapshots, the heartbeat; and the
+publisher, which keeps messages for observers that missed some. `native/` is C that sends messages
+without the interpreter. Needs no torch.
 
 May import: engine.protocol, engine.protocol.settings, engine.scheduling, engine.text,
   engine.transport, engine.workload.

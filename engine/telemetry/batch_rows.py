@@ -1,8 +1,8 @@
-"""`BatchRows`: what telemetry says of each request in a step, encoded as soon as it is scheduled.
+"""`BatchRows`: encodes the rows of a step for its record, as soon as the step is scheduled.
 
-A few hundred requests are in every record, between two forward passes; what that takes of
-the engine's thread is most of what telemetry costs. So it is done in C where that could be built
-(`protocol/native/batch_rows.c`), and in Python elsewhere, with the same bytes.
+A record has a row for each of a few hundred requests. Encoding them between two forward passes is
+most of what telemetry costs the engine's thread, so C does it if it could be built
+(`protocol/native/batch_rows.c`), else Python, with the same bytes.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ Encode: TypeAlias = Callable[
 ]
 
 compiled: Encode | None = None
-with contextlib.suppress(ImportError):  # there was no compiler when it was installed
+with contextlib.suppress(ImportError):  # the package was installed without a C compiler
     from stepscope.engine.protocol import _wire_rows
 
     compiled = _wire_rows.encode_batch
@@ -44,26 +44,26 @@ class BatchRows:
         self._describe = partial(_describe, scheduler)
 
     def encode(self, rows: list[ScheduledRow]) -> msgspec.Raw:
-        """The batch as observers see it.
+        """Encode the rows of a scheduled step.
 
-        To be called between `schedule` and `update`: after it, finished requests hold no blocks and
-        a first token looks like a later one.
+        Call it between `schedule` and `update`: after `update`, finished requests hold no blocks,
+        and a first token looks like a later one.
         """
-        # A resumed request, or one that was handed over, may have only its newest token to compute,
-        # which is no ordinary decode.
+        # A resumed or handed-over request may have a decode row that needs flags or cached tokens.
+        # In a step with such a request, no row takes the fast path for ordinary decodes.
         scheduler = self._scheduler
         ordinary = None if scheduler.resumed_now or scheduler.loaded_now else Phase.DECODE
         return msgspec.Raw(_encode(rows, ordinary, Request, self._describe))
 
 
 def keep_rows(batch: msgspec.Raw, indices: Sequence[int]) -> msgspec.Raw:
-    """The rows at these places."""
+    """`batch` with only the rows at `indices`."""
     rows = msgspec.msgpack.decode(batch)
     return msgspec.Raw(msgspec.msgpack.encode([rows[i] for i in indices]))
 
 
 def with_num_tokens(batch: msgspec.Raw, num_tokens: Mapping[int, int]) -> msgspec.Raw:
-    """With another number of tokens in the rows at these places."""
+    """`batch` with new token counts in some rows, by row index."""
     rows = msgspec.msgpack.decode(batch)
     for index, number in num_tokens.items():
         rows[index][_NUM_TOKENS] = number
@@ -71,7 +71,7 @@ def with_num_tokens(batch: msgspec.Raw, num_tokens: Mapping[int, int]) -> msgspe
 
 
 def num_rows(batch: Sequence[BatchRow] | msgspec.Raw | None) -> int:
-    """Of `StepRecord.batch`, be it read or on its way out; of the latter by its first bytes."""
+    """Number of rows in a `StepRecord.batch`, decoded or encoded (from its msgpack header)."""
     if not isinstance(batch, msgspec.Raw):
         return len(batch or ())
     head = bytes(memoryview(batch)[:5])
@@ -88,13 +88,14 @@ def encode_in_python(
     request_type: type[Request],
     describe: Callable[[ScheduledRow], RowFields],
 ) -> bytes:
-    """Msgpack of the rows: those of phase `ordinary` are decodes of one token.
+    """Encode the rows as msgpack.
 
     Args:
-        request_type: of the requests, which the compiled one wants to know.
+        ordinary: rows of this phase are decodes of one token, encoded without `describe`.
+        request_type: class of the requests; only the C version needs it.
         describe: makes the fields of all other rows.
     """
-    # Plain tuples take half the time to make and read as `BatchRow` on the other side of the wire.
+    # Plain tuples are made in half the time, and the receiver decodes them as `BatchRow`s.
     return msgspec.msgpack.encode(
         [
             (row[0].request_id, _DECODE, row[2], 1, 0, len(row[0].block_table), _LAST_CHUNK)
@@ -111,7 +112,7 @@ def _describe(scheduler: Scheduler, row: ScheduledRow) -> RowFields:
     flags = 0
     if samples:
         flags = _LAST_CHUNK
-        # A first token that is still to come is another step's.
+        # If a token is pending, the first token comes from the step in flight, not from this one.
         if request.num_tokens + request.num_pending_tokens == request.num_prompt_tokens:
             flags |= _FIRST_TOKEN
     if request_id in scheduler.resumed_now:

@@ -10,7 +10,7 @@ _CLOCKS_MOVED_NS = 50_000_000
 
 
 def anchored(info: EngineInfo) -> EngineInfo:
-    """`info` with the clocks as they are now, where they have moved against each other.
+    """Return `info` with current clock values if the two clocks have moved against each other.
 
     They do when the wall clock is set, and when the machine sleeps.
     """

@@ -1,4 +1,4 @@
-"""`Heartbeat`: when to publish who the engine is and how it stands, with or without steps."""
+"""`Heartbeat`: when to publish the engine's info and status, with or without steps."""
 
 from typing import Protocol
 
@@ -17,7 +17,7 @@ class StatusSource(Protocol):
     def has_step_in_flight(self) -> bool: ...
     @property
     def has_unpublished(self) -> bool:
-        """Something happened that no message says yet."""
+        """Whether something happened that no message has reported yet."""
         ...
 
     def clock(self) -> int:
@@ -25,11 +25,11 @@ class StatusSource(Protocol):
         ...
 
     def publish_info(self) -> None:
-        """Who the engine is."""
+        """Publish `EngineInfo`."""
         ...
 
     def publish_status(self, state: EngineState, now_ns: int) -> None:
-        """How it stands, and what happened since the last message."""
+        """Publish a status, with what happened since the last message."""
         ...
 
     def keep_snapshot(self, now_ns: int) -> None:
@@ -38,11 +38,11 @@ class StatusSource(Protocol):
 
 
 class Heartbeat:
-    """Belongs to the engine's thread.
+    """Publishes info and status in time. Belongs to the engine's thread.
 
     Attributes:
-        next_status_ns: a status is due then at the latest.
-        is_overdue: a status was due while a step was in flight.
+        next_status_ns: when the next status is due at the latest.
+        is_overdue: whether a status was due while a step was in flight.
     """
 
     def __init__(self, engine: StatusSource) -> None:
@@ -53,9 +53,9 @@ class Heartbeat:
         self._published_state: EngineState | None = None
 
     def publish(self, *, idle: bool) -> None:
-        """Publish what is due; if `idle`, also what happened, for no step will say it.
+        """Publish what is due. If `idle`, also report events, because no step record will.
 
-        A status gives the queues and blocks as they are after the last published step, so it waits
+        A status shows the queues and blocks as they are after the last published step, so it waits
         until no step is in flight.
         """
         engine = self._engine

@@ -1,8 +1,8 @@
-"""`KeptSnapshots`: what the engine was like a while ago, for observers that come after.
+"""`KeptSnapshots`: snapshots of the last minutes, for observers that join later.
 
-From a snapshot and the messages behind it that are still kept (`Publisher.replay`), a dashboard
-that opens after an incident shows what led to it. Snapshots are kept encoded: hundreds of objects
-each would slow down every garbage collection.
+From a kept snapshot and the kept messages after it (`Publisher.replay`), a dashboard that opens
+after an incident shows what led to it. Snapshots are kept encoded: as hundreds of objects each they
+would slow down every garbage collection.
 """
 
 from collections import deque
@@ -11,11 +11,11 @@ from typing import NamedTuple
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Snapshot
 
-INTERVAL_NS = 10_000_000_000  # between two; while nothing runs there is none
-SHARE = 0.001  # of the engine's time, at most: making one is a walk over all blocks
+INTERVAL_NS = 10_000_000_000  # between two snapshots; none is made while no step runs
+SHARE = 0.001  # of the engine's time, at most: making a snapshot is a walk over all blocks
 MAX_KEPT = 30
 MAX_BYTES = 16 * 1024 * 1024  # of all of them, encoded
-_MARGIN = 20  # one in so many of the messages that are held may be given up while it is answered
+_MARGIN = 20  # 1/20 of the kept messages may be dropped before the client asks for them
 
 
 class _Kept(NamedTuple):
@@ -26,15 +26,15 @@ class _Kept(NamedTuple):
 
 
 class KeptSnapshots:
-    """The engine's thread adds; any thread asks."""
+    """The last snapshots. The engine's thread adds them; any thread may ask for one."""
 
     def __init__(self) -> None:
         self._kept: deque[_Kept] = deque()  # oldest first
         self._num_bytes = 0
-        self._next_ns = 0  # no other before
+        self._next_ns = 0  # the next snapshot is made no earlier
 
     def is_due(self, step: int, now_ns: int) -> bool:
-        """Whether one is to be made, the last step being `step`."""
+        """Whether to make a snapshot now, after the last step `step`."""
         return now_ns >= self._next_ns and (not self._kept or step > self._kept[-1].step)
 
     def add(self, snapshot: Snapshot) -> None:
@@ -46,22 +46,23 @@ class KeptSnapshots:
             self._num_bytes -= len(self._kept.popleft().payload)
 
     def rest(self, took_ns: int) -> None:
-        """What making and adding the last one took: one that took long puts off the next."""
+        """Put off the next snapshot, because making and adding the last one took `took_ns`."""
         self._next_ns = max(self._next_ns, self._kept[-1].time_ns + round(took_ns / SHARE))
 
     def before(self, past_ns: int, now_ns: int, step: int, oldest: int, end: int) -> bytes | None:
-        """The newest one from which on there is all that happened in `past_ns`, or the oldest.
+        """Choose the newest snapshot that is at least `past_ns` old, or else the oldest one.
 
-        Where nothing has run for a while, it is the time before that which counts.
+        If no step has run for a while, `past_ns` counts from the time when steps last ran. Only
+        snapshots after which all messages are still kept are considered.
 
         Args:
-            step: the last one: nothing happened after a snapshot of it.
-            oldest: number of the first message that is still held, and ...
-            end: ... of the first that is still to come: all that is behind the snapshot is held.
+            step: number of the last step; a snapshot after it shows no step, so it is chosen last.
+            oldest: sequence number of the first message that is still kept.
+            end: sequence number of the next message to be published.
 
         Returns:
-            It is encoded: to decode megabytes of transcripts would hold up the engine. None where
-            there is none from which on all messages are held.
+            The snapshot, encoded: decoding megabytes of transcripts would hold up the engine. None
+            if there is no such snapshot.
         """
         kept = list(self._kept)
         first = oldest + (end - oldest) // _MARGIN if oldest else 0

@@ -1,8 +1,8 @@
-"""`Publisher`: numbers, keeps and sends what the engine publishes. Belongs to the engine's thread,
+"""`Publisher`: numbers, keeps and sends the engine's messages. Belongs to the engine's thread,
 except for `publish_aside`.
 
-Sending never waits: a subscriber whose queue is full misses the message and asks for it again from
-what is kept (`Publisher.replay`, safe to call from another thread).
+Sending never waits: a subscriber whose queue is full misses the message, and asks for it later. The
+answer comes from the kept messages (`Publisher.replay`, safe to call from another thread).
 """
 
 import zmq
@@ -17,22 +17,22 @@ from stepscope.engine.transport.sockets import bind, server_socket
 MAX_SUBSCRIPTION_BYTES = 1_024
 SUBSCRIBER_QUEUE = 10_000  # messages per subscriber before it misses some
 RING_BYTES = 256 * 1024 * 1024
-MAX_REPLAY_BYTES = 256 * 1024  # of one answer; the asker comes again for more
+MAX_REPLAY_BYTES = 256 * 1024  # in one answer; the client asks again for more
 
 
 class Publisher:
-    """PUB socket and what it sent last.
+    """PUB socket and the last messages it sent.
 
     Attributes:
-        num_dropped: messages that at least one subscriber missed, as far as that was known when the
-            last one was published; `sender.num_dropped` is the newest.
-        sender: numbers, keeps and sends.
+        num_dropped: messages that at least one subscriber missed, as known when the last message
+            was published; `sender.num_dropped` is the current number.
+        sender: numbers, keeps and sends the messages.
 
     Args:
-        address: ZeroMQ address to bind, None to number and keep only.
-        ring_size: messages kept for `replay` at most, ...
-        ring_bytes: ... and bytes of them; the newest message is kept however large it is.
-        gate: who may subscribe; None: everybody who can reach the address.
+        address: ZeroMQ address to bind; None to number and keep messages without sending them.
+        ring_size: messages kept for `replay`, at most.
+        ring_bytes: bytes kept for `replay`, at most; the newest message is kept whatever its size.
+        gate: checks who may subscribe; None lets in everybody who can reach the address.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Publisher:
         ring_bytes: int = RING_BYTES,
         gate: Gate | None = None,
     ) -> None:
-        self._payload = bytearray()  # made anew for each message, in the same memory
+        self._payload = bytearray()  # holds one message at a time, always in the same memory
         self._gate = gate
         self._socket = None if address is None else _publishing_socket(address, gate)
         self.num_dropped = 0
@@ -62,7 +62,7 @@ class Publisher:
         self.num_dropped = sender.add(message.topic, payload)
 
     def publish_aside(self, message: Telemetry) -> None:
-        """As `publish`, from any other thread, while the engine's is busy elsewhere."""
+        """Like `publish`, but for threads other than the engine's."""
         self.sender.add(message.topic, bytearray(wire.encode(message)))
 
     def _note_subscribers(self, gate: Gate) -> None:
@@ -80,17 +80,17 @@ class Publisher:
         for number in range(first, min(end, first + limit)):
             kept = sender.get(number)
             if kept is None:
-                continue  # given up while we were reading
+                continue  # dropped from the ring while we were reading
             _, topic, payload = kept
             num_bytes += len(payload)
             if frames and num_bytes > MAX_REPLAY_BYTES:
                 break
             frames.append(ReplayedFrame(topic, number, payload))
-        # What was given up meanwhile is not among the frames: it is not there any more.
+        # `oldest_sequence` is read last: it tells the client which messages were dropped meanwhile.
         return Replayed(frames=frames, oldest_sequence=sender.oldest_sequence, next_sequence=end)
 
     def close(self) -> None:
-        """All that was published is on its way, as far as anybody takes it."""
+        """Send the remaining messages, as far as subscribers take them, and close the socket."""
         self.sender.stop()
         if self._socket is not None:
             self._socket.close()

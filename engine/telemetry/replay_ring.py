@@ -1,8 +1,7 @@
-"""`ReplayRing`: the last messages as they were sent, for who has missed some of them.
+"""`ReplayRing`: the last messages as they were sent, for subscribers that missed some.
 
-Payloads are copied into large pieces of memory that are used again and again. As objects of their
-own they would cost the engine a page fault each until the ring is full, and the garbage collector
-a walk over all of them now and then.
+Payloads are copied into large memory segments that are reused. As separate objects each would cost
+the engine a page fault until the ring is full, and the garbage collector would walk over all.
 """
 
 import contextlib
@@ -14,7 +13,7 @@ _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory gets no huge p
 
 
 class Kept(NamedTuple):
-    """A message that is still there."""
+    """A message in the ring."""
 
     sequence: int
     topic: bytes
@@ -22,16 +21,16 @@ class Kept(NamedTuple):
 
 
 class ReplayRing:
-    """Belongs to one thread that adds; any thread may `get`.
+    """The last messages. One thread adds them; any thread may `get`.
 
     Attributes:
         next_sequence: number of the next message that is added.
-        oldest_sequence: the first message that is kept.
-        num_bytes: of the payloads that are kept.
+        oldest_sequence: number of the oldest message that is kept.
+        num_bytes: bytes of the kept payloads.
 
     Args:
-        size: messages kept at most, ...
-        max_bytes: ... and bytes of them; the newest message is kept however large it is.
+        size: messages to keep, at most.
+        max_bytes: bytes to keep, at most; the newest message is kept whatever its size.
     """
 
     def __init__(self, size: int, max_bytes: int) -> None:
@@ -40,21 +39,21 @@ class ReplayRing:
         self.num_bytes = 0
         self._max_bytes = max_bytes
         self._size = size
-        # Of each message, at its number modulo the size:
+        # For each message, at its number modulo the size:
         self._topics = [b""] * size
         self._segments: list[mmap.mmap | None] = [None] * size
         self._starts = [0] * size
         self._lengths = [0] * size
-        self._segment: mmap.mmap | None = None  # that is being filled, ...
-        self._end = 0  # ... as far as this
+        self._segment: mmap.mmap | None = None  # the segment that is being filled
+        self._end = 0  # where its free part begins
         self._spare: list[mmap.mmap] = []
 
     def add(self, topic: bytes, payload: bytes | bytearray) -> None:
-        """Keep the next message, and give up the oldest ones that are too much for it."""
+        """Keep the next message, and drop the oldest ones to make room for it."""
         length = len(payload)
         sequence = self.next_sequence
         self.num_bytes += length
-        # Given up before it is overwritten: a reader never learns of what is not there any more.
+        # Drop messages before overwriting their memory, so that a reader never gets a wrong one.
         while self.oldest_sequence < sequence and (
             sequence - self.oldest_sequence >= self._size or self.num_bytes > self._max_bytes
         ):
@@ -75,7 +74,7 @@ class ReplayRing:
         self.next_sequence = sequence + 1
 
     def get(self, sequence: int) -> Kept | None:
-        """A message by its number; None when it is not there any more, or not yet."""
+        """A message by its number; None if it was dropped, or was not added yet."""
         if not self.oldest_sequence <= sequence < self.next_sequence:
             return None
         place = sequence % self._size
@@ -83,7 +82,7 @@ class ReplayRing:
         end = start + self._lengths[place]
         payload = b"" if segment is None else segment[start:end]
         if sequence < self.oldest_sequence:
-            return None  # it was given up while it was read
+            return None  # it was dropped while we read it
         return Kept(sequence, topic, payload)
 
     def _give_up_oldest(self) -> None:

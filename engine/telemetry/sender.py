@@ -1,11 +1,11 @@
-"""`Sender`: keeps telemetry and sends it, in a compiled thread where a compiler was there.
+"""`Sender`: keeps telemetry messages and sends them, from a thread in C if it could be compiled.
 
 The engine's thread copies a message into a ring (`native/kept_messages.c`). A thread that never
-needs the interpreter looks every 1 to 4 ms for new ones (`native/sender.c`); only after a tenth of
-a second without any must it be woken. Without a compiler the engine's thread sends by itself
-(`InlineSender`). The compiled thread saves 68 +- 13 us a step, 3 % of a step of 2 ms
-(`tests/bench/bench_sender.py`, two AVX2 cores): waking libzmq's thread costs more than all else
-about a record.
+needs the interpreter looks for new messages every 1 to 4 ms (`native/sender.c`); only after a tenth
+of a second without any must it be woken. Without a compiler, the engine's thread sends the messages
+itself (`InlineSender`). The thread in C saves 68 +- 13 us a step, 3 % of a step of 2 ms
+(`tests/bench/bench_sender.py`, two AVX2 cores): waking libzmq's thread costs more than everything
+else about a record.
 """
 
 import contextlib
@@ -19,21 +19,21 @@ import zmq
 from stepscope.engine.protocol import wire
 from stepscope.engine.telemetry.replay_ring import ReplayRing
 
-# Of what waits to be sent; as much is there for the sender where fewer are kept to be asked for.
+# Room for messages that wait to be sent, even if the ring keeps fewer for replay.
 QUEUE_MESSAGES = 10_000
 QUEUE_BYTES = 32 * 1024 * 1024
-LOOK_S = 0.05  # how often the engine's thread asks who has subscribed, ...
-MAX_SUBSCRIPTIONS = 100  # ... and of how many; they come from outside, and it waits meanwhile
+LOOK_S = 0.05  # how often the engine's thread looks for new subscriptions
+MAX_SUBSCRIPTIONS = 100  # of one look, because strangers may send many and the engine waits
 
 compiled: "type[_sender.Sender] | None" = None
-with contextlib.suppress(ImportError):  # there was no compiler when it was installed
+with contextlib.suppress(ImportError):  # the package was installed without a C compiler
     from stepscope.engine.telemetry import _sender
 
     compiled = _sender.Sender
 
 _FIRST = int(zmq.NOBLOCK | zmq.SNDMORE)
 _LAST = int(zmq.NOBLOCK)
-# Without the layer of pyzmq that looks for options we do not use: this is part of every step.
+# Skips the layer of pyzmq that checks options we do not use, because every step sends a message.
 _send = zmq.backend.Socket.send
 _FUNCTIONS = (  # in the order of `Zmq` in `native/sender.h`
     "zmq_errno",
@@ -51,13 +51,15 @@ _FUNCTIONS = (  # in the order of `Zmq` in `native/sender.h`
 
 
 class Sender(Protocol):
-    """Numbers, keeps and sends messages. Any thread may `add` and `get`, the rest is its owner's.
+    """Numbers, keeps and sends messages.
+
+    Any thread may call `add` and `get`; only the owner's thread calls the other methods.
 
     Attributes:
         next_sequence: number of the next message that is added.
-        oldest_sequence: the first message that is kept.
-        num_bytes: of the payloads that are kept.
-        num_dropped: messages that at least one subscriber missed, as far as they were sent by now.
+        oldest_sequence: number of the oldest message that is kept.
+        num_bytes: bytes of the kept payloads.
+        num_dropped: messages sent so far that at least one subscriber missed.
     """
 
     @property
@@ -73,7 +75,7 @@ class Sender(Protocol):
         """Keep a message and send it, now or soon. Never waits. Returns `num_dropped`."""
 
     def get(self, sequence: int, /) -> tuple[int, bytes, bytes] | None:
-        """A message by its number; None when it is not there any more, or not yet.
+        """A message by its number; None if it was dropped, or was not added yet.
 
         Returns:
             Number, topic, payload.
@@ -82,21 +84,21 @@ class Sender(Protocol):
     def take_subscription(self) -> tuple[str, int] | None:
         """The next new subscriber of an XPUB socket: public key, file descriptor.
 
-        None: there is none, or enough were taken in this turn.
+        None if there is no other, or if this look has returned `MAX_SUBSCRIPTIONS`.
         """
 
     def stop(self) -> None:
-        """Hand all messages to libzmq. The socket may be closed then."""
+        """Hand all messages to libzmq. After that, the socket may be closed."""
 
 
 def open_sender(
     socket: "zmq.Socket[bytes] | None", size: int, max_bytes: int, is_gated: bool
 ) -> Sender:
-    """The best there is for a bound PUB socket, or XPUB if there is a gate.
+    """Make a sender for a bound PUB socket, or XPUB if there is a gate: in C if possible.
 
     Args:
-        socket: the sender's until it is stopped; None to number and keep only.
-        size, max_bytes: of what is kept; see `ReplayRing`.
+        socket: owned by the sender until it is stopped; None to number and keep messages only.
+        size, max_bytes: bounds of the kept messages; see `ReplayRing`.
     """
     functions = _functions()
     if compiled is None or functions is None:
@@ -108,7 +110,7 @@ def open_sender(
 
 
 def is_compiled() -> bool:
-    """Whether messages are sent by a thread of their own."""
+    """Whether a thread in C sends the messages."""
     return compiled is not None and _functions() is not None
 
 
@@ -123,8 +125,8 @@ class InlineSender:
         self._socket = socket
         self._is_gated = is_gated
         self._next_look_s = 0.0
-        self._num_left = 0  # to be asked about before the next look
-        self._lock = threading.Lock()  # the compiled one needs none: it keeps the interpreter's
+        self._num_left = 0  # subscriptions that this look may still return
+        self._lock = threading.Lock()  # the sender in C relies on the interpreter's lock instead
         self.get = self._ring.get
 
     @property
@@ -152,14 +154,14 @@ class InlineSender:
         try:
             _send(socket, topic, _FIRST)
         except zmq.Again:
-            # NODROP makes a full queue visible, so that it can be counted; the other subscribers
-            # are not to miss the message for it.
+            # NODROP makes a full queue an error, so that we can count it. Send again without it:
+            # the other subscribers must not miss the message.
             self.num_dropped += 1
             socket.setsockopt(zmq.XPUB_NODROP, 0)
             socket.send_multipart((topic, number, payload), zmq.NOBLOCK)
             socket.setsockopt(zmq.XPUB_NODROP, 1)
         else:
-            # A message that was begun has room for all of it.
+            # If the first frame found room, libzmq takes the whole message.
             _send(socket, number, _FIRST)
             _send(socket, payload, _LAST)
         return self.num_dropped
@@ -178,7 +180,7 @@ class InlineSender:
             except zmq.Again:
                 self._num_left = 0
                 break
-            with contextlib.suppress(zmq.ZMQError):  # who has left has no name any more
+            with contextlib.suppress(zmq.ZMQError):  # fails if the subscriber has left meanwhile
                 public, descriptor = frame.get("User-Id"), frame.get(zmq.SRCFD)
                 assert isinstance(public, str)
                 assert isinstance(descriptor, int)
@@ -190,9 +192,9 @@ class InlineSender:
 
 
 def _functions() -> tuple[int, ...] | None:
-    """Of the very libzmq that pyzmq made the socket with; None where they cannot be found."""
+    """Addresses of functions in the libzmq that pyzmq uses; None if they cannot be found."""
     try:
-        from zmq.backend.cython import _zmq  # not there with other backends
+        from zmq.backend.cython import _zmq  # other backends do not have it
 
         library = ctypes.CDLL(_zmq.__file__)
         found = [ctypes.cast(getattr(library, name), ctypes.c_void_p) for name in _FUNCTIONS]

@@ -1,4 +1,4 @@
-"""Snapshots: from the engine's state to what a late joiner needs to know."""
+"""Makes a `Snapshot` for late joiners from the engine's state."""
 
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
@@ -19,7 +19,7 @@ from stepscope.engine.workload.arrivals import describe, fields_of
 
 
 def request_view(request: Request) -> RequestView:
-    """A request as a late joiner gets to know it."""
+    """Describe a request for a snapshot."""
     return RequestView(
         request_id=request.request_id,
         client_id=request.client_id,
@@ -57,7 +57,7 @@ def snapshot(
     pauses: list[PauseSpan] | None = None,
     leased: LeasedKnobs | None = None,
 ) -> Snapshot:
-    """Everything at once, true right after the message `sequence` was published."""
+    """Make a snapshot that is true right after the message `sequence` was published."""
     return Snapshot(
         sequence=sequence,
         step=step,

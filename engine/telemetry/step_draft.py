@@ -1,7 +1,7 @@
-"""`StepDraft`: the record of a step in the making, from its scheduling until it is published.
+"""`StepDraft`: the unfinished record of a step, from its scheduling until it is published.
 
-What the scheduler decided is written down at once, while it is in the processor's caches; the end
-of the step adds its times and what it freed.
+The scheduler's decisions are recorded at once, while they are in the processor's caches; the end of
+the step adds its times and the blocks it freed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from stepscope.engine.telemetry.batch_rows import keep_rows, with_num_tokens
 
 
 class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # type: ignore[misc] # its base has no fields
-    """Is encoded as the `StepRecord` it becomes, whose fields these are, in the same order."""
+    """Has the fields of `StepRecord` in the same order, and is encoded as one."""
 
     topic = StepRecord.topic
 
@@ -33,7 +33,7 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
     schedule_start_ns: int
     schedule_end_ns: int
     launch_ns: int | None = None
-    tokens_ns: int = -1  # until the step has ended
+    tokens_ns: int = -1  # set when the step ends
     device_ns: int | None = None
     knobs_version: int
     token_budget: int | None  # None: the step had none
@@ -66,7 +66,7 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
         scheduler: Scheduler,
         knobs_version: int,
     ) -> "StepDraft":
-        """To be called between `schedule` and whatever comes next.
+        """Begin the record of a step. Call it right after `schedule`.
 
         Args:
             schedule_ns: when scheduling began and ended.
@@ -91,7 +91,7 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
         )
 
     def drop_rows(self, kept: list[int], num_prefill_tokens: int, num_decode_tokens: int) -> None:
-        """Publish only the rows at the places `kept`; the others had so many tokens."""
+        """Keep only the rows with the indices `kept`, and subtract the tokens of the others."""
         self.num_prefill_tokens -= num_prefill_tokens
         self.num_decode_tokens -= num_decode_tokens
         self.batch = keep_rows(self.batch, kept)
@@ -99,11 +99,11 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
     def check_drafts(
         self, rows: Sequence[ScheduledRow], bursts: Mapping[int, list[int]], *, with_tokens: bool
     ) -> None:
-        """Say which drafts were accepted; the rows keep only their tokens.
+        """Record which drafts were accepted, and reduce the rows to the tokens they added.
 
         Args:
-            rows: as they were scheduled.
-            bursts: the tokens that the rows with drafts gave, by their index.
+            rows: the rows as scheduled.
+            bursts: the tokens that each row with drafts added, by row index.
         """
         self.batch = with_num_tokens(
             self.batch, {index: len(burst) for index, burst in bursts.items()}
@@ -119,10 +119,11 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
         ]
 
     def end(self, result: StepResult, kv: KVCacheManager | None) -> None:
-        """The tokens are known, and what ended with them has been freed.
+        """Record the end of the step, after `Scheduler.update` has freed the finished requests.
 
         Args:
-            kv: where nothing was scheduled meanwhile; None: `settle_between` comes next.
+            kv: the KV cache, if no other step was scheduled meanwhile; None if `settle_between`
+                follows.
         """
         self.launch_ns = result.launch_ns
         self.tokens_ns = result.tokens_ns
@@ -136,12 +137,12 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
                 self.moves = moves
 
     def hide(self, launched_ns: int, not_before_ns: int) -> None:
-        """It was prepared while the step before it ran, so no request waited for that.
+        """Record that the step was prepared while the step before it ran, delaying no request.
 
         Args:
-            launched_ns: when all of it was launched.
-            not_before_ns: when the tokens of the step before it were known: what was earlier is
-                published as of that instant.
+            launched_ns: when all of the step was launched.
+            not_before_ns: when the tokens of the step before it were known; earlier times of this
+                step are moved to that instant.
         """
         self.hidden_ns = launched_ns - self.schedule_start_ns
         self.schedule_start_ns = max(self.schedule_start_ns, not_before_ns)
@@ -151,11 +152,12 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
     def settle_between(
         self, kv: KVCacheManager, own: PlannedBlocks | None, ahead: PlannedBlocks | None
     ) -> None:
-        """What an ended step did to the blocks, where steps were scheduled one upon another.
+        """Record the block changes of an ended step, if steps may be scheduled ahead.
 
         Args:
-            own: what this step was planned with, upon the one before it.
-            ahead: what was planned upon it before its end.
+            own: block changes from scheduling this step; None if they were not drained then.
+            ahead: block changes from scheduling the next step before this one ended; None if it
+                was not scheduled.
         """
         counts = kv.counts()
         states = {}

@@ -1,8 +1,8 @@
 """`StepWatcher`: publishes a step that takes long while it runs.
 
 A record is published when its step has ended, so a step that hangs would look like silence. The
-watcher runs on a thread of its own: it looks a few times a second at the step under way, and the
-engine's thread does nothing for it but keep a reference to that step.
+watcher's own thread looks at the running step a few times a second; the engine's thread only keeps
+a reference to that step.
 """
 
 import threading
@@ -14,12 +14,12 @@ from stepscope.engine.protocol.wire import Phase, PrefillPart, StepCosts, StepIn
 
 LOOK_S = 0.25
 LONG_NS = 1_000_000_000  # a step that takes longer is published, ...
-TIMES_USUAL = 10  # ... and one that takes so many times what the like took at the start
-MAX_PREFILLS = 32  # named in one message
+TIMES_USUAL = 10  # ... as is one that takes this many times what `StepCosts` predict
+MAX_PREFILLS = 32  # prefill chunks in one message
 
 
 class RunningRow(NamedTuple):
-    """One request of a step under way."""
+    """One request in a running step."""
 
     request_id: int
     phase: int  # Phase
@@ -28,7 +28,7 @@ class RunningRow(NamedTuple):
 
 
 class StepUnderWay(NamedTuple):
-    """A step that has begun and has not ended."""
+    """A step that the engine's thread launches or waits for."""
 
     step: int
     since_ns: int
@@ -55,19 +55,19 @@ class StepUnderWay(NamedTuple):
 
 
 class StepSource(Protocol):
-    """What the watcher needs of an engine, from another thread than the engine's."""
+    """What the watcher needs of an engine. Called from the watcher's thread."""
 
     @property
     def step_under_way(self) -> StepUnderWay | None: ...
 
 
 class StepWatcher:
-    """Belongs to one thread, which calls `look`; `start` makes one.
+    """Belongs to one thread, which calls `look`; `start` starts that thread.
 
     Args:
-        publish: takes a message from a thread that is not the engine's.
-        step_costs: what steps took at the start; None: only `LONG_NS` counts.
-        clock: of the engine, in nanoseconds.
+        publish: publishes a message; called from the watcher's thread.
+        step_costs: step times measured at the start; None: only `LONG_NS` counts.
+        clock: the engine's time, in nanoseconds.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class StepWatcher:
         self._thread.join()
 
     def look(self) -> None:
-        """Publish the step under way, if it takes long."""
+        """Publish the running step if it takes long."""
         running = self._source.step_under_way
         now_ns = self._clock()
         if running is None or now_ns - running.since_ns < LOOK_S * 1e9:

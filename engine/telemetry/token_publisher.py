@@ -1,7 +1,7 @@
-"""`TokenPublisher`: puts prompts and outputs into telemetry, where `--with-tokens` asks for it.
+"""`TokenPublisher`: puts prompts and outputs into telemetry, with `--with-tokens`.
 
-Without one (the default) telemetry has no token id and no text. The text is that of all tokens: a
-client may get less of it, because a stop string cut it off.
+Without it (the default) telemetry has no token ids and no text. The text is that of all tokens; a
+client may get less, because a stop string cut it off.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,13 +11,13 @@ from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.step import ScheduledRow
 from stepscope.engine.text.tokenizer import TextStream
 
-# Of all transcripts of one snapshot, about; a late joiner does not get what does not fit.
+# Rough limit of all transcripts in one snapshot; those that do not fit are left out.
 SNAPSHOT_BYTES = 4 * 1024 * 1024
 _TOKEN_BYTES = 4
 
 
 class _PublishedText:
-    """What was published of a request."""
+    """The published text of one request."""
 
     __slots__ = ("pieces", "prompt_text", "request", "stream")
 
@@ -31,10 +31,10 @@ class _PublishedText:
 
 
 class TokenPublisher:
-    """Belongs to the engine's thread.
+    """Texts of unfinished requests, as published. Belongs to the engine's thread.
 
     Args:
-        text_stream: makes the decoder of one request's output; None when there is no tokenizer.
+        text_stream: makes the decoder of one request's output; None if there is no tokenizer.
     """
 
     def __init__(self, text_stream: Callable[[], TextStream] | None) -> None:
@@ -50,7 +50,7 @@ class TokenPublisher:
             published.pieces.append(stream.push(request.output_token_ids))
 
     def ended(self, request_id: int) -> None:
-        """Forget a request that ended. Call it for those that end outside of a step."""
+        """Forget a request that has ended. Call it for requests that end outside of a step."""
         self._published.pop(request_id, None)
 
     def texts(
@@ -59,12 +59,13 @@ class TokenPublisher:
         token_ids: Sequence[int | None],
         bursts: Mapping[int, list[int]],
     ) -> list[str | None] | None:
-        """The text that the token of each row makes certain, after the scheduler has taken it in.
+        """The output text that became certain with each row's token. Call after `update`.
 
         Args:
-            bursts: all tokens of rows with drafts, by their index.
+            bursts: all tokens of each row with drafts, by row index.
 
-        None for a row without a token; None for all of them without a tokenizer.
+        Returns:
+            One text for each row, None for a row without a token; None without a tokenizer.
         """
         texts = [
             None if token_id is None else self._text(row.request, bursts.get(index, [token_id]))
@@ -85,7 +86,7 @@ class TokenPublisher:
         return text
 
     def transcripts(self) -> list[Transcript]:
-        """Prompts and outputs so far of unfinished requests, oldest first, as far as they fit."""
+        """Prompts and outputs so far of unfinished requests, oldest first, while they fit."""
         found: list[Transcript] = []
         left = SNAPSHOT_BYTES
         for request_id, published in self._published.items():
