@@ -1,6 +1,6 @@
-"""Every ZeroMQ socket of an engine or a client: addresses, CURVE keys, the gate, limits a client
-has to keep. Free of torch.
+"""The ZeroMQ sockets of engines and clients: addresses, CURVE keys, the gate that checks them, and
+limits on what a client may do. Needs no torch.
 
 May import: engine.protocol, engine.protocol.settings.
-A new socket is made in `sockets.py`; a new limit on what a connection may cost gets a file here.
+A new socket is made in `sockets.py`; a new limit for connections gets a file here.
 """

@@ -1,7 +1,7 @@
-"""`KeyFolder`: the keys that an engine lets in, and its own. Revoking one needs no restart.
+"""`KeyFolder`: the keys that an engine lets in, and its own. Revoking a key needs no restart.
 
-`server.key` is the engine's own pair. Each `NAME.pub` is the public half of one key with its role;
-to delete it is to revoke it. The folder has mode 0700.
+`server.key` is the engine's own key pair. Each `NAME.pub` holds the public half of one key and its
+role; deleting the file revokes the key. The folder has mode 0700.
 """
 
 import os
@@ -33,7 +33,7 @@ _SUFFIX = ".pub"
 
 
 class Holder(NamedTuple):
-    """Who holds a key, and what they may do: a viewer looks, an operator does everything."""
+    """The holder of a key. The role says what they may do: a viewer reads, an operator may all."""
 
     name: str
     role: Role
@@ -49,14 +49,14 @@ class KeyFolder:
     """Reads and changes one folder.
 
     Args:
-        path: of the folder, None for the default one.
+        path: the folder; None for the default one.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = default_folder() if path is None else path
 
     def make(self) -> None:
-        """Make the folder if it is not there; raises ConfigError when it cannot be."""
+        """Make the folder if it does not exist. Raises ConfigError if that fails."""
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except FileExistsError as error:
@@ -65,7 +65,7 @@ class KeyFolder:
             raise ConfigError("keys", f"{self.path}: {error.strerror}") from error
 
     def check(self) -> None:
-        """Raises ConfigError when anybody else could put keys into it."""
+        """Raises ConfigError if other users could put keys into the folder, or it is missing."""
         try:
             status = self.path.stat()
         except OSError as error:
@@ -86,7 +86,7 @@ class KeyFolder:
             )
 
     def server_pair(self) -> KeyPair:
-        """The engine's own pair, made when it is asked for the first time."""
+        """The engine's own key pair; made by the first call."""
         path = self.path / _SERVER
         if not path.exists():
             pair = KeyPair.new()
@@ -100,13 +100,14 @@ class KeyFolder:
         return KeyPair(key_of(values, "public", path), key_of(values, "secret", path))
 
     def holders(self, broken: list[str] | None = None) -> dict[str, Holder]:
-        """All that are let in, by public key and in order of their names.
+        """The holders of all authorised keys, by public key, in the order of their names.
 
         Args:
-            broken: gets a line for each file that is none of ours; without it they are errors.
+            broken: gets a line for each file that is no valid key; without it such a file is an
+                error.
 
         Raises:
-            ConfigError: a file in the folder is none of ours.
+            ConfigError: a file is no valid key, and `broken` is None.
         """
         found: dict[str, Holder] = {}
         for path in sorted(self.path.glob("*" + _SUFFIX)):
@@ -123,7 +124,7 @@ class KeyFolder:
         return found
 
     def signature(self) -> Mapping[str, tuple[int, int, int]]:
-        """Changes whenever a file in the folder does."""
+        """A value that differs after any change of a key file in the folder."""
         found = {}
         for entry in os.scandir(self.path):
             if entry.name.endswith(_SUFFIX):
@@ -135,10 +136,10 @@ class KeyFolder:
         return found
 
     def add(self, name: str, role: Role, output: Path, endpoint: str | None) -> Credentials:
-        """Make a key and authorise it; all that its holder needs is written to `output`.
+        """Make a key, authorise it, and write everything that its holder needs to `output`.
 
         Raises:
-            ConfigError: there is such a name already, or a file cannot be written.
+            ConfigError: the name is taken, or a file cannot be written.
         """
         check_key_name(name)
         self.make()
@@ -155,7 +156,7 @@ class KeyFolder:
         try:
             self.authorise(Holder(name, role, credentials.pair.public, time.strftime("%Y-%m-%d")))
         except ConfigError:
-            output.unlink(missing_ok=True)  # it lets no client in
+            output.unlink(missing_ok=True)  # the key in it is not authorised
             raise
         return credentials
 
@@ -165,13 +166,13 @@ class KeyFolder:
             f'created = "{holder.created}"\n'
         )
         path = self._of(holder.name)
-        # Under another name first: an engine may be reading the folder.
+        # Write under another name first, because an engine may be reading the folder.
         unfinished = path.with_suffix(".new")
         write_private(unfinished, text, replace=True)
         unfinished.rename(path)
 
     def revoke(self, name: str) -> None:
-        """Raises ConfigError when there is no such key."""
+        """Revoke a key. Raises ConfigError if there is no such key."""
         check_key_name(name)
         try:
             self._of(name).unlink()

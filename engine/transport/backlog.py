@@ -1,13 +1,14 @@
-"""`Backlog`: what libzmq holds for connections that misuse it, and an end to it.
+"""`Backlog`: ends connections for which libzmq holds too many bytes. On the control thread.
 
-libzmq hands a message over whole, however many frames it has: `ZMQ_MAXMSGSIZE` bounds one frame,
-the high-water mark whole messages, and who sends frames without end fills the memory (measured with
-4.3.5: 262 MB of 262 MB sent, with frames of at most 1 MB and a mark of 64). So does who asks for
-much and reads nothing. Only the kernel knows how much came on a connection, and how much the other
-side has taken, so that is held against what we took and sent. Belongs to the control thread.
+libzmq passes a message on only when it is complete. `ZMQ_MAXMSGSIZE` bounds one frame, and the
+high-water mark counts whole messages, so a client that sends frames of one message without end
+fills the memory (measured with 4.3.5: 262 MB of 262 MB sent, with frames of at most 1 MB and a mark
+of 64). So does a client that asks for much and reads nothing. Only the kernel counts the bytes that
+came on a connection, and the bytes that the other side has acknowledged. We compare them with the
+bytes of the messages that we took and sent.
 
-This is for TCP on Linux. There is no such count for an `ipc` address, which only this user reaches,
-who can end the engine more easily.
+This works for TCP on Linux. For an `ipc` address there is no such count; only this user can reach
+it, who has easier ways to end the engine.
 """
 
 import contextlib
@@ -24,12 +25,13 @@ from pathlib import Path
 
 log = logging.getLogger("stepscope.engine")
 
-MAX_HELD_BYTES = 96 * 1024 * 1024  # of one connection: more than its queue of commands can be
-MAX_TOTAL_BYTES = 256 * 1024 * 1024  # of all connections
-GROWN_BYTES = 8 * 1024 * 1024  # by which the process grows until it is looked again, ...
-LOOK_S, ALWAYS_S = 0.25, 60.0  # ... but not more often, and not more seldom
-FORGIVEN = 256  # bytes a second: heartbeats are no messages
-_BYTES_ACKNOWLEDGED = 120  # where Linux has it in `struct tcp_info`, since 4.1; behind it what came
+MAX_HELD_BYTES = 96 * 1024 * 1024  # for one connection: more than its queue of commands can be
+MAX_TOTAL_BYTES = 256 * 1024 * 1024  # for all connections
+GROWN_BYTES = 8 * 1024 * 1024  # growth of the process after which connections are checked
+LOOK_S, ALWAYS_S = 0.25, 60.0  # shortest and longest time between two checks
+FORGIVEN = 256  # bytes a second that do not count, for heartbeats, which are no messages
+# Offset in Linux's `struct tcp_info` (since 4.1) of the bytes acknowledged, then those received.
+_BYTES_ACKNOWLEDGED = 120
 _TCP_INFO_BYTES = 256
 _RESET = struct.pack("ii", 1, 0)  # struct linger: on, 0 s
 _STATM = Path("/proc/self/statm")
@@ -38,14 +40,14 @@ _DESCRIPTORS = Path("/proc/self/fd")
 
 @dataclass(slots=True)
 class _Account:
-    """One connection."""
+    """One connection: both its addresses, and the bytes that do not count."""
 
     addresses: tuple[object, object]
     forgiven: float = 0.0
 
 
 def wire_bytes(num_bytes: int, *, is_encrypted: bool) -> int:
-    """Bytes of a frame on the way (ZMTP 3: 23/ZMTP and 26/CURVEZMQ of rfc.zeromq.org)."""
+    """Bytes of a frame on the wire (ZMTP 3: 23/ZMTP and 26/CURVEZMQ of rfc.zeromq.org)."""
     if is_encrypted:
         num_bytes += 33
     return num_bytes + (2 if num_bytes < 256 else 9)
@@ -55,9 +57,9 @@ class Backlog:
     """Ends connections that make this process hold too much.
 
     Args:
-        addresses: ZeroMQ addresses that are listened on.
-        taken: bytes of whole messages that were taken from the connection on a descriptor.
-        sent: bytes that were sent on it.
+        addresses: ZeroMQ addresses on which this process listens.
+        taken: bytes of the whole messages that came on the connection with a file descriptor.
+        sent: bytes that we sent on the connection with a file descriptor.
         clock: seconds.
     """
 
@@ -81,11 +83,11 @@ class Backlog:
 
     @property
     def wait_s(self) -> float | None:
-        """Until `cut_off` is to be called again; None: never."""
+        """Seconds until the next call of `cut_off`; None if it is never needed."""
         return max(0.0, self._next_s - self._clock()) if self._ports else None
 
     def cut_off(self) -> list[int]:
-        """End what holds too much, if it is time to look; gives how many bytes each held."""
+        """End connections that hold too much, if a check is due. Returns the bytes each held."""
         now_s = self._clock()
         if not self._ports or now_s < self._next_s:
             return []
@@ -129,7 +131,7 @@ class Backlog:
                 if num_bytes <= MAX_HELD_BYTES and total <= MAX_TOTAL_BYTES:
                     break
                 with contextlib.suppress(OSError):  # it has ended meanwhile
-                    # Reset when libzmq closes it: a sender may wait for minutes otherwise.
+                    # So that closing it sends a reset: otherwise the sender may wait for minutes.
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                     connection.shutdown(socket.SHUT_RDWR)
                 total -= num_bytes
@@ -137,13 +139,14 @@ class Backlog:
             return ended
 
     def _connections(self, stack: contextlib.ExitStack) -> Iterator[tuple[int, socket.socket]]:
-        """Those on our ports, under descriptors of their own that `stack` closes."""
+        """Connections on our ports: descriptor, and a socket on a copy that `stack` closes."""
         copies: set[int] = set()
         for descriptor in map(int, os.listdir(_DESCRIPTORS)):
-            # A number that was free again after the listing (its own, for one) may name a copy.
+            # A descriptor from the listing may have been closed since, and its number reused for
+            # one of our copies.
             if descriptor in copies:
                 continue
-            with contextlib.suppress(OSError):  # it was closed meanwhile, or has no other end
+            with contextlib.suppress(OSError):  # it was closed meanwhile, or is not connected
                 if not stat.S_ISSOCK(os.stat(descriptor).st_mode):
                     continue
                 copy = os.dup(descriptor)
@@ -161,7 +164,7 @@ class Backlog:
 
 
 def _num_bytes(connection: socket.socket) -> tuple[int, int]:
-    """That came, and that the other side has acknowledged."""
+    """Bytes received on a connection, and bytes that the other side has acknowledged."""
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
     if len(info) < _BYTES_ACKNOWLEDGED + 16:
         return 0, 1 << 62  # an older kernel

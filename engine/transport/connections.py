@@ -1,4 +1,4 @@
-"""`Connections`: which clients a control socket has, who they are, and what they left unfinished.
+"""`Connections`: the clients of a control socket, who they are, and their unfinished requests.
 
 Belongs to the control thread.
 """
@@ -16,57 +16,58 @@ from stepscope.engine.transport.backlog import wire_bytes
 from stepscope.engine.transport.gate import Gate
 
 _NO_NAME = Change().who
-_LOCAL_PEER = "localhost:"  # what libzmq calls the other end of a Unix socket, then uid, gid, pid
+_LOCAL_PEER = "localhost:"  # libzmq's name for the peer of a Unix socket, before uid, gid and pid
 
 
 @dataclass(slots=True)
 class _Client:
-    """What a client has said of itself; only the origin is certain."""
+    """A client. Its origin comes from the kernel; it has told us the rest itself."""
 
     origin: str
     who: str = ""
-    client_id: str = ""  # of its last request
+    client_id: str = ""  # in its last request
 
 
 class Connections:
     """Clients by the identity that the ROUTER socket gives them.
 
     Args:
-        socket: not bound yet.
-        gate: of the socket, None where no keys are asked for.
+        socket: the control socket, not bound yet.
+        gate: the socket's gate; None if it asks for no keys.
     """
 
     def __init__(self, socket: "zmq.Socket[bytes]", gate: Gate | None) -> None:
-        # Where nothing is on its way to a client, only the lost connection shows that it is gone.
+        # If we send nothing to a client, only the end of its connection shows that it is gone.
         self._socket = socket
         self.lost: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._gate = gate
-        self._identities: dict[int, bytes] = {}  # by the file descriptor they come on
-        self._taken: dict[int, int] = {}  # bytes of messages, as they were on the way
+        self._identities: dict[int, bytes] = {}  # by the file descriptor of their connection
+        self._taken: dict[int, int] = {}  # bytes of messages on the wire, by file descriptor
         self._sent: dict[bytes, int] = {}  # bytes of replies to each identity
-        self._keys: dict[bytes, str] = {}  # public, of each identity
+        self._keys: dict[bytes, str] = {}  # public key of each identity
         self._clients: dict[bytes, _Client] = {}
-        self._requests: dict[bytes, set[int]] = {}  # unfinished ones of each identity
+        self._requests: dict[bytes, set[int]] = {}  # unfinished requests of each identity
 
     def close(self) -> None:
         self._socket.disable_monitor()
         self.lost.close()
 
     def note(self, identity: bytes, received: Sequence[zmq.Frame]) -> list[bytes]:
-        """A message came from a client; gives those who are gone as far as is known by now."""
+        """Note a message from a client. Returns the clients that were found to be gone."""
         frame = received[-1]
         try:
             descriptor = frame.get(zmq.SRCFD)
             assert isinstance(descriptor, int)
         except zmq.ZMQError:
-            return []  # it speaks ZMTP 2 or older, which libzmq takes only where there are no keys
+            return []  # a client with ZMTP 2 or older, which libzmq accepts only without keys
         num_bytes = sum(
             wire_bytes(len(each), is_encrypted=self._gate is not None) for each in received[1:]
         )
         if self._identities.get(descriptor) == identity:
             self._taken[descriptor] += num_bytes
             return []
-        # Of another client before. It was reported gone before the number was free again.
+        # The descriptor is new, or had another client before; that one was reported lost before
+        # the number could be reused.
         gone = self.take_lost()
         self._identities[descriptor] = identity
         self._taken[descriptor] = num_bytes
@@ -79,7 +80,7 @@ class Connections:
         return gone
 
     def take_lost(self) -> list[bytes]:
-        """Identities of the clients whose connection was lost since this was asked last."""
+        """Identities of the clients whose connection was lost since the last call."""
         gone = []
         while self.lost.poll(0):
             descriptor = recv_monitor_message(self.lost)["value"]
@@ -93,7 +94,7 @@ class Connections:
         return gone
 
     def num_taken(self, descriptor: int) -> int:
-        """Bytes of the messages that came on a connection, as they were on the way."""
+        """Bytes on the wire of the messages that came on a connection."""
         return self._taken.get(descriptor, 0)
 
     def note_sent(self, identity: bytes, num_bytes: int) -> None:
@@ -105,24 +106,24 @@ class Connections:
         return self._sent.get(self._identities.get(descriptor, b""), 0)
 
     def holder(self, identity: bytes) -> Holder | None:
-        """Who it is; None where no keys are asked for, or when theirs was revoked."""
+        """The holder of a client's key; None without keys, or if the key was revoked."""
         if self._gate is None:
             return None
         return self._gate.holder(self._keys.get(identity, ""))
 
     def is_welcome(self, identity: bytes) -> bool:
-        """Whether it may ask and be answered (still)."""
+        """Whether a client may (still) send commands and get replies."""
         return self._gate is None or self.holder(identity) is not None
 
     def key(self, identity: bytes) -> bytes:
-        """The public key it came in with, empty where none is asked for."""
+        """The client's public key; empty if the socket asks for none."""
         return self._keys.get(identity, "").encode()
 
     def account(self, identity: bytes) -> bytes:
-        """What is the same for all connections of one client, as far as can be known."""
+        """An id that all connections of one client share, for rate limits."""
         key = self.key(identity)
         if self._gate is None or key == self._gate.local.pair.public.encode():
-            return identity  # programs of one user, none of which is to pay for another
+            return identity  # programs of one user; each has limits of its own
         return key
 
     def asker(self, identity: bytes, who: str) -> Asker:
@@ -130,7 +131,7 @@ class Connections:
         return Asker(who, None if holder is None else holder.name)
 
     def heed(self, identity: bytes, command: Command) -> None:
-        """Remember what a client calls itself, for commands of it that are not read."""
+        """Remember the name a client gives itself, for later commands that are not decoded."""
         client = self._clients.get(identity)
         if client is None:
             return
@@ -140,7 +141,7 @@ class Connections:
             client.client_id = command.client_id
 
     def described(self, identity: bytes) -> tuple[Asker, str]:
-        """As who it would ask, and what else is known of it."""
+        """The client as an `Asker`, and what else is known of it, in words."""
         client = self._clients.get(identity, _Client(""))
         requests = f"its last request was called {client.client_id!r}" if client.client_id else ""
         known = "; ".join(each for each in (client.origin, requests) if each)
@@ -155,12 +156,12 @@ class Connections:
         self._requests.get(identity, set()).discard(request_id)
 
     def take_requests(self, identity: bytes) -> list[int]:
-        """What a client that is gone has left unfinished."""
+        """Remove and return the unfinished requests of a client that is gone."""
         return sorted(self._requests.pop(identity, set()))
 
 
 def _origin(frame: zmq.Frame) -> str:
-    """Where a client is, as the kernel says."""
+    """Where a client is, according to the kernel."""
     peer = frame.get("Peer-Address")
     assert isinstance(peer, str)
     if not peer.startswith(_LOCAL_PEER):

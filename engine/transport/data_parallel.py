@@ -1,7 +1,7 @@
-"""The ranks of a data-parallel engine: one endpoint each, `NAME.dp0`, `NAME.dp1` and so on.
+"""The ranks of a data-parallel engine. Each has an endpoint: `NAME.dp0`, `NAME.dp1` and so on.
 
-vLLM runs the ranks of a dense model as engines of their own, and its rank 0 does not know of the
-others: it is called NAME.
+vLLM runs the ranks of a dense model as separate engines. Its rank 0 does not know that there are
+others, so its endpoint is NAME.
 """
 
 import re
@@ -12,20 +12,20 @@ _RANK = re.compile(r"(?P<group>.+)\.dp(?P<rank>\d+)")
 
 
 def siblings_of(rank: Endpoint) -> list[Endpoint]:
-    """The other ranks of its group that run on this machine."""
+    """The other ranks of this rank's group that run on this machine."""
     match = _RANK.fullmatch(rank.control)
     group = rank.control if match is None else match["group"]
     return [each for each in ranks_of(group) if each.control != rank.control]
 
 
 def ranks_of(text: str) -> list[Endpoint]:
-    """The ranks that run on this machine under one name; without any, the endpoint of that name.
+    """The ranks with one name that run on this machine; if none does, the endpoint of that name.
 
     Args:
-        text: as the user gave it: `vllm-0`, or an address like `ipc:///run/vllm`.
+        text: the user's input: `vllm-0`, or an address like `ipc:///run/vllm`.
 
     Raises:
-        ConfigError: it is no endpoint.
+        ConfigError: `text` is no endpoint.
     """
     group = Endpoint.parse(text)
     ranks: dict[int, Endpoint] = {}

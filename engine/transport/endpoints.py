@@ -1,8 +1,9 @@
-"""Where engines listen on this machine: addresses, the runtime folder, and who holds which.
+"""Where engines listen on this machine: addresses, the runtime folder, and the locks on addresses.
 
-An endpoint names the control socket; telemetry lies beside it (`PATH.telemetry`, or the next TCP
-port). An engine holds a lock file for as long as it lives, because binding an `ipc` address takes
-it over from its owner: the lock separates a live engine from the files of a dead one.
+An endpoint is the address of the control socket; the telemetry socket is beside it
+(`PATH.telemetry`, or the next TCP port). An engine holds a lock file for as long as it lives,
+because binding an `ipc` address takes it away from its owner: the lock tells a live engine from the
+files of a dead one.
 """
 
 import fcntl
@@ -31,10 +32,10 @@ def runtime_dir() -> Path:
     """The user's own folder for sockets, made with mode 0700.
 
     Raises:
-        ConfigError: it belongs to someone else or others may enter it.
+        ConfigError: the folder belongs to another user.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns where XDG_RUNTIME_DIR is not set
+        warnings.simplefilter("ignore")  # platformdirs warns if XDG_RUNTIME_DIR is not set
         path = platformdirs.user_runtime_path("stepscope")
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.stat()
@@ -49,7 +50,7 @@ def runtime_dir() -> Path:
 class Endpoint:
     """Address of an engine's control socket (a ZeroMQ address).
 
-    `credentials` are those to come in with, where they are not to be looked for.
+    `credentials` is the key to connect with; None to look for one.
     """
 
     control: str
@@ -57,10 +58,10 @@ class Endpoint:
 
     @classmethod
     def parse(cls, text: str) -> "Endpoint":
-        """From `ipc://PATH`, `tcp://HOST:PORT`, a path, or the name of a local engine.
+        """Make one from `ipc://PATH`, `tcp://HOST:PORT`, a path, or the name of a local engine.
 
         Raises:
-            WrongValue: it is none of these.
+            WrongValue: `text` is none of these.
             ConfigError: its path is too long.
         """
         text = text.strip()
@@ -85,7 +86,7 @@ class Endpoint:
 
     @property
     def path(self) -> Path | None:
-        """Socket file, None for TCP."""
+        """The socket file; None for TCP."""
         return Path(self.control.removeprefix("ipc://")) if self.is_ipc else None
 
     @property
@@ -102,7 +103,7 @@ class Endpoint:
 
     @property
     def name(self) -> str:
-        """What to call it in a list."""
+        """A short name for lists."""
         path = self.path
         return path.name if path else self.control.removeprefix("tcp://")
 
@@ -119,17 +120,17 @@ class Endpoint:
 
     @property
     def here(self) -> "Endpoint":
-        """The same one as a client on this machine connects to it."""
+        """This endpoint, with the address that a client on this machine connects to."""
         host, _, port = self.control.removeprefix("tcp://").rpartition(":")
         if self.is_ipc or host not in _HERE:
             return self
         return Endpoint(f"tcp://{_HERE[host]}:{port}")
 
     def check_private(self, options: str = "") -> None:
-        """Raises ConfigError when binding it without keys would let strangers in.
+        """Raises ConfigError if binding the endpoint without keys would let strangers in.
 
         Args:
-            options: of the command that makes a key.
+            options: options of the command that makes a key, for the error message.
         """
         if not self.is_private:
             raise ConfigError(
@@ -141,15 +142,15 @@ class Endpoint:
 
 
 class EndpointLock:
-    """Held by the one engine that may bind an endpoint. A context manager.
+    """Lock of an endpoint: only the engine that holds it may bind. A context manager.
 
     Args:
-        local: the key that clients of this user on this machine come in with, if keys are asked
-            for; they read it from the file.
-        name: what the engine calls itself, where that is not what its address says.
+        local: the key for clients of this user on this machine, if the engine asks for keys. It is
+            written into the lock file, where they read it.
+        name: the engine's name, if it is not the one in its address.
 
     Raises:
-        ConfigError: on entering, when a live engine holds it already.
+        ConfigError: on entering, if a live engine holds the lock.
     """
 
     def __init__(
@@ -168,7 +169,7 @@ class EndpointLock:
                     "bad_endpoint", f"{path} is there and is no socket; choose another endpoint"
                 )
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # `find_local` takes the lock for an instant to see whether anybody has it.
+        # Try again for a while: `find_local` holds the lock for an instant, to see who has it.
         for _ in range(20):
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -205,14 +206,14 @@ class EndpointLock:
         os.close(self._fd)
 
     def _remove_sockets(self) -> None:
-        """What a dead engine left here; ours once we hold the lock. Nothing but sockets."""
+        """Remove the socket files, ours or those of a dead engine. Removes no other files."""
         for path in _sockets(self.endpoint):
             if path.is_socket():
                 path.unlink(missing_ok=True)
 
 
 def check_name(name: str) -> None:
-    """Raises WrongValue when `name` cannot be a file name in the runtime folder."""
+    """Raises WrongValue if `name` cannot be a file name in the runtime folder."""
     if "/" in name or not name.isprintable() or name.startswith(".") or name.endswith(_SUFFIXES):
         raise WrongValue(
             "bad_name", f"{name!r} cannot name an engine: use letters, digits, '-', '_' and '.'"
@@ -244,7 +245,7 @@ def find_local() -> list[Endpoint]:
 
 
 def lock_path(endpoint: Endpoint) -> Path:
-    """The file that the engine at an address holds locked."""
+    """The file that the engine at an address keeps locked."""
     if (path := endpoint.path) is not None:
         return Path(str(path) + LOCK_SUFFIX)
     return runtime_dir() / f"tcp-{endpoint.control.rpartition(':')[2]}{LOCK_SUFFIX}"
@@ -257,16 +258,16 @@ def _sockets(endpoint: Endpoint) -> list[Path]:
 
 
 def holder(fd: int) -> dict[str, object]:
-    """What the engine that holds a lock file has written in it."""
+    """The fields that an engine has written into its lock file."""
     try:
         fields = json.loads(os.pread(fd, 4096, 0) or b"{}")
     except ValueError:
-        return {}  # it is writing it just now
+        return {}  # the engine is just writing them
     return fields if isinstance(fields, dict) else {}
 
 
 def same_file(fd: int, path: Path) -> bool:
-    """Whether what is open here is what has that name now."""
+    """Whether the open file `fd` is still the file at `path`."""
     try:
         named = path.stat()
     except FileNotFoundError:

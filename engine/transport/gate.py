@@ -1,8 +1,8 @@
-"""`Gate`: who may come in where keys are asked for. Owns the thread that answers libzmq (ZAP).
+"""`Gate`: decides which clients get in, by their keys. Owns the thread that answers libzmq (ZAP).
 
 libzmq asks it about every CURVE handshake (rfc.zeromq.org/spec/27); without an answer no client
-gets in. It reads the key folder again when that changes, and cuts off connections whose keys have
-been removed.
+gets in. It reads the key folder again when it changes, and cuts off connections whose keys were
+removed.
 """
 
 import contextlib
@@ -29,31 +29,31 @@ log = logging.getLogger("stepscope.engine")
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"stepscope"
-LOOK_S = 0.25  # between two looks at the folder, ...
+LOOK_S = 0.25  # between two checks of the folder
 _LOG_S = 5.0
 _TICK_NS = 50_000_000
 LOCAL = "local"  # name of the key that is for this user on this machine
 
 
 class _Connection(NamedTuple):
-    """A connection on a descriptor of ours, distinct from a later one on the same descriptor."""
+    """A connection; its addresses tell it from a later one on the same file descriptor."""
 
     public: str
     addresses: tuple[object, object]
 
 
 class Gate:
-    """Lets in who holds an authorised key, and this user on this machine.
+    """Lets in clients with an authorised key, and clients of this user on this machine.
 
     Attributes:
-        server: the engine's own pair.
-        local: for clients of this user on this machine; they find it in the file of the lock,
+        server: the engine's own key pair.
+        local: the key for clients of this user on this machine; they find it in the lock file,
             which only this user can read. It lives as long as the gate.
-        context: the sockets that this gate is for must be of it.
-        num_refused: handshakes so far.
+        context: the gate only works for sockets of this context.
+        num_refused: refused handshakes so far.
 
     Args:
-        folder: of the authorised keys.
+        folder: the folder of authorised keys.
 
     Raises:
         ConfigError: the folder or a file in it cannot be used.
@@ -84,17 +84,17 @@ class Gate:
         self._thread.start()
 
     def close(self) -> None:
-        """To be called when all sockets of the context are closed."""
+        """End the thread. Call it when all sockets of the context are closed."""
         self._closing.set()
         self._thread.join()
         self.context.destroy(linger=0)
 
     def holder(self, public: str) -> Holder | None:
-        """Who holds this key now; None when it lets no client in (any more)."""
+        """The holder of a public key; None if the key is not (or no longer) authorised."""
         return self._holders.get(public)
 
     def note(self, descriptor: int, public: str) -> None:
-        """Remember whose connection is on a file descriptor of this process; from any thread."""
+        """Note which key the connection on a file descriptor belongs to. From any thread."""
         with contextlib.suppress(OSError):  # it has ended meanwhile
             connection = _Connection(public, _addresses(descriptor))
             with self._lock:
@@ -119,7 +119,11 @@ class Gate:
             self._zap.close()
 
     def _answer(self, asked: list[bytes]) -> None:
-        """Version, request id, domain, address, identity, mechanism, credentials."""
+        """Answer a ZAP request.
+
+        Args:
+            asked: version, request id, domain, address, identity, mechanism, credentials.
+        """
         public = ""
         if len(asked) == 7 and asked[5] == b"CURVE" and len(asked[6]) == 32:
             public = z85.encode(asked[6]).decode()
@@ -136,17 +140,17 @@ class Gate:
         self._zap.send_multipart([b"1.0", asked[1] if len(asked) > 1 else b"", *status, b""])
 
     def _has_changed(self) -> bool:
-        """Whether files may have come to the folder or gone; changes in a file are seen later."""
+        """Whether files may have been added or removed; changes within a file are seen later."""
         try:
             changed_ns = os.stat(self._folder.path).st_ctime_ns
         except OSError:
             return True
         before_ns, self._changed_ns = self._changed_ns, changed_ns
-        # Another change may follow within one tick of the clock that files have.
+        # A second change within one tick of the file clock has the same time.
         return changed_ns != before_ns or time.time_ns() - changed_ns < _TICK_NS
 
     def _look(self) -> None:
-        """Take over what has changed in the folder."""
+        """Read the folder again if it has changed, and cut off revoked keys."""
         broken: list[str] = []
         holders: Mapping[str, Holder] = {}
         signature: object = None
@@ -158,9 +162,9 @@ class Gate:
             holders = self._folder.holders(broken)
         except (ConfigError, OSError) as error:
             if isinstance(error, OSError) and is_out_of_files(error):
-                self._changed_ns = 0  # strangers may have used them up: what was known still holds
+                self._changed_ns = 0  # strangers may have used them up, so keep the known keys
                 return
-            # A folder that cannot be trusted lets no client in, and none stays.
+            # If the folder cannot be trusted, no client gets in, and none stays.
             if self._signature is not None:
                 broken.append(f"no key is let in any more but the local one: {error}")
         self._signature = signature
@@ -172,7 +176,7 @@ class Gate:
         self._cut_off()
 
     def _cut_off(self) -> None:
-        """End the connections of keys that are not authorised."""
+        """End the connections whose keys are not authorised any more."""
         with self._lock:
             for descriptor, connection in list(self._connections.items()):
                 if self.holder(connection.public) is None:
@@ -185,10 +189,10 @@ class Gate:
 
 @contextlib.contextmanager
 def gate_of(folder: str, endpoint: Endpoint) -> Iterator[Gate | None]:
-    """The gate before an endpoint; None where only this user can reach it.
+    """Open the gate of an endpoint; None if the endpoint is private and no folder is given.
 
     Args:
-        folder: of the authorised keys; "": the default one, if a key is needed at all.
+        folder: the folder of authorised keys; "" for the default one, if a gate is needed at all.
 
     Raises:
         ConfigError: strangers can reach the endpoint and no key is authorised, or the folder
@@ -208,7 +212,7 @@ def gate_of(folder: str, endpoint: Endpoint) -> Iterator[Gate | None]:
 
 
 def local_key(gate: Gate | None) -> Credentials | None:
-    """What the lock of the endpoint says to clients of this user on this machine."""
+    """The gate's key for clients of this user on this machine; None without a gate."""
     return None if gate is None else gate.local
 
 
@@ -218,7 +222,7 @@ def _addresses(descriptor: int) -> tuple[object, object]:
 
 
 def _shut_down(descriptor: int, addresses: tuple[object, object]) -> None:
-    """End a connection under libzmq's hands: it sees that the other side has gone."""
+    """Shut down a connection that libzmq owns; libzmq then sees it as closed by the peer."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
         if (connection.getsockname(), connection.getpeername()) == addresses:
             connection.shutdown(socket.SHUT_RDWR)

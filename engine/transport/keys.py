@@ -1,7 +1,7 @@
-"""Keys of people: how they are made and where they lie. A key is a pair for libzmq's CURVE.
+"""Keys of people: how they are made and where they are stored. A key is a pair for libzmq's CURVE.
 
-Secrets are only ever in files that only their owner can read, and in memory: no `repr` shows
-them, and no command takes one as an argument, which a list of processes would show.
+Secrets are only in memory, and in files that only their owner can read. No `repr` shows them, and
+no command takes one as an argument, because a list of processes would show it.
 """
 
 import os
@@ -24,7 +24,7 @@ _CLIENT_SUFFIX = ".key"
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """Both halves, in Z85."""
+    """Both halves of a key, in Z85."""
 
     public: str
     secret: str = field(repr=False)
@@ -37,22 +37,22 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a client needs to be let in: its own pair, and whom it expects to find."""
+    """What a client needs to connect: its own key pair, and the engine's public key."""
 
     pair: KeyPair
     server: str  # public key of the engine
     name: str = ""
-    endpoint: str | None = None  # where the key is for, None: anywhere
+    endpoint: str | None = None  # the endpoint that the key is for; None: any
     path: Path | None = None
 
 
 def client_folder() -> Path:
-    """Where a client looks for its keys, `NAME.key` each. It need not exist."""
+    """The folder where a client looks for its keys, `NAME.key` each. It need not exist."""
     return platformdirs.user_config_path("stepscope") / "keys"
 
 
 def check_key_name(name: str) -> None:
-    """Raises ConfigError when `name` cannot name a key."""
+    """Raises ConfigError if `name` cannot be the name of a key."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
             "bad_key_name", f"{name!r} cannot name a key: use letters, digits, '.', '_', '@', '-'"
@@ -60,7 +60,7 @@ def check_key_name(name: str) -> None:
 
 
 def check_public(text: str, what: str) -> str:
-    """Raises ConfigError when `text` is not the public half of a key."""
+    """Return `text`. Raises ConfigError if it is not the public half of a key."""
     if not _Z85.fullmatch(text):
         raise ConfigError(
             "bad_key", f"{what}: expected a public key of {NUM_KEY_CHARS} characters (Z85)"
@@ -69,10 +69,10 @@ def check_public(text: str, what: str) -> str:
 
 
 def write_private(path: Path, text: str, *, replace: bool = False) -> None:
-    """Write a file that only its owner can read: all of it or nothing.
+    """Write a file that only its owner can read; if that fails, leave no file.
 
     Raises:
-        ConfigError: it is there already, or cannot be written.
+        ConfigError: the file exists already, or cannot be written.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if replace else os.O_EXCL)
     try:
@@ -96,7 +96,7 @@ def read_private(path: Path) -> dict[str, object]:
     """The values in a key file.
 
     Raises:
-        ConfigError: it cannot be read, others could read it too, or it is no key file.
+        ConfigError: the file cannot be read, other users can read it, too, or it is no key file.
     """
     try:
         with path.open("rb") as stream:
@@ -120,7 +120,7 @@ def read_private(path: Path) -> dict[str, object]:
 
 
 def key_of(values: dict[str, object], name: str, path: Path) -> str:
-    """One of the keys in a file; ConfigError when it is not there."""
+    """One of the keys in a file. Raises ConfigError if it is missing or malformed."""
     value = values.get(name)
     if not isinstance(value, str) or not _Z85.fullmatch(value):
         raise ConfigError("key_file", f"{path}: {name} is missing, or is no key")
@@ -128,7 +128,7 @@ def key_of(values: dict[str, object], name: str, path: Path) -> str:
 
 
 def write_credentials(path: Path, credentials: Credentials, role: str) -> None:
-    """The one file that a client needs; see `read_credentials`."""
+    """Write the only file that a client needs; `read_credentials` reads it."""
     lines = [
         f"# stepscope: the holder of this file is {credentials.name!r} ({role}) to the engine.",
         "# Its place: ~/.config/stepscope/keys/ (mode 0600), or --key FILE.",
@@ -144,10 +144,10 @@ def write_credentials(path: Path, credentials: Credentials, role: str) -> None:
 
 
 def read_credentials(path: Path) -> Credentials:
-    """The inverse of `write_credentials`.
+    """Read a file of `write_credentials`.
 
     Raises:
-        ConfigError: as `read_private`, or something is missing in it.
+        ConfigError: as `read_private`, or a value is missing in it.
     """
     values = read_private(path)
     pair = KeyPair(key_of(values, "public", path), key_of(values, "secret", path))
@@ -162,13 +162,13 @@ def read_credentials(path: Path) -> Credentials:
 
 
 def find_credentials(endpoint: str, *, is_remote: bool) -> Credentials | None:
-    """The key in `client_folder()` that is for an endpoint, None without one.
+    """Find the key in `client_folder()` for an endpoint; None if there is none.
 
-    One that names the endpoint is preferred. One that names none is for any other machine, if it is
-    the only such key.
+    A key that names the endpoint comes first. A key without an endpoint is used for any other
+    machine, if it is the only such key.
 
     Raises:
-        ConfigError: several would do, or a file cannot be used.
+        ConfigError: several keys could be meant, or a file cannot be used.
     """
     anywhere: list[Credentials] = []
     for path in sorted(client_folder().glob("*" + _CLIENT_SUFFIX)):

@@ -1,9 +1,8 @@
-"""What dead engines left in this user's runtime folder, and its removal when the next one starts.
+"""Removes the files that dead engines left in this user's runtime folder, when an engine starts.
 
-Only a process that was killed leaves anything. An engine takes the lock of its address before
-anything else and holds it for life, so a lock that is free belongs to a dead one. The sweep holds
-each lock shared meanwhile: no engine can start there, and no reader thinks that the address is
-taken.
+Only a process that was killed leaves files. An engine takes the lock of its address before anything
+else and holds it for life, so a free lock file belongs to a dead engine. The sweep holds each lock
+shared while it works: no engine can start there, and no reader thinks that the address is taken.
 """
 
 import contextlib
@@ -24,7 +23,8 @@ from stepscope.engine.transport.endpoints import (
 )
 
 KEPT_S = 24 * 3600.0
-"""So long after its sockets were removed a lock still says who was killed (`killed_pid`)."""
+"""How long a lock file is kept after its sockets were removed, to show who was killed
+(`killed_pid`)."""
 
 
 def stale_files() -> list[Path]:
@@ -44,18 +44,19 @@ def stale_files() -> list[Path]:
 
 
 def sweep() -> None:
-    """Remove the sockets of dead engines, and their locks a day later; never fails.
+    """Remove the sockets of dead engines, and their lock files a day later. Never fails.
 
-    What has no lock beside it, or one that no engine of this user wrote, stays: it is not ours.
+    Keeps sockets without a lock file, and those whose lock file is not by an engine of this user:
+    they are not ours.
     """
     with contextlib.suppress(ConfigError, OSError):
         for path in sorted(runtime_dir().glob("*" + LOCK_SUFFIX)):
-            with contextlib.suppress(OSError):  # of a live engine, or gone since it was listed
+            with contextlib.suppress(OSError):  # the engine is alive, or the file is gone meanwhile
                 _sweep(path)
 
 
 def _sweep(lock: Path) -> None:
-    """Raises BlockingIOError where the engine lives, OSError where something cannot be removed."""
+    """Sweep one address. Raises BlockingIOError if its engine lives, OSError if removal fails."""
     fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         status = os.fstat(fd)
@@ -63,7 +64,7 @@ def _sweep(lock: Path) -> None:
             return
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         if not same_file(fd, lock):
-            return  # a name that is used again since we opened it
+            return  # another file has this name since we opened it
         control = str(holder(fd).get("control", ""))
         base = str(lock).removesuffix(LOCK_SUFFIX)
         if control == f"ipc://{base}":
@@ -71,12 +72,12 @@ def _sweep(lock: Path) -> None:
             for each in sockets:
                 os.unlink(each)
             if sockets:
-                os.utime(fd)  # it is dead since now, as far as we know
+                os.utime(fd)  # the day of `KEPT_S` begins now
                 return
         elif not control.startswith("tcp://"):
             return
         if time.time() - status.st_mtime > KEPT_S:
-            # Others that sweep may hold it shared; then it is theirs, or the next one's.
+            # Fails if another sweep holds the lock shared; that one, or a later one, removes it.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if same_file(fd, lock):
                 os.unlink(lock)

@@ -1,7 +1,7 @@
-"""Who holds an address on this machine: what its lock file says of the engine that lives there.
+"""Which engine holds an address on this machine, according to the address's lock file.
 
-Read by clients while another process holds the lock; a lock that no process holds is of
-an engine that was killed, and says no more than which process that was.
+Clients read the file while the engine holds the lock. A lock file that no process holds was left by
+an engine that was killed; it only tells which process that was.
 """
 
 import fcntl
@@ -16,18 +16,18 @@ _LISTENS_S = 0.5
 
 
 def called(endpoint: Endpoint) -> str:
-    """What the engine at an address calls itself, if it is one of this user on this machine."""
+    """Name of the engine at an address; if it is not this user's or not here, from the address."""
     return str(_key_file_fields(endpoint).get("name") or endpoint.name)
 
 
 def holder_pid(endpoint: Endpoint) -> int | None:
-    """The process of the engine at an address, if it is one of this user on this machine."""
+    """Process id of the engine at an address; None unless it is this user's, on this machine."""
     pid = _key_file_fields(endpoint).get("pid")
     return pid if isinstance(pid, int) else None
 
 
 def starting_pid(endpoint: Endpoint) -> int | None:
-    """The process that holds an endpoint here and does not listen yet: its model is loading."""
+    """Process id of the engine here that holds an endpoint but is still loading its model."""
     pid = holder_pid(endpoint)
     if pid is None:
         return None
@@ -44,14 +44,14 @@ def starting_pid(endpoint: Endpoint) -> int | None:
 
 
 def killed_pid(endpoint: Endpoint) -> int | None:
-    """The process that had an endpoint here last and ended without leaving it tidily."""
+    """Process id of the engine that held an endpoint here last and was killed; None if none."""
     fields, is_held = _written(endpoint)
     pid = fields.get("pid")
     return pid if isinstance(pid, int) and not is_held else None
 
 
 def is_refused(endpoint: Endpoint) -> bool:
-    """Whether nothing listens at an address, here or on another machine: the engine has ended."""
+    """Whether nothing listens at an address, here or elsewhere, so that its engine has ended."""
     if _key_file_fields(endpoint):
         return False
     try:
@@ -80,13 +80,13 @@ def local_credentials(endpoint: Endpoint) -> tuple[bool, Credentials | None]:
 
 
 def _key_file_fields(endpoint: Endpoint) -> dict[str, object]:
-    """What the live engine of this user says that holds an endpoint here; nothing if none does."""
+    """Lock file fields of this user's live engine at an endpoint here; empty if there is none."""
     fields, is_held = _written(endpoint)
     return fields if is_held else {}
 
 
 def _written(endpoint: Endpoint) -> tuple[dict[str, object], bool]:
-    """What an engine of this user wrote that has or had an endpoint here, and whether it has it."""
+    """Lock file fields of this user's last engine at an endpoint here; whether its lock is held."""
     try:
         fd = os.open(lock_path(endpoint), os.O_RDWR | os.O_CLOEXEC)
     except (ConfigError, OSError):
@@ -98,7 +98,7 @@ def _written(endpoint: Endpoint) -> tuple[dict[str, object], bool]:
         fields = holder(fd)
     finally:
         os.close(fd)
-    # Else it has this port of another address.
+    # If `control` differs, that engine has the same port at another address.
     return (fields if fields.get("control") == endpoint.here.control else {}), is_held
 
 

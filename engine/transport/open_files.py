@@ -1,14 +1,14 @@
-"""How many files this process may open: each connection is one, so strangers can use them up."""
+"""Limit of open files: each connection counts as one, so strangers can use them up."""
 
 import contextlib
 import errno
 import resource
 
-_MANY = 65_536  # where the system sets no limit
+_MANY = 65_536  # the limit to set if the system has none
 
 
 def allow_many_files() -> int:
-    """Lift the soft limit, often a thousand, as far as this user may. Gives the new limit."""
+    """Raise the soft limit, often a thousand, as far as this user may. Returns the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MANY if hard == resource.RLIM_INFINITY else hard
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -19,5 +19,5 @@ def allow_many_files() -> int:
 
 
 def is_out_of_files(error: OSError) -> bool:
-    """Whether it says nothing of the file that was to be opened."""
+    """Whether the limit was reached, so that the error says nothing about the file itself."""
     return error.errno in (errno.EMFILE, errno.ENFILE)

@@ -1,10 +1,10 @@
-"""`RateLimiter`: how much of the control thread a client may have. Belongs to that thread.
+"""`RateLimiter`: bounds the time of the control thread for clients. Belongs to that thread.
 
-Two bounds (token buckets, as in RFC 2697): one for each client, beyond which its commands are
-refused, and one for all together, beyond which nothing is read for a moment: what is not read stays
-in the queue of who sent it, and libzmq takes from all connections in turn, so no client waits for a
-flood of another's. Then some are read at once: each waking takes the interpreter from the
-engine's thread.
+There are two bounds (token buckets, as in RFC 2697). Beyond the bound of one client, its commands
+are refused. Beyond the bound of all clients together, nothing is read for a moment. Unread messages
+stay in the queue of their sender, and libzmq reads from all connections in turn, so no client waits
+for the flood of another. After the pause several messages are read at once, because each waking of
+the thread takes the interpreter from the engine's thread.
 """
 
 import time
@@ -26,17 +26,18 @@ from stepscope.engine.protocol.commands import (
 
 CLIENT_RATE, CLIENT_BURST = 1_000.0, 2_000.0  # units a second, units at once
 TOTAL_RATE, TOTAL_BURST = 8_000.0, 16_000.0
-MESSAGE = 0.2  # units of any message, ...
+MESSAGE = 0.2  # units for any message, plus its bytes
 BYTES_PER_UNIT = 65_536
-# Of text that is tokenised on the control thread, which takes 1 to 2 million characters a second:
-# half a million for one client (the HTTP server is one, too), and as many for all together.
-CLIENT_CHARS, TOTAL_CHARS = 512, 64  # for a unit
-REFUSED = 32.0  # ... and what a refused one takes from the bound of all
-PAUSE_S = 0.02  # so much is saved before anything is read again
+# Characters per unit, for text that is tokenised on the control thread, which manages 1 to 2
+# million a second: half a million a second for one client (the HTTP server is one, too), and as
+# many for all together.
+CLIENT_CHARS, TOTAL_CHARS = 512, 64
+REFUSED = 32.0  # units that a refused message takes from the bound of all clients
+PAUSE_S = 0.02  # allowance that must build up before messages are read again
 FIRST_REPORT_S, REPORT_S = 0.5, 5.0  # how soon, and how often, a client's flood is reported
-MAX_CLIENTS = 10_000  # beyond so many those that are idle are looked for, ...
-FORGET_S = 1.0  # ... but not more often
-# What a command costs a client beside its message, and what it takes from the bound of all: it
+MAX_CLIENTS = 10_000  # with more clients than this, idle ones are forgotten, ...
+FORGET_S = 1.0  # ... at this interval at the least
+# Units of a command in addition to its message: for the client, and for the bound of all. It
 # holds up the engine between two steps, or takes the interpreter from it.
 _COSTS: tuple[tuple[type[Command], float, float], ...] = (
     (Submit, 0.0, 0.0),
@@ -49,7 +50,7 @@ _COSTS: tuple[tuple[type[Command], float, float], ...] = (
     (GetAudit, 10.0, REFUSED),
     (GetInfo, 5.0, 20.0),
 )
-_OTHER = 20.0, REFUSED  # what is no command
+_OTHER = 20.0, REFUSED  # for a message that is no command
 
 
 @dataclass(slots=True)
@@ -73,7 +74,7 @@ class Flood:
 
 
 class RateLimiter:
-    """One for a control socket.
+    """Rate limits of one control socket.
 
     Attributes:
         num_limited: messages refused so far.
@@ -89,7 +90,7 @@ class RateLimiter:
         self._total = _Bucket(TOTAL_RATE, TOTAL_BURST, TOTAL_BURST, clock())
 
     def admit(self, client: bytes, num_bytes: int) -> bool:
-        """Take a message of so many bytes; False when the client has had its share."""
+        """Charge a message of `num_bytes`. False if the client is over its limit."""
         now_s = self._clock()
         bucket = self._bucket(client, now_s)
         bucket.fill(now_s)
@@ -106,7 +107,7 @@ class RateLimiter:
         return True
 
     def charge(self, client: bytes, command: Command | None) -> None:
-        """What a command costs beside its message. The client may run into debt by it.
+        """Charge a command, in addition to its message. The client may run into debt.
 
         Args:
             command: None for a message that is no command.
@@ -117,17 +118,17 @@ class RateLimiter:
         self._total.level -= of_all
 
     def charge_text(self, client: bytes, num_chars: int) -> None:
-        """What it costs to tokenise a prompt on the control thread."""
+        """Charge for a prompt that is tokenised on the control thread."""
         self._bucket(client, self._clock()).level -= num_chars / CLIENT_CHARS
         self._total.level -= num_chars / TOTAL_CHARS
 
     def wait_s(self, client: bytes) -> float:
-        """Until the client may send again."""
+        """Seconds until the client may send again."""
         bucket = self._bucket(client, self._clock())
         return max(0.0, (1.0 - bucket.level) / bucket.rate)
 
     def pause_s(self) -> float:
-        """For how long nothing is to be read from anybody."""
+        """Seconds during which to read nothing from any client."""
         total = self._total
         total.fill(self._clock())
         enough = total.rate * PAUSE_S if self._is_paused else 0.0
@@ -135,7 +136,7 @@ class RateLimiter:
         return (total.rate * PAUSE_S - total.level) / total.rate if self._is_paused else 0.0
 
     def floods(self) -> list[tuple[bytes, int]]:
-        """Clients that were refused, and how often since the last report."""
+        """Clients that were refused, each with the number of refusals since its last report."""
         if not self._floods:
             return []
         now_s = self._clock()
@@ -147,12 +148,12 @@ class RateLimiter:
                 reported.append((client, flood.count))
                 self._floods[client] = Flood(0, now_s + REPORT_S)
             else:
-                del self._floods[client]  # it is over
+                del self._floods[client]  # no refusal since the last report
         return reported
 
     @property
     def next_report_s(self) -> float | None:
-        """Seconds until `floods` has something to do, None when it has nothing."""
+        """Seconds until the next call of `floods`; None if no client was refused."""
         if not self._floods:
             return None
         return max(0.0, min(flood.due_s for flood in self._floods.values()) - self._clock())
@@ -168,7 +169,7 @@ class RateLimiter:
         return bucket
 
     def _forget_idle(self, now_s: float) -> None:
-        """A full bucket is as good as a new one."""
+        """Drop full buckets: a new one would be the same."""
         for client, bucket in list(self._clients.items()):
             bucket.fill(now_s)
             if bucket.level >= bucket.burst:

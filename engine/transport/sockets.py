@@ -1,7 +1,7 @@
-"""Every ZeroMQ socket that leaves this process is made here, so that keys are asked for everywhere.
+"""Makes every ZeroMQ socket that connects to other processes, so that all of them check keys.
 
-A server socket is private to this user (`ipc`) or stands behind a `Gate`; a client socket brings
-the key that its endpoint asks for.
+A server socket is private to this user (`ipc`) or has a `Gate`; a client socket uses the key that
+its endpoint asks for.
 """
 
 import contextlib
@@ -25,28 +25,28 @@ KEY_VARIABLE = "STEPSCOPE_CLIENT_KEY"  # path of a key file, never the key itsel
 SERVER_KEY_VARIABLE = "STEPSCOPE_CLIENT_SERVER_KEY"
 HANDSHAKE_MS = 5_000
 RECONNECT_MS, MAX_RECONNECT_MS = 100, 1_000
-_KEEP_ALIVE = {  # seconds: asked after 10, given up after 25
+_KEEP_ALIVE = {  # first probe after 10 s of silence, given up after 25 s
     zmq.TCP_KEEPALIVE: 1,
     zmq.TCP_KEEPALIVE_IDLE: 10,
     zmq.TCP_KEEPALIVE_INTVL: 5,
     zmq.TCP_KEEPALIVE_CNT: 3,
 }
-_ENOUGH = 2  # failed handshakes
+_ENOUGH = 2  # failed handshakes in a row before `refusal` gives a reason
 _IPC = "ipc://"
 _MECHANISM_MISMATCH = zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
 
 
 def server_socket(kind: int, gate: Gate | None) -> "zmq.Socket[bytes]":
-    """A socket to be bound with `bind`; other options are the caller's.
+    """Make a socket for `bind`; the caller sets all other options.
 
     Args:
-        gate: who may come in; None: everybody who can reach it.
+        gate: checks which clients get in; None lets in everybody who can reach the socket.
     """
     context = zmq.Context.instance() if gate is None else gate.context
     stand_back(context)
     socket: zmq.Socket[bytes] = context.socket(kind)
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-    # Who vanishes without a word is missed by TCP. Not by libzmq's heartbeats: 4.3 aborts the
+    # TCP keep-alive finds clients that vanish. libzmq's heartbeats would, too, but 4.3 aborts the
     # process when one is due on a connection that was lost while its receive queue was full.
     for option, value in _KEEP_ALIVE.items():
         socket.setsockopt(option, value)
@@ -57,16 +57,16 @@ def server_socket(kind: int, gate: Gate | None) -> "zmq.Socket[bytes]":
         socket.curve_secretkey = gate.server.secret.encode()
         socket.curve_publickey = gate.server.public.encode()
         socket.zap_domain = ZAP_DOMAIN
-        # Or libzmq would let every client in when there is no answer.
+        # Without it libzmq would let every client in if the gate does not answer.
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
     return socket
 
 
 def bind(socket: "zmq.Socket[bytes]", address: str) -> None:
-    """Bind; the file of an `ipc` address is for this user only, from the first moment.
+    """Bind a socket. The file of an `ipc` address is private to this user from the beginning.
 
     Raises:
-        ConfigError: the address cannot be had.
+        ConfigError: the address cannot be bound.
     """
     try:
         with _private_files():
@@ -80,13 +80,13 @@ def bind(socket: "zmq.Socket[bytes]", address: str) -> None:
 
 
 def client_socket(kind: int, endpoint: Endpoint | None) -> "zmq.Socket[bytes]":
-    """A socket to be connected to one of an endpoint's addresses; other options are the caller's.
+    """Make a socket to connect to an address of `endpoint`; the caller sets all other options.
 
     Args:
-        endpoint: whose key is brought along; None for an engine of this process without keys.
+        endpoint: gives the key to use; None for an engine in this process without keys.
 
     Raises:
-        ConfigError: a key is needed and cannot be used.
+        ConfigError: the key for the endpoint cannot be used.
     """
     credentials = None if endpoint is None else credentials_for(endpoint)
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
@@ -102,10 +102,10 @@ def client_socket(kind: int, endpoint: Endpoint | None) -> "zmq.Socket[bytes]":
 
 
 def credentials_for(endpoint: Endpoint) -> Credentials | None:
-    """The key for an endpoint.
+    """Find the key for an endpoint; None if it asks for none, or none was found.
 
-    The one it came with; else the file that the environment names; else what an engine of this user
-    on this machine says; else a file in the folder of keys.
+    The first of these: the endpoint's own `credentials`; the file in the environment variable; the
+    lock file, for an engine of this user on this machine; a file in the client's key folder.
 
     Raises:
         ConfigError: there is a key file that cannot be used.
@@ -114,7 +114,7 @@ def credentials_for(endpoint: Endpoint) -> Credentials | None:
         return endpoint.credentials
     is_here, local = local_credentials(endpoint)
     if is_here and local is None:
-        return None  # it asks for no key
+        return None  # this engine asks for no key
     if path := os.environ.get(KEY_VARIABLE):
         credentials = read_credentials(Path(path).expanduser())
         server = os.environ.get(SERVER_KEY_VARIABLE) or credentials.server
@@ -125,11 +125,11 @@ def credentials_for(endpoint: Endpoint) -> Credentials | None:
 
 
 class Handshakes:
-    """Watches a client socket: why the other side does not let it in. To be made before connecting.
+    """Finds out why an engine refuses a client socket. Make it before the socket connects.
 
     Args:
-        socket: of `client_socket`.
-        endpoint: it is for.
+        socket: made by `client_socket`.
+        endpoint: the endpoint it connects to.
     """
 
     def __init__(self, socket: "zmq.Socket[bytes]", endpoint: Endpoint) -> None:
@@ -146,7 +146,7 @@ class Handshakes:
         self._num_failed = 0  # in a row
 
     def refusal(self) -> str | None:
-        """Why no handshake succeeds, and what to do; None when one has, or it is too early."""
+        """Why handshakes fail, and what to do; None if one has succeeded, or it is too early."""
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)
             kind, value = int(event["event"]), int(event["value"])
@@ -154,7 +154,8 @@ class Handshakes:
             if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._refusal, self._num_failed = None, 0
                 continue
-            # One may fail because the engine is just starting or ending; these say why.
+            # A failure without detail may only mean that the engine is starting or ending; the
+            # other kinds are certain.
             is_certain = kind != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
             self._num_failed += _ENOUGH if is_certain else 1
             if kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
