@@ -1,6 +1,6 @@
-"""Finds a checkpoint on this machine and reads it; every way it can be wrong gets its own line.
+"""Finds a checkpoint on this machine and checks its files; each fault has its own error message.
 
-Nothing here reaches for the network, but for `smollm2` the first time.
+Only `smollm2` uses the network, the first time.
 """
 
 import json
@@ -27,14 +27,14 @@ TOKENIZER_FILES = (
 
 
 def locate(model: str, progress: Progress) -> Path:
-    """The folder of the checkpoint that `model` names, with its files checked.
+    """Find the folder of the checkpoint that `model` names, and check its files.
 
     Args:
         model: 'demo', 'smollm2', 'random:NAME' (see `random_shapes`), a folder, a GGUF file, or
             the name of a model in the local Hugging Face cache.
 
     Raises:
-        ConfigError: there is no such checkpoint here, or it is not whole.
+        ConfigError: there is no such checkpoint here, or it is incomplete.
     """
     if model == "demo":
         folder = demo.ensure(progress, check)
@@ -53,7 +53,7 @@ def locate(model: str, progress: Progress) -> Path:
 
 
 def check(folder: Path) -> None:
-    """Raises ConfigError unless config, all weights and a tokenizer are there, none cut short."""
+    """Raises ConfigError if config, weights or tokenizer are missing, or a weight file is cut."""
     read_json(folder / "config.json", "a checkpoint has one; is this the right folder?")
     if not random_model.is_random(folder):
         for file in weight_files(folder):
@@ -69,7 +69,7 @@ def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a checkpoint, in order.
 
     Raises:
-        ConfigError: there are none, or one that the index names is missing.
+        ConfigError: there are none, or a file that the index names is missing.
     """
     if (folder / INDEX).is_file():
         index = read_json(folder / INDEX, "it names the weight files")
@@ -93,7 +93,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_json(file: Path, purpose: str) -> dict[str, Any]:
-    """A JSON object. `purpose` completes the message when the file is not there."""
+    """Read a JSON object. `purpose` completes the error message if the file is missing."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -108,7 +108,7 @@ def read_json(file: Path, purpose: str) -> dict[str, Any]:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Raises ConfigError when the files of the tokenizer cannot be used."""
+    """Load the tokenizer of a checkpoint. Raises ConfigError if its files cannot be used."""
     from transformers import AutoTokenizer
 
     try:
@@ -145,7 +145,7 @@ def _cached(model: str) -> Path:
 
 
 def _check_safetensors(file: Path) -> None:
-    """Compare a file's size with what its header promises: finds every copy that was cut short."""
+    """Check a file's size against its header, which finds every copy that was cut short."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         header_bytes = int.from_bytes(stream.read(8), "little")

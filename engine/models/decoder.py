@@ -1,12 +1,12 @@
-"""Our own decoder for Llama, Qwen2, Qwen3 and Mistral: a layer is four products and four kernels.
+"""Our own ("lean") decoder for Llama, Qwen2, Qwen3 and Mistral. A layer has four matrix products:
 
     norm ─ qkv ─ [q/k norm, RoPE, store K/V] ─ attention over pages ─ out
     add+norm ─ [gate and up, SiLU * mul] ─ down
 
-The families differ in what a layer has (biases, norms of queries and keys, windows), not in its
-order, so one forward serves all four. Weights that are multiplied by the same input are joined:
-Q, K and V, and the MLP's gate and up. transformers' modules are the oracle
-(`tests/models/test_exactness.py`), and they serve every model that this one does not fit.
+The families differ in the parts of a layer (biases, norms of queries and keys, windows), not in
+their order, so one forward serves all four. Weights that multiply the same input are joined: Q, K
+and V, and the MLP's gate and up. Tests compare it with transformers' modules
+(`tests/models/test_exactness.py`), which also serve every model that this decoder cannot run.
 """
 
 from collections.abc import Iterator
@@ -55,11 +55,11 @@ class Decoder:
         """Read `weights`.
 
         Args:
-            config: a `PreTrainedConfig` that `misfit` has nothing against.
-            max_model_len: positions are below it.
+            config: a `PreTrainedConfig` for which `misfit` returns None.
+            max_model_len: all positions are below it.
 
         Raises:
-            ConfigError: weights are missing, of another shape, or cannot be read.
+            ConfigError: weights are missing, have another shape, or cannot be read.
         """
         self.name = name
         self.device = device
@@ -111,11 +111,11 @@ class Decoder:
 
     @property
     def weight_bytes(self) -> int:
-        """Tied embeddings are there twice where products have a layout of their own."""
+        """Memory of the weights. Packed tied embeddings count twice: they are stored twice."""
         config, products = self._config, list(self._products)
         if config.tied and self._head.layout == "plain":
             products.remove(self._head)
-        # Embeddings, norms and biases; the rest is multiplied by.
+        # Embeddings, norms and biases; `products` has all other weights.
         shapes = config.weight_shapes()
         others = [shape for name, shape in shapes.items() if len(shape) == 1 or "embed" in name]
         num_others = sum(torch.Size(shape).numel() for shape in others)
@@ -171,7 +171,7 @@ class Decoder:
             )
             x = context.attend(i, query, scale=scale, sliding_window=layer.window).flatten(1)
             if i == last and len(logits_of) < len(x):
-                # All keys and values are stored: from here on only these tokens are asked for.
+                # All keys and values are stored; the rest is only needed for these tokens.
                 x, residual = x[logits_of], residual[logits_of]
                 if not len(x):
                     break
@@ -211,7 +211,7 @@ class Decoder:
         )
 
     def _joined(self, *names: str, bias: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Weight and bias of products by the same input: their rows one after the other."""
+        """Weights and biases of several projections of one input, with their rows concatenated."""
         weight = torch.cat([self._read(f"{name}.weight") for name in names])
         biases = torch.cat([self._read(f"{name}.bias") for name in names]) if bias else None
         return weight, biases
@@ -221,10 +221,10 @@ class Decoder:
 
 
 def _rope_table(config: Any, head_dim: int, num_positions: int) -> torch.Tensor:
-    """[num_positions, head_dim] in fp32: cosines of the half's frequencies, then sines.
+    """RoPE table [num_positions, head_dim] in fp32: cosines of head_dim/2 frequencies, then sines.
 
-    The library knows the frequencies of every kind of scaling ('llama3', 'yarn', 'linear', ...).
-    Not through its rotary module, whose import takes longer than the whole start of an engine.
+    The library computes the frequencies of every kind of scaling ('llama3', 'yarn', 'linear', ...).
+    We do not use its rotary module: importing that takes longer than the whole start of an engine.
     """
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 

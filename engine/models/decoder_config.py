@@ -1,4 +1,4 @@
-"""`DecoderConfig`: the shape of a model that our own decoder runs, and which models it fits."""
+"""`DecoderConfig`: the shape of a model for our own decoder; `misfit`: which models it can run."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """The shape of a decoder, in the terms of `decoder.py`."""
+    """The shape of a decoder, as `decoder.py` needs it."""
 
     architecture: str
     num_layers: int
@@ -22,7 +22,7 @@ class DecoderConfig:
     head_dim: int
     vocab_size: int
     norm_eps: float
-    tied: bool  # the embeddings are also the last product's weights
+    tied: bool  # the embeddings are also the weights of the output head
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
@@ -31,7 +31,7 @@ class DecoderConfig:
 
     @classmethod
     def of(cls, config: Any) -> "DecoderConfig":
-        """Translates a `PreTrainedConfig` that `misfit` has nothing against."""
+        """Make it from a `PreTrainedConfig` for which `misfit` returns None."""
         kind = config.model_type
         attention_bias = bool(getattr(config, "attention_bias", False))
         sliding = sliding_layers(config)
@@ -57,7 +57,7 @@ class DecoderConfig:
         )
 
     def weight_shapes(self) -> dict[str, Shape]:
-        """Every tensor of the checkpoint that is read, by name."""
+        """Shape of every tensor to read from the checkpoint, by name."""
         hidden, inner, dim = self.hidden_size, self.intermediate_size, self.head_dim
         queries, keys = self.num_heads * dim, self.num_kv_heads * dim
         linears = {

@@ -1,7 +1,7 @@
 """The demo checkpoint: made once on this machine from a fixed seed, then loaded like any other.
 
-Qwen3 architecture, 20 M parameters, one token a byte. It has learned nothing; it is there so that
-scheduling, KV cache and kernels do real work on a laptop without a download.
+Qwen3 architecture, 20 M parameters, one token a byte. It is untrained; with it, scheduling, KV
+cache and kernels do real work on a laptop without a download.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from typing import Any
 from stepscope.engine.models.cache import cached_folder
 from stepscope.engine.models.cache.cached_folder import Check
 
-# Part of the folder's name: another shape, seed or tokenizer is another version.
+# Part of the folder's name; change it with the shape, the seed or the tokenizer.
 VERSION = "demo-v1"
 SEED = 20_26
 MAX_MODEL_LEN = 8192
@@ -29,10 +29,10 @@ CHAT_TEMPLATE = (
 
 
 def ensure(progress: Callable[[str, float], None], check: Check) -> Path:
-    """The folder of the demo checkpoint; written now if it is not there, or not whole.
+    """Return the folder of the demo checkpoint; write it first if it is missing or incomplete.
 
     Args:
-        check: raises ConfigError when a folder is not a whole checkpoint.
+        check: raises ConfigError if a folder is not a complete checkpoint.
 
     Raises:
         ConfigError: the user's cache folder cannot be written.
@@ -65,7 +65,7 @@ def write(folder: Path) -> None:
         pad_token_id=PAD_TOKEN_ID,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
     )
-    # On the meta device the library's own initialisation costs nothing and touches no seed.
+    # On the meta device the library's own initialisation costs nothing and draws no random numbers.
     with torch.device("meta"):
         model = Qwen3ForCausalLM(config)
     model = model.to_empty(device="cpu")
@@ -76,12 +76,12 @@ def write(folder: Path) -> None:
 
 
 def _fill(model: Any) -> None:
-    """Weights that keep an untrained model from repeating itself.
+    """Fill in weights that keep an untrained model from repeating itself.
 
-    With tied embeddings a random model echoes its last token, since the residual stream is mostly
-    that token's embedding. So the embeddings are small beside what the layers write, attention is
-    made sharp, and the last norm spreads the logits. Letters get longer embeddings than other
-    bytes, and the special tokens next to none: the text is mostly letters, the end rarely drawn.
+    With tied embeddings a random model echoes its last token, because the residual stream is mostly
+    that token's embedding. So the embeddings are small compared with the layers' outputs, attention
+    is sharp, and the last norm spreads the logits. Letters get larger embeddings than other bytes,
+    and special tokens tiny ones: the text is mostly letters, and EOS is rarely sampled.
     """
     import torch
 
@@ -105,7 +105,7 @@ def _fill(model: Any) -> None:
 
 
 def byte_tokenizer() -> Any:
-    """A Hugging Face tokenizer whose tokens are the 256 bytes, by value, and `SPECIAL_TOKENS`."""
+    """A Hugging Face tokenizer: ids 0 to 255 are the bytes, then come `SPECIAL_TOKENS`."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -127,7 +127,7 @@ def byte_tokenizer() -> Any:
 def _byte_symbols() -> list[str]:
     """The visible character that stands for each byte in byte-level BPE (Radford et al., 2019).
 
-    Printable Latin-1 stands for itself, the rest for the characters from U+0100 on, in order.
+    Printable Latin-1 bytes stand for themselves; all others map to U+0100 and up, in order.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))

@@ -1,10 +1,10 @@
-"""`Linear` and `GatedLinear`: the one seam through which the lean decoder multiplies by weights.
+"""`Linear` and `GatedLinear`: all products with weights in the lean decoder.
 
-On a CPU weights are packed once, into the layout that is multiplied from fastest: our own for bf16
-and for fp32 whose values are those of bf16 (`kernels/cpu/linear.py`), else that of oneDNN, which
-takes 0.5 to 0.8 of the time of `F.linear` with 1 to 16 rows and the same from 256 rows on (one core
-with AVX-512). oneDNN's operators that pack are private ones of torch, so `F.linear` stays as a
-fallback; `layout` says which is used.
+On a CPU weights are packed once, into the layout that multiplies fastest. That is our own layout
+for bf16, and for fp32 weights that bf16 can hold exactly (`kernels/cpu/linear.py`); otherwise
+oneDNN's, which takes 0.5 to 0.8 of the time of `F.linear` with 1 to 16 rows, and the same time from
+256 rows on (one core with AVX-512). oneDNN's packing operators are private in torch, so `F.linear`
+remains as a fallback. `layout` says which one is used.
 """
 
 from collections.abc import Callable
@@ -18,22 +18,22 @@ from stepscope.kernels.cpu.huge_pages import HugePages
 from stepscope.kernels.cpu.linear import PackedLinear, is_usable
 from stepscope.kernels.dispatch.fused import silu_mul
 
-# Rows that oneDNN's layout is chosen for: one for 1 row is slow in fp32 with more; one for many is
-# good for few as well.
+# The number of rows for which oneDNN chooses its layout. A layout for 1 row is slow in fp32 with
+# more rows; a layout for many rows is also good for few.
 PACKED_FOR_ROWS = 16
 
 
 class _Product(NamedTuple):
     layout: str
-    num_bytes: int  # of its weights
+    num_bytes: int  # memory of its weights
     multiply: Callable[[torch.Tensor], torch.Tensor]
 
 
 class Linear:
     """`x @ weight.T + bias` for x [rows, in_features], weight [out_features, in_features].
 
-    Takes the weight over: the caller should not keep it, or it is in memory twice. Where it is
-    copied to can be said by `memory`.
+    Owns the weight: if the caller keeps it, too, it may be in memory twice. A packed copy goes into
+    `memory`, if given.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Linear:
 
 
 class GatedLinear:
-    """`silu(x @ gate.T) * (x @ up.T)`, biases added; `weight` is gate and, below it, up."""
+    """`silu(x @ gate.T) * (x @ up.T)`, with biases added; `weight` has gate's rows, then up's."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ def _product(weight: torch.Tensor, bias: torch.Tensor | None, memory: HugePages 
 
 
 def _onednn_packs(weight: torch.Tensor) -> bool:
-    """Whether this build of torch, on this processor, multiplies by packed weights of this kind."""
+    """Whether oneDNN can pack this weight, with this build of torch on this processor."""
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     operators = torch.ops.mkldnn

@@ -1,6 +1,6 @@
-"""Loads a checkpoint's folder: into our own decoder where it fits, else into transformers' modules.
+"""Loads a checkpoint: into our own decoder if it can run the model, else into transformers.
 
-Progress and one-line errors either way.
+Both report progress, and raise errors of one line.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -27,10 +27,10 @@ from stepscope.engine.protocol.settings.engine_config import ModelImpl
 
 
 def load_config(folder: Path, name: str) -> Any:
-    """The configuration of a model that can be served.
+    """Load the configuration of a model and check that it can be served.
 
     Raises:
-        ConfigError: the library does not know it, or it asks for what is not implemented.
+        ConfigError: the library does not know it, or it needs something that is not implemented.
     """
     raw = read_json(folder / "config.json", "a checkpoint has one; is this the right folder?")
     kind = raw.get("model_type")
@@ -40,7 +40,7 @@ def load_config(folder: Path, name: str) -> Any:
             reason = "it needs Python code that came with it, which stepscope does not run"
         raise ConfigError("unsupported_model", f"{name} cannot be served: {reason}")
     try:
-        # Without the explicit no, the library would ask on the terminal whether to run such code.
+        # Without trust_remote_code=False, the library might ask on the terminal whether to run it.
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001 - validators raise types of their own
         refuse_file("bad_config", f"{name} has a config that transformers cannot use", error)
@@ -67,8 +67,8 @@ def load_model(
     """Read the weights of `folder` and put them on `device`.
 
     Raises:
-        ConfigError: weights are missing or of another shape, the device has no room for them, the
-            model cannot be served exactly, or not by the implementation that was asked for.
+        ConfigError: weights are missing or have another shape, they do not fit on the device, the
+            model cannot be served exactly, or not by the chosen implementation.
     """
     if implementation != "transformers":
         reason = misfit(config)
@@ -84,8 +84,8 @@ def load_model(
                 )
                 return Decoder(weights, name, config, max_model_len, dtype, device, progress)
             except ConfigError:
-                # The library knows more ways to name the tensors of a checkpoint. If it cannot load
-                # it either, its error is the one that counts.
+                # The library knows more names for the tensors of a checkpoint, so try it, too. If
+                # it fails as well, its error is the one to report.
                 if implementation == "lean" or is_random(folder):
                     raise
     if is_random(folder):
@@ -150,8 +150,8 @@ def _load_transformers(
 
 
 def _model_class(config: Any) -> Any:
-    """The library's causal language model of a config; None where it has none."""
-    # Not above: it imports half of torch's compiler, in seconds that our own decoder does without.
+    """The library's causal language model for a config; None if it has none."""
+    # Imported here, because it imports half of torch's compiler, which takes seconds.
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
@@ -159,7 +159,7 @@ def _model_class(config: Any) -> Any:
 
 
 def eos_token_ids(config: Any, folder: Path) -> frozenset[int]:
-    """Every token that ends a text: by the generation settings, or else by the config."""
+    """Every token that ends a text, from the generation settings, or else from the config."""
     found: Any = None
     if (folder / "generation_config.json").is_file():
         settings = read_json(folder / "generation_config.json", "it holds generation settings")
@@ -173,7 +173,7 @@ def eos_token_ids(config: Any, folder: Path) -> frozenset[int]:
 
 @contextmanager
 def _reported(progress: Progress) -> Iterator[None]:
-    """The library's progress bars call `progress` instead of drawing."""
+    """Make the library's progress bars call `progress` instead of drawing."""
 
     def hook(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _Bar(progress, *args[:1])
@@ -186,7 +186,7 @@ def _reported(progress: Progress) -> Iterator[None]:
 
 
 class _Bar:
-    """As much of a progress bar as the library uses while it loads."""
+    """The methods of a progress bar that the library uses while it loads."""
 
     def __init__(self, progress: Progress, items: Iterable[Any] = ()) -> None:
         self._progress = progress

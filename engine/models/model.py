@@ -1,4 +1,4 @@
-"""What a runner asks of a model, and what it hands a model in one step.
+"""`Model`, the interface of a model to a runner, and `StepContext`, its input beside the tokens.
 
 Two models implement it: our lean decoder (`decoder.py`) and any decoder-only model of the
 transformers library (`transformers_model.py`).
@@ -16,19 +16,19 @@ from stepscope.kernels.paged_attention import AttentionBackend, PagedBatch
 
 @dataclass(slots=True)
 class StepContext:
-    """Where the keys and values of one step lie, and what attends over them."""
+    """The KV caches of one step, and the attention backend that reads them."""
 
     batch: PagedBatch
-    key_caches: list[torch.Tensor]  # one a layer
+    key_caches: list[torch.Tensor]  # one for each layer
     value_caches: list[torch.Tensor]
     backend: AttentionBackend
-    scales: list[KVScales] | None = None  # one a layer, of caches in FP8
+    scales: list[KVScales] | None = None  # one for each layer, for caches in FP8
 
     def scales_of(self, layer: int) -> KVScales | None:
         return None if self.scales is None else self.scales[layer]
 
     def attend(self, layer: int, query: torch.Tensor, **options: Any) -> torch.Tensor:
-        """`AttentionBackend` over the caches of a layer; `options` are its own."""
+        """Call the `AttentionBackend` on the caches of a layer, with its `options`."""
         scales = self.scales_of(layer)
         if scales is not None:
             query = per_query_head(scales.key, query)
@@ -38,16 +38,16 @@ class StepContext:
 
 
 class Model(Protocol):
-    """A loaded model and the shape of its KV cache. All figures count the model's own weights."""
+    """A loaded model and the shape of its KV cache. All figures are for the model's own weights."""
 
     name: str
     device: torch.device
-    dtype: torch.dtype  # of weights, keys and values as they are computed
+    dtype: torch.dtype  # of the weights, and of keys and values before they are stored
     kv_shape: KVShape
 
     @property
     def implementation(self) -> str:
-        """Whose layers run, and how, for people."""
+        """Description for people: whose layers run, and how."""
         ...
 
     @property
@@ -57,7 +57,7 @@ class Model(Protocol):
 
     @property
     def is_capturable(self) -> bool:
-        """Whether what a step launches depends on nothing but the shapes of its inputs."""
+        """Whether the kernels of a step depend only on the shapes of its inputs (CUDA graphs)."""
         ...
 
     @property
@@ -71,15 +71,15 @@ class Model(Protocol):
 
     @property
     def weight_bytes(self) -> int:
-        """Memory that the weights take."""
+        """Memory of the weights."""
         ...
 
     @property
     def flops_per_token(self) -> int:
-        """Multiplications and additions of one token in the weights of the layers.
+        """Multiplications and additions for one token with the weights of the layers.
 
-        Left out, because they depend on the step: scores over the context, and the logits, which
-        only the last token of a prompt needs.
+        Without attention scores over the context and without the logits, which only the last token
+        of a prompt needs: both depend on the step.
         """
         ...
 
@@ -90,11 +90,11 @@ class Model(Protocol):
         context: StepContext,
         logits_of: torch.Tensor,
     ) -> torch.Tensor:
-        """Logits [len(logits_of), vocab_size] after the tokens at `logits_of` of the step.
+        """Run one step, and return the logits [len(logits_of), vocab_size] after some tokens.
 
         Args:
             input_ids: [num_tokens], all requests of the step one after the other.
             positions: [num_tokens], of each token in its request.
-            logits_of: indices into the tokens; may be empty.
+            logits_of: indices of the tokens whose logits are needed; may be empty.
         """
         ...

@@ -1,7 +1,7 @@
-"""Models of random weights: `random:NAME`, with a shape of `random_shapes` and no file of weights.
+"""Models with random weights: `random:NAME`, with a shape from `random_shapes` and no weight file.
 
-A folder with config, tokenizer and the marker `RANDOM` stands for the checkpoint; `RandomWeights`
-stands for its weights. What is measured on such a model is what its shape costs.
+A folder with config, tokenizer and the marker file `RANDOM` takes the place of the checkpoint;
+`RandomWeights` takes the place of its weights. Such a model is as fast as a real one of its shape.
 """
 
 import json
@@ -15,13 +15,13 @@ from stepscope.engine.models import demo
 from stepscope.engine.models.random_shapes import PREFIX, SHAPES
 from stepscope.engine.protocol.settings.config_error import ConfigError
 
-VERSION = "v1"  # part of the folder's name: other settings or another marker is another version
+VERSION = "v1"  # part of the folder's name; change it with the settings or the marker
 RANDOM = "random_weights.json"
 SEED = 20_26
 
 
 def ensure(model: str) -> Path:
-    """The folder that stands for `model` (`random:NAME`); written to the user's cache if need be.
+    """The folder of `model` (`random:NAME`); written to the user's cache if it is missing.
 
     Raises:
         ConfigError: no shape has this name, or the cache folder cannot be written.
@@ -56,7 +56,7 @@ def ensure(model: str) -> Path:
 
 
 def write(folder: Path, name: str) -> None:
-    """Config, tokenizer (bytes; ids behind them have no text) and the marker."""
+    """Write config, marker and the demo's byte tokenizer; ids above its tokens have no text."""
     folder.mkdir()
     (folder / "config.json").write_text(
         json.dumps({**SHAPES[name], "torch_dtype": "bfloat16"}, indent=1), encoding="utf-8"

@@ -1,6 +1,6 @@
-"""Shapes of well-known models that can be run without their weights, as in their `config.json`.
+"""Shapes of well-known models that can run with random weights, as in their `config.json`.
 
-`--model random:NAME` makes such a model from a seed: as fast as the real one, and as talkative as
+`--model random:NAME` makes such a model from a seed: as fast as the real one, but its output is
 noise. The figures are those that the models' makers publish with the weights. Imports nothing.
 """
 
@@ -40,7 +40,7 @@ _LLAMA: dict[str, Any] = {
     },
     "vocab_size": 128256,
 }
-# Of the same two families, for a CPU and for tests: a step takes a millisecond or two.
+# Small models of the same two families, for CPUs and tests: a step takes a millisecond or two.
 _TINY: dict[str, Any] = {
     "head_dim": 32,
     "hidden_size": 64,

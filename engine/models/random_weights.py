@@ -1,6 +1,6 @@
-"""`RandomWeights`: the tensors of a model without a file, drawn on the device it is to be on.
+"""`RandomWeights`: random tensors for a model without a file, drawn on the model's device.
 
-They are drawn and not zero: a GPU multiplies zeros at higher clocks than it has for a real model.
+They are not zeros, because a GPU multiplies zeros at higher clocks than real weights.
 """
 
 import hashlib
@@ -11,10 +11,10 @@ import torch
 from stepscope.engine.models.random_model import SEED
 from stepscope.engine.models.weights import Shape
 
-# What a token's embedding has of the weights it is added to: small, or a model with tied embeddings
-# repeats its last token for ever.
+# Size of the embeddings: small, because otherwise a model with tied embeddings repeats its last
+# token for ever.
 EMBEDDING_SCALE = 0.02
-# The layers' outputs, so that they outweigh the embedding.
+# Gain of the layers' outputs, so that they outweigh the embedding.
 OUTPUT_GAIN = 2.0
 
 
@@ -30,14 +30,17 @@ class RandomWeights:
         self._shapes: Mapping[str, Shape] = {}
 
     def check(self, expected: Mapping[str, Shape]) -> None:
-        """Take over the names and shapes: there is nothing to hold them against."""
+        """Take over the names and shapes; there is no file to compare them with."""
         self._shapes = expected
 
     def read(self, tensor: str, dtype: torch.dtype) -> torch.Tensor:
         return self.draw(tensor, self._shapes[tensor]).to(dtype)
 
     def draw(self, name: str, shape: Shape) -> torch.Tensor:
-        """In bf16, on the device. Norms are 1, biases 0; products are as large as their input."""
+        """Draw a tensor in bf16, on the device.
+
+        Norms are 1, biases 0; other weights keep the size of their input.
+        """
         if len(shape) == 1:
             make: Callable[..., torch.Tensor] = torch.zeros if "bias" in name else torch.ones
             return make(shape, dtype=torch.bfloat16, device=self._device)

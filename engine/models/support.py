@@ -1,26 +1,26 @@
-"""Which model configurations are served, and how long their requests may be.
+"""Checks which models can be served, and how long their requests may be.
 
-A model that would run and give wrong tokens is worse than one that is refused: everything that
-changes attention is either known here, checked by the probe in `transformers_model`, or refused.
+Refusing a model is better than running it with wrong tokens. So every feature that changes
+attention is either handled, checked by the probe in `transformers_model`, or refused here.
 """
 
 from typing import Any
 
 from stepscope.engine.protocol.settings.config_error import ConfigError
 
-# What `layer_types` may name: softmax attention over all keys, or over a window of them.
+# The `layer_types` that we serve: softmax attention over all keys, or over a window of them.
 SERVED_LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def check_config(config: Any, name: str) -> None:
-    """Refuse what cannot be served exactly over a paged KV cache.
+    """Refuse a model that cannot be served exactly over a paged KV cache.
 
     Args:
         config: a `PreTrainedConfig` of the transformers library.
-        name: of the model, for the message.
+        name: the model's name, for the message.
 
     Raises:
-        ConfigError: with the reason, in one line.
+        ConfigError: says why, in one line.
     """
     text = config.get_text_config()
     if getattr(config, "is_encoder_decoder", False):
@@ -41,13 +41,14 @@ def check_config(config: Any, name: str) -> None:
 
 
 def longest_request(config: Any, name: str, asked: int) -> int:
-    """Tokens a request may have: `asked`, or with 0 as many as the model was made for.
+    """Tokens that a request may have: `asked`, or the model's own limit if `asked` is 0.
 
-    RoPE whose frequencies depend on the longest sequence in the batch ('dynamic', 'longrope') gives
-    a token other keys in another batch, so such models end where the frequencies start to change.
+    With RoPE whose frequencies depend on the longest sequence in the batch ('dynamic', 'longrope'),
+    the keys of a token depend on the batch. The limit of such models is where the frequencies start
+    to change.
 
     Raises:
-        ConfigError: `asked` is more than that.
+        ConfigError: `asked` is above the limit, or 0 and the model has no limit.
     """
     text = config.get_text_config()
     limit = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
@@ -79,7 +80,7 @@ def longest_request(config: Any, name: str, asked: int) -> int:
 
 
 def sliding_layers(config: Any) -> set[int]:
-    """The layers that must see a window only, by their config."""
+    """Indices of the layers with sliding-window attention, according to the config."""
     text = config.get_text_config()
     num_layers = int(text.num_hidden_layers)
     kinds = getattr(text, "layer_types", None)

@@ -2,11 +2,11 @@
 
 transformers supplies the layers and the weights. Attention is ours: a function registered as
 `ATTENTION` gets queries, keys and values after RoPE, stores the new keys and values and attends
-over the pages. What belongs to one step (`StepContext`) travels through the model's keyword
-arguments, so two models in one process do not meet.
+over the pages. The `StepContext` of a step is passed through the model's keyword arguments, so two
+models in one process do not interfere.
 
-What a model asks of attention is honoured, or the model is refused: by its config where that says
-so, and by a probe of two short prompts, which finds every layer that does not come to us.
+If a model asks attention for something that we do not implement, it is refused: by its config, or
+by a probe of two short prompts, which also finds every layer that does not call our attention.
 """
 
 import inspect
@@ -23,18 +23,18 @@ from stepscope.engine.scheduling.kv_memory import KVShape
 from stepscope.kernels.paged_attention import store_kv
 
 # No mask function is registered under this name, so the library builds no masks. It must not
-# contain "flash" or begin with "paged|": the library reads meaning into both.
+# contain "flash" or begin with "paged|", because the library treats such names specially.
 ATTENTION = "stepscope_pages"
 
-# Arguments of an attention function that change nothing here: there is no training, no output of
-# attention weights, and positions are in the keys already.
+# Arguments of an attention function that we can ignore: we do not train or return attention
+# weights, and the keys contain the positions already.
 _HARMLESS = frozenset(
     {"dropout", "position_ids", "use_cache", "return_dict", "training", "cache_position"}
 )
 
 
 class LayerCall(NamedTuple):
-    """What one layer asked of attention."""
+    """How one layer called attention."""
 
     num_kv_heads: int
     head_dim: int
@@ -44,7 +44,7 @@ class LayerCall(NamedTuple):
 
 @dataclass(slots=True)
 class Probe:
-    """Stands in for a `StepContext`: notes what each layer asks and attends to nothing."""
+    """Replaces a `StepContext` in the probe: notes each layer's call, and computes no attention."""
 
     calls: dict[int, LayerCall] = field(default_factory=dict)
 
@@ -110,7 +110,7 @@ def _check_call(
     attention_mask: torch.Tensor | None,
     kwargs: dict[str, Any],
 ) -> None:
-    """Raises ConfigError when a layer asks for something that is not implemented."""
+    """Raises ConfigError if a layer asks attention for something that is not implemented."""
     who = type(module).__name__
     unknown = [
         name
@@ -140,7 +140,7 @@ class TransformersModel:
         """Probe `model`, which is on `device` and was loaded with `ATTENTION`.
 
         Raises:
-            ConfigError: it cannot be served exactly.
+            ConfigError: the model cannot be served exactly.
         """
         self.name = name
         self.config = model.config
@@ -160,11 +160,11 @@ class TransformersModel:
 
     @property
     def is_thread_invariant(self) -> bool:
-        return False  # not known of all that it calls
+        return False  # unknown for the library's code
 
     @property
     def is_capturable(self) -> bool:
-        return False  # nor that it never waits for the device
+        return False  # the library's code may wait for the device
 
     @property
     def vocab_size(self) -> int:
@@ -184,10 +184,11 @@ class TransformersModel:
 
     @property
     def flops_per_token(self) -> int:
-        """Multiplications and additions of one token in the weights of the layers.
+        """Multiplications and additions for one token with the weights of the layers.
 
-        Left out, because they depend on the step: scores over the context, and the logits, which
-        only the last token of a prompt needs. Of a mixture of experts the active ones count.
+        Without attention scores over the context and without the logits, which only the last token
+        of a prompt needs: both depend on the step. In a mixture of experts only active experts
+        count.
         """
         text = self.config.get_text_config()
         num_experts = getattr(text, "num_local_experts", None) or getattr(text, "num_experts", None)
@@ -207,11 +208,12 @@ class TransformersModel:
         context: StepContext | Probe,
         logits_of: torch.Tensor,
     ) -> torch.Tensor:
-        """Logits [len(logits_of), vocab_size] after the tokens at `logits_of` of the step.
+        """Run one step, and return the logits [len(logits_of), vocab_size] after some tokens.
 
         Args:
             input_ids: [num_tokens], all requests of the step one after the other.
             positions: [num_tokens], of each token in its request.
+            logits_of: indices of the tokens whose logits are needed.
         """
         output = self._model(
             input_ids=input_ids[None],
@@ -225,9 +227,9 @@ class TransformersModel:
 
     @torch.inference_mode()
     def _probe(self) -> tuple[torch.dtype, KVShape]:
-        """What the layers ask of attention, seen by running two prompts of three tokens.
+        """Run two prompts of three tokens, and see how the layers call attention.
 
-        The KV cache takes its shape from this, not from a config that may name it in many ways.
+        Returns the dtype and the shape of the KV cache. Configs name these in too many ways.
         """
         probe = Probe()
         tokens = torch.arange(6, device=self.device) % self.vocab_size
@@ -237,7 +239,7 @@ class TransformersModel:
             self.forward(tokens, positions, probe, last)
         except ConfigError as error:
             raise ConfigError(error.code, f"{self.name} cannot be served: {error}") from None
-        except Exception as error:  # noqa: BLE001 - whatever the library's code runs into
+        except Exception as error:  # noqa: BLE001 - the library's code may raise anything
             refuse_file("unsupported_model", f"{self.name} fails on a trial of six tokens", error)
         calls = probe.calls
         num_layers = int(self.config.get_text_config().num_hidden_layers)

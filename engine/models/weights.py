@@ -14,14 +14,14 @@ Shape = tuple[int, ...]
 
 
 class WeightSource(Protocol):
-    """Where a model has its tensors from."""
+    """Where a model gets its tensors from."""
 
     def check(self, expected: Mapping[str, Shape]) -> None:
-        """Raises ConfigError when tensors are missing, or of another shape."""
+        """Raises ConfigError if tensors are missing, or have another shape."""
         ...
 
     def read(self, tensor: str, dtype: torch.dtype) -> torch.Tensor:
-        """One tensor in `dtype`, on the CPU or where the model is to be."""
+        """One tensor in `dtype`, on the CPU or on the model's device."""
         ...
 
 
@@ -29,7 +29,7 @@ class Weights:
     """Reads the safetensors files of one checkpoint, tensor by tensor."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        """`name` is the model's, for messages."""
+        """Find the tensors in `folder`. `name` is the model's name, for error messages."""
         self._name = name
         self._file_of: dict[str, Path] = {}
         for file in weight_files(folder):
@@ -37,10 +37,10 @@ class Weights:
                 self._file_of.update(dict.fromkeys(tensors.keys(), file))
 
     def check(self, expected: Mapping[str, Shape]) -> None:
-        """Hold the names and shapes of a model against what is there.
+        """Compare the names and shapes that a model expects with those in the files.
 
         Raises:
-            ConfigError: tensors are missing, or of another shape.
+            ConfigError: tensors are missing, or have another shape.
         """
         missing = sorted(set(expected) - set(self._file_of))
         if missing:

@@ -1,5 +1,5 @@
-"""Checkpoints that are fetched or converted once, into the user's cache: whole or not at all.
+"""Checkpoints that are fetched or converted once, into the user's cache, never in part.
 
 May import: engine.protocol.settings.
-Another source of weights that has to be fetched or converted goes here.
+A new source of weights that must be fetched or converted goes here.
 """

@@ -1,4 +1,4 @@
-"""`ensure`: a folder of the user's cache that is written once, and is there whole or not at all."""
+"""`ensure`: writes a folder of the user's cache once, and never leaves it half written."""
 
 import contextlib
 import os
@@ -17,16 +17,16 @@ Check = Callable[[Path], None]
 
 
 def ensure(name: str, what: str, write: Callable[[Path], None], check: Check) -> Path:
-    """The folder `name` of the user's cache; written now if it is not there, or not whole.
+    """Return the folder `name` of the user's cache; write it first if it is missing or incomplete.
 
-    Safe with several processes at once: each writes a folder of its own and moves it into place,
-    and the first one there wins.
+    Safe with several processes at once: each writes its own folder and moves it into place, and
+    the first one wins.
 
     Args:
-        what: what is in it, for the error.
-        write: gets a path that does not exist yet, and makes the folder there. It may also use the
-            folder around it, which is removed afterwards.
-        check: raises ConfigError when a folder is not a whole checkpoint.
+        what: what the folder holds, for the error message.
+        write: makes the folder at a path that does not exist yet. It may also use the parent
+            folder, which is removed afterwards.
+        check: raises ConfigError if a folder is not a complete checkpoint.
 
     Raises:
         ConfigError: the user's cache folder cannot be written.
@@ -53,7 +53,7 @@ def ensure(name: str, what: str, write: Callable[[Path], None], check: Check) ->
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove what processes have left that were killed while they wrote."""
+    """Remove the folders of processes that were killed while they wrote."""
     for scratch in folder.parent.glob(f".{folder.name}-*"):
         with contextlib.suppress(OSError):
             if time.time() - scratch.stat().st_mtime > ABANDONED_S:
@@ -71,7 +71,7 @@ def _is_whole(folder: Path, check: Check) -> bool:
 
 
 def _move_into_place(scratch: Path, folder: Path, check: Check) -> None:
-    """Rename the written folder to `folder`, unless another process has put a whole one there."""
+    """Rename the written folder to `folder`, unless another process has already put one there."""
     for attempt in range(3):
         try:
             (scratch / folder.name).rename(folder)
@@ -79,7 +79,7 @@ def _move_into_place(scratch: Path, folder: Path, check: Check) -> None:
         except OSError:
             if _is_whole(folder, check):
                 return
-        # What is there is broken, for example half deleted: set it aside and try again.
+        # The folder there is broken, for example half deleted: move it away and try again.
         with contextlib.suppress(OSError):
             os.rename(folder, scratch / f"broken-{attempt}")
     raise OSError(f"{folder} is in the way and cannot be replaced")

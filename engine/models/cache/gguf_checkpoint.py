@@ -1,12 +1,11 @@
-"""A GGUF file as a checkpoint: config, safetensors and tokenizer, converted once into the cache.
+"""Converts a GGUF file once into a checkpoint in the cache: config, safetensors and tokenizer.
 
-Of the Llama architecture, with the tensor types that the `gguf` package can dequantise. Weights
-that were quantised become bf16, which keeps more digits than quantising left; all others keep
-their type.
+Only the Llama architecture, with the tensor types that the `gguf` package can dequantise. Quantised
+weights become bf16, which keeps more digits than quantising left; all others keep their type.
 
-llama.cpp rotates neighbouring values of a head, transformers those half a head apart, so
-llama.cpp's conversion (`convert_hf_to_gguf.py`, `permute`) reorders the rows of Q and K. Here they
-go back to where they were.
+RoPE in llama.cpp rotates neighbouring values of a head; in transformers it rotates values half a
+head apart. So llama.cpp's conversion (`convert_hf_to_gguf.py`, `permute`) reorders the rows of Q
+and K. Here they are put back.
 """
 
 import hashlib
@@ -22,7 +21,7 @@ from stepscope.engine.models.cache.gguf_tokenizer import write_tokenizer
 from stepscope.engine.protocol.settings.config_error import ConfigError
 
 SUFFIX = ".gguf"
-VERSION = "v1"  # part of the folder's name: another conversion is another version
+VERSION = "v1"  # part of the folder's name; change it with the conversion
 
 _NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -44,19 +43,19 @@ _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
 
 
 def checkpoint_of(file: Path, progress: Callable[[str, float], None], check: Check) -> Path:
-    """The folder of the checkpoint made of `file`: made now, or the one of an earlier start.
+    """The folder of the checkpoint made from `file`; converts it unless an earlier start did.
 
     Args:
-        check: raises ConfigError when a folder is not a whole checkpoint.
+        check: raises ConfigError if a folder is not a complete checkpoint.
 
     Raises:
-        ConfigError: there is no such file, it cannot be converted, or the cache not be written.
+        ConfigError: there is no such file, it cannot be converted, or the cache cannot be written.
     """
     try:
         stat = file.stat()
     except OSError as error:
         raise ConfigError("no_model", f"{file} cannot be read: {error.strerror}") from None
-    # Not by its content: reading gigabytes at each start takes longer than the start.
+    # Not a hash of its content: reading gigabytes at each start takes longer than the start.
     key = f"{file.resolve()} {stat.st_size} {stat.st_mtime_ns}"
     name = f"gguf-{VERSION}-{file.stem}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
     return ensure(
@@ -71,14 +70,15 @@ def write(file: Path, folder: Path, progress: Callable[[str, float], None]) -> N
     """Convert `file` into a checkpoint in the new folder `folder`.
 
     Raises:
-        ConfigError: it is damaged, of another architecture, or has tensors that are not converted.
+        ConfigError: the file is damaged, has another architecture or tensors that we cannot
+            convert.
         OSError: the folder cannot be written.
     """
     gguf = package()
     try:
         reader = gguf.GGUFReader(file)
         fields = {name: field.contents() for name, field in reader.fields.items()}
-    except Exception as error:  # noqa: BLE001 - it reads a damaged file until something fails
+    except Exception as error:  # noqa: BLE001 - a damaged file may cause any error
         _refuse(f"{file} is no GGUF file, or was cut short", error)
     try:
         config = _config(fields, reader.tensors)
@@ -97,13 +97,13 @@ def write(file: Path, folder: Path, progress: Callable[[str, float], None]) -> N
 
 
 def _refuse(what: str, error: Exception) -> NoReturn:
-    """Raise the ConfigError for what a library raised, on one line."""
+    """Raise a ConfigError for a library's error, on one line."""
     detail = " ".join(str(error).split()) or type(error).__name__
     raise ConfigError("bad_gguf", f"{what}: {detail}") from error
 
 
 def package() -> Any:
-    """The package `gguf`. Raises ConfigError where it is not installed."""
+    """The package `gguf`. Raises ConfigError if it is not installed."""
     try:
         return importlib.import_module("gguf")
     except ImportError:
@@ -113,7 +113,7 @@ def package() -> Any:
 
 
 def _config(fields: Mapping[str, Any], tensors: Any) -> dict[str, Any]:
-    """`config.json`."""
+    """Make the content of `config.json`."""
     architecture = fields["general.architecture"]
     if architecture != "llama":
         raise ConfigError(
@@ -176,13 +176,13 @@ def _write_weights(
         if part in heads:
             values = _unpermuted(values, heads[part])
         dtype = types.get(tensor.tensor_type, torch.bfloat16)
-        # A copy: what was read is a view of the file.
+        # Copied, because `values` may be a view of the file.
         weights[name] = torch.tensor(values, dtype=dtype)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def _name_of(tensor: str) -> tuple[str, str]:
-    """The name in a checkpoint of transformers, and the part of the layer that it is."""
+    """The tensor's name in a transformers checkpoint, and its part of the layer, or ""."""
     if tensor in _NAMES:
         return _NAMES[tensor], ""
     found = _LAYER_TENSOR.fullmatch(tensor)
@@ -192,6 +192,9 @@ def _name_of(tensor: str) -> tuple[str, str]:
 
 
 def _unpermuted(rows: Any, num_heads: int) -> Any:
-    """Rows of Q or K [num_heads * head_dim, hidden_size]: pairs of a head become its two halves."""
+    """Reorder the rows of Q or K [num_heads * head_dim, hidden_size] from llama.cpp's order.
+
+    The first values of all pairs in a head become its first half, the second values its second.
+    """
     pairs = rows.reshape(num_heads, -1, 2, rows.shape[1])
     return pairs.swapaxes(1, 2).reshape(rows.shape)

