@@ -3,5 +3,5 @@
 May import: engine.control, engine.execution, engine.execution.machine, engine.handover,
   engine.loop, engine.protocol, engine.protocol.settings, engine.scheduling, engine.simulation,
   engine.simulation.virtual, engine.telemetry, engine.transport, engine.workload.
-What is refused before anything is loaded goes into `start_check.py`.
+A check that needs neither the model nor the machine goes into `start_check.py`.
 """

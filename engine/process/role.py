@@ -24,17 +24,17 @@ from stepscope.engine.transport.endpoints import Endpoint
 if TYPE_CHECKING:
     from stepscope.engine.execution.runner import ModelRunner
 
-_LONGEST_REQUESTS = 2  # that `transfer_memory=auto` has room for
+_LONGEST_REQUESTS = 2  # number of longest requests that `transfer_memory=auto` has room for
 
 
 class EngineRole:
-    """An engine that does both needs none of it: then all attributes are None.
+    """Parts for handing requests over. All are None for an engine that does both.
 
     Attributes:
-        receiver: of a decode engine.
-        other_engine: of a prefill engine.
-        decode_engine: name of the one that a prefill engine hands over to.
-        kv_layout: None where nothing is handed over.
+        receiver: loads keys and values; only in a decode engine.
+        other_engine: makes the link to the decode engine; only in a prefill engine.
+        decode_engine: name of the engine to which a prefill engine hands requests over.
+        kv_layout: identifies the model and its KV shape; None if nothing is handed over.
     """
 
     def __init__(self, config: EngineConfig, link: DecodeLink | None) -> None:
@@ -48,7 +48,7 @@ class EngineRole:
         self._sender: SharedMemorySender | None = None
 
     def load(self, runner: "ModelRunner") -> None:
-        """The model is loaded.
+        """Make the parts that need the loaded model.
 
         Raises:
             ConfigError: the decode engine has another model, or there is no memory to share.
@@ -76,7 +76,7 @@ class EngineRole:
                 f"{least * frames.frame_bytes / 1e6:,.0f} MB: raise it, or lower max_model_len",
             )
         num_bytes, free_bytes = num_frames * frames.frame_bytes, free_host_bytes()
-        if num_bytes > free_bytes:  # to take it would end some process
+        if num_bytes > free_bytes:  # allocating it would make the system kill a process
             raise ConfigError(
                 "transfer_memory",
                 f"{num_bytes / 1e6:,.0f} MB of transfer memory do not fit into the "
@@ -96,13 +96,13 @@ class EngineRole:
 
 @contextlib.contextmanager
 def open_role(config: EngineConfig, name: str) -> Iterator[EngineRole]:
-    """To be entered before the model is loaded: it takes minutes.
+    """Prepare the engine's role. Enter it before loading the model, which takes minutes.
 
     Args:
-        name: of this engine.
+        name: name of this engine.
 
     Raises:
-        ConfigError: a prefill engine does not reach its decode engine.
+        ConfigError: a prefill engine cannot reach its decode engine.
     """
     sweep()
     link = None
@@ -117,6 +117,6 @@ def open_role(config: EngineConfig, name: str) -> Iterator[EngineRole]:
 
 
 def _weights_of(model: str) -> str:
-    """Names the weights, to engines of the same machine."""
+    """A name of the weights that is the same for all engines on this machine."""
     path = Path(model).expanduser()
     return str(path.resolve()) if path.exists() else model

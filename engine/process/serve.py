@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("stepscope.engine")
 
 
-SIGNAL = "a signal"  # as the audit trail calls who ends the engine by one
+SIGNAL = "a signal"  # the client's name in the audit trail when a signal ends the engine
 
 
 class OpenEngine(NamedTuple):
-    """An engine that answers; `core.run()` is its loop."""
+    """A running engine with open sockets; the caller runs its loop, `core.run()`."""
 
     core: EngineCore
     intake: Intake
@@ -68,12 +68,12 @@ def serve(
     """Load the model and serve it until Shutdown, SIGINT, SIGTERM or SIGHUP.
 
     Args:
-        progress: called with what is being done and its share (0..1) while the model loads.
+        progress: called with the current activity and its share (0..1) while the model loads.
         ready: called once, when the engine answers.
-        http_endpoint: HOST:PORT that the caller serves HTTP on; published for observers.
+        http_endpoint: HOST:PORT where the caller serves HTTP; published for observers.
 
     Raises:
-        ConfigError: anything that keeps the engine from starting, in one line.
+        ConfigError: the reason why the engine cannot start, in one line.
     """
     opened = open_engine(config, knobs, progress=progress, http_endpoint=http_endpoint)
     with opened as (core, _, _), stop_signals(core):
@@ -90,14 +90,14 @@ def open_engine(
     progress: Callable[[str, float], None],
     http_endpoint: str | None = None,
 ) -> Iterator[OpenEngine]:
-    """An engine with its model loaded and its sockets open, for as long as it is entered.
+    """Load a model and open an engine's sockets; close everything on exit.
 
     Args:
-        progress: called with what is being done and its share (0..1) while the model loads.
+        progress: called with the current activity and its share (0..1) while the model loads.
         http_endpoint: as in `serve`.
 
     Raises:
-        ConfigError: anything that keeps the engine from starting, in one line.
+        ConfigError: the reason why the engine cannot start, in one line.
     """
     check_name(config.name)
     check_settings(config, knobs)
@@ -113,7 +113,7 @@ def open_engine(
         open_role(config, name or endpoint.name) as role,
         contextlib.ExitStack() as stack,
     ):
-        # Only here: it imports torch, which reads the environment.
+        # Imported here, after `prepare_environment`: it imports torch, which reads the environment.
         from stepscope.engine.execution.loading import load_runner
 
         def check_length(max_model_len: int) -> None:
@@ -122,8 +122,8 @@ def open_engine(
         runner = load_runner(config, progress, check_length)
         limits = limits_of(config, knobs, runner.max_model_len)
         knobs.check(limits)
-        # Model and libraries are here to stay: looking through them again and again is what makes
-        # a garbage collection last milliseconds.
+        # The model and the libraries stay for good. Frozen, the garbage collector skips them;
+        # otherwise a collection takes milliseconds.
         gc.collect()
         gc.freeze()
         role.load(runner)
@@ -136,7 +136,7 @@ def open_engine(
         except MemoryError as error:
             kept = f"replay_steps={config.replay_steps}, replay_memory={config.replay_memory}"
             raise ConfigError("bad_config", f"no memory for {kept}: ask for less") from error
-        # Its thread uses a socket of the gate's: whatever happens, it ends first.
+        # The publisher's thread uses a socket of the gate's context, so it must end first.
         stack.callback(publisher.close)
         intake = Intake(
             runner.tokenizer,
@@ -245,7 +245,7 @@ def _info(
 def workload_submit(
     inbox: Inbox, intake: Intake, clock: Callable[[], int]
 ) -> Callable[[Submit], None]:
-    """What takes the requests of an engine's own workload."""
+    """Make the function that submits the requests of an engine's own workload."""
     silent = SilentClient()
 
     def submit(command: Submit) -> None:
@@ -262,7 +262,7 @@ def workload_submit(
 
 @contextlib.contextmanager
 def stop_signals(core: EngineCore) -> Iterator[None]:
-    """The first of these signals ends the engine in good order, a second one at once."""
+    """While entered, the first SIGINT, SIGTERM or SIGHUP stops the engine, a second kills it."""
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in signals}
 

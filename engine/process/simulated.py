@@ -1,4 +1,4 @@
-"""`serve_simulated`: a simulated engine behind the sockets of a real one, until it is stopped."""
+"""`serve_simulated`: serves a simulated engine, with the sockets of a real one."""
 
 import os
 import time
@@ -36,14 +36,14 @@ def serve_simulated(
     seed: int,
     ready: Callable[[EngineInfo], None],
 ) -> None:
-    """Serve until Shutdown, SIGINT, SIGTERM or SIGHUP.
+    """Serve a simulated engine until Shutdown, SIGINT, SIGTERM or SIGHUP.
 
     Args:
-        speed: virtual seconds in one of the wall clock.
+        speed: virtual seconds for each second of real time.
         ready: called once, when the engine answers.
 
     Raises:
-        ConfigError: the address cannot be had, or the knobs do not go together.
+        ConfigError: the address is not available, or the knobs do not go together.
     """
     runner = PacedRunner(DrawnStepTimes(setup.model, seed), seed, speed)
     scheduler, max_model_len = setup.scheduler(), setup.limits.max_model_len

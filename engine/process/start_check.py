@@ -1,4 +1,4 @@
-"""What is refused before anything is loaded: settings that no machine and no model could take."""
+"""Checks settings before anything is loaded, as far as that needs neither machine nor model."""
 
 import re
 
@@ -12,10 +12,10 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
 def check_settings(config: EngineConfig, knobs: Knobs) -> None:
-    """To be asked first: what is found later is found after minutes of loading.
+    """Check the settings. Call it first, because later checks come after minutes of loading.
 
     Raises:
-        WrongValue: a value is not of the form that its setting has, or two do not go together.
+        WrongValue: a value has the wrong form, or two values do not go together.
     """
     check_kv_memory(config.kv_memory)
     memory_bytes("replay_memory", config.replay_memory)
@@ -41,7 +41,7 @@ def check_settings(config: EngineConfig, knobs: Knobs) -> None:
 
 
 def limits_of(config: EngineConfig, knobs: Knobs, max_model_len: int) -> Limits:
-    """What the knobs may be set to while the engine runs, for a model of that length."""
+    """Bounds of the knobs for a model whose requests have at most `max_model_len` tokens."""
     return Limits(
         max_num_batched_tokens=config.token_capacity
         or max(MIN_TOKEN_CAPACITY, max_model_len, knobs.max_num_batched_tokens),
@@ -51,7 +51,7 @@ def limits_of(config: EngineConfig, knobs: Knobs, max_model_len: int) -> Limits:
 
 
 def _check_role(config: EngineConfig) -> None:
-    """Raises WrongValue when `role`, `decode_to` and `transfer_memory` do not go together."""
+    """Raises WrongValue if `role` and `decode_to` do not go together, or for a bad memory size."""
     if config.transfer_memory != "auto":
         memory_bytes("transfer_memory", config.transfer_memory)
     if config.role == "prefill" and not config.decode_to:
