@@ -1,5 +1,5 @@
-"""From text to token ids and back: the tokenizer, stop strings, the text of outputs. Free of torch.
+"""Text to token ids and back: the tokenizer, stop strings, the text of outputs. Needs no torch.
 
 May import: engine.protocol, engine.protocol.settings.
-A new way to decode or to stop goes here.
+A new way to decode tokens or to stop at a text goes here.
 """

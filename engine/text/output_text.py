@@ -1,7 +1,7 @@
-"""`OutputText`: gives the outputs of one request their text, on the control thread.
+"""`OutputText`: adds the text to the outputs of one request, on the control thread.
 
-Text that had to be made on the engine's thread to find a stop string is passed on as it is
-(`stop_strings`); all other text is made here, so that no step waits for it.
+For requests with stop strings, the engine's thread has already made the text (`stop_strings`), and
+it is passed on as it is. All other text is made here, so that no step waits for it.
 """
 
 import msgspec
@@ -15,17 +15,17 @@ class OutputText:
     """Text of the outputs of one `Submit`, as far as the client wants it.
 
     Args:
-        tokenizer: None when the engine has none; outputs have no text then.
-        submit: says what is wanted.
+        tokenizer: None if the engine has none; outputs then have no text.
+        submit: says whether the client wants text.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, submit: Submit) -> None:
         self._tokenizer = tokenizer if submit.with_text else None
         self._include_stop = submit.sampling.include_stop
-        self._stream: TextStream | None = None  # for most requests: none before the first token
+        self._stream: TextStream | None = None  # made for the first token
 
     def complete(self, output: Output) -> Output:
-        """The next output with its text, and with that of the tokens in its logprobs."""
+        """Return the next output with its text, and with the texts of tokens in its logprobs."""
         tokenizer = self._tokenizer
         if tokenizer is None:
             return output if output.text is None else msgspec.structs.replace(output, text=None)
@@ -42,7 +42,7 @@ class OutputText:
             self._stream = tokenizer.text_stream()
         token_ids = output.token_ids
         if output.finish_reason == "stop" and not self._include_stop:
-            token_ids = token_ids[:-1]  # the one that ended it is no part of the text
+            token_ids = token_ids[:-1]  # the token that ended the request is not in its text
         text = self._stream.push(token_ids)
         if output.finish_reason is not None:
             text += self._stream.finish()

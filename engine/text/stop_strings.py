@@ -1,12 +1,10 @@
 """`StopText`: the text of a request that has stop strings, made on the engine's thread.
 
-A request has to end in the step whose token completes a stop string: a step later its blocks would
-still be taken, and it would have computed a token in vain. So text is needed where
-tokens are, and for these requests it is made there, once: what `StopText` gives out goes into the
-`Output` as it is, and the control thread, which makes the text of all other requests, leaves it.
+A request must end in the step whose token completes a stop string; otherwise it would hold its
+blocks and compute tokens in vain. So the engine's thread needs the text of these requests. It goes
+into the `Output` as it is; the control thread only makes the text of all other requests.
 
-Decoding drops special tokens, so a stop string is never found in one: name those by their id
-(`stop_token_ids`).
+Decoding drops special tokens, so stop strings never match them; use `stop_token_ids` for those.
 """
 
 from collections import deque
@@ -18,16 +16,16 @@ from stepscope.engine.text.tokenizer import TextStream
 class StopMatcher:
     """Finds several strings at once in a text that comes in pieces (Aho and Corasick, 1975).
 
-    A state is the longest end of the text that begins one of the strings. So its depth is how many
-    characters cannot be given out yet, and one step a character finds them all, however many there
-    are.
+    A state stands for the longest end of the text so far that is also the beginning of a string.
+    Its depth is the length of that end: so many characters must be held back. Each character takes
+    one step, however many strings there are.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.next: list[dict[str, int]] = [{}]
-        self.fall_back: list[int] = [0]  # the longest proper end of a state that is a state too
+        self.fall_back: list[int] = [0]  # the longest proper end of a state that is also a state
         self.depth: list[int] = [0]
-        self.found: list[str | None] = [None]  # the longest of the strings that ends here
+        self.found: list[str | None] = [None]  # the longest string that ends in this state
         for stop in stops:
             state = 0
             for char in stop:
@@ -53,7 +51,7 @@ class StopMatcher:
         self.found.append(None)
 
     def _link(self) -> None:
-        """Breadth first, so that shorter states, which others fall back to, are done before."""
+        """Fill in depths and fall-backs, breadth first: longer states fall back to shorter ones."""
         queue = deque([0])
         while queue:
             state = queue.popleft()
@@ -69,13 +67,13 @@ class StopMatcher:
 class StopText:
     """Text of one request up to its first stop string.
 
-    First is the one that is complete first; of those that end at the same character, the one that
-    begins first. So where the text ends does not depend on how it was cut into tokens. Nothing is
-    given out that may turn out to begin a stop string, and all of it once it does not.
+    The first stop string is the one that is complete first; if several end at the same character,
+    the longest. So the end of the text does not depend on how it is cut into tokens. Text that may
+    begin a stop string is held back until that is decided.
 
     Args:
         stream: decodes the tokens of this request.
-        stops: the strings, none of them empty.
+        stops: the stop strings, none of them empty.
         include_stop: whether the text ends after the stop string, not before it.
     """
 
@@ -85,15 +83,15 @@ class StopText:
         self._matcher = StopMatcher(stops)
         self._include_stop = include_stop
         self._state = 0
-        self._held = ""  # the text of `_state`
+        self._held = ""  # text that is held back, as long as the depth of `_state`
         self._ready: list[str] = []
 
     def push(self, token_id: int, armed: bool) -> None:
-        """Take the next token. Unless `armed`, stop strings that it completes do not count."""
+        """Add the next token. Unless `armed`, stop strings that it completes do not count."""
         self._scan(self._stream.push((token_id,)), armed)
 
     def finish(self, armed: bool) -> None:
-        """No more tokens: an unfinished character, and what was held back, become text."""
+        """End the text: output an unfinished character and the text that was held back."""
         if self.stop is not None:
             return
         self._scan(self._stream.finish(), armed)
@@ -102,7 +100,7 @@ class StopText:
         self._state = 0
 
     def take(self) -> str:
-        """The text that is certain and was not taken before."""
+        """Return the text that is certain and was not returned before."""
         text = "".join(self._ready)
         self._ready.clear()
         return text
@@ -125,7 +123,7 @@ class StopText:
                 self._ready.append(text[: at if self._include_stop else at - len(stop)])
                 self._held = ""
                 return
-            # It did not count, so only what could begin another one is held back.
+            # It did not count, so hold back only what could begin another stop string.
             while found[state] is not None and not matcher.next[state]:
                 state = matcher.fall_back[state]
         self._state = state

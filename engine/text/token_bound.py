@@ -1,8 +1,9 @@
-"""`TokenBound`: at least how many tokens a text has, found without tokenising it.
+"""`TokenBound`: a lower bound of the tokens in a text, found without tokenising it.
 
-No token is longer than the longest of the vocabulary, so a text of n characters has at least
-n / longest tokens: if the tokenizer drops no characters and puts none together first. What is known
-to do neither, or how far, is listed here; for any other tokenizer nothing is claimed (0).
+No token is longer than the longest in the vocabulary, so a text of n characters has at least
+n / longest tokens, if the tokenizer does not drop or combine characters first. The lists below name
+the parts of tokenizers that do neither, or only within a known bound. With any other part the bound
+is 0.
 """
 
 import json
@@ -10,8 +11,9 @@ import string
 from collections.abc import Iterator
 from typing import Any
 
-# A canonical decomposition has up to four code points (Unicode 17), so composing makes of n code
-# points at least n / 4. Of those four at most one is ASCII, so ASCII never becomes fewer.
+# A canonical decomposition has up to four code points (Unicode 17), so n code points compose to at
+# least n / 4. At most one of those four is ASCII, so there are at least as many characters after
+# composition as there were ASCII characters before it.
 LONGEST_DECOMPOSITION = 4
 
 _COMPOSING = {"NFC", "NFKC"}
@@ -26,15 +28,15 @@ _OTHERS = bytes(sorted(set(range(256)) - set(_LETTERS)))
 
 
 class TokenBound:
-    """Of one tokenizer.
+    """The lower bound for one tokenizer.
 
     Args:
         backend: a `tokenizers.Tokenizer`.
     """
 
     def __init__(self, backend: Any) -> None:
-        self._longest = 0  # characters of a token; 0: nothing is known
-        self._most_letters = 1  # ASCII letters and digits of a token
+        self._longest = 0  # characters of the longest token; 0: unknown
+        self._most_letters = 1  # ASCII letters and digits in a token, at most
         self._composes = False
         self._keeps_spaces = True
         parts = [*_parts(backend.normalizer), *_parts(backend.pre_tokenizer)]
@@ -43,13 +45,13 @@ class TokenBound:
         if not all(map(self._knows, parts)) or not _covers(backend, vocabulary, is_byte_level):
             return
         for added in backend.get_added_tokens_decoder().values():
-            if added.lstrip or added.rstrip:  # takes any number of spaces with it
+            if added.lstrip or added.rstrip:  # it swallows any number of spaces around it
                 self._keeps_spaces = False
         self._longest = max(map(len, vocabulary), default=0)
         self._most_letters = max([1, *(_num_letters(_ascii(token)) for token in vocabulary)])
 
     def at_least(self, text: str) -> int:
-        """Tokens that a text has at least, without special ones around it."""
+        """Lower bound of the tokens in a text, not counting special tokens around it."""
         if not self._longest:
             return 0
         if not self._keeps_spaces:
@@ -58,12 +60,12 @@ class TokenBound:
         num_kept, num_letters = len(text), _num_letters(ascii_text)
         if self._composes:
             num_kept = max(len(ascii_text), -(-num_kept // LONGEST_DECOMPOSITION))
-            # Each mark may make one letter before it a letter that is not ASCII.
+            # Each non-ASCII mark may turn one letter before it into a non-ASCII letter.
             num_letters = max(0, num_letters - (len(text) - len(ascii_text)))
         return max(-(-num_kept // self._longest), -(-num_letters // self._most_letters))
 
     def _knows(self, part: dict[str, Any]) -> bool:
-        """Whether it is clear what a normalizer or pre-tokenizer does to a text's length."""
+        """Whether the effect of a normalizer or pre-tokenizer on a text's length is known."""
         kind = part["type"]
         if kind in _COMPOSING:
             self._composes = True
@@ -77,7 +79,7 @@ class TokenBound:
 
 
 def _parts(component: Any) -> Iterator[dict[str, Any]]:
-    """A normalizer's or pre-tokenizer's description; of a sequence, of each in it."""
+    """Describe a normalizer or pre-tokenizer; for a sequence, each of its parts."""
     if component is not None:
         yield from _flat(json.loads(component.__getstate__()))
 
@@ -91,7 +93,7 @@ def _flat(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _is_about_spaces(part: dict[str, Any]) -> bool:
-    """Whether it replaces or splits at spaces and nothing else."""
+    """Whether a part replaces or splits at spaces and at nothing else."""
     if part["type"] not in ("Replace", "Split") or part.get("invert"):
         return False
     pattern = part["pattern"]
@@ -101,7 +103,7 @@ def _is_about_spaces(part: dict[str, Any]) -> bool:
 
 
 def _keeps_length(part: dict[str, Any]) -> bool:
-    """Of what is about spaces, whether there are as many characters after it."""
+    """Whether a part about spaces leaves at least as many characters as before."""
     if part["type"] == "Split":
         return bool(part["behavior"] != "Removed")
     if part["type"] == "Replace" and (text := part["pattern"].get("String")) is not None:
@@ -110,7 +112,7 @@ def _keeps_length(part: dict[str, Any]) -> bool:
 
 
 def _covers(backend: Any, vocabulary: dict[str, int], is_byte_level: bool) -> bool:
-    """Whether every character ends up in a token of its own text, and none in an unknown one."""
+    """Whether the vocabulary covers every character, so that no text becomes an unknown token."""
     from tokenizers import models, pre_tokenizers
 
     if not isinstance(backend.model, models.BPE):

@@ -7,15 +7,15 @@ from typing import Any
 from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.text.token_bound import TokenBound
 
-# What bytes that are not (yet) valid UTF-8 decode to.
+# Stands in decoded text for bytes that are not (yet) valid UTF-8.
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-# A longer run of replacements is no character in the making.
+# A longer run of replacements is not an unfinished character.
 LONGEST_RUN = 8
-# Bytes that an unfinished character can have: three of four.
+# Most bytes of an unfinished character: three of four.
 UNFINISHED = 3
-# Characters of a chat template's own error message that are passed on.
+# Longest part of a chat template's own error message that is passed on.
 LONGEST_REASON = 300
-# Tokens a window may grow to, and how many of them are kept then.
+# Tokens that a window may grow to, and tokens that are kept of a larger one.
 LONGEST_WINDOW = 32
 KEPT_WINDOW = 16
 
@@ -36,25 +36,28 @@ class Tokenizer:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        # The Rust tokenizer itself, where there is one: a tenth of the wrapper's time per token.
+        # Use the Rust tokenizer itself if there is one: it takes a tenth of the wrapper's time.
         self._decode: Callable[[Sequence[int]], str] = (
             backend.decode if backend is not None else self._decode_slowly
         )
-        # Likewise without offsets and masks, which are not used here.
+        # The fast call of the Rust tokenizer, without offsets and masks, which are not used here.
         self._encode_batch: Callable[..., list[Any]] | None = getattr(
             backend, "encode_batch_fast", None
         )
         self._bound = None if backend is None else TokenBound(backend)
         self._token_texts: dict[int, str] = {}  # at most the vocabulary
-        # The first call may drop truncation and padding that the file asks for. Done here, no later
-        # call changes the tokenizer, and several threads can use it at once.
+        # The first call may drop truncation and padding that the file asks for. After this one, no
+        # call changes the tokenizer, so several threads can use it at once.
         self._tokenizer.encode("")
 
     def encode(self, text: str, most: int | None = None) -> list[int]:
         """Token ids, with the special tokens the model expects around a prompt.
 
+        Args:
+            most: refuse a text that clearly has more tokens, before tokenising it; None: no limit.
+
         Raises:
-            ConfigError: the text surely has more than `most` tokens (`prompt_too_long`).
+            ConfigError: the text has certainly more than `most` tokens (`prompt_too_long`).
         """
         return self._encode(text, most, add_special_tokens=True)
 
@@ -64,16 +67,17 @@ class Tokenizer:
         """Token ids of a conversation in the model's chat template, up to where the answer begins.
 
         The template came with the checkpoint and is not trusted: the library renders it in Jinja's
-        immutable sandbox, where it sees the conversation and the special tokens and nothing else.
-        The sandbox bounds what a template can reach, not how long it takes. The special tokens that
-        begin a prompt are part of the template, so the tokenizer adds none.
+        immutable sandbox, where it sees only the conversation and the special tokens. The sandbox
+        bounds what a template can access, not how long it takes. The template includes the special
+        tokens at the beginning, so the tokenizer adds none.
 
         Args:
             messages: turns with `role` and `content`.
+            most: as in `encode`.
 
         Raises:
-            ConfigError: there is no chat template (`no_chat_template`), it does not take the
-                conversation (`bad_messages`), or that surely has more than `most` tokens.
+            ConfigError: there is no chat template (`no_chat_template`), it refuses the conversation
+                (`bad_messages`), or the text has certainly more than `most` tokens.
         """
         if not getattr(self._tokenizer, "chat_template", None):
             raise ConfigError(
@@ -84,7 +88,7 @@ class Tokenizer:
                 [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
             )
         except Exception as error:
-            # One line: templates write their complaints as they like.
+            # Put on one line, because a template may raise any message.
             detail = " ".join(str(error).split())[:LONGEST_REASON] or type(error).__name__
             raise ConfigError(
                 "bad_messages", f"messages: the model's chat template does not take them: {detail}"
@@ -96,10 +100,11 @@ class Tokenizer:
         return self._decode(token_ids)
 
     def token_text(self, token_id: int) -> str:
-        """One token as it reads inside a text; special tokens by their names.
+        """Text of one token inside a longer text; special tokens by their names.
 
-        Some tokenizers drop the space before a token that begins a text, so it is read off from the
-        token written twice. Part of a character shows as replacement characters.
+        Some tokenizers drop the space before a token at the beginning of a text, so the token is
+        decoded twice in a row, and the second half is its text. Part of a character shows as
+        replacement characters.
         """
         text = self._token_texts.get(token_id)
         if text is None:
@@ -114,12 +119,12 @@ class Tokenizer:
 
     @cached_property
     def chars_per_token(self) -> float:
-        """Characters of English prose that make one token."""
+        """Mean number of characters per token in English prose."""
         num_special = len(self.encode(""))
         return len(PROSE) / max(1, len(self.encode(PROSE)) - num_special)
 
     def _encode(self, text: str, most: int | None, *, add_special_tokens: bool) -> list[int]:
-        # A text may be all tokens of one character.
+        # The bound is at most the number of characters, so a shorter text needs no check.
         if most is not None and self._bound is not None and len(text) > most:
             at_least = self._bound.at_least(text)
             if at_least > most:
@@ -151,18 +156,18 @@ class Tokenizer:
 class TextStream:
     """Text of one request, piece by piece: the pieces joined are the text of all tokens.
 
-    A character is given out once it is whole. Decoding looks at a short window of tokens, because
-    some tokenizers write a token differently at the start of a text than inside it.
+    A character is returned once it is complete. Decoding uses a short window of tokens, because
+    some tokenizers decode a token differently at the start of a text than inside it.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
         self._window: list[int] = []
-        self._num_context = 0  # first tokens of the window, all of whose text is given out
-        self._num_given = 0  # characters of the window's text that are given out
+        self._num_context = 0  # first tokens of the window whose text was returned completely
+        self._num_given = 0  # characters of the window's text that were returned
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that `token_ids`, the next tokens, make certain; may be empty."""
+        """Add the next tokens, and return the text that is now certain; may be empty."""
         self._window.extend(token_ids)
         text = self._decode(self._window)
         certain = text.rstrip(REPLACEMENT)
@@ -178,14 +183,14 @@ class TextStream:
         return piece
 
     def finish(self) -> str:
-        """What was held back: an unfinished character shows as replacement characters."""
+        """Return the text that was held back; an unfinished character as replacement characters."""
         piece = self._decode(self._window)[self._num_given :]
         self._window.clear()
         self._num_context = self._num_given = 0
         return piece
 
     def _drop(self, num_tokens: int, num_held: int) -> None:
-        """Forget the oldest tokens of the window; the last `num_held` characters stay due."""
+        """Drop the oldest tokens of the window; its last `num_held` characters remain to return."""
         del self._window[:num_tokens]
         self._num_context = len(self._window)
         self._num_given = max(0, len(self._decode(self._window)) - num_held)
