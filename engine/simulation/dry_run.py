@@ -1,4 +1,4 @@
-"""Run the scheduler alone over a written workload, without a model: who would be in which step.
+"""Run the scheduler alone on a workload from a file: shows which requests each step would have.
 
 A workload is a JSON object in which time is counted in steps:
 
@@ -6,12 +6,12 @@ A workload is a JSON object in which time is counted in steps:
      "requests": [{"arrival_step": 0, "prompt_len": 100, "output_len": 80}, ...]}
 
 At step s the requests with `arrival_step` s are added in list order, then one step is scheduled,
-then every request whose prompt is complete gets one token (never a stop before `output_len`).
-Every knob may be given by its name. `budget` maps a step to the token budget in force from it on.
-`tokens` gives a prompt where its content matters; prompts without it share nothing. `output` gives
-the tokens of a request where they are guessed (`speculative`); without it they are zeros.
-`num_blocks` counts one block that is never used, as vLLM's does, so that schedules recorded from
-vLLM can be compared line by line.
+then every request whose prompt is complete gets one token (no request stops before `output_len`).
+Every knob may be set by its name. `budget` maps a step to the token budget from that step on.
+`tokens` is the content of a prompt; prompts without it have no prefix in common. `output` is the
+output tokens, which matter if they are guessed (`speculative`); without it they are zeros.
+`num_blocks` includes one block that is never used, as in vLLM, so that schedules recorded from vLLM
+can be compared line by line.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,7 +37,7 @@ TokenId = Annotated[int, Meta(ge=0, le=2**62)]
 
 
 class WorkloadRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    arrival_step: Annotated[int, Meta(ge=0, le=1_000_000)]  # every step is a line, empty ones too
+    arrival_step: Annotated[int, Meta(ge=0, le=1_000_000)]  # bounded, because each step is a line
     prompt_len: Count
     output_len: Count
     priority: int = 0
@@ -46,7 +46,7 @@ class WorkloadRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ScheduleWorkload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is scheduled, and under which settings."""
+    """The requests to schedule, and the settings."""
 
     requests: list[WorkloadRequest]
     num_blocks: Annotated[int, Meta(ge=2, le=2**26)]
@@ -54,7 +54,7 @@ class ScheduleWorkload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_model_len: Count = 4096
     budget: dict[int, Count] = {}
     knobs: Knobs
-    # For people; nothing is scheduled by them.
+    # For people; these do not affect the schedule.
     name: str = ""
     comment: str = ""
     seed: int | None = None
@@ -65,10 +65,10 @@ class ScheduleWorkload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class ScheduleLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One step. Requests are numbered by their place in the workload."""
+    """One step. Requests are numbered by their order in the workload."""
 
     step: int
-    sched: dict[str, int]  # request -> tokens, in the order scheduled
+    sched: dict[str, int]  # request -> tokens, in the order of scheduling
     total: int
     preempted: list[int]  # in order of their numbers
     new: list[int]  # admitted, for the first time or again
@@ -76,7 +76,7 @@ class ScheduleLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
     waiting: int
     free_blocks: int  # after scheduling
     finished: list[int]
-    padded: int = 0  # of a static batch; left out when there is none
+    padded: int = 0  # padding tokens of a static batch; left out if 0
 
 
 def parse_workload(
@@ -85,11 +85,11 @@ def parse_workload(
     """Read and check a workload.
 
     Args:
-        source: where it comes from, for the error.
+        source: where the workload comes from, for the error message.
         overrides: settings that replace those of the workload, by name.
 
     Raises:
-        ConfigError: what is wrong with it, in one line.
+        ConfigError: says what is wrong, in one line.
     """
     try:
         document = _decoded(data)
@@ -183,21 +183,21 @@ def _check_request(number: int, request: WorkloadRequest, workload: ScheduleWork
 
 
 def _longest(workload: ScheduleWorkload) -> int:
-    """Most tokens whose KV one request comes to need; the last token is never computed."""
+    """Largest number of tokens that a request computes; its last token is never computed."""
     lengths = (each.prompt_len + each.output_len - 1 for each in workload.requests)
     return max(lengths, default=1)
 
 
 class ScheduleReplay:
-    """Schedules a workload step by step; `scheduler` and `rows` are there to look at meanwhile."""
+    """Schedules a workload step by step. Between steps, callers may read `scheduler` and `rows`."""
 
     def __init__(self, workload: ScheduleWorkload, own_mode: SpendBudget | None = None) -> None:
         self.scheduler = _scheduler(workload, own_mode)
-        self.rows: list[ScheduledRow] = []  # of the step that was yielded last
+        self.rows: list[ScheduledRow] = []  # rows of the step that was yielded last
         self._workload = workload
 
     def lines(self) -> Iterator[ScheduleLine]:
-        """One line a step; the last step, when all is done, is an empty one."""
+        """Yield one line for each step; the last one is empty, when all requests have finished."""
         scheduler, workload = self.scheduler, self._workload
         arrivals: dict[int, list[Request]] = {}
         for number, wanted in enumerate(workload.requests):
@@ -251,7 +251,7 @@ class ScheduleReplay:
         return take_bursts(self.scheduler, rows, result)[0]
 
     def _token(self, row: ScheduledRow, depth: int) -> int:
-        """Behind the newest token of a request, and so many drafts."""
+        """The token after the newest token of a request and `depth` drafts."""
         request = row.request
         output = self._workload.requests[request.request_id].output
         return 0 if output is None else output[request.num_output_tokens + depth]
@@ -260,8 +260,8 @@ class ScheduleReplay:
 def _scheduler(workload: ScheduleWorkload, own_mode: SpendBudget | None) -> Scheduler:
     num_blocks = workload.num_usable_blocks
     knobs = workload.knobs
-    # vLLM takes its share of all blocks, the one that is never used included: half a block more
-    # makes the share of the usable ones come to the same whole number.
+    # vLLM takes the watermark's share of all blocks, with the one that is never used. Half a block
+    # more makes our share of the usable blocks the same whole number.
     kept_free = int(knobs.watermark * workload.num_blocks)
     if kept_free:
         knobs = msgspec.structs.replace(knobs, watermark=(kept_free + 0.5) / num_blocks)
@@ -274,7 +274,7 @@ def _scheduler(workload: ScheduleWorkload, own_mode: SpendBudget | None) -> Sche
 
 
 def _request(number: int, wanted: WorkloadRequest) -> Request:
-    # Prompts without tokens of their own begin with one that no other has.
+    # A prompt without given tokens begins with a unique one.
     tokens = wanted.tokens or [-1 - number] + [0] * (wanted.prompt_len - 1)
     return Request(
         request_id=number,

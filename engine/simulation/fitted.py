@@ -1,8 +1,9 @@
 """`FittedModel`: step times learned from steps that ran.
 
-A cycle is a floor, plus so much for each prefill token, each decode, each query-key pair of
-prefills, each key token that decodes see and each request that prefills. No coefficient is
-negative. A prediction is marked as extrapolated if its step lies far outside of the measured ones.
+The cycle of a step is a constant plus a cost for each prefill token, each decode, each query-key
+pair of prefills, each key token that decodes attend to and each request that prefills. No
+coefficient is negative. A prediction is marked as extrapolated if the step is much larger than all
+measured ones.
 """
 
 import math
@@ -19,12 +20,12 @@ from stepscope.engine.simulation.step_time import StepShape, StepTime
 
 MIN_STEPS = 60
 TERMS = ("step", "prefill token", "decode", "prefill pair", "context token", "prefill")
-_MIN_SHAPES = 8  # different ones: below, a fit is a guess
-_MAX_STEPS = 5_000  # evenly taken from more
+_MIN_SHAPES = 8  # different shapes: with fewer, a fit is a guess
+_MAX_STEPS = 5_000  # of more steps, this many are picked evenly
 _NUM_FOLDS = 5
-_REACH = 1.5  # times the largest seen: beyond, an answer is marked
+_REACH = 1.5  # a prediction beyond this multiple of the largest measured term is extrapolated
 _WORTH_SAYING = 0.005
-_STOPPED = 3.0  # times the fit: something else stopped such a step, and no model learns it
+_STOPPED = 3.0  # a step that took this multiple of the fit was stopped by something else
 
 
 class SeenStep(NamedTuple):
@@ -32,29 +33,29 @@ class SeenStep(NamedTuple):
 
     shape: StepShape
     cycle_s: float
-    host_s: float | None = None  # of the cycle; None: unknown, or hidden behind the step before
+    host_s: float | None = None  # host's part of it; None: unknown, or hidden by the step before
 
 
 class SeenRange(Struct, frozen=True):
-    """Of one figure of the steps that were seen."""
+    """Range of one term in the measured steps."""
 
     least: float
     most: float
 
 
 class FittedModel(Struct, frozen=True, kw_only=True):
-    """A `StepTimeModel`. Errors are of steps that the fit had not seen, as shares of their time.
+    """A `StepTimeModel`. Errors are relative, and for steps that the fit had not seen.
 
-    Times are those of the mean step, as a session lasts as long as the sum of its steps.
+    Predicts the mean time of a step, not the median, so that the sum is right for a session.
     """
 
-    seconds: tuple[float, ...]  # for each of one of `TERMS`
+    seconds: tuple[float, ...]  # the coefficient of each of `TERMS`
     num_steps: int
     ranges: tuple[SeenRange, ...]  # for each of `TERMS`
     median_error: float
     p90_error: float
     spread: float
-    stopped_share: float  # of the time of all steps, what stopped steps took beyond the fit
+    stopped_share: float  # time of stopped steps beyond the fit, as a share of all steps' time
     host_s: float
 
     def __post_init__(self) -> None:
@@ -71,7 +72,7 @@ class FittedModel(Struct, frozen=True, kw_only=True):
         return StepTime(cycle_s - host_s, host_s, self.spread, is_far)
 
     def in_words(self) -> list[str]:
-        """What was learned from what, a line each."""
+        """Describe the fit for people, in lines."""
         lines = [
             f"fitted on {self.num_steps:,} steps; on steps not seen the median error is "
             f"{self.median_error:.1%}, one in ten is above {self.p90_error:.1%}"
@@ -96,7 +97,7 @@ class FittedModel(Struct, frozen=True, kw_only=True):
 
 
 def terms_of(shape: StepShape) -> tuple[float, ...]:
-    """What the coefficients are multiplied by, as in `TERMS`."""
+    """The factors of a step for the coefficients, in the order of `TERMS`."""
     return (
         1.0,
         float(shape.num_prefill_tokens),
@@ -108,10 +109,10 @@ def terms_of(shape: StepShape) -> tuple[float, ...]:
 
 
 def fit(steps: Sequence[SeenStep]) -> FittedModel:
-    """Learn from steps, in the order they ran.
+    """Fit a model to steps, given in the order in which they ran.
 
     Raises:
-        ConfigError: they are too few, or too much alike.
+        ConfigError: there are too few steps, or they are too much alike.
     """
     steps = [step for step in steps if step.cycle_s > 0]
     _check(steps)
@@ -121,7 +122,8 @@ def fit(steps: Sequence[SeenStep]) -> FittedModel:
     seconds = [step.cycle_s for step in steps]
     pairs = list(zip(_predicted_unseen(rows, seconds), seconds, strict=True))
     ran = [(found_s, each_s) for found_s, each_s in pairs if each_s <= _STOPPED * found_s]
-    # The fit goes through the typical step, and slow ones are further from it than fast ones.
+    # The fit predicts typical steps, and slow ones are further from it than fast ones. Scaling
+    # makes the sum right.
     scale = sum(each_s for _, each_s in ran) / sum(found_s for found_s, _ in ran)
     sizes = sorted(abs(scale * found_s / each_s - 1) for found_s, each_s in pairs)
     stopped_s = sum(each_s - found_s for found_s, each_s in pairs if each_s > _STOPPED * found_s)
@@ -154,7 +156,7 @@ def _check(steps: Sequence[SeenStep]) -> None:
 
 
 def _predicted_unseen(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
-    """Each stretch of the session is predicted from the others: drift counts as an error."""
+    """Predict each fifth of the session from the other four, so that drift counts as an error."""
     predicted: list[float] = []
     count = len(rows)
     for fold in range(_NUM_FOLDS):

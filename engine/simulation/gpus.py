@@ -1,6 +1,6 @@
-"""GPUs that step times can be estimated for: what their makers' data sheets say.
+"""Rates of GPUs from their makers' data sheets, for estimating step times.
 
-All rates are of dense products; those of RTX cards are with sums in fp32, as inference uses them.
+All rates are for dense products; those of RTX cards are with fp32 accumulation, as inference uses.
 """
 
 from msgspec import Struct
@@ -9,14 +9,14 @@ from stepscope.engine.protocol.settings.config_error import ConfigError
 
 
 class GpuRates(Struct, frozen=True, kw_only=True):
-    """Of one GPU."""
+    """Rates of one GPU."""
 
     name: str
-    bytes_per_s: float  # of its memory
-    bf16_flops: float  # a second
-    fp8_flops: float | None  # None: no such units, and bf16 computes
+    bytes_per_s: float  # memory bandwidth
+    bf16_flops: float  # per second
+    fp8_flops: float | None  # None: it has no FP8 units and computes in bf16
     memory_gib: int
-    link_bytes_per_s: float  # to other GPUs, each way
+    link_bytes_per_s: float  # to other GPUs, in each direction
     source: str
 
 
@@ -97,10 +97,10 @@ GPUS = {
 
 
 def gpu_named(name: str) -> GpuRates:
-    """By its name in `GPUS`; case, spaces and dashes do not count.
+    """Find a GPU by its name in `GPUS`; ignores case, spaces, dashes and underscores.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such GPU.
     """
     plain = name.lower().replace(" ", "").replace("-", "").replace("_", "")
     gpu = GPUS.get(plain)

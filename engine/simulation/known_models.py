@@ -60,11 +60,11 @@ KNOWN_MODELS: dict[str, dict[str, Any]] = {
         num_local_experts=16,
         num_experts_per_tok=1,
     ),
-    # For a CPU and for tests.
+    # For CPUs and tests.
     "qwen3-tiny": _shape(64, 2, 4, 2, 160, 512, head_dim=32, tie_word_embeddings=True),
     "llama-tiny": _shape(64, 2, 4, 2, 160, 512, head_dim=32),
 }
-# Experts in fp8, attention as it was: how the model is mostly served.
+# Experts in fp8, attention in bf16: the usual way to serve this model.
 KNOWN_MODELS["llama-4-scout-fp8"] = {
     **KNOWN_MODELS["llama-4-scout"],
     "quantization_config": {"quant_method": "fp8", "ignore": ["re:.*self_attn"]},

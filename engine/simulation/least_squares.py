@@ -1,6 +1,6 @@
-"""Least squares for step times: no coefficient below zero, and a few slow steps change little.
+"""Least squares for step times: no coefficient is negative, and a few slow steps change little.
 
-In plain Python: a fit has a handful of terms, and a plain install has no numpy.
+In plain Python, because a plain install has no numpy and a fit has only a few terms.
 """
 
 import statistics
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from operator import mul
 
 _NUM_ROUNDS = 12
-_SETTLED = 1e-4  # changes of a coefficient below this share end the rounds
-_HUBER = 1.5  # residuals beyond so many standard deviations count linearly
-_NOTHING = 1e-10  # a gain below this is rounding
+_SETTLED = 1e-4  # the rounds end when no coefficient changes by more than this share
+_HUBER = 1.5  # residuals beyond this many standard deviations count linearly
+_NOTHING = 1e-10  # a smaller gain is only rounding
 
 
 def fit_relative(
@@ -18,13 +18,13 @@ def fit_relative(
     seconds: Sequence[float],
     at_least: Sequence[float] | None = None,
 ) -> list[float]:
-    """Coefficients, none negative, that make `sum(coefficient * term)` close to `seconds`.
+    """Find non-negative coefficients that make `sum(coefficient * term)` close to `seconds`.
 
-    Errors count as a share of the seconds (all above zero), by Huber's loss.
+    Minimises Huber's loss of the relative errors; all `seconds` must be above zero.
 
     Args:
-        rows: for each step its terms, as many for every step.
-        at_least: for each term what its coefficient is not to fall below.
+        rows: the terms of each step, the same number for every step.
+        at_least: lower bound of each coefficient; None: zero.
     """
     floors = at_least or [0.0] * len(rows[0])
     shares = [
@@ -50,9 +50,9 @@ def fit_relative(
 def _weighted(
     columns: Sequence[Sequence[float]], targets: Sequence[float], weights: Sequence[float]
 ) -> list[float]:
-    """Of `sum(weight * (row . coefficients - target)^2)` the non-negative minimum."""
+    """Non-negative coefficients that minimise `sum(weight * (row . coefficients - target)^2)`."""
     weighted = [list(map(mul, column, weights)) for column in columns]
-    # Columns of length 1 each: terms have all kinds of sizes.
+    # Scale all columns to length 1, because the sizes of terms differ greatly.
     lengths = [
         sum(map(mul, one, other)) ** 0.5 or 1.0
         for one, other in zip(weighted, columns, strict=True)
@@ -72,13 +72,13 @@ def _weighted(
 
 
 def _non_negative(gram: Sequence[Sequence[float]], wanted: Sequence[float]) -> list[float]:
-    """Minimum of `x.gram.x / 2 - wanted.x` with no x below zero.
+    """The x that minimises `x.gram.x / 2 - wanted.x`, with no element below zero.
 
     Lawson and Hanson, Solving Least Squares Problems (1974), chapter 23.
     """
     count = len(wanted)
     found = [0.0] * count
-    free: list[int] = []  # those that are not held at zero
+    free: list[int] = []  # indices that are not held at zero
     for _ in range(3 * count):
         gains = [wanted[i] - sum(map(mul, gram[i], found)) for i in range(count)]
         best = max((i for i in range(count) if i not in free), key=gains.__getitem__, default=None)
@@ -87,7 +87,7 @@ def _non_negative(gram: Sequence[Sequence[float]], wanted: Sequence[float]) -> l
         free.append(best)
         solved = _solved(gram, wanted, free)
         while min(solved.values()) <= 0:
-            # Go as far as all stay above zero, and hold the one that gets there first.
+            # Move until the first of them reaches zero, and hold that one there.
             share, first = min(
                 (found[i] / ((found[i] - solved[i]) or 1.0), i) for i in free if solved[i] <= 0
             )
@@ -106,7 +106,7 @@ def _non_negative(gram: Sequence[Sequence[float]], wanted: Sequence[float]) -> l
 def _solved(
     gram: Sequence[Sequence[float]], wanted: Sequence[float], free: Sequence[int]
 ) -> dict[int, float]:
-    """The minimum over the free ones alone: Gauss, with the rest at zero."""
+    """The minimum over the free indices, with all others at zero, by Gaussian elimination."""
     lines = [[gram[i][j] for j in free] + [wanted[i]] for i in free]
     count = len(free)
     for column in range(count):
@@ -114,7 +114,7 @@ def _solved(
         lines[column], lines[pivot] = lines[pivot], lines[column]
         top = lines[column]
         if abs(top[column]) < _NOTHING:
-            top[column] = _NOTHING  # two terms in step with each other: any share will do
+            top[column] = _NOTHING  # two terms are proportional: any split between them will do
         for line in lines[column + 1 :]:
             share = line[column] / top[column]
             for place in range(column, count + 1):

@@ -1,8 +1,8 @@
-"""`MeasuredModel`: step times between points that were measured.
+"""`MeasuredModel`: step times interpolated between measured points.
 
-A point is a step: tokens that it computed, tokens that were in the KV cache before it and that it
-attended to, and seconds. Between points the time goes along straight lines, over the context
-first and then over the tokens.
+A point is a step: the tokens it computed, the tokens in the KV cache that it attended to, and its
+seconds. Times between points are interpolated linearly, first over the context and then over the
+tokens.
 """
 
 import csv
@@ -17,7 +17,7 @@ import msgspec
 from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.simulation.step_time import StepShape, StepTime
 
-_MIN_TOKENS = 2  # different numbers of tokens
+_MIN_TOKENS = 2  # different numbers of tokens that the points must have
 _COLUMNS = ("tokens", "context", "seconds")
 
 
@@ -30,13 +30,13 @@ class MeasuredPoint(NamedTuple):
 
 
 class MeasuredModel:
-    """A `StepTimeModel` by points.
+    """A `StepTimeModel` from measured points.
 
     Args:
-        host_ms: between two steps, where the points are without it.
+        host_ms: host time between two steps, if the points do not include it.
 
     Raises:
-        ConfigError: the points are of one size only.
+        ConfigError: all points have the same number of tokens.
     """
 
     def __init__(self, points: Iterable[MeasuredPoint], *, host_ms: float = 0.0) -> None:
@@ -62,7 +62,7 @@ class MeasuredModel:
         self._host_s = host_ms / 1e3
 
     def step_time(self, shape: StepShape) -> StepTime:
-        # What decodes see includes their own tokens, what prefills see theirs.
+        # The context of a shape includes the step's own tokens; that of a point does not.
         context = shape.num_context_tokens - shape.num_decodes
         context += max(0, shape.num_prefill_context - shape.num_prefill_tokens)
         tokens = self._tokens
@@ -74,7 +74,7 @@ class MeasuredModel:
         return StepTime(low_s + share * (high_s - low_s), self._host_s, 0.0, is_far)
 
     def _at(self, index: int, context: int) -> float:
-        """Along the line of one number of tokens; beyond its ends by what a token costs."""
+        """Time for a context at one number of tokens; beyond the points by the mean slope."""
         line = self._lines[index]
         place = bisect_right(line, (context, float("inf")))
         if place == 0 or place == len(line):
@@ -92,13 +92,13 @@ def _seconds_per_context(lines: Sequence[Sequence[tuple[int, float]]]) -> float:
 
 
 def read_points(path: Path, model: str | None = None) -> list[MeasuredPoint]:
-    """Of the JSON that `stepscope bench gpu` writes, or of a CSV with tokens, context and seconds.
+    """Read points from the JSON of `stepscope bench gpu`, or a CSV with tokens, context, seconds.
 
     Args:
-        model: of the models in the JSON; None: there is one.
+        model: which model of the JSON to use; None if it has only one.
 
     Raises:
-        ConfigError: there are none in it, with what is missing.
+        ConfigError: the file has no points; says what is missing.
     """
     try:
         text = path.read_text("utf-8")
@@ -149,7 +149,7 @@ class _Part(msgspec.Struct):
 
 
 class _Report(msgspec.Struct):
-    """What is used of `engine.bench.gpu.results.Report`, which this room does not know."""
+    """The used fields of `engine.bench.gpu.results.Report`, which this room may not import."""
 
     outcomes: list[_Part]
 

@@ -1,4 +1,4 @@
-"""`ModelShape`: what a step of a model has to read and to compute, from its config.json."""
+"""`ModelShape`: the sizes of a model, from its config.json, that set the cost of its steps."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +17,7 @@ _BF16 = 2.0
 
 
 class ModelShape(Struct, frozen=True, kw_only=True):
-    """Counts are of elements, of the whole model."""
+    """Sizes of a model. Weights are counted in elements, for the whole model."""
 
     name: str
     num_layers: int
@@ -31,10 +31,10 @@ class ModelShape(Struct, frozen=True, kw_only=True):
     num_experts: int
     num_experts_per_token: int
     head_weights: int
-    embedding_weights: int  # 0: the head is the embedding, too
-    attention_bytes: float  # of one weight
+    embedding_weights: int  # 0 if tied: the head is also the embedding
+    attention_bytes: float  # bytes of one weight
     mlp_bytes: float
-    kv_bytes: float = _BF16  # of one element of the KV cache
+    kv_bytes: float = _BF16  # bytes of one element of the KV cache
 
     @property
     def kv_bytes_per_token(self) -> float:
@@ -42,7 +42,7 @@ class ModelShape(Struct, frozen=True, kw_only=True):
 
     @property
     def weight_bytes(self) -> float:
-        """That a step of many tokens reads. Of the embedding only rows are read: it is left out."""
+        """Bytes that a step of many tokens reads. Without the embedding, of which few are read."""
         return (
             self.attention_weights * self.attention_bytes
             + (self.mlp_weights + self.expert_weights * self.num_experts) * self.mlp_bytes
@@ -51,23 +51,23 @@ class ModelShape(Struct, frozen=True, kw_only=True):
 
     @property
     def memory_bytes(self) -> float:
-        """Of all weights."""
+        """Bytes of all weights."""
         return self.weight_bytes + self.embedding_weights * _BF16
 
     def num_experts_used(self, num_tokens: int) -> float:
-        """Of a layer, as many tokens choose them evenly and each on its own."""
+        """Expected experts of a layer in use, if tokens choose experts evenly, independently."""
         share = self.num_experts_per_token / self.num_experts
         return self.num_experts * (1 - (1 - share) ** num_tokens)
 
 
 def model_shape(model: str) -> ModelShape:
-    """By a name of `KNOWN_MODELS`, `random:NAME`, or the path of a config.json or its folder.
+    """The shape of a model: a name of `KNOWN_MODELS`, `random:NAME`, or a config.json (or folder).
 
-    Of a name as on Hugging Face its beginning counts: `meta-llama/Llama-3.1-8B-Instruct`. A name
-    with `fp8` in it has weights of one byte.
+    A name as on Hugging Face, such as `meta-llama/Llama-3.1-8B-Instruct`, counts as the longest
+    known name that it begins with. A name with `fp8` in it has weights of one byte.
 
     Raises:
-        ConfigError: there is no such model, or its config lacks what is needed.
+        ConfigError: there is no such model, or its config lacks a field that is needed.
     """
     known = _known(model)
     if known is not None:
@@ -91,7 +91,7 @@ def model_shape(model: str) -> ModelShape:
 
 
 def _known(model: str) -> str | None:
-    """The longest known name that the model's begins with."""
+    """The longest known name that the model's name begins with; None if there is none."""
     name = model.removeprefix(_RANDOM).lower()
     if name.removesuffix("-fp8") in KNOWN_MODELS:
         return name if name in KNOWN_MODELS else name.removesuffix("-fp8")
@@ -104,10 +104,10 @@ def _known(model: str) -> str | None:
 
 
 def shape_of_config(name: str, config: Mapping[str, Any]) -> ModelShape:
-    """`config`: as Hugging Face's models have it.
+    """The shape of a model from its Hugging Face config.
 
     Raises:
-        ConfigError: it lacks what is needed, or has attention of another kind.
+        ConfigError: the config lacks a field that is needed, or has another kind of attention.
     """
     text = config.get("text_config") or config
     if "kv_lora_rank" in text:
@@ -156,7 +156,7 @@ def _count(name: str, config: Mapping[str, Any], field: str) -> int:
 
 
 def _shared_inner(text: Mapping[str, Any], expert_inner: int) -> int:
-    """Width of the experts that every token uses; Llama 4 has one, and its config does not say."""
+    """Width of the shared experts together. Llama 4 has one, which its config does not mention."""
     if text.get("shared_expert_intermediate_size"):
         return int(text["shared_expert_intermediate_size"])
     default = 1 if str(text.get("model_type", "")).startswith("llama4") else 0

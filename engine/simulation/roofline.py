@@ -1,9 +1,9 @@
-"""`RooflineModel`: step times from what a step has to read and to compute, and a GPU's rates.
+"""`RooflineModel`: step times from the bytes and operations of a step, and a GPU's rates.
 
-Each part of a step takes what its bytes or its operations take at the rates of the data sheet,
-whichever is longer, times a coefficient above 1. The step itself, its rows and the exchanges of
-tensor parallelism cost a time of their own. Of a mixture of experts only those are read that the
-tokens of the step choose.
+Each part of a step takes the time of its bytes or of its operations at the data sheet's rates,
+whichever is longer, times a coefficient above 1. Each step, each row and each exchange of tensor
+parallelism also costs a fixed time. In a mixture of experts, only the experts that the step's
+tokens choose are read.
 """
 
 from msgspec import Struct
@@ -13,25 +13,25 @@ from stepscope.engine.simulation.gpus import GpuRates
 from stepscope.engine.simulation.model_shape import ModelShape
 from stepscope.engine.simulation.step_time import StepShape, StepTime
 
-TERMS = ("weights", "attention", "step", "row_layer")  # what coefficients are fitted for
-_EXCHANGES = 2  # in a layer: after attention and after its MLP
+TERMS = ("weights", "attention", "step", "row_layer")  # the terms with fitted coefficients
+_EXCHANGES = 2  # in each layer: after attention and after the MLP
 _ACTIVATION_BYTES = 2
 _MEMORY_SHARE = 0.9  # that the engine takes, as vLLM's `gpu_memory_utilization`
 _ACTIVATION_ROOM = 1.7e9  # bytes of each GPU: about what vLLM 0.19 leaves out of its KV cache
 
 
 class RooflineCoefficients(Struct, frozen=True, kw_only=True):
-    """How far real steps stay behind a data sheet, and what a data sheet does not know.
+    """How much slower real steps are than a data sheet, and costs that no data sheet has.
 
     The defaults are a fit to 13 public runs of vLLM 0.15.1 on H100 (docs/simulate.md, Accuracy).
     """
 
-    weights: float = 1.309  # times what reading all weights of the step takes
-    attention: float = 1.068  # times what reading the keys and values takes
-    step_us: float = 837.0  # each step, however little it does
-    row_layer_us: float = 0.858  # each row in each layer
-    # Assumed, not fitted: an exchange between GPUs before its bytes, and the share of the peak
-    # that is computed at best, before the factors above.
+    weights: float = 1.309  # factor on the time of all products with weights
+    attention: float = 1.068  # factor on the time of attention
+    step_us: float = 837.0  # fixed cost of each step
+    row_layer_us: float = 0.858  # cost of each row in each layer
+    # Assumed, not fitted: the latency of an exchange between GPUs, and the best share of the peak
+    # rate that products reach, before the factors above.
     exchange_us: float = 5.0
     matmul_share: float = 0.8
     pairs_share: float = 0.5
@@ -41,13 +41,13 @@ class RooflineModel:
     """A `StepTimeModel` of a model on `tensor_parallel` GPUs.
 
     Attributes:
-        name: what is modelled, for people.
+        name: the model and the GPUs, for people.
 
     Args:
         host_ms: between two steps of an engine that does not prepare a step while one runs.
 
     Raises:
-        ConfigError: the model cannot be split in so many parts.
+        ConfigError: the model's heads cannot be split over `tensor_parallel` GPUs.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class RooflineModel:
         self._set_rates(gpu, shape, tensor_parallel)
 
     def _set_rates(self, gpu: GpuRates, shape: ModelShape, num_gpus: int) -> None:
-        """Everything in seconds a unit, on the GPUs together."""
+        """Set all costs in seconds per unit, on all GPUs together."""
         read_s = 1 / (gpu.bytes_per_s * num_gpus)
         bf16_s = 2 / (gpu.bf16_flops * num_gpus * self._coefficients.matmul_share)
         fp8_s = bf16_s * gpu.bf16_flops / gpu.fp8_flops if gpu.fp8_flops else bf16_s
@@ -86,7 +86,7 @@ class RooflineModel:
         self._read_expert_s = shape.expert_weights * shape.mlp_bytes * read_s
         self._token_experts_s = shape.expert_weights * shape.num_experts_per_token * mlp_s
         self._read_key_s = shape.kv_bytes_per_token * read_s
-        # Two products, of two operations for each element of a head.
+        # Two products (scores and values), with two operations for each element of a head.
         operations = 4 * shape.num_layers * shape.num_heads * shape.head_dim
         pairs_flops = gpu.bf16_flops * num_gpus * self._coefficients.pairs_share
         self._pair_s = operations / pairs_flops
@@ -95,7 +95,7 @@ class RooflineModel:
         self._token_exchange_s = self._num_exchanges * sent / gpu.link_bytes_per_s
 
     def terms(self, shape: StepShape) -> tuple[float, ...]:
-        """What the coefficients named in `TERMS` are multiplied by: seconds, or how many."""
+        """The factors of a step for the coefficients of `TERMS`: seconds, or counts."""
         num_tokens = shape.num_tokens
         weights_s = max(self._read_dense_s, num_tokens * self._token_dense_s)
         if self._read_expert_s:
@@ -112,7 +112,7 @@ class RooflineModel:
         )
 
     def exchange_s(self, num_tokens: int) -> float:
-        """What the GPUs take to add up their parts."""
+        """Seconds that the GPUs take to add up their partial results."""
         latency_s = self._coefficients.exchange_us * 1e-6
         return self._num_exchanges * latency_s + num_tokens * self._token_exchange_s
 
@@ -132,7 +132,7 @@ def num_kv_tokens(gpu: GpuRates, shape: ModelShape, tensor_parallel: int = 1) ->
     """How many tokens the KV cache holds beside the weights.
 
     Raises:
-        ConfigError: the weights alone do not fit.
+        ConfigError: the weights leave no room.
     """
     room = gpu.memory_gib * 2**30 * tensor_parallel * _MEMORY_SHARE
     left = room - shape.memory_bytes - _ACTIVATION_ROOM * tensor_parallel

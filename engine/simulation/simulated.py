@@ -1,6 +1,6 @@
-"""An engine without a model: a cost model, a virtual clock, and made-up tokens.
+"""A simulated engine: modelled step times, a virtual clock, and made-up tokens.
 
-It runs the real scheduler, core and telemetry, and never reads the host's clock, so the same seed
+It runs the real scheduler, core and telemetry, but never reads the host's clock, so the same seed
 gives the same messages, byte for byte.
 """
 
@@ -29,7 +29,7 @@ VOCAB_SIZE = 4096
 
 
 class SimulatedRunner:
-    """`Runner` whose time passes only when it executes, and on its device when it has launched."""
+    """`Runner` with a virtual clock, which advances only by the times of the cost model."""
 
     def __init__(self, cost: StepTimeModel, seed: int = 0) -> None:
         self._cost = cost
@@ -47,7 +47,7 @@ class SimulatedRunner:
         return self.launch(step).collect()
 
     def launch(self, step: ScheduledStep) -> "SimulatedStep":
-        """The host is free again after its time; the device runs one step after another."""
+        """Start a step: takes the host's time; its simulated device runs steps one by one."""
         time = self._cost.step_time(shape_of(step))
         launch_ns = self._now_ns + round(time.host_s * 1e9)
         self._now_ns = launch_ns
@@ -73,12 +73,12 @@ class SimulatedRunner:
         }
 
     def _token(self, row: ScheduledRow, position: int) -> int:
-        """Like a seeded sampler: a function of the request and the position, not of the batch."""
+        """Make up a token from request and position alone, whatever the batch, like a seed does."""
         return (row.request.request_id * 7919 + position * 104_729 + self._seed) % VOCAB_SIZE
 
 
 class SimulatedStep:
-    """A step whose result is there, to be collected once its time has passed."""
+    """A simulated step in flight. `collect` advances the clock to its end."""
 
     is_whole = True
 
@@ -92,14 +92,14 @@ class SimulatedStep:
 
 
 class SimulatedWorkload(Struct, frozen=True, kw_only=True):
-    """Chats that stream, and now and then a long document; arrivals Poisson in virtual time."""
+    """Streaming chats and a few long documents, with Poisson arrivals in virtual time."""
 
     rate: float = 4.0  # requests a second
     document_share: float = 0.15
     chat_tokens: int = 200  # mean prompt
     document_tokens: int = 3000
     output_tokens: int = 60  # mean
-    shared_tokens: int = 64  # system prompt that all chats begin with
+    shared_tokens: int = 64  # length of the system prompt that all chats begin with
 
 
 class _Collector:
@@ -118,10 +118,10 @@ class _Collector:
 def simulated_info(
     limits: Limits, num_blocks: int, block_size: int, seed: int, *, is_served: bool = False
 ) -> EngineInfo:
-    """What a simulated engine says of itself.
+    """Make the `EngineInfo` of a simulated engine.
 
     Args:
-        is_served: it has a control socket and publishes telemetry.
+        is_served: whether it has a control socket and publishes telemetry.
     """
     return EngineInfo(
         engine_id=f"simulated-{seed}",
@@ -159,8 +159,8 @@ def simulate(
     """Run a simulated engine for `num_steps` steps.
 
     Args:
-        changes: step -> knobs to set before it.
-        overlap: steps are prepared while those before them run.
+        changes: knobs to set before a step, by step.
+        overlap: whether each step is prepared while the one before it runs.
 
     Returns:
         (sequence, message) pairs: `EngineInfo`, `KnobsChanged`, `StepRecord` and `EngineStatus`
@@ -188,7 +188,7 @@ def simulate(
             core.inbox.put(Call(submit, SilentClient(), token_ids))
             number += 1
             arrival_ns += round(random_source.expovariate(workload.rate) * 1e9)
-        # A step in flight has a number already.
+        # A step in flight already counts in `next_step`.
         for step in [step for step in changes or () if step <= core.next_step]:
             assert changes is not None
             command = SetKnobs(changes=changes.pop(step), who="simulated")

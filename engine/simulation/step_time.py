@@ -1,7 +1,7 @@
-"""`StepTimeModel`: how long a step takes, by what is in it.
+"""`StepTimeModel`: predicts how long a step takes.
 
-A step is known to a model by its `StepShape`, which has no requests and no times: it can be made
-from a `ScheduledStep`, from a record of a real step, or by hand.
+Its input is a `StepShape`, which has no requests and no times: it can be made from a
+`ScheduledStep`, from the record of a real step, or by hand.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ _DECODE = int(Phase.DECODE)
 
 
 class StepShape(NamedTuple):
-    """What a step computes. A row is a prefill or a decode, as the scheduler counts it."""
+    """The amount of work in a step. Each row is a prefill or a decode, as in the scheduler."""
 
     num_rows: int
-    num_decodes: int  # rows that decode, one token each
-    num_prefill_tokens: int  # computed in this step, recomputed ones and padding included
-    num_prefill_pairs: int  # attention of prefills: a query token with each key token it sees
-    num_context_tokens: int  # key tokens that decodes see, their own included
-    num_prefill_context: int = 0  # key tokens that prefills see, each counted once for its row
+    num_decodes: int  # rows that decode, counted as one token each
+    num_prefill_tokens: int  # with recomputed tokens and padding
+    num_prefill_pairs: int  # pairs of a query token and a key token it attends to, in prefills
+    num_context_tokens: int  # key tokens that decodes attend to, with their own
+    num_prefill_context: int = 0  # key tokens that prefills attend to, counted once for each row
 
     @property
     def num_tokens(self) -> int:
@@ -35,12 +35,12 @@ class StepShape(NamedTuple):
 
 
 class StepTime(NamedTuple):
-    """The cycle of a step is `device_s + host_s`, or the longer of them where steps overlap."""
+    """Time of a step. Its cycle is `device_s + host_s`, or the longer of them with overlap."""
 
     device_s: float
-    host_s: float  # between two steps: schedule, prepare, take the tokens in
-    spread: float = 0.0  # standard deviation of the logarithm of the device's time
-    is_extrapolated: bool = False  # the model has seen nothing like this step
+    host_s: float  # between two steps: scheduling, preparing inputs, updating requests
+    spread: float = 0.0  # standard deviation of the logarithm of `device_s`
+    is_extrapolated: bool = False  # the step is far outside of the model's data
 
     @property
     def cycle_s(self) -> float:
@@ -48,18 +48,18 @@ class StepTime(NamedTuple):
 
 
 class StepTimeModel(Protocol):
-    """The same shape always gets the same answer: chance is the caller's, by the spread."""
+    """Predicts the time of a step: always the same for a shape. Callers may add random spread."""
 
     def step_time(self, shape: StepShape) -> StepTime: ...
 
 
 def shape_of(step: ScheduledStep) -> StepShape:
-    """The shape of a step that was scheduled. Padding counts as prefill tokens."""
+    """The shape of a scheduled step. Padding counts as prefill tokens."""
     return shape_of_rows([row[1:4] for row in step.rows], step.num_padded_tokens)
 
 
 def shape_of_rows(rows: Sequence[tuple[int, int, int]], num_padded_tokens: int = 0) -> StepShape:
-    """Of rows by phase, start and number of tokens."""
+    """The shape of a step, from the (phase, start, number of tokens) of its rows."""
     num_decodes = num_pairs = num_context = num_prefill_context = 0
     num_prefill_tokens = num_padded_tokens
     for phase, start, num_tokens in rows:
@@ -76,7 +76,7 @@ def shape_of_rows(rows: Sequence[tuple[int, int, int]], num_padded_tokens: int =
 
 
 class CostModel(Struct, frozen=True, kw_only=True):
-    """A floor, plus so much for each token and for each pair of a token and one it sees."""
+    """A simple `StepTimeModel`: a constant, plus costs per token and per query-key pair."""
 
     floor_ms: float = 8.0
     token_us: float = 40.0
@@ -84,7 +84,7 @@ class CostModel(Struct, frozen=True, kw_only=True):
     host_ms: float = 0.2
 
     def step_time(self, shape: StepShape) -> StepTime:
-        # Of its own key a token counts half, so that a chunk of n alone counts n * n / 2.
+        # A token's own key counts half, so that a chunk of n tokens alone counts n * n / 2.
         pairs = shape.num_prefill_pairs + shape.num_context_tokens - shape.num_tokens / 2
         ns = self.floor_ms * 1e6 + shape.num_tokens * self.token_us * 1e3 + pairs * self.context_ns
         return StepTime(ns / 1e9, self.host_ms / 1e3)

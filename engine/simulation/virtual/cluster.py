@@ -1,4 +1,4 @@
-"""`run_cluster`: requests to one or several simulated engines, each to one of them."""
+"""`run_cluster`: routes requests to one or several simulated engines, and runs them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple, Protocol, TypeAlias
@@ -10,14 +10,14 @@ Routing: TypeAlias = Literal["round-robin", "least-loaded"]
 
 
 class TimedKnobs(NamedTuple):
-    """Knobs that hold from a moment on, on every engine."""
+    """Knobs to set on every engine at a given time."""
 
     time_ns: int
     knobs: Knobs
 
 
 class Engine(Protocol):
-    """A simulated engine; `Replica` is one, `SimulatedSession` is one that publishes its steps."""
+    """A simulated engine: a `Replica`, or a `SimulatedSession`, which publishes its steps."""
 
     @property
     def num_unfinished(self) -> int: ...
@@ -39,7 +39,7 @@ def run_cluster(
     changes: Sequence[TimedKnobs] = (),
     on_request: Callable[[int], bool] = lambda number: False,
 ) -> bool:
-    """Give each request to an engine when it arrives, and run all of them to their end.
+    """Send each request to an engine at its arrival, and run all engines until they are done.
 
     Args:
         requests: in the order of their arrivals.
@@ -47,7 +47,7 @@ def run_cluster(
         on_request: called with the number of each request before it arrives; True ends the run.
 
     Returns:
-        Whether it ended before all requests had been served.
+        Whether `on_request` ended the run early.
     """
     upcoming = list(reversed(changes))
     for number, request in enumerate(requests):

@@ -1,4 +1,4 @@
-"""`DrawnStepTimes`: the times of a model with chance in them, by a seed."""
+"""`DrawnStepTimes`: a model's step times with random spread, from a seed."""
 
 import math
 import random
@@ -7,12 +7,12 @@ from stepscope.engine.simulation.step_time import StepShape, StepTime, StepTimeM
 
 
 class DrawnStepTimes:
-    """A `StepTimeModel` whose device times are log-normal around those of another one.
+    """A `StepTimeModel` whose device times are log-normal around those of another model.
 
-    The mean of what is drawn is the other model's time. Each call draws anew.
+    Their mean is the other model's time. Each call draws a new time.
 
     Attributes:
-        num_extrapolated: steps so far that the model has seen nothing like.
+        num_extrapolated: steps so far whose times were extrapolated.
     """
 
     def __init__(self, model: StepTimeModel, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""`MadeUpCodec`: prompts as token ids for an engine that has no tokenizer and reads no text."""
+"""`MadeUpCodec`: turns prompts into token ids for a simulated engine, which has no tokenizer."""
 
 import zlib
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ CHARS_PER_TOKEN = 4
 
 
 class MadeUpCodec:
-    """A `TextCodec`: a token for every four characters, so that equal beginnings stay equal."""
+    """A `TextCodec`: one token for four characters, so that equal prefixes have equal tokens."""
 
     def encode(self, text: str, most: int | None = None) -> list[int]:
         pieces = (text[i : i + CHARS_PER_TOKEN] for i in range(0, len(text), CHARS_PER_TOKEN))

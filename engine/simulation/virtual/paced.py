@@ -1,7 +1,8 @@
-"""`PacedRunner`: simulated steps in the time of the wall clock, or so many times faster.
+"""`PacedRunner`: simulated steps that take real time, or a fraction of it.
 
-What the scheduler takes of the host is no part of virtual time: the clock stands still after a step
-until the next one begins, or for `_SETTLE_NS` at most; then the engine is idle, and it goes on.
+The time of the real scheduler is not part of virtual time: after a step the virtual clock stops
+until the next step begins, for at most `_SETTLE_NS`. After that the engine counts as idle, and the
+clock continues.
 """
 
 import time
@@ -11,22 +12,22 @@ from stepscope.engine.scheduling.step import InFlight, ScheduledStep, StepResult
 from stepscope.engine.simulation.simulated import START_NS, SimulatedRunner
 from stepscope.engine.simulation.step_time import StepTimeModel
 
-_SETTLE_NS = 20_000_000  # of wall time
+_SETTLE_NS = 20_000_000  # in real time
 
 
 class PacedRunner:
     """`Runner` that sleeps while a step runs. Its clock may be read from any thread.
 
     Args:
-        speed: virtual seconds in one of the wall clock, as far as the host can keep up.
+        speed: virtual seconds for each second of real time, as far as the host can keep up.
     """
 
     def __init__(self, model: StepTimeModel, seed: int, speed: float) -> None:
         self._runner = SimulatedRunner(model, seed)
         self._speed = speed
-        self._anchor = START_NS, time.monotonic_ns()  # virtual and wall time of one instant
-        self._end_ns = START_NS  # of the step under way, or the last one
-        self._ended_wall_ns: int | None = 0  # None: one is under way
+        self._anchor = START_NS, time.monotonic_ns()  # virtual and real time of one instant
+        self._end_ns = START_NS  # virtual end of the running step, or of the last one
+        self._ended_wall_ns: int | None = 0  # real end of the last step; None while one runs
 
     def clock(self) -> int:
         wall_ns = time.monotonic_ns()
@@ -46,7 +47,7 @@ class PacedRunner:
         left_ns = due_ns - time.monotonic_ns()
         if left_ns > 0:
             time.sleep(left_ns / 1e9)
-        else:  # the host cannot keep up: what it is late is not made up for
+        else:  # the host cannot keep up; do not run faster later to make up for it
             self._anchor = result.tokens_ns, time.monotonic_ns()
         self._ended_wall_ns = time.monotonic_ns()
         return result

@@ -1,13 +1,13 @@
-"""`Replica`: one engine on a virtual clock, without telemetry: the scheduler, and times of steps.
+"""`Replica`: one engine on a virtual clock: the real scheduler and modelled step times.
 
-It keeps no list of steps and none of requests that have ended, so that a run of any length takes
-the same memory. What it brings goes to a `FigureSink`.
+It publishes no telemetry. It keeps no steps and no finished requests, so a run of any length takes
+the same memory; results go to a `FigureSink`.
 
-While every running request decodes and none can join, a stretch of steps takes a short way: the
-clock goes step by step, and the scheduler's state is updated once for all of them.
+While all running requests decode and none can join, a stretch of steps takes a short cut: the clock
+advances step by step, but the scheduler's state is updated only once for all of them.
 `tests/simulation/test_replica.py` compares the result with scheduling every step.
 
-Where steps overlap, each is scheduled when the one before it begins, as in the engine (`Pipeline`).
+With overlap, each step is scheduled when the one before it begins, as in the engine (`Pipeline`).
 """
 
 from typing import NamedTuple, Protocol
@@ -21,11 +21,11 @@ from stepscope.engine.simulation.step_time import StepShape, StepTimeModel, shap
 from stepscope.engine.simulation.virtual.requests import BlockNames, SimulatedRequest
 
 _MODES_WITH_STRETCHES = ("continuous", "separate", "chunked")
-_MIN_STRETCH = 3  # steps; a shorter one is not worth its preparation
+_MIN_STRETCH = 3  # steps; a shorter stretch is not worth its preparation
 
 
 class EndedRequest(Protocol):
-    """What figures are made of; a `Request` has it, and so has one in a recording."""
+    """The fields of a finished request that figures need; also those of a recorded request."""
 
     @property
     def arrival_ns(self) -> int: ...
@@ -42,13 +42,13 @@ class EndedRequest(Protocol):
 
 
 class FigureSink(Protocol):
-    """Takes what a simulated engine brings. All times in nanoseconds."""
+    """Collects the results of a simulated engine. All times in nanoseconds."""
 
     def add_step(self, num_prefill_tokens: int, num_decode_tokens: int, num_steps: int) -> None:
-        """So many steps, with so many tokens each."""
+        """Add `num_steps` steps with these numbers of tokens each."""
 
     def add_gaps(self, gap_ns: int, count: int) -> None:
-        """Between a token and the one before it."""
+        """Add `count` inter-token latencies of `gap_ns`."""
 
     def add_first(self, ttft_ns: int) -> None: ...
 
@@ -58,7 +58,7 @@ class FigureSink(Protocol):
 
 
 class _Launched(NamedTuple):
-    """A step that was scheduled, and whose end is known."""
+    """A scheduled step, and the time of its end."""
 
     rows: list[ScheduledRow]
     num_prefill_tokens: int
@@ -67,16 +67,15 @@ class _Launched(NamedTuple):
 
 
 class Replica:
-    """Schedules and times steps until a moment, or until there is nothing left to do.
+    """Runs an engine's steps until a given time, or until all requests have finished.
 
     Attributes:
         now_ns: virtual time since the start.
-        scheduler: the real one, with the real KV cache.
+        scheduler: the real scheduler, with the real KV cache.
 
     Args:
-        overlap: a step is scheduled while the one before it runs, where it does not need its
-            tokens.
-        takes_short_way: see the module; False asks the scheduler for every step.
+        overlap: schedule a step while the one before it runs, if it does not need its tokens.
+        takes_short_way: take the short cut that the module describes; False schedules every step.
     """
 
     def __init__(
@@ -98,17 +97,17 @@ class Replica:
         self._next_id = 0
         self._next_step = 0
         self._next_knobs: Knobs | None = None
-        self._ahead: _Launched | None = None  # runs after the step that ended last
+        self._ahead: _Launched | None = None  # the step in flight after the last ended one
         self._device_free_ns = 0
-        self._tokens_ns = 0  # when those of the last step were known
-        self._all_decode = False  # in the next step, if no request joins
+        self._tokens_ns = 0  # when the tokens of the last step were known
+        self._all_decode = False  # all requests decode in the next step, if none joins
 
     @property
     def num_unfinished(self) -> int:
         return len(self.scheduler.requests)
 
     def submit(self, wanted: SimulatedRequest) -> None:
-        """A request arrives, at its time or, if a step was under way then, after that step."""
+        """Add a request at its arrival time, or after the step that runs at that time."""
         request = Request(
             request_id=self._next_id,
             prompt_token_ids=[0] * wanted.num_prompt_tokens,
@@ -124,13 +123,13 @@ class Replica:
         self.scheduler.add(request)
 
     def set_knobs(self, knobs: Knobs, time_ns: int) -> None:
-        """They hold from the next step that is scheduled; one that runs ahead ends first."""
+        """Set the knobs from the next scheduled step on; a step in flight ends first."""
         self.now_ns = max(self.now_ns, time_ns)
         self._all_decode = False
         self._next_knobs = knobs
 
     def run_until(self, time_ns: int) -> None:
-        """Begin every step that begins before `time_ns`."""
+        """Run every step that begins before `time_ns`."""
         scheduler = self.scheduler
         while self.now_ns < time_ns and scheduler.has_work():
             if self._all_decode:
@@ -172,7 +171,7 @@ class Replica:
         return _Launched(rows, scheduler.num_prefill_tokens, scheduler.num_decode_tokens, end_ns)
 
     def _time_launched(self, shape: StepShape) -> int:
-        """When a step ends that is launched now. The host is free again after its own time."""
+        """Launch a step: advance the clock by the host's time, and return when the step ends."""
         device_s, host_s, _, _ = self._model.step_time(shape)
         self.now_ns += round(host_s * 1e9)
         self._device_free_ns = max(self.now_ns, self._device_free_ns) + round(device_s * 1e9)
@@ -192,7 +191,7 @@ class Replica:
         )
 
     def _runs_decodes_ahead(self) -> bool:
-        """The step ahead has a decode of each that runs; always so where steps do not overlap."""
+        """Whether the step in flight decodes every running request; True without overlap."""
         if not self._overlap:
             return True
         ahead = self._ahead
@@ -203,7 +202,7 @@ class Replica:
         )
 
     def _take_times(self, step: _Launched) -> int:
-        """Note the new tokens of a step; how many there are."""
+        """Report the latencies of a step's new tokens. Returns how many tokens there are."""
         before_ns, now_ns, sink = self._tokens_ns, step.end_ns, self._sink
         self._tokens_ns = now_ns
         num_sampled = num_in_turn = 0
@@ -226,15 +225,15 @@ class Replica:
         return num_sampled
 
     def _skip_decodes(self, time_ns: int) -> None:
-        """Run the steps that can only be decodes of all that run: until one ends, or `time_ns`."""
+        """Run a stretch of decode steps by the short cut, until a request may end or `time_ns`."""
         running, ahead = self.scheduler.running, self._ahead
         most = self._num_certain_steps()
         if most < _MIN_STRETCH:
             return
         num_rows = len(running)
-        # Every one of them got a token in the step before: the gaps are the steps.
+        # All requests got a token in the step before, so their gaps are the step's duration.
         num_context = sum(request.num_computed_tokens for request in running)
-        ends_ns = []  # of the steps that run
+        ends_ns = []  # ends of the steps in flight
         if ahead is not None:
             ends_ns.append(ahead.end_ns)
             num_context += num_rows
@@ -262,7 +261,7 @@ class Replica:
             self._ahead = _Launched(self.scheduler.schedule(), 0, num_rows, ends_ns[0])
 
     def _num_certain_steps(self) -> int:
-        """Steps in which no request joins or leaves, and each has its blocks and its share."""
+        """Number of coming steps in which surely no request joins or leaves or lacks blocks."""
         scheduler = self.scheduler
         running, knobs = scheduler.running, scheduler.step_knobs
         num_rows = len(running)
@@ -274,7 +273,7 @@ class Replica:
             or (scheduler.waiting and num_rows < knobs.max_num_seqs)
         ):
             return 0
-        # The step in which one ends is the scheduler's.
+        # The scheduler runs the step in which a request ends.
         most = min(request.max_num_tokens - len(request.token_ids) for request in running) - 1
         if most < _MIN_STRETCH:
             return 0
@@ -285,7 +284,7 @@ class Replica:
         )
         if not self._overlap:
             return most if num_needed <= kv.num_free_blocks else 0
-        # The last of them runs ahead, and the scheduler would let each (`can_run_ahead`).
+        # The last step remains in flight; `can_run_ahead` must be true for every step.
         num_spare = num_rows + knobs.max_num_batched_tokens // kv.block_size
         num_spare = min(num_spare, kv.num_outstanding_blocks - num_needed)
         return most - 1 if num_needed + num_spare <= kv.num_free_blocks else 0

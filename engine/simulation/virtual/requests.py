@@ -1,7 +1,7 @@
-"""`SimulatedRequest`: what arrives at a simulated engine: when, how long, and what it shares.
+"""`SimulatedRequest`: a request to a simulated engine: its arrival, lengths and shared prefix.
 
-No request has tokens. Which of them begin alike is known by ids of the blocks of their prompts, as
-in a Mooncake trace; without ids a prompt is like no other.
+It has no tokens. Ids of the prompt's blocks say which prompts begin alike, as in a Mooncake trace;
+a prompt without ids shares no prefix.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,16 +18,16 @@ _MAX_ID = (1 << 62) - 1
 
 
 class SimulatedRequest(NamedTuple):
-    """One request. The output ends after `num_output_tokens`, whatever the sampling."""
+    """One request. Its output always ends after `num_output_tokens`."""
 
     arrival_ns: int  # since the start
     num_prompt_tokens: int
     num_output_tokens: int
     name: str = ""
     priority: int = 0
-    prefix: tuple[int, ...] = ()  # ids of the blocks of the prompt: equal up to an equal id
-    prefix_tokens: int = HASH_BLOCK_TOKENS  # of a block with an id
-    names_output: bool = False  # `prefix` goes on over the blocks of the output
+    prefix: tuple[int, ...] = ()  # ids of the prompt's blocks: prompts are equal up to an equal id
+    prefix_tokens: int = HASH_BLOCK_TOKENS  # tokens of a block with an id
+    names_output: bool = False  # whether `prefix` also has ids of the output's blocks
 
     @property
     def sampling(self) -> SamplingParams:
@@ -37,7 +37,7 @@ class SimulatedRequest(NamedTuple):
 def of_trace(
     rows: Iterable[TraceRow], max_model_len: int | None, time_scale: float = 1.0
 ) -> Iterator[SimulatedRequest]:
-    """The requests of a trace; those longer than the model can take are cut."""
+    """The requests of a trace, cut to the model's length if they are longer."""
     for number, row in enumerate(rows):
         prompt, output, _ = fit(row.num_prompt_tokens, row.num_output_tokens, max_model_len)
         yield SimulatedRequest(
@@ -50,7 +50,7 @@ def of_trace(
 
 
 def of_mix(spec: WorkloadSpec, max_model_len: int | None) -> Iterator[SimulatedRequest]:
-    """The requests of a seeded mix, the same as `arrivals.synthetic` sends to an engine."""
+    """The requests of a synthetic mix, the same that `arrivals.synthetic` sends to an engine."""
     for each in mix(spec, max_model_len):
         yield SimulatedRequest(
             arrival_ns=round(each.offset_s * 1e9),
@@ -63,14 +63,14 @@ def of_mix(spec: WorkloadSpec, max_model_len: int | None) -> Iterator[SimulatedR
 
 
 class BlockNames:
-    """Makes what the full blocks of requests are known by, without hashing any token."""
+    """Makes block hashes for the full blocks of requests, without any tokens."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._num_unique = 0
 
     def of(self, request: SimulatedRequest) -> list[BlockHash]:
-        """All full blocks that the request comes to have, its output's included."""
+        """Names of all full blocks that the request will have, with those of its output."""
         num_tokens = request.num_prompt_tokens + request.num_output_tokens
         num_blocks = num_tokens // self._block_size
         num_nameable = num_tokens if request.names_output else request.num_prompt_tokens
@@ -81,7 +81,7 @@ class BlockNames:
             last_token = (index + 1) * self._block_size - 1
             prefix_id = request.prefix[last_token // request.prefix_tokens] & _MAX_ID
             names.append(prefix_id * _MAX_BLOCKS + index)
-        # Below zero: like no other.
+        # Negative names are unique.
         begin = -1 - self._num_unique
         names += range(begin, begin - (num_blocks - num_shared), -1)
         self._num_unique += num_blocks - num_shared

@@ -1,7 +1,7 @@
-"""`SimulatedSession`: an engine on a virtual clock that publishes every step, as a real one does.
+"""`SimulatedSession`: an engine on a virtual clock that publishes every step, like a real engine.
 
-The same core, scheduler and telemetry as in a real engine. A `Replica` with the same seed has the
-same steps and times, without the messages.
+It has the core, scheduler and telemetry of a real engine. A `Replica` with the same seed has the
+same steps and times, but publishes no messages.
 """
 
 from stepscope.engine.loop import dispatch
@@ -17,12 +17,12 @@ from stepscope.engine.simulation.virtual.drawn import DrawnStepTimes
 from stepscope.engine.simulation.virtual.requests import BlockNames, SimulatedRequest
 from stepscope.engine.simulation.virtual.setup import SimulatedSetup
 
-_SALT = b"simulated"  # equal runs have equal recordings; nothing in them is secret
-_WHO = "the recording"  # whose changes of knobs are repeated
+_SALT = b"simulated"  # constant, so that equal runs have equal recordings; nothing is secret
+_WHO = "the recording"  # the client's name for changes of knobs that are repeated
 
 
 class SimulatedSession:
-    """Runs until a moment, or to its end; an `Engine` of a cluster.
+    """An `Engine` of a cluster that publishes its steps.
 
     Args:
         sink: gets the messages.
@@ -54,11 +54,11 @@ class SimulatedSession:
         return self._runner.clock() - START_NS
 
     def snapshot(self) -> Snapshot:
-        """What a recording begins with."""
+        """Take a snapshot, with which a recording begins."""
         return self._core.snapshot()
 
     def submit(self, wanted: SimulatedRequest) -> None:
-        """As `Replica.submit`."""
+        """Like `Replica.submit`."""
         self._wait_until(wanted.arrival_ns)
         token_ids = [0] * wanted.num_prompt_tokens
         submit = Submit(
@@ -77,7 +77,7 @@ class SimulatedSession:
         )
 
     def set_knobs(self, knobs: Knobs, time_ns: int) -> None:
-        """As `Replica.set_knobs`."""
+        """Like `Replica.set_knobs`."""
         self._wait_until(time_ns)
         before = self._core.scheduler.knobs.as_dict()
         changes = {name: value for name, value in knobs.as_dict().items() if value != before[name]}
@@ -85,7 +85,7 @@ class SimulatedSession:
             self._core.inbox.put(Call(SetKnobs(changes=changes, who=_WHO), self._client))
 
     def run_until(self, time_ns: int) -> None:
-        """Begin every step that begins before `time_ns`."""
+        """Run every step that begins before `time_ns`."""
         while self.now_ns < time_ns and self._step():
             pass
 
@@ -97,7 +97,7 @@ class SimulatedSession:
     def _step(self) -> bool:
         core = self._core
         has_run = core.step()
-        # A heartbeat waits until no step runs ahead, which would cost time that is no model's.
+        # Publish no heartbeat while a step is in flight: it would have to finish that step first.
         if has_run and not core.has_step_in_flight:
             core.publish_heartbeat(idle=False)
         return has_run

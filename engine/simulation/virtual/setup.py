@@ -1,4 +1,4 @@
-"""`SimulatedSetup`: everything a simulated engine is made of, but chance and work."""
+"""`SimulatedSetup`: the settings of a simulated engine, except its seed and its requests."""
 
 import hashlib
 
@@ -15,22 +15,22 @@ from stepscope.engine.simulation.step_time import StepTimeModel
 
 
 class SimulatedSetup(Struct, frozen=True, kw_only=True):
-    """Of each replica."""
+    """The settings of each replica."""
 
     model: StepTimeModel
-    simulated: str  # by which model of step times, in a few words
+    simulated: str  # the model of step times, in a few words
     model_name: str
     device: str
     knobs: Knobs
     limits: Limits
     num_blocks: int
     block_size: int
-    overlap: bool = False  # a step is scheduled while the one before it runs
-    work: str = ""  # the work it gets; part of its engine id
-    own_mode: SpendBudget | None = None  # in place of the batching mode that the knobs name
+    overlap: bool = False  # whether a step is scheduled while the one before it runs
+    work: str = ""  # name of the work it gets; part of its engine id
+    own_mode: SpendBudget | None = None  # used instead of the batching mode that the knobs name
 
     def scheduler(self) -> Scheduler:
-        """A new one, with an empty KV cache.
+        """Make a new scheduler, with an empty KV cache.
 
         Raises:
             ConfigError: the knobs do not go together, or the cache is too small.
@@ -40,7 +40,7 @@ class SimulatedSetup(Struct, frozen=True, kw_only=True):
         return Scheduler(kv, self.knobs, self.limits, self.own_mode)
 
     def info(self, seed: int) -> EngineInfo:
-        """What the engine says of itself; its clocks are virtual."""
+        """Make the `EngineInfo`; its clocks are virtual."""
         return EngineInfo(
             engine_id=self._engine_id(seed),
             name=self.device,
@@ -61,7 +61,7 @@ class SimulatedSetup(Struct, frozen=True, kw_only=True):
         )
 
     def _engine_id(self, seed: int) -> str:
-        """Equal runs have equal ones, and no others."""
+        """An engine id that is equal only for equal runs."""
         parts = [
             self.simulated, self.model_name, self.knobs, self.limits, self.num_blocks,
             self.block_size, self.overlap, self.work, seed,
