@@ -1,8 +1,8 @@
-"""Work to serve, as arrivals: which prompt comes when, and how much is asked for.
+"""Arrivals: the requests of a workload, with their times, prompts and lengths.
 
-An arrival is everything but the sending. Arrivals are made lazily, one at a time, and by a seed:
-the same arguments give the same texts at the same offsets. The engine's own workload
-(`driver.py`) and the load generator on another machine (`load.py`) read them from here.
+Arrivals are made lazily, one at a time, from a seed: the same arguments give the same texts at the
+same offsets. The engine's own workload (`driver.py`) and the load generator on another machine
+(`load.py`) send them.
 """
 
 import math
@@ -25,16 +25,16 @@ _SYSTEM_PROMPT = (
     "You are a helpful assistant who knows the Python language well. Answer in plain words, say "
     "what you are not sure of, and show a short example where it helps. The question follows. "
 )
-_SPARE_CHARS = 1.3  # real text runs over the average of characters per token and under it
-_OFFSET_STEP = 7_919  # a prime: neighbouring keys begin far apart in the corpus
+_SPARE_CHARS = 1.3  # reserve, because the characters per token vary around their mean
+_OFFSET_STEP = 7_919  # a prime, so that the texts of neighbouring keys begin far apart
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request that is going to be sent.
+    """One request to be sent.
 
-    `prompt` holds at least `num_prompt_tokens` tokens by a generous estimate; the engine cuts it to
-    exactly as many.
+    `prompt` is long enough for `num_prompt_tokens` tokens, by a generous estimate; the engine cuts
+    it to exactly that many.
     """
 
     offset_s: float  # since the start of the workload
@@ -43,15 +43,15 @@ class Arrival:
     prompt: str
     num_prompt_tokens: int
     max_tokens: int
-    is_cut: bool = False  # it was longer than the model can take
+    is_cut: bool = False  # it was cut, because it was too long for the model
     temperature: float = 0.0
     seed: int | None = None
-    is_question: bool = False  # `prompt` is one, for the chat template, and not cut
+    is_question: bool = False  # `prompt` is a question for the chat template, and is not cut
 
     def submit(self) -> Submit:
         """The command for it.
 
-        Lengths are the workload's: the model ends only the answer to a question early.
+        EOS is ignored, so that outputs have the workload's length, except answers to questions.
         """
         sampling = SamplingParams(
             max_tokens=self.max_tokens,
@@ -77,11 +77,11 @@ class Arrival:
 
 
 class PromptWriter:
-    """Cuts prompts of a wanted number of tokens out of a corpus, without a tokenizer.
+    """Cuts prompts of a given number of tokens out of a corpus, without a tokenizer.
 
     Args:
-        corpus: where the text is from.
-        chars_per_token: of English prose, as the engine reports it.
+        corpus: source of the text.
+        chars_per_token: for English prose, as the engine reports it.
     """
 
     def __init__(self, corpus: Corpus, chars_per_token: float) -> None:
@@ -89,8 +89,8 @@ class PromptWriter:
         self._chars_per_token = chars_per_token
 
     def unique(self, key: int, num_tokens: int) -> str:
-        """Text that no other key begins with."""
-        # Only the number distinguishes two prompts when the ring comes to the same passage again.
+        """Text whose beginning is different for every key."""
+        # The number tells two prompts apart if they get the same passage of the corpus.
         return self._enough(f"({key}) ", key, num_tokens)
 
     def chat(self, key: int, num_tokens: int, num_shared_tokens: int) -> str:
@@ -101,7 +101,7 @@ class PromptWriter:
         return self._enough(f"{shared} ({key}) ", key, num_tokens)
 
     def blocks(self, hash_ids: tuple[int, ...], num_tokens: int) -> str:
-        """One passage a block: prompts that share their first ids share their first text."""
+        """Text with one passage for each block id: prompts with equal first ids begin alike."""
         num_chars = self._num_chars(HASH_BLOCK_TOKENS)
         parts = []
         for hash_id in hash_ids[: math.ceil(num_tokens / HASH_BLOCK_TOKENS)]:
@@ -127,10 +127,10 @@ class MixRequest:
     offset_s: float  # since the start of the workload
     name: str
     kind: Literal["chat", "document"]
-    key: int  # of its text
+    key: int  # selects its text
     num_prompt_tokens: int
     max_tokens: int
-    num_shared_tokens: int  # of the system prompt that all chats share
+    num_shared_tokens: int  # tokens of the system prompt that all chats share
     is_cut: bool
     seed: int | None
 
@@ -142,7 +142,7 @@ def mix(spec: WorkloadSpec, max_model_len: int | None) -> Iterator[MixRequest]:
     their first quarter, a system prompt.
     """
     source = random.Random(spec.seed)
-    # Texts differ between seeds too, or a second run would find the first one's prefixes cached.
+    # Texts depend on the seed, too; otherwise a second run would hit the prefixes of the first.
     first_key = source.randrange(1_000_000) * 1_000
     offset_s = 0.0
     number = 0
@@ -173,7 +173,7 @@ def mix(spec: WorkloadSpec, max_model_len: int | None) -> Iterator[MixRequest]:
 def synthetic(
     spec: WorkloadSpec, writer: PromptWriter, max_model_len: int | None
 ) -> Iterator[Arrival]:
-    """The requests of a mix with text put in."""
+    """The requests of a mix, with text."""
     for each in mix(spec, max_model_len):
         is_question = spec.questions and each.kind == "chat"
         if is_question:
@@ -203,14 +203,14 @@ def from_trace(
     time_scale: float = 1.0,
     seed: int = 0,
 ) -> Iterator[Arrival]:
-    """The requests of a trace with text put in.
+    """The requests of a trace, with text.
 
     Args:
-        rows: as `traces.read_trace` gives them.
-        writer: makes the text; rows with `hash_ids` share what their ids share.
-        max_model_len: longer requests are cut to it, None cuts nothing.
-        time_scale: offsets are multiplied by it: 0.1 replays ten times as fast.
-        seed: of the text, where the trace does not name its blocks.
+        rows: from `traces.read_trace`.
+        writer: makes the text; rows with equal `hash_ids` get equal text.
+        max_model_len: longer requests are cut to it; None cuts nothing.
+        time_scale: factor on all offsets: 0.1 replays ten times as fast.
+        seed: seed of the text, for rows without `hash_ids`.
     """
     first_key = random.Random(seed).randrange(1_000_000) * 1_000
     for number, row in enumerate(rows):
@@ -235,9 +235,9 @@ def from_trace(
 def fit(
     num_prompt_tokens: int, max_tokens: int, max_model_len: int | None
 ) -> tuple[int, int, bool]:
-    """Prompt and output that fit into the model, and whether anything had to go.
+    """Lengths of prompt and output that fit into the model, and whether they were cut.
 
-    The output keeps up to half of the model's length, the prompt gets what is left.
+    The output gets up to half of the model's length, the prompt the rest.
     """
     if max_model_len is None or num_prompt_tokens + max_tokens <= max_model_len:
         return num_prompt_tokens, max_tokens, False
@@ -246,7 +246,7 @@ def fit(
 
 
 def describe(spec: WorkloadSpec) -> str:
-    """The mix in a few words, for a status line."""
+    """Describe a mix in a few words, for a status line."""
     documents = (
         f", {spec.document_share:.0%} documents of {spec.document_tokens}"
         if spec.document_share
@@ -261,11 +261,11 @@ def describe(spec: WorkloadSpec) -> str:
 
 
 def fields_of(spec: WorkloadSpec) -> dict[str, KnobValue]:
-    """The mix as telemetry shows it, by field; one without a value is left out."""
+    """The fields of a mix as telemetry shows them, without those that are None."""
     values = msgspec.structs.asdict(spec)
     return {name: value for name, value in values.items() if value is not None}
 
 
 def _log_normal(source: random.Random, mean: float, spread: float) -> int:
-    """At least 1; `spread` is the standard deviation of the logarithm."""
+    """Draw a length, at least 1. `spread` is the standard deviation of its logarithm."""
     return max(1, round(source.lognormvariate(math.log(mean) - spread * spread / 2, spread)))

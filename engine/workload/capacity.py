@@ -1,10 +1,10 @@
-"""What an engine's steps cost, in words."""
+"""Describes the step times of an engine in words."""
 
 from stepscope.engine.protocol.wire import StepCosts
 
 
 def in_words(costs: StepCosts) -> str:
-    """For a person who waits for the engine, or wonders why it is slow."""
+    """Describe the costs for people who wonder how fast the engine is."""
     return (
         f"decode of {costs.num_streams} streams {_ms(costs.decode_ms)} a step, "
         f"prefill of {costs.num_prefill_tokens} tokens {_ms(costs.prefill_ms)}"

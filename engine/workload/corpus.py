@@ -1,7 +1,7 @@
-"""`Corpus`: the English text that prompts are cut from.
+"""`Corpus`: English text for prompts.
 
-It is the standard library's own documentation, which is there wherever Python is: no download, no
-text shipped, nothing random. A corpus is read-only and shared freely between threads.
+The text is the documentation of Python's standard library, which every machine with Python has: it
+needs no download and is always the same. A corpus is read-only, so threads may share it.
 """
 
 import importlib
@@ -18,10 +18,10 @@ _DOCUMENTED_MODULES = (
 
 
 class Corpus:
-    """English text that is read as a ring: a passage may begin anywhere and never runs out.
+    """English text in a ring: a passage may begin anywhere, and continues at the beginning.
 
     Args:
-        text: paragraphs with empty lines between them, of which those that are prose are taken.
+        text: paragraphs separated by empty lines; only those that are prose are used.
     """
 
     def __init__(self, text: str) -> None:
@@ -32,7 +32,7 @@ class Corpus:
 
     @classmethod
     def english(cls) -> "Corpus":
-        """The language reference that `help()` shows, or the docstrings where it is left out."""
+        """The language reference that `help()` shows, or docstrings if it is not installed."""
         try:
             topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
         except ImportError:
@@ -41,17 +41,17 @@ class Corpus:
 
     @classmethod
     def docstrings(cls) -> "Corpus":
-        """What the modules of the standard library say of themselves."""
-        found: dict[str, None] = {}  # in order, each text once
+        """The docstrings of modules in the standard library."""
+        found: dict[str, None] = {}  # an ordered set
         for name in _DOCUMENTED_MODULES:
             try:
                 module = importlib.import_module(name)
             except ImportError:
-                continue  # some distributions split the library
+                continue  # some distributions do not install the whole library
             members = [value for _, value in sorted(vars(module).items())]
             for thing in [module, *members]:
                 if isinstance(thing, str | int | tuple | list | dict):
-                    continue  # a constant shows the docstring of its type
+                    continue  # constants have the docstring of their type
                 if text := inspect.getdoc(thing):
                     found[text] = None
         return cls("\n\n".join(found))
@@ -70,6 +70,6 @@ class Corpus:
 
 
 def _is_prose(paragraph: str) -> bool:
-    """Sentences, as against code, grammar and drawn tables."""
+    """Whether a paragraph is prose, not code, grammar or a drawn table."""
     num_letters = sum(each.isalpha() or each == " " for each in paragraph)
     return len(paragraph) > 60 and num_letters > 0.9 * len(paragraph)

@@ -1,6 +1,6 @@
-"""`WorkloadDriver`: the engine's own workload, a thread that submits what is due.
+"""`WorkloadDriver`: runs the engine's own workload, on a thread that submits requests when due.
 
-It owns the thread and the current mix. The engine's loop never waits for it: `submit` queues.
+The engine's loop never waits for it, because `submit` only queues a request.
 """
 
 import threading
@@ -12,11 +12,11 @@ from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.workload.arrivals import PromptWriter, synthetic
 from stepscope.engine.workload.corpus import Corpus
 
-_RECHECK_S = 0.05  # how soon a put-off arrival looks again whether there is room
+_RECHECK_S = 0.05  # how often a delayed arrival checks whether there is room
 
 
 class _WorkloadRun:
-    """One mix from its start to its end. `lock` is held while it submits."""
+    """One run of a mix. Its thread holds `lock` while it submits."""
 
     def __init__(self, spec: WorkloadSpec) -> None:
         self.spec = spec
@@ -28,11 +28,11 @@ class WorkloadDriver:
     """Starts, replaces and stops a synthetic mix.
 
     Args:
-        submit: takes one request without waiting; called on the driver's thread.
+        submit: queues one request without waiting; called on the driver's thread.
         chars_per_token: of the engine's tokenizer, on English prose.
-        max_model_len: requests are cut to it.
-        num_unfinished: requests of the engine that have not ended, for `max_concurrency`.
-        speed: seconds of the engine in one of the wall clock.
+        max_model_len: longer requests are cut to it.
+        num_unfinished: returns the engine's unfinished requests, for `max_concurrency`.
+        speed: seconds of the engine's time for each second of real time.
     """
 
     def __init__(
@@ -54,15 +54,15 @@ class WorkloadDriver:
 
     @property
     def spec(self) -> WorkloadSpec | None:
-        """The mix that is running, None when there is none (any more)."""
+        """The mix that runs; None if none runs, or it has ended."""
         run = self._run
         return None if run is None or run.stopped.is_set() else run.spec
 
     def set(self, spec: WorkloadSpec | None) -> None:
-        """Start `spec` in place of what runs; None stops it. No old arrival comes after this."""
+        """Stop the current mix and start `spec`, if any. The old mix submits nothing after this."""
         if self._run is not None:
             self._run.stopped.set()
-            with self._run.lock:  # an arrival that is just being submitted
+            with self._run.lock:  # wait for an arrival that is just being submitted
                 self._run = None
         if spec is None:
             return
@@ -86,7 +86,7 @@ class WorkloadDriver:
             while self._is_full(run.spec):
                 if run.stopped.wait(_RECHECK_S):
                     return
-            # What was put off moves the rest along, so that no burst makes up for it.
+            # A delay moves all later arrivals, too, so that no burst follows.
             start_s += time.monotonic() - due_s
             with run.lock:
                 if run.stopped.is_set():

@@ -1,7 +1,7 @@
 """`LoadGenerator`: sends arrivals to an engine over its control socket, as a client would.
 
-It owns nothing of the engine: what it measures is what a client sees, on the client's clock. One
-thread and one socket; a `ControlClient` belongs to it for as long as it runs.
+It measures what a client sees, by the client's clock. It uses one thread and one socket: its
+`ControlClient` must not be used by others while it runs.
 """
 
 import time
@@ -19,28 +19,28 @@ from stepscope.engine.protocol.replies import AnyReply, Error, Output, Submitted
 from stepscope.engine.transport.local_engines import is_refused
 from stepscope.engine.workload.arrivals import Arrival
 
-PATIENCE_S = 30.0  # that an engine may be silent: stopped, or its machine is
+PATIENCE_S = 30.0  # how long an engine may be silent: its process or machine may be suspended
 
-_TICK_S = 0.2  # how often progress is reported and a stop is looked for
-_SILENCE_S = 2.0  # after so long without a word, ask whether the engine is still there, ...
-_ALIVE_S = 2.5  # ... which it says at once, whatever it is computing
-_LOOK_S = 1.0  # wait for one answer of a silent engine; the run cannot be stopped meanwhile
-_ASK_AGAIN_S = 0.5  # an answer may have been on a connection that was lost
+_TICK_S = 0.2  # how often to report progress and check for a stop
+_SILENCE_S = 2.0  # after this long without a message, ask whether the engine is still there
+_ALIVE_S = 2.5  # wait for that answer; an engine answers at once, whatever it is computing
+_LOOK_S = 1.0  # the same for an engine that was silent before; the run cannot stop meanwhile
+_ASK_AGAIN_S = 0.5  # ask again after this, because a lost connection may have lost the answer
 _ABORT_WAIT_S = 3.0
 
 
 @dataclass(slots=True)
 class SentRequest:
-    """A request that has finished, in seconds of the client."""
+    """A finished request. Times in seconds, by the client's clock."""
 
     ttft_s: float
-    worst_itl_s: float  # 0 without a second message
+    worst_itl_s: float  # 0 if only one message came
     e2e_s: float  # from sending it to its last token
     num_output_tokens: int
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean time of a token after the first; None without one."""
+        """Mean time per token after the first; None with fewer than two tokens."""
         if self.num_output_tokens < 2:
             return None
         return (self.e2e_s - self.ttft_s) / (self.num_output_tokens - 1)
@@ -48,22 +48,22 @@ class SentRequest:
 
 @dataclass(slots=True)
 class LoadReport:
-    """What has been sent and what has come back so far. Times in seconds, of the client."""
+    """Requests and replies so far. Times in seconds, by the client's clock."""
 
     num_sent: int = 0
-    num_cut: int = 0  # of those, longer than the model can take
+    num_cut: int = 0  # of these, cut because they were too long for the model
     num_finished: int = 0
     num_aborted: int = 0
-    errors: Counter[str] = field(default_factory=Counter)  # message: how often
+    errors: Counter[str] = field(default_factory=Counter)  # number of each error message
     num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0  # of finished prompts, from the prefix cache
+    num_cached_tokens: int = 0  # prompt tokens of finished requests found in the prefix cache
     num_finished_prompt_tokens: int = 0
     num_output_tokens: int = 0
     finished: list[SentRequest] = field(default_factory=list)
     ttft_s: list[float] = field(default_factory=list)  # of every request with a first token
     itl_s: list[float] = field(default_factory=list)  # gaps between two messages of a request
     duration_s: float = 0.0
-    silent_s: float = 0.0  # since the engine answers nothing; nothing is sent then
+    silent_s: float = 0.0  # how long the engine has been silent; meanwhile nothing is sent
 
     @property
     def num_errors(self) -> int:
@@ -79,24 +79,24 @@ class _OpenRequest:
     """A request that has not ended."""
 
     sent_s: float
-    request_id: int | None = None  # known once the engine has taken it
+    request_id: int | None = None  # known once the engine has accepted it
     first_token_s: float | None = None
     last_token_s: float | None = None
     worst_itl_s: float = 0.0
 
 
 class LoadGenerator:
-    """Sends each arrival when it is due and reads what comes back.
+    """Sends each arrival when it is due, and reads the replies.
 
     Args:
-        client: a connection to the engine that answers.
+        client: a connection to a running engine.
         arrivals: in the order of their offsets.
-        max_concurrency: requests under way at most; what comes later is put off.
-        seconds: send for so long, then only wait for what is under way. None: to the last arrival.
-        on_progress: gets the report a few times a second.
-        wants_stop: asked as often; True ends the run, and `abort` gives up what is under way.
-        patience_s: how long an engine is waited for that answers nothing. What would have been
-            sent meanwhile is put off, so that no burst follows.
+        max_concurrency: requests in flight, at most; further arrivals are delayed.
+        seconds: stop sending after this time and wait for the open requests; None: send all.
+        on_progress: called with the report a few times a second.
+        wants_stop: called as often; True ends the run (`abort` then ends the open requests).
+        patience_s: how long to wait for a silent engine. Arrivals are delayed meanwhile, so that
+            no burst follows.
     """
 
     def __init__(
@@ -120,19 +120,20 @@ class LoadGenerator:
         self._patience_s = patience_s
         self._open: dict[int, _OpenRequest] = {}  # by command id
         self._heard_s = 0.0
-        self._answered_s = 0.0  # when it was asked whether it is there
-        self._bundles: bool | UnsetType = UNSET  # True: the engine knows them
+        self._answered_s = 0.0  # when the engine last answered that it is there
+        self._bundles: bool | UnsetType = UNSET  # True if the engine knows `Bundle`
 
     def run(self) -> LoadReport:
-        """Send and receive until all is done or `wants_stop`.
+        """Send and receive until all requests have ended, or `wants_stop`.
 
         Raises:
-            EngineUnreachable: it stopped answering; `report` holds what came until then.
+            EngineUnreachable: the engine stopped answering; `report` has the results until then.
         """
         info = self._client.info()
         engine_id, self._bundles = info.engine_id, info.bundles or UNSET
         start_s = self._heard_s = time.perf_counter()
-        # By `max_concurrency` and by silence: moves the rest along, so that no burst follows.
+        # Delays by `max_concurrency` and by silence. They move all later arrivals, too, so that no
+        # burst follows.
         put_off_s = 0.0
         stands_since_s: float | None = None
         upcoming = next(self._arrivals, None)
@@ -169,7 +170,7 @@ class LoadGenerator:
         return self.report
 
     def abort(self) -> LoadReport:
-        """Give up what is under way and wait a moment for the engine to say so."""
+        """Abort all open requests, and wait a moment for the engine to confirm."""
         listed: set[int] = set()
         deadline_s = time.perf_counter() + _ABORT_WAIT_S
         while self._open and time.perf_counter() < deadline_s:
@@ -191,7 +192,7 @@ class LoadGenerator:
         self.report.num_cut += arrival.is_cut
 
     def _receive(self, timeout_s: float) -> None:
-        """Everything that is there, after waiting for the first of it."""
+        """Handle all replies that are there, after waiting `timeout_s` for the first one."""
         received = self._client.receive(timeout_s)
         while received is not None:
             self._heard_s = time.perf_counter()
@@ -244,9 +245,10 @@ class LoadGenerator:
         )
 
     def _check_alive(self, now_s: float, engine_id: str) -> None:
-        """A paused engine is silent for as long as it likes, a dead one must not be waited for.
+        """If the engine has been silent, ask whether it is alive. Raises EngineUnreachable if not.
 
-        An engine that does not answer, but is not known to be gone, is stopped or cut off.
+        A paused engine sends nothing for a long time, but answers. One that does not answer, but
+        is not known to be gone, is suspended or cut off: wait for it as long as `patience_s`.
         """
         report, client = self.report, self._client
         known_s = max(self._heard_s, self._answered_s)

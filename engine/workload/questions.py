@@ -1,4 +1,4 @@
-"""The questions that are chats of a workload whose model speaks: `questions.json`, in any order."""
+"""Questions from `questions.json`, for chats with a trained model (`WorkloadSpec.questions`)."""
 
 import json
 from functools import cache
@@ -11,5 +11,5 @@ def questions() -> tuple[str, ...]:
 
 
 def question(key: int) -> str:
-    """The question of a chat; keys one after another ask all of them."""
+    """The question of a chat; consecutive keys go through all questions."""
     return questions()[key % len(questions())]

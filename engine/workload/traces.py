@@ -1,14 +1,14 @@
-"""Reads recorded arrivals: when requests came, and how long they and their answers were.
+"""Reads traces: when requests arrived, and how long their prompts and outputs were.
 
 Two public formats, which differ in their first character:
 
 - Azure LLM inference traces: CSV with the columns `TIMESTAMP,ContextTokens,GeneratedTokens`
   (Splitwise, ISCA 2024).
 - Mooncake traces: one JSON object a line with `timestamp` (ms), `input_length`, `output_length`
-  and `hash_ids`, which names the 512-token blocks of the prompt so that equal beginnings show
+  and `hash_ids`, which identify the 512-token blocks of the prompt and so show equal prefixes
   (Mooncake, FAST 2025).
 
-Neither holds any text. A file is checked to its end before its first row is given away.
+Neither has any text. A file is checked to its end before its first row is used.
 """
 
 import csv
@@ -22,14 +22,14 @@ from typing import BinaryIO, NamedTuple, NoReturn
 
 from stepscope.engine.protocol.settings.config_error import ConfigError
 
-HASH_BLOCK_TOKENS = 512  # of a Mooncake prompt block
-MAX_TOKENS = 10_000_000  # of one prompt or one output
+HASH_BLOCK_TOKENS = 512  # tokens of a block in a Mooncake trace
+MAX_TOKENS = 10_000_000  # tokens of one prompt or one output
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _MOONCAKE_FIELDS = ("timestamp", "input_length", "output_length")
 
 
 class TraceRow(NamedTuple):
-    """One request of a trace; `hash_ids` is None where the trace does not know its content."""
+    """One request of a trace; `hash_ids` is None if the trace does not have them."""
 
     offset_s: float  # since the first request
     num_prompt_tokens: int
@@ -38,17 +38,17 @@ class TraceRow(NamedTuple):
 
 
 class TraceError(ConfigError):
-    """A file that is no trace, or a broken line in one: `FILE:LINE: column ...`."""
+    """A file is no trace, or has a broken line: `FILE:LINE: column ...`."""
 
     def __init__(self, message: str) -> None:
         super().__init__("bad_trace", message)
 
 
 def read_trace(path: Path, limit: int | None = None) -> list[TraceRow]:
-    """The first `limit` requests of a trace, in the order they arrived.
+    """Read the first `limit` requests of a trace, and sort them by arrival.
 
     Raises:
-        TraceError: the file cannot be read, is empty, or any line of it is broken.
+        TraceError: the file cannot be read, is empty, or any of its lines is broken.
     """
     try:
         with path.open("rb") as file:
@@ -153,7 +153,8 @@ def _seconds(text: str) -> float | None:
         moment = datetime.fromisoformat(text)
     except ValueError:
         return None
-    # Without a zone it is taken as UTC: only differences count, and summer time would jump.
+    # A time without a zone counts as UTC: only differences matter, and a local zone would jump with
+    # summer time.
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
