@@ -1,12 +1,13 @@
 """Keys and values in FP8 (e4m3fn: 4 bits of exponent, 3 of mantissa): half the bytes of bf16.
 
-A number is stored as the FP8 number nearest to it, over the scale of its KV head. Scales are powers
-of two: FP8 has its own exponent, so others would not be more precise, and to multiply by these is
-exact. They are found once, from a fixed prompt, before the first request. So what is stored for a
-token depends neither on how its prompt is cut into chunks nor on its neighbours.
+A number is divided by the scale of its KV head and stored as the nearest FP8 number. Scales are
+powers of two: FP8 has an exponent of its own, so other scales would not be more precise, and
+multiplying by powers of two is exact. They are measured once, with a fixed prompt, before the first
+request. So the stored values of a token depend neither on how its prompt is cut into chunks nor on
+its neighbours.
 
-Attention is linear in the scales: that of a key head is multiplied into its queries, that of a
-value head into the result. A kernel only has to widen what it reads.
+Attention is linear in the scales, so queries are multiplied by the key scale of their KV head, and
+the result by the value scale. A kernel only has to widen the numbers it reads.
 """
 
 from typing import NamedTuple
@@ -15,20 +16,20 @@ import torch
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
-_ROOM = 2.0  # numbers so much larger than any seen still fit; beyond, the largest is stored
+_ROOM = 2.0  # numbers up to this multiple of the largest measured one fit; others are clamped
 
 
 class KVScales(NamedTuple):
-    """Of one layer. What is stored times `key` or `value` is the number."""
+    """Scales of one layer. A stored number times `key` or `value` is the original number."""
 
-    key: torch.Tensor  # [num_kv_heads, 1, 1], as the queries are: a head times its group's queries
+    key: torch.Tensor  # [num_kv_heads, 1, 1] in the queries' dtype, to multiply grouped queries
     value: torch.Tensor
     key_factor: torch.Tensor  # [num_kv_heads] in float32: 1 / key
     value_factor: torch.Tensor
 
 
 def scales_of(key_cache: torch.Tensor, value_cache: torch.Tensor) -> KVScales:
-    """Scales for numbers like those in the caches of a layer, which are in full precision."""
+    """Scales for numbers like those in a layer's caches, which must be in full precision."""
     key, value = _scale_of(key_cache), _scale_of(value_cache)
     key_by_head, value_by_head = (
         scale[:, None, None].to(key_cache.dtype) for scale in (key, value)
@@ -37,12 +38,12 @@ def scales_of(key_cache: torch.Tensor, value_cache: torch.Tensor) -> KVScales:
 
 
 def to_fp8(heads: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """`[num_tokens, num_kv_heads, head_dim]` as it is stored; NaN stays NaN."""
+    """Convert `[num_tokens, num_kv_heads, head_dim]` to stored FP8 numbers; NaN stays NaN."""
     return (heads.float() * factor[:, None]).clamp(-LARGEST, LARGEST).to(FP8)
 
 
 def per_query_head(scale: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
-    """`heads` `[num_tokens, num_heads, head_dim]` times the scale of the KV head of each."""
+    """Multiply each of `heads` `[num_tokens, num_heads, head_dim]` by its KV head's scale."""
     return (heads.unflatten(1, (len(scale), -1)) * scale).flatten(1, 2)
 
 

@@ -1,11 +1,11 @@
-"""Attention over a paged KV cache: what every backend is given.
+"""Attention over a paged KV cache: the interface of all backends.
 
-The caller owns the tensors; a backend owns only scratch memory. One file per backend;
-`backends.py` says which there are and which is taken.
+The caller owns the tensors; a backend owns only scratch memory. Each backend has its own file;
+`backends.py` lists them and chooses one.
 
 Layout of a cache: `[num_blocks, block_size, num_kv_heads, head_dim]`, one tensor for keys and one
 for values in each layer. Slot `s` of a cache is block `s // block_size`, offset `s % block_size`.
-Its dtype may be another than that of the queries; `fp8.py` says what FP8 holds.
+Its dtype may differ from that of the queries; `fp8.py` describes caches in FP8.
 """
 
 from collections.abc import Hashable
@@ -22,10 +22,10 @@ IntArray = npt.NDArray[np.int64]
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """A tensor with what is in `array`, on `device`; waits for nothing that runs there.
+    """Copy `array` to a tensor on `device`, without waiting for work that runs there.
 
-    A GPU copies from page-locked memory only without waiting; torch keeps that until the copy is
-    done. On a CPU the tensor is the array.
+    Only copies from page-locked memory do not wait on a GPU; torch keeps that memory until the copy
+    is done. On a CPU the tensor shares the array's memory.
     """
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if device.type != "cuda":
@@ -34,9 +34,9 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
 
 
 class BatchTensors(NamedTuple):
-    """The arrays of a `PagedBatch` on the device, for kernels that read them there (int32).
+    """The arrays of a `PagedBatch` on the device (int32), for kernels that read them there.
 
-    They may have been filled for a larger step: a request behind the last has one query, and a
+    They may be longer than the step needs: each request after the last one has one query and a
     context of no tokens.
     """
 
@@ -47,14 +47,14 @@ class BatchTensors(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class PagedBatch:
-    """Where the tokens of one step lie; the same for all layers.
+    """The tokens of one step and their places in the KV cache; the same for all layers.
 
-    The tokens of R requests stand one request after the other: request `r` has the queries
+    The tokens of R requests are in order, one request after the other: request `r` has the queries
     `query_starts[r]` up to `query_starts[r + 1]`, which are the last of its `context_lens[r]`
     tokens. `block_tables[r, i]` is the block that holds tokens `[i * block_size, ...)` of `r`;
-    entries behind its last block are valid ids too, of any block.
+    entries after its last block are ids of any valid blocks.
 
-    The host arrays are for planning without waiting for a device.
+    The host arrays allow planning without waiting for a device.
     """
 
     query_starts: IntArray  # [R + 1]
@@ -63,18 +63,18 @@ class PagedBatch:
     slot_mapping: torch.Tensor  # [num_tokens] int64, on the device: where new keys go
     block_size: int
     device: torch.device
-    plans: dict[Hashable, object] = field(default_factory=dict)  # of the backend, for this step
-    # [R], 1 where the one query of a request is a decode; None: wherever there is one query. A
-    # prompt's chunk of one token is then computed like any other chunk.
+    plans: dict[Hashable, object] = field(default_factory=dict)  # a backend's plans for this step
+    # [R], 1 if the only query of a request is a decode, so that a prompt chunk of one token can be
+    # computed like any other chunk. None: every request with one query is a decode.
     decodes: IntArray | None = None
-    tensors: BatchTensors | None = None  # by who made the batch, or by `on_device`
+    tensors: BatchTensors | None = None  # set by the maker of the batch, or by `on_device`
 
     @property
     def num_requests(self) -> int:
         return len(self.context_lens)
 
     def on_device(self) -> BatchTensors:
-        """The arrays on the device; copied there the first time, unless they were given."""
+        """The arrays on the device; copied by the first call unless `tensors` is set."""
         if self.tensors is None:
             self.tensors = BatchTensors(
                 *(
@@ -88,15 +88,16 @@ class PagedBatch:
 class AttentionBackend(Protocol):
     """Causal attention of the queries of a step over the paged keys and values of their requests.
 
-    `query` is `[num_tokens, num_heads, head_dim]` and so is the result. Query `q` of a request sees
-    its keys `k <= q`, with a window only those with `k > q - sliding_window`. Scores are
-    `scale * q.k`, then `softcap * tanh(score / softcap)`; a sink is one more score per head,
-    `[num_heads]`, that takes part in the softmax and has no value.
+    `query` and the result are `[num_tokens, num_heads, head_dim]`. The query at position `q` of a
+    request attends to its keys `k <= q`, with a window only to those with `k > q - sliding_window`.
+    Scores are `scale * q.k`, then `softcap * tanh(score / softcap)` with a softcap. `sinks`
+    (`[num_heads]`) add one score per head to the softmax, without a value.
     """
 
     name: str
     is_capturable: bool
-    """Whether a decode's launches depend on nothing but the shapes of the batch's tensors."""
+    """Whether the launches of decodes depend only on the shapes of the batch's tensors, so that a
+    CUDA graph can capture them."""
 
     def __call__(
         self,
@@ -123,7 +124,7 @@ def store_kv(
     """Write the new keys and values `[num_tokens, num_kv_heads, head_dim]` into their slots.
 
     Args:
-        scales: of caches in FP8.
+        scales: for caches in FP8.
     """
     if scales is not None:
         key, value = to_fp8(key, scales.key_factor), to_fp8(value, scales.value_factor)
@@ -133,5 +134,5 @@ def store_kv(
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory, FP8 as uint8: torch neither gathers nor scatters FP8."""
+    """View FP8 as uint8, because torch can neither gather nor scatter FP8; others unchanged."""
     return tensor.view(torch.uint8) if tensor.dtype is FP8 else tensor

@@ -1,6 +1,6 @@
-"""The oracle: paged attention written to be read, request by request, in fp32.
+"""Reference implementation of paged attention: easy to read, request by request, in fp32.
 
-Every other backend is tested against this one. Nothing here is meant to be fast.
+Every other backend is tested against this one. It is not meant to be fast.
 """
 
 import torch

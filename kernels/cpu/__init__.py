@@ -1,5 +1,5 @@
-"""Kernels in C++ for CPUs, one library for each level of instructions, with their Python fronts.
+"""C++ kernels for CPUs, in one library for each instruction set level, and their Python wrappers.
 
 May import: kernels.
-A kernel is a function in a `.cpp` file, its structure in `library.py`, and a front beside it.
+A new kernel gets a function in a `.cpp` file, its structure in `library.py`, and a wrapper here.
 """

@@ -1,13 +1,13 @@
-// Paged attention of a whole step: decodes and chunks as one list of items for all threads.
+// Paged attention for a whole step: decodes and chunks form one list of items for all threads.
 #include "chunk.h"
 #include "decode.h"
 
 namespace stepscope {
 namespace {
 
-// Below this much work (pairs of query and key, times heads, times their size), about 50 us, one
-// thread does it all: handing out costs 3 to 5 us while the others are awake, as between the matrix
-// products of a step, 50 when they sleep, and more when something else has their core.
+// Below this much work (query-key pairs, times heads, times head size), about 50 us, one thread
+// does it all. Starting other threads costs 3 to 5 us if they are awake, as between the matrix
+// products of a step, 50 us if they sleep, and more if another program has their core.
 constexpr int64_t WORK_FOR_THREADS = 1 << 20;
 
 thread_local Scratch item_scratch, call_scratch;
@@ -18,7 +18,7 @@ void run_item(Call& call, const Item& item, const Item* next) {
                   : decode<T, C>(call, item, next, item_scratch);
 }
 
-// The partitions of a decode that hold keys it sees.
+// The partitions with keys that a decode attends to.
 int64_t first_partition(const Call& call, int64_t r) {
     return call.first_key(call.context_lens[r] - 1) / PARTITION;
 }
@@ -52,7 +52,7 @@ int attend(Call& call, int num_threads) {
     call.splits = pieces.take<Split>(call.num_requests);
     call.partials = pieces.take<float>(num_partials * call.num_heads * partial_size);
 
-    // Chunks first and their last queries first: the large items, so that small ones fill up.
+    // Large items first (chunks, from their last queries), so that small ones fill the gaps.
     int64_t at = 0, first_partial = 0;
     for (int64_t r = 0; r < call.num_requests; r++) {
         if (call.decodes[r]) continue;
@@ -103,7 +103,7 @@ struct Attention {
     int64_t num_threads;
 };
 
-// 0, or -1 when a block table names a block that is not in the caches (the output is unusable).
+// Returns 0, or -1 if a block table names a block outside of the caches (the output is unusable).
 EXPORT int stepscope_attention(const Attention* a) {
     stepscope::Call call(*a->step);
     call.query = a->query;

@@ -1,4 +1,4 @@
-// What one call of attention is given, and the piece of it that one thread works on at a time.
+// The arguments of an attention call, and the items into which it is split for the threads.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +8,14 @@
 
 namespace stepscope {
 
-// Filled in by kernels/cpu/attention.py, field by field in this order. See `PagedBatch` of
-// kernels/paged_attention.py for what the arrays hold; caches are
+// Filled in by kernels/cpu/attention.py, field by field in this order. `PagedBatch` in
+// kernels/paged_attention.py describes the arrays; caches are
 // [num_blocks, block_size, num_kv_heads, head_dim].
 struct Step {
     const int64_t* query_starts;
     const int64_t* context_lens;
     const int64_t* block_tables;
-    const int64_t* decodes;  // [num_requests], 1: its one query is a decode
+    const int64_t* decodes;  // [num_requests], 1 if its only query is a decode
     int64_t table_stride;
     int64_t num_requests;
     int64_t num_blocks;
@@ -23,18 +23,18 @@ struct Step {
     int64_t num_heads;
     int64_t num_kv_heads;
     int64_t head_dim;
-    int64_t dtype;     // a Dtype; of queries and output
-    int64_t kv_dtype;  // of the caches
+    int64_t dtype;     // Dtype of queries and output
+    int64_t kv_dtype;  // Dtype of the caches
     int64_t sliding_window;  // 0: none
     double scale;
     double softcap;  // 0: none
 };
 
-constexpr int64_t PARTITION = 512;  // keys of a decode that are worked on at a time
+constexpr int64_t PARTITION = 512;  // keys in one item of a decode
 constexpr int64_t KEY_TILE = 128;  // keys of a chunk that are packed at a time
 
-// Part of one request: of a decode the keys [begin, end) of one partition, of a chunk the queries
-// [begin, end); and which KV heads.
+// Part of one request, for some of its KV heads: [begin, end) are the keys of one partition for a
+// decode, and queries for a chunk.
 struct Item {
     int64_t request;
     int64_t begin;
@@ -45,11 +45,11 @@ struct Item {
     bool is_chunk;
 };
 
-// A decode that has several partitions: each leaves its weighted sum of values, its largest score
-// and its sum of weights; the last thread to end puts them together.
+// State of a decode with several partitions. Each leaves its weighted sum of values, its largest
+// score and its sum of weights; the thread that finishes last merges them.
 struct Split {
     int64_t num_partitions;
-    int64_t first_partial;  // of partition 0, in `Call::partials`
+    int64_t first_partial;  // index of partition 0 in `Call::partials`
     int32_t num_missing;
 };
 
@@ -62,18 +62,18 @@ struct Call : Step {
     const float* sinks;  // or null
     void* output;
     float* partials;
-    Split* splits;          // of each request
-    int32_t invalid_block;  // set when a block table names a block that is not there
+    Split* splits;          // one for each request
+    int32_t invalid_block;  // set if a block table names a block outside of the caches
 
     int64_t group() const { return num_heads / num_kv_heads; }
     int64_t num_queries(int64_t r) const { return query_starts[r + 1] - query_starts[r]; }
-    // The first key that a query at this position sees.
+    // The first key that a query at this position attends to.
     int64_t first_key(int64_t query_position) const {
         return sliding_window == 0 ? 0 : max(0, query_position - sliding_window + 1);
     }
 
-    // Element offsets, of KV head 0, of the keys [begin, end) of a request. Up to `padded_end` the
-    // last one is repeated: loads need no other bound.
+    // Element offsets of the keys [begin, end) of a request, in KV head 0. The last offset is
+    // repeated up to `padded_end`, so that loads need no further bound.
     void row_offsets(int64_t r, int64_t begin, int64_t end, int64_t padded_end, int64_t* offsets) {
         const int64_t* table = block_tables + r * table_stride;
         const int64_t row = num_kv_heads * head_dim;
@@ -100,7 +100,7 @@ INLINE vf cap_and_scale(vf score, float scale, float softcap) {
     return softcap == 0 ? score : softcap * tanh(score * (1 / softcap));
 }
 
-// One output row from the weighted sum of values; `sum_of_weights` is relative to `largest_score`.
+// Writes an output row from the weighted sum of values; weights are relative to `largest_score`.
 template <class T>
 void finish(const Call& call, int64_t token, int64_t head, const float* values,
             float largest_score, float sum_of_weights) {

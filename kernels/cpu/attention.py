@@ -1,7 +1,7 @@
-"""Paged attention in C++ on a CPU, reading keys and values where they lie; see kernels/cpu/.
+"""Paged attention in C++ on a CPU, which reads keys and values in place; see kernels/cpu/.
 
-What of a call stays the same from layer to layer is put into a C structure once a step and kept in
-`PagedBatch.plans`; a call then costs its pointers.
+The arguments that are the same for all layers are put into a C structure once in a step and kept in
+`PagedBatch.plans`, so that a call only passes pointers.
 """
 
 import ctypes
@@ -18,14 +18,14 @@ from stepscope.kernels.paged_attention import IntArray, PagedBatch
 class _CpuPlan(NamedTuple):
     address: int  # of `step`
     step: ctypes.Array[ctypes.c_char]
-    arrays: tuple[IntArray, ...]  # what it points to
+    arrays: tuple[IntArray, ...]  # kept alive, because `step` points to them
 
 
 class CpuAttention:
-    """See the module; `AttentionBackend` says what is computed.
+    """`AttentionBackend` in C++, as the module describes.
 
-    A result depends neither on the rest of the batch, nor on how a prompt was cut into chunks, nor
-    on the number of threads, which is torch's.
+    A result depends neither on the rest of the batch, nor on how a prompt is cut into chunks, nor
+    on the number of threads (torch's setting).
     """
 
     name = "cpu"
@@ -120,7 +120,7 @@ def _make_plan(
 
 
 def _decodes(batch: PagedBatch) -> IntArray | npt.NDArray[np.bool_]:
-    """[R], where the one query of a request is a decode; the C++ reads that query unasked."""
+    """[R], true if the only query of a request is a decode. Checked, because C++ relies on it."""
     counts = np.diff(batch.query_starts)
     if batch.decodes is None:
         return counts == 1

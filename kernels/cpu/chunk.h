@@ -1,18 +1,18 @@
-// Several queries of a request over the keys they can see: tiles of keys are packed once for many
-// rows (a row is one query head of one query), multiplied block of rows by block of rows, and put
-// through an online softmax (Milakov and Gimelshein, 2018; Dao et al., FlashAttention, 2022).
+// Attention for several queries of a request. A tile of keys is packed once for many rows (a row is
+// one query head of one query), multiplied with one block of rows after the other, and reduced by
+// an online softmax (Milakov and Gimelshein, 2018; Dao et al., FlashAttention, 2022).
 // A row's result depends neither on the rows around it nor on the number of threads: tiles of
-// keys begin at multiples of KEY_TILE, and what a row cannot see adds nothing.
+// keys begin at multiples of KEY_TILE, and keys that a row may not attend to add exactly nothing.
 #pragma once
 
 #include "pack.h"
 
 namespace stepscope {
 
-// A block of rows by a strip of vectors is what fits into the registers as sums.
+// The sums of ROWS rows by STRIP vectors fit into the registers.
 constexpr int ROWS = 6;
 constexpr int STRIP = VECTOR_BYTES == 64 ? 4 : 2;
-// Rows that share the packing of a tile; more would make fewer pieces for the threads.
+// Rows that share a packed tile; with more rows there would be fewer items for the threads.
 constexpr int64_t ROWS_OF_ITEM = 192;
 
 INLINE int64_t queries_of_item(const Call& call) { return max(1, ROWS_OF_ITEM / call.group()); }
@@ -58,14 +58,14 @@ INLINE void multiply(const uint32_t* a, int64_t a_stride, const uint32_t* b, int
     });
 }
 
-// State of the online softmax of ROWS rows.
+// State of the online softmax for ROWS rows.
 struct Softmax {
     float top[ROWS];  // the largest score so far
-    vf total[ROWS];   // the sum of weights, relative to it, in lanes
+    vf total[ROWS];   // sums of weights relative to `top`, one partial sum in each lane
 };
 
-// Weights of one tile from its scores, in place; a row sees the keys [from, to) of the tile. True
-// when a largest score has changed: then `factor` is what earlier sums are to be multiplied by.
+// Turns the scores of one tile into weights, in place; a row attends to the keys [from, to) of the
+// tile. Returns true if a largest score has changed: multiply earlier sums by `factor` then.
 INLINE bool update(Softmax& state, float (&scores)[ROWS][KEY_TILE], int64_t num_vectors,
                    const int64_t* from, const int64_t* to, float scale, float softcap,
                    float (&factor)[ROWS]) {
@@ -83,7 +83,7 @@ INLINE bool update(Softmax& state, float (&scores)[ROWS][KEY_TILE], int64_t num_
             top = larger(top, s);
         }
         const float new_top = largest(top);
-        // A row that has seen nothing yet: any number will do in place of -inf - -inf.
+        // A row without any key yet: use 0 instead, to avoid -inf - -inf.
         const float base = new_top == -INFINITE ? 0 : new_top;
         factor[i] = 1;
         if (new_top != state.top[i]) {
@@ -117,7 +117,7 @@ INLINE const uint32_t* packed_weights(Pair, const float (&weights)[ROWS][KEY_TIL
 }
 #endif
 
-// Queries of T, keys and values of C.
+// Runs one item of a chunk, with queries of type T, keys and values of type C.
 template <class T, class C>
 void chunk(Call& call, const Item& item, Scratch& scratch) {
     using Packed = typename Packing<T, C>::type;
@@ -127,7 +127,7 @@ void chunk(Call& call, const Item& item, Scratch& scratch) {
     const int64_t num_rows = (item.end - item.begin) * G, padded_rows = round_up(num_rows, ROWS);
     const int64_t num_blocks = padded_rows / ROWS;
     const int64_t token = call.query_starts[item.request] + item.begin;
-    // The position of the first query, which is also that of its own key.
+    // The position of the first query in the context, and of its own key.
     const int64_t position = call.context_lens[item.request] -
                              call.num_queries(item.request) + item.begin;
     const int64_t last_key = position + item.end - item.begin;
@@ -180,7 +180,8 @@ void chunk(Call& call, const Item& item, Scratch& scratch) {
                     from[i] = call.first_key(at) - tile;
                     to[i] = min(at + 1 - tile, num_keys);
                 }
-                // Rows are in order: the first sees the first key of all, the last the last.
+                // Rows are in order of position, so the block attends to [from of its first row,
+                // to of its last row).
                 if (to[ROWS - 1] <= 0 || from[0] >= num_keys) continue;
                 const int64_t num_vectors = round_up(to[ROWS - 1], VL) / VL;
                 alignas(64) float scores[ROWS][KEY_TILE];

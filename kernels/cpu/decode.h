@@ -1,6 +1,6 @@
-// One query of a request over one partition of its keys, all query heads of a KV head together, so
-// that each key and value is fetched once. Partitions begin at multiples of PARTITION whatever
-// else is in the batch and however many threads there are: the result depends on neither.
+// Attention for a decode, over one partition of its keys. All query heads of a KV head are computed
+// together, so that each key and value is fetched once. Partitions always begin at multiples of
+// PARTITION, so the result depends neither on the rest of the batch nor on the number of threads.
 // (Split-KV decoding: Dao et al., Flash-Decoding, 2023.)
 #pragma once
 
@@ -10,7 +10,7 @@ namespace stepscope {
 
 template <class T>
 void merge(const Call& call, const Split& split, int64_t r, int64_t padded_dim, float* sums) {
-    const int64_t size = padded_dim + VL;  // of a partial; largest score and sum of weights last
+    const int64_t size = padded_dim + VL;  // of a partial: sums, largest score, sum of weights
     for (int64_t h = 0; h < call.num_heads; h++) {
         const float* first = call.partials + (split.first_partial + h) * size;
         const int64_t stride = call.num_heads * size;
@@ -34,10 +34,10 @@ void merge(const Call& call, const Split& split, int64_t r, int64_t padded_dim, 
 }
 
 constexpr int64_t KEYS_AHEAD = 64;
-constexpr int64_t VALUES_AT_ONCE = 32;  // keys whose values are added up head by head
+constexpr int64_t VALUES_AT_ONCE = 32;  // keys whose values are added for one head after the other
 
-// `next` is what this thread will probably do after it, or null.
-// Queries of T, keys and values of C.
+// Runs one item of a decode, with queries of type T, keys and values of type C. `next` is the item
+// that this thread will probably run next (its keys are prefetched), or null.
 template <class T, class C>
 void decode(Call& call, const Item& item, const Item* next, Scratch& scratch) {
     using Packed = typename Packing<T, C>::type;
@@ -76,7 +76,7 @@ void decode(Call& call, const Item& item, const Item* next, Scratch& scratch) {
     for (int64_t k = 0; k < num_ahead; k++) {
         Ahead<C>{first_key, offsets}.fetch(k, item.num_kv_heads * D);
     }
-    // The KV heads of a token lie side by side: taken in turn, memory is read in order.
+    // The KV heads of a token are adjacent, so this loop reads memory in order.
     for (int64_t k = 0; k < n; k += VL) {
         const int64_t later = k + num_ahead;
         for (int64_t h = 0; h < item.num_kv_heads; h++) {
@@ -104,7 +104,7 @@ void decode(Call& call, const Item& item, const Item* next, Scratch& scratch) {
         weights = pieces.take<Weight>(num_rows * PARTITION / 2);
         for (int64_t row = 0; row < num_rows; row++) {
             for (int64_t k = 0; k < padded; k += 2 * VL) {
-                // Behind `padded` lies what earlier calls left; no weight from there is used.
+                // Scores after `padded` are left over from earlier calls; their weights are unused.
                 const float* from = scores + row * PARTITION + k;
                 *(vu_mem*)(weights + row * (PARTITION / 2) + k / 2) =
                     narrow_pairs(load(from), load(from + VL));
@@ -114,7 +114,7 @@ void decode(Call& call, const Item& item, const Item* next, Scratch& scratch) {
     }
     constexpr int64_t WEIGHTS = PARTITION / Packed::PACK;
     constexpr int NV = VECTOR_BYTES == 64 ? 4 : 2;
-    constexpr int ONE = Packed::PACK;  // vectors of one load
+    constexpr int ONE = Packed::PACK;  // vectors in one load
     memset(sums, 0, num_rows * padded_dim * sizeof(float));
     int64_t* next_offsets = offsets + PARTITION;
     int64_t num_next = 0;

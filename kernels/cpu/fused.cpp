@@ -1,16 +1,16 @@
-// The operations between the matrix products of a layer, row by row; kernels/dispatch/fused.py says what
-// each computes. Everything is contiguous.
+// The operations between the matrix products of a layer, row by row. kernels/dispatch/fused.py
+// describes what each computes. All arrays are contiguous.
 #include "parallel.h"
 #include "vec.h"
 
 namespace stepscope {
 namespace {
 
-// Elements, about 50 us, below which one thread does it all; see attention.cpp.
+// With fewer elements (about 50 us) one thread does it all; see attention.cpp.
 constexpr int64_t ELEMENTS_FOR_THREADS = 1 << 17;
-constexpr int64_t ELEMENTS_OF_ITEM = 1 << 14;  // what a thread takes at a time
+constexpr int64_t ELEMENTS_OF_ITEM = 1 << 14;  // elements that a thread processes at a time
 
-// work(row) for all rows.
+// Calls work(row) for all rows.
 template <class Work>
 void for_rows(int64_t num_rows, int64_t row_size, int num_threads, const Work& work) {
     const int64_t at_once = max(1, ELEMENTS_OF_ITEM / max(1, row_size));
@@ -49,7 +49,7 @@ void add_rms_norm(const T* x, T* residual, const T* weight, T* out, int64_t num_
     });
 }
 
-// One head: normalised when `norm` is there, its halves turned against each other, times `factor`.
+// One head: normalised unless `norm` is null, rotated (RoPE of its two halves), times `factor`.
 template <class T, class C>
 INLINE void norm_rotate(const T* head, const T* norm, const float* rope, int64_t dim, float eps,
                         float factor, C* out) {
@@ -76,7 +76,8 @@ INLINE void norm_rotate(const T* head, const T* norm, const float* rope, int64_t
     }
 }
 
-// `factors` of KV heads: what their numbers are multiplied by before they are stored; null: 1.
+// `key_factors` and `value_factors` (one for each KV head) multiply keys and values before they are
+// stored; null means 1.
 template <class T, class C>
 int norm_rope_store(const T* qkv, const float* rope, int64_t num_positions,
                     const int64_t* positions, const int64_t* slots, int64_t num_slots,
@@ -133,7 +134,7 @@ void silu_mul(const T* gate_up, T* out, int64_t num_rows, int64_t size, int num_
 
 using stepscope::bf16;
 
-// Each is filled in by kernels/dispatch/fused.py, field by field in this order.
+// These are filled in by kernels/dispatch/fused.py, field by field in this order.
 struct AddRmsNorm {
     const void* x;
     void* residual;  // or null
@@ -150,11 +151,11 @@ struct NormRopeStore {
     const int64_t* slots;
     void* key_cache;
     void* value_cache;
-    const void* q_norm;  // or null, as the next
-    const void* k_norm;
+    const void* q_norm;  // or null
+    const void* k_norm;  // or null
     void* query;
-    const float* key_factors;  // or null, as the next
-    const float* value_factors;
+    const float* key_factors;    // or null
+    const float* value_factors;  // or null
     int64_t num_positions, num_slots, num_rows, num_heads, num_kv_heads, dim;
     int64_t dtype, kv_dtype;  // Dtypes
     int64_t num_threads;
@@ -177,7 +178,7 @@ EXPORT int stepscope_add_rms_norm(const AddRmsNorm* a) {
     return 0;
 }
 
-// 0, or -1 when a position or a slot is not there (its row is left out).
+// Returns 0, or -1 if a position or a slot is out of range (its row is left out).
 EXPORT int stepscope_norm_rope_store(const NormRopeStore* a) {
     auto run = [&](auto t, auto c) {
         using T = decltype(t);
@@ -204,7 +205,7 @@ EXPORT int stepscope_silu_mul(const SiluMul* a) {
 // To be counted up, with INTERFACE of kernels/cpu/library.py, when a structure changes.
 EXPORT int stepscope_interface(void) { return 5; }
 
-// Which of the libraries that were built this CPU can run: 0 the portable one, 1 also x86-64-v3,
+// The highest level of library that this CPU can run: 0 the portable one, 1 also x86-64-v3,
 // 2 also x86-64-v4 with bf16 products.
 EXPORT int stepscope_cpu_level(void) {
 #if defined(__x86_64__) && defined(__GNUC__)

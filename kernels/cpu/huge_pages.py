@@ -1,23 +1,23 @@
-"""Memory in huge pages, for weights: all of them are read from end to end in every step.
+"""Memory in huge pages, for weights, because every step reads all of them.
 
-A core that walks through megabytes in pages of 4 KiB spends much of its time looking pages up, and
-its prefetcher stops at the end of each: the same product reads 30 to 35 GB/s of weights from huge
-pages and 18 to 22 GB/s from small ones (one core of an AMD EPYC, Linux 6).
+With pages of 4 KiB, a core spends much of its time looking up pages, and its prefetcher stops at
+the end of each: the same product reads 30 to 35 GB/s of weights from huge pages and 18 to 22 GB/s
+from small ones (one core of an AMD EPYC, Linux 6).
 """
 
 import mmap
 
 import torch
 
-PAGE_BYTES = 2 << 20  # of x86-64, and of aarch64 with a granule of 4 KiB
+PAGE_BYTES = 2 << 20  # on x86-64, and on aarch64 with a granule of 4 KiB
 ALIGNMENT = 64
 
 
 class HugePages:
-    """Hands out pieces of one reservation; what does not fit comes from torch's own allocator.
+    """Allocates pieces of one reservation; pieces that do not fit come from torch's allocator.
 
-    The reservation is made when the first piece is asked for. The system decides: where it has no
-    huge pages to give, the memory is ordinary.
+    The first piece makes the reservation. If the system has no huge pages to give, the memory is
+    ordinary.
     """
 
     def __init__(self, num_bytes: int) -> None:
@@ -26,7 +26,7 @@ class HugePages:
         self._at = 0
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """`tensor`, which is on the CPU, contiguous, in this memory."""
+        """Copy a CPU tensor into this memory, contiguously; returns the copy."""
         if self._memory is None:
             self._memory = _reserve(self._num_bytes)
         num_bytes = tensor.numel() * tensor.element_size()
@@ -38,16 +38,16 @@ class HugePages:
 
 
 def _reserve(num_bytes: int) -> torch.Tensor:
-    """Bytes that begin at a huge page; none where there are no such pages."""
+    """Reserve bytes that begin at a huge page; empty if the system has no huge pages."""
     nothing = torch.empty(0, dtype=torch.uint8)
     if not hasattr(mmap, "MADV_HUGEPAGE") or num_bytes < PAGE_BYTES:
         return nothing
     num_bytes = -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
-    # One page more, because the first huge one begins at a multiple of its size.
+    # One page more, because huge pages begin at multiples of their size.
     mapping = mmap.mmap(-1, num_bytes + PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     try:
         mapping.madvise(mmap.MADV_HUGEPAGE)
-    except OSError:  # a kernel without them
+    except OSError:  # the kernel has no huge pages
         return nothing
     memory = torch.frombuffer(mapping, dtype=torch.uint8)
     start = -memory.data_ptr() % PAGE_BYTES

@@ -1,7 +1,7 @@
-"""Finds and loads the C++ kernels of `kernels/cpu/`: one library for each level of instructions.
+"""Finds and loads the C++ kernels of `kernels/cpu/`: one library for each instruction set level.
 
-`pip install` builds them when there is a compiler; nothing needs them. They share the OpenMP
-runtime that torch brings, so torch is imported first: its threads are theirs.
+`pip install` builds them if there is a compiler; everything also works without them. They use
+torch's OpenMP runtime and its threads, so torch must be imported first.
 """
 
 import ctypes
@@ -15,17 +15,17 @@ from typing import NamedTuple
 
 import torch  # first, for its OpenMP runtime
 
-# In the order of `stepscope_cpu_level`. The names are those of the built files, `_<level>`.
+# In the order of `stepscope_cpu_level`. The built files are called `_<level>`.
 LEVELS = ("baseline", "avx2", "avx512_bf16")
-INTERFACE = 5  # of `stepscope_interface`: that of the structures below
-# For debugging, and for tests of what another CPU runs: the highest level to use, or `none`.
+INTERFACE = 5  # version of the structures below; equal to `stepscope_interface`
+# The highest level to use, or `none`: for debugging, and for tests of other CPUs' levels.
 LEVEL_VARIABLE = "STEPSCOPE_CPU_LEVEL"
-# Without the options pip would take what it has built before.
+# Without these options pip would install an earlier build from its cache.
 AGAIN = "install stepscope again with pip's --force-reinstall --no-deps --no-cache-dir"
 
-# The structures that the functions take, as `Struct.pack` makes them: fields in the order of
-# kernels/cpu/*.cpp, addresses and counts of 64 bits each (0 for none). One structure costs a call
-# a third of what ctypes takes to convert as many arguments.
+# Arguments of the functions, packed into one structure: fields in the order of kernels/cpu/*.cpp,
+# addresses and counts of 64 bits each (0 for none). Packing takes a third of the time that ctypes
+# needs to convert as many arguments.
 STEP = Struct("14q2d")
 ATTENTION = Struct("7q")
 ADD_RMS_NORM = Struct("8qd")
@@ -35,7 +35,7 @@ LINEAR = Struct("11q")
 
 # `Dtype` of kernels/cpu/vec.h.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2}
-# Of queries, and what KV caches of these kernels can then hold.
+# For each dtype of queries, the dtypes of KV caches that these kernels can read.
 CACHES = {
     torch.float32: (torch.float32, torch.bfloat16, torch.float8_e4m3fn),
     torch.bfloat16: (torch.bfloat16, torch.float8_e4m3fn),
@@ -45,7 +45,7 @@ Function = Callable[[bytes], int]
 
 
 class CpuLibrary(NamedTuple):
-    """The functions of one library, each from its packed structure to 0 or an error's number."""
+    """The functions of one library. Each takes its packed structure and returns 0 or an error."""
 
     level: str
     attention: Function
@@ -57,14 +57,14 @@ class CpuLibrary(NamedTuple):
 
 
 class LibraryMissingError(RuntimeError):
-    """There is no library to use; the message says why and what to do about it."""
+    """No library can be used; the message says why, and what to do."""
 
 
 def load(level: str | None = None) -> CpuLibrary:
-    """The library for `level`, or the best one that was built and that this CPU can run.
+    """Load the library for `level`, or the best one that was built and that this CPU can run.
 
     Raises:
-        LibraryMissingError: there is none.
+        LibraryMissingError: there is no such library.
     """
     usable = usable_levels()
     if level is not None and level not in usable:
@@ -74,12 +74,12 @@ def load(level: str | None = None) -> CpuLibrary:
 
 
 def usable_levels() -> list[str]:
-    """What was built and runs on this CPU, the best last; at least one.
+    """The levels that were built and run on this CPU, the best last; at least one.
 
-    None is above the level that STEPSCOPE_CPU_LEVEL names.
+    Levels above STEPSCOPE_CPU_LEVEL are left out.
 
     Raises:
-        LibraryMissingError: there is none, or the variable names none of LEVELS.
+        LibraryMissingError: there is none, or the variable is not one of LEVELS.
     """
     highest = os.environ.get(LEVEL_VARIABLE) or LEVELS[-1]
     if highest == "none":
@@ -104,7 +104,7 @@ def usable_levels() -> list[str]:
 
 @functools.cache
 def default_library() -> CpuLibrary | None:
-    """The best library, found once a process; None where there is none."""
+    """The best library, loaded once in a process; None if there is none."""
     try:
         return load()
     except LibraryMissingError:
@@ -112,7 +112,7 @@ def default_library() -> CpuLibrary | None:
 
 
 def _file(level: str) -> Path | None:
-    # Built as extension modules, which is what a wheel can carry, for one Python and platform.
+    # Built as extension modules, because a wheel can contain those, for one Python and platform.
     for suffix in EXTENSION_SUFFIXES:
         path = Path(__file__).with_name(f"_{level}{suffix}")
         if path.exists():

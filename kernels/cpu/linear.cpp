@@ -1,9 +1,9 @@
-// Products by weights in bf16, packed: kernels/cpu/linear.py says what is computed, for which inputs.
+// Products with packed bf16 weights. kernels/cpu/linear.py describes what is computed, and when.
 //
 // A panel holds the weights of WIDTH outputs, ordered by input. A step of the loop reads one value
-// (or pair) of each row of x and multiplies it by two vectors: the weights of all outputs of the
-// panel. A tile is some rows by one panel, or few rows by several panels; its sums stay in registers.
-// A panel stays in the cache for all rows of a block.
+// (or pair) of each row of x and multiplies it by two vectors: the weights of the panel's outputs.
+// A tile is several rows times one panel, or few rows times several panels; its sums stay in
+// registers. A panel stays in the cache for all rows of a block.
 #include "parallel.h"
 #include "vec.h"
 
@@ -11,19 +11,20 @@ namespace stepscope {
 namespace {
 
 constexpr int64_t WIDTH = 2 * VL;
-// Rows of a tile. It takes two sums a row, two vectors of weights and one of x: 32 registers, or 16.
+// Rows of a tile. With two sums a row, two vectors of weights and one of x, it needs up to 32
+// registers (AVX-512), or 16.
 constexpr int ROWS = VECTOR_BYTES == 64 ? 12 : 6;
-constexpr int64_t BLOCK_BYTES = 1 << 18;  // of x, to stay in a core's second cache beside a panel
-// What is multiplied by one row in the time that a second thread takes to begin, about.
+constexpr int64_t BLOCK_BYTES = 1 << 18;  // of x: fits into a core's L2 cache beside a panel
+// With less work one thread does it all: about what it computes while a second thread starts.
 constexpr int64_t WEIGHTS_FOR_THREADS = 1 << 16;
-constexpr int ITEMS_PER_THREAD = 4;  // so that a thread that is held up gets less of them
+constexpr int ITEMS_PER_THREAD = 4;  // so that a thread that is held up processes fewer items
 
-// x and y in fp32. 32 bits hold two weights in bf16: the lower half is one of the first vector, the
-// upper half one of the second. One instruction widens each to fp32.
+// Products with x and y in fp32. 32 bits hold two bf16 weights: the lower half belongs to the first
+// vector, the upper half to the second. One instruction widens each to fp32.
 struct Widened {
     typedef float value;
-    static constexpr int64_t INPUTS = 1;  // values of a row that a step reads
-    static constexpr int64_t STEP_BYTES = VECTOR_BYTES;  // of weights that a step reads
+    static constexpr int64_t INPUTS = 1;  // values that a step reads from each row
+    static constexpr int64_t STEP_BYTES = VECTOR_BYTES;  // bytes of weights that a step reads
     struct Weights {
         vf first, second;
     };
@@ -31,8 +32,8 @@ struct Widened {
         const vu both = *(const vu_mem*)p;
         return {(vf)(both << 16), (vf)(both & 0xffff0000u)};
     }
-    // Early enough for memory and products to overlap: 16 rows run at 83 instead of 62 GFLOP/s on
-    // one core with AVX2.
+    // Prefetches early enough for memory and products to overlap: 16 rows run at 83 instead of
+    // 62 GFLOP/s on one core with AVX2.
     template <int NUM_ROWS>
     static INLINE void prefetch(const char* weights) { __builtin_prefetch(weights + 8192, 0, 2); }
     static INLINE vf input(const float* p) { return splat(*p); }
@@ -40,7 +41,7 @@ struct Widened {
 };
 
 #if defined(__AVX512BF16__)
-// x and y in bf16: pairs of products, added in fp32.
+// Products with x and y in bf16: in pairs, added in fp32.
 struct Pairs {
     typedef bf16 value;
     static constexpr int64_t INPUTS = 2;
@@ -51,8 +52,8 @@ struct Pairs {
     static INLINE Weights load_weights(const char* p) {
         return {(__m512bh)_mm512_loadu_si512(p), (__m512bh)_mm512_loadu_si512(p + VECTOR_BYTES)};
     }
-    // With one row memory is all that is waited for; with more, asking so early for the first cache
-    // would push out what is needed before.
+    // One row only waits for memory, so prefetch into L1. With more rows, data that comes into L1
+    // so early would push out data that is needed before it.
     template <int NUM_ROWS>
     static INLINE void prefetch(const char* weights) {
         for (int64_t line = 0; line < STEP_BYTES; line += 64) {
@@ -78,7 +79,7 @@ struct Pairs {
 template <class T>
 struct Output {
     T* y;
-    const float* bias;  // of all panels, or null
+    const float* bias;  // for all panels, or null
     int64_t num_columns;
     bool is_gated;
 };
@@ -100,9 +101,9 @@ INLINE void finish(const Output<T>& out, int64_t row, int64_t panel, vf first, v
     if (left > VL) store(to + panel * WIDTH + VL, second, left - VL);
 }
 
-// `N` rows of x from `row` on, by `P` panels. Every sum adds the inputs in order, whatever N and P
-// are, so a row's result does not depend on the rows beside it. One row by one panel has only two
-// sums, and each addition waits for the one before: so few rows take several panels at once.
+// `N` rows of x from `row` on, times `P` panels. Every sum adds the inputs in order, whatever N and
+// P are, so a row's result does not depend on the rows beside it. One row by one panel has only two
+// sums, and each addition waits for the one before; so few rows use several panels at once.
 template <class Product, int N, int P>
 void tile(const typename Product::value* x, int64_t row, const char* weights, int64_t panel,
                  int64_t size, const Output<typename Product::value>& out) {
@@ -134,7 +135,7 @@ template <class Product>
 using Tile = void (*)(const typename Product::value*, int64_t, const char*, int64_t, int64_t,
                       const Output<typename Product::value>&);
 
-// By number of rows: tiles of one panel, and of several for the few rows that leave sums free.
+// Panels of a tile, by its number of rows: few rows leave registers for several panels.
 constexpr int MOST_PANELS[] = {1, 4, 2};
 
 template <class Product, int... N>
@@ -159,7 +160,7 @@ void linear(const typename Product::value* x, const char* packed,
     const int64_t row_bytes = sizeof(*x) * size;
     const int64_t block = max(BLOCK_BYTES / row_bytes / ROWS, 1) * ROWS;
     const int64_t num_blocks = (num_rows + block - 1) / block;
-    // An item is some panels for one block of rows.
+    // An item is a group of panels times one block of rows.
     const int64_t wanted = num_threads == 1 ? 1 : num_threads * ITEMS_PER_THREAD;
     const int64_t groups = min(num_panels, (wanted + num_blocks - 1) / num_blocks);
     for_each(num_blocks * groups, num_threads, [&](int64_t item) {
@@ -176,7 +177,7 @@ void linear(const typename Product::value* x, const char* packed,
                 continue;
             }
             for (int64_t row = begin; row < end;) {
-                // Two tiles of 8 instead of one of 12 and one of 4.
+                // Split a rest evenly, such as two tiles of 8 rows instead of 12 and 4.
                 const int64_t left = end - row;
                 const int64_t n = left > ROWS && left < 2 * ROWS ? (left + 1) / 2 : min(left, ROWS);
                 one_panel<Product>(n, std::make_integer_sequence<int, ROWS>())(x, row, weights,
@@ -198,7 +199,7 @@ struct Linear {
     const float* bias;   // [num_panels * WIDTH] in the order of the panels, or null
     void* out;           // [num_rows, num_columns]
     int64_t num_rows, num_columns, size, num_panels, is_gated, num_threads;
-    int64_t is_bf16;  // x and out; else they are fp32
+    int64_t is_bf16;  // whether x and out are bf16; otherwise fp32
 };
 
 template <class Product>
@@ -210,10 +211,10 @@ static void run(const Linear* a) {
                                a->size, a->num_panels, (int)a->num_threads);
 }
 
-// Outputs of a panel.
+// Number of outputs in a panel.
 EXPORT int stepscope_linear_width(void) { return (int)stepscope::WIDTH; }
 
-// 0, or -1 when this library has no such instructions.
+// Returns 0, or -1 if this library has no bf16 instructions and x is bf16.
 EXPORT int stepscope_linear(const Linear* a) {
     if (!a->is_bf16) {
         run<stepscope::Widened>(a);

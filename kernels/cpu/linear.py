@@ -1,14 +1,14 @@
-"""Linear layers by weights in bf16 on CPUs: our own packed product, in C++.
+"""Linear layers with bf16 weights on CPUs: our own packed product, in C++.
 
-Two kinds. In bf16, on CPUs that multiply pairs of it (AVX-512 BF16): for the few rows of a decode
-step oneDNN spends as long on getting started as on multiplying; on one core this one takes half of
-its time with 1 to 8 rows, 0.6 to 0.7 with 16, 0.9 with 64 and the same with 256. In fp32, on every
-CPU: weights that are values of bf16, as those of most checkpoints are, stay bf16 in memory and are
+There are two kinds. With x in bf16, on CPUs with AVX-512 BF16: for the few rows of a decode step
+oneDNN's start costs as much time as the product. On one core our product takes half of oneDNN's
+time with 1 to 8 rows, 0.6 to 0.7 with 16, 0.9 with 64 and the same with 256. With x in fp32, on
+every CPU: weights whose values fit into bf16, as in most checkpoints, stay bf16 in memory and are
 widened in registers, so that a step reads half of the bytes. On one core with AVX2 that takes 0.4
-of oneDNN's time with 1 to 4 rows, 0.65 with 16, 0.9 with 64 and the same with 256. Both figures are
-of `tests/bench/bench_linear.py`.
+of oneDNN's time with 1 to 4 rows, 0.65 with 16, 0.9 with 64 and the same with 256. All figures are
+from `tests/bench/bench_linear.py`.
 
-Weights are packed once, in torch; the product is `kernels/cpu/linear.cpp`. Sums are kept in fp32.
+Weights are packed once, by torch; the product is in `kernels/cpu/linear.cpp`. Sums are in fp32.
 """
 
 import torch
@@ -16,13 +16,14 @@ import torch
 from stepscope.kernels.cpu.huge_pages import HugePages
 from stepscope.kernels.cpu.library import LINEAR, default_library
 
-LEVEL = "avx512_bf16"  # that multiplies pairs of bf16
+LEVEL = "avx512_bf16"  # the library level that multiplies pairs of bf16
 
 
 def is_usable(weight: torch.Tensor) -> bool:
-    """Whether `weight` [out_features, in_features] can be multiplied by here, and should be.
+    """Whether to use our product for `weight` [out_features, in_features].
 
-    With matrix instructions (AMX) a CPU's own library is several times faster on many rows of bf16.
+    Not for bf16 on CPUs with AMX: with those instructions oneDNN is several times faster on many
+    rows.
     """
     library = default_library()
     if library is None or not weight.is_cpu:
@@ -45,8 +46,8 @@ def _is_bf16(weight: torch.Tensor) -> bool:
 class PackedLinear:
     """`x @ weight.T + bias`, `[N, in_features]` to `[N, out_features]`; needs `is_usable`.
 
-    x and the result are of the weight's dtype. The packed weights go to `memory`, where there is
-    one. `num_bytes` is their size without the zeros that fill the last panel.
+    x and the result have the weight's dtype. The packed weights go to `memory`, if given.
+    `num_bytes` is their size without the zeros that fill the last panel.
     """
 
     def __init__(
@@ -61,10 +62,10 @@ class PackedLinear:
     def gated(
         cls, weight: torch.Tensor, bias: torch.Tensor | None, memory: HugePages | None = None
     ) -> "PackedLinear":
-        """`silu(x @ gate.T) * (x @ up.T)`; `weight` is gate and, below it, up (biases likewise).
+        """`silu(x @ gate.T) * (x @ up.T)`; `weight` has gate's rows, then up's (and so the biases).
 
-        A panel has a gate vector and the up vector that belongs to it, so that what a SwiGLU
-        (Shazeer, 2020) makes of them is worked out before either is stored.
+        A panel has a gate vector and the matching up vector, so that SwiGLU (Shazeer, 2020) is
+        computed in registers, before anything is stored.
         """
         linear = cls.__new__(cls)
         linear.out_features, linear._size = weight.shape[0] // 2, weight.shape[1]
@@ -72,7 +73,7 @@ class PackedLinear:
         lanes = _width() // 2
         half = _round_up(linear.out_features, lanes)
         gate = torch.arange(half)
-        # A panel that is not full gets zeros; what is missing of the gate is not the first of up.
+        # Fill the last panel with zeros (rows past the end), not with the first rows of up.
         gate[linear.out_features :] = weight.shape[0]
         panels = [gate.view(-1, lanes), (gate + linear.out_features).view(-1, lanes)]
         linear._init(weight, bias, memory, torch.stack(panels, dim=1).flatten(), is_gated=True)
@@ -86,7 +87,7 @@ class PackedLinear:
         rows: torch.Tensor,
         is_gated: bool,
     ) -> None:
-        """`rows` says which of the weights each output of the panels has; past the last: zeros."""
+        """Pack the weights. `rows` has the weight row of each output; past the last row: zeros."""
         zeros = weight.new_zeros(1, self._size)
         rows = rows.clamp(max=len(weight))
         padded = torch.cat([weight, zeros])[rows]
@@ -132,7 +133,7 @@ class PackedLinear:
 
 
 def _width() -> int:
-    """Outputs of a panel: those of two vectors."""
+    """Number of outputs in a panel: two vectors."""
     library = default_library()
     assert library is not None
     return library.linear_width()

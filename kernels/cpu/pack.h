@@ -1,11 +1,11 @@
-// Keys and values of a tile as the products of a chunk take them: keys as columns, values in packs.
+// Packs the keys and values of a tile for the products of a chunk: keys as columns, values as rows.
 #pragma once
 
 #include "attention.h"
 
 namespace stepscope {
 
-// Element `d` (a pair of them: `d` and the next) of a row, zeros from `dim` on.
+// Packed value `d` of a row: element d, or the pair of elements 2d and 2d + 1; zero from `dim` on.
 template <class T>
 INLINE uint32_t packed_at(Single, const T* row, int64_t d, int64_t) {
     const float wide = to_float(row[d]);
@@ -19,7 +19,7 @@ INLINE uint32_t packed_at(Pair, const bf16* row, int64_t d, int64_t dim) {
 }
 #endif
 
-// VL packed values of a row from `d` on, when all of them are inside of it.
+// VL packed values of a row from `d` on; all of them must be inside the row.
 template <class T>
 INLINE vf packed_vector(Single, const T* row, int64_t d) { return load(row + d); }
 #if defined(__AVX512BF16__)
@@ -28,10 +28,10 @@ INLINE vf packed_vector(Pair, const bf16* row, int64_t d) {
 }
 #endif
 
-// VL rows of VL values turned into columns.
+// Transposes VL rows of VL values.
 INLINE void transpose(const vf (&rows)[VL], uint32_t* out, int64_t stride) {
     AllLanes all;
-    vf fours[VL];  // [group of 4 rows][column of every 4]
+    vf fours[VL];  // [group of 4 rows][column within each 4]
 #pragma GCC unroll 4
     for (int f = 0; f < VL; f += 4) {
         vf ab0 = unpack<0>(rows[f], rows[f + 1], all), ab2 = unpack<2>(rows[f], rows[f + 1], all);
@@ -62,8 +62,8 @@ INLINE void transpose(const vf (&rows)[VL], uint32_t* out, int64_t stride) {
     }
 }
 
-// The keys at `offsets` as columns: out[packed values of a head][KEY_TILE]. `offsets` are valid for
-// a whole tile.
+// Packs the keys at `offsets` as columns: out[packed values of a head][KEY_TILE]. `offsets` must be
+// valid for a whole tile.
 template <class T, class Packed>
 INLINE void pack_keys(const T* keys, const int64_t* offsets, int64_t num_keys, int64_t dim,
                       uint32_t* out) {
@@ -86,7 +86,8 @@ INLINE void pack_keys(const T* keys, const int64_t* offsets, int64_t num_keys, i
     }
 }
 
-// Values, [num_keys / PACK][padded_dim]; of an odd number of keys the last is paired with zeros.
+// Packs values: out[num_keys / PACK][padded_dim]. With an odd number of keys, the last is paired
+// with zeros.
 template <class T>
 INLINE void pack_values(Single, const T* values, const int64_t* offsets, int64_t num_keys,
                         int64_t dim, int64_t padded_dim, uint32_t* out) {

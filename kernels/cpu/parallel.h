@@ -1,4 +1,4 @@
-// Threads and scratch memory. The runtime is the one torch has loaded, so its threads are ours.
+// Threads and scratch memory. We use the OpenMP runtime that torch has loaded, and its threads.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,13 @@
 
 namespace stepscope {
 
-// Memory of one thread that grows and is kept: fresh pages for every call would cost more than
-// small calls themselves.
+// Scratch memory of one thread. It grows and is kept, because new pages for every call would cost
+// more than a small call.
 class Scratch {
 public:
     ~Scratch() { free(memory_); }
 
-    // At least `bytes`, aligned to 64; what was there before is lost.
+    // Returns at least `bytes`, aligned to 64; the old content is lost.
     char* reserve(int64_t bytes) {
         if (bytes > size_) {
             free(memory_);
@@ -34,7 +34,7 @@ private:
     int64_t size_ = 0;
 };
 
-// Takes pieces off a reservation, each aligned to 64.
+// Allocates pieces of a reservation, each aligned to 64.
 class Pieces {
 public:
     explicit Pieces(char* memory) : at_(memory) {}
@@ -55,8 +55,8 @@ private:
     char* at_;
 };
 
-// work(i) for all i in [0, count), the first ones first. Either all threads or none but the
-// caller's: libgomp ends the threads that a smaller team leaves over and starts them anew later.
+// Calls work(i) for all i in [0, count), small i first. Uses either all threads or only the
+// caller's: if a team is smaller, libgomp ends the other threads and must start them again later.
 template <class Work>
 void for_each(int64_t count, int num_threads, const Work& work) {
 #if defined(_OPENMP)

@@ -1,12 +1,12 @@
-// The two products of a decode, scores and weighted sums of values, for a few query heads that
-// share their keys and values.
+// The two products of a decode (scores, and weighted sums of values), for a few query heads that
+// share a KV head.
 #pragma once
 
 #include "attention.h"
 
 namespace stepscope {
 
-constexpr int QUERY_HEADS = VECTOR_BYTES == 64 ? 4 : 2;  // at a time, as registers allow
+constexpr int QUERY_HEADS = VECTOR_BYTES == 64 ? 4 : 2;  // at a time, limited by registers
 
 // ---- rows of K and V as vectors of WIDTH elements; the last one may be short ----
 
@@ -42,13 +42,13 @@ struct Rows<bf16, Pair> {
 };
 #endif
 
-// Rows that will be read some time from now. Blocks lie anywhere and hold a few KB: the hardware's
-// prefetchers start anew in each, and what they miss costs a walk of the page tables too. Asked for
-// a few at a time between the products, and into L2: a burst of requests, or requests into L1,
-// would fill the few buffers that the products' own loads need.
+// Prefetches rows that will be read some time later. Blocks of a few KB are scattered in memory,
+// so hardware prefetchers start anew in each, and a miss also costs a walk of the page tables. We
+// prefetch a few rows at a time between the products, and into L2: a burst of prefetches, or
+// prefetches into L1, would fill the few buffers that the products' own loads need.
 template <class T>
 struct Ahead {
-    const T* rows;  // null: nothing to ask for
+    const T* rows;  // null: nothing to prefetch
     const int64_t* offsets;
 
     INLINE void fetch(int64_t k, int64_t size) const {
@@ -60,7 +60,7 @@ struct Ahead {
     }
 };
 
-// Scores of VL keys with GT query heads; `scores` has rows of PARTITION.
+// Scores of VL keys for GT query heads; the rows of `scores` have PARTITION elements.
 template <class T, class Packed, int GT>
 INLINE void score(const T* keys, const int64_t* offsets, int64_t head_dim, const Ahead<T>& ahead,
                   const typename Rows<T, Packed>::Query* queries, int64_t query_stride,
@@ -122,8 +122,8 @@ INLINE void softmax(float* scores, int64_t num_keys, int64_t padded, float scale
     sum_of_weights = sum(total);
 }
 
-// Adds weighted values to the sums: NV vectors of GT query heads. `n` is how many elements the head
-// still has, read only when SHORT.
+// Adds weighted values to the sums: NV vectors for each of GT query heads. `n` is the number of
+// elements left in the head; only used if SHORT.
 template <class T, int GT, int NV, bool SHORT>
 INLINE void weigh(Single, const T* values, const int64_t* offsets, int64_t num_keys, int64_t n,
                   const Ahead<T>& ahead, const float* weights, float* sums, int64_t sum_stride) {
@@ -156,13 +156,13 @@ INLINE void weigh(Single, const T* values, const int64_t* offsets, int64_t num_k
 #if defined(__AVX512BF16__)
 typedef uint16_t v32h __attribute__((vector_size(64)));
 
-// Two keys at a time: their values interleaved, against their weights as a pair.
+// The same with two keys at a time: interleaved values times pairs of weights.
 template <class T, int GT, int NV, bool SHORT>
 INLINE void weigh(Pair, const bf16* values, const int64_t* offsets, int64_t num_keys, int64_t n,
                   const Ahead<T>& ahead, const uint32_t* weights, float* sums, int64_t sum_stride) {
     using R = Rows<bf16, Pair>;
     static_assert(NV % 2 == 0);
-    // The interleaving leaves groups of four in the order 0 2 4 6 and 1 3 5 7.
+    // Interleaving puts groups of four lanes into the order 0 2 4 6 and 1 3 5 7.
     vf acc[GT][NV];
 #pragma GCC unroll 4
     for (int g = 0; g < GT; g++) {

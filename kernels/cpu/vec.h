@@ -1,6 +1,6 @@
-// Vectors of fp32 as wide as the compiler may use, and what attention and its neighbours need of
-// them. Compiler vector extensions (GCC, Clang) throughout; the only intrinsics are those for the
-// products of bf16 pairs, which no extension names.
+// Vectors of fp32, as wide as the target allows, and the operations that the kernels need. Uses the
+// vector extensions of GCC and Clang; intrinsics are only used for conversions from fp16 and for
+// products of bf16 pairs, for which there is no extension.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ typedef uint16_t vh __attribute__((vector_size(VECTOR_BYTES / 2)));  // VL value
 typedef int16_t vs __attribute__((vector_size(VECTOR_BYTES / 2)));
 typedef int8_t vb __attribute__((vector_size(VL)));
 
-// The same in memory, aligned to nothing but their elements.
+// The same types in memory, aligned only like their elements.
 typedef float vf_mem __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
 typedef uint32_t vu_mem __attribute__((vector_size(VECTOR_BYTES), aligned(2), may_alias));
 typedef uint16_t vh_mem __attribute__((vector_size(VECTOR_BYTES / 2), aligned(2), may_alias));
@@ -41,7 +41,7 @@ typedef int8_t vb_mem __attribute__((vector_size(VL), aligned(1), may_alias));
 struct bf16 {
     uint16_t bits;
 };
-// Sign, 4 bits of exponent, 3 of mantissa (e4m3fn); NaN is read as 480.
+// Sign, 4 bits of exponent, 3 of mantissa (e4m3fn); NaN loads as 480.
 struct fp8 {
     int8_t bits;
 };
@@ -65,7 +65,8 @@ INLINE float to_float(bf16 x) {
     return wide;
 }
 
-// The bits where fp32 has them make a number that is too small by the difference of the biases.
+// FP8 bits at the place of fp32's bits give a number that is too small by the difference of the
+// exponent biases; FP8_BIAS corrects that.
 constexpr float FP8_BIAS = 0x1p120f;
 constexpr uint32_t FP8_BITS = 0x87f00000;
 INLINE float to_float(fp8 x) {
@@ -77,7 +78,7 @@ INLINE float to_float(fp8 x) {
 
 INLINE vf widen(vh h) { return (vf)(__builtin_convertvector(h, vu) << 16); }
 
-// Round to nearest even; NaN stays NaN.
+// Rounds to nearest even; NaN stays NaN.
 INLINE vh narrow(vf x) {
     vu u = (vu)x;
     vu rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
@@ -89,7 +90,7 @@ INLINE vf load(const float* p) { return *(const vf_mem*)p; }
 INLINE vf load(const bf16* p) { return widen(*(const vh_mem*)p); }
 INLINE vf load(const fp8* p) {
 #if defined(__F16C__)
-    // By way of fp16: a CPU takes a hundred cycles for fp32 that is too small to be normal.
+    // Converts through fp16, because a CPU takes a hundred cycles for subnormal fp32.
     const vh half = ((vh)__builtin_convertvector(*(const vb_mem*)p, vs) << 7) & 0xbf80;
 #if VECTOR_BYTES == 64
     return (vf)_mm512_cvtph_ps((__m256i)half) * 256;
@@ -103,19 +104,20 @@ INLINE vf load(const fp8* p) {
 }
 INLINE void store(float* p, vf x) { *(vf_mem*)p = x; }
 INLINE void store(bf16* p, vf x) { *(vh_mem*)p = narrow(x); }
-// Round to nearest even, and what is too large to the largest, 448.
+// Rounds to nearest even, and saturates at the largest value, 448.
 INLINE void store(fp8* p, vf x) {
     const vu sign = ((vu)x >> 24) & 0x80, all = (vu)x & 0x7fffffff;
     const vf size = (vf)all > 448.0f ? splat(448.0f) : (vf)all;
     const vu normal = (((vu)size + 0x7ffff + (((vu)size >> 20) & 1)) >> 20) - (120 << 3);
-    // Below 2^-6 it is a count of 2^-9: what is added leaves only the count in the last bits.
+    // Below 2^-6 the value is a multiple of 2^-9; the addition leaves the factor in the last bits.
     const vu subnormal = (vu)(size + 0x1p14f) - (vu)splat(0x1p14f);
     const vu finite = size < 0x1p-6f ? subnormal : normal;
     const vu bits = sign | (x == x ? finite : splat(0x7fu));
     *(vb_mem*)p = __builtin_convertvector((vi)bits, vb);
 }
 
-// The first `n` elements, zeros behind them; nothing past them is read or written.
+// Loads or stores only the first `n` elements; a load fills the rest with zeros. Nothing past them
+// is accessed.
 template <class T>
 INLINE vf load(const T* p, int64_t n) {
     if (n >= VL) return load(p);
@@ -131,17 +133,17 @@ INLINE void store(T* p, vf x, int64_t n) {
     memcpy(p, whole, n * sizeof(T));
 }
 
-// `x` as it will be read again once it is stored as a T.
+// `x` rounded as if it were stored as a T and loaded again.
 template <class T>
 INLINE vf rounded_to(vf x) {
     if constexpr (sizeof(T) == 2) return widen(narrow(x));
     return x;
 }
 
-// As kernels/cpu/library.py numbers them.
+// The numbers are those of kernels/cpu/library.py.
 enum Dtype : int64_t { FLOAT = 0, BF16 = 1, FP8 = 2 };
 
-// f(T(), C()) for queries of T and a KV cache of C; the caller refuses bf16 with fp32.
+// Calls f(T(), C()) with the types of queries and KV cache; callers refuse bf16 with an fp32 cache.
 template <class F>
 INLINE auto with_dtypes(int64_t dtype, int64_t kv_dtype, const F& f) {
     if (kv_dtype == FP8) return dtype == BF16 ? f(bf16(), fp8()) : f(float(), fp8());
@@ -165,7 +167,8 @@ template <int... I>
 INLINE vi iota(Lanes<I...>) { return vi{I...}; }
 INLINE vi iota() { return iota(AllLanes()); }
 
-// Of every four lanes: a0 b0 a1 b1 and a2 b2 a3 b3; then a0 a1 b0 b1 and a2 a3 b2 b3.
+// For every four lanes: unpack gives a0 b0 a1 b1 (or a2 b2 a3 b3); unpack_pairs gives a0 a1 b0 b1
+// (or a2 a3 b2 b3).
 template <int FROM, int... I>
 INLINE vf unpack(vf a, vf b, Lanes<I...>) {
     return SHUFFLE(a, b, (I / 4 * 4 + I % 4 / 2 + FROM + I % 2 * VL)...);
@@ -184,7 +187,7 @@ template <int UPPER, int... I>
 INLINE vf halves(vf a, vf b, Lanes<I...>) {
     return SHUFFLE(a, b, (I % (VL / 2) + UPPER * (VL / 2) + I / (VL / 2) * VL)...);
 }
-// In every four lanes the sums, over those four, of a, b, c and d.
+// For every four lanes, their sum in a, in b, in c and in d.
 INLINE vf sum4(vf a, vf b, vf c, vf d) {
     AllLanes all;
     vf ab = unpack<0>(a, b, all) + unpack<2>(a, b, all);
@@ -194,7 +197,7 @@ INLINE vf sum4(vf a, vf b, vf c, vf d) {
 INLINE vf add_groups(vf a, vf b) {
     return groups<0>(a, b, AllLanes()) + groups<1>(a, b, AllLanes());
 }
-// The sums of VL vectors, in order, from the sums of four each.
+// The sums of VL vectors, in order, from the results of `sum4`.
 INLINE vf sum_all(const vf (&fours)[VL / 4]) {
     if constexpr (VL == 16) {
         return add_groups(add_groups(fours[0], fours[1]), add_groups(fours[2], fours[3]));
@@ -230,9 +233,9 @@ INLINE float sum(vf x) {
 // to |r| <= ln(2)/2 and the polynomial are those of Cephes' expf.
 INLINE vf exp(vf x) {
     const vf low = splat(-87.33f), high = splat(88.37f);
-    vf c = low > x ? low : x;  // in this order a NaN stays
+    vf c = low > x ? low : x;  // this order of operands keeps NaN
     c = high < c ? high : c;
-    const vf to_integer = splat(12582912.0f);  // 1.5 * 2^23: what is added has no fraction left
+    const vf to_integer = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
     vf t = c * 1.44269504088896341f + to_integer;
     vf n = t - to_integer;
     vf r = c - n * 0.693359375f;
@@ -249,12 +252,12 @@ INLINE vf exp(vf x) {
 
 INLINE vf tanh(vf x) { return 1.0f - 2.0f / (exp(x + x) + 1.0f); }
 
-// ---- loops over what registers hold ----
+// ---- loops over pieces that fit into registers ----
 
 template <int N>
 using Count = std::integral_constant<int, N>;
 
-// f(Count<n>(), first) for pieces of `total`, all but the last of MOST.
+// Calls f(Count<n>(), first) for pieces of `total`; all but the last have n = MOST.
 template <int MOST, class F>
 INLINE void in_pieces(int64_t total, const F& f) {
     int64_t i = 0;
@@ -288,7 +291,7 @@ INLINE vu narrow_pairs(vf low, vf high) {
 }
 #endif
 
-// How products of a T with a C, as the KV cache has it, are computed.
+// How to compute products of queries of type T with a KV cache of type C.
 template <class T, class C = T>
 struct Packing {
     using type = Single;

@@ -1,7 +1,7 @@
-"""Which attention backends there are, which of them run here, and which is taken.
+"""Lists the attention backends, finds out which of them run here, and chooses one.
 
-Adding one means a file of its own, what creates it, and one entry in the table below: by
-`_for_gpus` for GPUs, a `_Candidate` otherwise.
+A new backend gets its own file, a function here that creates it, and an entry in the table below:
+by `_for_gpus` for GPUs, as a `_Candidate` otherwise.
 """
 
 import functools
@@ -15,7 +15,7 @@ from stepscope.kernels.paged_attention import AttentionBackend
 
 
 class BackendUnavailableError(ValueError):
-    """The backend that was asked for cannot be used here; the message says why."""
+    """A backend cannot be used here; the message says why."""
 
 
 class Availability(NamedTuple):
@@ -31,16 +31,16 @@ class BackendChoice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """`probe(device type, dtype)` says whether it runs here, and why or why not.
+    """A backend. `probe(device type, dtype)` says whether it runs here, and why or why not.
 
-    `device` is the only type of device that it is for; None: any.
+    `device` is the type of device that it runs on; None: any.
     """
 
     name: str
     device: str | None
     probe: Callable[[str, torch.dtype], tuple[bool, str]]
     create: Callable[[], AttentionBackend]
-    widens: bool = True  # reads a KV cache of another dtype than the queries
+    widens: bool = True  # can read a KV cache of another dtype than the queries
 
 
 def _for_gpus(
@@ -51,7 +51,11 @@ def _for_gpus(
     *,
     widens: bool,
 ) -> _Candidate:
-    """One that is usable after a trial on the current GPU; `what` it does is said of it then."""
+    """Make a candidate that a trial on the current GPU must confirm.
+
+    Args:
+        what: what the backend does, for its description if it is usable.
+    """
     return _Candidate(
         name, "cuda", lambda _, dtype: _probe_gpu(create, dtypes, dtype, what), create, widens
     )
@@ -87,7 +91,7 @@ def _probe_gpu(
     dtype: torch.dtype,
     what: str,
 ) -> tuple[bool, str]:
-    """Whether a backend for GPUs runs on the current one, by a trial of a few tokens."""
+    """Try a GPU backend with a few tokens. Returns whether it runs here, and why or why not."""
     from stepscope.kernels.dispatch import trial
 
     if not torch.cuda.is_available():
@@ -101,7 +105,7 @@ def _probe_gpu(
         if missing is not None:
             return False, f"{missing} is not installed: pip install {missing}"
         return False, f"does not load: {error}"
-    except Exception as error:  # noqa: BLE001 - whatever a driver runs into
+    except Exception as error:  # noqa: BLE001 - a driver may raise anything
         return False, f"cannot be set up: {(str(error).splitlines() or ['no reason given'])[0]}"
     device = torch.device("cuda")
     problem = trial.failure(backend, device, dtype)
@@ -139,7 +143,7 @@ def _create_reference() -> AttentionBackend:
     return ReferenceAttention()
 
 
-# Fastest first: 'auto' takes the first that is usable.
+# Fastest first: 'auto' chooses the first usable one.
 _CANDIDATES = (
     _for_gpus(
         "flash-attn",
@@ -191,7 +195,7 @@ def _probe(
 def available_backends(
     device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> list[Availability]:
-    """Every backend, the preferred one first, with why it can or cannot be used on `device`."""
+    """All backends, the fastest first, with the reason why each can or cannot run on `device`."""
     kind = torch.device(device).type
     return [Availability(c.name, *_probe(c, kind, dtype)) for c in _CANDIDATES]
 
@@ -202,13 +206,13 @@ def choose(
     dtype: torch.dtype = torch.float32,
     kv_dtype: torch.dtype | None = None,
 ) -> BackendChoice:
-    """The backend called `name`, or with 'auto' the fastest that runs on `device`.
+    """Create the backend called `name`, or with 'auto' the fastest that runs on `device`.
 
-    The reason also says what a faster one lacks.
+    The returned reason also says why faster backends cannot run.
 
     Args:
-        dtype: of the queries.
-        kv_dtype: of the KV cache; None: the same.
+        dtype: dtype of the queries.
+        kv_dtype: dtype of the KV cache; None: that of the queries.
 
     Raises:
         BackendUnavailableError: no such backend, or it cannot run here.

@@ -1,8 +1,8 @@
-"""The small operations between the matrix products of a decoder layer, each as one call.
+"""The small operations between the matrix products of a decoder layer, each fused into one call.
 
-In C++ for contiguous float32 and bfloat16 tensors on a CPU where the library is there, in Triton
-for contiguous tensors on a GPU, in plain torch (`torch_*`, the oracles) for all else; the dtype of
-the result is that of the input.
+They run in C++ for contiguous float32 and bfloat16 tensors on a CPU if the library was built, in
+Triton for contiguous tensors on a GPU, and in plain torch otherwise (`torch_*`, also the oracles of
+the tests). The result has the input's dtype.
 """
 
 import functools
@@ -30,7 +30,7 @@ _IS_BF16 = {torch.float32: 0, torch.bfloat16: 1}
 
 
 class _DeviceKernels(NamedTuple):
-    """The operations below for tensors on a GPU; they take contiguous tensors of one dtype."""
+    """The operations below on a GPU, for contiguous tensors of one dtype."""
 
     add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     norm_rope_store: Callable[..., torch.Tensor]
@@ -39,21 +39,21 @@ class _DeviceKernels(NamedTuple):
 
 @functools.cache
 def _device_kernels() -> _DeviceKernels | None:
-    """Triton's, tried once a process; None where it is missing or cannot build kernels."""
+    """The Triton kernels, tried once in a process; None if Triton is missing or cannot compile."""
     try:
         from stepscope.kernels.triton.add_rms_norm import add_rms_norm
         from stepscope.kernels.triton.norm_rope_store import norm_rope_store
         from stepscope.kernels.triton.silu_mul import silu_mul
 
         silu_mul(torch.zeros(1, 64, device="cuda"))
-    except Exception as error:  # noqa: BLE001 - whatever a compiler or a driver runs into
+    except Exception as error:  # noqa: BLE001 - a compiler or a driver may raise anything
         log.warning("Triton's kernels cannot be used, plain torch takes their place: %s", error)
         return None
     return _DeviceKernels(add_rms_norm, norm_rope_store, silu_mul)
 
 
 def _on_device(x: torch.Tensor, *others: torch.Tensor | None) -> _DeviceKernels | None:
-    """The kernels, if `x` is on a GPU and it and `others` are contiguous and of one dtype."""
+    """The GPU kernels; None unless `x` is on a GPU and all tensors are contiguous, of one dtype."""
     if not x.is_cuda or not x.is_contiguous():
         return None
     if any(t is not None and not (t.dtype is x.dtype and t.is_contiguous()) for t in others):
@@ -66,9 +66,9 @@ def add_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Add `x` to the residual stream and normalise it: (normalised, residual), each `[N, D]`.
 
-    `residual` is changed in place and rounded to its dtype; None stands for the first layer, where
-    `x` itself becomes the residual. RMSNorm (Zhang and Sennrich, 2019) as Llama and Qwen do it: the
-    statistics in fp32, the quotient rounded to the dtype of `x`, then times `weight` in that dtype.
+    `residual` is changed in place and rounded to its dtype; with None (the first layer), `x` itself
+    becomes the residual. RMSNorm (Zhang and Sennrich, 2019) as in Llama and Qwen: statistics in
+    fp32, the quotient rounded to the dtype of `x`, then multiplied by `weight` in that dtype.
     """
     library = default_library()
     dtype = x.dtype
@@ -103,7 +103,7 @@ def add_rms_norm(
 def torch_add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `add_rms_norm` computes."""
+    """`add_rms_norm` in plain torch."""
     if residual is None:
         residual = x
     else:
@@ -127,16 +127,17 @@ def norm_rope_store(
     eps: float,
     scales: KVScales | None = None,
 ) -> torch.Tensor:
-    """Split `qkv` into heads, rotate them, store K and V; the queries `[N, num_heads, D]`.
+    """Split `qkv` into heads, rotate them, store K and V; returns queries `[N, num_heads, D]`.
 
-    `qkv` is `[N, (num_heads + 2 * num_kv_heads) * D]`. With `q_norm`, `k_norm` (`[D]`) each head
-    of q and k is RMS-normalised first. RoPE (Su et al., 2021) turns halves of a head against each
-    other; `rope` is `[positions, D]` in fp32, cosines in the first half and sines in the second.
-    Everything is computed in fp32 and rounded once. Keys and values go to the slots of the paged
-    caches that `slot_mapping` (`[N]`) names; `scales` are those of caches in FP8.
+    `qkv` is `[N, (num_heads + 2 * num_kv_heads) * D]`. With `q_norm` and `k_norm` (`[D]`) each head
+    of q and k is RMS-normalised first. RoPE (Su et al., 2021) rotates element i of a head's first
+    half with element i of its second half; `rope` is `[positions, D]` in fp32, cosines in the first
+    half and sines in the second. Everything is computed in fp32 and rounded once. Keys and values
+    are stored in the slots of the paged caches that `slot_mapping` (`[N]`) names, divided by
+    `scales` if the caches are FP8.
 
     Raises:
-        IndexError: a position or a slot that is not there (unchecked on a GPU).
+        IndexError: a position or a slot is out of range (not checked on a GPU).
     """
     library = default_library()
     dtype = qkv.dtype
@@ -222,7 +223,7 @@ def torch_norm_rope_store(
     eps: float,
     scales: KVScales | None = None,
 ) -> torch.Tensor:
-    """What `norm_rope_store` computes."""
+    """`norm_rope_store` in plain torch."""
     heads = qkv.unflatten(1, (num_heads + 2 * num_kv_heads, -1))
     query, key, value = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     cos, sin = rope[positions].unsqueeze(1).chunk(2, dim=-1)
@@ -270,6 +271,6 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def torch_silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """What `silu_mul` computes."""
+    """`silu_mul` in plain torch."""
     gate, up = gate_up.chunk(2, dim=-1)
     return (F.silu(gate.float()) * up).to(gate_up.dtype)

@@ -1,7 +1,7 @@
-"""Whether a backend computes the right thing on this device: tried, not inferred from versions.
+"""Tries whether a backend computes correct results on this device, instead of comparing versions.
 
-A kernel can be missing a compiler, be built for another torch, or align its mask at the other end;
-a step of a few tokens shows all of it before an engine is built on it.
+A kernel may lack a compiler, be built for another torch, or align its mask at the wrong end. A step
+of a few tokens finds all of this before an engine uses the backend.
 """
 
 import numpy as np
@@ -13,18 +13,18 @@ from stepscope.kernels.reference import ReferenceAttention
 # (tokens before the step, tokens in it): decodes, a whole prompt, a later chunk.
 LENGTHS = ((40, 1), (0, 24), (19, 13), (3, 1))
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 4, 2, 64, 16
-# What rounding to half precision may cost on values of about 1.
+# Largest error that rounding to half precision may cause on values of about 1.
 TOLERANCE = 0.03
 
 
 def failure(backend: AttentionBackend, device: torch.device, dtype: torch.dtype) -> str | None:
-    """What is wrong with `backend` in one line; None if it agrees with the reference."""
+    """Try `backend`; returns what is wrong in one line, or None if it agrees with the reference."""
     try:
         for window in (None, 7):
             error = _error(backend, device, dtype, window)
             if not error <= TOLERANCE:
                 return f"its results are wrong here (off by {error:.2g} in a trial)"
-    except Exception as error:  # noqa: BLE001 - whatever a compiler or a driver runs into
+    except Exception as error:  # noqa: BLE001 - a compiler or a driver may raise anything
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return f"it fails in a trial: {lines[0][:200]}"
     return None

@@ -1,5 +1,5 @@
-"""Attention in plain PyTorch, and by the flash-attn package where it is installed.
+"""Attention in plain PyTorch, and by the flash-attn package if it is installed.
 
 May import: kernels.
-A backend without kernels of ours goes here.
+A new backend without our own kernels goes here.
 """

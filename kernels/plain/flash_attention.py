@@ -1,9 +1,9 @@
-"""Prefill by an installed FlashAttention: the flash-attn package, or the one inside torch.
+"""Prefill by an installed FlashAttention: the flash-attn package, or the one in torch.
 
-Both want keys and values one after the other (their pages are 256 tokens, ours are as small as
-prefix caching wants them), so the keys and values that a step's chunks see are gathered first: for
-a chunk that costs little beside its products. Rows with one query go to another backend, and so
-does whatever the library has no argument for.
+Both need contiguous keys and values (their pages have 256 tokens, ours are as small as prefix
+caching needs). So the keys and values for a step's chunks are gathered first, which costs little
+compared with a chunk's products. Rows with one query go to another backend, and so do calls with
+options that the library lacks.
 """
 
 import inspect
@@ -17,11 +17,11 @@ from stepscope.kernels.paged_attention import AttentionBackend, IntArray, PagedB
 
 
 class VarlenFunction(Protocol):
-    """Causal attention of packed queries over packed keys; both ends of a request are aligned.
+    """Causal attention of packed queries over packed keys. The last query sees the last key.
 
-    `query` is `[num_queries, num_heads, head_dim]`, `key` and `value` are
-    `[num_keys, num_kv_heads, head_dim]`; request `r` has the queries `query_starts[r]` up to
-    `query_starts[r + 1]` (int32, on the device), and so its keys.
+    `query` is `[num_queries, num_heads, head_dim]`; `key` and `value` are
+    `[num_keys, num_kv_heads, head_dim]`. Request `r` has the queries `query_starts[r]` up to
+    `query_starts[r + 1]` (int32, on the device), and its keys likewise by `key_starts`.
     """
 
     def __call__(
@@ -40,7 +40,7 @@ class VarlenFunction(Protocol):
 
 
 class Varlen(NamedTuple):
-    """A library's function, and what it takes."""
+    """A library's function, and its limits."""
 
     attend: VarlenFunction
     has_softcap: bool
@@ -50,20 +50,20 @@ class Varlen(NamedTuple):
 
 
 class _FlashPlan(NamedTuple):
-    """One step's tokens, parted; `None`: there are none of a kind."""
+    """The tokens of a step, split into decodes and chunks; `decodes` is None if there are none."""
 
     decodes: PagedBatch | None
-    decode_tokens: torch.Tensor  # [decodes], indices into the step
+    decode_tokens: torch.Tensor  # [decodes], indices into the step's tokens
     chunk_tokens: torch.Tensor
-    query_starts: torch.Tensor  # int32, and so key_starts
-    key_starts: torch.Tensor
-    slots: torch.Tensor  # [keys] of the cache, request by request
+    query_starts: torch.Tensor  # int32
+    key_starts: torch.Tensor  # int32
+    slots: torch.Tensor  # [keys], slots of the cache, request by request
     most_queries: int
     most_keys: int
 
 
 class GatheredAttention:
-    """See the module; `AttentionBackend` says what is computed."""
+    """`AttentionBackend` with a library's prefill, as the module describes."""
 
     def __init__(self, name: str, varlen: Varlen, rest: AttentionBackend) -> None:
         self.name = name
@@ -136,7 +136,7 @@ class GatheredAttention:
         )
 
     def _plan(self, batch: PagedBatch, sliding_window: int | None) -> _FlashPlan | None:
-        """None: no request has more than one query."""
+        """The plan of a step, made once; None if no request has more than one query."""
         key = (self.name, sliding_window)
         if key not in batch.plans:
             batch.plans[key] = _make_plan(batch, sliding_window)
@@ -192,7 +192,7 @@ def _starts(counts: IntArray) -> IntArray:
 
 
 def load_flash_attn() -> Varlen:
-    """The flash-attn package (Dao, 2023).
+    """Load the flash-attn package (Dao, 2023).
 
     Raises:
         ImportError: it is not installed, or was built for another torch.
@@ -203,7 +203,7 @@ def load_flash_attn() -> Varlen:
 
 
 def flash_attn_varlen(function: Callable[..., torch.Tensor]) -> Varlen:
-    """`function` has the signature of `flash_attn_varlen_func` of flash-attn 2.6 and later."""
+    """Wrap `flash_attn_varlen_func` of flash-attn 2.6 or later."""
 
     def attend(
         query: torch.Tensor,
@@ -235,10 +235,10 @@ def flash_attn_varlen(function: Callable[..., torch.Tensor]) -> Varlen:
 
 
 def load_torch_varlen() -> Varlen:
-    """torch's own attention over packed sequences, new in 2.10 and still changing.
+    """Load torch's own attention over packed sequences, new in 2.10 and still changing.
 
     Raises:
-        ImportError: this torch has none, or one without what is needed here.
+        ImportError: this torch does not have it, or without the arguments we need.
     """
     from torch.nn.attention import varlen
 
@@ -246,12 +246,16 @@ def load_torch_varlen() -> Varlen:
 
 
 def torch_varlen(function: Callable[..., torch.Tensor]) -> Varlen:
-    """`function` has the signature of `torch.nn.attention.varlen.varlen_attn` of some version."""
+    """Wrap `torch.nn.attention.varlen.varlen_attn`, of any version.
+
+    Raises:
+        ImportError: this version lacks an argument that we need.
+    """
     known = inspect.signature(function).parameters
     missing = [name for name in ("scale", "window_size") if name not in known]
     if missing:
         raise ImportError(f"varlen_attn of torch {torch.__version__} has no {missing[0]}")
-    # Versions without the argument take fewer KV heads without it.
+    # Versions without this argument accept fewer KV heads than query heads anyway.
     grouped = {"enable_gqa": True} if "enable_gqa" in known else {}
 
     def attend(

@@ -1,12 +1,12 @@
-"""Paged attention in plain PyTorch that is fast enough to use: the CPU's backend.
+"""Paged attention in plain PyTorch, fast enough to use where no other backend runs.
 
-Rows with one query (decode) are batched: requests of like length share one padded gather and one
-call. Longer rows run one request at a time, in tiles of queries, each over just the keys it can
-see. Keys and values are never repeated for grouped queries: for decode the query heads of a group
-stand as the queries of their KV head, for prefill the KV head is expanded with stride 0.
+Rows with one query (decodes) are batched: requests of similar length share one padded gather and
+one call. Longer rows run one request at a time, in tiles of queries, each over only the keys it
+attends to. Keys and values are never copied for grouped queries: in decodes, the query heads of a
+group become queries of their KV head; in prefill, the KV head is expanded with stride 0.
 
-What depends only on the step (which blocks to gather, masks of the padding) is worked out once and
-kept in `PagedBatch.plans` for all layers.
+The parts that depend only on the step (blocks to gather, masks of the padding) are computed once
+and kept in `PagedBatch.plans` for all layers.
 """
 
 import math
@@ -18,13 +18,13 @@ import torch.nn.functional as F  # noqa: N812
 
 from stepscope.kernels.paged_attention import IntArray, PagedBatch, as_bytes
 
-# Queries of a prefill chunk that share one call and one mask: small tiles skip more of the keys
-# that none of their queries can see, large ones have fewer calls.
+# Queries of a prefill chunk that share one call and one mask. Small tiles skip more keys that none
+# of their queries attends to; large ones need fewer calls.
 QUERY_TILE = 128
-# A decode group takes requests down to this share of the blocks of its longest one.
+# Requests in a group of decodes have at least this share of the blocks of the longest one.
 MIN_FILL = 0.6
-# Elements of K that are gathered for one call. On a CPU they stay in its cache between the gather
-# and the product: 64 requests of 2048 tokens take 20 to 25 ms a layer instead of 59 to 74.
+# Elements of K to gather for one call. On a CPU this few stay in its cache between the gather and
+# the product: 64 requests of 2048 tokens take 20 to 25 ms a layer instead of 59 to 74.
 GATHER_ELEMENTS = {"cpu": 1 << 20}
 GATHER_ELEMENTS_ELSEWHERE = 1 << 27
 
@@ -32,20 +32,20 @@ GATHER_ELEMENTS_ELSEWHERE = 1 << 27
 class _Decodes(NamedTuple):
     """Requests with one query each, padded to the same number of blocks."""
 
-    tokens: torch.Tensor | slice  # which tokens of the step they are
+    tokens: torch.Tensor | slice  # indices of their tokens in the step
     blocks: torch.Tensor  # [rows * blocks of the longest]
     num_rows: int
     mask: torch.Tensor | None  # [rows, 1, 1, keys], added to the scores; None: no padding
 
 
 class _QueryChunk(NamedTuple):
-    """The queries of one request, and the keys that at least one of them can see."""
+    """The queries of one request, and the keys that at least one of them attends to."""
 
-    first: int  # token of the step
+    first: int  # index of its first token in the step
     num_queries: int
     blocks: torch.Tensor
-    num_skipped: int  # keys at the start of the first block that are not visible
-    num_keys: int  # up to and with the last query's own
+    num_skipped: int  # keys at the start of the first block that no query attends to
+    num_keys: int  # up to and including the last query's own
 
 
 class _TorchPlan(NamedTuple):
@@ -54,16 +54,16 @@ class _TorchPlan(NamedTuple):
 
 
 class TorchAttention:
-    """See the module; `AttentionBackend` says what is computed."""
+    """`AttentionBackend` in plain PyTorch, as the module describes."""
 
     name = "torch"
     is_capturable = False
 
     def __init__(self) -> None:
-        # A tile's mask depends on the distance between query and key alone, so all tiles of all
-        # requests slice the same one: by (window, dtype, device), it grows with the context.
+        # A tile's mask depends only on the distance between query and key, so all tiles of all
+        # requests use slices of one mask, by (window, dtype, device). It grows with the context.
         self._masks: dict[tuple[int | None, torch.dtype, torch.device], torch.Tensor] = {}
-        # Where K and V are gathered to: fresh memory for each call would be paid for page by page.
+        # Memory for gathered K and V, kept because new memory for each call costs page faults.
         self._scratch: dict[tuple[int, torch.dtype, torch.device], torch.Tensor] = {}
 
     def __call__(
@@ -127,9 +127,9 @@ class TorchAttention:
         blocks: torch.Tensor,
         dtype: torch.dtype,
     ) -> list[torch.Tensor]:
-        """Keys and values of `blocks`, each [blocks, block_size, kv heads, head_dim].
+        """Gather keys and values of `blocks`, each [blocks, block_size, kv heads, head_dim].
 
-        They are of `dtype`, and good until the next call.
+        They have `dtype`, and are valid until the next call.
         """
         shape = (len(blocks), *key_cache.shape[1:])
         size = math.prod(shape)
@@ -157,7 +157,7 @@ class TorchAttention:
         softcap: float | None,
         sinks: torch.Tensor | None,
     ) -> None:
-        """Fill in the output of one chunk; `keys`, `values` are [kv heads, group, keys, dim]."""
+        """Write the output of one chunk; `keys` and `values` are [kv heads, group, keys, dim]."""
         num_before = chunk.num_keys - chunk.num_queries  # keys before the first query's own
         for start in range(0, chunk.num_queries, QUERY_TILE):
             stop = min(start + QUERY_TILE, chunk.num_queries)
@@ -180,7 +180,7 @@ class TorchAttention:
     def _tile_mask(
         self, num_queries: int, num_keys: int, sliding_window: int | None, like: torch.Tensor
     ) -> torch.Tensor:
-        """[num_queries, num_keys] to add to scores; the last `num_queries` keys are their own."""
+        """Mask [num_queries, num_keys] to add to scores; the last keys are the queries' own."""
         num_before = num_keys - num_queries
         key = (sliding_window, like.dtype, like.device)
         mask = self._masks.get(key)
@@ -197,7 +197,7 @@ class TorchAttention:
             self._masks[key] = mask
         width = mask.shape[1] - QUERY_TILE
         mask = mask[:num_queries, width - num_before : width + num_queries]
-        # A GPU's kernels want masks that begin at aligned addresses.
+        # GPU kernels need masks that begin at aligned addresses.
         return mask if mask.device.type == "cpu" else mask.contiguous()
 
 
@@ -260,9 +260,9 @@ def _make_plan(
 
 
 def _groups(rows: IntArray, num_blocks: IntArray, blocks_at_once: int) -> list[IntArray]:
-    """`rows` split so that the shortest of a group has `MIN_FILL` of the blocks of its longest.
+    """Split `rows` so that the shortest of a group has `MIN_FILL` of the blocks of its longest.
 
-    A group is one row at least, and beyond that gathers no more than `blocks_at_once`.
+    A group gathers at most `blocks_at_once` blocks, unless it is a single row.
     """
     groups: list[IntArray] = []
     left = rows
@@ -284,7 +284,7 @@ def _decodes(
     dtype: torch.dtype,
 ) -> _Decodes:
     columns = first_blocks[rows, None] + np.arange(width)
-    # Past a request's last block any valid block will do: its keys are masked.
+    # After a request's last block any valid block will do, because its keys are masked.
     columns = np.minimum(columns, batch.block_tables.shape[1] - 1)
     blocks = batch.block_tables[rows[:, None], columns]
     positions = first_blocks[rows, None] * batch.block_size + np.arange(width * batch.block_size)

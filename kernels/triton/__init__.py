@@ -1,5 +1,5 @@
-"""Kernels in Triton for GPUs, one a file, with their launches.
+"""Triton kernels for GPUs, each in its own file, with the function that launches it.
 
 May import: kernels.
-A kernel gets a file here, a case in `tests/compute/triton_worker.py`; tiles are in `plan.py`.
+A new kernel gets a file here and a case in `tests/compute/triton_worker.py`; `plan.py` has tiles.
 """

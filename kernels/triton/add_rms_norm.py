@@ -1,6 +1,6 @@
 """The residual addition and RMSNorm (Zhang and Sennrich, 2019) in one Triton kernel.
 
-What `fused.add_rms_norm` computes, for a GPU: a row is read once and stays in registers.
+The GPU version of `fused.add_rms_norm`: a row is read once and stays in registers.
 """
 
 import torch
@@ -23,7 +23,7 @@ def _add_rms_norm(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
 ):
-    """One program: one row."""
+    """Each program computes one row."""
     dtype = output.dtype.element_ty
     columns = tl.arange(0, BLOCK)
     mask = columns < SIZE
@@ -43,7 +43,7 @@ def _add_rms_norm(  # type: ignore[no-untyped-def]
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `fused.add_rms_norm`; all tensors are contiguous and of one dtype."""
+    """Like `fused.add_rms_norm`; all tensors must be contiguous and of one dtype."""
     output = torch.empty_like(x)
     num_rows, size = x.shape
     if num_rows:

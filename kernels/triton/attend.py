@@ -1,11 +1,11 @@
 """The attention kernel in Triton, and its launch: decodes or chunks of a step over paged keys.
 
-The query heads that share a KV head stand as rows of one tile (packed GQA), so keys and values are
-read once for all of them; softmax is the online one of FlashAttention (Dao et al., 2022), in base
-2. A program finds the request its queries belong to by bisecting `query_starts`. Where contexts are
-split, programs leave partial results, which `combine.py` weighs by their sums.
+The query heads that share a KV head are rows of one tile (packed GQA), so keys and values are read
+once for all of them; softmax is the online one of FlashAttention (Dao et al., 2022), in base 2. A
+program finds the request of its queries by bisecting `query_starts`. If contexts are split,
+programs leave partial results, which `combine.py` merges by their weights.
 
-Which launches a step has, and how far each is split, is `plan.py`'s.
+`plan.py` decides which launches a step has, and how far each is split.
 """
 
 import math
@@ -23,10 +23,10 @@ LOG2_E = math.log2(math.e)
 
 @triton.jit
 def _request_of(starts: tl.tensor, block: tl.tensor, num_requests: tl.tensor, Q: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The request whose queries block `block` of `Q` queries holds.
+    """The request to which block number `block` (of `Q` queries) belongs.
 
-    Each request begins a new block, so `r` has the blocks from `starts[r] // Q + r` on; a request
-    may have one more than it needs.
+    Each request begins a new block, so request `r` has the blocks from `starts[r] // Q + r` on; it
+    may have one block more than it needs.
     """
     low = 0
     high = num_requests - 1
@@ -67,23 +67,23 @@ def _attend(  # type: ignore[no-untyped-def]
     HEAD_DIM: tl.constexpr,
     HEAD_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    DECODE: tl.constexpr,  # requests with one query each; else those with more
+    DECODE: tl.constexpr,  # True: requests with one query each; False: those with more
     SPLIT: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
-    UPCAST: tl.constexpr,  # multiply in fp32: the interpreter has no bf16
+    UPCAST: tl.constexpr,  # multiply in fp32, because Triton's interpreter has no bf16
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     MIN_SPLIT_TILES: tl.constexpr,
 ):
-    """One program: a tile of rows (queries times heads of a group) against a range of keys."""
+    """Each program computes a tile of rows (queries times heads of a group) over some keys."""
     QUERIES: tl.constexpr = 1 if DECODE else ROWS // GROUP
     NUM_HEADS: tl.constexpr = GROUP * NUM_KV_HEADS
     program = tl.program_id(0)
     split = tl.program_id(1)
     kv_head = program % NUM_KV_HEADS
-    # The last queries of a chunk see the most keys: they begin first.
+    # The last queries of a chunk have the most keys, so they start first.
     block = (tl.num_programs(0) - 1 - program) // NUM_KV_HEADS
     if DECODE:
         request = block
@@ -109,7 +109,7 @@ def _attend(  # type: ignore[no-untyped-def]
     tokens = (first_token + query_idx).to(tl.int64)
     positions = context_len - num_queries + query_idx
 
-    # The keys that at least one query here sees, as tiles, and this program's share of them.
+    # The key tiles that at least one query here attends to, and this program's share of them.
     first_position = context_len - num_queries + first_query
     end_key = tl.minimum(first_position + QUERIES, context_len)
     first_tile = 0
@@ -126,8 +126,9 @@ def _attend(  # type: ignore[no-untyped-def]
             nothing = tl.full([ROWS], float("-inf"), tl.float32)
             tl.store(partial_lse + partial_rows, nothing, mask=has_row)
             return
-    # Tiles that all queries see whole need no mask. One query waits for memory, not for masks, and
-    # more for two loops than for one: the second's first loads begin only when the first has ended.
+    # Tiles in which all queries attend to all keys need no mask, and get a loop of their own. Not
+    # in decodes: they wait for memory, not for masks, and a second loop would begin its first loads
+    # only after the first loop has ended.
     FIRST_PHASE: tl.constexpr = 1 if DECODE or HAS_WINDOW else 0
     masked_tile = first_tile
     if FIRST_PHASE == 0:
@@ -174,7 +175,7 @@ def _attend(  # type: ignore[no-untyped-def]
             v = v.to(q.dtype)
             scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
             if HAS_SOFTCAP:
-                # softcap * tanh(scores / softcap), in base 2; no overflow at either end.
+                # softcap * tanh(scores / softcap), in base 2, without overflow at either end.
                 tanh = 1.0 - 2.0 / (tl.exp2(scores * (2.8853900817779268 / softcap)) + 1.0)
                 scores = tanh * (softcap * 1.4426950408889634)
             if phase == 1:
@@ -185,7 +186,7 @@ def _attend(  # type: ignore[no-untyped-def]
             higher = tl.maximum(best, tl.max(scores, 1))
             base = higher
             if phase == 1:
-                base = tl.where(higher == float("-inf"), 0.0, higher)  # no key is visible yet
+                base = tl.where(higher == float("-inf"), 0.0, higher)  # -inf: no visible key yet
             weights = tl.exp2(scores - base[:, None])
             fade = tl.exp2(best - base)
             total = total * fade + tl.sum(weights, 1)
@@ -216,11 +217,11 @@ def attend(
     *,
     upcast: bool,
 ) -> None:
-    """Fill the rows of `output` that `launch` is for.
+    """Compute the rows of `output` that `launch` covers.
 
     Args:
-        query: `[num_tokens, num_heads, head_dim]`, the last dimension contiguous; and `output`.
-        key_cache: `[num_blocks, block_size, num_kv_heads, head_dim]`; and `value_cache`.
+        query: `[num_tokens, num_heads, head_dim]`, like `output`; the last dimension is contiguous.
+        key_cache: `[num_blocks, block_size, num_kv_heads, head_dim]`, like `value_cache`.
         sinks: `[num_heads]` in fp32.
         upcast: multiply in fp32.
     """
@@ -229,7 +230,7 @@ def attend(
     head_pad = max(16, triton.next_power_of_2(head_dim))
     num_requests = len(tensors.context_lens)
     is_split = launch.num_splits > 1
-    # Arguments that a launch has no use for must be pointers all the same.
+    # Unused arguments must still be pointers.
     partial = lse = output
     if is_split:
         partial = query.new_empty(

@@ -1,15 +1,16 @@
 """Paged attention in Triton for a GPU: decodes, prefill chunks and any mixture of them.
 
-Long contexts are split among programs whose results are weighed by their sums (Flash-Decoding; Dao
-et al., 2023). How far to split follows from the amount of work (`num_splits`), never from a batch
+Long contexts are split among programs, whose results are merged by their weights (Flash-Decoding;
+Dao et al., 2023). How far to split depends on the amount of work (`num_splits`), never on a batch
 size. The kernel itself is in `attend.py`.
 
-What a kernel needs of a step it reads from device tensors (`PagedBatch.on_device`), and a program
-without work ends at once: a captured launch stays right whatever those tensors hold later.
+A kernel reads the layout of a step from device tensors (`PagedBatch.on_device`), and a program
+without work ends at once. So a captured launch stays correct when the content of these tensors
+changes.
 
 Shapes: queries and output `[num_tokens, num_heads, head_dim]`, caches
-`[num_blocks, block_size, num_kv_heads, head_dim]`, all in elements of one type or, for the caches,
-of a smaller one. Any head_dim up to 256, group and block size.
+`[num_blocks, block_size, num_kv_heads, head_dim]`. All have one dtype, except that the caches may
+have a smaller one. Any head_dim up to 256, any group and block size.
 """
 
 import torch
@@ -20,7 +21,7 @@ from stepscope.kernels.triton.plan import Device, Launch, plan_launches
 
 
 class TritonAttention:
-    """See the module; `AttentionBackend` says what is computed."""
+    """`AttentionBackend` in Triton, as the module describes."""
 
     name = "triton"
     is_capturable = True
@@ -71,7 +72,7 @@ class TritonAttention:
         batch: PagedBatch,
         sliding_window: int | None,
     ) -> list[Launch]:
-        """What is to be launched, worked out once a step from the host's arrays."""
+        """The launches of a step, planned once from the host's arrays."""
         key = (self.name, sliding_window, query.shape[1:], query.dtype, key_cache.shape)
         plan = batch.plans.get(key)
         if not isinstance(plan, list):

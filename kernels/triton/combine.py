@@ -1,8 +1,8 @@
-"""Adds up what the programs of a split attention found (Flash-Decoding; Dao et al., 2023).
+"""Merges the partial results of a split attention (Flash-Decoding; Dao et al., 2023).
 
-Each split left a weighted mean of values, `[num_splits, num_tokens, num_heads, head_dim]`, and the
-logarithm of the sum of its weights in base 2, `[num_splits, num_tokens, num_heads]`, both in fp32;
--inf stands for a split without keys, which left no mean.
+Each split leaves a weighted mean of values, `[num_splits, num_tokens, num_heads, head_dim]`, and
+the base-2 logarithm of the sum of its weights, `[num_splits, num_tokens, num_heads]`, both in fp32;
+-inf marks a split without keys, which left no mean.
 """
 
 import torch
@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-# Splits that are added at a time.
+# Splits that are merged at a time.
 SPLITS = 8
 
 
@@ -30,9 +30,9 @@ def _combine(  # type: ignore[no-untyped-def]
     HEAD_DIM: tl.constexpr,
     HEAD_PAD: tl.constexpr,
     DECODE: tl.constexpr,
-    SPLITS: tl.constexpr,  # that are added at a time
+    SPLITS: tl.constexpr,  # merged at a time
 ):
-    """One program: one head of one token, the weighted mean of its splits."""
+    """Each program computes the weighted mean of all splits for one head of one token."""
     head = tl.program_id(0) % NUM_HEADS
     if DECODE:
         request = tl.program_id(0) // NUM_HEADS
@@ -65,7 +65,7 @@ def _combine(  # type: ignore[no-untyped-def]
         splits = start + tl.arange(0, SPLITS)
         rows = row + splits * stride
         lse = tl.load(partial_lse + rows, mask=splits < num_splits, other=float("-inf"))
-        has_part = lse > float("-inf")  # what had no keys has written no part
+        has_part = lse > float("-inf")  # a split without keys has written no part
         parts = tl.load(
             partial + rows[:, None] * HEAD_DIM + dims[None, :],
             mask=has_part[:, None] & has_dim[None, :],
@@ -95,9 +95,9 @@ def combine(
     *,
     decode: bool,
 ) -> None:
-    """Fill in `output` (`[num_tokens, num_heads, head_dim]`).
+    """Write `output` (`[num_tokens, num_heads, head_dim]`) for some of the requests.
 
-    Of the requests with one query if `decode`, else of those with more.
+    If `decode`, for requests with one query; otherwise for those with more.
     """
     num_splits, num_tokens, num_heads, head_dim = partial.shape
     _combine[(num_heads * (num_requests if decode else num_tokens),)](

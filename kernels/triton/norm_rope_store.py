@@ -1,8 +1,8 @@
 """The norms of queries and keys, RoPE and the KV store in one Triton kernel.
 
-What `fused.norm_rope_store` computes, for a GPU: one pass over the product's output instead of five
-kernels. Norms of single heads are those of Qwen3; the rotation is RoPE (Su et al., 2021) in the
-layout of Llama, halves of a head against each other.
+The GPU version of `fused.norm_rope_store`: one pass over the output of the QKV product instead of
+five kernels. Norms of single heads are those of Qwen3; the rotation is RoPE (Su et al., 2021) in
+Llama's layout, which pairs the two halves of a head.
 """
 
 import torch
@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-# Elements of half heads for one warp, 16 bytes of bf16 a thread: few, so that a decode of one
-# request has many programs.
+# Elements of half heads for one warp, 16 bytes of bf16 per thread. Few, so that even a decode of
+# one request has many programs.
 WARP_ELEMENTS = 256
 
 
@@ -35,7 +35,7 @@ def _norm_rope_store(  # type: ignore[no-untyped-def]
     HAS_K_NORM: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """One program: up to `HEADS` heads of a token, all of them queries, or keys, or values."""
+    """Each program computes up to `HEADS` heads of one token: only queries, or keys, or values."""
     HALF: tl.constexpr = HEAD_DIM // 2
     WIDTH: tl.constexpr = (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM
     Q_PROGRAMS: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
@@ -91,16 +91,16 @@ def _norm_rope_store(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _rotated(  # type: ignore[no-untyped-def]
-    source: tl.tensor,  # of each head
+    source: tl.tensor,  # address of each head
     mask: tl.tensor,
     dims: tl.tensor,
-    rope: tl.tensor,  # of this position: cosines, then sines
+    rope: tl.tensor,  # address of this position's cosines, then sines
     norm: tl.tensor,
     eps: tl.tensor,
     HEAD_DIM: tl.constexpr,
     HAS_NORM: tl.constexpr,
 ):
-    """Both halves of each head, normalised where asked for and rotated, in fp32."""
+    """Both halves of each head, normalised if `HAS_NORM`, and rotated, in fp32."""
     HALF: tl.constexpr = HEAD_DIM // 2
     first = tl.load(source + dims, mask=mask, other=0.0).to(tl.float32)
     second = tl.load(source + dims + HALF, mask=mask, other=0.0).to(tl.float32)
@@ -128,9 +128,9 @@ def norm_rope_store(
     k_norm: torch.Tensor | None,
     eps: float,
 ) -> torch.Tensor:
-    """As `fused.norm_rope_store`; all tensors are contiguous.
+    """Like `fused.norm_rope_store`; all tensors must be contiguous.
 
-    Positions and slots are not checked: a device cannot raise.
+    Positions and slots are not checked, because a device cannot raise errors.
     """
     head_dim = rope.shape[1]
     num_tokens = len(qkv)

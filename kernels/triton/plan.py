@@ -1,9 +1,10 @@
-"""How a step's attention is laid out on a GPU: tiles, launches, and how far contexts are split.
+"""Plans a step's attention on a GPU: tiles, launches, and how far contexts are split.
 
-Fixed rules, so nothing is tuned at start, and nothing here needs Triton. The rules follow from what
-a multiprocessor has. Decoding is bound by memory: the fewest rows a tensor core takes, and as many
-tiles of keys and values in flight as two programs have room for. Prefill is bound by the tensor
-cores: 64 rows for each group of four warps, which is what Hopper's `wgmma` multiplies.
+The rules are fixed, so nothing is tuned at start, and nothing here needs Triton. They follow from
+the resources of a multiprocessor. Decodes are bound by memory: they use the fewest rows that a
+tensor core supports, and as many tiles of keys and values in flight as two programs have room for.
+Prefill is bound by the tensor cores: it uses 64 rows for each group of four warps, the size of
+Hopper's `wgmma`.
 """
 
 from typing import NamedTuple
@@ -13,31 +14,31 @@ import torch
 
 from stepscope.kernels.paged_attention import IntArray, PagedBatch
 
-# Keys that are worth a program of their own.
+# Fewest keys for which a program is worthwhile.
 MIN_SPLIT_KEYS = 256
 MAX_SPLITS = 128
-# Partial results of one launch; beyond it, there is enough work without splitting.
+# Most bytes of partial results in one launch; a larger one has enough work without splitting.
 MAX_PARTIAL_BYTES = 128 << 20
-# Rows of the smallest product of a tensor core.
+# Rows of a tensor core's smallest product.
 MIN_ROWS = 16
 # Rows that one `wgmma` multiplies.
 WGMMA_ROWS = 64
 # Two programs of decode share a multiprocessor.
 DECODE_PROGRAMS = 2
-# What a program uses of shared memory beside its tiles.
+# Shared memory that a program uses beside its tiles.
 SHARED_RESERVE = 8 << 10
 
 
 class Device(NamedTuple):
-    """What the rules need to know of where the kernels run."""
+    """The properties of a GPU that the rules need."""
 
     num_sms: int
-    shared_bytes: int  # that one program may use
+    shared_bytes: int  # shared memory that one program may use
     is_interpreted: bool = False
 
     @classmethod
     def of(cls, device: torch.device) -> "Device":
-        """The device itself, or, where Triton interprets its kernels, a small one of its kind."""
+        """The properties of a GPU; for a CPU (Triton's interpreter), those of a small GPU."""
         if device.type != "cuda":
             return cls(num_sms=4, shared_bytes=227 << 10, is_interpreted=True)
         properties = torch.cuda.get_device_properties(device)
@@ -47,20 +48,20 @@ class Device(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Rows are queries times heads of a group; keys are taken this many at a time."""
+    """Size of a program's tile, and its launch options."""
 
-    rows: int
-    keys: int
+    rows: int  # queries times heads of a group
+    keys: int  # processed at a time
     num_warps: int
     num_stages: int
 
 
 class Launch(NamedTuple):
-    """One launch of `_attend`: the requests with one query, or those with more."""
+    """One launch of `_attend`, for the requests with one query (`decode`) or those with more."""
 
     decode: bool
     tile: Tile
-    num_blocks: int  # of queries
+    num_blocks: int  # blocks of queries
     num_splits: int
 
 
@@ -74,7 +75,7 @@ def plan_launches(
     itemsize: int,
     device: Device,
 ) -> list[Launch]:
-    """Decodes and chunks each get the tile that suits them, and are split by their own work."""
+    """Plan the launches of a step: one for decodes and one for chunks, each with its own tile."""
     group = num_heads // num_kv_heads
     num_queries = np.diff(batch.query_starts)
     launches = []
@@ -112,7 +113,7 @@ def plan_launches(
 def _num_tiles(
     ends: IntArray, num_queries: int, sliding_window: int | None, tile_keys: int
 ) -> IntArray:
-    """Tiles of keys up to `ends` that `num_queries` queries before each can see, at the most."""
+    """Number of key tiles for each block of `num_queries` queries whose last key is at `ends`."""
     visible = ends
     if sliding_window is not None:
         visible = np.minimum(ends, sliding_window + num_queries - 1)
@@ -120,11 +121,11 @@ def _num_tiles(
 
 
 def num_splits(num_tiles: IntArray, num_kv_heads: int, num_sms: int, tile_keys: int) -> int:
-    """Programs to share each row of work among; `num_tiles` has the key tiles of every row.
+    """Number of programs that share each row of work; `num_tiles` has the key tiles of every row.
 
-    A program gets what two programs on every multiprocessor would get each if all work were shared
-    evenly, and no less than `MIN_SPLIT_KEYS`: one long context among short ones is split, many of
-    equal length are not.
+    A program gets an even share of all work for two programs on every multiprocessor, and at least
+    `MIN_SPLIT_KEYS`. So one long context among short ones is split, but many contexts of equal
+    length are not.
     """
     even_share = -(-int(num_tiles.sum()) * num_kv_heads // (2 * num_sms))
     share = max(even_share, MIN_SPLIT_KEYS // tile_keys, 1)
@@ -132,7 +133,7 @@ def num_splits(num_tiles: IntArray, num_kv_heads: int, num_sms: int, tile_keys: 
 
 
 def decode_tile(group: int, head_dim: int, itemsize: int, device: Device) -> Tile:
-    """For one query of each head of a group."""
+    """Tile for decodes: one query for each head of a group."""
     rows = max(MIN_ROWS, _power_of_2(group))
     if rows >= WGMMA_ROWS:
         return _prefill_tile(rows, head_dim, itemsize, device)
@@ -145,11 +146,11 @@ def decode_tile(group: int, head_dim: int, itemsize: int, device: Device) -> Til
 def prefill_tile(
     group: int, most_queries: int, head_dim: int, itemsize: int, device: Device
 ) -> Tile:
-    """For chunks of which the longest has `most_queries` queries."""
+    """Tile for chunks, the longest of which has `most_queries` queries."""
     if itemsize > 2 or group * most_queries <= 2 * MIN_ROWS:
         rows = 2 * MIN_ROWS
     elif _row_bytes(head_dim, itemsize) > 256:
-        rows = WGMMA_ROWS  # a program's registers end here
+        rows = WGMMA_ROWS  # more would not fit into a program's registers
     else:
         rows = 2 * WGMMA_ROWS
     return _prefill_tile(max(rows, _power_of_2(group)), head_dim, itemsize, device)
@@ -159,7 +160,7 @@ def _prefill_tile(rows: int, head_dim: int, itemsize: int, device: Device) -> Ti
     row_bytes = _row_bytes(head_dim, itemsize)
     keys = _keys(row_bytes, itemsize)
     left = device.shared_bytes - SHARED_RESERVE - rows * row_bytes
-    # A product that is still running holds on to one more tile of keys and of values.
+    # A product that is still running keeps one more tile of keys and of values.
     num_held = left // (2 * keys * row_bytes) - 1
     num_warps = 8 if itemsize > 2 else 4 * max(1, rows // WGMMA_ROWS)
     return Tile(rows, keys, num_warps, _num_stages(num_held, most=2))
@@ -167,15 +168,15 @@ def _prefill_tile(rows: int, head_dim: int, itemsize: int, device: Device) -> Ti
 
 def _keys(row_bytes: int, itemsize: int) -> int:
     if itemsize > 2:
-        return 16  # products in plain fp32 live in registers
+        return 16  # products in plain fp32 use registers
     return 64 if row_bytes <= 256 else 32
 
 
 def _num_stages(num_held: int, *, most: int) -> int:
-    """Stages for which Triton keeps up to `num_held` tiles in flight.
+    """Number of stages with which Triton keeps up to `num_held` tiles in flight.
 
-    Where a tile lies is read from the block table first, so each one is two loads, one after the
-    other: one tile in flight takes three stages, each further one two more.
+    A tile takes two loads, one after the other: its place in the block table, then its content. So
+    the first tile in flight needs three stages, and each further one two more.
     """
     return 1 + 2 * min(most, max(1, num_held))
 
@@ -185,17 +186,17 @@ def _row_bytes(head_dim: int, itemsize: int) -> int:
 
 
 def _power_of_2(number: int) -> int:
-    """The smallest that is not below `number`."""
+    """The smallest power of two that is at least `number`."""
     return 1 << (number - 1).bit_length()
 
 
 def warm_up_steps(max_model_len: int) -> list[tuple[int, int]]:
-    """(tokens before, tokens in it) of steps of one request that need every kernel there is.
+    """Steps of one request, as (tokens before the step, tokens in it), that need every kernel.
 
-    Each is compiled once for a model; in the step of a request that would take seconds.
+    Run before the first request, they make Triton compile all kernels, which takes seconds.
     """
     long = max(0, min(3 * MIN_SPLIT_KEYS, max_model_len) - 3 * MIN_ROWS)
-    counts = (1, 2, 3 * MIN_ROWS)  # the tile of decodes, the smaller and the larger of chunks
+    counts = (1, 2, 3 * MIN_ROWS)  # for the tile of decodes, and the small and large tile of chunks
     return [
         (before, count)
         for before in dict.fromkeys((0, long))

@@ -1,4 +1,4 @@
-"""SwiGLU's gate (Shazeer, 2020) in one Triton kernel: what `fused.silu_mul` computes, for a GPU."""
+"""SwiGLU's gate (Shazeer, 2020) in one Triton kernel: the GPU version of `fused.silu_mul`."""
 
 import torch
 
@@ -12,7 +12,7 @@ BLOCK = 1024  # 16 bytes of bf16 for each of 128 threads
 def _silu_mul(  # type: ignore[no-untyped-def]
     gate_up: tl.tensor, output: tl.tensor, SIZE: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """One program: `BLOCK` columns of a row."""
+    """Each program computes `BLOCK` columns of a row."""
     PROGRAMS: tl.constexpr = (SIZE + BLOCK - 1) // BLOCK
     row = (tl.program_id(0) // PROGRAMS).to(tl.int64)
     columns = tl.program_id(0) % PROGRAMS * BLOCK + tl.arange(0, BLOCK)
