@@ -21,8 +21,8 @@ OUTPUT_GAIN = 2.0
 class RandomWeights:
     """Draws the tensors of a model on its device. Implements `weights.WeightSource`.
 
-    A tensor follows from name and shape alone, on one kind of device, and every dtype holds the
-    values of bf16: such models compute the same but for their rounding.
+    On one kind of device, a tensor depends only on its name and shape. Values are rounded to bf16
+    in every dtype, so such models differ between dtypes only by rounding.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -26,8 +26,8 @@ class ModelShape(Struct, frozen=True, kw_only=True):
     num_kv_heads: int
     head_dim: int
     attention_weights: int
-    mlp_weights: int  # that every token uses: dense layers, shared experts, routers
-    expert_weights: int  # of one expert in all layers that have experts; 0: there are none
+    mlp_weights: int  # those that every token uses: dense layers, shared experts, routers
+    expert_weights: int  # of one expert, in all layers with experts; 0 without experts
     num_experts: int
     num_experts_per_token: int
     head_weights: int

@@ -16,8 +16,8 @@ from stepscope.engine.simulation.step_time import StepShape, StepTime
 TERMS = ("weights", "attention", "step", "row_layer")  # the terms with fitted coefficients
 _EXCHANGES = 2  # in each layer: after attention and after the MLP
 _ACTIVATION_BYTES = 2
-_MEMORY_SHARE = 0.9  # that the engine takes, as vLLM's `gpu_memory_utilization`
-_ACTIVATION_ROOM = 1.7e9  # bytes of each GPU: about what vLLM 0.19 leaves out of its KV cache
+_MEMORY_SHARE = 0.9  # that the engine uses, like vLLM's `gpu_memory_utilization`
+_ACTIVATION_ROOM = 1.7e9  # bytes on each GPU for activations: about what vLLM 0.19 reserves
 
 
 class RooflineCoefficients(Struct, frozen=True, kw_only=True):
@@ -44,7 +44,7 @@ class RooflineModel:
         name: the model and the GPUs, for people.
 
     Args:
-        host_ms: between two steps of an engine that does not prepare a step while one runs.
+        host_ms: host time between two steps, for an engine that does not overlap them.
 
     Raises:
         ConfigError: the model's heads cannot be split over `tensor_parallel` GPUs.
@@ -129,7 +129,7 @@ class RooflineModel:
 
 
 def num_kv_tokens(gpu: GpuRates, shape: ModelShape, tensor_parallel: int = 1) -> int:
-    """How many tokens the KV cache holds beside the weights.
+    """Number of tokens that fit into the KV cache, beside the weights.
 
     Raises:
         ConfigError: the weights leave no room.

@@ -49,7 +49,7 @@ class Arrival:
     is_question: bool = False  # `prompt` is a question for the chat template, and is not cut
 
     def submit(self) -> Submit:
-        """The command for it.
+        """Make the command that sends it.
 
         EOS is ignored, so that outputs have the workload's length, except answers to questions.
         """

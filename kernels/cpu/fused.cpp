@@ -202,7 +202,7 @@ EXPORT int stepscope_silu_mul(const SiluMul* a) {
     return 0;
 }
 
-// To be counted up, with INTERFACE of kernels/cpu/library.py, when a structure changes.
+// Increase this, and INTERFACE in kernels/cpu/library.py, when a structure changes.
 EXPORT int stepscope_interface(void) { return 5; }
 
 // The highest level of library that this CPU can run: 0 the portable one, 1 also x86-64-v3,

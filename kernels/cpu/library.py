@@ -52,8 +52,8 @@ class CpuLibrary(NamedTuple):
     add_rms_norm: Function
     norm_rope_store: Function
     silu_mul: Function
-    linear: Function  # of bf16: of the level avx512_bf16 only
-    linear_width: Callable[[], int]  # outputs of a panel of its weights
+    linear: Function  # with x in bf16 only at the level avx512_bf16
+    linear_width: Callable[[], int]  # outputs in a panel of its weights
 
 
 class LibraryMissingError(RuntimeError):
