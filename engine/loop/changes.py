@@ -72,7 +72,7 @@ def apply_change(core: EngineCore, call: Call, command: Change) -> None:
             ended_for = core.lease.note(command, asker, core.scheduler.knobs.as_dict())
             if ended_for and nothing is not None:
                 # Recorded so that the client that held the lease sees its end.
-                detail = f"{nothing.detail}; {ended_for} holds them no more"
+                detail = f"{nothing.detail}; {ended_for}'s lease of these knobs has ended"
                 core.audit.done(command, asker, core.next_step, ChangeEffect(detail=detail))
         effect = nothing or _CHANGES[type(command)](core, command, asker)
     except ConfigError as error:
@@ -90,7 +90,7 @@ def end_lease_if_due(core: EngineCore) -> None:
     ended = core.lease.end_if_due()
     if ended is None:
         return
-    command = SetKnobs(changes=ended.before, reason="given back: no word from their client")
+    command = SetKnobs(changes=ended.before, reason="lease expired: the client did not renew it")
     if _nothing_to_do(core, command) is None:
         effect = _set_knobs(core, command, ended.asker)
         core.audit.done(command, ended.asker, core.next_step, effect)
@@ -147,7 +147,7 @@ def _check_seen(core: EngineCore, command: Change, asker: Asker) -> None:
     if command.engine_id and command.engine_id != core.info.engine_id:
         raise ConfigError(
             "another_engine",
-            "the engine was restarted since you asked; nothing was changed in this one",
+            "the engine was restarted meanwhile; nothing was changed",
         )
     if command.seen is None:
         return
@@ -155,7 +155,7 @@ def _check_seen(core: EngineCore, command: Change, asker: Asker) -> None:
     if later is not None:
         raise ConfigError(
             "conflict",
-            f"another client was quicker ({_change_text(later)}): look, then ask again if needed",
+            f"another client made a change first ({_change_text(later)}): check it, then ask again if needed",
         )
 
 

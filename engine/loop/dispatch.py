@@ -26,7 +26,7 @@ def apply(core: EngineCore, call: Call) -> None:
         call.client.reply(Error(code=error.code, message=str(error)))
     except Exception:
         log.exception("%s failed", type(call.command).__name__)
-        message = "the engine failed at it; its log says why"
+        message = "the engine failed to run this command; see its log"
         call.client.reply(Error(code="internal", message=message))
 
 
@@ -37,7 +37,7 @@ def _apply(core: EngineCore, call: Call, command: Command) -> None:
     handler = _HANDLERS.get(type(command))
     if handler is None:
         name = type(command).__name__
-        raise ConfigError("unsupported", f"{name} is not answered by this engine")
+        raise ConfigError("unsupported", f"this engine does not support {name}")
     handler(core, call, command)
 
 
@@ -70,7 +70,9 @@ def _check_role(core: EngineCore, command: Submit, num_prompt_tokens: int) -> No
     receiver, handed_over = core.scheduler.receiver, command.handed_over
     if receiver is None:
         if handed_over is not UNSET:
-            raise ConfigError("role", "this is no decode engine: start it with --role decode")
+            raise ConfigError(
+                "role", "this engine is not a decode engine: start it with --role decode"
+            )
     elif handed_over is UNSET:
         core.new_requests.refuse(command.client_id, "no prefill engine")
         raise ConfigError(

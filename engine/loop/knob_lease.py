@@ -61,7 +61,8 @@ class KnobLease:
             return self._asker.name if taken and asker != self._asker else ""
         if self._due_ns is not None and asker != self._asker:
             raise ConfigError(
-                "leased", f"{self._asker.name} holds {', '.join(self._before)}: stop that one first"
+                "leased",
+                f"{self._asker.name} has leased {', '.join(self._before)}: stop that client first",
             )
         self._asker = asker
         for name in command.changes:

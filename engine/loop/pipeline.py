@@ -244,7 +244,8 @@ class Pipeline:
         for row in step.launched(result.unfit_rows):
             unwritten |= scheduler.kv.unregister(row.request, row.start, row.num_tokens)
             self._delivery.abort(
-                row.request.request_id, "the device has no memory for one token of it"
+                row.request.request_id,
+                "the device has no memory to compute even one token of this request",
             )
         # Requests that were admitted in this step on a prefix hit of blocks it failed to write.
         for request in [r for r in scheduler.running if not unwritten.isdisjoint(r.block_table)]:

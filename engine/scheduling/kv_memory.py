@@ -68,7 +68,9 @@ def kv_memory_bytes(
     if share := _SHARE.fullmatch(text):
         percent = float(share[1])
         if not 0 < percent <= 100:
-            raise WrongValue("kv_memory", f"kv_memory is above 0% and up to 100%, not {text}")
+            raise WrongValue(
+                "kv_memory", f"kv_memory must be above 0% and at most 100%, not {text}"
+            )
         wanted = int(free_bytes * percent / 100)
         return min(wanted, CPU_SHARE_CAP_BYTES) if cap_share else wanted
     if size_bytes := _size_bytes(text):

@@ -87,11 +87,11 @@ class FittedModel(Struct, frozen=True, kw_only=True):
                     f"  {each_s * 1e6:10.4g} µs a {name} (seen {seen.least:,.0f} to "
                     f"{seen.most:,.0f})"
                 )
-        lines.append(f"  {self.host_s * 1e3:10.3f} ms of a cycle are the host's")
+        lines.append(f"  {self.host_s * 1e3:10.3f} ms of a cycle are host time")
         if self.stopped_share >= _WORTH_SAYING:
             lines.append(
                 f"steps that something stopped took {self.stopped_share:.1%} of the time besides: "
-                "no simulation has them"
+                "simulations leave them out"
             )
         return lines
 

@@ -47,8 +47,8 @@ class MeasuredModel:
         if len(by_tokens) < _MIN_TOKENS:
             raise ConfigError(
                 "too_few_points",
-                f"points of {len(by_tokens)} number of tokens: measure steps of at least "
-                f"{_MIN_TOKENS} different numbers",
+                f"the points have {len(by_tokens)} different numbers of tokens: at least "
+                f"{_MIN_TOKENS} are needed",
             )
         self._tokens = sorted(by_tokens)
         self._lines = [
@@ -130,8 +130,8 @@ def _of_csv(path: Path, text: str) -> list[MeasuredPoint]:
         if point.num_tokens < 1 or point.num_context_tokens < 0 or not point.seconds > 0:
             raise ConfigError(
                 "bad_points",
-                f"{path}, line {reader.line_num}: tokens and seconds are above 0, context is not "
-                "below",
+                f"{path}, line {reader.line_num}: tokens and seconds must be above 0, "
+                "context must not be negative",
             )
         points.append(point)
     return points

@@ -166,7 +166,7 @@ class EndpointLock:
         for path in _sockets(self.endpoint):
             if path.exists() and not path.is_socket():
                 raise ConfigError(
-                    "bad_endpoint", f"{path} is there and is no socket; choose another endpoint"
+                    "bad_endpoint", f"{path} exists and is not a socket; choose another endpoint"
                 )
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Try again for a while: `find_local` holds the lock for an instant, to see who has it.

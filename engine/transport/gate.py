@@ -166,7 +166,7 @@ class Gate:
                 return
             # If the folder cannot be trusted, no client gets in, and none stays.
             if self._signature is not None:
-                broken.append(f"no key is let in any more but the local one: {error}")
+                broken.append(f"only the local key is accepted now: {error}")
         self._signature = signature
         for line in broken:
             log.error("%s", line)

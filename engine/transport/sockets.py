@@ -173,8 +173,8 @@ class Handshakes:
                 self._refusal = f"the engine at {where} takes no keys: leave out --key"
             else:
                 self._refusal = (
-                    f"what answers at {where} is not the engine that the key is for, or does not "
-                    "hold its key any more; get a new key file from its machine"
+                    f"the engine at {where} is not the one that this key is for, or its key has "
+                    "changed; get a new key file from its machine"
                 )
         return self._refusal if self._num_failed >= _ENOUGH else None
 

@@ -244,7 +244,9 @@ def test_an_unseen_change_of_the_same_kind_by_another_client_is_a_conflict(
     client.ask(theirs)
     before = client.snapshot()
     if is_conflict:
-        with pytest.raises(CommandRefused, match="another client was quicker \\(anna") as refused:
+        with pytest.raises(
+            CommandRefused, match="another client made a change first \\(anna"
+        ) as refused:
             client.ask(mine)
         assert refused.value.code == "conflict"
         after = client.snapshot()

@@ -56,7 +56,7 @@ def test_serve_prints_an_address_to_watch_that_reaches_the_engine(
     ("flags", "said"),
     [
         ({"kv_memory": "12QB"}, "kv_memory is auto, a size (512MB, 1.5GiB) or a share (20%), not"),
-        ({"kv_memory": "150%"}, "kv_memory is above 0% and up to 100%, not 150%"),
+        ({"kv_memory": "150%"}, "kv_memory must be above 0% and at most 100%, not 150%"),
         ({"replay_memory": "20%"}, "replay_memory is a size (256MB), not '20%'"),
         ({"device": "tpu"}, "device is auto, cpu, cuda or cuda:N, not 'tpu'"),
         ({"max_num_seqs": "999"}, "max_num_seqs=999 is above seq_capacity=256: raise"),

@@ -129,7 +129,7 @@ def test_setting_a_leased_knob_even_to_its_value_ends_the_lease_and_is_audited(
     engine.set(None, Asker("a person"), max_num_batched_tokens=256)
     assert engine.core.snapshot().leased is None
     assert engine.audited[-1].who == "a person"
-    assert "pilot holds them no more" in engine.audited[-1].detail
+    assert "pilot's lease of these knobs has ended" in engine.audited[-1].detail
 
 
 def test_a_second_client_gets_no_lease_on_leased_knobs(engine: Engine) -> None:

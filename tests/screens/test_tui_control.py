@@ -224,13 +224,14 @@ async def test_a_pause_after_a_quicker_clients_is_reported_and_not_toggled(
             other.ask(Pause(who="anna"))
             await press(app, "P")
             await until(
-                lambda: "another client was quicker (anna" in main_text(app), "nothing is said"
+                lambda: "another client made a change first (anna" in main_text(app),
+                "nothing is said",
             )
             assert other.snapshot().state == "paused"
             await press(app, "6")
             await until(lambda: "audit (2)" in main_text(app), "the audit is not shown")
             assert "paused the engine" in main_text(app)
-            assert "pause refused: another client was quicker" in main_text(app)
+            assert "pause refused: another client made a change first" in main_text(app)
             other.ask(Resume(who="anna"))
     app.close()
 

@@ -117,5 +117,5 @@ def _check_hash(file: Path, expected: str) -> None:
         raise ConfigError(
             "wrong_hash",
             f"{file.name} is not what was published (sha256 {found}, expected {expected}): start "
-            "again, and if this comes again, ask who runs your package registry",
+            "again, and if it happens again, ask who runs your package registry",
         )

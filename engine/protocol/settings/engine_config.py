@@ -22,7 +22,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     model: Annotated[
         str,
         Meta(
-            description="'demo', 'smollm2' (it speaks; fetched once), a folder with a checkpoint, "
+            description="'demo', 'smollm2' (a small trained model; fetched once), a folder with a checkpoint, "
             "a GGUF file, the name of a cached one, or random:NAME, a well-known shape with random "
             "weights (random:qwen3-8b)"
         ),
@@ -111,18 +111,18 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     overlap: Annotated[
         Literal["auto", "on", "off"],
         Meta(
-            description="prepare each step while the one before it runs, where its tokens are not "
-            "needed for that; 'auto': on a GPU; 'on' is refused on a CPU, which runs the model "
+            description="prepare each step while the one before it runs, if it does not need the "
+            "tokens of that step; 'auto': on a GPU; 'on' is refused on a CPU, which runs the model "
             "within the launch"
         ),
     ] = "auto"
     telemetry: Annotated[bool, Meta(description="publish a record of every step")] = True
     replay_steps: Annotated[
-        int, Meta(ge=1, description="messages kept to heal gaps of slow subscribers")
+        int, Meta(ge=1, description="messages kept so that slow subscribers can recover gaps")
     ] = 20_000
-    replay_memory: Annotated[
-        str, Meta(description="... and what they may take up: a size (256MB)")
-    ] = "256MB"
+    replay_memory: Annotated[str, Meta(description="memory for these messages: a size (256MB)")] = (
+        "256MB"
+    )
     with_tokens: Annotated[
         bool,
         Meta(
@@ -134,7 +134,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         bool,
         Meta(
             description="put a salted 64-bit hash of each KV block of prompts and outputs into "
-            "telemetry: which ones begin alike, not what they say; 'what-if' and 'diagnose' need "
+            "telemetry: it shows which requests share a prefix, not their text; 'what-if' and 'diagnose' need "
             "it to foretell prefix hits"
         ),
     ] = False

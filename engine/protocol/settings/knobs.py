@@ -47,7 +47,7 @@ class Knobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     batching: Annotated[
         Batching,
         Meta(
-            description="who shares a step: one request, a padded batch, whole prompts, "
+            description="which requests share a step: one, a padded batch, whole prompts, "
             "chunks or decodes, or both"
         ),
     ] = "chunked"
@@ -55,9 +55,9 @@ class Knobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Order,
         Meta(description="decodes before prefill chunks (Sarathi-Serve), or by arrival (vLLM v1)"),
     ] = "decode_first"
-    policy: Annotated[Policy, Meta(description="who waits first, and who is preempted last")] = (
-        "fcfs"
-    )
+    policy: Annotated[
+        Policy, Meta(description="which request is admitted first and preempted last")
+    ] = "fcfs"
     reserve: Annotated[
         Reserve,
         Meta(
@@ -85,7 +85,10 @@ class Knobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int, Meta(ge=1, le=16, description="shortest repetition (tokens) that a guess follows")
     ] = 5
     prompt_lookup_max: Annotated[
-        int, Meta(ge=1, le=16, description="longest one, tried first; then shorter ones")
+        int,
+        Meta(
+            ge=1, le=16, description="longest repetition (tokens) that is tried; then shorter ones"
+        ),
     ] = 5
 
     def changed(self, changes: Mapping[str, KnobValue], limits: Limits) -> "Knobs":
