@@ -155,7 +155,8 @@ def _check_seen(core: EngineCore, command: Change, asker: Asker) -> None:
     if later is not None:
         raise ConfigError(
             "conflict",
-            f"another client made a change first ({_change_text(later)}): check it, then ask again if needed",
+            f"another client made a change first ({_change_text(later)}): check it, then ask "
+            "again if needed",
         )
 
 

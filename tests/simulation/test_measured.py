@@ -88,7 +88,7 @@ def test_measured_points_are_read_from_a_bench_report(tmp_path: Path) -> None:
     [
         ("tokens,seconds\n1,0.1\n", "no column 'context'.*tokens,context,seconds"),
         ("tokens,context,seconds\n1,0,fast\n", "line 2: three numbers"),
-        ("tokens,context,seconds\n1,0,nan\n", "line 2: tokens and seconds are above 0"),
+        ("tokens,context,seconds\n1,0,nan\n", "line 2: tokens and seconds must be above 0"),
         ("tokens,context,seconds\n", "has no points"),
         ('{"a": 1}', "is no report of 'stepscope bench gpu'"),
         ('{"outcomes": []}', "has no points"),

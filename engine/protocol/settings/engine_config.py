@@ -22,8 +22,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     model: Annotated[
         str,
         Meta(
-            description="'demo', 'smollm2' (a small trained model; fetched once), a folder with a checkpoint, "
-            "a GGUF file, the name of a cached one, or random:NAME, a well-known shape with random "
+            description="'demo', 'smollm2' (a small trained model; fetched once), a folder with a "
+            "checkpoint, a GGUF file, the name of a cached one, or random:NAME, a well-known shape with random "
             "weights (random:qwen3-8b)"
         ),
     ] = "demo"
@@ -134,8 +134,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         bool,
         Meta(
             description="put a salted 64-bit hash of each KV block of prompts and outputs into "
-            "telemetry: it shows which requests share a prefix, not their text; 'what-if' and 'diagnose' need "
-            "it to foretell prefix hits"
+            "telemetry: it shows which requests share a prefix, not their text; 'what-if' and "
+            "'diagnose' need it to foretell prefix hits"
         ),
     ] = False
     seed: Annotated[int, Meta(description="seed of sampled requests that bring none")] = 0
