@@ -23,8 +23,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         str,
         Meta(
             description="'demo', 'smollm2' (a small trained model; fetched once), a folder with a "
-            "checkpoint, a GGUF file, the name of a cached one, or random:NAME, a well-known shape with random "
-            "weights (random:qwen3-8b)"
+            "checkpoint, a GGUF file, the name of a cached one, or random:NAME, a well-known shape "
+            "with random weights (random:qwen3-8b)"
         ),
     ] = "demo"
     name: Annotated[
