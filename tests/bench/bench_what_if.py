@@ -1,6 +1,6 @@
 """How far forecasts of `what-if` are from real runs, and how often their intervals cover them.
 
-    python tests/bench/bench_what_if.py [DIR] [--rounds 4]
+    python tests/bench/bench_what_if.py [DIR] [--rounds 4] [--times 2]
 
 The demo model runs on one core and gets the same seeded load five times a round, about 15 s each,
 from another core: once with a budget that is varied, and with a budget of 256, 1024, 256 and 1024
@@ -37,14 +37,14 @@ BUDGET = "max_num_batched_tokens"
 WHO = "bench_what_if"
 SEND_S = 12.5
 VARY_PERIOD_S = 6.0  # a session of a quarter of a minute sees every budget twice
-RATES = (2.5, 3.0, 3.5, 4.0)
+RATES = (2.5, 3.0, 3.5, 4.0)  # requests a second of a slow core
 _SETTLE_S = 0.4
 
 
-def spec_of(number: int) -> WorkloadSpec:
+def spec_of(number: int, times: float) -> WorkloadSpec:
     """The load of a round."""
     return WorkloadSpec(
-        rate=RATES[number % len(RATES)],
+        rate=times * RATES[number % len(RATES)],
         document_share=0.15,
         chat_tokens=80,
         document_tokens=1024,
@@ -53,7 +53,7 @@ def spec_of(number: int) -> WorkloadSpec:
     )
 
 
-def record(folder: Path, num_rounds: int) -> None:
+def record(folder: Path, num_rounds: int, times: float) -> None:
     """Add rounds to those in the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     first = len(list(folder.glob("*-varied.mcap")))
@@ -62,12 +62,12 @@ def record(folder: Path, num_rounds: int) -> None:
     with serving(endpoint), ControlClient(endpoint) as client:
         warm_up(client)
         for number in range(first, first + num_rounds):
-            varied_from = BUDGETS[number % 2]
-            record_run(client, folder / f"{number:03}-varied.mcap", number, varied_from, True)
+            spec, varied_from = spec_of(number, times), BUDGETS[number % 2]
+            record_run(client, folder / f"{number:03}-varied.mcap", spec, varied_from, True)
             for again in "ab":
                 for budget in BUDGETS:
                     path = folder / f"{number:03}-{budget}-{again}.mcap"
-                    record_run(client, path, number, budget, False)
+                    record_run(client, path, spec, budget, False)
 
 
 @contextmanager
@@ -90,7 +90,7 @@ def warm_up(client: ControlClient) -> None:
 
 
 def record_run(
-    client: ControlClient, path: Path, number: int, budget: int, is_varied: bool
+    client: ControlClient, path: Path, spec: WorkloadSpec, budget: int, is_varied: bool
 ) -> None:
     client.ask(ResetPrefixCache(who=WHO))
     client.set_knobs({BUDGET: budget}, WHO)
@@ -104,7 +104,7 @@ def record_run(
     varying = threading.Thread(target=vary, args=(client.endpoint, done))
     if is_varied:
         varying.start()
-    send(client, spec_of(number), SEND_S)
+    send(client, spec, SEND_S)
     done.set()
     if is_varied:
         varying.join()
@@ -137,11 +137,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--times", type=float, default=1.0, help="the load, on a faster core")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.folder or Path(scratch)
         if args.rounds:
-            record(folder, args.rounds)
+            record(folder, args.rounds, args.times)
         print(*report(forecasts(folder, BUDGET, BUDGETS), BUDGETS), sep="\n")
 
 
