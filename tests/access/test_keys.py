@@ -178,7 +178,7 @@ def test_a_client_refuses_an_engine_with_an_unexpected_server_key(keyed: Keyed) 
     wrong = Endpoint(keyed.control, replace(known, server=KeyPair.new().public))
     with (
         ControlClient(wrong) as client,
-        pytest.raises(EngineUnreachable, match="is not the engine"),
+        pytest.raises(EngineUnreachable, match="is not the one"),
     ):
         client.info()
 

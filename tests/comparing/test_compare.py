@@ -377,7 +377,7 @@ def test_under_different_loads_no_side_is_called_better() -> None:
         told = dict([outcome(found, "a"), outcome(found, "b")])
         assert list(told) == ["A lower", "B lower"]
         assert any(phrase.startswith("ITL") for phrase in told["B lower"])
-        assert "the workloads differ; only like waits count: " in (load_text(found) or "")
+        assert "loads differ; only like waits count: " in (load_text(found) or "")
 
 
 def test_figures_that_an_engine_does_not_publish_are_unknown_never_zero(

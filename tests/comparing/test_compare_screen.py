@@ -283,7 +283,7 @@ async def test_the_chooser_offers_parts_of_the_session_and_recordings(
             body = line_texts(compare_page.draw(frame, width, height))
             last = next(n for n, line in enumerate(body) if "B lower" in line)
             told = " ".join(line.strip("│ ") for line in body[1:last])
-            judged = "! work   the workloads differ; only like waits count: "
+            judged = "! work   loads differ; only like waits count: "
             assert told == judged + first.different_work
             assert "better" not in "\n".join(body[1:])
         # The end of a session goes on while one looks at it.

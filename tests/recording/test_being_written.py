@@ -93,7 +93,9 @@ def test_verify_finds_no_problem_in_a_file_being_written(
     document = json.loads(stepscope("verify", str(path), "--json").stdout)
     assert (document["ok"], document["is_being_written"]) == (True, True)
     with Recording(path) as recording:
-        said = f"being written right now; what comes after step {recording.last_step:,} is not in"
+        said = (
+            f"being written right now; what comes after step {recording.last_step:,} is not written"
+        )
         assert said in (recording.message or "")
     recorder()
     done = stepscope("verify", str(path))

@@ -321,7 +321,7 @@ def test_the_text_of_a_request_is_drawn_up_to_the_cursor_and_safe_for_a_terminal
     long = KnownText((1,), "x" * 500, (Said(1, (2,), "y" * 500 + "END"),))
     assert "END" in drawn(long, 9)
     assert "…" in drawn(long, 9)
-    assert "arrived before" in drawn(KnownText(None, None, said), 9)
+    assert "arrived too early" in drawn(KnownText(None, None, said), 9)
     assert transcript.height_for(None, 40) == transcript.height_for(told, 12) == 0
 
 

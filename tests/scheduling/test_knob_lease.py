@@ -87,7 +87,7 @@ def test_leased_knobs_are_restored_when_their_client_falls_silent(engine: Engine
     given_back = engine.audited[-1]
     assert given_back.new == {BUDGET: 256, SEATS: 8}
     assert given_back.who == PILOT.who
-    assert "no word" in given_back.detail
+    assert "did not renew" in given_back.detail
     engine.run(2 * LEASE_S)
     assert engine.audited[-1] == given_back
 

@@ -104,5 +104,5 @@ def test_a_malformed_file_of_points_is_refused_in_one_line(
 
 
 def test_measured_points_of_a_single_size_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"at least 2 different numbers"):
+    with pytest.raises(ConfigError, match=r"at least 2 are needed"):
         MeasuredModel(POINTS[:2])

@@ -128,10 +128,10 @@ def load(found: Comparison) -> str | None:
     if difference is None:
         return None
     if found.load.is_chance:
-        return f"the workloads differ, maybe by chance; only larger differences count: {difference}"
+        return f"loads differ, maybe by chance; only larger differences count: {difference}"
     if any(figure.kind is not None for figure in (*found.better("a"), *found.better("b"))):
-        return f"the workloads differ; only like waits and wins with more count: {difference}"
-    return f"the workloads differ; only like waits count: {difference}"
+        return f"loads differ; only like waits and wins with more count: {difference}"
+    return f"loads differ; only like waits count: {difference}"
 
 
 def outcome(found: Comparison, side: Literal["a", "b"]) -> tuple[str, list[str]]:
