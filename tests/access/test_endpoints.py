@@ -143,7 +143,10 @@ def test_files_of_a_killed_engine_are_stale_and_do_not_stop_the_next_one() -> No
 def test_a_file_that_is_no_socket_is_refused_as_an_endpoint_and_kept(tmp_path: Path) -> None:
     notes = tmp_path / "notes.txt"
     notes.write_text("precious")
-    with pytest.raises(ConfigError, match="is not a socket"), EndpointLock(Endpoint.parse(str(notes))):
+    with (
+        pytest.raises(ConfigError, match="is not a socket"),
+        EndpointLock(Endpoint.parse(str(notes))),
+    ):
         pass
     assert notes.read_text() == "precious"
     assert list(tmp_path.glob("*.lock")) == []
