@@ -1,4 +1,4 @@
-"""`AttachedCore`: what the control server and the heartbeat need of an engine's core."""
+"""`AttachedCore`: stands in for our engine's core before the control server and the heartbeat."""
 
 import time
 from collections import deque
@@ -41,7 +41,7 @@ UNSUPPORTED = "unsupported"
 
 
 class EngineWatcher(Protocol):
-    """What an engine's package knows of it; the recorder has the rest."""
+    """The queue lengths of the other engine, and the recorder that has everything else."""
 
     recorder: StepRecorder
 
@@ -52,15 +52,17 @@ class EngineWatcher(Protocol):
 
 
 class AttachedCore:
-    """Used only while the attachment's notes are held; any thread may put into `inbox`.
+    """Answers commands and publishes state for an attached engine.
+
+    Use it only while the attachment's notes are held. Any thread may put into `inbox`.
 
     Args:
-        engine: what was attached to, in words.
-        info: published as it stands.
-        sink: where telemetry goes.
+        engine: the engine's name, for messages.
+        info: published unchanged.
+        sink: publishes the telemetry.
 
     Attributes:
-        deferred: changes of knobs that wait for `apply_deferred`.
+        deferred: knob changes that wait for `apply_deferred`.
     """
 
     def __init__(
@@ -77,9 +79,9 @@ class AttachedCore:
         self.scheduler = SchedulerFace(watcher, board)
         self.inbox = Inbox()
         self.deferred: deque[Call] = deque()
-        self.max_waiting = 0  # the engine's own server takes the requests
+        self.max_waiting = 0  # only the engine's own server accepts requests
         self.control_tally = ControlTally()
-        self.has_step_in_flight = False  # steps are published in order, whatever is in flight
+        self.has_step_in_flight = False  # the recorder orders the steps, so nothing must wait
         self.pauses = PauseTrail(())
         self.audit = AuditTrail(self.publish, time.monotonic_ns)
         self.lease = KnobLease()
@@ -92,7 +94,7 @@ class AttachedCore:
         self.heartbeat = Heartbeat(self)
 
     def take(self, item: Item) -> None:
-        """One thing from the inbox."""
+        """Handle one item from the inbox."""
         if isinstance(item, Refusal):
             self.audit.refused(Submit.__name__, Asker(item.client_id), UNSUPPORTED, item.reason)
         elif isinstance(item, Denial):
@@ -108,17 +110,17 @@ class AttachedCore:
             assert isinstance(item, Departure), "only the engine takes requests"
 
     def apply_deferred(self) -> None:
-        """Make the changes that were put aside for the engine's thread."""
+        """Apply the knob changes that were deferred. Call it on the engine's thread."""
         while self.deferred:
             self._apply(self.deferred.popleft())
         dispatch.end_lease_if_due(cast("EngineCore", self))
 
     def _apply(self, call: Call) -> None:
-        # What the three commands need of a core is here.
+        # This class has every member that the three answered commands use.
         dispatch.apply(cast("EngineCore", self), call)
 
     def end_lease_if_due(self) -> None:
-        """Put leased knobs back when their client has fallen silent."""
+        """Restore leased knobs if their client has gone silent."""
         if not self._defers:
             dispatch.end_lease_if_due(cast("EngineCore", self))
 
@@ -134,7 +136,7 @@ class AttachedCore:
         call.client.reply(Error(code=UNSUPPORTED, message=message))
 
     def snapshot(self) -> Snapshot:
-        """The state as of the last message published; what happened since is flushed first."""
+        """Return the engine's state, after publishing everything that happened so far."""
         self.audit.publish_aborts()
         self.heartbeat.publish_status(self.state)
         books, face = self._recorder.books, self.scheduler
@@ -159,18 +161,18 @@ class AttachedCore:
         )
 
     def settled(self, command: Change, asker: Asker, is_alone: bool) -> None:
-        """None: the engine's thread owns the knobs, so it answers each change between two steps."""
+        """Return None: only the engine's thread may answer a change, between two steps."""
         return
 
     def clock(self) -> int:
-        """The time of this machine, in nanoseconds."""
+        """Return this machine's monotonic time in nanoseconds."""
         return time.monotonic_ns()
 
     def publish(self, message: Telemetry) -> None:
         self.sink.publish(message)
 
     def publish_info(self) -> None:
-        """Who the engine is."""
+        """Publish the engine's description, with new clock readings if the clocks have drifted."""
         self.info = anchored(self.info)
         self.publish(self.info)
 
@@ -200,7 +202,7 @@ class AttachedCore:
             self.kept_snapshots.rest(self.clock() - now_ns)
 
     def set_knobs(self, knobs: "KnobsFace") -> None:
-        """They hold from the next step that the engine schedules."""
+        """Set the knobs. They apply from the next step that the engine schedules."""
         self.scheduler.knobs = knobs
         self._recorder.knobs_version += 1
 
@@ -255,13 +257,13 @@ class SchedulerFace:
 
 
 class KnobsFace(NamedTuple):
-    """Knobs that know whose they are."""
+    """Knob values together with the board that checks changes to them."""
 
     board: KnobBoard
     knobs: KnobValues
 
     def changed(self, changes: Mapping[str, KnobValue], limits: Limits) -> "KnobsFace":
-        """Raises ConfigError when they cannot be changed so."""
+        """Return the knobs with `changes` applied. Raises ConfigError for a change not allowed."""
         return KnobsFace(self.board, self.board.changed(changes))
 
     def as_dict(self) -> dict[str, KnobValue]:
@@ -269,7 +271,7 @@ class KnobsFace(NamedTuple):
 
 
 class NoIntake(Intake):
-    """Takes no prompt: requests go to the engine's own server."""
+    """Refuses every prompt: requests must go to the engine's own server."""
 
     def __init__(self, engine: str) -> None:
         super().__init__(None, vocab_size=1, max_model_len=1)

@@ -1,12 +1,12 @@
-"""`Attachment`: stepscope inside one process of another engine, from attaching to its end.
+"""`Attachment`: stepscope inside one process of another engine, from attaching to detaching.
 
-The engine's own thread applies commands before it schedules a step. Records are made on it, or on
-the pump thread from what it noted (`StepNotes`). While the engine is idle, or in a long step, the
-pump answers as well. A lock keeps the two apart; the pump takes it only when the engine's thread
-has been quiet for a while, so that the engine hardly ever waits for it.
+The engine's own thread applies commands before it schedules a step. Step records are built on that
+thread, or on the pump thread from what the engine's thread noted (`StepNotes`). While the engine is
+idle, or in a long step, the pump applies commands too. A lock keeps the two threads apart. The pump
+takes it only after the engine's thread has been quiet for a while, so the engine hardly ever waits.
 
-The first error of ours detaches: the engine's methods and values are put back at once, under the
-lock; sockets and threads are closed by the pump, so that the engine does not wait for them.
+The first error in our code detaches stepscope. It restores the engine's methods and values at once,
+under the lock. The pump then closes sockets and threads, so that the engine does not wait for them.
 """
 
 import contextlib
@@ -33,16 +33,16 @@ from stepscope.engine.transport.leftovers import sweep
 REPLAY_MESSAGES = 20_000
 REPLAY_BYTES = 64 * 1024 * 1024
 PUMP_S = 0.05
-QUIET_NS = 100_000_000  # so long the engine's thread was not here before the pump does its work
-MAX_COMMANDS = 20  # that are applied between two steps
+QUIET_NS = 100_000_000  # the pump applies commands after the engine's thread was away this long
+MAX_COMMANDS = 20  # applied between two steps at most
 
 
 class AttachedEngine(NamedTuple):
-    """What an engine's package brings to attach to it.
+    """Everything that an engine's package passes to `Attachment`.
 
     Attributes:
-        name: in words.
-        hook: puts the methods in place, which it gets from `Attachment.hooks_on`.
+        name: the engine's name, for messages.
+        hook: wraps the engine's methods, with hooks from `Attachment.hooks_on`.
     """
 
     name: str
@@ -55,17 +55,18 @@ class AttachedEngine(NamedTuple):
 
 
 class Attachment:
-    """Everything of ours in one process of the engine.
+    """Holds all of stepscope in one process of the engine.
 
     Attributes:
-        lock: held while the engine changes what we read, and while we read it. The engine calls
-            some of the methods that we wrap from within others.
-        notes: held, after all of them are read, while anything of ours is used. Taken after `lock`.
-        is_attached: False once it has detached itself, or the engine was shut down.
+        lock: held while the engine changes what we read, and while we read it. Reentrant, because
+            the engine calls some of the wrapped methods from within others.
+        notes: held, with every note read, while the core or the recorder is used. Taken after
+            `lock`.
+        is_attached: False once stepscope has detached or the engine was shut down.
     """
 
     def __init__(self, engine: AttachedEngine) -> None:
-        """Raises ConfigError when the endpoint cannot be had. Nothing is changed then."""
+        """Raises ConfigError if the endpoint is not available. The engine is then unchanged."""
         self._engine = engine
         self.lock = threading.RLock()
         self.notes = StepNotes()
@@ -102,7 +103,7 @@ class Attachment:
         engine.log.info("stepscope is attached: stepscope top %s", endpoint.control)
 
     def hooks_on(self, target: Any) -> Hooks:
-        """Hooks on an object of the engine, which come off when stepscope detaches."""
+        """Return hooks for an object of the engine. Detaching removes them."""
         hooks = Hooks(target)
         self._hooks.append(hooks)
         return hooks
@@ -110,12 +111,15 @@ class Attachment:
     # On the engine's thread
 
     def seen(self) -> int:
-        """The engine's thread is here: the time."""
+        """Note that the engine's thread is active, and return the monotonic time."""
         self._seen_ns = now_ns = monotonic_ns()
         return now_ns
 
     def tend_if_due(self, now_ns: int) -> int:
-        """To be called between two steps, under the lock: the time after it."""
+        """Apply commands and publish state, if due. Returns the time afterwards.
+
+        Call it between two steps, under the lock.
+        """
         if now_ns < self._next_tend_ns and not self.core.inbox.qsize():
             return now_ns
         with self.notes.done():
@@ -123,7 +127,7 @@ class Attachment:
         return monotonic_ns()
 
     def note(self, ours: Callable[[], object]) -> None:
-        """Do something of ours under the lock, if we are attached. No error leaves it."""
+        """Run `ours` under the lock, if attached. An error detaches, and does not leave this."""
 
         def when_read() -> None:
             with self.notes.done():
@@ -133,7 +137,7 @@ class Attachment:
             self.guard(when_read)
 
     def guard(self, ours: Callable[[], object]) -> None:
-        """Do something of ours that needs no lock, if we are attached. No error leaves it."""
+        """Run `ours` without the lock, if attached. An error detaches, and does not leave this."""
         if self.is_attached:
             try:
                 ours()
@@ -142,7 +146,7 @@ class Attachment:
                     self.fail(error)
 
     def after(self, method: Callable[..., Any], then: Callable[[], object]) -> Callable[..., Any]:
-        """The method, and then ours, under the lock."""
+        """Return a wrapper that calls the method and then `then`, under the lock."""
 
         def stepscope_after(*args: Any, **kwargs: Any) -> Any:
             with self.lock:
@@ -153,7 +157,7 @@ class Attachment:
         return stepscope_after
 
     def before_end(self, end: Callable[..., Any]) -> Callable[..., Any]:
-        """The method that ends the engine: we go first."""
+        """Return a wrapper for a method that ends the engine: it closes stepscope first."""
 
         def stepscope_before_end(*args: Any, **kwargs: Any) -> Any:
             self.close()
@@ -162,7 +166,7 @@ class Attachment:
         return stepscope_before_end
 
     def fail(self, error: Exception) -> None:
-        """Detach for ever. The engine goes on with its own methods and values."""
+        """Detach for good. The engine continues with its own methods and values."""
         if not self.is_attached:
             return
         where = traceback.extract_tb(error.__traceback__)[-1:]
@@ -207,7 +211,7 @@ class Attachment:
     # The end
 
     def close(self) -> None:
-        """The engine ends: say so, and give the endpoint back. Waits for two seconds at most."""
+        """Publish that the engine stops, and free the endpoint. Waits two seconds at most."""
         with self.lock:
             if self.is_attached:
                 with contextlib.suppress(Exception), self.notes.done():
@@ -223,7 +227,7 @@ class Attachment:
         self.notes.wake()
 
     def _run(self) -> None:
-        """The pump: makes records, works while the engine is quiet, and closes everything."""
+        """Run the pump: build records, apply commands while the engine is quiet, and clean up."""
         steps = StepWatcher(self._engine.watcher.recorder, self.publisher.publish)
         next_look_s = 0.0
         while not self._ended.is_set():
@@ -243,7 +247,7 @@ class Attachment:
                 except Exception as error:  # noqa: BLE001
                     self.fail(error)
                     break
-                self._next_tend_ns = 0  # the next step publishes that the engine runs again
+                self._next_tend_ns = 0  # so the next step publishes that the engine runs again
         try:
             self._to_close.close()
         except Exception as error:  # noqa: BLE001 - nothing is left to detach

@@ -1,4 +1,4 @@
-"""What any attached engine's description needs: its endpoint, and values it may not have."""
+"""Helpers to describe an attached engine: its endpoint, and values that it may lack."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -9,16 +9,17 @@ _T = TypeVar("_T")
 
 
 def rank_endpoint(text: str, rank: int, size: int) -> Endpoint:
-    """The endpoint of one data-parallel rank.
+    """Return the endpoint of one data-parallel rank.
 
-    Rank n of `vllm-0` is `vllm-0.dpN`; of a TCP address it has the port 2 * n higher.
+    Rank n of `vllm-0` has the endpoint `vllm-0.dpN`. For a TCP address, rank n adds 2 * n to the
+    port.
 
     Args:
-        text: as in STEPSCOPE_ENDPOINT.
-        size: of the group, as far as this rank knows.
+        text: an endpoint as in STEPSCOPE_ENDPOINT.
+        size: number of data-parallel ranks, as far as this rank knows.
 
     Raises:
-        ConfigError: it is no endpoint, or one that other machines can reach.
+        ConfigError: `text` is not an endpoint, or other machines could reach it.
     """
     if rank or size > 1:
         if text.startswith("tcp://"):
@@ -32,8 +33,8 @@ def rank_endpoint(text: str, rank: int, size: int) -> Endpoint:
 
 
 def known(get: Callable[[], _T]) -> _T | None:
-    """A value of the engine; None where this version keeps it elsewhere."""
+    """Return what `get` reads from the engine. None if this version keeps it elsewhere."""
     try:
         return get()
-    except Exception:  # noqa: BLE001 - whatever it is, the value is unknown
+    except Exception:  # noqa: BLE001 - after any error the value is unknown
         return None

@@ -1,4 +1,4 @@
-"""`Hooks`: our functions around methods of one scheduler object, and the way back."""
+"""`Hooks`: wraps methods of one object of the engine, and restores them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,11 +7,11 @@ _ABSENT = object()
 
 
 class Hooks:
-    """Wraps methods on the instance: its class, and all other schedulers, stay as they are."""
+    """Wraps methods of one instance. Its class and its other instances stay unchanged."""
 
     def __init__(self, target: Any) -> None:
         self._target = target
-        self._ours: dict[str, tuple[object, object]] = {}  # what is there, what was there before
+        self._ours: dict[str, tuple[object, object]] = {}  # (our wrapper, the value before it)
 
     def wrap(self, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Replace a method by `wrap(method)`."""
@@ -21,7 +21,7 @@ class Hooks:
         self._ours[name] = (ours, before)
 
     def restore(self) -> None:
-        """Put the original methods back. A method that other code wrapped meanwhile stays."""
+        """Restore the original methods, except those that other code has wrapped since."""
         for name, (ours, before) in self._ours.items():
             if vars(self._target).get(name) is not ours:
                 continue

@@ -1,4 +1,4 @@
-"""What an operator may change of an attached engine, by our names, within its start values."""
+"""The knobs of an attached engine, under our names: read, checked against their bounds, and set."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -13,7 +13,7 @@ _TYPES = {"int": int, "float": float}
 
 
 class KnobValues(Protocol):
-    """All settings of one engine that are shown; a msgspec struct."""
+    """The settings of one engine that stepscope shows. Implementations are msgspec structs."""
 
     def as_dict(self) -> dict[str, KnobValue]: ...
 
@@ -25,8 +25,8 @@ class KnobBoard(Protocol):
     """Reads and sets the knobs of one scheduler.
 
     Attributes:
-        limits: the start values.
-        is_deferred: only the engine's thread may change them, and not at any time:
+        limits: the values at engine start, which bound the knobs.
+        is_deferred: whether changes must wait until the engine's thread calls
             `AttachedCore.apply_deferred`.
     """
 
@@ -35,11 +35,11 @@ class KnobBoard(Protocol):
 
     @property
     def knobs(self) -> Any:
-        """As they are now: `KnobValues`."""
+        """The current values, as `KnobValues`."""
         ...
 
     def changed(self, changes: Mapping[str, KnobValue]) -> Any:
-        """The knobs with `changes` applied; nothing is set.
+        """Return the knobs with `changes` applied, without setting them.
 
         Raises:
             ConfigError: an unknown or fixed knob, a wrong type, a value outside its bounds.
@@ -47,18 +47,18 @@ class KnobBoard(Protocol):
         ...
 
     def set(self, knobs: Any) -> None:
-        """They hold from the next step that is scheduled."""
+        """Set the knobs from the next scheduled step on."""
         ...
 
     def restore(self) -> None:
-        """Put the engine's own values back."""
+        """Restore the engine's own values."""
         ...
 
 
 def changed(
     engine: str, knobs: _Knobs, specs: Sequence[KnobSpec], changes: Mapping[str, KnobValue]
 ) -> _Knobs:
-    """The knobs with `changes` applied.
+    """Return the knobs with `changes` applied, after checking each change.
 
     Raises:
         ConfigError: an unknown or fixed knob, a wrong type, a value outside its bounds.

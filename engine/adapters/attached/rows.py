@@ -1,4 +1,4 @@
-"""The rows of a step: made and encoded when it is scheduled, filtered when it ends."""
+"""The rows of a step, one per request: built when the step is scheduled, filtered when it ends."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias, cast
@@ -16,8 +16,8 @@ _Encode: TypeAlias = Callable[
     [list[Row], Phase, type[TrackedRequest], Callable[[Row], RowFields | None]], bytes
 ]
 
-# Our own engine's encoder. It reads the slots of whatever type it is given, and the first fields
-# of a row.
+# Our own engine's encoder. It reads the slots of the type passed to it, and the first fields of a
+# row.
 _encode = cast(_Encode, cast(Any, batch_rows.compiled or batch_rows.encode_in_python))
 
 DECODE, _PREFILL, _RECOMPUTE = int(Phase.DECODE), int(Phase.PREFILL), int(Phase.RECOMPUTE)
@@ -26,14 +26,17 @@ _RESUMED = int(RowFlag.RESUMED)
 
 
 def encode_rows(step: UnfinishedStep) -> None:
-    """Fill in `batch`, while block tables are those of this step."""
+    """Encode `step.rows` into `step.batch`, while the block tables are those of this step."""
     step.batch = msgspec.Raw(_encode(step.rows, Phase.DECODE, TrackedRequest, _fields))
 
 
 def fields_of(
     step: UnfinishedStep, tracked: TrackedRequest, start: int, num_tokens: int, num_blocks: int
 ) -> RowFields:
-    """A row that is no ordinary decode. The request's admission is noted before."""
+    """Return the fields of a row that is not an ordinary decode, and update `tracked`.
+
+    The caller must have added the request to `step.admitted` before, if this step admits it.
+    """
     if not tracked.is_prefilling:  # with draft tokens
         return tracked.request_id, DECODE, start, num_tokens, 0, num_blocks, _LAST_CHUNK
     flags = 0
@@ -52,10 +55,10 @@ def fields_of(
 
 
 def drop_lost(step: UnfinishedStep, ended_now: set[TrackedRequest]) -> int:
-    """Take out the rows of requests that had ended or were preempted before this step ended.
+    """Remove the rows of requests that ended or were preempted before this step ended.
 
     Returns:
-        How many tokens were computed for them in vain.
+        The number of tokens that the step computed for them in vain.
     """
     kept, num_wasted = [], 0
     for i, row in enumerate(step.rows):
@@ -75,7 +78,7 @@ def drop_lost(step: UnfinishedStep, ended_now: set[TrackedRequest]) -> int:
 
 
 def running_row(row: Row) -> RunningRow:
-    """The row for observers that watch the step while it runs."""
+    """Return the row in the form that is published while the step runs."""
     request, _, start, fields = row
     if fields is None:
         return RunningRow(request.request_id, DECODE, start, 1)
@@ -87,7 +90,7 @@ def num_tokens_of(row: Row) -> int:
 
 
 def gives_token(row: Row) -> bool:
-    """Whether the request gets a token of this step."""
+    """Whether this step samples a token for the request."""
     return row[3] is None or bool(row[3][6] & _LAST_CHUNK)
 
 

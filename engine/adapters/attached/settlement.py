@@ -1,7 +1,7 @@
-"""`Settlement`: applies what steps did to requests and blocks, in the order they are published.
+"""`Settlement`: applies the effects of steps on requests and blocks, in publication order.
 
-While two steps are in flight, the engine is ahead of what observers know. A step is settled when it
-ends.
+While two steps are in flight, the engine is ahead of what was published. So a step's effects are
+applied only when the step ends.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,46 +20,47 @@ from stepscope.engine.protocol.wire import (
 
 
 class KVBooks(Protocol):
-    """The KV pool as it is published.
+    """The state of the KV pool as published.
 
     Attributes:
-        num_queried, num_hit: tokens of prompts looked up and found, since the last `counts`.
+        num_queried, num_hit: prompt tokens that were looked up in the prefix cache, and those
+            found in it, since the last `counts`.
     """
 
     num_queried: int
     num_hit: int
 
     def take(self, owner: int, blocks: Sequence[int], num_hit: int) -> None:
-        """`owner` holds `blocks` now; the first `num_hit` of them were found by their content."""
+        """Add `owner` as a holder of `blocks`. The first `num_hit` came from the prefix cache."""
         ...
 
     def release(self, owner: int, blocks: Iterable[int]) -> None:
-        """`owner` holds `blocks` no more."""
+        """Remove `owner` as a holder of `blocks`."""
         ...
 
     def look_again(self, blocks: Iterable[int]) -> None:
-        """What is cached in free blocks may have changed."""
+        """Check with the next `drain` whether these free blocks still hold cached content."""
         ...
 
     def drain(self) -> list[BlockMove]:
-        """The state of each block that changed since the last drain."""
+        """Return the state of each block that changed since the last drain."""
         ...
 
     def counts(self) -> KVCounts:
-        """As of the last drain."""
+        """Return the block counts as of the last drain."""
         ...
 
     def runs(self) -> list[BlockRun] | None:
-        """All blocks as of the last drain; None where only their number is known."""
+        """Return all blocks as of the last drain. None if only their number is known."""
         ...
 
 
 class Settlement:
-    """Used only while the attachment's notes are held.
+    """Applies the effects of ended steps. Use it only while the attachment's notes are held.
 
     Args:
-        books: None where the engine does not say what becomes of its blocks.
-        caches_prefixes: prompts are looked up in the prefix cache.
+        books: the KV pool as published. None if the engine does not report its blocks.
+        caches_prefixes: whether the engine looks prompts up in a prefix cache.
     """
 
     def __init__(self, books: KVBooks | None, caches_prefixes: bool) -> None:
@@ -68,7 +69,7 @@ class Settlement:
         self._to_release: list[TrackedRequest] = []
 
     def settle(self, step: UnfinishedStep, ended_now: set[TrackedRequest]) -> list[RequestEvent]:
-        """Apply a step that is about to be published; what happened in it to requests."""
+        """Apply a step that is about to be published, and return its request events."""
         events: list[RequestEvent] = []
         if not (step.preempted or step.taken or step.admitted):
             return events
@@ -105,11 +106,11 @@ class Settlement:
         return events
 
     def release(self, tracked: TrackedRequest) -> None:
-        """A request has ended: its blocks come back with the next `drain`."""
+        """Note that a request has ended. The next `drain` releases its blocks."""
         self._to_release.append(tracked)
 
     def drain(self) -> tuple[KVCounts | None, list[BlockMove]]:
-        """Blocks as they are published next, and what changed since the last call."""
+        """Release the blocks of ended requests. Returns the counts, and the changes since last."""
         books = self._books
         for tracked in self._to_release:
             if books is not None:

@@ -1,7 +1,7 @@
-"""`StepNotes`: what the engine's thread noted of its steps, until another thread has read it.
+"""`StepNotes`: a queue of the engine thread's notes about its steps, for another thread to read.
 
-The engine's thread only writes down what will not be true any more a moment later. Records are made
-from it while the engine waits for its model.
+The engine's thread only notes what is about to change. Another thread builds the step records from
+the notes while the engine waits for its model.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class StepNotes:
-    """Notes are read in order, by one thread at a time."""
+    """A queue of calls, made in order by one thread at a time."""
 
     def __init__(self) -> None:
         self._notes: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
@@ -22,21 +22,21 @@ class StepNotes:
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def put(self, read: Callable[..., object], *args: object) -> None:
-        """Note something: `read(*args)` is called later, on whichever thread reads."""
+        """Queue the call `read(*args)`. The thread that reads the notes makes it."""
         self._notes.append((read, args))
 
     def wake(self) -> None:
-        """Whoever is in `wait` goes on."""
+        """Wake the thread that is in `wait`."""
         if self._news.empty():
             self._news.put(None)
 
     def wait(self, timeout_s: float) -> None:
-        """Until the next `wake`, or so long."""
+        """Block until the next `wake`, or until `timeout_s` has passed."""
         with contextlib.suppress(queue.Empty):
             self._news.get(timeout=timeout_s)
 
     def read(self) -> None:
-        """Read all that was noted. Raises what reading raises; nothing is read any more then."""
+        """Make all queued calls. An error from one is raised, and all later notes are dropped."""
         notes = self._notes
         with self._reading:
             while notes:
@@ -51,7 +51,7 @@ class StepNotes:
 
     @contextlib.contextmanager
     def done(self) -> Iterator[None]:
-        """All that was noted is read, and no other thread reads meanwhile."""
+        """Read all notes first, and keep other threads from reading inside the `with` block."""
         with self._reading:
             self.read()
             yield

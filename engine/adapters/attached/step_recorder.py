@@ -1,8 +1,7 @@
-"""`StepRecorder`: makes step records of what an engine came to know, scheduled and finished.
+"""`StepRecorder`: builds step records from what an engine received, scheduled and finished.
 
-An engine may have two steps in flight. Steps are published in order: what a step did to requests
-and blocks is applied when that step ends, and a row of a request that had ended by then counts as
-wasted.
+An engine may have two steps in flight. Steps are published in order. A step's effects on requests
+and blocks are applied when the step ends. A row counts as wasted if its request had ended before.
 """
 
 from collections import deque
@@ -32,18 +31,18 @@ from stepscope.engine.telemetry.step_watcher import StepUnderWay
 
 
 class StepRecorder:
-    """Used only while the attachment's notes are held.
+    """Builds step records. Use it only while the attachment's notes are held.
 
     Args:
-        books: None where the engine does not say what becomes of its blocks.
-        caches_prefixes: prompts are looked up in the prefix cache.
+        books: the KV pool as published. None if the engine does not report its blocks.
+        caches_prefixes: whether the engine looks prompts up in a prefix cache.
 
     Attributes:
         table: requests that have not ended, by the engine's ids.
         next_step: number of the next step that the engine schedules.
-        published_step: the last step that was published, -1 before the first.
-        knobs_version: published with each step that is scheduled.
-        has_unpublished: something happened that no message has said.
+        published_step: number of the last published step, -1 before the first.
+        knobs_version: version of the knobs, published with each step.
+        has_unpublished: whether something happened that is not published yet.
     """
 
     def __init__(self, books: KVBooks | None, caches_prefixes: bool) -> None:
@@ -67,7 +66,7 @@ class StepRecorder:
     def arrived(
         self, source: EngineRequest, arrival_ns: int, prefix_hashes: list[int] | None = None
     ) -> TrackedRequest:
-        """A request has come that is not in the table; `prefix_hashes`: see `Arrived`."""
+        """Add a request that is not in the table. For `prefix_hashes` see `Arrived`."""
         tracked = TrackedRequest(self._next_id, source, min(arrival_ns, monotonic_ns()))
         self._next_id += 1
         self.table[source.request_id] = tracked
@@ -86,19 +85,19 @@ class StepRecorder:
         return tracked
 
     def begun(self, step: UnfinishedStep) -> None:
-        """A step was scheduled; `step.number` is `next_step`, or None where it runs nothing."""
+        """Add a scheduled step. `step.number` is `next_step`, or None if the step runs nothing."""
         self._in_flight.append(step)
         if step.number is not None:
             self.next_step += 1
 
     def lost(self, requests: Sequence[TrackedRequest]) -> None:
-        """The engine throws away what steps in flight compute for these requests."""
+        """Count the rows of these requests as wasted in all steps in flight (preemption)."""
         for step in self._in_flight:
             step.lost.update(requests)
         self._last_to_sift = self.next_step - 1
 
     def ended(self, tracked: TrackedRequest, event: RequestEvent) -> None:
-        """The engine has ended a request, and frees its blocks."""
+        """Remove a request that the engine has ended. `event` says how it ended."""
         del self.table[tracked.source.request_id]
         tracked.ended = True
         self._ends.append(event)
@@ -107,12 +106,16 @@ class StepRecorder:
         self.has_unpublished = True
 
     def take(self, is_it: Callable[[UnfinishedStep], bool]) -> UnfinishedStep | None:
-        """The oldest step in flight, which must be this one; None if it runs nothing.
+        """Remove and return the oldest step in flight that ran something.
 
-        Steps before it that ran nothing are published with it.
+        Also settles the older steps that ran nothing; their events are published with it. Returns
+        None if the step that `is_it` identifies ran nothing.
+
+        Args:
+            is_it: whether a step is the one that the engine has finished.
 
         Raises:
-            RuntimeError: the engine finished another step than the oldest one.
+            RuntimeError: the engine finished a step that is not the oldest one.
         """
         in_flight = self._in_flight
         while in_flight:
@@ -127,7 +130,7 @@ class StepRecorder:
         return None
 
     def settle_empty(self) -> None:
-        """Nothing more is scheduled for now: do not let steps that ran nothing wait for one."""
+        """Settle steps that ran nothing, because no later step is scheduled to carry them."""
         while self._in_flight and self._in_flight[0].number is None:
             self._settle_oldest()
 
@@ -138,12 +141,12 @@ class StepRecorder:
         num_dropped: int,
         ended_now: set[TrackedRequest],
     ) -> StepDraft:
-        """The record of a step that was taken.
+        """Return the record of a step that `take` returned.
 
         Args:
-            tokens_ns: when its tokens were known.
-            num_dropped: messages that subscribers missed so far.
-            ended_now: requests that ended with its tokens.
+            tokens_ns: when the engine had the step's tokens.
+            num_dropped: messages that subscribers have missed so far.
+            ended_now: requests that ended with this step's tokens.
         """
         assert step.number is not None
         events = self._settlement.settle(step, ended_now)
@@ -187,20 +190,20 @@ class StepRecorder:
     # Outside of a step
 
     def drain_events(self) -> list[RequestEvent]:
-        """What happened to requests and is not published yet, in order."""
+        """Remove and return the request events that are not published yet, in order."""
         events = self._arrivals + self._ends
         self._arrivals, self._ends = [], []
         self.has_unpublished = False
         return events
 
     def counts(self) -> KVCounts | None:
-        """Blocks as they are published next; `drain_moves` has the changes."""
+        """Return the block counts to publish next. `drain_moves` then returns the changes."""
         kv, moves = self._settlement.drain()
         self._moves += moves
         return kv
 
     def drain_moves(self) -> list[BlockMove]:
-        """Of the last `counts`."""
+        """Remove and return the block changes that `counts` has collected."""
         moves, self._moves = self._moves, []
         return moves
 
@@ -210,7 +213,7 @@ class StepRecorder:
 
     @property
     def step_under_way(self) -> StepUnderWay | None:
-        """The oldest step that the engine has not finished."""
+        """The oldest unfinished step that runs something, or None."""
         step = next((each for each in self._in_flight if each.number is not None), None)
         if step is None or step.number is None:
             return None
@@ -219,7 +222,7 @@ class StepRecorder:
         return StepUnderWay(step.number, since_ns, rows, step.token_budget)
 
     def views(self) -> list[RequestView]:
-        """All requests that have not ended, as published."""
+        """Return all requests that have not ended, in their published state."""
         num_in_flight: dict[int, int] = {}
         for step in self._in_flight:
             for row in step.rows:
@@ -231,7 +234,7 @@ class StepRecorder:
         ]
 
     def known(self, names: Collection[str]) -> list[TrackedRequest]:
-        """Those of these requests that have not ended, in the order in which they came."""
+        """Return the requests of these ids that have not ended, in arrival order."""
         found = [self.table[name] for name in names if name in self.table]
         return sorted(found, key=lambda tracked: tracked.request_id)
 
@@ -241,7 +244,7 @@ class StepRecorder:
 
     def _note_tokens(self, rows: list[Row], tokens_ns: int, events: list[RequestEvent]) -> None:
         for row in rows:
-            if row[3] is None:  # an ordinary decode, as almost every row: no call for it
+            if row[3] is None:  # an ordinary decode: almost every row is one, so avoid a call
                 row[0].last_ns = tokens_ns
             elif gives_token(row):
                 tracked = row[0]

@@ -1,4 +1,4 @@
-"""`TrackedRequest`: one request of the other engine, and what was published of it."""
+"""`TrackedRequest`: one request of the other engine, and its published state."""
 
 from typing import Protocol
 
@@ -6,7 +6,7 @@ from stepscope.engine.protocol.wire import RequestStatus, RequestView
 
 
 class EngineRequest(Protocol):
-    """A request as its engine knows it. Computed tokens are counted when they are scheduled."""
+    """A request as its engine sees it. Tokens count as computed when they are scheduled."""
 
     @property
     def request_id(self) -> str: ...
@@ -25,20 +25,20 @@ class EngineRequest(Protocol):
 
 
 class TrackedRequest:
-    """Two views of one request: as its engine has scheduled it, and as observers know it.
+    """The two states of one request: as scheduled by its engine, and as published.
 
     They differ while steps are in flight. The compiled row encoder reads the slots `request_id`
     and `block_table`.
 
     Attributes:
-        request_id: ours; the engine's goes out as the client's id.
+        request_id: our id. The engine's id is published as the client's id.
         source: the engine's own object.
-        block_table: blocks it holds as scheduled, in order; zeros where the engine only says how
-            many.
-        is_prefilling: as scheduled, part of its prompt is still to come.
+        block_table: the blocks that the request holds as scheduled, in order. All zeros if the
+            engine only reports their number.
+        is_prefilling: whether part of the prompt is not scheduled yet.
         recompute_until: tokens before this position are computed a second time.
         published_blocks, num_blocks, status, num_preemptions, num_cached: as published.
-        ended: the engine has freed it.
+        ended: whether the engine has ended it.
     """
 
     __slots__ = (
@@ -79,10 +79,10 @@ class TrackedRequest:
         self.last_ns: int | None = None
 
     def view(self, num_in_flight: int) -> RequestView:
-        """As a late joiner gets to know it.
+        """Return the request's published state, for a snapshot.
 
         Args:
-            num_in_flight: tokens of steps that are not published yet.
+            num_in_flight: the request's tokens in steps that are not published yet.
         """
         source = self.source
         return RequestView(

@@ -1,4 +1,4 @@
-"""`UnfinishedStep`: what an engine has scheduled, until it has the tokens."""
+"""`UnfinishedStep`: a step that an engine has scheduled and whose tokens it does not have yet."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,15 +10,15 @@ from stepscope.engine.adapters.attached.tracked import TrackedRequest
 from stepscope.engine.protocol.wire import Phase
 from stepscope.engine.telemetry.batch_rows import RowFields
 
-# An ordinary decode is (request, DECODE, start, None); of any other row the phase is None here,
-# and all of its fields come last. So the compiled row encoder takes them.
+# An ordinary decode is (request, DECODE, start, None). Any other row is (request, None, start,
+# all of its fields). The compiled row encoder expects this form.
 Row: TypeAlias = tuple[TrackedRequest, Phase | None, int, RowFields | None]
 
 _NO_ROWS = msgspec.Raw(b"\x90")
 
 
 class Taken(NamedTuple):
-    """Blocks that a request got; the first `num_hit` of them by their content."""
+    """Blocks that a request received. The first `num_hit` came from the prefix cache."""
 
     request: TrackedRequest
     blocks: list[int]
@@ -30,12 +30,12 @@ class UnfinishedStep:
     """A step that was scheduled and has not ended.
 
     Attributes:
-        key: by which its engine's package finds it again.
-        number: None: it runs nothing, and only took blocks from requests.
-        token_budget: None: it had none.
-        admitted: with their cached tokens.
-        preempt_reason: why those in `preempted` were, in words.
-        lost: requests that were preempted before the step ended: its rows of them are wasted.
+        key: the engine's package uses it to find the step again.
+        number: None if the step runs nothing and only preempted requests.
+        token_budget: None if the step had no token budget.
+        admitted: admitted requests, each with its number of cached tokens.
+        preempt_reason: why the requests in `preempted` were preempted, in words.
+        lost: requests preempted before the step ended. Their rows in this step are wasted.
     """
 
     key: Any
@@ -63,12 +63,12 @@ class UnfinishedStep:
     waiting_reasons: dict[str, int] = field(default_factory=dict)
 
     def preempt(self, requests: Sequence[TrackedRequest]) -> None:
-        """These have lost their blocks."""
+        """Note that this step preempted these requests and took their blocks."""
         for tracked in sorted(requests, key=lambda each: each.request_id):
             tracked.block_table = []
             tracked.is_prefilling = tracked.was_preempted = True
             self.preempted.append(tracked)
 
     def resume(self, tracked: TrackedRequest) -> None:
-        """It runs again after a preemption, and computes what it had once more."""
+        """Note that a preempted request runs again. Its known tokens are computed a second time."""
         tracked.recompute_until = tracked.source.num_tokens

@@ -1,9 +1,10 @@
-"""Engines that are known by their Prometheus metrics only: `stepscope top http://host:8000`.
+"""Engines observed through their Prometheus metrics only: `stepscope top http://host:8000`.
 
-`address` says where metrics are, `fetch` gets them with bounds on time and size, `names` is the
-table of what each engine calls what, `reading` picks from a text what the table names, `interval`
-makes totals of two readings, `local_servers` finds servers on this machine.
+`address` holds the address of a server's metrics, `fetch` downloads them with bounds on time and
+size, `names` lists the metric names of each engine, `reading` parses the listed metrics, `interval`
+computes totals from two readings, `local_servers` finds servers on this machine.
 
 May import: engine.protocol, engine.protocol.settings.
-A metric of a new release is an entry in `names`. What totals cannot say stays unknown.
+To support a metric of a new release, add it to `names`. Values that metrics do not contain stay
+unknown.
 """

@@ -7,39 +7,39 @@ from urllib.parse import urlsplit
 
 from stepscope.engine.protocol.settings.config_error import WrongValue
 
-# In TensorRT-LLM `/metrics` is JSON, and Prometheus reads the other.
+# TensorRT-LLM serves JSON at `/metrics`, and the Prometheus format at the second path.
 _PATHS = ("/metrics", "/prometheus/metrics")
 _SCHEMES = ("http", "https")
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsAddress:
-    """A server that exports metrics. `path` is empty if the default paths are to be tried."""
+    """A server that exports metrics. With an empty `path`, the default paths are tried."""
 
     server: str  # scheme://HOST:PORT
     path: str = ""
 
     @property
     def name(self) -> str:
-        """What to call it in a list."""
+        """The address without its scheme, for lists."""
         return self.server.partition("://")[2] + self.path
 
     @property
     def control(self) -> str:
-        """How a command line names it."""
+        """The address as typed on a command line."""
         return self.server + self.path
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Where its metrics may be, the likeliest first."""
+        """The URLs at which its metrics may be, the likeliest first."""
         return tuple(self.server + path for path in ((self.path,) if self.path else _PATHS))
 
     @classmethod
     def parse(cls, text: str) -> "MetricsAddress":
-        """From http://HOST:PORT, with a path if its metrics are not at a default one.
+        """Parse http://HOST:PORT, with a path if the metrics are not at a default path.
 
         Raises:
-            WrongValue: it is no such address.
+            WrongValue: `text` is not such an address.
         """
         try:
             parts = urlsplit(text.strip())
@@ -52,17 +52,17 @@ class MetricsAddress:
 
 
 def is_metrics_url(text: str) -> bool:
-    """Whether an endpoint is named as the URL of a server."""
+    """Whether `text` starts like a URL (http or https), so that it names a metrics server."""
     return text.strip().startswith(tuple(f"{scheme}://" for scheme in _SCHEMES))
 
 
 def in_file(path: Path) -> list[MetricsAddress]:
-    """The targets of a `file_sd` file: `[{"targets": ["HOST:PORT"], "labels": {...}}]`.
+    """Return the targets of a `file_sd` file: `[{"targets": ["HOST:PORT"], "labels": {...}}]`.
 
-    Of the labels `__scheme__` and `__metrics_path__` are followed.
+    Only the labels `__scheme__` and `__metrics_path__` are used.
 
     Raises:
-        WrongValue: it cannot be read as one.
+        WrongValue: the file cannot be read, or does not have this form.
     """
     try:
         groups = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""Asks a server for its metrics, wherever it keeps them."""
+"""Reads the metrics of a server, trying each path at which they may be."""
 
 from stepscope.engine.adapters.metrics.address import MetricsAddress
 from stepscope.engine.adapters.metrics.fetch import TIMEOUT_S, FetchError, fetch
@@ -6,10 +6,10 @@ from stepscope.engine.adapters.metrics.reading import Reading, read
 
 
 def reading_of(address: MetricsAddress, timeout_s: float = TIMEOUT_S) -> Reading:
-    """What a server's metrics say now.
+    """Return the current values of a server's metrics.
 
     Raises:
-        FetchError: it does not answer in time, or exports nothing that we know.
+        FetchError: the server does not answer in time, or exports no metric of a known engine.
     """
     error: FetchError | None = None
     for url in address.urls:

@@ -1,4 +1,4 @@
-"""Gets a text over HTTP, with bounds on time and size, so that no server blocks or floods us."""
+"""Downloads a text over HTTP. Time and size are bounded, so that no server blocks or floods us."""
 
 import http.client
 import time
@@ -11,7 +11,7 @@ _CHUNK = 64 * 1024
 
 
 class FetchError(Exception):
-    """Nothing usable came; the text says why."""
+    """The download failed. The message says why."""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -25,10 +25,10 @@ _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedire
 
 
 def fetch(url: str, timeout_s: float = TIMEOUT_S) -> str:
-    """The body of a response, as text.
+    """Return the body of a response as text.
 
     Raises:
-        FetchError: no answer in time, an error as the answer, or more than `MAX_BYTES`.
+        FetchError: no answer in time, an HTTP error, or more than `MAX_BYTES`.
     """
     deadline_s = time.monotonic() + timeout_s
     try:

@@ -1,16 +1,16 @@
-"""What happened between two readings of the same server: the differences of its counters."""
+"""Totals of the time between two readings of one server: the differences of its counters."""
 
 import math
 
 from stepscope.engine.adapters.metrics.reading import Reading
 from stepscope.engine.protocol.wire import LatencyEstimate, Totals
 
-_POINTS = 8  # that the samples of a bucket are spread over, as Prometheus' quantiles assume
+_POINTS = 8  # the samples of a bucket are spread evenly over these, as Prometheus' quantiles assume
 _MAX_COUNT = 2**31
 
 
 def has_restarted(before: Reading, now: Reading) -> bool:
-    """Whether another process answers: a counter went back, or it says that it started later."""
+    """Whether another process answers: a counter went down, or engine or start time changed."""
     if before.engine != now.engine or before.start_s != now.start_s:
         return True
     if any(now.counters.get(key, 0.0) < value for key, value in before.counters.items()):
@@ -22,7 +22,7 @@ def has_restarted(before: Reading, now: Reading) -> bool:
 
 
 def totals(before: Reading, now: Reading) -> Totals:
-    """The totals from one reading to the next; unknown is what either of them does not say."""
+    """Return the totals from one reading to the next. None for values missing in either."""
 
     def counted(key: str) -> int | None:
         if key not in before.counters or key not in now.counters:
@@ -46,9 +46,9 @@ def totals(before: Reading, now: Reading) -> Totals:
 
 
 def _estimates(before: Reading, now: Reading, kind: str) -> list[LatencyEstimate]:
-    """Where the samples that came lie, evenly spread in each bucket.
+    """Estimate the values of the new samples, spread evenly within each bucket.
 
-    Those above the highest bound are put at it: how far above they were is unknown.
+    Samples above the highest bound count as equal to it, because their values are unknown.
     """
     was, found = before.histograms.get(kind, {}), []
     low_s, seen = 0.0, 0.0

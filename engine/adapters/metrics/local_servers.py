@@ -1,7 +1,7 @@
 """Finds the servers of this machine that export metrics: vLLM's, SGLang's and TensorRT-LLM's.
 
 It asks the default ports of these servers, and the ports on which this user's processes of these
-engines listen, on loopback only. After another answer a port is left alone for a while.
+engines listen, on loopback only. A port that gives no usable answer is skipped for a while.
 """
 
 import threading
@@ -25,7 +25,7 @@ _COMMANDS = (
 )
 _LOOK_S = 3.0
 _ASK_S = 0.3  # a server on this machine answers in milliseconds
-_AGAIN_S = 15.0  # until a port with another answer is tried again
+_AGAIN_S = 15.0  # until a port that gave no usable answer is tried again
 _LOOPBACK = ("127.0.0.1", "0.0.0.0", "::", "::1", "*")
 
 
@@ -41,7 +41,7 @@ class LocalServers:
     """Looks for servers on a thread of its own.
 
     Args:
-        ports: gives the ports to ask, and the process that listens where it is known.
+        ports: returns the ports to ask, each with the pid that listens there, or None.
     """
 
     def __init__(self, ports: "Callable[[], Iterable[tuple[int, int | None]]] | None" = None):
@@ -53,11 +53,11 @@ class LocalServers:
         threading.Thread(target=self._run, name="local servers", daemon=True).start()
 
     def found(self) -> tuple[LocalServer, ...]:
-        """Those that answered at the last look."""
+        """Return the servers that answered at the last look."""
         return self._found
 
     def wait(self, timeout_s: float) -> tuple[LocalServer, ...]:
-        """The same, after the first look if that takes no longer."""
+        """Wait for the first look, up to `timeout_s`. Then return the same as `found`."""
         self._has_looked.wait(timeout_s)
         return self._found
 
@@ -79,14 +79,14 @@ class LocalServers:
                 engine = reading_of(address, _ASK_S).engine
             except FetchError:
                 engine = ""
-            if engine and engine != "stepscope":  # ours is found by its own endpoint
+            if engine and engine != "stepscope":  # our own engine is found by its endpoint
                 yield LocalServer(address, engine, pid)
             else:
                 self._not_before_s[port, pid] = time.monotonic() + _AGAIN_S
 
 
 def listening_ports() -> list[tuple[int, int | None]]:
-    """The default ports, and those of this user's processes that look like one of the engines."""
+    """Return the default ports, and the ports of this user's processes that look like an engine."""
     found: dict[int, int | None] = dict.fromkeys(USUAL_PORTS)
     own = psutil.Process().uids().real
     for process in psutil.process_iter(["pid", "uids", "cmdline"]):
@@ -96,7 +96,7 @@ def listening_ports() -> list[tuple[int, int | None]]:
         try:
             sockets = process.net_connections(kind="tcp")
         except psutil.Error:
-            continue  # gone since, or not ours to look at
+            continue  # the process has ended, or we may not inspect it
         for each in sockets:
             if each.status == psutil.CONN_LISTEN and each.laddr.ip in _LOOPBACK:
                 found[each.laddr.port] = process.pid
@@ -106,7 +106,10 @@ def listening_ports() -> list[tuple[int, int | None]]:
 def without_attached(
     servers: Iterable[LocalServer], engine_pids: Iterable[int]
 ) -> list[LocalServer]:
-    """Those whose engine is no endpoint itself; an attached engine is a child of its server."""
+    """Leave out the servers whose engine is attached, so already an endpoint.
+
+    An attached engine is a child process of its server, so the parents of `engine_pids` count too.
+    """
     attached = set(engine_pids)
     for pid in tuple(attached):
         try:

@@ -1,7 +1,7 @@
-"""The names under which engines export what we read, of all versions, the newest first.
+"""The metric names of each engine, for all versions, the newest first.
 
-Each entry lists alternatives: the first one that a server exports counts. Names are of samples
-(`_total` of a counter included); of a histogram it is the base, without `_bucket`.
+Each entry lists alternatives: the first name that a server exports is used. Names are sample names
+(with the `_total` of a counter). For a histogram, the name is without `_bucket`.
 
 Sources, read in the code of the releases:
 - vLLM 0.10 to 0.33, `vllm/v1/metrics/loggers.py`. `gpu_cache_usage_perc` and `gpu_prefix_cache_*`
@@ -9,8 +9,8 @@ Sources, read in the code of the releases:
   0.15, `inter_token_latency_seconds` from 0.10.2; `num_requests_waiting_by_reason` from 0.20.2.
 - SGLang 0.5.23, `sglang/srt/observability/metrics_collector.py`; `time_per_output_token_seconds`
   before 0.5 was renamed to `inter_token_latency_seconds`.
-- TensorRT-LLM 1.0 to 1.3, `tensorrt_llm/metrics/collector.py`: until 1.1 only latencies, ends and
-  the KV cache; its time per output token is the mean of a request.
+- TensorRT-LLM 1.0 to 1.3, `tensorrt_llm/metrics/collector.py`: until 1.1 only latencies, finished
+  requests and the KV cache; its time per output token is the mean of a request.
 - stepscope exports vLLM's names (`engine/http/metrics/exposition.py`) and its own.
 """
 
@@ -20,7 +20,7 @@ _Names = tuple[str, ...]
 
 
 class EngineNames(NamedTuple):
-    """What one engine calls what; an empty tuple is what it does not export."""
+    """The sample names of one engine. An empty tuple: the engine does not export it."""
 
     engine: str
     prefix: str  # of its samples

@@ -1,4 +1,4 @@
-"""`Reading`: what one text of metrics says, picked out by the table of names."""
+"""`Reading`: the values in one text of Prometheus metrics, found by the names in `names`."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ _MAX_BUCKETS = 200
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Sums over the series of each name. None, or empty: the server does not export it."""
+    """Sums over the series of each name. None or empty if the server does not export it."""
 
     engine: str
     model: str
@@ -42,7 +42,7 @@ _NOT_FINISHED = ("abort", "error")
 
 
 def read(text: str) -> Reading | None:
-    """What a text of metrics says; None where it has no metric of an engine that we know."""
+    """Parse a text of metrics. None if it has no metric of a known engine."""
     names = next((each for each in ENGINES if _has(text, each.prefix)), None)
     if names is None:
         return None
@@ -90,7 +90,7 @@ def _wanted(names: EngineNames) -> frozenset[str]:
 
 
 def _samples(text: str, wanted: frozenset[str]) -> Iterator[Sample]:
-    """Those of these names. A line that cannot be read is left out, and the others count."""
+    """Yield the samples with these names, and skip lines that cannot be parsed."""
     for line in text.splitlines():
         if line.partition("{")[0].partition(" ")[0] not in wanted:
             continue
@@ -147,7 +147,7 @@ def _counters(samples: dict[str, list[Sample]], names: EngineNames) -> dict[str,
 
 
 def _buckets(samples: dict[str, list[Sample]], names: Iterable[str]) -> dict[float, float]:
-    """Cumulative counts by upper bound in seconds, over all series."""
+    """Return the cumulative counts by upper bound in seconds, summed over all series."""
     for name in names:
         series = samples.get(f"{name}_bucket")
         if not series:

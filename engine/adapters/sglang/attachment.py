@@ -1,4 +1,4 @@
-"""Attaches to a scheduler of SGLang: our functions around its methods, on its thread."""
+"""Attaches to a scheduler of SGLang by wrapping its methods. The wrappers run on its thread."""
 
 import logging
 from collections.abc import Callable
@@ -24,13 +24,15 @@ def attach(scheduler: Any, endpoint: str) -> Attachment | None:
     """Watch a scheduler whose event loop is about to run on this thread.
 
     Args:
-        endpoint: as in STEPSCOPE_ENDPOINT.
+        endpoint: an endpoint as in STEPSCOPE_ENDPOINT.
 
     Returns:
-        None on a rank that only repeats what the first of its tensor-parallel group decides.
+        None on a rank that only repeats the decisions of the first rank of its tensor-parallel
+        group.
 
     Raises:
-        Exception: it cannot be watched, or the endpoint cannot be had. Nothing is changed then.
+        Exception: the scheduler cannot be watched, or the endpoint is not available. The scheduler
+            is then unchanged.
     """
     from sglang.srt.runtime_context import get_parallel
 
@@ -54,7 +56,7 @@ def attach(scheduler: Any, endpoint: str) -> Attachment | None:
 
 
 class _SglangHooks:
-    """Our functions around the methods of one scheduler."""
+    """The wrappers around the methods of one scheduler."""
 
     def __init__(
         self, scheduler: SglangScheduler, watcher: SglangWatcher, board: SglangKnobBoard
@@ -62,11 +64,11 @@ class _SglangHooks:
         self._scheduler = scheduler
         self._watcher = watcher
         self._board = board
-        # Comes off last: one more turn carries SGLang's own values to the other ranks.
+        # Removed last: one more loop iteration must send SGLang's own values to the other ranks.
         self._turns = Hooks(scheduler)
 
     def hook(self, attachment: Attachment) -> None:
-        """Put them in place."""
+        """Wrap the scheduler's methods."""
         hooks = attachment.hooks_on(self._scheduler)
         wrap = {
             "get_next_batch_to_run": self._around_schedule,
@@ -122,7 +124,7 @@ class _SglangHooks:
         return stepscope_process_batch_result
 
     def _before_queue(self, attachment: Attachment, add: Callable[..., Any]) -> Callable[..., Any]:
-        # SGLang may reject it within the method, so it has come before.
+        # SGLang may reject the request within the method, so note its arrival first.
         def stepscope_add_request_to_queue(req: SglangReq, *args: Any, **kwargs: Any) -> Any:
             is_retracted = bool(kwargs.get("is_retracted"))
             attachment.note(lambda: self._watcher.queued(req, is_retracted))
@@ -145,7 +147,7 @@ class _SglangHooks:
         books = self._watcher.books
 
         def stepscope_evict(*args: Any, **kwargs: Any) -> Any:
-            before = books.num_evicted_tokens  # the other one of the two may be called within
+            before = books.num_evicted_tokens  # one evict method may call the other: count once
             result = evict(*args, **kwargs)
             attachment.note(lambda: books.evicted(before, result.num_tokens_evicted))
             return result
@@ -153,7 +155,7 @@ class _SglangHooks:
         return stepscope_evict
 
     def _around_turn(self, attachment: Attachment, poll: Callable[..., Any]) -> Callable[..., Any]:
-        """Where SGLang asks its first rank what to add to the requests of a turn of its loop."""
+        """Wrap the method with which SGLang's first rank adds requests to a loop iteration."""
 
         def tend() -> None:
             attachment.tend_if_due(attachment.seen())

@@ -1,8 +1,8 @@
-"""Changes of knobs on all tensor-parallel ranks at once, by SGLang's own broadcast.
+"""Changes knobs on all tensor-parallel ranks at once, by SGLang's own broadcast.
 
-Every rank has a scheduler of its own, and all must decide alike. So a change is no assignment on
-the rank that we are attached to: it goes out as a request with the others of the next turn, and
-every rank applies it before that turn's batch.
+Every rank has its own scheduler, and all must decide alike. So we do not set a knob only on the
+rank that we are attached to. The change is broadcast as a request, with the other requests of the
+next loop iteration, and every rank applies it before that iteration's batch.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ _MARK = "stepscope"
 
 
 class ChangeRequests:
-    """Makes requests that carry new values. Raises ImportError where SGLang has none such."""
+    """Builds requests that carry new values. Raises ImportError if SGLang lacks this request."""
 
     def __init__(self) -> None:
         from sglang.srt.managers.io_struct import SetInternalStateReq
@@ -26,10 +26,10 @@ class ChangeRequests:
 
 
 def around_change(change: Callable[..., Any], scheduler: Any, request: Any) -> Any:
-    """Around SGLang's `Scheduler.set_internal_state`: sets the values of our requests on this rank.
+    """Wrap SGLang's `Scheduler.set_internal_state`, to set the values of our requests on this rank.
 
     Returns:
-        SGLang's answer; None for a request of ours, because no client of SGLang waits for one.
+        SGLang's answer. None for our own requests, because no client of SGLang waits for an answer.
     """
     values = request.server_args
     if _MARK not in values:

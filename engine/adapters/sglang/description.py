@@ -1,4 +1,4 @@
-"""What an attached SGLang says of itself (`EngineInfo`)."""
+"""The description of an attached SGLang (`EngineInfo`)."""
 
 import os
 import time
@@ -16,9 +16,9 @@ from stepscope.engine.transport.endpoints import Endpoint
 def describe(
     scheduler: SglangScheduler, parallel: Any, board: SglangKnobBoard, endpoint: Endpoint
 ) -> EngineInfo:
-    """The engine's info; a value that this version of SGLang does not give is None.
+    """Return the engine's description. Values that this version of SGLang lacks are None.
 
-    The number of blocks is None, as of every engine that has no map of them.
+    The number of blocks is None, because SGLang does not report single blocks.
     """
     args, model = scheduler.server_args, scheduler.model_config
     release = known(lambda: version("sglang"))
@@ -57,12 +57,15 @@ def describe(
 
 
 def endpoint_of(parallel: Any, text: str) -> Endpoint:
-    """The endpoint of this data-parallel rank; see `rank_endpoint`."""
+    """Return the endpoint of this data-parallel rank. See `rank_endpoint`."""
     return rank_endpoint(text, *data_parallel(parallel))
 
 
 def data_parallel(parallel: Any) -> tuple[int, int]:
-    """This rank and how many there are: replicas, times the groups of data-parallel attention."""
+    """Return this data-parallel rank and the number of ranks.
+
+    The number is that of the replicas times the groups of data-parallel attention.
+    """
     groups = parallel.attn_dp_size
     rank = (parallel.dp_rank or 0) * groups + parallel.attn_dp_rank
     return rank, parallel.dp_size * groups

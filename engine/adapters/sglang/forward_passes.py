@@ -1,8 +1,8 @@
-"""A forward pass as SGLang publishes it, and the step record that it makes.
+"""A forward pass as SGLang publishes it, and its conversion to a step record.
 
-The format is `srt/observability/forward_pass_metrics.py` of SGLang 0.5.23: three frames, an empty
-topic, a counter (u64, big-endian) and a msgpack map. SGLang counts what it sends, so that a message
-that was lost on the way leaves a gap, and one that SGLang dropped before sending does not.
+The format is that of `srt/observability/forward_pass_metrics.py` in SGLang 0.5.23: three frames, an
+empty topic, a counter (u64, big-endian) and a msgpack map. The counter counts sent messages. So a
+message lost on the way leaves a gap, but one that SGLang dropped before sending does not.
 """
 
 from dataclasses import dataclass
@@ -19,23 +19,23 @@ _MAX_SECONDS = 3600.0
 
 
 class ScheduledRequests(Struct, frozen=True):
-    """Those in the pass."""
+    """The requests in the forward pass."""
 
     num_prefill_requests: int = 0
     sum_prefill_tokens: int = 0
-    sum_prefill_kv_tokens: int = 0  # of their prompts, found in the prefix cache or computed before
+    sum_prefill_kv_tokens: int = 0  # prompt tokens from the prefix cache or computed before
     num_decode_requests: int = 0
 
 
 class QueuedRequests(Struct, frozen=True):
-    """Those that wait."""
+    """The requests that wait."""
 
     num_prefill_requests: int = 0
     num_decode_requests: int = 0
 
 
 class ForwardPass(Struct, frozen=True):
-    """`wall_time` is the time on the GPU in seconds; 0 in a sign of life between passes."""
+    """One message. `wall_time` is the time on the GPU in seconds, 0 in a heartbeat."""
 
     version: int = VERSION
     worker_id: str = ""
@@ -58,23 +58,23 @@ class ForwardPass(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ForwardPassAddress:
-    """Where SGLang publishes: `sglang+ipc:///tmp/fpm.0` or `sglang+tcp://HOST:PORT`."""
+    """The address of SGLang's stream: `sglang+ipc:///tmp/fpm.0` or `sglang+tcp://HOST:PORT`."""
 
     socket: str
 
     @property
     def control(self) -> str:
-        """How a command line names it."""
+        """The address as typed on a command line."""
         return PREFIX + self.socket
 
     @property
     def name(self) -> str:
-        """What to call it in a list."""
+        """The last part of the address, for lists."""
         return self.socket.rpartition("/")[2]
 
     @classmethod
     def parse(cls, text: str) -> "ForwardPassAddress":
-        """Raises WrongValue where it is no such address."""
+        """Parse an address, with or without `sglang+`. Raises WrongValue if it is not one."""
         socket = text.strip().removeprefix(PREFIX)
         scheme, _, rest = socket.partition("://")
         if scheme not in ("ipc", "tcp") or not rest:
@@ -88,7 +88,7 @@ _decoder = msgspec.msgpack.Decoder(ForwardPass)
 
 
 def decode(payload: bytes) -> ForwardPass:
-    """Raises msgspec.DecodeError if this is no forward pass of a known version."""
+    """Decode a message. Raises msgspec.DecodeError if it is not of the known version."""
     found = _decoder.decode(payload)
     if found.version != VERSION:
         raise msgspec.ValidationError(
@@ -101,14 +101,14 @@ def decode(payload: bytes) -> ForwardPass:
 
 
 def record_of(passed: ForwardPass, step: int, now_ns: int, last_ns: int) -> StepRecord:
-    """The step that a forward pass was.
+    """Return the step record of a forward pass.
 
-    SGLang says how long it took on the GPU, not when it was: it ended when we heard of it. How many
-    requests run beside those in the pass is unknown.
+    SGLang reports how long the pass took on the GPU, but not when it ran. So the record says that
+    it ended when the message arrived. Running requests outside the pass are unknown.
 
     Args:
-        now_ns: when the message came.
-        last_ns: when the one before it did; no step begins earlier.
+        now_ns: when the message arrived.
+        last_ns: when the message before it arrived. The step does not begin earlier.
     """
     scheduled = passed.scheduled_requests
     device_ns = round(passed.wall_time * 1e9)

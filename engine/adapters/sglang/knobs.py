@@ -1,4 +1,4 @@
-"""What an operator may change of a running SGLang, within its start values."""
+"""The knobs of a running SGLang. An operator may change some of them, within the start values."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from stepscope.engine.protocol.wire import KnobSpec, KnobValue
 
 
 class SglangKnobs(Struct, frozen=True, kw_only=True):
-    """All settings that are shown. `specs` says which of them can be changed."""
+    """All settings that stepscope shows. `SglangKnobBoard.specs` lists the changeable ones."""
 
     max_num_batched_tokens: int
     max_num_seqs: int
@@ -29,15 +29,17 @@ class SglangKnobs(Struct, frozen=True, kw_only=True):
 
 
 class SglangKnobBoard:
-    """Knobs of one tensor-parallel group. `set` makes a request to its ranks, `drain` gives it out.
+    """The knobs of one tensor-parallel group.
+
+    `set` builds a request to the group's ranks, and `drain` returns it for sending.
 
     Args:
-        parallel: SGLang's parallel context, which has the bound on running requests.
+        parallel: SGLang's parallel context, which has the limit on running requests.
 
     Attributes:
-        knobs: as they are now, or will be with the next batch.
-        specs: of those that can be changed while it runs.
-        limits: the start values.
+        knobs: the values now, or from the next batch on.
+        specs: the knobs that can change while SGLang runs.
+        limits: the values at start, which bound the knobs.
     """
 
     is_deferred = True
@@ -65,7 +67,7 @@ class SglangKnobBoard:
         self.specs = tuple(_specs(scheduler, self.knobs))
 
     def changed(self, changes: Mapping[str, KnobValue]) -> SglangKnobs:
-        """The knobs with `changes` applied; nothing is set.
+        """Return the knobs with `changes` applied, without setting them.
 
         Raises:
             ConfigError: an unknown or fixed knob, a wrong type, a value outside its bounds.
@@ -73,7 +75,7 @@ class SglangKnobBoard:
         return changed("SGLang", self.knobs, self.specs, changes)
 
     def set(self, knobs: SglangKnobs) -> None:
-        """They hold from the next batch, on all ranks."""
+        """Set the knobs on all ranks, from the next batch on."""
         values = {}
         if knobs.max_num_batched_tokens != self.knobs.max_num_batched_tokens:
             values[CHUNK] = knobs.max_num_batched_tokens
@@ -84,20 +86,20 @@ class SglangKnobBoard:
         self.knobs = knobs
 
     def restore(self) -> None:
-        """SGLang's own values, with the next `drain`."""
+        """Restore SGLang's own values. The next `drain` returns the request for it."""
         self.set(self._start)
 
     def drain(self) -> list[Any]:
-        """Requests to all ranks: what was set since the last call."""
+        """Return the requests to all ranks for what was set since the last call."""
         requests, self._to_send = self._to_send, []
         return requests
 
 
 def _specs(scheduler: SglangScheduler, knobs: SglangKnobs) -> list[KnobSpec]:
     if scheduler.recv_skipper is not None:
-        return []  # it throws away what a rank adds to a turn
+        return []  # the skipper drops requests that a rank adds to a loop iteration
     if scheduler.server_args.nnodes > 1:
-        return []  # a node without our plugin would not understand the request and decide otherwise
+        return []  # a node without our plugin would ignore the request and decide differently
     specs = []
     least, most = _least_chunk(scheduler, knobs), knobs.max_num_batched_tokens
     if knobs.enable_chunked_prefill and least <= most:
@@ -125,6 +127,9 @@ def _specs(scheduler: SglangScheduler, knobs: SglangKnobs) -> list[KnobSpec]:
 
 
 def _least_chunk(scheduler: SglangScheduler, knobs: SglangKnobs) -> int:
-    """With less, a prompt would never go on: chunks end at pages, and decodes come out of it."""
+    """Return the smallest chunk size with which every prompt makes progress.
+
+    Prefill chunks end at page boundaries, and decodes of mixed batches use part of the chunk.
+    """
     least = max(scheduler.page_size, scheduler.truncation_align_size or 1)
     return least + knobs.max_num_seqs if knobs.enable_mixed_chunk else least

@@ -20,7 +20,7 @@ def register() -> None:
     if not os.environ.get(VARIABLE, "").strip():
         return
     if _MODULE not in sys.modules:
-        return  # this process runs no scheduler: do not import one
+        return  # this process runs no scheduler, so do not import its module
     try:
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -29,7 +29,7 @@ def register() -> None:
         HookRegistry.register(
             f"{_MODULE}.Scheduler.run_event_loop", _around_event_loop, HookType.AROUND
         )
-        # On every tensor-parallel rank, also on those that nothing is attached to.
+        # On every tensor-parallel rank, also where stepscope does not attach.
         HookRegistry.register(
             f"{_MODULE}.Scheduler.set_internal_state", broadcast.around_change, HookType.AROUND
         )

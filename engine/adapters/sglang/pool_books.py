@@ -1,6 +1,6 @@
-"""`PoolBooks`: how much of SGLang's KV pool is used and cached, in pages.
+"""`PoolBooks`: how many pages of SGLang's KV pool are used and cached.
 
-SGLang does not say which page belongs to whom, so there is no map of them.
+SGLang does not report which request holds which page, so there is no map of pages.
 """
 
 import threading
@@ -11,11 +11,12 @@ from stepscope.engine.protocol.wire import BlockMove, BlockRun, KVCounts
 
 
 class PoolBooks:
-    """Made on SGLang's own thread, the only one that may read the pool.
+    """Counts the pages. Create it on SGLang's own thread: only that thread may read the pool.
 
     Attributes:
-        num_evicted_tokens: from the radix cache, of pages that are not published yet.
-        num_queried, num_hit: tokens of prompts looked up and found, since the last `counts`.
+        num_evicted_tokens: tokens evicted from the radix cache and not published yet.
+        num_queried, num_hit: prompt tokens that were looked up in the radix cache, and those found
+            in it, since the last `counts`.
     """
 
     def __init__(self, scheduler: SglangScheduler) -> None:
@@ -27,11 +28,11 @@ class PoolBooks:
         self._used, self._cached, self._empty = self._read()
 
     def evicted(self, before: int, num_tokens: int) -> None:
-        """The radix cache has evicted so many tokens; `before`: what was counted until then."""
+        """Set the evicted tokens to `before`, the count before this eviction, plus `num_tokens`."""
         self.num_evicted_tokens = before + num_tokens
 
     def counts(self) -> KVCounts:
-        """As they are now; from another thread, as they were last."""
+        """Return the current counts. On another thread, return those read last."""
         if threading.get_ident() == self._thread:
             self._used, self._cached, self._empty = self._read()
         num_evicted, self.num_evicted_tokens = divmod(self.num_evicted_tokens, self._page_size)
@@ -48,7 +49,7 @@ class PoolBooks:
         num_pages = stats.full_capacity // self._page_size
         return max(0, num_pages - num_cached - num_empty), num_cached, num_empty
 
-    # No page has a known owner
+    # These do nothing, because the owners of pages are unknown
 
     def take(self, owner: int, blocks: Sequence[int], num_hit: int) -> None: ...
     def release(self, owner: int, blocks: Iterable[int]) -> None: ...

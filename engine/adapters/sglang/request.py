@@ -1,15 +1,15 @@
-"""`SglangRequest`: a `Req` of SGLang as the step recorder reads it."""
+"""`SglangRequest`: wraps SGLang's `Req` in the form that the step recorder reads."""
 
 from stepscope.engine.adapters.sglang.shapes import SglangReq
 
 
 class SglangRequest:
-    """Counts only: no token leaves it.
+    """A request that exposes only counts, and never a token.
 
     Attributes:
-        num_prompt_tokens: when it came; SGLang shortens the prompt of one that it rejects.
-        is_waiting: in SGLang's queue.
-        was_admitted: it has left the queue before.
+        num_prompt_tokens: at arrival. SGLang shortens the prompt of a request that it rejects.
+        is_waiting: whether it is in SGLang's queue.
+        was_admitted: whether it has left the queue before.
     """
 
     __slots__ = ("is_waiting", "num_prompt_tokens", "req", "request_id", "was_admitted")
@@ -35,7 +35,7 @@ class SglangRequest:
 
     @property
     def num_output_tokens(self) -> int:
-        """As the client gets them: what comes after a stop string is cut off."""
+        """Number of output tokens that the client gets: those after a stop string do not count."""
         length = self.req.finished_len
         return len(self.req.output_ids) if length is None else length
 

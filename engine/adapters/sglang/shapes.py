@@ -1,11 +1,11 @@
-"""What the adapter reads of SGLang's objects, as Protocols; SGLang is never imported for them."""
+"""Protocols for the parts of SGLang's objects that the adapter reads, without importing SGLang."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 
 class SglangKv(Protocol):
-    """What a request holds of the KV pool. `kv_committed_len` grows when tokens are scheduled."""
+    """A request's share of the KV pool. `kv_committed_len` grows when tokens are scheduled."""
 
     kv_committed_len: int
 
@@ -40,7 +40,7 @@ class SglangBatch(Protocol):
 
     reqs: Sequence[SglangReq]
     forward_mode: SglangForwardMode
-    forward_iter: int | None  # counts what was launched
+    forward_iter: int | None  # number of the forward pass, counted at launch
     batch_is_full: bool
     prefix_lens: Sequence[int]
     extend_lens: Sequence[int]
@@ -65,7 +65,7 @@ class SglangScheduler(Protocol):
     enable_overlap: bool
     is_mixed_chunk: bool
     schedule_policy: str
-    # Objects of which the adapter reads one or two values.
+    # The adapter reads only one or two values of each of these.
     model_config: Any
     server_args: Any
     pool_stats_observer: Any

@@ -1,4 +1,4 @@
-"""Whether a scheduler of SGLang can be watched, and by which of its ranks."""
+"""Checks whether a scheduler of SGLang can be watched, and on which of its ranks."""
 
 from typing import Any
 
@@ -65,5 +65,5 @@ def check(scheduler: Any, parallel: Any) -> None:
 
 
 def is_first_rank(parallel: Any) -> bool:
-    """Whether this rank receives what the others of its tensor-parallel group then get from it."""
+    """Whether this rank receives the requests and broadcasts them to its tensor-parallel group."""
     return not (parallel.pp_rank or parallel.attn_tp_rank or parallel.attn_cp_rank)

@@ -25,7 +25,7 @@ _FULL, _NOT_FULL = "out of KV blocks", "for a request of higher priority, or a p
 
 
 class SglangWatcher:
-    """Used only under the attachment's lock.
+    """Reports to the step recorder. Use it only under the attachment's lock.
 
     Args:
         parallel: SGLang's parallel context.
@@ -36,16 +36,16 @@ class SglangWatcher:
         self._parallel = parallel
         self.books = PoolBooks(scheduler)
         self.recorder = StepRecorder(self.books, not scheduler.disable_radix_cache)
-        self._decoding: dict[str, TrackedRequest] = {}  # those whose rows are ordinary decodes
+        self._decoding: dict[str, TrackedRequest] = {}  # requests whose rows are ordinary decodes
         self._preempted: list[TrackedRequest] = []  # since the last step
         self._preempt_reason = _NOT_FULL
         self._planned: UnfinishedStep | None = None  # until it is launched
 
     def queued(self, req: SglangReq, is_retracted: bool) -> None:
-        """A request enters the waiting queue: it has come, or it was preempted.
+        """Note that a request enters the waiting queue, on arrival or after a preemption.
 
         Args:
-            is_retracted: SGLang took its pages because the pool is full.
+            is_retracted: whether SGLang took its pages because the pool is full.
         """
         tracked = self._tracked(req)
         if tracked is None:
@@ -58,13 +58,13 @@ class SglangWatcher:
             self.recorder.lost([tracked])
 
     def aborted(self, req: SglangReq) -> None:
-        """SGLang ends a request outside of a step."""
+        """Note that SGLang ends a request outside of a step."""
         tracked = self._tracked(req)
         if tracked is not None:
             self._end(tracked, Aborted(tracked.request_id, _ABORTED))
 
     def scheduled(self, plan: SglangPlan, start_ns: int, end_ns: int) -> None:
-        """`get_next_batch_to_run` has returned."""
+        """Note the batch that `get_next_batch_to_run` returned."""
         batch = plan.batch_to_run
         runs = batch is not None and bool(batch.reqs) and not batch.forward_mode.is_idle()
         if runs or self._preempted:
@@ -89,19 +89,20 @@ class SglangWatcher:
             self.recorder.settle_empty()
 
     def launched(self, batch: SglangBatch, launch_ns: int) -> None:
-        """`run_batch` has returned; it began at `launch_ns`."""
+        """Note that `run_batch` has returned. It began at `launch_ns`."""
         step, self._planned = self._planned, None
         if step is not None:
             step.key = batch.forward_iter
             step.launch_ns = launch_ns
 
     def processed(self, batch: SglangBatch, end_ns: int, num_dropped: int) -> StepDraft | None:
-        """`process_batch_result` has returned: the record of that step, None if it ran nothing.
+        """Return the record of the step whose `process_batch_result` has returned.
 
-        SGLang knows the tokens a little earlier than it has handed them on, at `end_ns`.
+        None if the step ran nothing. `end_ns`, when SGLang has handed the tokens on, serves as the
+        time of the tokens. SGLang has them a little earlier.
 
         Args:
-            num_dropped: messages that subscribers missed so far.
+            num_dropped: messages that subscribers have missed so far.
         """
         if not batch.reqs or batch.forward_mode.is_idle():
             return None
@@ -123,7 +124,7 @@ class SglangWatcher:
         return len(self._scheduler.waiting_queue)
 
     def _tracked(self, req: SglangReq) -> TrackedRequest | None:
-        """The request as it is known; one that has the id of another takes its place."""
+        """Return the tracked request. None for a new one; it ends an older one with the same id."""
         tracked = self.recorder.table.get(req.rid)
         if tracked is None or _source(tracked).req is req:
             return tracked
@@ -158,10 +159,10 @@ class SglangWatcher:
             step.waiting_reasons = self._waiting_reasons(step, running)
 
     def _fill_decodes(self, step: UnfinishedStep, reqs: Sequence[SglangReq]) -> None:
-        """Almost every step is one of these: no call for an ordinary row."""
+        """Add the rows of a decode batch. Almost every step is one, so avoid a call per row."""
         decoding, page_size, add = self._decoding, self._scheduler.page_size, step.rows.append
         for req in reqs:
-            start = req.kv.kv_committed_len - 1  # SGLang has counted its token already
+            start = req.kv.kv_committed_len - 1  # it already counts the token of this step
             tracked = decoding.get(req.rid)
             if tracked is None:
                 tracked = self._tracked(req) or self._arrived(req)

@@ -1,10 +1,10 @@
-"""An unmodified vLLM as a stepscope endpoint: `STEPSCOPE_ENDPOINT=vllm-0 vllm serve ...`.
+"""Makes an unmodified vLLM a stepscope endpoint: `STEPSCOPE_ENDPOINT=vllm-0 vllm serve ...`.
 
-`plugin` is what vLLM loads; it wraps the scheduler that vLLM builds. `attachment` calls `watcher`
-around every step, which reads what vLLM scheduled. `shapes` says what we need of vLLM's objects,
-`versions` what differs between its releases.
+vLLM loads `plugin`, which attaches to the scheduler that vLLM builds. Around every step
+`attachment` calls `watcher`, which reads what vLLM scheduled. `shapes` declares what we use of
+vLLM's objects, `versions` handles the differences between its releases.
 
 May import: engine.adapters.attached, engine.protocol, engine.protocol.settings,
   engine.scheduling, engine.telemetry, engine.transport.
-What a new release of vLLM does differently is an entry in `versions.py`.
+To support a new release of vLLM, add its differences to `versions.py`.
 """

@@ -1,4 +1,4 @@
-"""Attaches to a scheduler of vLLM: our functions around its methods, on its thread."""
+"""Attaches to a scheduler of vLLM by wrapping its methods. The wrappers run on its thread."""
 
 import logging
 from collections.abc import Callable
@@ -17,10 +17,11 @@ def attach(scheduler: Any, endpoint: str) -> Attachment:
     """Watch a scheduler that vLLM has just built.
 
     Args:
-        endpoint: as in STEPSCOPE_ENDPOINT.
+        endpoint: an endpoint as in STEPSCOPE_ENDPOINT.
 
     Raises:
-        Exception: it cannot be watched, or the endpoint cannot be had. Nothing is changed then.
+        Exception: the scheduler cannot be watched, or the endpoint is not available. The scheduler
+            is then unchanged.
     """
     versions.check(scheduler)
     board, watcher = VllmKnobBoard(scheduler), VllmWatcher(scheduler)
@@ -40,14 +41,14 @@ def attach(scheduler: Any, endpoint: str) -> Attachment:
 
 
 class _VllmHooks:
-    """Our functions around the methods of one scheduler."""
+    """The wrappers around the methods of one scheduler."""
 
     def __init__(self, scheduler: VllmScheduler, watcher: VllmWatcher) -> None:
         self._scheduler = scheduler
         self._watcher = watcher
 
     def hook(self, attachment: Attachment) -> None:
-        """Put them in place."""
+        """Wrap the scheduler's methods."""
         scheduler, watcher = self._scheduler, self._watcher
         hooks = attachment.hooks_on(scheduler)
         hooks.wrap("schedule", lambda method: self._around_schedule(attachment, method))
@@ -66,8 +67,8 @@ class _VllmHooks:
             )
         if hasattr(scheduler, "shutdown"):
             hooks.wrap("shutdown", attachment.before_end)
-        # vLLM clears it first of all when it ends. It then waits for its workers, and may be killed
-        # before it comes to its scheduler.
+        # On exit, vLLM calls `clear_backend` before anything else. It then waits for its workers,
+        # and may be killed before it shuts down its scheduler.
         grammars = getattr(scheduler, "structured_output_manager", None)
         if hasattr(grammars, "clear_backend"):
             attachment.hooks_on(grammars).wrap("clear_backend", attachment.before_end)
@@ -125,7 +126,7 @@ class _VllmHooks:
                 result = update(out, model_runner_output, *args, **kwargs)
                 if attachment.is_attached:
                     try:
-                        # Blocks that came back are looked at before somebody else gets them.
+                        # Read freed blocks before vLLM gives them to another request.
                         if watcher.has_freed(out):
                             with notes.done():
                                 publish(out, model_runner_output, tokens_ns, has_ended=True)
@@ -147,7 +148,7 @@ class _VllmHooks:
                 if attachment.is_attached:
                     try:
                         attachment.notes.put(watcher.added, request)
-                        # A request may end as it comes, or end another one.
+                        # A request may end on arrival, or end another request.
                         if scheduler.finished_req_ids:
                             with attachment.notes.done():
                                 watcher.note_ended()

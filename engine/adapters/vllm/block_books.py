@@ -1,6 +1,6 @@
-"""`BlockBooks`: the state of vLLM's KV blocks, in the order in which it is published.
+"""`BlockBooks`: the state of vLLM's KV blocks as published.
 
-Ids are one lower than vLLM's, whose block 0 belongs to no request.
+Our block ids are one lower than vLLM's, whose block 0 belongs to no request.
 """
 
 from array import array
@@ -12,18 +12,20 @@ from stepscope.engine.scheduling.block_pool import REF_BITS, runs_of
 
 
 class BlockBooks:
-    """Used only while the attachment's notes are held.
+    """Tracks who holds each block. Use it only while the attachment's notes are held.
 
     Attributes:
-        num_evicted, num_queried, num_hit: since the last `counts`; tokens, but for the first.
+        num_evicted: blocks evicted from the prefix cache since the last `counts`.
+        num_queried, num_hit: prompt tokens that were looked up in the prefix cache, and those
+            found in it, since the last `counts`.
     """
 
     def __init__(self, pool: VllmBlockPool) -> None:
         self._pool = pool
         self.num_blocks = pool.num_gpu_blocks - 1
-        self._owners = [EMPTY] * self.num_blocks  # the latest; valid while in use
+        self._owners = [EMPTY] * self.num_blocks  # the latest holder; valid while in use
         self._ref_counts = [0] * self.num_blocks
-        self._holders: dict[int, dict[int, None]] = {}  # of blocks with several
+        self._holders: dict[int, dict[int, None]] = {}  # of blocks with several holders
         self._changed: dict[int, None] = {}
         # As of the last drain; see `BlockPool`.
         self._published_bytes = bytearray(array("q", [EMPTY << REF_BITS]) * self.num_blocks)
@@ -32,7 +34,7 @@ class BlockBooks:
         self.num_evicted = self.num_queried = self.num_hit = 0
 
     def take(self, owner: int, blocks: Sequence[int], num_hit: int) -> None:
-        """`owner` holds `blocks` now; the first `num_hit` of them were found by their content."""
+        """Add `owner` as a holder of `blocks`. The first `num_hit` came from the prefix cache."""
         ref_counts, owners, changed = self._ref_counts, self._owners, self._changed
         for i, block in enumerate(blocks):
             count = ref_counts[block]
@@ -46,7 +48,7 @@ class BlockBooks:
             changed[block] = None
 
     def release(self, owner: int, blocks: Iterable[int]) -> None:
-        """`owner` holds `blocks` no more."""
+        """Remove `owner` as a holder of `blocks`."""
         ref_counts, owners, changed = self._ref_counts, self._owners, self._changed
         for block in blocks:
             count = ref_counts[block] - 1
@@ -61,11 +63,11 @@ class BlockBooks:
                     del self._holders[block]
 
     def look_again(self, blocks: Iterable[int]) -> None:
-        """What is cached in free blocks may have changed."""
+        """Check with the next `drain` whether these free blocks still hold cached content."""
         self._changed.update(dict.fromkeys(blocks))
 
     def drain(self) -> list[BlockMove]:
-        """The state of each block that changed since the last drain."""
+        """Return the state of each block that changed since the last drain."""
         if not self._changed:
             return []
         published, ref_counts, owners = self._published, self._ref_counts, self._owners
@@ -86,7 +88,7 @@ class BlockBooks:
         return moves
 
     def counts(self) -> KVCounts:
-        """As of the last drain."""
+        """Return the block counts as of the last drain."""
         num_empty = self.num_blocks - self._num_used - self._num_cached
         found = KVCounts(
             self._num_used,
@@ -100,10 +102,10 @@ class BlockBooks:
         return found
 
     def runs(self) -> list[BlockRun]:
-        """All blocks in order of their ids, as of the last drain."""
+        """Return all blocks in order of their ids, as of the last drain."""
         return runs_of(self._published_bytes)
 
     def check_cached(self) -> None:
-        """vLLM has forgotten what is cached: look at every free block again."""
+        """Check every free block again, because vLLM has reset its prefix cache."""
         refs = self._ref_counts
         self.look_again(block for block in range(self.num_blocks) if not refs[block])

@@ -1,4 +1,4 @@
-"""What an attached vLLM says of itself (`EngineInfo`)."""
+"""The description of an attached vLLM (`EngineInfo`)."""
 
 import os
 import time
@@ -15,10 +15,10 @@ from stepscope.engine.transport.endpoints import Endpoint
 def describe(
     scheduler: VllmScheduler, board: VllmKnobBoard, endpoint: Endpoint, num_blocks: int | None
 ) -> EngineInfo:
-    """The engine's info; a value that this version of vLLM does not give is None.
+    """Return the engine's description. Values that this version of vLLM lacks are None.
 
     Args:
-        num_blocks: usable KV blocks.
+        num_blocks: number of usable KV blocks, None if unknown.
     """
     config = scheduler.vllm_config
     model, parallel = config.model_config, config.parallel_config
@@ -59,13 +59,16 @@ def describe(
 
 
 def endpoint_of(scheduler: VllmScheduler, text: str) -> Endpoint:
-    """The endpoint of this data-parallel rank; see `rank_endpoint`."""
+    """Return the endpoint of this data-parallel rank. See `rank_endpoint`."""
     size = scheduler.vllm_config.parallel_config.data_parallel_size
     return rank_endpoint(text, data_parallel_rank(scheduler), size)
 
 
 def data_parallel_rank(scheduler: VllmScheduler) -> int:
-    """Of this process; vLLM keeps it in the index where ranks are independent engines."""
+    """Return this process's data-parallel rank.
+
+    vLLM keeps it in `data_parallel_index` if the ranks are independent engines.
+    """
     parallel = scheduler.vllm_config.parallel_config
     index: int = getattr(parallel, "data_parallel_index", 0) or 0
     return index or int(getattr(parallel, "data_parallel_rank", 0) or 0)

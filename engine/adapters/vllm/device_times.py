@@ -1,8 +1,8 @@
-"""`DeviceTimes`: how long the GPU took for each step, where vLLM's worker runs in this process.
+"""`DeviceTimes`: the GPU time of each step, if vLLM's worker runs in this process.
 
-Two CUDA events lie around `execute_model`, on its stream. They are read when vLLM has the tokens,
-so nothing waits for them. With several GPUs each worker is a process of its own, and the time is
-unknown. No GPU has run this yet.
+It records two CUDA events around `execute_model`, on its stream. It reads them when vLLM has the
+tokens, so nothing waits for them. With several GPUs, each worker runs in its own process and the
+times are unknown. This has not run on a GPU yet.
 """
 
 import sys
@@ -13,7 +13,7 @@ from stepscope.engine.adapters.attached.attachment import Attachment
 from stepscope.engine.adapters.vllm.shapes import SchedulerOutput
 
 _WORKER_MODULE = "vllm.v1.worker.gpu_worker"
-_MOST = 16  # steps in flight; what was never asked for is forgotten then
+_MOST = 16  # steps with events; older ones that were never read are dropped
 
 
 class _Events(NamedTuple):
@@ -22,7 +22,7 @@ class _Events(NamedTuple):
 
 
 class DeviceTimes:
-    """`execute_model` runs on the engine's thread; `take_ns` may be called from another one."""
+    """GPU times by step. `execute_model` runs on the engine's thread, `take_ns` on any thread."""
 
     def __init__(self, cuda: Any, worker_class: Any) -> None:
         self._cuda = cuda
@@ -31,7 +31,7 @@ class DeviceTimes:
 
     @classmethod
     def if_here(cls) -> "DeviceTimes | None":
-        """None where no worker of this process uses a GPU."""
+        """Return an instance, or None if no worker of this process uses a GPU."""
         torch, module = sys.modules.get("torch"), sys.modules.get(_WORKER_MODULE)
         if torch is None or module is None or not torch.cuda.is_initialized():
             return None
@@ -43,7 +43,7 @@ class DeviceTimes:
         hooks.wrap("execute_model", lambda method: self._around(attachment, method))
 
     def take_ns(self, out: SchedulerOutput) -> int | None:
-        """How long the GPU took for a step that has ended; None where that is unknown."""
+        """Remove and return the GPU time of an ended step. None if unknown."""
         events = self._timed.pop(id(out), None)
         if events is None or not events.end.query():
             return None

@@ -1,4 +1,4 @@
-"""What an operator may change of a running vLLM, by vLLM's names, within its start values."""
+"""The knobs of a running vLLM. An operator may change some of them, within the start values."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from stepscope.engine.protocol.wire import KnobSpec, KnobValue
 
 
 class VllmKnobs(Struct, frozen=True, kw_only=True):
-    """All settings that are shown. `specs` says which of them can be changed."""
+    """All settings that stepscope shows. `VllmKnobBoard.specs` lists the changeable ones."""
 
     max_num_batched_tokens: int
     max_num_seqs: int
@@ -30,12 +30,12 @@ class VllmKnobs(Struct, frozen=True, kw_only=True):
 
 
 class VllmKnobBoard:
-    """Reads and sets the knobs of one scheduler; a change holds for its next `schedule()`.
+    """Reads and sets the knobs of one scheduler. A change applies to its next `schedule()`.
 
     Attributes:
-        knobs: as they are now.
-        specs: of those that this version can change while it runs.
-        limits: the start values.
+        knobs: the current values.
+        specs: the knobs that can change while this version of vLLM runs.
+        limits: the values at start, which bound the knobs.
     """
 
     is_deferred = False
@@ -62,7 +62,7 @@ class VllmKnobBoard:
         self.specs = tuple(self._specs())
 
     def changed(self, changes: Mapping[str, KnobValue]) -> VllmKnobs:
-        """The knobs with `changes` applied; nothing is set.
+        """Return the knobs with `changes` applied, without setting them.
 
         Raises:
             ConfigError: an unknown or fixed knob, a wrong type, a value outside its bounds.
@@ -70,7 +70,7 @@ class VllmKnobBoard:
         return changed("vLLM", self.knobs, self.specs, changes)
 
     def set(self, knobs: VllmKnobs) -> None:
-        """To be called between two `schedule()`s: vLLM asserts its budget at the end of one."""
+        """Set the knobs. Call it between two `schedule()`s: vLLM checks its budget at their end."""
         scheduler, live = self._scheduler, {spec.name for spec in self.specs}
         self._put(scheduler, "max_num_scheduled_tokens", knobs.max_num_batched_tokens)
         self._put(
@@ -89,7 +89,7 @@ class VllmKnobBoard:
         self.knobs = knobs
 
     def restore(self) -> None:
-        """Put vLLM's own values back."""
+        """Restore vLLM's own values."""
         for (_, name), (target, value) in self._before.items():
             setattr(target, name, value)
         self._before.clear()
@@ -103,7 +103,7 @@ class VllmKnobBoard:
     def _specs(self) -> list[KnobSpec]:
         scheduler, knobs, limits = self._scheduler, self.knobs, self.limits
         most = limits.max_num_batched_tokens
-        # Below these vLLM would leave a prompt waiting for ever.
+        # With less, vLLM would never schedule some prompts.
         least = 1 if knobs.enable_chunked_prefill else min(most, limits.max_model_len)
         if getattr(scheduler, "need_mamba_block_aligned_split", False):
             least = min(most, max(least, scheduler.block_size))

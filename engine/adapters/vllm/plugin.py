@@ -26,9 +26,9 @@ def register() -> None:
 
 
 def _wrap_choice(endpoint: str) -> None:
-    """Wrap where vLLM chooses the class of its scheduler.
+    """Wrap the method by which vLLM chooses the class of its scheduler.
 
-    A wrapped `EngineCore.__init__` would be too late: under spawn it is running when plugins load.
+    Wrapping `EngineCore.__init__` would be too late: under spawn it already runs when plugins load.
     """
     from vllm.config.scheduler import SchedulerConfig
 
@@ -53,7 +53,7 @@ def _wrap_choice(endpoint: str) -> None:
 
 
 def _wrap_vllms_own(endpoint: str) -> None:
-    """Wrap both schedulers of vLLM, in a release without a function that chooses one."""
+    """Wrap both scheduler classes, in a release of vLLM without a method that chooses one."""
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -70,7 +70,7 @@ def _wrap_init(scheduler_class: Any, endpoint: str) -> None:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         init(self, *args, **kwargs)
         if type(self) is not scheduler_class:
-            return  # the subclass is not done with its own __init__
+            return  # a subclass has not finished its own __init__
         try:
             from stepscope.engine.adapters.vllm.attachment import attach
 

@@ -1,4 +1,4 @@
-"""`VllmPrefixHashes`: which contexts begin alike, from the hashes of vLLM's own prefix cache."""
+"""`VllmPrefixHashes`: salted hashes of prompt prefixes, from vLLM's own prefix cache."""
 
 import os
 import secrets
@@ -10,10 +10,10 @@ VARIABLE = "STEPSCOPE_PREFIX_HASHES"
 
 
 class VllmPrefixHashes:
-    """Names the full blocks of requests, salted; see `Arrived.prefix_hashes`.
+    """Salts vLLM's hashes of the full blocks of requests. See `Arrived.prefix_hashes`.
 
     Args:
-        block_size: tokens that one of vLLM's hashes stands for.
+        block_size: tokens per hash of vLLM.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -22,19 +22,19 @@ class VllmPrefixHashes:
 
     @classmethod
     def if_wanted(cls, block_size: int) -> "VllmPrefixHashes | None":
-        """None unless the environment asks for them."""
+        """Return an instance if the environment variable is "1", else None."""
         return cls(block_size) if os.environ.get(VARIABLE, "") == "1" else None
 
     def of_prompt(self, request: VllmRequest) -> list[int]:
-        """Of the full blocks of its prompt."""
+        """Return the hashes of the full blocks of the request's prompt."""
         return self._named(request, 0, request.num_prompt_tokens // self._block_size)
 
     def of_output(self, request: VllmRequest) -> list[int]:
-        """Of the full blocks that follow them."""
+        """Return the hashes of the full blocks after those of the prompt."""
         first = request.num_prompt_tokens // self._block_size
         return self._named(request, first, request.num_tokens // self._block_size)
 
     def _named(self, request: VllmRequest, first: int, end: int) -> list[int]:
-        # vLLM makes them where it caches prefixes, and has one for each full block by then.
+        # With prefix caching, vLLM has a hash for each full block by now.
         hashes = request.block_hashes[first:end]
         return [salted(bytes(each), self._salt) for each in hashes]

@@ -1,4 +1,4 @@
-"""What vLLM's `schedule()` decided, as rows and blocks of an unfinished step."""
+"""Converts the output of vLLM's `schedule()` to rows and blocks of an unfinished step."""
 
 from collections.abc import Collection, Mapping
 
@@ -16,10 +16,10 @@ def note_blocks(
     table: Mapping[str, TrackedRequest],
     block_size: int,
 ) -> None:
-    """Note the blocks that requests got, and the admitted requests."""
+    """Note in `step` the blocks that requests received, and the admitted requests."""
     for new in out.scheduled_new_reqs:
         tracked = table[new.req_id]
-        if tracked.was_preempted:  # for the second model runner a resumed request is a new one
+        if tracked.was_preempted:  # vLLM's second model runner reports resumed requests as new
             step.resume(tracked)
         _admit(step, tracked, new.block_ids, new.num_computed_tokens, block_size)
     again = out.scheduled_cached_reqs
@@ -41,7 +41,7 @@ def note_blocks(
 def make_rows(
     step: UnfinishedStep, out: SchedulerOutput, table: Mapping[str, TrackedRequest]
 ) -> None:
-    """Fill in `rows`, `batch` and `num_prefill_tokens`. Block tables are those of this step."""
+    """Fill in `rows`, `batch` and `num_prefill_tokens`. Call `note_blocks` for the step before."""
     rows, ordinary = step.rows, Phase.DECODE
     append = rows.append
     again = out.scheduled_cached_reqs
@@ -74,5 +74,5 @@ def _admit(
 
 
 def _own_ids(block_ids: Collection[Collection[int]]) -> list[int]:
-    """Our ids of the blocks of all KV groups, without vLLM's null block."""
+    """Return our ids of the blocks of all KV groups, without vLLM's null block."""
     return [block - 1 for group in block_ids for block in group if block]

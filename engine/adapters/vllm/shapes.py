@@ -1,4 +1,4 @@
-"""What the adapter reads of vLLM's objects, as Protocols; vLLM is never imported for them."""
+"""Protocols for the parts of vLLM's objects that the adapter reads, without importing vLLM."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
@@ -20,7 +20,7 @@ class VllmRequest(Protocol):
     num_computed_tokens: int
     num_prompt_tokens: int
     priority: int
-    block_hashes: Sequence[bytes]  # of full blocks, each of all tokens before its end
+    block_hashes: Sequence[bytes]  # one per full block, over all tokens up to its end
 
     @property
     def num_output_tokens(self) -> int: ...
@@ -51,7 +51,7 @@ class CachedRequestData(Protocol):
 
 
 class SchedulerOutput(Protocol):
-    """What one `schedule()` decided."""
+    """The result of one `schedule()`."""
 
     scheduled_new_reqs: Sequence[NewRequestData]
     scheduled_cached_reqs: CachedRequestData
@@ -83,7 +83,7 @@ class VllmScheduler(Protocol):
     max_num_running_reqs: int
     max_model_len: int
     block_size: int
-    # Objects of vLLM's configuration and cache, of which each version has another set of fields.
+    # Objects of vLLM's configuration and cache. Their fields differ between versions.
     scheduler_config: Any
     cache_config: Any
     vllm_config: Any

@@ -1,4 +1,4 @@
-"""What differs between releases of vLLM, found by looking at the scheduler and not at a number.
+"""Differences between releases of vLLM, detected by the scheduler's attributes, not by a number.
 
 Release by release: 0.11.1 `resumed_req_ids`; 0.12 `preempted_req_ids`; 0.14 `cudagraph_stats`;
 0.20 `skipped_waiting`, `scheduler_reserve_full_isl`; 0.31 `max_num_active_reqs`,
@@ -65,19 +65,19 @@ def check(scheduler: Any) -> None:
 
 
 def live_knobs(release: str) -> list[str]:
-    """What can be changed of this release (`0.32.0`); nothing of one that is too old to attach."""
+    """Return the knobs that can change in a release (`0.32.0`). Empty if it is too old to attach."""
     parts = release.split(".")
     number = (int(parts[0]), int(parts[1]))
     return [name for name, since in LIVE_SINCE.items() if number >= since]
 
 
 def queues(scheduler: VllmScheduler) -> tuple[str, ...]:
-    """The attributes in which this version keeps requests that wait."""
+    """Return the names of the attributes that hold waiting requests in this version."""
     return tuple(name for name in _QUEUES if hasattr(scheduler, name))
 
 
 def num_waiting(scheduler: VllmScheduler, queues: tuple[str, ...]) -> int:
-    """Requests that wait, in whichever of its queues."""
+    """Return the number of waiting requests in all queues."""
     num_waiting = 0
     for name in queues:
         if queue := getattr(scheduler, name):
@@ -86,17 +86,17 @@ def num_waiting(scheduler: VllmScheduler, queues: tuple[str, ...]) -> int:
 
 
 def names_preempted(scheduler: VllmScheduler) -> bool:
-    """Whether its outputs name preempted requests. Otherwise only `waiting` shows them."""
+    """Whether scheduler outputs name preempted requests. Otherwise only `waiting` shows them."""
     return hasattr(scheduler, "_preempt_request")
 
 
 def preempted(out: SchedulerOutput) -> Collection[str]:
-    """Requests that this step preempted, as far as the output says it."""
+    """Return the ids of requests that this step preempted, as far as the output names them."""
     return getattr(out, "preempted_req_ids", None) or ()
 
 
 def resumed(again: CachedRequestData) -> Collection[str]:
-    """Requests that run again after a preemption."""
+    """Return the ids of requests that run again after a preemption."""
     names: Collection[str] | None = getattr(again, "resumed_req_ids", None)
     if names is not None:
         return names
@@ -108,10 +108,10 @@ def resumed(again: CachedRequestData) -> Collection[str]:
 
 
 def changes_later(out: SchedulerOutput) -> bool:
-    """Whether the model's step changes what `out` says, or what is to be known of its requests.
+    """Whether running the model changes `out` or its requests, so that `out` must be read at once.
 
-    A worker in vLLM's process goes on with the lists of blocks of requests that begin, and takes
-    drafts out that it cannot use. What a resumed request has to compute again grows.
+    A worker in vLLM's process keeps appending to the block lists of new requests, and removes draft
+    tokens that it cannot use. A resumed request gets more tokens, which would count as recomputed.
     """
     return bool(
         out.scheduled_new_reqs
@@ -136,25 +136,25 @@ def cuda_graph(result: Any) -> CudaGraph:
 
 
 def num_deferred(scheduler: VllmScheduler) -> int:
-    """Requests that vLLM holds back by itself."""
+    """Return the number of requests that vLLM holds back on its own decision."""
     return len(getattr(scheduler, "deferred_waiting", ()))
 
 
 def num_seats(scheduler: VllmScheduler) -> int:
-    """How many requests may run at once."""
+    """Return how many requests may run at once."""
     return int(getattr(scheduler, SEATS, scheduler.max_num_running_reqs))
 
 
 def token_budget(scheduler: VllmScheduler) -> int:
-    """Most tokens of the next step."""
+    """Return the maximum number of tokens of the next step."""
     most: int = scheduler.scheduler_config.max_num_batched_tokens
     return min(scheduler.max_num_scheduled_tokens, most)
 
 
 def knows_blocks(scheduler: VllmScheduler) -> bool:
-    """Whether every block that a request gets or gives back is in an output.
+    """Whether scheduler outputs name every block that a request receives or frees.
 
-    Sliding windows, hybrid models and KV connectors free blocks that no output names.
+    With sliding windows, hybrid models and KV connectors, vLLM frees blocks that no output names.
     """
     if len(scheduler.kv_cache_config.kv_cache_groups) != 1:
         return False

@@ -22,7 +22,7 @@ class Noted(NamedTuple):
     """The state of vLLM right after it scheduled a step.
 
     Attributes:
-        budget: tokens that this step could have had.
+        budget: maximum number of tokens of this step.
     """
 
     start_ns: int
@@ -36,11 +36,13 @@ class Noted(NamedTuple):
 
 
 class VllmWatcher:
-    """Used only while the attachment's notes are held, but for `note`.
+    """Reports to the step recorder.
+
+    Use it only while the attachment's notes are held, except for `note`.
 
     Attributes:
-        books: None where vLLM frees blocks that no output names.
-        device_times: None where they are unknown.
+        books: None if vLLM frees blocks that no output names.
+        device_times: None if the GPU times are unknown.
     """
 
     def __init__(self, scheduler: VllmScheduler) -> None:
@@ -56,26 +58,24 @@ class VllmWatcher:
         self._hashes = VllmPrefixHashes.if_wanted(scheduler.block_size) if caches_prefixes else None
 
     def added(self, request: VllmRequest) -> None:
-        """A request has come; a further turn of a known one is no arrival."""
+        """Note the arrival of a request. A further turn of a known request is not an arrival."""
         if request.request_id in self.recorder.table:
             return
-        # Their clock is the wall clock of another process.
+        # vLLM's `arrival_time` is wall-clock time of another process: convert to monotonic time.
         arrival_ns = int(request.arrival_time * 1e9) - (time.time_ns() - monotonic_ns())
         hashes = None if self._hashes is None else self._hashes.of_prompt(request)
         self.recorder.arrived(request, arrival_ns, hashes)
 
     def put_back(self, request: VllmRequest) -> None:
-        """A request is waiting again. Only needed where outputs do not name preempted ones."""
+        """Note a request that is back in the queue, if outputs do not name preempted requests."""
         if request.status.name == "PREEMPTED":
             self._put_back.append(request.request_id)
 
     def note(self, out: SchedulerOutput, start_ns: int, end_ns: int, budget: int) -> Noted | None:
-        """What `schedule()` left behind, for `scheduled`; None where it did nothing.
-
-        To be called right after it.
+        """Return vLLM's state right after `schedule()`, for `scheduled`. None if it did nothing.
 
         Args:
-            budget: tokens that this step could have had.
+            budget: maximum number of tokens of this step.
         """
         scheduler = self._scheduler
         preempted = versions.preempted(out)
@@ -100,14 +100,14 @@ class VllmWatcher:
         )
 
     def has_freed(self, out: SchedulerOutput) -> bool:
-        """Whether blocks came back with this step, when `update_from_output` has returned."""
+        """Whether this step freed blocks. Call it after `update_from_output` has returned."""
         if id(out) in self._freeing:
             self._freeing.remove(id(out))
             return True
         return bool(self._scheduler.finished_req_ids)
 
     def scheduled(self, out: SchedulerOutput, noted: Noted) -> None:
-        """`schedule()` has returned. To be called in the order of the steps, perhaps later."""
+        """Record what `schedule()` decided. Call it in the order of the steps, maybe later."""
         total = out.total_num_scheduled_tokens
         recorder = self.recorder
         step = UnfinishedStep(
@@ -137,12 +137,14 @@ class VllmWatcher:
         num_dropped: int,
         ended_now: set[TrackedRequest],
     ) -> StepDraft | None:
-        """`update_from_output` has returned: the record of that step, None if it ran nothing.
+        """Return the record of the step whose `update_from_output` has returned.
+
+        None if the step ran nothing.
 
         Args:
-            tokens_ns: when it was called.
-            num_dropped: messages that subscribers missed so far.
-            ended_now: requests that ended with its tokens.
+            tokens_ns: when `update_from_output` was called.
+            num_dropped: messages that subscribers have missed so far.
+            ended_now: requests that ended with this step's tokens.
         """
         step = self.recorder.take(lambda step: step.key is out)
         if step is None:
@@ -155,7 +157,7 @@ class VllmWatcher:
         return self.recorder.record(step, tokens_ns, num_dropped, ended_now)
 
     def note_ended(self) -> set[TrackedRequest]:
-        """Requests that vLLM has ended since the last call."""
+        """Record and return the requests that vLLM has ended since the last call."""
         finished = self._scheduler.finished_req_ids
         if not finished:
             return set()
@@ -165,7 +167,7 @@ class VllmWatcher:
         return set(found)
 
     def forgot_cache(self) -> None:
-        """vLLM has reset its prefix cache."""
+        """Note that vLLM has reset its prefix cache."""
         if self.books is not None:
             self.books.check_cached()
             self.recorder.has_unpublished = True
