@@ -1,6 +1,6 @@
-"""Measurements of an engine on this machine: `stepscope bench`.
+"""Benchmarks of an engine on this machine: `stepscope bench`.
 
 May import: engine.client, engine.control, engine.loop, engine.process, engine.protocol,
   engine.protocol.settings, engine.scheduling, engine.telemetry.
-A new measurement gets a file here; what only a GPU can show goes into `gpu`.
+Add a new benchmark as a file here. One that needs a GPU goes into `gpu`.
 """

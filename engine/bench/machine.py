@@ -1,4 +1,4 @@
-"""What a measurement was made on, without importing what it names."""
+"""The machine and software of a measurement, found without importing the named packages."""
 
 import os
 import platform

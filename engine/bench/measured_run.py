@@ -1,6 +1,6 @@
-"""Runs an engine's loop until given requests have ended, and says what came of it.
+"""Runs an engine's loop until the given requests have ended, and measures it.
 
-The requests come from within, all at once; everything here runs on the engine's thread.
+The requests come from this process, all at once. Everything here runs on the engine's thread.
 """
 
 from collections import Counter
@@ -33,31 +33,31 @@ class ThroughputProgress(NamedTuple):
 
 
 class TelemetryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a subscriber on this machine got of what was published."""
+    """How much of the published telemetry a subscriber on this machine received."""
 
     num_published: int
     num_received: int
-    num_gaps: int  # messages that never came
+    num_gaps: int  # messages that never arrived
     num_dropped: int  # messages that at least one subscriber missed, as the publisher counts
 
 
 class ThroughputResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. Tokens per second are of the time from the first submit to the last token."""
+    """The figures of one run. Rates cover the time from the first submit to the last token."""
 
-    is_partial: bool  # it was interrupted: the figures are of what ran until then
+    is_partial: bool  # interrupted: the figures cover what ran until then
     num_requests: int
     num_finished: int
     num_failed: int
-    failures: dict[str, int]  # message: how often
-    num_prompt_tokens: int  # of the requests that got a token
+    failures: dict[str, int]  # number of failures by message
+    num_prompt_tokens: int  # of the requests that got at least one token
     num_output_tokens: int
     seconds: float
     output_tokens_per_s: float
     total_tokens_per_s: float  # prompts and outputs
     requests_per_s: float
-    num_cached_tokens: int  # of prompts, found in the prefix cache
+    num_cached_tokens: int  # prompt tokens found in the prefix cache
     num_preemptions: int
-    ttft_ms: Percentiles | None  # from the submit of all requests on, so waiting counts
+    ttft_ms: Percentiles | None  # from the submit of all requests, so it includes queueing
     itl_ms: Percentiles | None  # gaps between two tokens of a request
     steps: MeteredStep | None  # None without telemetry
     telemetry: TelemetryReport | None
@@ -76,18 +76,18 @@ def measure(
     reader: TelemetryReader | None = None,
     progress: Callable[[ThroughputProgress], None] = lambda progress: None,
 ) -> Measurement:
-    """Run the loop of an engine until these requests have ended.
+    """Run the loop of an engine until the given requests have ended, and return the figures.
 
-    The prefix cache is emptied before the first measured one.
+    Empties the prefix cache before the measured requests.
 
     Args:
-        core: its loop must not be running; it may be measured again.
-        measured: all submitted at once.
-        warmup: run before.
-        reader: a subscriber of this engine, to say what reached it.
+        core: the engine. Its loop must not be running. It can be measured several times.
+        measured: the requests to measure, all submitted at once.
+        warmup: requests that run first, without being measured.
+        reader: a subscriber of this engine, for `ThroughputResult.telemetry`.
 
     Raises:
-        ConfigError: the engine does not take one of the requests.
+        ConfigError: the engine refuses one of the requests.
     """
     sink = core.sink
     meter = StepMeter(sink, core.runner.clock) if sink is not None else None
@@ -102,7 +102,7 @@ def measure(
 
 
 class _RequestFollower:
-    """The client of one request: notes when its tokens came."""
+    """The client of one request. Notes when its tokens arrived."""
 
     __slots__ = ("_run", "last_token_ns", "request")
 
@@ -121,7 +121,7 @@ class _RequestFollower:
 
 
 class _MeasuredRun:
-    """Warm-up, then the measured requests, then the end of the engine."""
+    """One run: the warm-up, then the measured requests, then it stops the engine's loop."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class _MeasuredRun:
             )
 
     def on_end(self, failure: str | None) -> None:
-        """One request has come to its end."""
+        """Count the end of one request. After the last one, start the next phase or stop."""
         if failure is not None:
             self._failures[failure] += 1
         self._num_open -= 1
@@ -256,7 +256,7 @@ class _MeasuredRun:
         return Measurement(result, requests)
 
     def _forget_warmup(self) -> None:
-        """It was interrupted before anything was measured."""
+        """Clear the warm-up's counts: the run was interrupted before it measured anything."""
         self._followers = []
         self._num_finished = self._num_output_tokens = 0
         self._itl_ns = []

@@ -1,6 +1,6 @@
-"""`StepMeter`: adds up what the records of steps say, on their way to the publisher.
+"""`StepMeter`: adds up figures of the step records on their way to the publisher.
 
-Belongs to the engine's thread. It keeps numbers, no records.
+Use it only on the engine's thread. It keeps sums and times, but no records.
 """
 
 import math
@@ -15,7 +15,7 @@ from stepscope.engine.telemetry.step_draft import StepDraft
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a sample, in milliseconds."""
+    """Mean, percentiles and maximum of a sample, in milliseconds."""
 
     num_samples: int
     mean: float
@@ -26,7 +26,7 @@ class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_ns(cls, samples_ns: Sequence[int]) -> "Percentiles | None":
-        """By nearest rank; None of an empty sample."""
+        """Compute the percentiles by nearest rank. None for an empty sample."""
         if not samples_ns:
             return None
         ordered = sorted(samples_ns)
@@ -45,36 +45,36 @@ class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepShares(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the time of the steps went; the four add up to 1."""
+    """Shares of the steps' time in each of four phases. They add up to 1."""
 
     schedule: float
     prepare: float  # laying out the batch
     model: float  # forward pass and sampling
-    finish: float  # state, tokens to clients, the record and its publication
+    finish: float  # updating state, sending tokens to clients, publishing the record
 
 
 class MeteredStep(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the steps of one run."""
+    """Figures of all steps of one run."""
 
     num_steps: int
     num_prefill_tokens: int  # recomputed tokens included
     num_decode_tokens: int
     num_preemptions: int
-    num_hit_tokens: int  # found in the prefix cache
-    num_queried_tokens: int  # ... of so many looked up there
+    num_hit_tokens: int  # prompt tokens found in the prefix cache, ...
+    num_queried_tokens: int  # ... and those looked up there
     mean_batch: float  # requests in a step
-    budget_use: float  # share of the token budget that was scheduled
+    budget_use: float  # scheduled tokens as a share of the token budget
     step_ms: Percentiles  # from the start of scheduling to the published record
-    decode_step_ms: Percentiles | None  # of the steps without a token of a prompt
+    decode_step_ms: Percentiles | None  # of the steps without prefill tokens
     shares: StepShares
 
 
 class StepMeter:
-    """A sink that counts what it hands on to `sink`.
+    """A telemetry sink that measures step records and forwards every message to `sink`.
 
     Args:
-        sink: where records go.
-        clock: the engine's.
+        sink: receives the messages.
+        clock: the engine's clock, in nanoseconds.
     """
 
     def __init__(self, sink: TelemetrySink, clock: Callable[[], int]) -> None:
@@ -85,7 +85,7 @@ class StepMeter:
         self.reset(first_step=0)
 
     def reset(self, first_step: int) -> None:
-        """Forget what came until now; steps before `first_step` are not counted."""
+        """Clear all figures. Steps before `first_step` do not count from now on."""
         self._first_step = first_step
         self._end_ns = 0  # of the last step
         self._step_ns: list[int] = []
@@ -107,7 +107,7 @@ class StepMeter:
             self._add(message, self._clock())
 
     def _add(self, record: StepDraft, end_ns: int) -> None:
-        # A step that was prepared while the one before it ran counts from that one's end.
+        # A step may be prepared while the step before it runs: count it from that step's end.
         start_ns = max(record.schedule_start_ns, self._end_ns)
         schedule_end_ns = max(record.schedule_end_ns or 0, start_ns)
         launch_ns = max(record.launch_ns or 0, schedule_end_ns)
@@ -130,7 +130,7 @@ class StepMeter:
             self._num_queried_tokens += record.kv.queried_tokens
 
     def summary(self) -> MeteredStep | None:
-        """Of the steps since `reset`; None when there was none."""
+        """Return the figures of the steps since `reset`. None if there was no step."""
         step_ms = Percentiles.of_ns(self._step_ns)
         if step_ms is None:
             return None

@@ -1,6 +1,6 @@
-"""The throughput yardstick: a fixed set of requests through a real engine, as fast as it goes.
+"""The throughput yardstick: a fixed set of requests through a real engine, as fast as possible.
 
-The engine is the one of `serve`, with its sockets and its loop.
+The engine is the same as in `stepscope serve`, with its sockets and its loop.
 """
 
 import random
@@ -20,30 +20,30 @@ from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import EngineInfo
 
 YARDSTICK_REQUESTS = 256
-CPU_REQUESTS = 32  # of the yardstick, unless so many are asked for
+CPU_REQUESTS = 32  # on a CPU, unless the spec sets a number
 _LARGEST_TOKEN_ID = 10_000  # taken modulo the vocabulary
 
 
 class LengthRange(NamedTuple):
-    """Lengths are drawn evenly from it, both ends included."""
+    """A range of lengths, both ends included. Lengths are drawn from it uniformly."""
 
     low: int
     high: int
 
 
 class ThroughputSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The work. The defaults are the yardstick of nano-vLLM's `bench.py` (but greedy)."""
+    """The requests to run. The defaults are those of nano-vLLM's `bench.py`, but greedy."""
 
-    num_requests: int | None = None  # None: the yardstick's 256, on a CPU the first 32
+    num_requests: int | None = None  # None: 256, or on a CPU the first 32 of these
     input_len: LengthRange = LengthRange(100, 1024)
     output_len: LengthRange = LengthRange(100, 1024)
     seed: int = 0
     temperature: float = 0.0
-    num_warmup_requests: int = 2  # before the clock starts; the prefix cache is emptied after them
+    num_warmup_requests: int = 2  # not measured; the prefix cache is emptied after them
 
 
 def check_lengths(spec: ThroughputSpec, max_model_len: int) -> None:
-    """Raises ConfigError when a request of `spec` may be longer than the model takes."""
+    """Raise ConfigError if a request of `spec` may be longer than `max_model_len`."""
     if spec.input_len.high + spec.output_len.high > max_model_len:
         raise ConfigError(
             "too_long",
@@ -53,11 +53,11 @@ def check_lengths(spec: ThroughputSpec, max_model_len: int) -> None:
 
 
 def plan(spec: ThroughputSpec, num_requests: int, vocab_size: int) -> list[Submit]:
-    """The requests of `spec`.
+    """Return the requests of `spec`.
 
-    Drawn in the order of nano-vLLM's `bench.py`, so that seed 0 gives its lengths (142,827 prompt
-    and 133,966 output tokens of 256 requests) for every vocabulary. Fewer requests are the first
-    ones of the 256.
+    They are drawn in the order of nano-vLLM's `bench.py`. So seed 0 yields its lengths (142,827
+    prompt and 133,966 output tokens for 256 requests) with every vocabulary. Fewer requests are the
+    first of the 256.
     """
     prompts, output_lens = _drawn(spec, num_requests)
     return [
@@ -77,7 +77,7 @@ def plan(spec: ThroughputSpec, num_requests: int, vocab_size: int) -> list[Submi
 
 
 def num_tokens(spec: ThroughputSpec, num_requests: int) -> tuple[int, int]:
-    """Prompt and output tokens of these requests."""
+    """Return the number of prompt tokens and of output tokens of all requests of `spec`."""
     prompts, output_lens = _drawn(spec, num_requests)
     return sum(len(each) for each in prompts), sum(output_lens)
 
@@ -102,22 +102,22 @@ def run_throughput(
     ready: Callable[[EngineInfo, int], None] = lambda info, num_requests: None,
     progress: Callable[[ThroughputProgress], None] = lambda progress: None,
 ) -> tuple[ThroughputResult, EngineInfo]:
-    """Start an engine, run the work, stop it. SIGINT ends it early with a partial result.
+    """Start an engine, run the requests, and stop it. SIGINT ends it early with a partial result.
 
     Args:
-        loading: gets what is being done and its share (0..1) while the model loads.
-        ready: gets the engine and the number of requests before the first one.
-        progress: called a few times a second.
+        loading: called while the model loads, with the current task and its share done (0..1).
+        ready: called before the first request, with the engine's info and the number of requests.
+        progress: called a few times a second during the run.
 
     Raises:
-        ConfigError: the engine cannot start, or the work does not fit it.
+        ConfigError: the engine cannot start, or the requests do not fit it.
     """
     with open_engine(config, knobs, progress=loading) as (core, intake, vocab_size):
         num_requests = spec.num_requests
         if num_requests is None:
             num_requests = CPU_REQUESTS if core.info.device == "cpu" else YARDSTICK_REQUESTS
         check_lengths(spec, core.limits.max_model_len)
-        # Other texts than the measured ones, though the prefix cache is emptied after them.
+        # Different prompts from the measured ones, although the prefix cache is emptied anyway.
         other = msgspec.structs.replace(
             spec, seed=spec.seed + 1, output_len=LengthRange(1, min(16, spec.output_len.high))
         )

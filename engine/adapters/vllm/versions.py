@@ -65,7 +65,7 @@ def check(scheduler: Any) -> None:
 
 
 def live_knobs(release: str) -> list[str]:
-    """Return the knobs that can change in a release (`0.32.0`). Empty if it is too old to attach."""
+    """Return the knobs that can change in a release (`0.32.0`). Empty if too old to attach."""
     parts = release.split(".")
     number = (int(parts[0]), int(parts[1]))
     return [name for name, since in LIVE_SINCE.items() if number >= since]

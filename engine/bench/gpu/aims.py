@@ -1,4 +1,4 @@
-"""Whether a report holds the aims: for one H200, and computed from the samples of the report."""
+"""Judges whether a report meets the aims, which are set for one H200, from the report's samples."""
 
 from collections.abc import Iterator
 
@@ -6,14 +6,14 @@ from stepscope.engine.bench.gpu.knee import Knee, find_knee
 from stepscope.engine.bench.gpu.results import Aim, BenchPoint, PartOutcome, Report
 
 DECODE_SHARES = ((1, 512, 0.80), (128, 4096, 0.70))  # batch, context, of the bandwidth floor
-PREFILL_TOKENS, PREFILL_SHARE = 2048, 0.65  # of the rate of a large product
+PREFILL_TOKENS, PREFILL_SHARE = 2048, 0.65  # share of the rate of a large matrix product
 ITL_RATIO = 5.0  # p99, continuous over chunked
 TELEMETRY_RATIO = 1.01
-LARGE = "8b"  # the models whose decode and prefill have aims
+LARGE = "8b"  # only models with this suffix have aims for decode and prefill
 
 
 def judge(report: Report) -> list[Aim]:
-    """Every aim; those of a report that is not of a GPU, or of quick sizes, are not judged."""
+    """Return every aim, judged. Empty if the report is not of a GPU, or is of quick sizes."""
     return list(_judge(report)) if report.is_gpu and not report.is_quick else []
 
 
@@ -77,10 +77,12 @@ def _share_of(report: Report, part: str, model: str, what: str) -> float | None:
 def share_of_floor(
     report: Report, point: BenchPoint, milliseconds: float | None = None
 ) -> float | None:
-    """The least time that a point's bytes or operations take, over the time it took.
+    """Return the least time that a point's bytes or operations need, over the time it took.
+
+    None if the report lacks the rates, or the point lacks its bytes and operations or its time.
 
     Args:
-        milliseconds: that it took; None: the median of its samples.
+        milliseconds: the time that it took. None: the median of the point's samples.
     """
     taken = point.median if milliseconds is None else milliseconds
     floors_s = [
@@ -95,7 +97,7 @@ def share_of_floor(
 
 
 def knee_of(outcome: PartOutcome) -> Knee | None:
-    """Of part (d)."""
+    """Return the knee of part (d), from the step times by tokens. None if it cannot be found."""
     return find_knee(
         {
             int(point.number("tokens") or 0): point.median
@@ -106,7 +108,7 @@ def knee_of(outcome: PartOutcome) -> Knee | None:
 
 
 def pairs(outcome: PartOutcome) -> Iterator[tuple[BenchPoint, BenchPoint | None]]:
-    """Of part (g): what transformers did, and what stepscope did of the same work."""
+    """Yield the points of part (g): transformers', with stepscope's for the same work or None."""
     ours = [point for point in outcome.points if point.facts.get("contender") == "stepscope"]
     for theirs in outcome.points:
         if theirs.facts.get("contender") == "generate_batch":
@@ -115,14 +117,14 @@ def pairs(outcome: PartOutcome) -> Iterator[tuple[BenchPoint, BenchPoint | None]
 
 
 def rate_ratio(theirs: BenchPoint, ours: BenchPoint | None) -> float | None:
-    """Of output tokens a second, for the same work."""
+    """Return stepscope's output tokens per second over transformers', for the same work."""
     if ours is None or not ours.median or not theirs.median:
         return None
     return theirs.median / ours.median
 
 
 def itl_ratio(outcome: PartOutcome) -> float | None:
-    """Of part (h): p99 between two tokens in mode continuous over that in mode chunked."""
+    """Return the ratio of part (h): p99 ITL in mode continuous over p99 ITL in mode chunked."""
     whole, sliced = (outcome.point(mode) for mode in ("continuous", "chunked"))
     above = None if whole is None else whole.number("p99_ms")
     below = None if sliced is None else sliced.number("p99_ms")
@@ -130,7 +132,7 @@ def itl_ratio(outcome: PartOutcome) -> float | None:
 
 
 def telemetry_ratio(outcome: PartOutcome) -> float | None:
-    """Of part (i): the median of the ratios of pairs that ran one after the other."""
+    """Return the median ratio of part (i), over pairs of runs that followed each other."""
     point = outcome.point("with telemetry / without")
     if point is None:
         return None

@@ -1,8 +1,8 @@
-"""Starts a process for each job, gathers what it reports, and ends it when its time is up.
+"""Starts a worker process for each job, gathers its results, and ends it when its time is up.
 
-Nothing that happens in such a process reaches this one: it may run out of memory, leave the driver
-in a state it does not recover from, or hang. What it has reported until then is in the report, and
-every part that it owes has a line that says why.
+A failure in a worker cannot harm this process: a worker may run out of memory, break the driver's
+state, or hang. The report keeps what the worker has reported until then, and gives a reason for
+every part that is missing.
 """
 
 import contextlib
@@ -24,11 +24,12 @@ from stepscope.engine.bench.gpu.gather import Gatherer
 from stepscope.engine.bench.gpu.parts import BenchJob, Message, PeerWork, share_of
 from stepscope.engine.bench.gpu.results import Facts, PartOutcome, Report
 
-# After its time a process has this long to end by itself: parts look at the clock between points.
+# A worker that is out of time may take this long to end by itself, as it checks the clock only
+# between points.
 GRACE_S = 20.0
 WORKER = (sys.executable, "-m", "stepscope.engine.bench.gpu.measure.worker")
 
-# What is measured, its share of the whole time (0..1), and what is being done in it.
+# Called with what is measured, the share of the whole time that has passed (0..1), and the detail.
 Progress = Callable[[str, float, str], None]
 
 
@@ -41,13 +42,13 @@ def conduct(
     save: Callable[[Report], None],
     worker: tuple[str, ...] = WORKER,
 ) -> None:
-    """Run `jobs` one after the other and fill in `report`; about `seconds` altogether.
+    """Run `jobs` one after the other and fill in `report`, in about `seconds` in total.
 
-    SIGINT ends it early: the report has what was measured until then, and says so.
+    SIGINT ends it early. The report then has what was measured so far, and says so.
 
     Args:
-        save: called after every part; the report is good as it is then.
-        worker: the command of a process.
+        save: called after every job, when the report is complete so far.
+        worker: the command that starts a worker process.
     """
     start_s = time.monotonic()
     report.gpu["before"] = _clocks(jobs)
@@ -83,7 +84,7 @@ def conduct(
 
 
 class _Process:
-    """The process of one job, from its start to its end."""
+    """The worker process of one job, from start to end."""
 
     def __init__(self, job: BenchJob, gatherer: Gatherer) -> None:
         self._job = job
@@ -96,7 +97,7 @@ class _Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is ours
+            start_new_session=True,  # so that Ctrl-C reaches only this process
         )
         assert process.stdin is not None
         assert process.stdout is not None
@@ -128,7 +129,7 @@ class _Process:
             self._gatherer.end(why)
 
     def _listen(self, lines: "queue.SimpleQueue[bytes]", deadline_s: float) -> str:
-        """Until the process has said all; returns why there is more that will not come."""
+        """Gather messages until the process ends. Returns why it was cut short, empty if not."""
         while True:
             try:
                 line = lines.get(timeout=max(0.0, deadline_s - time.monotonic()))
@@ -162,7 +163,7 @@ def _owe(report: Report, job: BenchJob, why: str) -> None:
 
 
 def _peer_works(report: Report, job: BenchJob) -> list[PeerWork]:
-    """What transformers did of (g) for this model: our side does the same."""
+    """Return the work that transformers did in (g) for this model, for our side to repeat."""
     outcome = report.outcome("g", job.model)
     if outcome is None:
         return []
@@ -177,7 +178,7 @@ def _peer_works(report: Report, job: BenchJob) -> list[PeerWork]:
 
 
 def _read(stream: IO[bytes], put: Callable[[bytes], object]) -> None:
-    """Every line, and at the end an empty one."""
+    """Call `put` with every line, and with an empty one at the end."""
     for line in stream:
         put(line)
     put(b"")

@@ -1,12 +1,12 @@
-"""What a step has to move and to compute, by the shape of its model: the floors of the shares.
+"""Least bytes that a step must move and least operations it must compute, by its model's shape.
 
-Bytes of a decode: every weight that is multiplied by once (layers, norms, the head; of the
-embeddings only rows are read, and they are left out), and the keys and values of all contexts.
-Activations and what is written are left out: they are below a hundredth, and a floor is a floor.
+Bytes of a decode: all weights once (layers, norms, the head) and the keys and values of all
+contexts. Embeddings are left out, because only single rows are read. So are activations and writes:
+they are less than a hundredth, and this is a lower bound.
 
-Operations of a prefill, two for a multiplication and an addition: the weights of the layers for
-every token, the products of causal attention for every pair of a query and a key it sees, and the
-head for the tokens that are asked for logits.
+Operations of a prefill, where a multiplication and an addition count as two: the weights of the
+layers for every token, the products of causal attention for every pair of a query and a visible
+key, and the head for the tokens whose logits are needed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,20 +14,20 @@ from typing import Any, NamedTuple
 
 
 class Costs(NamedTuple):
-    """Of one model. Counts are of elements."""
+    """The sizes of one model, from which its costs follow. Weights are counted in elements."""
 
-    layer_weights: int  # of the matrices of all layers
+    layer_weights: int  # in the matrices of all layers
     norm_weights: int
     head_weights: int
     num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    itemsize: int  # bytes of an element, of weights and of the KV cache
+    itemsize: int  # bytes per element of the weights and the KV cache
 
     @classmethod
     def of(cls, shape: Mapping[str, Any], itemsize: int) -> "Costs":
-        """`shape`: of `random_shapes.SHAPES`, or any config of these two families."""
+        """Build from an entry of `random_shapes.SHAPES`, or any config of these two families."""
         hidden, dim = shape["hidden_size"], shape["head_dim"]
         heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
         num_layers = shape["num_hidden_layers"]
@@ -47,7 +47,7 @@ class Costs(NamedTuple):
 
     @property
     def weight_bytes(self) -> int:
-        """That every step reads."""
+        """Bytes of all weights that every step reads."""
         return (self.layer_weights + self.norm_weights + self.head_weights) * self.itemsize
 
     @property
@@ -55,11 +55,16 @@ class Costs(NamedTuple):
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.itemsize
 
     def decode_bytes(self, batch: int, context: int) -> int:
-        """Of a step in which `batch` requests of `context` tokens each get one more."""
+        """Return the bytes of a decode step of `batch` requests with `context` tokens each."""
         return self.weight_bytes + batch * context * self.kv_bytes_per_token
 
     def flops(self, lengths: Iterable[tuple[int, int]], num_logits: int) -> int:
-        """Of a step with (tokens before, tokens in it) of each request."""
+        """Return the operations of one step.
+
+        Args:
+            lengths: for each request, its tokens before the step and its tokens in the step.
+            num_logits: number of tokens whose logits are needed.
+        """
         num_tokens = num_pairs = 0
         for before, count in lengths:
             num_tokens += count
@@ -72,10 +77,10 @@ class Costs(NamedTuple):
 
 
 def causal_pairs(before: int, count: int) -> int:
-    """Pairs of a query and a key that it sees, of `count` queries after `before` tokens."""
+    """Return the number of (query, visible key) pairs of `count` queries after `before` tokens."""
     return count * before + count * (count + 1) // 2
 
 
 def attention_flops(num_pairs: int, num_heads: int, head_dim: int) -> int:
-    """Of both products, in one layer."""
+    """Return the operations of both products of attention in one layer."""
     return 4 * num_pairs * num_heads * head_dim

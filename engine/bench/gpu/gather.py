@@ -1,4 +1,4 @@
-"""`Gatherer`: puts the messages of a job's process into the report."""
+"""`Gatherer`: adds the messages of a worker process to the report."""
 
 import time
 from collections.abc import Callable
@@ -19,10 +19,10 @@ from stepscope.engine.bench.gpu.results import BenchPoint, PartOutcome, Report
 
 
 class Gatherer:
-    """Of one job.
+    """Collects the results of one job.
 
     Args:
-        show: gets what is measured, and what is being done in it.
+        show: called with the title of the current part, and with the detail in progress.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Gatherer:
         self._job = job
         self._report = report
         self._show = show
-        self._outcome: PartOutcome | None = None  # of the part that has begun
+        self._outcome: PartOutcome | None = None  # of the part in progress
         self._begun_s = 0.0
         self._ended: set[str] = set()
         self._why = ""
@@ -64,10 +64,10 @@ class Gatherer:
             self._outcome = None
 
     def end(self, why: str) -> None:
-        """No more comes: parts that are not measured, or not to their end, get a reason.
+        """Finish the job: give a reason to the parts that were not measured, or not completely.
 
         Args:
-            why: the process ended; empty: in good order.
+            why: why the process ended early. Empty if it ended normally.
         """
         if self._outcome is not None:
             self._outcome.seconds += time.monotonic() - self._begun_s
@@ -78,7 +78,7 @@ class Gatherer:
                 outcome.why = outcome.why or reason
 
     def _found_outcome(self, part: str) -> PartOutcome:
-        """Both sides of (g) are one outcome."""
+        """Return the outcome of a part, or add one. Both sides of (g) share one outcome."""
         found = self._report.outcome(part, self._job.model)
         if found is None:
             found = PartOutcome(part=part, model=self._job.model)

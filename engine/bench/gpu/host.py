@@ -1,4 +1,4 @@
-"""What a report says of the machine: packages, driver, clocks, and the commit it was run from."""
+"""Facts about the machine for a report: driver, clocks, processor, and stepscope's commit."""
 
 import shutil
 import subprocess
@@ -24,29 +24,32 @@ _FIELDS = {
 
 
 def nvidia_smi(device: str) -> Facts:
-    """What the tool says of 'cuda:N'; empty where there is none. Changes nothing."""
+    """Return what nvidia-smi reports about 'cuda:N'. Empty if there is no nvidia-smi.
+
+    Only queries: it changes no setting.
+    """
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return {}
     query = (tool, "--format=csv,noheader", "-i", device.partition(":")[2] or "0")
     values = _output(*query, f"--query-gpu={','.join(_FIELDS)}").split(", ")
     if len(values) != len(_FIELDS):
-        # A field that a driver does not know takes the others with it.
+        # One field that the driver does not support fails the whole query.
         values = [_output(*query, f"--query-gpu={field}") for field in _FIELDS]
     return {name: value for name, value in zip(_FIELDS.values(), values, strict=True) if value}
 
 
 def gpu_name(device: str) -> str | None:
-    """What torch calls `device` ('cuda', 'cuda:N'); None: it sees none.
+    """Return torch's name for `device` ('cuda', 'cuda:N'). None if torch sees no such device.
 
-    Another process asks it: this one is to take nothing of the device's memory.
+    Asks in a child process, so that this process takes none of the device's memory.
     """
     code = "import sys, torch; print(torch.cuda.get_device_name(torch.device(sys.argv[1])))"
     return _output(sys.executable, "-c", code, device, timeout_s=120.0) or None
 
 
 def describe() -> Facts:
-    """Processor, system, Python."""
+    """Return the processor, the system and the Python version."""
     machine = describe_machine()
     return {
         "python": machine.python,
@@ -57,7 +60,7 @@ def describe() -> Facts:
 
 
 def commit() -> str | None:
-    """Of the working tree that this file is in; None: it is not in one of stepscope's."""
+    """Return the git commit of stepscope's working tree. None if this file is not in one."""
     root = Path(__file__).parents[2]
     git = shutil.which("git")
     if git is None or not (root / ".git").exists():

@@ -1,30 +1,33 @@
-"""Where a step becomes bound by its computing: the knee of its time over its tokens.
+"""Finds the knee of step time over tokens: where a step becomes compute-bound.
 
-Few tokens take as long as one, because the weights have to be read (or the kernels launched); many
-take time in proportion. The knee is where the two are equal: the time of the smallest steps, times
-the tokens a second that the largest ones add. Beyond it a token costs what it costs anywhere; below
-it a step has room for tokens that cost next to nothing, so a token budget should not be smaller.
+A step of few tokens takes as long as one of a single token, because it must read all weights (or
+launch all kernels). The time of a large step is proportional to its tokens. The knee is where the
+two are equal: the time of the smallest steps, times the tokens per second of the largest. Below it,
+a step has room for tokens that cost almost nothing, so a token budget should not be smaller.
 """
 
 import statistics
 from collections.abc import Mapping
 from typing import NamedTuple
 
-# So many of the smallest steps say what a step costs at least, and of the largest the slope.
-NUM_FLAT = 3
-NUM_STEEP = 4
+NUM_FLAT = 3  # the smallest steps, which give the least time of a step
+NUM_STEEP = 4  # the largest steps, which give the slope
 
 
 class Knee(NamedTuple):
     flat_ms: float  # of the smallest steps
-    tokens_per_s: float  # that the largest steps add
+    tokens_per_s: float  # added tokens per added second, among the largest steps
     tokens: float
     budget: int  # the power of two at or above it
-    budget_share: float | None  # of the best tokens a second measured, at that budget
+    budget_share: float | None  # tokens per second at that budget, over the best measured
 
 
 def find_knee(times_ms: Mapping[int, float]) -> Knee | None:
-    """`times_ms`: of a step, by its tokens. None: too few, or time does not grow with tokens."""
+    """Return the knee. None for too few points, or if the time does not grow with the tokens.
+
+    Args:
+        times_ms: the time of a step, by its number of tokens.
+    """
     points = sorted(times_ms.items())
     if len(points) < NUM_FLAT + NUM_STEEP:
         return None

@@ -1,4 +1,4 @@
-"""The parts, how large they are, and which process measures which of them. Free of torch."""
+"""The benchmark's parts, their sizes, and which worker process measures them. Without torch."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from stepscope.engine.protocol.settings.config_error import ConfigError
 
 
 class BenchPart(msgspec.Struct, frozen=True):
-    """`weight` says how much of the time a part gets: about its seconds on an H200, over five."""
+    """A part. `weight` sets its share of the time: about its seconds on an H200, over five."""
 
     name: str
     weight: float
@@ -28,16 +28,16 @@ PARTS: dict[str, BenchPart] = {
     "i": BenchPart("telemetry on and off", 3),
     "j": BenchPart("exactness against transformers", 4),
 }
-# Shares need the ceilings.
+# These parts report shares of the ceilings, so they need part (a).
 NEED_CEILINGS = "bcde"
-PEER_WEIGHT = 12.0  # of (g) where it is transformers that works
-START_WEIGHT = 4.0  # of loading a model, compiling kernels, recording graphs
+PEER_WEIGHT = 12.0  # of transformers' side of (g)
+START_WEIGHT = 4.0  # of loading a model, compiling kernels and recording graphs
 MODELS = ("qwen3-0.6b", "qwen3-8b", "llama-3.1-8b")
 QUICK_MODELS = ("qwen3-tiny", "llama-tiny")
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
-    """How much is measured; the defaults are for a data-centre GPU."""
+    """How much is measured. The defaults are for a data-centre GPU."""
 
     copy_bytes: int = 4 << 30
     product_side: int = 8192
@@ -62,7 +62,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     num_arrivals: int = 4
     arrival_prompt: int = 16384
     arrival_spacing: int = 48  # tokens of each stream between two arrivals
-    budget: int = 2048  # token budget of the modes that slice prompts
+    budget: int = 2048  # token budget of the modes that split prompts into chunks
     telemetry_pairs: int = 5
     telemetry_requests: int = 64
     telemetry_output: int = 128
@@ -108,7 +108,7 @@ QUICK = Sizes(
 
 
 class PeerWork(msgspec.Struct, frozen=True, kw_only=True):
-    """The first requests of the yardstick, with no output longer than `most_output`."""
+    """The first `num_requests` of the yardstick, with outputs cut to `most_output` tokens."""
 
     num_requests: int
     most_output: int
@@ -126,10 +126,10 @@ class BenchJob(msgspec.Struct, kw_only=True):
     device: str
     is_quick: bool
     is_peer: bool = False  # transformers' side of (g), else ours
-    seconds: float = 0.0  # that it may take
-    peer_works: list[PeerWork] = msgspec.field(default_factory=list)  # what our side of (g) repeats
-    recorder: list[str] = msgspec.field(default_factory=list)  # of (h), see `arrivals`
-    recordings: dict[str, str] = msgspec.field(default_factory=dict)  # file of each mode
+    seconds: float = 0.0  # time limit
+    peer_works: list[PeerWork] = msgspec.field(default_factory=list)  # for our side of (g)
+    recorder: list[str] = msgspec.field(default_factory=list)  # command for (h), see `arrivals`
+    recordings: dict[str, str] = msgspec.field(default_factory=dict)  # file by batching mode
 
     @property
     def sizes(self) -> Sizes:
@@ -144,7 +144,7 @@ class BenchJob(msgspec.Struct, kw_only=True):
 
 
 class Hello(msgspec.Struct, tag=True):
-    """What a process runs on, before it measures."""
+    """The device and versions of a worker process, sent before it measures."""
 
     device: str
     is_gpu: bool
@@ -152,7 +152,7 @@ class Hello(msgspec.Struct, tag=True):
 
 
 class Doing(msgspec.Struct, tag=True):
-    """What is measured now, for people."""
+    """What is being measured now, as text for the user."""
 
     part: str
     detail: str
@@ -164,13 +164,13 @@ class Begun(msgspec.Struct, tag=True):
 
 
 class Found(msgspec.Struct, tag=True):
-    """A point of the part that has begun (a `results.Point`)."""
+    """A point of the part in progress (a `results.BenchPoint`)."""
 
     point: Any
 
 
 class Ended(msgspec.Struct, tag=True):
-    """The part that has begun has come to its end."""
+    """The part in progress has ended. `why` says why it is incomplete, or is None."""
 
     seconds: float
     why: str | None
@@ -178,7 +178,7 @@ class Ended(msgspec.Struct, tag=True):
 
 
 class Failed(msgspec.Struct, tag=True):
-    """Nothing of the job, or nothing more of it, can be measured."""
+    """The job cannot be measured, or not any further."""
 
     why: str
 
@@ -189,13 +189,13 @@ Message = Hello | Doing | Begun | Found | Ended | Failed
 def plan_jobs(
     parts: str, models: Sequence[str], device: str, *, is_quick: bool, for_mode: Mapping[str, str]
 ) -> list[BenchJob]:
-    """Processes that measure `parts` (letters) on `models`, in the order that they run.
+    """Return the jobs that measure `parts` (letters) on `models`, in the order in which they run.
 
-    (b), (c) and (d) are measured on every model; (f) and (g) on the first two; (h) on the second
-    (of one, on that); (i), whose cost is the larger the shorter a step, and (j) on the first.
+    Parts (b), (c) and (d) run on every model; (f) and (g) on the first two; (h) on the second, or
+    on the only one; (i) and (j) on the first. The cost in (i) weighs most with short steps.
 
     Args:
-        for_mode: the recording to write of a mode in (h).
+        for_mode: the file to record a batching mode of (h) to, by mode.
     """
 
     def job(letters: str, model: str | None, **more: Any) -> BenchJob | None:
@@ -221,10 +221,10 @@ def plan_jobs(
 
 
 def chosen_parts(only: str | None, skip: str | None) -> str:
-    """Letters of `--only a,b` without those of `--skip`.
+    """Return the letters of `--only a,b` without those of `--skip`.
 
     Raises:
-        ConfigError: there is no such part, or nothing is left.
+        ConfigError: a letter names no part, or no part is left.
     """
     chosen = _letters("--only", only) if only is not None else "".join(PARTS)
     dropped = _letters("--skip", skip) if skip is not None else ""
@@ -235,7 +235,7 @@ def chosen_parts(only: str | None, skip: str | None) -> str:
 
 
 def chosen_models(models: str | None, *, is_quick: bool) -> list[str]:
-    """Names of `--models A,B`. Raises ConfigError for one there is not."""
+    """Return the names of `--models A,B`. Raises ConfigError for an unknown name."""
     if models is None:
         return list(QUICK_MODELS if is_quick else MODELS)
     names = list(dict.fromkeys(name.strip() for name in models.split(",")))
@@ -257,5 +257,9 @@ def _letters(option: str, text: str) -> str:
 
 
 def share_of(left_s: float, weight: float, weights: float) -> float:
-    """Of the time that is left, what a piece of `weight` gets of all those still to come."""
+    """Return the share of the remaining time for a piece of `weight`.
+
+    Args:
+        weights: sum of the weights of all pieces still to come, including this one.
+    """
     return max(0.0, left_s) * weight / weights if weights else 0.0

@@ -1,4 +1,4 @@
-"""The report of `bench gpu`: every sample, and how it was taken. Written and read as JSON."""
+"""The report of `bench gpu`: every sample, and how it was measured. Written and read as JSON."""
 
 import math
 import statistics
@@ -18,10 +18,10 @@ Facts: TypeAlias = dict[str, Fact]
 
 
 class BenchPoint(msgspec.Struct, kw_only=True):
-    """One thing measured, several times.
+    """One quantity, measured several times.
 
-    `samples` are milliseconds, except where `facts` has no time at all (exactness). What the facts
-    are called and what they mean is said by the part that writes them.
+    `samples` are milliseconds. Points without a time (exactness) have none, only `facts`. Each part
+    defines the names and meanings of its facts.
     """
 
     what: str
@@ -34,7 +34,7 @@ class BenchPoint(msgspec.Struct, kw_only=True):
         return statistics.median(self.samples) if self.samples else None
 
     def number(self, name: str) -> float | None:
-        """A fact that is a number; None: there is no such fact."""
+        """Return a fact that is a number. None if there is no such fact, or it is not a number."""
         value = self.facts.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             return None
@@ -48,7 +48,7 @@ class BenchPoint(msgspec.Struct, kw_only=True):
 
 
 class PartOutcome(msgspec.Struct, kw_only=True):
-    """One part on one model (or on none). `why`: what keeps it from being whole; None: it is."""
+    """One part on one model, or without a model. `why`: why it is incomplete, or None."""
 
     part: str  # its letter
     model: str | None = None
@@ -62,7 +62,7 @@ class PartOutcome(msgspec.Struct, kw_only=True):
 
 
 class Aim(msgspec.Struct, kw_only=True, frozen=True):
-    """What was hoped for. `found` and `held` are None where it was not measured."""
+    """A target and its result. `found` and `held` are None if it was not measured."""
 
     what: str
     wanted: str
@@ -71,10 +71,10 @@ class Aim(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """One run of the bench. `is_gpu`: False, and nothing in it is a figure of a GPU."""
+    """One run of the benchmark. If `is_gpu` is False, its figures say nothing about a GPU."""
 
     format: int = FORMAT
-    date: str  # of the beginning, in UTC
+    date: str  # when it began, in UTC
     is_gpu: bool
     is_quick: bool
     is_interrupted: bool = False
@@ -95,7 +95,7 @@ class Report(msgspec.Struct, kw_only=True):
         return next((each for each in self.of(part) if each.model == model), None)
 
     def rate(self, what: str, fact: str) -> float | None:
-        """Of part (a): what `fact` counts, a second."""
+        """Return a rate per second from part (a): the point's `fact` over its median time."""
         for outcome in self.of("a"):
             point = outcome.point(what)
             if point is not None and point.median and point.number(fact):
@@ -104,17 +104,17 @@ class Report(msgspec.Struct, kw_only=True):
 
     @property
     def bytes_per_s(self) -> float | None:
-        """Of a large copy, bytes read and written."""
+        """Bytes per second of a large copy, counting both reads and writes."""
         return self.rate("copy", "bytes")
 
     @property
     def flops_per_s(self) -> float | None:
-        """Of a large product in bf16."""
+        """Operations per second of a large matrix product in bf16."""
         return self.rate("gemm", "flops")
 
 
 def write(report: Report, file: Path) -> None:
-    """In one go: what is at `file` is whole, whenever it is looked at. A point is a line."""
+    """Write a report atomically, so that `file` is always complete. Each point is one line."""
     text = _indented(msgspec.to_builtins(report), 0) + "\n"
     scratch = file.with_name(f".{file.name}.part")
     scratch.write_text(text, encoding="utf-8")
@@ -122,7 +122,7 @@ def write(report: Report, file: Path) -> None:
 
 
 def _indented(value: object, depth: int) -> str:
-    """JSON, laid out down to the points: thousands of samples are no lines of their own."""
+    """Return JSON, indented down to the points. Samples share a line: there are thousands."""
     if not isinstance(value, dict | list) or not value or depth > _POINT_DEPTH:
         return msgspec.json.encode(value).decode()
     space = " " * (depth + 1)
@@ -139,7 +139,7 @@ def _indented(value: object, depth: int) -> str:
 
 
 def read(file: Path) -> Report:
-    """Raises ConfigError when there is no report in `file`."""
+    """Read a report. Raises ConfigError if `file` holds none."""
     try:
         report = msgspec.json.decode(file.read_bytes(), type=Report)
     except OSError as error:
@@ -158,6 +158,6 @@ def read(file: Path) -> Report:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """By nearest rank; of at least one value."""
+    """Return the percentile at `share` (0..1) by nearest rank. Needs at least one value."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

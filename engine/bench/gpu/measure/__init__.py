@@ -3,5 +3,5 @@
 May import: kernels, kernels.dispatch, kernels.plain, engine.bench, engine.bench.gpu,
   engine.client, engine.control, engine.execution, engine.execution.machine, engine.loop,
   engine.models, engine.process, engine.protocol, engine.protocol.settings, engine.scheduling.
-A new part gets a module here and a branch in `worker.py`.
+To add a part, add a module here and a branch to `worker.py`.
 """

@@ -1,9 +1,9 @@
-"""(h) Long prompts that arrive among decodes, in each batching mode: what becomes of the gaps.
+"""(h) ITL of decodes while long prompts arrive, in each batching mode.
 
-64 requests decode; each time they have made some tokens more, a prompt of 16K tokens comes. There
-are so many of them that more than one gap in a hundred is one that a prompt prefilled whole would
-make, so that the 99th percentile is one of those. Gaps are those of the 64, from the first arrival
-on. Modes that slice prompts have a budget of 2,048 tokens; the others' takes a prompt whole.
+64 requests decode. Each time they have produced some more tokens, a prompt of 16K tokens arrives.
+There are enough of these prompts that more than 1% of the gaps would contain a whole prefill, so
+that the 99th percentile shows it. Gaps are those of the 64 requests, from the first arrival on.
+Modes that split prompts have a budget of 2,048 tokens. The others' budget fits a whole prompt.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.settings.knobs import Batching
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 
-# The two that have an aim first: time may run out.
+# The two modes with an aim come first, because time may run out.
 _AIMED: tuple[Batching, ...] = ("continuous", "chunked")
 MODES = (*_AIMED, *(mode for mode in get_args(Batching) if mode not in _AIMED))
 SLICING = ("chunked", "separate")
@@ -34,12 +34,12 @@ RECORDER_START_S, RECORDER_STOP_S = 20.0, 20.0
 def measure(
     bench: Bench, engine: EngineSide, recorder: Sequence[str], recordings: Mapping[str, str]
 ) -> None:
-    """Every mode, one after the other, with the same work.
+    """Measure every mode, one after the other, with the same requests.
 
     Args:
-        recorder: a command that records an engine until SIGINT, with '{endpoint}' and '{file}' in
-            the place of those.
-        recordings: the file of each mode that is to be recorded.
+        recorder: a command that records an engine until SIGINT, with the placeholders '{endpoint}'
+            and '{file}'.
+        recordings: the file to record a mode to, by mode. Other modes are not recorded.
     """
     sizes = bench.sizes
     bench.setting(
@@ -63,7 +63,7 @@ def measure(
 
 
 def work(bench: Bench, vocab_size: int) -> tuple[list[Submit], list[StreamArrival]]:
-    """The streams, and the long prompts with when they come."""
+    """Return the decoding requests, and the long prompts with their arrival points."""
     sizes, source = bench.sizes, random.Random(0)
 
     def submit(name: str, num_prompt: int, num_output: int) -> Submit:
@@ -103,7 +103,7 @@ def _measure(
         run.run()
     if not run.late:
         raise NotMeasuredError("its time was up before the first long prompt came")
-    # To microseconds: there are thousands.
+    # Rounded to microseconds, to keep the report small: there are thousands.
     gaps = [round(each, 3) for each in gaps_ms(run.streams, run.late[0].sent_ns)]
     if not gaps:
         raise NotMeasuredError("no stream had a token after the first long prompt")
@@ -126,7 +126,10 @@ def _measure(
 def _recording(
     endpoint: str, recorder: Sequence[str], file: str | None
 ) -> Iterator[Callable[[], None] | None]:
-    """Gives what to wait for, on another thread, before there is something to record."""
+    """Yield a function that starts the recorder and waits until it records. None: no recording.
+
+    Call the function on another thread than the engine's. The recorder is stopped on exit.
+    """
     if file is None or not recorder:
         yield None
         return
@@ -141,7 +144,7 @@ def _recording(
             if process.poll() is not None or time.monotonic() > until_s:
                 raise NotMeasuredError(f"the recorder did not begin to write {file}")
             time.sleep(0.05)
-        time.sleep(0.5)  # until it has what the engine was like before
+        time.sleep(0.5)  # until the recorder has a snapshot from before the run
 
     try:
         yield wait

@@ -1,4 +1,4 @@
-"""`Bench`: what a part is given: the device, the sizes, how much time is left, where results go."""
+"""`Bench`: passed to every part: the device, the sizes, the time left, and the way to report."""
 
 import contextlib
 import time
@@ -13,14 +13,14 @@ from stepscope.engine.execution.machine.devices import give_back_memory
 
 
 class NotMeasuredError(Exception):
-    """A part, or what is left of it, cannot be measured; the message says why."""
+    """A part, or the rest of it, cannot be measured. The message says why."""
 
 
 class Bench:
-    """One process's way to say what it measures.
+    """Runs parts in a worker process and reports their results.
 
     Args:
-        report: takes every message, at once.
+        report: sends a message at once.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Bench:
 
     @contextlib.contextmanager
     def part(self, letter: str, model: str | None, seconds: float) -> Iterator[None]:
-        """Measure one part: its body runs in here. An error ends the part, and is reported."""
+        """Measure one part in the `with` block. An error ends the part, and is reported."""
         start_s = time.monotonic()
         self._part, self._deadline_s, self._settings = letter, start_s + seconds, {}
         self._report(Begun(letter, model))
@@ -49,13 +49,13 @@ class Bench:
             yield
         except NotMeasuredError as error:
             why = str(error)
-        except Exception as error:  # noqa: BLE001 - whatever a driver or a library runs into
+        except Exception as error:  # noqa: BLE001 - drivers and libraries may raise anything
             why = reason(error)
         give_back_memory(self.device)
         self._report(Ended(time.monotonic() - start_s, why, dict(self._settings)))
 
     def setting(self, **settings: Fact) -> None:
-        """How the part was measured."""
+        """Add settings with which the part is measured."""
         self._settings.update(settings)
 
     def doing(self, detail: str) -> None:
@@ -67,7 +67,7 @@ class Bench:
         return self._deadline_s - time.monotonic()
 
     def check_time(self) -> None:
-        """Raises NotMeasuredError when the part's time is up."""
+        """Raise NotMeasuredError if the part's time is up."""
         if self.left_s <= 0:
             raise NotMeasuredError("its time was up before the rest (see --time-limit)")
 
@@ -75,27 +75,27 @@ class Bench:
         self._report(Found(BenchPoint(what=what, samples=list(samples), facts=facts)))
 
     def missing(self, what: str, why: str, **facts: Fact) -> None:
-        """A point that could not be measured."""
+        """Report a point that could not be measured."""
         self._report(Found(BenchPoint(what=what, facts=facts, why=why)))
 
     @contextlib.contextmanager
     def attempt(self, what: str, **facts: Fact) -> Iterator[None]:
-        """One point: what goes wrong is noted as its reason, and the next one can be tried.
+        """Measure one point in the `with` block. An error is reported, and the part continues.
 
         Raises:
-            NotMeasuredError: the part's time is up; nothing is tried then.
+            NotMeasuredError: the part's time is up. The block does not run then.
         """
         self.check_time()
         self.doing(what)
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - whatever a driver or a library runs into
+        except Exception as error:  # noqa: BLE001 - drivers and libraries may raise anything
             self.missing(what, reason(error), **facts)
         give_back_memory(self.device)
 
 
 def reason(error: BaseException) -> str:
-    """An error in one line."""
+    """Return an error's message as one line."""
     lines = str(error).strip().splitlines()
     first = lines[0].strip()[:300] if lines else ""
     if isinstance(error, torch.OutOfMemoryError):

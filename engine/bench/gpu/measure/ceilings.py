@@ -1,7 +1,7 @@
-"""(a) What the device can do at most: a large copy within its memory, and a large product.
+"""(a) The device's ceilings: the rates of a large copy in its memory and a large matrix product.
 
-Shares of the other parts are of these, measured in the same run. A copy's bytes are those read and
-those written; a product's operations are 2 * side^3, on random numbers in bf16.
+Other parts report shares of these rates, measured in the same run. A copy counts bytes read and
+bytes written. A product counts 2 * side^3 operations, on random numbers in bf16.
 """
 
 import torch
@@ -12,7 +12,7 @@ from stepscope.engine.execution.machine.devices import free_bytes
 
 def measure(bench: Bench) -> None:
     with bench.attempt("copy"):
-        # A quarter of what is free, if that is less: a small GPU is to be measured too.
+        # At most a quarter of the free memory, so that small GPUs can be measured too.
         size = min(bench.sizes.copy_bytes, free_bytes(bench.device) // 4)
         source = torch.randint(0, 100, (size,), dtype=torch.int8, device=bench.device)
         target = torch.empty_like(source)

@@ -1,9 +1,9 @@
 """(j) Exactness on the device: our decoder and engine against transformers, with the same weights.
 
-In fp32, the greedy tokens of requests that run together, their prompts in chunks, are those of
-`generate` for each alone. In bf16, where near-ties flip, the logits after each prompt are held to
-those of the same model in fp32: ours may be as far off as the library's own in bf16, and half
-again, since both round and neither is right.
+In fp32, requests that run together, with prompts in chunks, must produce the greedy tokens that
+`generate` produces for each alone. In bf16, near-ties flip, so the logits after each prompt are
+compared with the fp32 logits of the same model. Our error may be up to 1.5 times transformers' own
+error in bf16, because both round and neither is exact.
 """
 
 import contextlib
@@ -28,10 +28,10 @@ from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.kernels.dispatch.backends import choose
 from stepscope.kernels.paged_attention import PagedBatch
 
-CHUNK = 48  # tokens of a step: prompts are cut, and decodes are among them
+CHUNK = 48  # token budget: small, so that prompts are split and share steps with decodes
 BLOCK_SIZE = 16
-TOLERANCE = 1.5  # times the library's own error
-LEAST_ERROR = 1e-3  # of its own, below which the comparison is one of noise
+TOLERANCE = 1.5  # our error over transformers' error, at most
+LEAST_ERROR = 1e-3  # smaller errors count as this, because they are noise
 
 
 def measure(bench: Bench, name: str) -> None:
@@ -57,7 +57,7 @@ def measure(bench: Bench, name: str) -> None:
 
 
 def _compare_tokens(bench: Bench, name: str, prompts: list[list[int]]) -> list[torch.Tensor]:
-    """Returns the library's logits after each prompt."""
+    """Compare the tokens in fp32. Returns transformers' logits after each prompt."""
     ours = _engine_tokens(bench, name, prompts)
     bench.doing("generate of transformers in fp32")
     model = transformers_side.load(name, bench.device, torch.float32)
@@ -160,7 +160,7 @@ def _compare_logits(
 
 
 def _error(logits: torch.Tensor, right: torch.Tensor) -> float:
-    """Root mean square of what is off, over that of what is right."""
+    """Return the root mean square of the difference, over that of the right logits."""
     return float((logits - right).norm() / right.norm())
 
 
@@ -187,7 +187,7 @@ def _decoder(bench: Bench, name: str, max_model_len: int) -> Model:
 
 
 def _our_logits(model: Model, backend: Any, prompt: list[int]) -> torch.Tensor:
-    """After a prompt that is one step, over a pool of its own."""
+    """Return our logits after a prompt that runs as one step, with its own KV blocks."""
     shape, device, count = model.kv_shape, model.device, len(prompt)
     num_blocks = -(-count // BLOCK_SIZE)
     size = (num_blocks, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)

@@ -1,9 +1,9 @@
-"""(e) The kernels alone: attention by every way there is here, and the operations between products.
+"""(e) Kernels alone: attention by every available backend, and the operations between products.
 
-Backends get pages, as in a step; beside them stand kernels on dense or packed keys and values, with
-nothing to gather. Shares are of the bytes that have to be read or the operations that have to be
-done, whichever takes longer. Calls go around copies of the keys and values that are together
-several times the L2 cache.
+Backends read paged keys and values, as in a step. For comparison, other kernels read dense or
+packed ones, with nothing to gather. Shares are of the least time for the bytes to read or the
+operations to compute, whichever is longer. Calls rotate over copies of the keys and values that
+together are several times as large as the L2 cache.
 """
 
 import itertools
@@ -26,7 +26,7 @@ from stepscope.kernels.plain import flash_attention
 
 BLOCK_SIZE = 16
 DECODES = tuple((batch, context) for context in (512, 4096) for batch in (1, 8, 32, 128, 256))
-# (tokens before, tokens in it) of each request.
+# (tokens before the step, tokens in the step) of each request.
 CHUNKS = (
     ((0, 512),),
     ((0, 2048),),
@@ -37,14 +37,14 @@ CHUNKS = (
 MIXED = (*((4096, 1),) * 64, (2048, 1984))
 MOST_COPIES = 128
 FUSED_TOKENS = (1, 64, 256, 2048)
-HIDDEN, INNER = 4096, 14336  # of the fused operations: those of Llama-3.1-8B
-FUSED_CALLS = 20  # in one round: each is only microseconds
+HIDDEN, INNER = 4096, 14336  # sizes for the fused operations, from Llama-3.1-8B
+FUSED_CALLS = 20  # per round, because each takes only microseconds
 
 Lengths = tuple[tuple[int, int], ...]
 
 
 class Case(NamedTuple):
-    """A step of attention, and what it costs at least."""
+    """The attention of one step, and its least bytes and operations."""
 
     name: str
     heads: tuple[int, int, int]  # query heads, KV heads, head dimension
@@ -57,7 +57,7 @@ class Case(NamedTuple):
 
     @property
     def is_dense(self) -> bool:
-        """Whether all requests are alike, so that nothing has to be packed."""
+        """Whether all requests have the same lengths, so that a dense kernel can run them."""
         return len(set(self.lengths)) == 1 and (self.is_decode or self.lengths[0][0] == 0)
 
     @property
@@ -89,8 +89,8 @@ def measure(bench: Bench) -> None:
 def _cases(
     heads: tuple[int, int, int], shrink: int, dtype: torch.dtype, *, is_first: bool
 ) -> Iterator[Case]:
-    """Of one shape; of the first one also the decodes over short contexts."""
-    all_lengths: dict[str, Lengths] = {}  # where they are shrunk, several are alike
+    """Yield the cases of one head shape. Only the first also has decodes over short contexts."""
+    all_lengths: dict[str, Lengths] = {}  # a dict, because shrinking makes some cases the same
     for batch, context in DECODES:
         if is_first or context == DECODES[-1][1]:
             batch, context = max(1, batch // shrink), max(1, context // shrink)
@@ -125,7 +125,7 @@ def _measure_case(bench: Bench, case: Case) -> None:
             bench.found(f"{case.name}, {each.name}", samples, contender=each.name, **facts)
     for contender, make in _others(bench, case):
         with bench.attempt(f"{case.name}, {contender}", contender=contender, **facts):
-            # Chunks are long: the gaps between their launches are nothing.
+            # Chunks need no graph: they run so long that the gaps between launches do not matter.
             samples = bench.stopwatch.milliseconds(make(num_copies), can_capture=case.is_decode)
             bench.found(f"{case.name}, {contender}", samples, contender=contender, **facts)
 
@@ -153,7 +153,7 @@ def _paged(bench: Bench, case: Case, backend: Callable[..., object], copies: int
 
 
 def _others(bench: Bench, case: Case) -> Iterator[tuple[str, Callable[[int], Sequence[Run]]]]:
-    """Kernels on keys and values that lie one after the other."""
+    """Yield the kernels that read contiguous keys and values, each with its name."""
     if case.is_dense:
         yield "SDPA, dense", partial(_sdpa, bench, case)
     if case.is_decode or not bench.is_gpu:
@@ -165,7 +165,7 @@ def _others(bench: Bench, case: Case) -> Iterator[tuple[str, Callable[[int], Seq
         try:
             varlen = load()
         except ImportError:
-            continue  # that it is not there is said once, of its backend
+            continue  # its backend has already reported that it is missing
         yield name, partial(_packed, bench, case, varlen)
 
 
@@ -211,7 +211,7 @@ def _packed(bench: Bench, case: Case, varlen: flash_attention.Varlen, copies: in
 
 
 def _measure_fused(bench: Bench, num_tokens: int, dtype: torch.dtype) -> None:
-    """The operations between the products of a layer, and the same in plain torch."""
+    """Measure the fused operations between the products of a layer, and the same in plain torch."""
     heads, kv_heads, head_dim = 32, 8, 128
     random = partial(_random, bench, dtype)
     x, residual, weight = random(num_tokens, HIDDEN), random(num_tokens, HIDDEN), random(HIDDEN)

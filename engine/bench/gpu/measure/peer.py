@@ -1,11 +1,12 @@
 """(g) The yardstick's requests through transformers' `generate_batch` (its continuous batching).
 
-Its manager is warmed up as the library does it (graphs and all), and by a few short requests. All
-requests run with short outputs first; what that takes says how long they can be in the time that is
-left, and with that they run again. Where outputs had to be cut, stepscope gets the same cut work
-(`PeerWork`). Settings are the library's own, but for
-these: the cache has room for all requests and no more, since without flash-attn its mask spans the
-whole of it; a step has as many tokens as ours; blocks are not shared, as no prompts are alike.
+The library warms up its manager itself (CUDA graphs included), and a few short requests warm it up
+further. All requests then run with short outputs. Their time tells how long outputs can be in the
+time that is left, and with these the requests run again. If outputs had to be cut, stepscope runs
+the same cut requests (`PeerWork`).
+Settings are the library's defaults, with three exceptions. The KV cache has room for exactly these
+requests, because without flash-attn the attention mask spans the whole cache. The token budget is
+ours. Blocks are not shared, because no two prompts are alike.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ from stepscope.engine.models.random_shapes import SHAPES
 
 PAGE_SIZE = 256  # the library's own
 NUM_WARM_UPS = 4
-GROWTH = 1.2  # of a step's time, as contexts grow
+GROWTH = 1.2  # a step's time grows by this factor as contexts grow
 STOP_S = 15.0
 
 
@@ -44,13 +45,13 @@ def measure(bench: Bench, name: str) -> None:
         what = f"generate_batch, {num_requests} requests"
         facts = {"contender": "generate_batch", "work": whole.in_words}
         with bench.attempt(what, **facts):
-            # Most of the time for most of the work.
+            # Larger works get more of the time.
             share = num_requests**0.5 / sum(each**0.5 for each in counts[place:])
             _measure(bench, model, name, whole, bench.left_s * share)
 
 
 def _measure(bench: Bench, model: Any, name: str, whole: PeerWork, seconds: float) -> None:
-    """One amount of work, in `seconds` altogether."""
+    """Measure one work, in `seconds` in total."""
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     start_s = time.monotonic()
@@ -82,11 +83,11 @@ def _measure(bench: Bench, model: Any, name: str, whole: PeerWork, seconds: floa
         _run(bench, manager, submits[:NUM_WARM_UPS], first, until_s)
         most_output = first
         taken_s, num_tokens = _run(bench, manager, submits, first, until_s)
-        # Longer outputs take more time in proportion at the most, but for their longer contexts.
+        # Time grows at most in proportion to the output length, except for the longer contexts.
         left_s = until_s - time.monotonic()
         longer = min(whole.most_output, int(first * left_s / (taken_s * GROWTH)))
         if longer > 2 * first:
-            with contextlib.suppress(TimeoutError):  # then the short outputs stand
+            with contextlib.suppress(TimeoutError):  # the result with short outputs then counts
                 taken_s, num_tokens = _run(bench, manager, submits, longer, until_s + STOP_S)
                 most_output = longer
         work = PeerWork(num_requests=whole.num_requests, most_output=most_output)
@@ -107,7 +108,7 @@ def _measure(bench: Bench, model: Any, name: str, whole: PeerWork, seconds: floa
 def _run(
     bench: Bench, manager: Any, submits: list[Any], most_output: int, until_s: float
 ) -> tuple[float, int]:
-    """Seconds and output tokens of all requests, cut to `most_output`.
+    """Run all requests with outputs cut to `most_output`. Returns seconds and output tokens.
 
     Raises:
         TimeoutError: `until_s` has passed.
@@ -131,7 +132,7 @@ def _run(
         elif not manager.is_running():
             raise RuntimeError("the manager of generate_batch has stopped")
         if time.monotonic() > until_s and num_finished < len(submits):
-            # Leaving its context would wait for all requests.
+            # Stop it here, because leaving its context would wait for all requests.
             manager.stop(block=True, timeout=STOP_S, hard_stop=True)
             raise TimeoutError(
                 f"its time was up with {num_finished} of {len(submits)} requests finished, "
@@ -141,7 +142,7 @@ def _run(
 
 
 def _in_use(manager: Any, model: Any) -> dict[str, str]:
-    """What the library decided by itself."""
+    """Return the settings that the library chose by itself."""
     settings = getattr(manager, "continuous_batching_config", None)
     return {
         "attention": str(model.config._attn_implementation),

@@ -1,4 +1,4 @@
-"""(b) Decode steps, (c) prefill steps, (d) steps of more and more tokens, through the runner."""
+"""Step times of the runner: (b) decode steps, (c) prefill steps, (d) steps of growing size."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from stepscope.engine.bench.gpu.measure.steps import EngineSide, time_steps
 
 
 def measure_decode(bench: Bench, engine: EngineSide) -> None:
-    """(b) Every batch over every context; the floor is the bytes that have to be read."""
+    """(b) Every batch size with every context length. The floor is the bytes to read."""
     bench.setting(**engine.settings())
     for context in bench.sizes.contexts:
         for batch in bench.sizes.batches:
@@ -19,14 +19,14 @@ def measure_decode(bench: Bench, engine: EngineSide) -> None:
                 batch=batch,
                 context=context,
                 floor_bytes=engine.costs.decode_bytes(batch, context),
-                # Above this, requests read blocks of one another: as many bytes, and far apart.
+                # With too few blocks, requests share some. They still read as many bytes.
                 has_shared_blocks=batch * -(-context // engine.runner.block_size)
                 > engine.runner.num_blocks,
             )
 
 
 def measure_prefill(bench: Bench, engine: EngineSide) -> None:
-    """(c) One prompt in one step; the floor is its operations."""
+    """(c) One prompt in one step. The floor is its operations."""
     bench.setting(**engine.settings())
     for count in bench.sizes.prefills:
         _measure(
@@ -40,7 +40,7 @@ def measure_prefill(bench: Bench, engine: EngineSide) -> None:
 
 
 def measure_curve(bench: Bench, engine: EngineSide) -> None:
-    """(d) The beginning of one prompt, in steps of more and more tokens."""
+    """(d) One step with the first tokens of a prompt, for growing numbers of tokens."""
     bench.setting(**engine.settings())
     for count in bench.sizes.curve:
         _measure(bench, engine, f"{count} tokens", [(0, count)], tokens=count)

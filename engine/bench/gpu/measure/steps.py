@@ -1,7 +1,7 @@
-"""`EngineSide`: an open engine with a random model, and steps through its runner.
+"""`EngineSide`: an open engine with a random model, and timed steps through its runner.
 
-Made-up steps are those that the runner tries itself out with (`execution.trial_steps`): what they
-leave in the KV cache belongs to no request, so they run before any request does.
+The steps are the trial steps of `execution.trial_steps`. They write to the KV cache without
+belonging to a request, so they must run before any request does.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from stepscope.engine.protocol.settings.knobs import Knobs
 
 NUM_WARM_UPS = 2
 NUM_ALONE = 3
-# Long steps are measured less often: after so many seconds, if there are so many samples.
+# Long steps need fewer samples: stop after this many seconds with this many samples.
 ENOUGH_S, ENOUGH_SAMPLES = 2.0, 5
 
 
@@ -38,7 +38,7 @@ class EngineSide(NamedTuple):
         return cast(ModelRunner, self.core.runner)
 
     def settings(self) -> Facts:
-        """What a reader has to know of the engine."""
+        """Return the settings of the engine that a reader of the report must know."""
         info = self.core.info
         return {
             "dtype": info.dtype,
@@ -50,10 +50,10 @@ class EngineSide(NamedTuple):
 
 
 class StepTimes(NamedTuple):
-    """Milliseconds of the same step again and again."""
+    """Milliseconds of one step, run several times."""
 
-    step_ms: list[float]  # from one step's tokens to the next one's, launched while it ran
-    alone_ms: list[float]  # from laying out a step to its tokens, nothing in flight beside it
+    step_ms: list[float]  # from one step's tokens to the next step's, with two steps in flight
+    alone_ms: list[float]  # from laying out the step to its tokens, with no other step in flight
     device_ms: list[float]  # of the forward pass by CUDA events; empty on a CPU
     num_padded_tokens: int
 
@@ -83,10 +83,13 @@ def engine_side(bench: Bench, model: str) -> Iterator[EngineSide]:
 def time_steps(
     bench: Bench, runner: ModelRunner, lengths: Sequence[tuple[int, int]], num_samples: int
 ) -> StepTimes:
-    """Run the step with (tokens before, tokens in it) of each request; ends when time is up.
+    """Time one step, repeatedly. Ends early when the part's time is up.
+
+    Args:
+        lengths: for each request, its tokens before the step and its tokens in the step.
 
     Raises:
-        MemoryError: there is no memory for the step as a whole.
+        MemoryError: the whole step does not fit in memory.
     """
     step = trial_step(lengths, runner.num_blocks, runner.block_size)
     step_ms, alone_ms, device_ms = [], [], []

@@ -1,4 +1,4 @@
-"""`Streams`: requests through an engine's own loop, some of them later, and when tokens came."""
+"""`Streams`: runs requests through an engine's loop, some of them later, and times their tokens."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ WHO = "bench"
 
 
 class StreamArrival(NamedTuple):
-    """A request that comes when the first ones have made so many tokens together."""
+    """A request that arrives when the first requests have produced `after_tokens` in total."""
 
     after_tokens: int
     submit: Submit
@@ -28,11 +28,11 @@ class Stream:
 
     def __init__(self, run: "Streams", *, is_first: bool) -> None:
         self._run = run
-        self.is_first = is_first  # there from the beginning on
+        self.is_first = is_first  # submitted at the start
         self.request: Request | None = None
         self.sent_ns = 0
         self.token_ids: list[int] = []
-        self.times_ns: list[int] = []  # of its tokens
+        self.times_ns: list[int] = []  # the time of each token
 
     def reply(self, message: AnyReply) -> None:
         if isinstance(message, Submitted):
@@ -50,13 +50,13 @@ class Stream:
 
 
 class Streams:
-    """One run. Times are of the engine's clock, in nanoseconds.
+    """One run of requests. Times are on the engine's clock, in nanoseconds.
 
     Args:
-        first: submitted at once; the prefix cache is emptied before.
-        arrivals: in order of `after_tokens`.
-        most_s: seconds after which it ends, whatever is still running.
-        before: waits, on a thread of its own, for what has to be ready before the first submit.
+        first: requests submitted at the start, after the prefix cache was emptied.
+        arrivals: later requests, in order of `after_tokens`.
+        most_s: seconds after which the run ends, even if requests are still running.
+        before: called on its own thread before the first submit, which waits until it returns.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class Streams:
         self.streams = [Stream(self, is_first=True) for _ in first]
         self.late: list[Stream] = []
         self._num_open = len(first) + len(arrivals)
-        self._num_tokens = 0  # of the first ones
+        self._num_tokens = 0  # of the first requests
         self._failure: str | None = None
 
     def run(self) -> None:
-        """Raises NotMeasuredError when the engine refuses a request, or `before` fails."""
+        """Run all requests. Raises NotMeasuredError if one is refused, or `before` fails."""
         core = self.core
         thread = threading.Thread(target=self._begin, daemon=True)
         if self._before is None:
@@ -139,7 +139,7 @@ class Streams:
 
     @property
     def seconds(self) -> float:
-        """From the submit of the first ones to the last token of any."""
+        """Seconds from the submit of the first requests to the last token of any request."""
         return (self.end_ns - self.start_ns) / 1e9
 
     @property
@@ -148,7 +148,7 @@ class Streams:
 
 
 def gaps_ms(streams: Sequence[Stream], from_ns: int = 0) -> list[float]:
-    """Between two tokens of a request (ITL), of those that came after `from_ns`."""
+    """Return the ITL in milliseconds of all tokens that came after `from_ns`."""
     return [
         (later - earlier) / 1e6
         for stream in streams
@@ -158,10 +158,10 @@ def gaps_ms(streams: Sequence[Stream], from_ns: int = 0) -> list[float]:
 
 
 def set_knobs(core: EngineCore, **changes: KnobValue) -> None:
-    """Between two runs: applied before the first request of the next one.
+    """Set knobs between two runs. They apply before the first request of the next run.
 
     Raises:
-        ConfigError: the engine does not take them.
+        ConfigError: the engine refuses the change.
     """
     core.scheduler.knobs.changed(changes, core.limits)
     core.inbox.put(Call(SetKnobs(changes=changes, who=WHO), SilentClient()))

@@ -1,7 +1,7 @@
-"""(i) What telemetry costs the engine: the same decodes with it and without, in pairs.
+"""(i) The cost of telemetry for the engine: pairs of the same decodes with and without it.
 
-The pairs run one after the other in one engine, and which of the two comes first alternates. A
-subscriber on this machine takes everything.
+All pairs run in one engine, one after the other, and which of the two runs goes first alternates. A
+subscriber on this machine receives everything.
 """
 
 import random
@@ -51,7 +51,7 @@ def measure(bench: Bench, engine: EngineSide) -> None:
 
 
 def _run(bench: Bench, engine: EngineSide, seed: int) -> float:
-    """Seconds; prompts are short, so that nearly all steps are decodes."""
+    """Return the seconds of one run. Prompts are short, so nearly all steps are decodes."""
     sizes, source = bench.sizes, random.Random(seed)
     submits = [
         Submit(

@@ -1,7 +1,7 @@
-"""`Stopwatch`: how long a piece of work takes on a device, by its own events.
+"""`Stopwatch`: times work on a device.
 
-A GPU is timed by CUDA events around work that was recorded as a graph where that is possible (no
-launch gaps), after warm-up; a CPU by the clock.
+On a GPU it uses CUDA events, after a warm-up. If possible the work runs as a CUDA graph, to avoid
+launch gaps. On a CPU it uses the clock.
 """
 
 import time
@@ -11,9 +11,10 @@ import torch
 
 Run = Callable[[], object]
 
-# A round of slow runs has fewer of them: they have pushed one another out of the cache anyway.
+# A round takes about this long at most, so slow runs do not all fit. Fewer are enough: slow runs
+# evict one another's data from the cache anyway.
 MOST_ROUND_MS = 100.0
-# ... and there are fewer rounds of them.
+# Stop after this much time with this many samples.
 ENOUGH_MS, ENOUGH_SAMPLES = 1000.0, 5
 
 
@@ -24,12 +25,12 @@ class Stopwatch:
         self.num_samples = num_samples
 
     def milliseconds(self, runs: Sequence[Run], *, can_capture: bool) -> list[float]:
-        """Of one run, in several rounds of all of them one after the other.
+        """Return milliseconds per run, one sample per round. A round makes all runs in turn.
 
-        Work that is to find nothing in the L2 cache is given as several runs on different memory.
+        To measure work with a cold L2 cache, pass several runs on different memory.
 
         Args:
-            can_capture: whether they may be recorded as a CUDA graph.
+            can_capture: whether the runs may be recorded as a CUDA graph.
         """
         with torch.inference_mode():
             for run in runs:

@@ -1,4 +1,4 @@
-"""The same random model as transformers has it: the oracle of (j), and the other side of (g)."""
+"""The same random model in transformers: the reference of (j), and transformers' side of (g)."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def load(name: str, device: torch.device, dtype: torch.dtype) -> Any:
 
     folder = random_model.ensure(PREFIX + name)
     config = loader.load_config(folder, name)
-    # What the library fills in at first is filled in on the device, and then replaced.
+    # Build on the device: the library's initial weights are replaced there.
     with device:
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
     model = model.to(device).eval().requires_grad_(False)

@@ -1,7 +1,7 @@
-"""One process of the bench: reads its job (one line of JSON), reports results line by line.
+"""A worker process of the benchmark: reads its job (one line of JSON), reports results as lines.
 
-`conduct` starts it by `python -m` and its name. It ends when the job is done, and at once when
-its input ends: then the process that started it is gone.
+`conduct` starts it by `python -m`. It ends when the job is done. It also ends at once when its
+input ends, because its parent process is gone then.
 """
 
 import os
@@ -33,7 +33,7 @@ PACKAGES = ("stepscope", "torch", "triton", "flash-attn", "transformers", "numpy
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever prints must not stand between the lines
+    os.dup2(2, 1)  # prints of libraries must not mix with the messages
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=BenchJob)
     threading.Thread(target=_end_with_input, args=(sys.stdin.buffer,), daemon=True).start()
     lock = threading.Lock()
@@ -45,16 +45,16 @@ def main() -> None:
 
     try:
         run(job, report)
-    except Exception as error:  # noqa: BLE001 - it is reported, and ends this process alone
+    except Exception as error:  # noqa: BLE001 - report it; only this process ends
         lines = str(error).strip().splitlines() or [type(error).__name__]
         report(Failed(lines[0][:300]))
     sys.stdout.flush()
-    # No waiting for threads of a library that may never end.
+    # Do not wait for a library's threads, which may never end.
     os._exit(0)
 
 
 def run(job: BenchJob, report: Callable[[Message], None]) -> None:
-    """Measure the parts of a job. What fails as a whole is an error of this function."""
+    """Measure the parts of a job. Raises if the job as a whole fails."""
     start_s = time.monotonic()
     prepare_environment(EngineConfig())
     import torch
@@ -71,7 +71,7 @@ def run(job: BenchJob, report: Callable[[Message], None]) -> None:
     left = list(job.parts)
 
     def seconds() -> float:
-        """Of the next part: its share of what is left."""
+        """Return the time limit of the next part: its share of the remaining time."""
         weights = sum(job.part_weight(part) for part in left)
         weight = job.part_weight(left.pop(0))
         return share_of(job.seconds - (time.monotonic() - start_s), weight, weights)
@@ -125,7 +125,7 @@ def _versions(torch: ModuleType) -> dict[str, str]:
             found[name] = version(name)
         except PackageNotFoundError:
             found[name] = "not installed"
-    # Torch itself says which build it is (2.13.0+cu130); a package's version may leave that out.
+    # Torch itself names its build (2.13.0+cu130). The package's version may leave that out.
     return {**found, "torch": str(torch.__version__), "CUDA": torch.version.cuda or "none"}
 
 

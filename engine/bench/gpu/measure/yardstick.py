@@ -1,6 +1,6 @@
-"""(f) The yardstick: 256 requests, prompts and outputs of 100 to 1024 tokens, all there at once.
+"""(f) The yardstick: 256 requests, prompts and outputs of 100 to 1024 tokens, submitted at once.
 
-Also our side of (g): the very requests that transformers was given.
+Also our side of (g): the same requests as transformers ran.
 """
 
 from stepscope.engine.bench.gpu.measure.bench import Bench, NotMeasuredError
@@ -24,7 +24,7 @@ def spec(sizes: Sizes) -> ThroughputSpec:
 
 
 def requests(sizes: Sizes, work: PeerWork, vocab_size: int) -> list[Submit]:
-    """The first ones of the yardstick, with outputs cut."""
+    """Return the first requests of the yardstick, with outputs cut, as `work` says."""
     return [
         Submit(
             client_id=submit.client_id,
@@ -39,7 +39,7 @@ def requests(sizes: Sizes, work: PeerWork, vocab_size: int) -> list[Submit]:
 
 
 def measure_yardstick(bench: Bench, engine: EngineSide) -> None:
-    """(f) With the knobs that an engine starts with. The sample is the whole run."""
+    """(f) Run the yardstick with the default knobs. The one sample is the time of the whole run."""
     core, knobs = engine.core, engine.core.scheduler.knobs
     bench.setting(**engine.settings(), max_num_batched_tokens=knobs.max_num_batched_tokens)
     work = spec(bench.sizes)
@@ -76,7 +76,7 @@ def measure_yardstick(bench: Bench, engine: EngineSide) -> None:
 
 
 def measure_same_work(bench: Bench, engine: EngineSide, works: list[PeerWork]) -> None:
-    """(g), our side."""
+    """(g) Run the works of transformers' side on our engine."""
     if not works:
         raise NotMeasuredError("generate_batch did none of the work: see its line")
     bench.setting(**engine.settings())
