@@ -1,6 +1,6 @@
-"""How another process asks an engine: the control client, its errors, and the buffer that puts
-messages back in order. Free of torch.
+"""Lets another process talk to an engine: the control client, its errors, and the buffer that puts
+telemetry messages back in order. Does not import torch.
 
 May import: engine.protocol, engine.transport.
-What a client may do with an engine goes here; what the engine does with it, into `control`.
+The client's side of a command goes here, the engine's side into `control`.
 """

@@ -1,4 +1,4 @@
-"""`ControlClient`: asks an engine over its control socket. Belongs to one thread."""
+"""`ControlClient`: sends commands to an engine over its control socket. Use it from one thread."""
 
 import itertools
 import time
@@ -35,17 +35,17 @@ from stepscope.engine.transport.local_engines import called, killed_pid, startin
 from stepscope.engine.transport.sockets import Handshakes, client_socket
 
 CHANGE_AGAIN_S = 1.0
-_LOOK_S = 0.1  # how soon it is seen that a key is not taken
+_LOOK_S = 0.1  # how often `ask` checks whether the engine has rejected the key
 
 _T = TypeVar("_T")
 
 
 def payload_of(command: Command) -> bytes:
-    """A command as it is sent.
+    """Return the encoded command.
 
     Raises:
-        CommandRefused: it is larger than an engine takes. One that is far too large would be hung
-            up on without an answer, and everything else on the connection with it.
+        CommandRefused: it is larger than an engine accepts. The engine would close the connection
+            on one that is far too large, without an answer, and lose everything else on it.
     """
     try:
         payload = commands.encode(command)
@@ -63,20 +63,20 @@ def payload_of(command: Command) -> bytes:
 
 
 class ControlClient:
-    """A DEALER socket and the ids of what was asked on it.
+    """A client of one engine's control socket (DEALER).
 
     Args:
-        endpoint: whom to ask.
-        timeout_s: how long `ask` waits for an answer by default.
+        endpoint: the engine's endpoint.
+        timeout_s: default timeout of `ask`, in seconds.
     """
 
     def __init__(self, endpoint: Endpoint | str, timeout_s: float = 3.0) -> None:
         self.endpoint = Endpoint.parse(endpoint) if isinstance(endpoint, str) else endpoint
         self.timeout_s = timeout_s
         self._ids = itertools.count(1)
-        self._early: deque[tuple[int, AnyReply]] = deque()  # came while another was awaited
-        self._given_up: set[int] = set()  # their answers are not awaited any more
-        self._engine_id = ""  # of the one that answered last
+        self._early: deque[tuple[int, AnyReply]] = deque()  # arrived while waiting for another
+        self._given_up: set[int] = set()  # ids of commands whose answers are ignored
+        self._engine_id = ""  # of the engine that answered last
         self._socket = client_socket(zmq.DEALER, self.endpoint)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.SNDTIMEO, round(timeout_s * 1000))
@@ -94,11 +94,11 @@ class ControlClient:
         self._socket.close()
 
     def send(self, command: Command) -> int:
-        """Send without waiting for an answer; returns the id that the replies will carry.
+        """Send without waiting for an answer. Returns the id that the replies will carry.
 
         Raises:
-            EngineUnreachable: what was sent before is not taken, or we are not let in.
-            CommandRefused: it is too large.
+            EngineUnreachable: the engine does not read earlier commands, or rejects our key.
+            CommandRefused: the command is too large.
         """
         payload = payload_of(command)
         command_id = next(self._ids)
@@ -113,16 +113,16 @@ class ControlClient:
         return command_id
 
     def idle(self) -> None:
-        """To be called once a minute by who asks nothing: libzmq stands still at 2000 events."""
+        """Discard socket events. Call it once a minute if idle: libzmq blocks at 2000 events."""
         self._handshakes.refusal()
 
     def receive(
         self, timeout_s: float, or_readable: int | None = None
     ) -> tuple[int, AnyReply] | None:
-        """The next reply to anything that was sent, None when none comes in time.
+        """Return the next reply to any command, with its id. None if none arrives in time.
 
         Args:
-            or_readable: a file descriptor; wait no longer than until it is readable.
+            or_readable: a file descriptor. Stop waiting when it becomes readable.
         """
         if or_readable is not None and not self._early:
             poller = zmq.Poller()
@@ -140,26 +140,26 @@ class ControlClient:
         timeout_s: float | None = None,
         again_s: float | None = None,
     ) -> AnyReply:
-        """Send and wait for the answer.
+        """Send a command and wait for the answer.
 
-        A change gets a name, so that it is done once however often it is sent, and by the engine
-        that was there when this was called or not at all.
+        A change gets a unique name, so that the engine applies it only once, even if it is sent
+        several times. It also names the engine, so that a restarted engine does not apply it.
 
         Args:
-            again_s: ask again whenever nothing has come for so long, because what is on its way
-                when a connection is lost is lost too. For commands that change nothing, and for
-                changes, for which it is one second by itself.
+            again_s: send again after so many seconds without an answer, because messages in transit
+                are lost with a connection. Only for commands that change nothing, and for changes,
+                whose default is one second.
 
         Raises:
-            EngineUnreachable: no answer in time (`EngineSilent`; `NoAnswer`: to a change, which
-                was sent), or (`NoEngine`) none of an engine.
+            EngineUnreachable: no answer in time (`EngineSilent`, or `NoAnswer` for a change, which
+                was sent), or the answer is not from an engine (`NoEngine`).
             CommandRefused: the engine answered with an error.
         """
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         path = self.endpoint.path
         if path is not None and not path.exists():
             self._raise_if_known()
-            if not path.exists():  # it may listen since just now
+            if not path.exists():  # the engine may have started listening just now
                 raise EngineUnreachable(
                     f"no engine at {self.endpoint.control}: there is no such socket"
                 )
@@ -199,7 +199,7 @@ class ControlClient:
         )
 
     def _raise_if_known(self) -> None:
-        """Why there is no answer, as far as this machine knows."""
+        """Raise the reason for the missing answer, if this machine knows it."""
         if (pid := starting_pid(self.endpoint)) is not None:
             raise EngineStarting(called(self.endpoint), pid)
         if (pid := killed_pid(self.endpoint)) is not None:
@@ -214,7 +214,7 @@ class ControlClient:
         return self._ask_for(Snapshot, GetSnapshot())
 
     def kept_snapshot(self, past_s: float) -> Snapshot | None:
-        """What the engine was like about `past_s` ago, if it keeps that."""
+        """Return the snapshot kept from about `past_s` seconds ago. None if none is kept."""
         try:
             return self._ask_for(Snapshot, GetKeptSnapshot(past_s=past_s))
         except CommandRefused as error:
@@ -232,11 +232,12 @@ class ControlClient:
         reason: str = "",
         lease_s: float | None = None,
     ) -> Ack:
-        """Change knobs; the Ack names the first step with the new values and the new version.
+        """Change knobs. The Ack has the first step with the new values, and the new version.
 
         Args:
-            reason: for the audit trail.
-            lease_s: after so long without another such change the engine puts the values back.
+            reason: goes into the audit trail.
+            lease_s: the engine restores the values after so many seconds without another change
+                with a lease.
         """
         command = SetKnobs(
             changes=dict(changes),
@@ -249,7 +250,7 @@ class ControlClient:
         return self._ask_for(Ack, command)
 
     def _named(self, command: Change) -> Change:
-        """Raises as `ask` does: it may have to ask who the engine is."""
+        """Return the change with a unique name and the engine's id. Raises what `ask` raises."""
         return msgspec.structs.replace(
             command,
             once=command.once or uuid.uuid4().hex,

@@ -1,4 +1,4 @@
-"""What may become of asking an engine something."""
+"""Errors of the control client."""
 
 from stepscope.engine.protocol.wire import SCHEMA_VERSION
 from stepscope.engine.transport.endpoints import Endpoint
@@ -9,15 +9,15 @@ class EngineUnreachable(Exception):  # noqa: N818 - reads as what happened
 
 
 class EngineSilent(EngineUnreachable):
-    """Nothing has come in time, but the engine is not known to be gone."""
+    """No answer arrived in time, but the engine is not known to be gone."""
 
 
 class NoAnswer(EngineUnreachable):
-    """A change was sent, and nothing has come back in time: it may still be done."""
+    """A change was sent and no answer arrived in time. The engine may still apply it."""
 
 
 class EngineStarting(EngineUnreachable):
-    """Its process is there and does not listen yet."""
+    """The engine's process runs, but does not listen yet."""
 
     def __init__(self, name: str, pid: int) -> None:
         super().__init__(f"{name} (pid {pid}) is still starting")
@@ -26,11 +26,11 @@ class EngineStarting(EngineUnreachable):
 
 
 class EngineGone(EngineUnreachable):
-    """It has ended."""
+    """The engine has ended."""
 
 
 class NoEngine(EngineUnreachable):
-    """Something answers there, and it is no stepscope engine that this program can talk to."""
+    """The program at the endpoint is not a stepscope engine that this client can talk to."""
 
     def __init__(self, endpoint: Endpoint, what: str) -> None:
         super().__init__(
@@ -40,7 +40,7 @@ class NoEngine(EngineUnreachable):
 
 
 class CommandRefused(Exception):  # noqa: N818
-    """The engine answered with an error; nothing was changed."""
+    """The engine answered with an error. Nothing was changed."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Changes the knobs of several engines that do one work: all of them, or none."""
+"""Changes the knobs of several engines that serve together: on all of them, or on none."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -15,14 +15,14 @@ from stepscope.engine.protocol.wire import KnobValue, Snapshot
 def set_on_all(
     clients: Sequence[ControlClient], changes: Mapping[str, KnobValue], who: str
 ) -> tuple[list[Snapshot], list[Ack]]:
-    """The state just before the change, and the answers, both in the order of `clients`.
+    """Change the knobs of all engines. Returns their states before it, and their answers.
 
-    Every engine is asked first whether it would take the change. If one refuses it after all, or
-    is gone, those that have taken it get their old values back.
+    Both are in the order of `clients`. A dry run first asks every engine whether it accepts the
+    change. If an engine refuses it after all, or is gone, the others get their old values back.
 
     Raises:
-        CommandRefused: one engine does not take it; the message names the engine.
-        EngineUnreachable: one does not answer.
+        CommandRefused: an engine refuses the change. The message names the engine.
+        EngineUnreachable: an engine does not answer.
     """
     before = [client.snapshot() for client in clients]
     states = list(zip(clients, before, strict=True))
@@ -43,11 +43,11 @@ def ask_with_siblings(
 ) -> Ack:
     """Change the knobs of a rank and of its siblings: of all of them, or of none.
 
-    The answer is that of the rank itself, and says from which steps the siblings have the change.
+    Returns the rank's own answer. Its `detail` says from which steps the siblings have the change.
 
     Raises:
-        CommandRefused: one rank does not take it; the message of a sibling names it.
-        EngineUnreachable: one does not answer.
+        CommandRefused: a rank refuses the change. If it is a sibling, the message names it.
+        EngineUnreachable: a rank does not answer.
     """
     client.ask(msgspec.structs.replace(command, dry_run=True))
     who, changes = command.who, command.changes
@@ -55,7 +55,7 @@ def ask_with_siblings(
     try:
         reply = client.ask(command)
     except NoAnswer:
-        raise  # it may still take the change
+        raise  # the rank may still apply the change
     except (CommandRefused, EngineUnreachable):
         _put_back(siblings, before, acks, changes, who)
         raise
@@ -74,10 +74,10 @@ def _put_back(
     changes: Mapping[str, KnobValue],
     who: str,
 ) -> None:
-    """Give those that have taken the changes, the first of `clients`, their old values."""
+    """Restore the old values on the first `len(acks)` clients, which have applied the changes."""
     for client, state, ack in zip(clients, before, acks, strict=False):
         old = {name: state.knobs[name] for name in changes}
-        # An engine that is gone, or that another client changed since, keeps its values.
+        # Skip an engine that is gone, or that another client has changed since.
         with contextlib.suppress(CommandRefused, EngineUnreachable):
             _set(client, old, who, ack.version)
 
@@ -89,7 +89,7 @@ def _set(
     version: int | None,
     dry_run: bool = False,
 ) -> Ack:
-    """Raises what `set_on_all` does."""
+    """Change the knobs of one engine. Raises what `set_on_all` raises."""
     try:
         return client.set_knobs(changes, who, expected_version=version, dry_run=dry_run)
     except CommandRefused as error:

@@ -1,8 +1,7 @@
-"""`ReorderBuffer`: keeps messages of one engine that came before others that are missing.
+"""`ReorderBuffer`: holds messages of one engine that arrived while earlier ones are missing.
 
-Here is decided how much is asked for at once, and what an answer settles, for all who follow an
-engine. A question costs the engine more than the messages it brings, so one is asked for all gaps
-together.
+It decides for all subscribers how much to ask for in gap recovery, and what an answer settles. A
+question costs the engine more than the messages in its answer, so one question covers all gaps.
 """
 
 from collections import deque
@@ -14,7 +13,7 @@ from stepscope.engine.protocol.wire import Telemetry
 
 
 class Received(NamedTuple):
-    """A message that came by itself; `message` is None for a kind that we do not know."""
+    """A message as published, not replayed. `message` is None for an unknown kind."""
 
     sequence: int
     topic: bytes
@@ -26,7 +25,7 @@ Settled: TypeAlias = Received | ReplayedFrame
 
 
 class ReorderBuffer:
-    """In the order of their numbers. Belongs to one thread."""
+    """Messages in the order of their sequence numbers. Use it from one thread."""
 
     def __init__(self) -> None:
         self._messages: deque[Received] = deque()
@@ -36,7 +35,7 @@ class ReorderBuffer:
 
     @property
     def oldest(self) -> int:
-        """Its number; there has to be one."""
+        """Sequence number of the oldest message. The buffer must not be empty."""
         return self._messages[0].sequence
 
     @property
@@ -44,21 +43,21 @@ class ReorderBuffer:
         return self._messages[-1].sequence
 
     def add(self, received: Received) -> None:
-        """Hold a message, unless one of its number or a later one is held."""
+        """Hold a message, unless one with the same or a later number is held."""
         if not self._messages or received.sequence > self.newest:
             self._messages.append(received)
 
     def pop(self) -> Received:
-        """The oldest one."""
+        """Remove and return the oldest message."""
         return self._messages.popleft()
 
     def clear(self) -> None:
         self._messages.clear()
 
     def num_to_ask(self, first: int, end: int, limit: int) -> int:
-        """How many messages from `first` on have all that are missing before `end`, up to `limit`.
+        """Return how many messages to ask for from `first` on, to cover all gaps before `end`.
 
-        0 when none is missing.
+        At most `limit`. 0 if no message is missing.
         """
         end = min(end, first + limit)
         last_end = expected = first
@@ -73,13 +72,13 @@ class ReorderBuffer:
     def settle(
         self, first: int, num_asked: int, end: int, answer: Replayed | None
     ) -> tuple[Sequence[Settled], int]:
-        """What can be gone on with after an answer, and up to which number (not including) it is
-        all there will ever be.
+        """Apply the answer to a question. Returns the messages that can now be processed in order,
+        and the number up to which (exclusive) no other message will ever arrive.
 
         Args:
             first, num_asked: what was asked for.
-            end: of what is wanted; the answer may reach farther.
-            answer: None: there is none, and nothing is asked for any more.
+            end: end (exclusive) of the wanted messages. The answer may reach farther.
+            answer: None if there is no answer and nothing more will be asked.
         """
         if answer is None:
             return self._pop_before(end), end

@@ -1,4 +1,4 @@
-"""`TelemetryReader`: a subscriber that only counts, to say whether telemetry reached anybody."""
+"""`TelemetryReader`: a subscriber that only counts messages, to check that telemetry arrives."""
 
 import time
 
@@ -9,7 +9,7 @@ from stepscope.engine.transport.sockets import client_socket
 
 
 class TelemetryReader:
-    """A subscriber that counts. It has no thread: ZeroMQ queues, `drain` empties the queue."""
+    """Counts messages and gaps. It has no thread: ZeroMQ queues, and `drain` empties the queue."""
 
     def __init__(self, address: str) -> None:
         self.num_received = 0
@@ -33,7 +33,7 @@ class TelemetryReader:
             self.num_received += 1
 
     def drain_until(self, sequence: int, timeout_s: float) -> None:
-        """Until the message of this number is there, or the time is up: the rest are gaps."""
+        """Drain until message `sequence` has arrived or time is up. The missing count as gaps."""
         deadline_s = time.monotonic() + timeout_s
         self.drain()
         while (self.last_sequence or 0) < sequence and time.monotonic() < deadline_s:

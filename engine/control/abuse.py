@@ -30,18 +30,18 @@ class Abuse:
         self._flooders: dict[bytes, tuple[Asker, str]] = {}  # not reported yet, by account
 
     def note(self, account: bytes, identity: bytes) -> None:
-        """The limiter refused a command of a client; the client may be gone at the report."""
+        """Note that the limiter refused a command. Keeps who sent it, who may soon be gone."""
         if account not in self._flooders:
             self._flooders[account] = self._connections.described(identity)
 
     @property
     def wait_s(self) -> float | None:
-        """Seconds until `denials` may have something; None: not before the next message."""
+        """Seconds until `denials` may yield something. None: not before the next message."""
         waits_s = (self._limiter.next_report_s, self._backlog.wait_s)
         return min((each_s for each_s in waits_s if each_s is not None), default=None)
 
     def denials(self) -> Iterator[Denial]:
-        """The refusals not yet reported. Call it after each message and after `wait_s`."""
+        """Yield the refusals not reported yet. Call it after each message and after `wait_s`."""
         for account, count in self._limiter.floods():
             asker, known = self._flooders.pop(account)
             log.warning("refused %d commands of %s: too many in a short time", count, asker.name)

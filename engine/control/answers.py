@@ -1,7 +1,7 @@
 """`AnswerBook`: keeps the answer to each change, so that a repeated command is applied once.
 
-A client that lost its connection before the answer came sends the command again. It gets the first
-answer, or waits for it together with the first sender. Belongs to the control thread.
+A client that lost its connection before the answer arrived sends the command again. It gets the
+first answer, or waits for it together with the first sender. Belongs to the control thread.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from stepscope.engine.protocol.replies import AnyReply
 
-MAX_ANSWERS = 16_384  # at the rate of one client that gives changes without end: minutes
+MAX_ANSWERS = 16_384  # lasts for minutes, even if one client sends changes without pause
 MAX_WAITING = 64  # senders of one repeated command that has no answer yet
 
 _C = TypeVar("_C")
@@ -22,7 +22,7 @@ class OnceReused(Exception):  # noqa: N818 - reads as what happened
 
 
 def digest_of(payload: bytes) -> bytes:
-    """A short digest of a command: a command may be megabytes, and the book keeps thousands."""
+    """Return a short digest of a command: commands may be megabytes, and the book has thousands."""
     return hashlib.blake2b(payload, digest_size=16).digest()
 
 
@@ -34,7 +34,7 @@ class _Entry(Generic[_C]):
 
 
 class AnswerBook(Generic[_C]):
-    """Entries by client and by its name for the command; the oldest are dropped.
+    """Answers by client and by its name for the command. The oldest are dropped.
 
     `_C` is the type of the receiver of an answer.
     """
@@ -43,10 +43,10 @@ class AnswerBook(Generic[_C]):
         self._entries: OrderedDict[tuple[bytes, bytes], _Entry[_C]] = OrderedDict()
 
     def is_new(self, key: tuple[bytes, bytes], payload: bytes, client: _C) -> bool:
-        """Whether the command is to be applied. Else `take_ready` returns the answer to `client`.
+        """Whether to apply the command. If False, `take_ready` will return its answer.
 
         Raises:
-            OnceReused: it was another command the first time.
+            OnceReused: another command was sent under this name before.
         """
         digest = digest_of(payload)
         entry = self._entries.get(key)
@@ -62,7 +62,7 @@ class AnswerBook(Generic[_C]):
         return False
 
     def take_ready(self, key: tuple[bytes, bytes]) -> list[tuple[_C, AnyReply]]:
-        """The repeated commands that have an answer now."""
+        """Remove and return the repeated commands that now have an answer, with that answer."""
         entry = self._entries.get(key)
         if entry is None or entry.reply is None:
             return []
@@ -70,7 +70,7 @@ class AnswerBook(Generic[_C]):
         return [(client, entry.reply) for client in waiting]
 
     def answered(self, key: tuple[bytes, bytes], reply: AnyReply) -> None:
-        """Keep the answer of the first time."""
+        """Keep the answer to a command, if it is the first one."""
         entry = self._entries.get(key)
         if entry is not None and entry.reply is None:
             entry.reply = reply

@@ -1,4 +1,4 @@
-"""`BulkQuestions`: questions whose answers have many bytes. Belongs to the control thread."""
+"""`BulkQuestions`: queries with large answers. Belongs to the control thread."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -20,9 +20,9 @@ class BulkQuestions:
     """Gets each answer from the engine or the ring; `BulkReplies` sends it.
 
     Args:
-        engine: gives snapshots and the audit.
-        replay: gives messages of the ring (`Publisher.replay`).
-        replies: makes the answers on a thread of its own.
+        engine: answers for snapshots and the audit.
+        replay: returns messages of the replay ring (`Publisher.replay`).
+        replies: encodes and sends the answers on its own thread.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class BulkQuestions:
         self._replies = replies
 
     def take(self, command: BulkQuestion, client: RemoteClient) -> None:
-        """Raises ConfigError when this client has too many questions without an answer."""
+        """Start to answer. Raises ConfigError if the client has too many open questions."""
         account = client.account
         if not self._replies.reserve(account):
             raise ConfigError("rate_limited", "too much of what you asked waits to be answered")

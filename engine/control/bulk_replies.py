@@ -1,10 +1,10 @@
-"""`BulkReplies`: answers of many bytes, made and handed on by a thread of their own.
+"""`BulkReplies`: encodes and paces large answers on its own thread.
 
 Every viewer may ask for messages of the ring, snapshots and pages of the audit. However many ask,
-the thread takes at most `SHARE` of the processor's time, in slices short enough that other threads
-get the interpreter in time. It sends at most `TOTAL_RATE` bytes a second, after a burst of
-`TOTAL_BURST`. The client with the fewest open questions comes first, and among equals the one that
-received least: a client that asks one question at a time does not wait behind a flood.
+the thread uses at most `SHARE` of one core, in slices so short that other threads get the GIL in
+time. It sends at most `TOTAL_RATE` bytes a second, after a burst of `TOTAL_BURST`. The client with
+the fewest open questions is served first, and among equals the one that received least. So a client
+that asks one question at a time does not wait behind a flood.
 """
 
 import logging
@@ -28,13 +28,13 @@ log = logging.getLogger("stepscope.engine")
 SHARE = 0.02  # of one core's time
 CLIENT_RATE, CLIENT_BURST = 4e6, 16e6  # bytes a second, bytes at once
 TOTAL_RATE, TOTAL_BURST = 4e6, 16e6  # of all clients together
-MIN_BYTES = 65_536  # an answer counts as at least so many
-MAX_PENDING = 64  # questions of one client without an answer
+MIN_BYTES = 65_536  # a smaller answer counts as this many bytes
+MAX_PENDING = 64  # open questions of one client
 MAX_CLIENTS = 10_000
-MAX_REPLAY_FRAMES = 2_000  # of one answer; the asker comes again for more
+MAX_REPLAY_FRAMES = 2_000  # in one answer; the client asks again for more
 SLICE = 64  # messages read at a time
 
-# Made step by step: an answer comes last, what comes before it is a good moment to rest.
+# Yields None between pieces of work, where the thread may pause, and the answer last.
 Parts: TypeAlias = Iterator[AnyReply | msgspec.Raw | None]
 
 
@@ -58,7 +58,7 @@ class _Share:
 
 
 def replayed(replay: Callable[[int, int], Replayed], sequence: int, limit: int) -> Parts:
-    """An answer to `ReplayFrom`.
+    """Build the answer to `ReplayFrom`, in pieces.
 
     Args:
         replay: returns messages of the ring, from a sequence number, up to a limit.
@@ -69,7 +69,7 @@ def replayed(replay: Callable[[int, int], Replayed], sequence: int, limit: int) 
     end = min(ring.next_sequence, sequence + min(limit, MAX_REPLAY_FRAMES))
     while sequence < end:
         some = replay(sequence, min(SLICE, end - sequence)).frames
-        sequence = some[-1].sequence + 1 if some else sequence + SLICE  # given up meanwhile
+        sequence = some[-1].sequence + 1 if some else sequence + SLICE  # the ring dropped these
         for frame in some:
             num_bytes += len(frame.payload)
             if frames and num_bytes > MAX_REPLAY_BYTES:
@@ -82,7 +82,7 @@ def replayed(replay: Callable[[int, int], Replayed], sequence: int, limit: int) 
 
 
 def at_once(reply: AnyReply | msgspec.Raw) -> Parts:
-    """An answer that is ready and only has to be encoded."""
+    """Wrap an answer that is ready and only needs encoding."""
     yield reply
 
 
@@ -90,8 +90,8 @@ class BulkReplies:
     """Encodes and paces answers. Any thread may call it.
 
     Args:
-        post: takes each answer, encoded.
-        clock: seconds.
+        post: receives each encoded answer.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -110,14 +110,14 @@ class BulkReplies:
         self._thread.start()
 
     def close(self) -> None:
-        """Give up what is not answered yet."""
+        """Drop the open questions and end the thread."""
         with self._changed:
             self._closing.set()
             self._changed.notify()
         self._thread.join()
 
     def reserve(self, account: bytes) -> bool:
-        """Count a question of a client; False when it has too many without an answer."""
+        """Count a question of a client. False if the client has too many open questions."""
         with self._changed:
             share = self._share(account)
             if share.num_pending >= MAX_PENDING:
@@ -126,19 +126,19 @@ class BulkReplies:
             return True
 
     def answer(self, account: bytes, client: RemoteClient, parts: Parts) -> None:
-        """To what was reserved."""
+        """Queue the answer to a reserved question."""
         with self._changed:
             self._share(account).jobs.append(_Job(client, parts))
             self._changed.notify()
 
     def release(self, account: bytes) -> None:
-        """What was reserved is answered."""
+        """Note that a reserved question has been answered."""
         with self._changed:
             share = self._share(account)
             share.num_pending = max(0, share.num_pending - 1)
 
     def forget(self, identity: bytes) -> None:
-        """A connection is gone: drop the answers it waits for."""
+        """Drop the answers for a connection that is gone."""
         with self._changed:
             for share in self._shares.values():
                 kept = deque(job for job in share.jobs if job.client.identity != identity)
@@ -161,10 +161,10 @@ class BulkReplies:
                     num_bytes = max(MIN_BYTES, len(bytes(reply)))
                     share.level -= num_bytes
                     self._total.level -= num_bytes
-            self._post((job.client, reply))  # which is `release`d when it is sent
+            self._post((job.client, reply))  # the sender then calls `release`
 
     def _next(self) -> tuple[_Share, _Job] | None:
-        """The next one, when its time has come; None: it is closed."""
+        """Wait for the next job that may be answered now. None after `close`."""
         with self._changed:
             while not self._closing.is_set():
                 now_s = self._clock()
@@ -184,7 +184,7 @@ class BulkReplies:
         return None
 
     def _made(self, parts: Parts) -> msgspec.Raw:
-        # CPU time of this thread alone: waiting for the interpreter costs nothing.
+        # Measure only this thread's CPU time, without its waits for the GIL.
         began_s = time.thread_time()
         for part in parts:
             raw = None if part is None else self._encoded(part)
@@ -201,7 +201,7 @@ class BulkReplies:
         if reply is self._last[0]:
             return self._last[1]
         raw = msgspec.Raw(replies.encode(reply))
-        if isinstance(reply, Snapshot):  # many wait for the same
+        if isinstance(reply, Snapshot):  # many clients ask for the same snapshot
             self._last = (reply, raw)
         return raw
 

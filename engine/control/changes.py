@@ -1,7 +1,7 @@
-"""`Changes`: commands that change the engine, from the control socket. Belongs to its thread.
+"""`Changes`: handles commands that change the engine. Belongs to the control thread.
 
-A command that is sent again is still applied once. A change without effect is answered here; every
-other change goes to the engine's thread, whose answer comes back to `answered`.
+A command that is sent again is still applied only once. A change without effect is answered here.
+Every other change goes to the engine's thread, and `answered` receives its answer.
 """
 
 from collections.abc import Callable
@@ -17,11 +17,11 @@ from stepscope.engine.transport.connections import Connections
 
 
 class Changes:
-    """Takes changes from clients that may make them.
+    """Handles changes from clients that are allowed to make them.
 
     Args:
-        inbox: where changes wait for the engine's thread.
-        settled: answers a change that changes nothing; see `ServedEngine`.
+        inbox: the queue to the engine's thread.
+        settled: answers a change without effect. See `ServedEngine`.
         connections: name the client of a command.
         post: queues a reply, from any thread.
         send: sends a reply at once.
@@ -41,12 +41,12 @@ class Changes:
         self._post = post
         self._send = send
         self._answers: AnswerBook[RemoteClient] = AnswerBook()
-        self._num_on_their_way = 0  # to the engine's thread or back
+        self._num_on_their_way = 0  # changes that the engine has not answered yet
 
     def take(self, identity: bytes, command_id: bytes, command: Change, payload: bytes) -> None:
-        """Raises ConfigError when another command was sent under its name."""
-        # A name holds across the connections of a key; where there are no keys all are one user's.
-        # Without a name of its own a command is known by its connection and id.
+        """Handle a change. Raises ConfigError if another command was sent under its name."""
+        # A name is valid for all connections of a key. Without keys, all clients are one user.
+        # A command without a name is identified by its connection, id and content.
         if command.once:
             once = (self._connections.key(identity), command.once.encode())
         else:
@@ -76,7 +76,7 @@ class Changes:
         self._keep(once, reply)
 
     def answered(self, once: tuple[bytes, bytes], reply: AnyReply) -> None:
-        """The engine's thread has answered a change, and the answer was sent."""
+        """Note the engine's answer to a change. It has been sent to the first sender."""
         self._num_on_their_way -= 1
         self._keep(once, reply)
 

@@ -1,6 +1,6 @@
-"""What a `Submit` must satisfy before it may become a `Request`.
+"""Checks and tokenises a `Submit` before it becomes a `Request`.
 
-Runs outside the engine's thread (tokenising a long prompt takes longer than a step).
+Runs outside the engine's thread, because tokenising a long prompt takes longer than a step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,35 +17,35 @@ from stepscope.engine.text.tokenizer import TextStream
 
 
 def num_chars(command: Submit) -> int:
-    """Characters of text to tokenise."""
+    """Return the number of characters to tokenise."""
     texts = [command.prompt or "", *(turn.content for turn in command.messages or ())]
     return sum(map(len, texts))
 
 
 class TextCodec(Protocol):
-    """Text and conversations to token ids, and back; `tokenizer.Tokenizer` is the real one."""
+    """Converts text and conversations to token ids and back. See `tokenizer.Tokenizer`."""
 
     def encode(self, text: str, most: int | None = None) -> list[int]:
-        """Raises ConfigError when the text surely has more than `most` tokens."""
+        """Return token ids. Raises ConfigError if the text surely has more than `most` tokens."""
         ...
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, str]], most: int | None = None
     ) -> list[int]:
-        """Raises ConfigError for that too, or when the model takes no such conversation."""
+        """Return token ids. Raises ConfigError like `encode`, or if the chat template fails."""
         ...
 
     def text_stream(self) -> TextStream: ...
 
 
 class Intake:
-    """Checks a prompt against one model.
+    """Checks and tokenises prompts for one model.
 
     Args:
-        codec: tokenizer of the model, None when prompts must come as token ids.
-        vocab_size: token ids are below it.
-        max_model_len: most tokens of a request, prompt and output.
-        with_tokens: prompts are published to observers.
+        codec: the model's tokenizer. None if prompts must be token ids.
+        vocab_size: all token ids must be below it.
+        max_model_len: maximum number of tokens of a request, prompt and output together.
+        with_tokens: whether prompts are published to subscribers.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class Intake:
         self._max_model_len = max_model_len
 
     def prepare(self, command: Submit) -> list[int]:
-        """Token ids of the prompt.
+        """Return the token ids of the prompt.
 
         Raises:
-            ConfigError: not exactly one of text, token ids and conversation, an empty or too long
-                prompt, a token id that the model does not have, or a conversation its chat template
-                does not take. The message names the field.
+            ConfigError: not exactly one of text, token ids and conversation; an empty or too long
+                prompt; a token id outside the vocabulary; or a conversation that the chat template
+                rejects. The message names the field.
         """
         token_ids = self._token_ids(command)
         if command.max_prompt_tokens is not None:
@@ -88,7 +88,7 @@ class Intake:
         return token_ids
 
     def fitted(self, command: Submit, num_prompt_tokens: int) -> Submit:
-        """The command with no more `max_tokens` than a prompt of so many tokens leaves."""
+        """Return the command with `max_tokens` lowered to fit, if it has `fit_max_tokens`."""
         most = self._max_model_len - num_prompt_tokens
         sampling = command.sampling
         if not command.fit_max_tokens or sampling.max_tokens <= most:
@@ -97,14 +97,14 @@ class Intake:
         return msgspec.structs.replace(command, sampling=fitting)
 
     def stop_text(self, sampling: SamplingParams) -> StopText | None:
-        """What finds the stop strings of one request (of a `prepare`d command), if it has any."""
+        """Return the stop-string matcher of a prepared request. None without stop strings."""
         if not sampling.stop:
             return None
         assert self._codec is not None, "prepare refuses stop strings without a tokenizer"
         return StopText(self._codec.text_stream(), sampling.stop, sampling.include_stop)
 
     def prompt_text(self, token_ids: Sequence[int]) -> str | None:
-        """The prompt's text for observers; None if it is not published or there is none."""
+        """Return the prompt's text to publish. None without `with_tokens` or a tokenizer."""
         if not self._with_tokens or self._codec is None:
             return None
         stream = self._codec.text_stream()
@@ -116,7 +116,7 @@ class Intake:
             raise ConfigError(
                 "bad_prompt", "give exactly one of prompt, prompt_token_ids and messages"
             )
-        # What is too long is refused before it is tokenised, or looked at one by one.
+        # Refuse prompts that are too long before tokenising them or checking each token id.
         most = self._max_model_len - 1 if command.max_prompt_tokens is None else None
         if command.prompt_token_ids is not None:
             if most is not None and len(command.prompt_token_ids) > most:

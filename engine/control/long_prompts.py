@@ -1,7 +1,7 @@
-"""`LongPrompts`: prompts that take long to tokenise, and the two threads that do it.
+"""`LongPrompts`: tokenises long prompts on two threads of its own.
 
-One thread takes only the longest prompts, so that a prompt that is merely long does not wait for
-them. In each queue a shorter prompt goes first, but none waits without end (`MAX_OVERTAKEN_S`).
+One thread handles only the longest prompts, so that less long ones do not wait for them. In each
+queue shorter prompts go first, but no prompt waits forever (`MAX_OVERTAKEN_S`).
 """
 
 import heapq
@@ -17,17 +17,18 @@ from stepscope.engine.control.remote_client import RemoteClient
 from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.settings.config_error import ConfigError
 
-LONGEST_TEXTS = 256 * 1024  # characters and more: some 0.2 s each
+LONGEST_TEXTS = 256 * 1024  # characters from which the thread for the longest is used: some 0.2 s
 MAX_QUEUED_BYTES = 64 * 1024 * 1024  # of all prompts that wait or are being tokenised
 MAX_CLIENT_BYTES = MAX_QUEUED_BYTES // 2  # of one client
-# Each character by which a prompt is shorter lets it overtake one that came so much earlier: a
-# hundred times what tokenising a character takes. `MAX_OVERTAKEN_S` later, no prompt overtakes it.
+# A prompt overtakes one that arrived up to this long earlier, per character by which it is shorter.
+# That is a hundred times the time to tokenise a character. A prompt that is `MAX_OVERTAKEN_S` old
+# is not overtaken any more.
 OVERTAKES_S = 100e-6
 MAX_OVERTAKEN_S = 30.0
 
 
 def text_bytes(command: Submit) -> int:
-    """Memory that the text of a prompt takes."""
+    """Return the memory of a prompt's text in bytes."""
     texts = [command.prompt or "", *(turn.content for turn in command.messages or ())]
     return sum(map(sys.getsizeof, texts))
 
@@ -41,11 +42,11 @@ class LongPrompt:
 
 
 class LongPrompts:
-    """Queues with a thread each. `take`, `withdraw` and `forget` may be called from any thread.
+    """Two queues, each with a thread. Any thread may call `take`, `withdraw` and `forget`.
 
     Args:
-        prepare: tokenises one, on a thread of these, and gives what hands the result on. That is
-            called only while a client still waits, and must not block.
+        prepare: tokenises a prompt on one of these threads, and returns a function that delivers
+            the result. The function is called only if the client still waits. It must not block.
     """
 
     def __init__(self, prepare: Callable[[Submit, RemoteClient], Callable[[], None]]) -> None:
@@ -62,13 +63,13 @@ class LongPrompts:
             ).start()
 
     def close(self) -> None:
-        """Give up what waits."""
+        """Drop all waiting prompts and end the threads."""
         with self._change:
             self._is_closed = True
             self._change.notify_all()
 
     def take(self, command: Submit, client: RemoteClient, num_chars: int) -> None:
-        """Raises ConfigError when too many bytes wait already."""
+        """Queue a prompt. Raises ConfigError if too many bytes wait already."""
         num_bytes = text_bytes(command)
         prompt = LongPrompt(command, client, num_bytes)
         due_s = time.monotonic() + min(MAX_OVERTAKEN_S, num_chars * OVERTAKES_S)
@@ -84,7 +85,7 @@ class LongPrompts:
             self._change.notify_all()
 
     def withdraw(self, identity: bytes, command_id: bytes) -> RemoteClient | None:
-        """Drop a prompt that was cancelled. Returns its client; None: no such prompt."""
+        """Drop a cancelled prompt and return its client. None if there is no such prompt."""
         with self._change:
             prompt = self._held.get((identity, command_id))
             if prompt is None or not prompt.is_wanted:
@@ -93,7 +94,7 @@ class LongPrompts:
             return prompt.client
 
     def forget(self, identity: bytes) -> None:
-        """A client is gone: drop its prompts."""
+        """Drop the prompts of a client that is gone."""
         with self._change:
             if self._num_bytes[identity]:
                 self._drop({id(p) for p in self._held.values() if p.client.identity == identity})
@@ -132,7 +133,7 @@ class LongPrompts:
                 if prompt.is_wanted:
                     hand_on()
                 self._release(prompt)
-            del prompt, hand_on  # or they would stay until the next one comes
+            del prompt, hand_on  # free the memory now, not with the next prompt
 
 
 def _key(client: RemoteClient) -> tuple[bytes, bytes]:

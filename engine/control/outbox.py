@@ -1,4 +1,4 @@
-"""`Outbox`: replies for the one thread that owns the socket, and the descriptor that wakes it."""
+"""`Outbox`: a queue of replies to the thread that owns the socket, with a wake-up descriptor."""
 
 import os
 from collections import deque
@@ -11,12 +11,12 @@ class Outbox:
     """Filled from any thread, emptied by one.
 
     Attributes:
-        descriptor: readable when a new reply waits; for a poller.
+        descriptor: a file descriptor for a poller, readable when a new reply waits.
     """
 
     def __init__(self) -> None:
         self._waiting: deque[Outgoing] = deque()
-        self._is_woken = False  # and has not looked since
+        self._is_woken = False  # True from a wake-up until the reader calls `awake`
         self.descriptor, self._write = os.pipe()
         os.set_blocking(self._write, False)
 
@@ -32,16 +32,16 @@ class Outbox:
             os.write(self._write, b"\0")
 
     def awake(self) -> None:
-        """To be called when `descriptor` is readable, before `take`."""
+        """Clear the wake-up. Call it when `descriptor` is readable, before `take`."""
         os.read(self.descriptor, 65536)
         self._is_woken = False
 
     def take(self) -> Iterator[Outgoing]:
-        """What waits now, oldest first; what comes meanwhile wakes again."""
+        """Yield the replies that wait now, oldest first. Later ones wake the reader again."""
         for _ in range(len(self._waiting)):
             yield self._waiting.popleft()
 
     def close(self) -> None:
-        self._is_woken = True  # a later post must not write to another file with our number
+        self._is_woken = True  # so that no later post writes to a reused descriptor number
         os.close(self.descriptor)
         os.close(self._write)

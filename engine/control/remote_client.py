@@ -1,4 +1,4 @@
-"""`RemoteClient`: the core's receiver of answers to a command from the control socket."""
+"""`RemoteClient`: receives the engine's answers to one command from the control socket."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -14,12 +14,12 @@ class RemoteClient:
 
     Args:
         post: queues a reply, from any thread.
-        identity, command_id: the connection it came from, and the sender's name for it.
-        text: completes the outputs of a `Submit`.
-        once: of a change, its place in the book of answers.
-        bundles: whether its outputs may come together with those of others.
-        account: the same for all connections of a client; it shares one lane of the inbox.
-        is_bulk: its answer is one of `BulkReplies`.
+        identity, command_id: the connection, and the sender's id for the command.
+        text: adds the text to the outputs of a `Submit`.
+        once: for a change, its key in `AnswerBook`.
+        bundles: whether its outputs may be sent in one message with others.
+        account: the same for all connections of a client, which share one lane of the inbox.
+        is_bulk: whether `BulkReplies` sends its answer.
     """
 
     def __init__(
@@ -46,6 +46,6 @@ class RemoteClient:
         self._post((self, message))
 
 
-# A reply on its way to the thread that owns the socket. No type of its own: the engine's thread
-# makes one for each token, and a plain tuple is made in a tenth of the time.
+# A reply for the thread that owns the socket. The engine's thread builds one for each token, and a
+# plain tuple takes a tenth of the time of a class.
 Outgoing: TypeAlias = tuple[RemoteClient, AnyReply | msgspec.Raw]

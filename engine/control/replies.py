@@ -1,4 +1,4 @@
-"""`Replies`: what the control thread sends, in order for each client.
+"""`Replies`: sends the control thread's replies, in order for each client.
 
 Most replies are outputs of one token, and sending a message takes many times as long as encoding
 such an output. So outputs that are ready together go in one message to a client that accepts it.
@@ -19,7 +19,7 @@ MAX_BUNDLE = 16
 _BUNDLE_ID = bytes(8)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _LAST = int(zmq.NOBLOCK)
-# Without the layer of pyzmq that looks for options we do not use: it takes six times as long.
+# Bypasses the layer of pyzmq that handles options we do not use: it takes six times as long.
 _send = zmq.backend.Socket.send
 
 
@@ -27,9 +27,9 @@ class Replies:
     """Sends through a ROUTER socket with ROUTER_MANDATORY.
 
     Args:
-        socket: of the control thread.
-        connections: know which clients may still be answered.
-        forget: called with a client that cannot be reached, and why.
+        socket: the control thread's socket.
+        connections: says which clients may still receive answers.
+        forget: called with a client that cannot be reached, and the reason.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Replies:
         self._send(identity, command_id, message)
 
     def bundle(self, identity: bytes, command_id: bytes, output: Output) -> None:
-        """Send together with other outputs, by `send_bundles` at the latest."""
+        """Send an output together with others, with the next `send_bundles` at the latest."""
         if output.logprobs is not None or len(output.token_ids) > 1:
             self.send(identity, command_id, output)  # as large as a bundle
             return
@@ -78,7 +78,7 @@ class Replies:
             return
         try:
             _send(self._socket, identity, _MORE)
-            # A message that was begun has room for all of it.
+            # If the first frame found room in the queue, the other frames do too.
             _send(self._socket, command_id, _MORE)
             payload = replies.encode(message)
             _send(self._socket, payload, _LAST)

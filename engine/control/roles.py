@@ -1,4 +1,4 @@
-"""`Roles`: refuses changes that come with a viewer's key. Belongs to the control thread."""
+"""`Roles`: refuses changes sent with a viewer's key. Belongs to the control thread."""
 
 from stepscope.engine.loop.control_tally import ControlTally
 from stepscope.engine.loop.inbox import Denial, Inbox
@@ -8,10 +8,10 @@ from stepscope.engine.transport.connections import Connections
 
 
 class Roles:
-    """Checks commands against the role of the key they came with.
+    """Checks commands against the role of the sender's key.
 
     Args:
-        connections: know the role of each key.
+        connections: says the role of each client's key.
         inbox: receives denied commands for the audit trail.
         tally: counts denied commands.
     """
@@ -22,7 +22,7 @@ class Roles:
         self._tally = tally
 
     def check(self, identity: bytes, command: Submit | Change, who: str) -> None:
-        """Raises ConfigError when the client's key is a viewer's."""
+        """Raise ConfigError if the client's key is a viewer's, and audit the refusal."""
         holder = self._connections.holder(identity)
         if holder is None or holder.role == "operator":
             return

@@ -1,4 +1,4 @@
-"""`ServedEngine`: what the control socket needs of an engine."""
+"""`ServedEngine`: the interface of an engine to the control socket."""
 
 from typing import Protocol
 
@@ -11,7 +11,7 @@ from stepscope.engine.telemetry.kept_snapshots import KeptSnapshots
 
 
 class ServedEngine(Protocol):
-    """All of it may be used from any thread."""
+    """All members may be used from any thread."""
 
     @property
     def inbox(self) -> Inbox: ...
@@ -21,29 +21,29 @@ class ServedEngine(Protocol):
     def info(self) -> EngineInfo: ...
     @property
     def next_step(self) -> int:
-        """The step that is scheduled next."""
+        """Number of the step that is scheduled next."""
         ...
 
     @property
     def last_step(self) -> int:
-        """The newest step that was published; -1 before the first."""
+        """Number of the last published step, -1 before the first."""
         ...
 
     @property
     def kept_snapshots(self) -> KeptSnapshots: ...
     @property
     def max_waiting(self) -> int:
-        """Commands that may wait in the inbox before a `Submit` is refused."""
+        """Number of commands in the inbox from which a `Submit` is refused."""
         ...
 
     def settled(self, command: Change, asker: Asker, is_alone: bool) -> Settled | None:
-        """The answer to a change without effect; None: the engine's thread must answer.
+        """Return the answer to a change without effect. None if the engine's thread must answer.
 
         Args:
-            is_alone: no other change is on its way.
+            is_alone: whether no other change waits for the engine's answer.
         """
         ...
 
     def clock(self) -> int:
-        """The engine's time, in nanoseconds."""
+        """Return the engine's time in nanoseconds."""
         ...

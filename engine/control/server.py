@@ -1,9 +1,9 @@
 """`ControlServer`: the control socket and the thread that serves it.
 
-It decodes, prepares and answers. A change goes into the engine's inbox and is applied between two
-steps. A command that the engine must refuse is refused here, and answers of many bytes have a
-thread of their own (`BulkReplies`). The engine's replies come back through an outbox, because a
-ZeroMQ socket belongs to one thread.
+The thread decodes, checks and answers commands. A change goes into the engine's inbox, and is
+applied between two steps. A command that the engine would refuse is refused here. Large answers
+are prepared on a separate thread (`BulkReplies`). The engine's replies pass through an outbox,
+because a ZeroMQ socket belongs to one thread.
 """
 
 import logging
@@ -43,24 +43,24 @@ if TYPE_CHECKING:
 log = logging.getLogger("stepscope.engine")
 
 CLIENT_QUEUE = 100_000  # replies that may wait for a client before its requests are ended
-RECEIVE_QUEUE = 8  # commands of one client that wait here; more wait with the client
-MAX_AT_ONCE = 32  # commands that are taken before replies are sent
+RECEIVE_QUEUE = 8  # commands of one client that wait here; further ones wait on its side
+MAX_AT_ONCE = 32  # commands received before replies are sent
 
 
 class ControlServer:
-    """Serves a ROUTER socket on a thread of its own.
+    """Serves a ROUTER socket on its own thread.
 
     Args:
         address: ZeroMQ address to bind.
-        engine: whose inbox is filled.
+        engine: receives the commands through its inbox.
         intake: checks and tokenises prompts.
-        tokenizer: turns output tokens into text, None when the engine has none.
-        replay: answers `ReplayFrom` (`Publisher.replay`).
-        gate: decides which clients may connect; None: every client is an operator.
-        telemetry: address of the publisher; this thread watches its connections too.
+        tokenizer: converts output tokens to text. None if the engine has no tokenizer.
+        replay: returns messages for `ReplayFrom` (`Publisher.replay`).
+        gate: decides which clients may connect. None: every client is an operator.
+        telemetry: address of the publisher, whose connections this thread watches too.
 
     Raises:
-        ConfigError: the address cannot be had.
+        ConfigError: the address cannot be bound.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class ControlServer:
         self._socket.setsockopt(zmq.LINGER, 500)
         self._socket.setsockopt(zmq.SNDHWM, CLIENT_QUEUE)
         self._socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE)
-        # Sending to a client that is gone then raises an error that we can handle.
+        # So that sending to a client that is gone raises an error.
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        # libzmq hangs up on a client that sends more; a slightly larger command is answered.
+        # libzmq disconnects a client that sends more. Commands up to here get a proper answer.
         self._socket.setsockopt(zmq.MAXMSGSIZE, 2 * commands.MAX_COMMAND_BYTES)
         self._connections = Connections(self._socket, gate)
         self._roles = Roles(self._connections, engine.inbox, self._tally)
@@ -125,14 +125,14 @@ class ControlServer:
         try:
             while True:
                 pause_s = self._limiter.pause_s()
-                # With no flags it is left out: unread commands wait with their senders.
+                # During a pause, do not read the socket: unread commands wait with their senders.
                 poller.register(self._socket, 0 if pause_s else zmq.POLLIN)
                 waits_s = (pause_s or None, self._abuse.wait_s)
                 wait_s = [each_s for each_s in waits_s if each_s is not None]
                 ready = dict(poller.poll(round(min(wait_s) * 1000) + 1 if wait_s else None))
                 if outbox in ready:
                     self._outbox.awake()
-                # Asked for first: what is posted before the end is sent.
+                # Read the flag first, so that everything posted before `close` is sent.
                 is_last = self._closing
                 self._send_outbox()
                 if is_last:
@@ -158,7 +158,7 @@ class ControlServer:
             try:
                 self._receive(received)
             except Exception:
-                # Ours to repair, but the others are still to be answered.
+                # A bug of ours, but the other clients must still be answered.
                 log.exception("a message to the control socket was not dealt with")
             if self._limiter.pause_s():
                 return
@@ -168,7 +168,7 @@ class ControlServer:
         identity, command_id = frames[0], frames[1] if len(frames) > 1 else b""
         self._forget_lost(self._connections.note(identity, received))
         if not self._connections.is_welcome(identity):
-            return  # revoked; its connection is being cut off
+            return  # its key is revoked, and its connection is being closed
         account = self._connections.account(identity)
         answer_id = command_id[:8].rjust(8, b"\0")
         if not self._limiter.admit(account, sum(map(len, frames))):
@@ -268,14 +268,14 @@ class ControlServer:
                 self._changes.answered(client.once, message)
         self._replies.send_bundles()
 
-    # Clients that are gone, or are too much
+    # Clients that are gone
 
     def _forget_lost(self, gone: list[bytes]) -> None:
         for identity in gone:
             self._forget(identity, "its connection is closed")
 
     def _forget(self, identity: bytes, why: str) -> None:
-        """End the requests of a client."""
+        """Drop all questions and requests of a client that is gone."""
         self._submissions.forget(identity)
         self._bulk.forget(identity)
         requests = self._connections.take_requests(identity)

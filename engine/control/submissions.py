@@ -1,7 +1,7 @@
-"""`Submissions`: prompts on their way from the control socket to the core's inbox.
+"""`Submissions`: checks and tokenises prompts, and puts them into the engine's inbox.
 
-Short ones are tokenised at once. Long ones take up to seconds, and all replies go through the
-control thread, so they go to threads of their own.
+Short prompts are tokenised at once. Long ones take up to seconds, so other threads tokenise them:
+the control thread has to send all replies meanwhile.
 """
 
 import logging
@@ -17,17 +17,17 @@ from stepscope.engine.protocol.settings.config_error import ConfigError
 
 log = logging.getLogger("stepscope.engine")
 
-LONG_TEXT = 16_384  # characters; so many are tokenised in some 10 ms
-_TURN_CHARS = 64  # what a turn of a conversation takes beside its text
+LONG_TEXT = 16_384  # characters; tokenising this many takes some 10 ms
+_TURN_CHARS = 64  # a turn of a conversation counts as its text and this many characters
 
 
 class Submissions:
-    """Checks and tokenises.
+    """Accepts the prompts of all clients.
 
     Args:
-        inbox: of the core.
-        intake: knows the model's tokenizer and limits.
-        clock: the engine's.
+        inbox: the engine's inbox.
+        intake: checks and tokenises a prompt.
+        clock: the engine's clock, in nanoseconds.
         charge_text: called with the client and the characters tokenised on the control thread.
     """
 
@@ -45,11 +45,11 @@ class Submissions:
         self._long = LongPrompts(self._prepare_long)
 
     def close(self) -> None:
-        """Give up what waits to be tokenised."""
+        """Drop all prompts that wait to be tokenised."""
         self._long.close()
 
     def take(self, command: Submit, client: RemoteClient) -> None:
-        """Raises ConfigError when the prompt is invalid, or too much waits now."""
+        """Accept a prompt. Raises ConfigError if it is invalid, or too many bytes wait already."""
         size = num_chars(command) + _TURN_CHARS * len(command.messages or ())
         if size <= LONG_TEXT:
             self._charge_text(client.account, size)
@@ -58,7 +58,7 @@ class Submissions:
             self._long.take(command, client, size)
 
     def withdraw(self, identity: bytes, command_id: bytes) -> bool:
-        """End a prompt that waits to be tokenised; False when it does not (any more)."""
+        """Cancel a prompt that waits to be tokenised. False if it does not wait."""
         client = self._long.withdraw(identity, command_id)
         if client is None:
             return False
@@ -66,7 +66,7 @@ class Submissions:
         return True
 
     def forget(self, identity: bytes) -> None:
-        """A client is gone: its prompts need not be tokenised."""
+        """Drop the waiting prompts of a client that is gone."""
         self._long.forget(identity)
 
     def _prepared(self, command: Submit, client: RemoteClient) -> Call:
