@@ -1,7 +1,7 @@
-"""What a runner does on a GPU before its first step: a trial, the KV pool, kernels, graphs.
+"""Prepares a runner on a GPU before its first step: a trial, the KV pool, kernels, graphs.
 
-The pool gets what is left of `gpu_memory_utilization` once weights, the largest step and the graphs
-have theirs; the trial says what those need.
+The KV pool gets what remains of `gpu_memory_utilization` after the weights, the largest step and
+the graphs. The trial measures what these need.
 """
 
 import logging
@@ -31,29 +31,29 @@ log = logging.getLogger("stepscope.engine")
 
 Progress = Callable[[str, float], None]
 
-# The step that memory is kept for, unless `token_capacity` says otherwise. A larger one that an
-# operator allows later is run in halves if it does not fit.
+# Memory is reserved for a step of this size, unless `token_capacity` says otherwise. If an operator
+# allows larger steps later, a step that does not fit runs in halves.
 TRIAL_TOKENS = 8192
-# The pool of the trial: no request owns what is stored there, so all may share it.
+# KV blocks for the trial. Its requests may share them, because nothing reads the content later.
 TRIAL_BLOCKS = 64
 
 
 class MemoryNow(NamedTuple):
-    """Bytes of a device's memory at a moment."""
+    """A device's memory at one moment, in bytes."""
 
     total: int
-    free: int  # that is not in use
-    reserved: int  # that torch has, used or kept for later
-    allocated: int  # that tensors have
+    free: int  # not used by any process
+    reserved: int  # held by torch, for tensors or for later
+    allocated: int  # held by tensors
 
 
 class Gpu(Protocol):
-    """What the start needs of a device."""
+    """The interface of a device to this module."""
 
     def memory(self) -> MemoryNow: ...
 
     def peak_bytes(self, run: Callable[[], object]) -> int:
-        """What `run` takes at its highest, beside what is there before."""
+        """Return the peak memory of `run` in bytes, beyond what was allocated before."""
         ...
 
     def recorder(self) -> GraphDevice: ...
@@ -86,13 +86,13 @@ class CudaGpu:
 def prepare(
     runner: "ModelRunner", config: EngineConfig, progress: Progress, gpu: Gpu | None = None
 ) -> None:
-    """Make `runner`, whose pool is that of a trial, ready to serve.
+    """Make `runner` ready to serve. Its KV pool must be that of the trial.
 
     Args:
-        gpu: the runner's own device, unless a test says otherwise.
+        gpu: None for the runner's own device. Tests pass another.
 
     Raises:
-        ConfigError: there is too little memory; the message says what to lower.
+        ConfigError: there is too little memory. The message says what to lower.
     """
     gpu = CudaGpu(runner.device) if gpu is None else gpu
     sizes = graph_sizes(config.seq_capacity) if runner.is_capturable else []
@@ -119,15 +119,15 @@ def prepare(
 
 
 def _trial(runner: "ModelRunner", config: EngineConfig, sizes: list[int], gpu: Gpu) -> DeviceUse:
-    """What weights, the largest step and graphs take."""
+    """Measure the memory of the weights, the largest step and the graphs."""
     wanted = config.token_capacity or TRIAL_TOKENS
     num_requests = min(config.seq_capacity, wanted)
     each = max(1, min(wanted // num_requests, runner.max_model_len))
 
     def peak_bytes(lengths: list[tuple[int, int]]) -> int:
         step = trial_step(lengths, runner.num_blocks, runner.block_size)
-        # Whole, for a step that is cut needs less than it will when it is not.
-        runner.launch_whole(step).collect()  # what is set up at first use stays, also kernels
+        # Not in halves: a step in halves needs less memory than the whole step.
+        runner.launch_whole(step).collect()  # once before, because the first run allocates more
         return gpu.peak_bytes(lambda: runner.launch_whole(step).collect())
 
     activations = peak_bytes([(0, each)] * num_requests)

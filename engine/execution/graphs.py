@@ -1,11 +1,11 @@
-"""Decode steps as CUDA graphs: what a step launches is recorded once and replayed as one launch.
+"""Decode steps as CUDA graphs: a step's kernels are recorded once and replayed as one launch.
 
-A decode of a small batch has some hundreds of kernels of a few microseconds each; launched one by
-one they take longer to launch than to run. A graph has fixed shapes and addresses, so there is one
-for each of a few sizes, a step is filled up to the next of them, and whatever changes from step to
-step lies in `StepBuffers`.
+A decode of a small batch runs some hundreds of kernels of a few microseconds each. Launching them
+one by one takes longer than running them. A graph has fixed shapes and addresses. So there is a
+graph for each of a few batch sizes, a step is padded to the next size, and inputs that change from
+step to step lie in `StepBuffers`.
 
-`DecodeGraphs` owns the graphs and what they write to. Recording itself is a `GraphDevice`'s.
+`DecodeGraphs` owns the graphs and their outputs. A `GraphDevice` records them.
 """
 
 from collections.abc import Callable
@@ -18,17 +18,17 @@ from stepscope.engine.execution.step_buffers import StepBuffers, StepInputs
 
 Progress = Callable[[str, float], None]
 
-# Above it, a step takes long enough to be launched kernel by kernel meanwhile.
+# Larger steps run long enough to hide the launches of their kernels.
 LARGEST_GRAPH = 512
-# What a graph of some hundred kernels takes up beside its tensors (an estimate, to be measured).
+# Memory of a graph of some hundred kernels beside its tensors (an estimate, to be measured).
 GRAPH_BYTES = 8 << 20
 
 
 def graph_sizes(most: int) -> list[int]:
-    """Sizes to record for steps of up to `most` requests: 1, 2, 4, 8, every 16, and `most` itself.
+    """Return the sizes to record for up to `most` requests: 1, 2, 4, 8, every 16, and `most`.
 
-    Above 8, at most 15 rows are padding: 6 % at 256 requests, while a decode is bound by reading
-    weights that all rows share.
+    Above 8, at most 15 rows are padding. That is 6 % at 256 requests, and a decode is bound by
+    reading the weights, which all rows share.
     """
     most = min(most, LARGEST_GRAPH)
     sizes = [size for size in (1, 2, 4, 8, *range(16, most + 1, 16)) if size <= most]
@@ -36,26 +36,26 @@ def graph_sizes(most: int) -> list[int]:
 
 
 class Graph(Protocol):
-    """What was recorded; may be launched again and again."""
+    """A recorded graph, which can be replayed any number of times."""
 
     def replay(self) -> None: ...
 
 
 class GraphDevice(Protocol):
     def record(self, launch: Callable[[], None]) -> Graph:
-        """A graph of what `launch` launches. It has run at least once when this returns."""
+        """Record what `launch` launches, after running it at least once."""
         ...
 
 
 class DecodeGraphs:
-    """Graphs of a model's decode for several sizes of batch.
+    """Graphs of a model's decode for several batch sizes.
 
     Args:
-        sizes: ascending.
-        forward: logits `[size, vocab_size]` of inputs of a size; reads of them only tensors.
-        buffers: have room for the largest size.
-        logits: `[largest size, vocab_size]`, where graphs leave their results. One for all of
-            them: results of their own would stay in memory for every size.
+        sizes: the batch sizes, ascending.
+        forward: returns logits `[size, vocab_size]`. It may read only the tensors of its inputs.
+        buffers: inputs for up to the largest size.
+        logits: `[largest size, vocab_size]`, the output of all graphs. They share it, because one
+            output per size would take more memory.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class DecodeGraphs:
         self._graphs: dict[int, Graph] = {}
 
     def record(self, progress: Progress) -> None:
-        """Record every size, the largest first: its memory has room for all others."""
+        """Record every size, the largest first, because the others can reuse its memory."""
         for done, size in enumerate(reversed(self.sizes)):
             progress("recording CUDA graphs", done / len(self.sizes))
             inputs = self._buffers.inputs(size)
@@ -85,17 +85,17 @@ class DecodeGraphs:
             self._graphs[size] = self._device.record(launch)
 
     def size_for(self, batch: InputBatch) -> int | None:
-        """The size that a step is filled up to; None: it has to run kernel by kernel."""
+        """Return the size to which a step is padded. None if no graph can run it."""
         num_requests = len(batch.context_lens)
         if len(batch.input_ids) != num_requests:
-            return None  # a chunk is among them
+            return None  # the step has a prefill chunk
         return next((size for size in self.sizes if size >= num_requests), None)
 
     def run(self, batch: InputBatch, size: int, fed: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits `[len(batch.input_ids), vocab_size]`, good until the next step.
+        """Return logits `[len(batch.input_ids), vocab_size]`, valid until the next step.
 
         Args:
-            fed: tokens for the places `batch.fed_at`, on the device.
+            fed: tokens for the positions `batch.fed_at`, on the device.
         """
         self._buffers.fill(batch, size, fed)
         self._graphs[size].replay()
@@ -103,14 +103,14 @@ class DecodeGraphs:
 
 
 class CudaGraphDevice:
-    """Records on a stream of its own; all graphs share one pool of memory, one runs at a time."""
+    """Records on its own stream. All graphs share one memory pool, as only one runs at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, launch: Callable[[], None]) -> Graph:
-        # What is set up at first use (compiled kernels, workspaces) is not part of a graph.
+        # Run it before recording, so that first-use setup (compiling, workspaces) stays outside.
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):

@@ -1,6 +1,6 @@
-"""Turns the rows of a step into the arrays a model takes. Host work only, on every step's path.
+"""Lays out the rows of a step as the model's input arrays. Runs on the host, in every step.
 
-Nothing here loops over tokens in Python; the loops over requests do the least they can.
+Nothing here loops over tokens in Python, and loops over requests do as little as possible.
 """
 
 from collections.abc import Sequence
@@ -22,25 +22,25 @@ class InputBatch(NamedTuple):
 
     input_ids: IntArray  # [num_tokens]
     positions: IntArray  # [num_tokens], of each token in its request
-    slot_mapping: IntArray  # [num_tokens], where its keys and values go
+    slot_mapping: IntArray  # [num_tokens], KV slot of each token
     query_starts: IntArray  # [R + 1]
     context_lens: IntArray  # [R], tokens of the request after this step
-    block_tables: IntArray  # [R, blocks of the longest]; past a request's end: any valid block
-    decodes: IntArray  # [R], 1 for a decode, 0 for a chunk, be it of one token
-    sampling_rows: list[int]  # the rows that are followed by a new token; by several with drafts
-    logits_of: IntArray  # the last token of each of these
-    # Tokens that a step in flight is still to give: places in `input_ids`, which has 0 there, and
-    # whose tokens they are.
+    block_tables: IntArray  # [R, blocks of the longest], padded with any valid blocks
+    decodes: IntArray  # [R], 1 for a decode, 0 for a prefill chunk, even of one token
+    sampling_rows: list[int]  # rows to sample a token for; with drafts a row occurs several times
+    logits_of: IntArray  # position in `input_ids` of the last token of each sampling row
+    # Tokens that a step in flight has not produced yet: their positions in `input_ids`, which has 0
+    # there, ...
     fed_at: Sequence[int] = ()
-    fed_by: Sequence[int] = ()  # request ids
-    depths: Sequence[int] = ()  # of `sampling_rows`: how many drafts come before; empty: none do
+    fed_by: Sequence[int] = ()  # ... and the ids of their requests
+    depths: Sequence[int] = ()  # number of drafts before each sampling row; empty without drafts
 
 
 class BlockTables:
-    """The block tables of running requests as rows of one array, kept up to date by appending.
+    """The block tables of running requests as rows of one array, updated by appending.
 
-    Copying lists of thousands of ids into arrays would cost more than anything else on the host in
-    a step; comparing a list with what was copied of it before costs a few nanoseconds an id.
+    Copying whole lists of thousands of ids would be the most expensive host work of a step.
+    Comparing a list with its earlier copy costs only a few nanoseconds per id.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class BlockTables:
         self._free = list(range(len(self._table)))
 
     def gather(self, requests: Sequence[Request]) -> IntArray:
-        """[requests, blocks of the longest], a copy."""
+        """Return a copy of the block tables, [requests, blocks of the longest]."""
         width = max(len(request.block_table) for request in requests)
         if width > self._table.shape[1]:
             grown = np.zeros((len(self._table), 2 * width), dtype=np.int64)
@@ -79,7 +79,7 @@ class BlockTables:
         return row
 
     def _make_room(self, requests: Sequence[Request]) -> None:
-        """Forget requests that are not in the step, then grow until every one in it has a row."""
+        """Free the rows of requests outside the step, then add rows until all in it have one."""
         needed = {request.request_id for request in requests}
         for request_id in [known for known in self._row_of if known not in needed]:
             self._free.append(self._row_of.pop(request_id))
@@ -96,10 +96,10 @@ class BlockTables:
 def build(
     rows: Sequence[ScheduledRow], tables: BlockTables, block_size: int, *, ahead: bool = False
 ) -> InputBatch:
-    """Lay out `rows`, at least one, in their order.
+    """Lay out `rows` in their order. There must be at least one.
 
     Args:
-        ahead: rows may begin with a token that a step in flight is still to give.
+        ahead: whether rows may begin with a token that a step in flight has not produced yet.
     """
     num_rows = len(rows)
     starts = np.fromiter((row.start for row in rows), np.int64, num_rows)
@@ -149,14 +149,14 @@ def build(
 def _build_with_drafts(
     rows: Sequence[ScheduledRow], tables: BlockTables, block_size: int
 ) -> InputBatch:
-    """Each draft is laid out as a decode of its own, behind the token before it.
+    """Lay out each draft token as a separate decode, after the token before it.
 
-    So the logits at its place are to the bit those of a decode without drafts, and a step without
-    chunks can be a recorded graph. It finds the keys of the drafts before it, for a layer stores
-    those of all rows before any row reads.
+    So its logits are bit-identical to those of a decode without drafts, and a step without prefill
+    chunks can run as a CUDA graph. A draft sees the keys of the drafts before it, because a layer
+    stores the keys of all rows before any row reads them.
     """
     laid_out: list[ScheduledRow] = []
-    places: list[tuple[int, int]] = []  # of these, the row and its depth in it
+    places: list[tuple[int, int]] = []  # for each of these, its original row and depth in it
     for index, row in enumerate(rows):
         if not has_drafts(row):
             laid_out.append(row)
@@ -175,6 +175,6 @@ def _build_with_drafts(
 def _requests_at(
     rows: Sequence[ScheduledRow], query_starts: IntArray, places: Sequence[int]
 ) -> list[int]:
-    """Whose row each of these places belongs to."""
+    """Return the id of the request to which each position in `input_ids` belongs."""
     found = np.searchsorted(query_starts, places, side="right") - 1
     return [rows[row].request.request_id for row in found.tolist()]

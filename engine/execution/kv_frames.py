@@ -1,4 +1,4 @@
-"""`KVFrames`: KV blocks as frames of bytes, for another engine of the same model to load."""
+"""`KVFrames`: KV blocks as frames of bytes, which another engine of the same model can load."""
 
 import warnings
 from collections.abc import Sequence
@@ -7,13 +7,14 @@ import torch
 
 
 class KVFrames:
-    """Copies blocks of the KV cache of a runner to and from memory outside of it.
+    """Copies blocks of a runner's KV cache to and from other memory.
 
-    A frame is what one block holds: the keys of all layers, then the values of all layers.
+    A frame is the content of one block: the keys of all layers, then the values of all layers.
 
     Args:
-        caches: keys of each layer, then values of each layer; `ModelRunner` says how shaped.
-        layout: names the model and the shape of its blocks: what loads frames must have the same.
+        caches: keys of each layer, then values of each layer, shaped as in `ModelRunner`.
+        layout: identifies the model and the shape of its blocks. Engines can exchange frames only
+            if their layouts are equal.
     """
 
     def __init__(self, caches: Sequence[torch.Tensor], layout: str) -> None:
@@ -23,7 +24,7 @@ class KVFrames:
         self.frame_bytes = sum(cache.shape[1] for cache in self._caches)
 
     def store(self, blocks: Sequence[int], memory: memoryview, frames: Sequence[int]) -> None:
-        """Copy `blocks` into `frames` of `memory`; it has all been copied when this returns."""
+        """Copy `blocks` into `frames` of `memory`. The copy is complete on return."""
         stored = self._frames(memory)
         places = torch.tensor(frames)
         for begin, cache in self._parts():
@@ -39,7 +40,7 @@ class KVFrames:
             cache[torch.tensor(blocks, device=cache.device)] = rows.to(cache.device)
 
     def _parts(self) -> list[tuple[int, torch.Tensor]]:
-        """The caches, and where in a frame their part begins."""
+        """Return the caches, each with the offset of its part in a frame."""
         parts, begin = [], 0
         for cache in self._caches:
             parts.append((begin, cache))
@@ -47,7 +48,7 @@ class KVFrames:
         return parts
 
     def _frames(self, memory: memoryview) -> torch.Tensor:
-        """[num_frames, frame_bytes], without a copy."""
+        """Return `memory` as a tensor [num_frames, frame_bytes], without copying."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given buffer is not writable")
             return torch.frombuffer(memory, dtype=torch.uint8).view(-1, self.frame_bytes)

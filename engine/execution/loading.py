@@ -1,4 +1,4 @@
-"""Makes a runner from a configuration: finds the device, the model and the memory for both."""
+"""Builds a runner from a configuration: finds the device, loads the model, allocates memory."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -34,15 +34,15 @@ def load_runner(
     progress: Progress,
     check_length: Callable[[int], None] = lambda max_model_len: None,
 ) -> ModelRunner:
-    """Find, read and warm up the model that `config` names.
+    """Find, load and warm up the model that `config` names.
 
     Args:
-        progress: called with what is being done and its share (0..1).
-        check_length: called with the longest request of the model before its weights are read; it
-            raises what is wrong with that.
+        progress: called with the current task and its share done (0..1).
+        check_length: called with the model's longest request before the weights are loaded. It
+            raises an error if that length does not fit other settings.
 
     Raises:
-        ConfigError: anything that is wrong with the model, the device or the memory.
+        ConfigError: the model, the device or the memory does not fit the configuration.
     """
     device = find_device(config.device)
     torch.set_num_threads(num_threads(config))
@@ -54,7 +54,7 @@ def load_runner(
         backend, _ = choose(config.attention, str(device), dtype, kv_dtype)
     except BackendUnavailableError as error:
         raise ConfigError("attention", str(error)) from None
-    # A wrong setting is refused now, not after minutes of loading.
+    # Check these settings now, before minutes of loading.
     kv_memory_bytes(config.kv_memory, free_bytes(device), cap_share=False)
     config.overlaps(launch_blocks=launch_blocks(device))
     progress("finding the model", 0.0)
@@ -107,7 +107,7 @@ def load_runner(
 
 
 def _thread_choice(config: EngineConfig, device: torch.device, model: Model) -> ThreadChoice | None:
-    """None: every step has the threads that were asked for, or the work is another device's."""
+    """Return the chooser of thread counts. None if the count is fixed, or not on a CPU."""
     most = num_threads(config)
     if config.threads or most == 1 or device.type != "cpu" or not model.is_thread_invariant:
         return None
@@ -115,7 +115,7 @@ def _thread_choice(config: EngineConfig, device: torch.device, model: Model) -> 
 
 
 def _name(model: str, folder: Path) -> str:
-    """What a model is called: as it was asked for, or by its folder or file."""
+    """Return the model's name: as given, or the name of its folder or file."""
     if model.endswith(gguf_checkpoint.SUFFIX):
         return Path(model).stem
     return folder.resolve().name if Path(model).expanduser().is_dir() else model

@@ -1,4 +1,4 @@
-"""`ModelRunner`: a real model behind the `Runner` protocol. Owns every tensor of the engine."""
+"""`ModelRunner`: the `Runner` of a real model. Owns every tensor of the engine."""
 
 import hashlib
 import random
@@ -37,12 +37,12 @@ from stepscope.kernels.paged_attention import AttentionBackend, PagedBatch, to_d
 
 Progress = Callable[[str, float], None]
 
-WARM_UP_TOKENS = 64  # of the chunk that is run first
-SCALE_TOKENS = 256  # of the prompt that scales of FP8 are found from
+WARM_UP_TOKENS = 64  # of the warm-up chunk
+SCALE_TOKENS = 256  # of the prompt from which the FP8 scales are computed
 
 
 class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """What operators see of the model; the fields are `EngineInfo`'s."""
+    """Description of the model for operators. The fields are those of `EngineInfo`."""
 
     model: str
     architecture: str
@@ -62,7 +62,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
 class ModelRunner:
     """Executes steps on one device.
 
-    The KV cache is one tensor of keys and one of values a layer, each
+    The KV cache has one tensor of keys and one of values per layer, each
     `[num_blocks, block_size, num_kv_heads, head_dim]`.
     """
 
@@ -116,9 +116,9 @@ class ModelRunner:
         self.allocate(num_blocks)
 
     def allocate(self, num_blocks: int) -> None:
-        """Give the KV cache `num_blocks` blocks; what it held is gone, and so are graphs.
+        """Allocate a KV cache of `num_blocks` blocks. Drops its old content and the graphs.
 
-        With graphs there is one more, for what fills steps up to their sizes: `scratch_slot`.
+        If steps can be captured there is one more block, for padding rows (`scratch_slot`).
         """
         self.graphs = None
         self._key_caches, self._value_caches = [], []
@@ -138,19 +138,19 @@ class ModelRunner:
 
     @property
     def scratch_slot(self) -> int:
-        """A slot of the KV cache that no block has; there where steps can be captured."""
+        """A KV slot outside all blocks, for padding. Exists only if steps can be captured."""
         return self.num_blocks * self.block_size
 
     @property
     def kv_bytes(self) -> int:
-        """Memory of the KV cache."""
+        """Memory of the KV cache in bytes."""
         return sum(cache.nbytes for cache in (*self._key_caches, *self._value_caches))
 
     def kv_frames(self, model: str) -> KVFrames:
-        """Its KV blocks, as they are handed over between engines.
+        """Return the KV blocks in the form in which engines hand them over.
 
         Args:
-            model: names the very weights that were loaded.
+            model: identifies the loaded weights.
         """
         scales = [
             scale.tolist()
@@ -163,12 +163,12 @@ class ModelRunner:
         return KVFrames([*self._key_caches, *self._value_caches], layout)
 
     def seed_of(self, request: Request) -> int:
-        """The seed that the tokens of a request are drawn by."""
+        """Return the seed with which a request's tokens are sampled."""
         return self._sampler.seed_of(request)
 
     @property
     def is_capturable(self) -> bool:
-        """Whether decodes can be recorded as graphs."""
+        """Whether decodes can be recorded as CUDA graphs."""
         return self._model.is_capturable and self._backend.is_capturable
 
     @property
@@ -199,23 +199,23 @@ class ModelRunner:
         return self.launch(step).collect()
 
     def launch(self, step: ScheduledStep) -> InFlight:
-        """Begin to `execute`. A step that a GPU has no memory for is launched in halves."""
+        """Start a step without waiting for it. If GPU memory is short, it runs in halves."""
         if self._halving is None:
             return self.launch_whole(step)
         return self._halving.launch(step)
 
     def forward(self, inputs: StepInputs) -> torch.Tensor:
-        """Logits `[len(inputs.logits_of), vocab_size]`; launches, and waits for nothing."""
+        """Launch the model, without waiting. Returns logits [len(inputs.logits_of), vocab_size]."""
         context = StepContext(
             inputs.batch, self._key_caches, self._value_caches, self._backend, self._kv_scales
         )
         return self._model.forward(inputs.input_ids, inputs.positions, context, inputs.logits_of)
 
     def launch_whole(self, step: ScheduledStep) -> LaunchedStep:
-        """Begin to `execute` a step as it is.
+        """Start a step without waiting for it, and never in halves.
 
         Raises:
-            torch.OutOfMemoryError: a GPU has no memory for it.
+            torch.OutOfMemoryError: the GPU has too little memory for the step.
         """
         after = step.after
         batch = input_batch.build(step.rows, self._tables, self.block_size, ahead=after is not None)
@@ -244,7 +244,7 @@ class ModelRunner:
             if batch.sampling_rows:
                 requests = [step.rows[i].request for i in batch.sampling_rows]
                 samples = self._sampler.launch(logits, requests, batch.depths)
-        if self._threads is not None:  # on a CPU, where the step is over now
+        if self._threads is not None:  # only on a CPU, where the step has ended now
             self._threads.note(num_tokens, threads, self.clock() - launch_ns)
         return LaunchedStep(
             step.rows,
@@ -285,9 +285,9 @@ class ModelRunner:
         )
 
     def warm_up(self, progress: Progress) -> None:
-        """Run steps of several shapes, so that the first one of a request is like any other.
+        """Run steps of several shapes, so that the first real step is not slower than others.
 
-        What they leave in the KV cache belongs to no request.
+        They write to the KV cache, but no request reads it.
         """
         lengths = min(WARM_UP_TOKENS, self.max_model_len), 1
         for done, num_tokens in enumerate(lengths):
@@ -298,11 +298,11 @@ class ModelRunner:
         progress("ready", 1.0)
 
     def measure(self) -> None:
-        """Find out `step_costs`."""
+        """Measure `step_costs`."""
         self.step_costs = step_costs.measure(self)
 
     def _find_kv_scales(self) -> list[KVScales]:
-        """Scales of FP8 for each layer, from a prompt of tokens from all over the vocabulary."""
+        """Return the FP8 scales of each layer, from a prompt of random tokens."""
         num_tokens = min(SCALE_TOKENS, self.max_model_len)
         self.allocate(-(-num_tokens // self.block_size))
         tokens = random.Random(0).choices(range(self.vocab_size), k=num_tokens)

@@ -1,9 +1,9 @@
-"""A step for which a device has no memory is launched in halves instead of ending its requests.
+"""Launches a step in halves if the device is out of memory, instead of ending its requests.
 
-Exact: the rows of a step are independent but for KV blocks that an earlier row fills and a later
-one shares, and halves run in order; and a prompt may be cut into chunks anywhere. Drafts are left
-out. A token that has no room by itself ends its row; the engine's loop decides what becomes of the
-request.
+The result is exact. Rows are independent, except for KV blocks that an earlier row fills and a
+later one shares, and the halves run in order. A prompt may be split into chunks anywhere. Drafts
+are left out. If a single token does not fit, its row fails, and the engine's loop decides what
+happens to the request.
 """
 
 import logging
@@ -18,14 +18,14 @@ log = logging.getLogger("stepscope.engine")
 class Halving:
     """Launches steps, whole or in parts.
 
-    Nothing is launched upon a step that was cut (`is_whole`): where its tokens are before the host
-    knows them is not kept.
+    No step may be launched on top of a step in parts (see `is_whole`), because the device-side
+    places of its tokens are not kept.
 
     Args:
         launch: launches a step, or raises.
-        is_out_of_memory: whether a smaller step may do where this exception was raised.
+        is_out_of_memory: whether the exception means that a smaller step may fit.
         free_memory: called before each further attempt.
-        clock: nanoseconds, of the engine.
+        clock: the engine's clock, in nanoseconds.
     """
 
     def __init__(
@@ -41,18 +41,17 @@ class Halving:
         self._clock = clock
 
     def launch(self, step: ScheduledStep) -> InFlight:
-        """`launch(step)`, also where the step has to be cut to fit.
+        """Launch `step`, in halves if it does not fit.
 
         Raises:
-            Exception: whatever `launch` raises of another kind.
+            Exception: any other error of the `launch` function.
         """
         try:
             return self._launch(step)
         except Exception as error:
             if not self._is_out_of_memory(error):
                 raise
-        # Outside of the handler: until it ends, the error's traceback holds on to the step's
-        # tensors.
+        # After the handler, because inside it the error's traceback keeps the step's tensors alive.
         self._free_memory()
         first_part, second_part = halves(step)
         if not first_part.rows:
@@ -63,7 +62,7 @@ class Halving:
 
 
 class _Unfit:
-    """One token that found no memory."""
+    """A step of one token that did not fit in memory."""
 
     is_whole = False
 
@@ -98,9 +97,9 @@ class _JoinedSteps:
 
 
 def halves(step: ScheduledStep) -> tuple[ScheduledStep, ScheduledStep]:
-    """The step's tokens as two steps, as even as rows and chunks allow.
+    """Split a step's tokens evenly into two steps.
 
-    The first has one token less if their number is odd, and none at all of a step of one token.
+    If the number is odd, the first has one token less: of a step of one token it has none.
     """
     rows = [row._replace(num_tokens=1) if has_drafts(row) else row for row in step.rows]
     half = sum(row.num_tokens for row in rows) // 2
@@ -128,9 +127,9 @@ def joined(
     parts: tuple[ScheduledStep, ScheduledStep],
     results: tuple[StepResult, StepResult],
 ) -> StepResult:
-    """The result of `step` from those of its halves."""
+    """Return the result of `step` from the results of its halves."""
     first, second = results
-    # The row that was cut, if any, is the last of the first half and the first of the second.
+    # A row that was split is the last row of the first half and the first of the second.
     num_first = len(parts[0].rows)
     offset = len(step.rows) - len(parts[1].rows)
     unfit = {*first.unfit_rows, *(offset + row for row in second.unfit_rows)}
@@ -139,7 +138,7 @@ def joined(
     for index, found in (second.logprobs or {}).items():
         logprobs[index + offset] = found
     if offset < num_first and offset in unfit:
-        # The beginning of a chunk is not there, so what its end was computed from is not either.
+        # The first part of the chunk failed, so the second part was computed without its keys.
         token_ids[offset] = None
         logprobs.pop(offset, None)
     device_ns = None
@@ -159,7 +158,7 @@ def joined(
 
 
 def _num_fit(part: ScheduledStep, result: StepResult) -> int:
-    """Tokens of the largest piece of a part that ran."""
+    """Return the tokens of the largest piece of a part that ran."""
     if result.num_tokens_fit is not None:
         return result.num_tokens_fit
     return sum(row.num_tokens for row in part.rows)

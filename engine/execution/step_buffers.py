@@ -1,6 +1,7 @@
-"""`StepBuffers`: where the inputs of decode steps lie on a device, at addresses that never change.
+"""`StepBuffers`: the inputs of decode steps on a device, at fixed addresses.
 
-The host writes a step into page-locked memory and has it copied; a recorded graph reads the copy.
+The host writes a step into page-locked memory and copies it to the device, where a CUDA graph reads
+it.
 """
 
 from typing import NamedTuple
@@ -13,19 +14,19 @@ from stepscope.kernels.paged_attention import BatchTensors, PagedBatch, to_devic
 
 
 class StepInputs(NamedTuple):
-    """What a model takes for a decode of some size: one token of each request."""
+    """A model's inputs. Those of `StepBuffers` are decodes: one token of each request."""
 
-    input_ids: torch.Tensor  # [size] int64, and so the next two
+    input_ids: torch.Tensor  # [size] int64, like the next two
     positions: torch.Tensor
     logits_of: torch.Tensor
-    batch: PagedBatch  # its host arrays are those of the longest contexts there can be
+    batch: PagedBatch  # those of `StepBuffers` have host arrays for the longest possible contexts
 
 
 class StepBuffers:
     """Inputs for up to `most` requests of up to `max_model_len` tokens.
 
-    Rows behind a step's last request read nothing and write to `scratch_slot`, a slot of the KV
-    cache that holds no token of a request.
+    Padding rows, after a step's last request, read nothing and write to `scratch_slot`, a KV slot
+    that no request uses.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class StepBuffers:
         self._device = device
         num_blocks = -(-max_model_len // block_size)
         is_cuda = device.type == "cuda"
-        # Input ids, positions and slots: one copy for all three.
+        # Input ids, positions and slots, in one tensor so that one copy moves all three.
         self._host_tokens = torch.zeros(3, most, dtype=torch.int64, pin_memory=is_cuda)
         self._tokens = torch.zeros(3, most, dtype=torch.int64, device=device)
         self._host_lens = torch.zeros(most, dtype=torch.int32, pin_memory=is_cuda)
@@ -56,7 +57,7 @@ class StepBuffers:
         self._copied = torch.cuda.Event() if is_cuda else None
 
     def inputs(self, size: int) -> StepInputs:
-        """Views of the first `size` rows."""
+        """Return inputs that are views of the first `size` rows."""
         input_ids, positions, slots = (row[:size] for row in self._tokens)
         return StepInputs(
             input_ids,
@@ -76,13 +77,13 @@ class StepBuffers:
         )
 
     def fill(self, batch: InputBatch, size: int, fed: torch.Tensor | None = None) -> None:
-        """Have a step of one token a request copied, and the rows up to `size` filled up.
+        """Copy a step with one token per request to the device, padded to `size` rows.
 
         Args:
-            fed: tokens for the places `batch.fed_at`, on the device.
+            fed: tokens for the positions `batch.fed_at`, on the device.
         """
         if self._copied is not None:
-            self._copied.synchronize()  # the copies of the step before have left the host's memory
+            self._copied.synchronize()  # the last step's copies must have left host memory
         count = len(batch.input_ids)
         tokens = self._host_tokens.numpy()
         for row, array, filler in (
@@ -102,7 +103,7 @@ class StepBuffers:
         if fed is not None:
             self._tokens[0].index_copy_(0, to_device(np.array(batch.fed_at), self._device), fed)
         self._lens[:size].copy_(self._host_lens[:size], non_blocking=True)
-        # Only as wide as the longest context: the whole table may be megabytes.
+        # Copy only the width of the longest context, because the whole table may be megabytes.
         self._staged_tables[:used].copy_(self._host_tables[:used], non_blocking=True)
         if self._copied is not None:
             self._copied.record()

@@ -1,7 +1,6 @@
-"""What steps cost on this machine, found out at the engine's start by running some.
+"""Measures the time of steps on this machine, at the engine's start.
 
-The figures are of this moment: what else the machine does is in them, as it will be in the steps
-of the first requests.
+The times include the machine's other load at this moment, as those of the first real steps will.
 """
 
 import statistics
@@ -13,18 +12,18 @@ from stepscope.engine.protocol.wire import StepCosts
 from stepscope.engine.scheduling.step import ScheduledStep
 
 NUM_STREAMS = 8
-CONTEXT_TOKENS = 512  # that each of the streams attends to
+CONTEXT_TOKENS = 512  # context length of each stream
 PREFILL_TOKENS = 200  # of each of two prompts
-# Nanoseconds after which each kind of step is run no more.
+# Time after which a kind of step is not run again.
 DECODE_NS = 80_000_000
 STREAM_NS = 40_000_000
 PREFILL_NS = 200_000_000
-LONG_NS = 1_000_000_000  # a model whose first step takes so long is not run a second time
+LONG_NS = 1_000_000_000  # a kind of step that takes this long at first is not run again
 MOST_RUNS = 16
 
 
 class Trialled(Protocol):
-    """The part of a runner that this needs."""
+    """The interface of a runner to `measure`."""
 
     num_blocks: int
     block_size: int
@@ -38,7 +37,7 @@ class Trialled(Protocol):
 def measure(runner: Trialled) -> StepCosts:
     """Time a few decodes of `NUM_STREAMS` requests and of one, and prefills of two prompts.
 
-    What they leave in the KV cache belongs to no request.
+    They write to the KV cache, but no request reads it.
     """
     context = max(1, min(CONTEXT_TOKENS, runner.max_model_len - 1))
     prefill = min(PREFILL_TOKENS, runner.max_model_len)
@@ -68,13 +67,14 @@ def measure(runner: Trialled) -> StepCosts:
 
 
 def _typical_ms(*kinds: tuple[Callable[[], int], int]) -> list[float]:
-    """Of each kind of step the median of the later half of its runs.
+    """Return for each kind of step the median of the later half of its runs, in milliseconds.
 
-    By then the number of threads and the caches have settled. The kinds take turns, so that what
-    else runs for a moment slows down all of them and not one.
+    By then the number of threads and the caches have settled. The kinds take turns, so that a short
+    disturbance slows down all of them, not one.
 
     Args:
-        kinds: what runs a step and says how long it took, and when to stop, both in nanoseconds.
+        kinds: for each kind, a function that runs a step and returns its time, and the total time
+            after which to stop, both in nanoseconds.
     """
     times_ns = [[run()] for run, _ in kinds]
     is_going = True

@@ -1,4 +1,4 @@
-"""`LaunchedStep`: a step that runs on a device, and its results when it has ended."""
+"""`LaunchedStep`: a step that runs on a device, and its results once it has ended."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,14 +13,14 @@ from stepscope.kernels.paged_attention import to_device
 
 
 class LaunchedStep:
-    """One step, launched whole.
+    """One step, launched as a whole.
 
     Args:
-        rows: of the step.
-        sampling_rows: those that are followed by a token, by index; one with drafts several times.
-        samples: their tokens; None where no row samples.
-        timer: of the device, stopped behind the model.
-        launch_ns: when that was begun, by `clock`.
+        rows: the step's rows.
+        sampling_rows: indices of the rows that sample. A row with drafts occurs several times.
+        samples: their tokens. None if no row samples.
+        timer: the device's timer around the model.
+        launch_ns: when the model was launched, by `clock`.
     """
 
     is_whole = True
@@ -48,7 +48,7 @@ class LaunchedStep:
         self._cuda_graph = cuda_graph
 
     def tokens_of(self, request_ids: Sequence[int]) -> torch.Tensor:
-        """The tokens that it gives these requests, on the device: nothing waits for them here."""
+        """Return the requests' new tokens as a device tensor, without waiting for the step."""
         assert self._samples is not None, "only a step that samples has a token to come"
         rows, tokens = self._rows, self._samples.tokens
         places = {rows[row].request.request_id: i for i, row in enumerate(self._sampling_rows)}

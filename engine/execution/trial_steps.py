@@ -1,4 +1,4 @@
-"""Steps of made-up requests that try a runner and warm it up."""
+"""Steps of artificial requests, to test, time and warm up a runner."""
 
 from collections.abc import Sequence
 
@@ -14,12 +14,14 @@ def trial_step(
     block_size: int,
     token_ids: Sequence[int] | None = None,
 ) -> ScheduledStep:
-    """(tokens before the step, tokens in it) of each request; every row asks for a token.
+    """Return a step of artificial requests. Every row samples a token.
 
-    Requests share blocks where `num_blocks` are not enough: no request uses what they store.
+    If `num_blocks` are too few, requests share blocks. That is harmless, because no request needs
+    what they store.
 
     Args:
-        token_ids: of all prompts, as many as the longest has; None: token 0.
+        lengths: for each request, its tokens before the step and its tokens in the step.
+        token_ids: tokens of every prompt, at least as many as the longest needs. None: all token 0.
     """
     rows = []
     for i, (before, count) in enumerate(lengths):

@@ -1,4 +1,4 @@
-"""The device a model runs on: which one, in which precision, its memory and its time."""
+"""The device that a model runs on: its choice, precision, memory and timing."""
 
 import contextlib
 import gc
@@ -15,10 +15,10 @@ from stepscope.kernels.fp8 import FP8
 
 
 def find_device(setting: str) -> torch.device:
-    """The device that `setting` names ('auto', 'cpu', 'cuda', 'cuda:N'); a GPU becomes current.
+    """Return the device of `setting` ('auto', 'cpu', 'cuda', 'cuda:N'). Makes a GPU current.
 
     Raises:
-        ConfigError: there is none of this name.
+        ConfigError: there is no such device.
     """
     if setting == "auto":
         setting = "cuda" if torch.cuda.is_available() else "cpu"
@@ -36,20 +36,20 @@ def find_device(setting: str) -> torch.device:
                 f"device {setting!r} is not there: torch {torch.__version__} sees {count} GPUs; "
                 "use --device cpu, or a torch built for your GPU",
             )
-        torch.cuda.set_device(device)  # Triton launches on the current one
+        torch.cuda.set_device(device)  # Triton launches on the current device
     return device
 
 
 def launch_blocks(device: torch.device) -> bool:
-    """Whether what is launched there has run when the launch returns, as on a CPU."""
+    """Whether a launch returns only when its work is done, as on a CPU."""
     return device.type == "cpu"
 
 
 def find_dtype(setting: str, device: torch.device) -> torch.dtype:
-    """The dtype that `setting` names; 'auto': the fastest that the device has."""
+    """Return the dtype that `setting` names. 'auto': the fastest one of the device."""
     if setting == "auto":
-        # On a CPU with bf16 instructions the demo model takes 0.65 to 0.85 of the time of fp32 (a
-        # chunk of 256 with 8 decodes 65 against 95 ms); without them bf16 is emulated, and slow.
+        # On a CPU with bf16 instructions, the demo model takes 0.65 to 0.85 of the time of fp32 (65
+        # ms instead of 95 for a chunk of 256 with 8 decodes). Without them bf16 is emulated: slow.
         has_bf16 = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
         return torch.bfloat16 if device.type == "cuda" or has_bf16() else torch.float32
     dtype = getattr(torch, setting)
@@ -58,15 +58,16 @@ def find_dtype(setting: str, device: torch.device) -> torch.dtype:
 
 
 def find_kv_dtype(setting: KVCacheDtype, dtype: torch.dtype) -> torch.dtype:
-    """What the KV cache of a model in `dtype` holds."""
+    """Return the dtype of the KV cache, for a model in `dtype`."""
     return {"auto": dtype, "bf16": torch.bfloat16, "fp8_e4m3": FP8}[setting]
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A cache without NaN: a padded gather multiplies what it finds by 0, and 0 * NaN is NaN.
+    """Return a tensor of zeros for the KV cache.
 
-    On a CPU its pages are those of calloc, zero without being written: a cache of 1 GiB is there at
-    once (writing it takes seconds) and occupies what is used of it.
+    It must not contain NaN: a padded gather multiplies unused slots by 0, and 0 * NaN is NaN. On a
+    CPU calloc provides zero pages without writing them. So 1 GiB is ready at once (writing it takes
+    seconds), and only the used pages occupy memory.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -75,19 +76,19 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
 
 
 def free_bytes(device: torch.device) -> int:
-    """Free memory of the device."""
+    """Return the free memory of the device in bytes."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return free_host_bytes()
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device had no memory for what was asked of it."""
+    """Whether the error means that the device is out of memory."""
     return isinstance(error, torch.OutOfMemoryError)
 
 
 def give_back_memory(device: torch.device) -> None:
-    """Return to a GPU what torch keeps for later, so that it can be given out in one piece."""
+    """Return the memory that torch caches to the GPU, so that it becomes one contiguous piece."""
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
@@ -95,10 +96,10 @@ def give_back_memory(device: torch.device) -> None:
 
 @contextlib.contextmanager
 def memory_for(what: str, remedy: str) -> Iterator[None]:
-    """Turns a device's lack of memory in here into one line that says what to do.
+    """Convert an out-of-memory error in the `with` block to one line that says what to do.
 
     Raises:
-        ConfigError: `what` does not fit; try `remedy`.
+        ConfigError: `what` does not fit. The message suggests `remedy`.
     """
     try:
         yield
@@ -111,7 +112,7 @@ def memory_for(what: str, remedy: str) -> Iterator[None]:
 
 
 class HostCopy:
-    """Tensors on their way from a device to the host. On a CPU they are there already."""
+    """An asynchronous copy of tensors to the host. On a CPU there is nothing to copy."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._event: torch.cuda.Event | None = None
@@ -125,14 +126,14 @@ class HostCopy:
             self._event.record()
 
     def wait(self) -> list[torch.Tensor]:
-        """The tensors on the host, once they are there."""
+        """Wait for the copy, and return the tensors on the host."""
         if self._event is not None:
             self._event.synchronize()
         return self._tensors
 
 
 class DeviceTimer:
-    """Time that an accelerator spends on a step; knows nothing on a CPU."""
+    """Measures the time that a GPU spends on a step. On a CPU it measures nothing."""
 
     def __init__(self, device: torch.device) -> None:
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
@@ -151,10 +152,10 @@ class DeviceTimer:
             self._events[1].record()
 
     def elapsed_ns(self) -> int | None:
-        """Waits for the device to come to `stop`, also when no token was asked for.
+        """Wait until the device reaches `stop`, and return the time. None on a CPU.
 
-        Where one was, the device has been waited for already. What it did between two steps, or
-        for a step before, is not in it.
+        If the step samples a token, the device has been waited for already. The time does not
+        include other steps or the gaps between steps.
         """
         if self._events is None:
             return None

@@ -1,4 +1,4 @@
-"""Settings of this process that a model runs better with. Imports nothing heavy."""
+"""Process settings that make a model run faster. Imports nothing heavy."""
 
 import contextlib
 import ctypes
@@ -8,7 +8,7 @@ from stepscope.engine.protocol.settings.engine_config import EngineConfig
 
 
 def num_threads(config: EngineConfig) -> int:
-    """CPU threads for the model: what was asked for, else the cores this process may use."""
+    """Return the CPU threads for the model: as configured, or the cores this process may use."""
     if config.threads:
         return config.threads
     if hasattr(os, "sched_getaffinity"):
@@ -17,27 +17,28 @@ def num_threads(config: EngineConfig) -> int:
 
 
 def prepare_environment(config: EngineConfig) -> None:
-    """Set what torch, transformers and tokenizers read from the environment at import.
+    """Set the environment variables that torch, transformers and tokenizers read at import.
 
-    A variable that is already set is left alone: it is the user's word. Call this before the first
-    `import torch`; later it does no harm and has no effect.
+    Variables that the user has set stay unchanged. Call this before the first `import torch`. Later
+    it has no effect.
     """
     wanted = {
-        # OpenMP workers that wait for long sleep instead of spinning: a dashboard on the same cores
-        # costs the model half as much (215 us a matrix product against 379 to 569).
+        # OpenMP workers that wait long must sleep, not spin. So a dashboard on the same cores slows
+        # the model down by half as much (215 us per matrix product instead of 379 to 569).
         "OMP_WAIT_POLICY": "PASSIVE",
-        # ... but between two products of a step, a few microseconds apart, they stay awake: waking
-        # one costs more than a small product. A chain of 24 products takes 1.5 ms instead of 2.9
-        # with one row, 2.3 instead of 4.0 with 16 (2 cores), and beside a neighbour that takes a
-        # third of a core 1.8 and 2.4. This many turns (of GNU's runtime) are about 0.1 ms.
+        # ... but they stay awake between two products of a step, a few microseconds apart, because
+        # waking a worker costs more than a small product. A chain of 24 products takes 1.5 ms
+        # instead of 2.9 with one row, and 2.3 instead of 4.0 with 16 (2 cores). With a neighbour
+        # that uses a third of a core it takes 1.8 and 2.4. In GNU's runtime, this many spins are
+        # about 0.1 ms.
         "GOMP_SPINCOUNT": "3000",
         "OMP_NUM_THREADS": str(num_threads(config)),
-        # oneDNN and torch each keep what they made for a number of rows, 1,024 of them by default:
-        # on the demo model in fp32 that grows by 170 MB in 1,200 requests of different lengths, and
-        # serves them no faster (62 requests a second with these, 61 without).
+        # oneDNN and torch each cache primitives by number of rows, 1,024 by default. With the demo
+        # model in fp32 these caches grow by 170 MB in 1,200 requests of different lengths, without
+        # being faster (62 requests per second with these limits, 61 without).
         "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16",
         "LRU_CACHE_CAPACITY": "16",
-        # Models come from this machine's disk; without this, a look-up may wait for the network.
+        # Models are on this machine's disk. Without this, a look-up may wait for the network.
         "HF_HUB_OFFLINE": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "TRANSFORMERS_VERBOSITY": "error",
@@ -48,16 +49,17 @@ def prepare_environment(config: EngineConfig) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc to keep freed memory for the next step instead of giving it back.
+    """Tell glibc to keep freed memory for the next step instead of returning it to the system.
 
-    A step's activations are megabytes that are freed and asked for again many times; given back,
-    each page is faulted in anew. On the demo model that is 4,700 to 20,000 faults a step, 5 to 9 %
-    of the time of a prefill chunk (a quarter with thresholds held low). Does nothing elsewhere.
+    A step frees and allocates megabytes of activations many times. Returned memory causes a page
+    fault per page when allocated again. On the demo model that is 4,700 to 20,000 faults per step,
+    5 to 9 % of the time of a prefill chunk (a quarter with low thresholds). Without glibc this does
+    nothing.
     """
     trim_threshold, mmap_threshold = -1, -3  # of mallopt(3)
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL("libc.so.6").mallopt
         mallopt(trim_threshold, 1 << 30)
-        # Some versions take no more than 32 MiB; refused, it would stay at 128 KiB for good.
+        # Some versions refuse more than 32 MiB, and the threshold would stay at 128 KiB.
         if not mallopt(mmap_threshold, 1 << 30):
             mallopt(mmap_threshold, 1 << 25)

@@ -1,21 +1,20 @@
-"""`ThreadChoice`: whether a step on a CPU gets one thread or all of them, found out by trying.
+"""`ThreadChoice`: chooses one thread or all of them for each step on a CPU, by trying both.
 
-Two threads finish a chunk in half the time, on cores of their own. A decode step of a small model
-is over before a second thread has begun, and where something else runs on the same cores, each of
-the hundred joint products of a step waits for whichever thread is not running just then: two
-threads then take up to four times as long as one. Nothing of that can be known beforehand, and it
-changes while the engine runs. So steps are timed, like with like, and now and then the other way is
-tried.
+With a core each, two threads finish a prefill chunk in half the time. But a decode step of a small
+model ends before a second thread has started. And if other programs use the same cores, each of a
+step's hundred shared products waits for the thread that is not running: two threads then take up to
+four times as long as one. This cannot be known beforehand, and changes while the engine runs. So
+steps of similar size are timed, and the other way is tried now and then.
 """
 
 from collections import deque
 from dataclasses import dataclass, field
 
-FIRST_TRIAL = 4  # steps of a size until the other way is tried; doubled each time it loses
+FIRST_TRIAL = 4  # steps of a size until the other way is tried; doubles each time it loses
 LAST_TRIAL = 128
-REMEMBERED = 9  # times of the way that is used, the newest
-REMEMBERED_TRIALS = 3  # ... of the other: each may be long ago
-# A larger step is worth all threads; to try it with one would be a stall of its own.
+REMEMBERED = 9  # latest times to keep, of the way in use
+REMEMBERED_TRIALS = 3  # ... and of the other way, whose times may be old
+# Larger steps always get all threads: trying one with a single thread would stall the engine.
 LARGEST_TRIED = 256
 CLEARLY = 0.95  # a winner takes at most this share of the other's time
 
@@ -24,16 +23,16 @@ CLEARLY = 0.95  # a winner takes at most this share of the other's time
 class _Size:
     """Steps of about the same number of tokens."""
 
-    times_ns: dict[int, deque[int]] = field(default_factory=dict)  # by threads, the newest last
+    times_ns: dict[int, deque[int]] = field(default_factory=dict)  # by threads, newest last
     best: int = 0
     until_trial: int = FIRST_TRIAL
     interval: int = FIRST_TRIAL
 
 
 class ThreadChoice:
-    """One thread or `num_threads`, for each size of step.
+    """Chooses between one thread and `num_threads`, for each size of step.
 
-    The result of a step must not depend on it: that is the kernels' promise.
+    The kernels must guarantee that a step's result does not depend on the number of threads.
     """
 
     def __init__(self, num_threads: int) -> None:
@@ -41,7 +40,7 @@ class ThreadChoice:
         self._sizes: dict[int, _Size] = {}
 
     def choose(self, num_tokens: int) -> int:
-        """Threads for a step of so many tokens; `note` its time before the next one."""
+        """Return the threads for a step of `num_tokens`. Call `note` before the next `choose`."""
         if num_tokens > LARGEST_TRIED:
             return self._num_threads
         size = self._size(num_tokens)
@@ -52,7 +51,7 @@ class ThreadChoice:
         return self._other(size.best)
 
     def note(self, num_tokens: int, threads: int, elapsed_ns: int) -> None:
-        """What the step took that `choose` was asked about."""
+        """Note the time of the step for which `choose` returned `threads`."""
         if num_tokens > LARGEST_TRIED:
             return
         size = self._size(num_tokens)
@@ -66,7 +65,7 @@ class ThreadChoice:
         other = self._other(size.best)
         other_wins = _typical(size.times_ns[other]) < CLEARLY * _typical(size.times_ns[size.best])
         if not is_trial:
-            if other_wins:  # it has not changed: this way has become slower
+            if other_wins:  # the way in use has become slower, so try the other soon
                 size.until_trial = 1
         elif other_wins:
             size.best = other
@@ -86,5 +85,5 @@ class ThreadChoice:
 
 
 def _typical(times_ns: deque[int]) -> int:
-    """The median: one step that the machine held up says nothing of a way."""
+    """Return the median, because a single delayed step says nothing about a way."""
     return sorted(times_ns)[len(times_ns) // 2]

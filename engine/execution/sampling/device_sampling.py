@@ -1,7 +1,7 @@
-"""Chooses tokens on a device: `host_sampling` for all rows of a kind at once.
+"""Samples tokens on a device: the same as `host_sampling`, for all rows of a kind at once.
 
-There are as few operations as can be, and none of them waits for the device:
-`SamplesOnDevice.collect` does.
+It launches as few operations as possible. None of them waits for the device, except
+`SamplesOnDevice.collect`.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from stepscope.kernels.paged_attention import to_device
 
 
 class SamplesOnDevice:
-    """Tokens of rows of logits that may not be there yet."""
+    """Samples tokens from logits that the device may still be computing."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class SamplesOnDevice:
 
 
 def _choose(logits: torch.Tensor, choices: list[TokenChoice]) -> torch.Tensor:
-    """Tokens [rows]; `logits` [rows, vocab_size] are overwritten."""
+    """Return tokens [rows] from `logits` [rows, vocab_size], which it overwrites."""
     _penalise(logits, choices)
     logits = _finite(_without_forbidden(logits, choices))
     drawn = [i for i, choice in enumerate(choices) if choice.random is not None]
@@ -68,7 +68,7 @@ def _choose(logits: torch.Tensor, choices: list[TokenChoice]) -> torch.Tensor:
 
 
 def _penalise(logits: torch.Tensor, choices: list[TokenChoice]) -> None:
-    """`host_sampling.penalise` for all rows at once: one gather and one scatter."""
+    """Apply `host_sampling.penalise` to all rows at once, with one gather and one scatter."""
     penalised = [(i, c.sampling, c.counts) for i, c in enumerate(choices) if c.counts is not None]
     if not penalised:
         return
@@ -89,7 +89,7 @@ def _penalise(logits: torch.Tensor, choices: list[TokenChoice]) -> None:
 
 
 def _without_forbidden(logits: torch.Tensor, choices: list[TokenChoice]) -> torch.Tensor:
-    """Rows without the tokens that would end them too early; one with nothing else stays."""
+    """Return logits with forbidden tokens at -inf. A row with no other token stays unchanged."""
     pairs = [(i, token) for i, choice in enumerate(choices) for token in choice.forbidden]
     if not pairs:
         return logits
@@ -101,19 +101,19 @@ def _without_forbidden(logits: torch.Tensor, choices: list[TokenChoice]) -> torc
 
 
 def _finite(logits: torch.Tensor) -> torch.Tensor:
-    """As in `host_sampling`; without a look at the values, which would wait for the device."""
+    """Same as in `host_sampling`, without reading a value, which would wait for the device."""
     logits = torch.nan_to_num(logits, nan=float("-inf"), neginf=float("-inf"))
     impossible = logits.amax(dim=-1, keepdim=True) == float("-inf")
     return logits.masked_fill(impossible, 0.0)
 
 
 def _draw(logits: torch.Tensor, choices: list[TokenChoice]) -> torch.Tensor:
-    """Tokens [rows] by inverse transform over what min-p, top-k and top-p leave."""
+    """Return tokens [rows], drawn by inverse transform from what min-p, top-k and top-p leave."""
     params = [choice.sampling for choice in choices]
     temperature = _column([max(p.temperature, LEAST_TEMPERATURE) for p in params], logits)
     logits = (logits - logits.amax(dim=-1, keepdim=True)) / temperature
     if any(p.min_p > 0 for p in params):
-        # The logarithm of 0 is -inf: no floor.
+        # min_p = 0 gives log(0) = -inf, so no floor.
         least = _column([p.min_p for p in params], logits).log()
         logits = logits.masked_fill(logits < least, float("-inf"))
     logits = _top_k(logits, params)
@@ -123,7 +123,7 @@ def _draw(logits: torch.Tensor, choices: list[TokenChoice]) -> torch.Tensor:
     randoms = [choice.random for choice in choices]
     target = to_device(np.array(randoms, np.float64), logits.device)[:, None] * total
     tokens = torch.searchsorted(cumulated, target, right=True)
-    # A target that rounds up to the total falls behind the last token that can be drawn.
+    # A target that rounds up to the total would fall after the last possible token.
     return torch.minimum(tokens, torch.searchsorted(cumulated, total))[:, 0]
 
 
@@ -152,14 +152,14 @@ def _top_p(logits: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
 
 
 def _from(logits: torch.Tensor, rows: torch.Tensor, least: torch.Tensor) -> torch.Tensor:
-    """`logits` in whose `rows` only those that are `least` [len(rows), 1] or more are possible."""
+    """Return `logits` where, in `rows`, all values below `least` [len(rows), 1] are -inf."""
     floor = torch.full_like(logits[:, :1], float("-inf"))
     floor[rows] = least
     return logits.masked_fill(logits < floor, float("-inf"))
 
 
 def _logprobs(logits: torch.Tensor, tokens: torch.Tensor, most: int) -> list[torch.Tensor]:
-    """Of each row: the token's logprob and rank, then the `most` best logprobs and their tokens."""
+    """Return for each row the token's logprob and rank, and the `most` best logprobs and tokens."""
     values = torch.log_softmax(_finite(logits), dim=-1).clamp_(min=LEAST_LOGPROB)
     chosen = values.gather(-1, tokens[:, None])
     ranks = 1 + (values > chosen).sum(dim=-1)
@@ -175,12 +175,12 @@ def _named(
     tops: list[list[float]],
     top_ids: list[list[int]],
 ) -> list[PositionLogprobs]:
-    """What `_logprobs` found, for each row as many of the best ones as `nums` says."""
+    """Convert the result of `_logprobs`, with `nums[i]` of the best tokens for row i."""
     found = []
     for token, logprob, rank, num, top, ids in zip(
         tokens, logprobs, ranks, nums, tops, top_ids, strict=True
     ):
-        # Of equally likely ones the first first.
+        # Equally likely tokens are in the order of their ids.
         ordered = sorted(zip(top, ids, strict=True), key=lambda pair: (-pair[0], pair[1]))
         named = [TokenLogprob(token_id, value) for value, token_id in ordered[:num]]
         found.append(PositionLogprobs(TokenLogprob(token, logprob), rank, named))

@@ -1,8 +1,8 @@
-"""Chooses a token from one row of logits on a CPU.
+"""Samples a token from one row of logits on a CPU.
 
-NumPy, not torch, and row by row. A row fits into a core's cache, its token cannot depend on what
-else is in the batch, and no thread is woken: on a machine that is shared with a dashboard, waiting
-for a second thread costs more than the work. NumPy's argmax, partition and sort are vectorised, too
+It uses NumPy, not torch, and works row by row. So a row fits into a core's cache, its token cannot
+depend on the other rows, and no thread is woken: on a machine shared with a dashboard, waiting for
+a second thread costs more than the work. NumPy's argmax, partition and sort are vectorised too
 (`tests/bench/bench_sampler.py` compares them).
 """
 
@@ -17,46 +17,46 @@ from stepscope.engine.protocol.replies import PositionLogprobs, TokenLogprob
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 
 Floats: TypeAlias = npt.NDArray[np.float32]
-# Rows of logits; 16-bit ones as the bits they are made of.
+# Rows of logits. bf16 rows are given by their bits, as 16-bit integers.
 Rows: TypeAlias = npt.NDArray[Any]
 
-# A temperature below it is one: the division would give NaN for the likeliest token.
+# Lower temperatures count as this one, because dividing by them could give NaN for the best token.
 LEAST_TEMPERATURE = 1e-30
 LARGEST = float(np.finfo(np.float32).max)
-# In place of -inf, which JSON does not have. As OpenAI's API does.
+# Replaces -inf, which JSON does not have, as in OpenAI's API.
 LEAST_LOGPROB = -9999.0
-# How far below the best logit top-p looks for its last token first.
+# First pivot of the top-p search, relative to the best logit.
 NEAR = -8.0
-# Logits that are sorted rather than divided once more.
+# The top-p search sorts this many logits or fewer instead of splitting them again.
 FEW = 512
-# Logits of which only the largest counts at first when the k-th largest is looked for.
+# Group size of the k-th-largest search, which first looks only at the maximum of each group.
 GROUP = 64
-# Probabilities that are added up before one of them is looked for.
+# Block size for drawing: sums of blocks of probabilities are searched before single ones.
 BLOCK = 512
 
 
 class TokenChoice(NamedTuple):
-    """What decides on the token of one row, besides its logits."""
+    """The inputs, besides the logits, that determine the token of one row."""
 
     row: int
     sampling: SamplingParams
-    random: float | None  # in [0, 1); None: the likeliest token
+    random: float | None  # in [0, 1); None: take the likeliest token
     forbidden: list[int]  # tokens that would end the request too early
-    counts: TokenCounts | None  # where there are penalties
+    counts: TokenCounts | None  # None without penalties
 
 
 def as_floats(row: Rows, is_bf16: bool) -> Floats:
-    """A copy of a row in single precision."""
+    """Return a copy of a row in single precision."""
     if is_bf16:
         return (row.astype(np.uint32) << 16).view(np.float32)
     return row.astype(np.float32)
 
 
 def greedy(rows: Rows, is_bf16: bool) -> list[int]:
-    """The likeliest token of each of `rows` [R, vocab_size], the first of several.
+    """Return the likeliest token of each of `rows` [R, vocab_size], the first of equal ones.
 
-    Positive floats are in the order of their bits, so 16-bit integers find the largest bf16 logit
-    in place, as long as one is positive; it practically always is.
+    Positive floats have the same order as their bits. So comparing 16-bit integers finds the
+    largest bf16 logit without a conversion, if one is positive, which is practically always true.
     """
     tokens = rows.argmax(axis=-1)
     best = rows[np.arange(len(rows)), tokens]
@@ -68,9 +68,9 @@ def greedy(rows: Rows, is_bf16: bool) -> list[int]:
     return chosen
 
 
-@np.errstate(over="ignore")  # what is out of range is impossible, or as likely as can be
+@np.errstate(over="ignore")  # overflow to inf or -inf is harmless here
 def choose(logits: Floats, choice: TokenChoice) -> int:
-    """The token of one row; `logits` [vocab_size] is overwritten."""
+    """Return the token of one row. Overwrites `logits` [vocab_size]."""
     sampling = choice.sampling
     if choice.counts is not None:
         penalise(logits, choice.counts, sampling)
@@ -90,10 +90,10 @@ def choose(logits: Floats, choice: TokenChoice) -> int:
 
 
 def penalise(logits: Floats, counts: TokenCounts, sampling: SamplingParams) -> None:
-    """Make tokens that occurred less likely, in place.
+    """Make tokens that have occurred less likely, in place.
 
     The repetition penalty is that of CTRL (Keskar et al., 2019, section 4.1), over prompt and
-    output; presence and frequency are those of OpenAI's API, over the output.
+    output. Presence and frequency penalties are those of OpenAI's API, over the output.
     """
     values = logits[counts.token_ids]
     if sampling.repetition_penalty != 1.0:
@@ -106,10 +106,10 @@ def penalise(logits: Floats, counts: TokenCounts, sampling: SamplingParams) -> N
 
 @np.errstate(over="ignore")
 def logprobs(logits: Floats, token_id: int, num_top: int) -> PositionLogprobs:
-    """How likely `token_id` and the `num_top` best ones are by one row of raw logits.
+    """Return the logprobs of `token_id` and of the `num_top` best tokens, from raw logits.
 
-    Of equally likely tokens the first is the better one. Nothing is NaN: a logit that is counts as
-    impossible.
+    Of equally likely tokens, the first counts as better. A NaN logit counts as impossible, so no
+    result is NaN.
     """
     logits = _finite(logits)
     peak = logits.max()
@@ -128,7 +128,7 @@ def logprobs(logits: Floats, token_id: int, num_top: int) -> PositionLogprobs:
 
 
 def _best(logits: Floats, count: int) -> list[int]:
-    """The `count` likeliest tokens, best first, of equal ones the first first."""
+    """Return the `count` likeliest tokens, best first, equal ones in the order of their ids."""
     count = min(count, len(logits))
     if not count:
         return []
@@ -149,7 +149,7 @@ def _forbid(logits: Floats, tokens: Sequence[int]) -> None:
 
 
 def _finite(logits: Floats) -> Floats:
-    """Logits whose largest is a number: what is none is impossible, and if all are, none is."""
+    """Return logits with a finite maximum. NaN becomes -inf, and if all are -inf, all become 0."""
     if np.isfinite(logits.max()):
         return logits
     logits = np.nan_to_num(logits, nan=-np.inf, posinf=LARGEST, neginf=-np.inf)
@@ -157,13 +157,13 @@ def _finite(logits: Floats) -> Floats:
 
 
 def _floor(logits: Floats, sampling: SamplingParams) -> float:
-    """The logit from which on tokens can be drawn: min-p, then top-k, then top-p of what is left.
+    """Return the smallest logit that can be drawn, after min-p, then top-k, then top-p.
 
-    Tokens as likely as the last one that is kept are kept too, so that it never matters in which
-    order equal ones are sorted.
+    Tokens as likely as the last kept one are kept too, so that the sort order of equal tokens never
+    matters.
 
     Args:
-        logits: divided by the temperature, the largest 0.
+        logits: divided by the temperature, with a maximum of 0.
     """
     floor = -np.inf
     if sampling.min_p > 0:
@@ -176,10 +176,10 @@ def _floor(logits: Floats, sampling: SamplingParams) -> float:
 
 
 def _kth_largest(logits: Floats, k: int) -> float:
-    """The k-th largest of `logits`, 1 <= k <= vocab_size.
+    """Return the k-th largest of `logits`, 1 <= k <= vocab_size.
 
-    Of k groups or more the k-th largest maximum is a bound: as many logits reach it. So most of
-    them are out of the way after two fast passes.
+    The k-th largest of the groups' maxima is a lower bound, because at least k logits reach it. So
+    two fast passes discard most logits.
     """
     num_groups = len(logits) // GROUP
     if k <= num_groups // 2:
@@ -191,13 +191,13 @@ def _kth_largest(logits: Floats, k: int) -> float:
 
 
 def _top_p_floor(logits: Floats, top_p: float) -> float:
-    """The smallest of the likeliest logits that are needed to reach `top_p` together.
+    """Return the smallest logit among the likeliest that together reach `top_p`.
 
-    Quickselect by mass: of what is above a pivot and what is below, one is out of the question.
-    Sorting all would take ten times as long where a distribution is flat.
+    This is a quickselect by probability mass: each round splits at a pivot and discards one side.
+    Sorting all logits would take ten times as long for a flat distribution.
     """
     missing = top_p * float(np.exp(logits).sum(dtype=np.float64))
-    pivot = np.float32(NEAR)  # above it is nearly all of a common distribution
+    pivot = np.float32(NEAR)  # most distributions have nearly all their mass above it
     while len(logits) > FEW:
         above = logits[logits > pivot]
         mass = float(np.exp(above).sum(dtype=np.float64))
@@ -214,16 +214,16 @@ def _top_p_floor(logits: Floats, top_p: float) -> float:
             sample = logits[:: len(logits) // 64 + 1]
             pivot = np.partition(sample, len(sample) // 2)[len(sample) // 2]
     if not len(logits):
-        return float("-inf")  # rounding: all of them are needed
+        return float("-inf")  # due to rounding, all logits are needed
     ordered = np.sort(logits)[::-1]
     cumulated = np.exp(ordered).cumsum(dtype=np.float64)
     return float(ordered[min(int(np.searchsorted(cumulated, missing)), len(ordered) - 1)])
 
 
 def _draw(probs: Floats, random: float) -> int:
-    """Inverse transform: where the cumulated probability passes `random` of the total.
+    """Draw by inverse transform: return where the cumulated probability passes `random` of it all.
 
-    In the order of the vocabulary, so that rounding cannot swap equal ones.
+    Probabilities are in vocabulary order, so that rounding cannot swap equal tokens.
     """
     num_whole = len(probs) // BLOCK * BLOCK
     sums = np.append(

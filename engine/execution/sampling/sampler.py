@@ -1,12 +1,12 @@
-"""Chooses one token a row from its logits.
+"""Samples one token per row from its logits.
 
-The random number of a token is a function of its request's seed and its place in the output, and a
-row is worked on by itself. So the same logits and seed give the same text whatever else is in the
-batch, and again after a preemption. Of what a request did before only `TokenCounts` are kept, where
-it has penalties.
+A token's random number depends only on its request's seed and its position in the output, and each
+row is sampled independently. So the same logits and seed give the same text with any other requests
+in the batch, and also after a preemption. The only state between steps is `TokenCounts`, for
+requests with penalties.
 
-On a CPU rows are sampled by `host_sampling`, on a device by `device_sampling`, all of a kind at
-once.
+On a CPU `host_sampling` samples the rows one by one. On a GPU `device_sampling` samples all rows of
+a kind at once.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ _MASK = (1 << 64) - 1
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1), the same for the same arguments, without a visible pattern in either.
+    """Return a pseudo-random number in [0, 1) that depends only on the arguments.
 
     Two rounds of SplitMix64 (Steele, Lea and Flood, 2014), a counter-based generator.
     """
@@ -42,33 +42,38 @@ def _mix(value: int) -> int:
 
 
 class Sampler:
-    """Greedy, temperature, top-k, top-p, min-p, penalties, a seed per request; rows may differ."""
+    """Samples greedily or with temperature, top-k, top-p, min-p, penalties, a seed per request.
+
+    Rows may differ in all of these.
+    """
 
     def __init__(self, seed: int, *, on_host: bool | None = None) -> None:
-        """`seed` is the one that requests without their own derive theirs from.
+        """Create a sampler.
 
-        `on_host` says where rows are sampled; None: on the CPU if that is where the logits are.
+        Args:
+            seed: requests without their own seed derive one from it.
+            on_host: whether to sample on the CPU. None: if the logits are there.
         """
         self._seed = seed
         self._on_host = on_host
         self._counts: WeakKeyDictionary[Request, TokenCounts] = WeakKeyDictionary()
 
     def sample(self, logits: torch.Tensor, requests: Sequence[Request]) -> Sampled:
-        """The next token of each request.
+        """Return the next token of each request.
 
         Args:
-            logits: [rows, vocab_size], in any floating dtype, on any device; left as they are.
-            requests: whose rows they are, in the same order.
+            logits: [rows, vocab_size], in any floating dtype, on any device. Not changed.
+            requests: the request of each row.
         """
         return self.launch(logits, requests).collect()
 
     def launch(
         self, logits: torch.Tensor, requests: Sequence[Request], depths: Sequence[int] = ()
     ) -> SamplesInFlight:
-        """Begin to `sample`; on a GPU without waiting for the logits.
+        """Start to sample. On a GPU this does not wait for the logits.
 
         Args:
-            depths: of each row, how many drafts of its request come before; empty: none do.
+            depths: for each row, the number of its request's drafts before it. Empty: no drafts.
         """
         vocab_size = logits.shape[-1]
         choices = [
@@ -83,7 +88,7 @@ class Sampler:
         return SamplesOnDevice(logits, requests, choices, asked)
 
     def seed_of(self, request: Request) -> int:
-        """The seed that its random numbers are made from: its own, or one of 63 bits."""
+        """Return the request's own seed, or a derived one of 63 bits."""
         seed = request.sampling.seed
         return _mix(_mix(self._seed & _MASK) ^ request.request_id) >> 1 if seed is None else seed
 
@@ -107,7 +112,7 @@ class Sampler:
 
 
 class _OnHost:
-    """Tokens that are known."""
+    """Tokens that are already on the host."""
 
     def __init__(self, sampled: Sampled, device: torch.device) -> None:
         self._sampled = sampled

@@ -1,4 +1,4 @@
-"""What a sampler gives back: at once, or while the device is still at it."""
+"""The results of a sampler: known tokens, or tokens that a device is still computing."""
 
 from typing import NamedTuple, Protocol
 
@@ -8,20 +8,20 @@ from stepscope.engine.protocol.replies import PositionLogprobs
 
 
 class Sampled(NamedTuple):
-    """What was chosen for some rows, in their order."""
+    """The sampled tokens of some rows, in their order."""
 
     token_ids: list[int]
-    logprobs: dict[int, PositionLogprobs]  # of the rows whose requests ask for them
+    logprobs: dict[int, PositionLogprobs]  # by row, for requests that ask for logprobs
 
 
 class SamplesInFlight(Protocol):
-    """Tokens that a device is choosing."""
+    """Tokens that a device may still be computing."""
 
     @property
     def tokens(self) -> torch.Tensor:
-        """[rows] int64, where the logits are: to go on with before the host knows them."""
+        """[rows] int64, on the device of the logits. The next step can use it without waiting."""
         ...
 
     def collect(self) -> Sampled:
-        """Wait for them."""
+        """Wait for the tokens and return them."""
         ...

@@ -1,8 +1,8 @@
-"""`TokenCounts`: which tokens a request has had, and how often it has produced each.
+"""`TokenCounts`: the distinct tokens of a request, and how often it has produced each.
 
-What penalties need, at the cost of one dictionary access a token instead of a look at the whole
-text. Only tokens that occur are kept, so a penalty touches as many logits as there are different
-tokens, not the vocabulary.
+Penalties need these counts. Updating them costs one dictionary access per token, instead of a scan
+of the whole text. Only tokens that occur are kept, so a penalty changes as many logits as there are
+distinct tokens, not the whole vocabulary.
 """
 
 import numpy as np
@@ -12,10 +12,10 @@ from stepscope.engine.scheduling.request import Request
 
 
 class TokenCounts:
-    """Different tokens of a request in the order in which they came.
+    """The distinct tokens of a request, in order of first occurrence, and their counts.
 
     Args:
-        with_prompt: the prompt's tokens are among them, with a count of 0 until they are produced.
+        with_prompt: whether to include the prompt's tokens, with a count of 0 until produced.
     """
 
     def __init__(self, request: Request, with_prompt: bool) -> None:
@@ -32,13 +32,13 @@ class TokenCounts:
 
     @property
     def counts(self) -> npt.NDArray[np.float32]:
-        """How often each of `token_ids` stands in the output."""
+        """How often each of `token_ids` occurs in the output."""
         return self._counts[: len(self._place)]
 
     def catch_up(self, request: Request) -> None:
-        """Count what the request has produced since the last time.
+        """Count the tokens that the request has produced since the last call.
 
-        A preemption takes blocks, no tokens: what was counted stays right.
+        The counts stay correct after a preemption, which takes KV blocks but no tokens.
         """
         for token_id in request.token_ids[self._num_seen :]:
             place = self._place.setdefault(token_id, len(self._place))
