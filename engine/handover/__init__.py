@@ -1,8 +1,9 @@
-"""Prefill and decode apart: a prefill engine hands a request over once it has its first token.
+"""Prefill and decode in separate engines: a request moves to the decode engine after its first
+token.
 
-`HandOver` belongs to the engine's thread of the prefill engine, `DecodeLink` asks the decode engine
-and passes its tokens on. Keys and values go by a `KVSender` and a `scheduling.step.KVReceiver`.
+`HandOver` runs on the prefill engine's thread. `DecodeLink` talks to the decode engine and forwards
+its tokens to clients. A `KVSender` and a `scheduling.step.KVReceiver` transfer keys and values.
 May import: engine.client, engine.loop, engine.protocol, engine.protocol.settings,
   engine.scheduling, engine.transport.
-Another way for keys and values, over a network for example, is one file beside `shared_memory.py`.
+To add another transfer, for example over a network, add a file beside `shared_memory.py`.
 """

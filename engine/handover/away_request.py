@@ -1,6 +1,6 @@
-"""`AwayRequest`: a request that goes on in the decode engine, and its way back to the client.
+"""`AwayRequest`: a request that continues in the decode engine, with its client here.
 
-While it is away it belongs to the link's thread; what the engine's thread asks of it goes there.
+While the request is away, only the link's thread may use it. The engine's thread asks that thread.
 """
 
 from stepscope.engine.loop.delivery import output_of
@@ -11,12 +11,12 @@ from stepscope.engine.scheduling.request import Request
 
 
 class AwayRequest:
-    """One request, its client, and where its keys and values lie.
+    """One request, its client, and the ticket for its keys and values.
 
     Attributes:
-        ticket: None: they were loaded. Belongs to the engine's thread.
-        remote_id: the decode engine's number for it, once it has one.
-        is_aborted: its client wants no more of it.
+        ticket: None once the decode engine has loaded them. Belongs to the engine's thread.
+        remote_id: the decode engine's id for the request. None until known.
+        is_aborted: whether its client has aborted it.
     """
 
     def __init__(
@@ -31,11 +31,11 @@ class AwayRequest:
         self.is_aborted = False
 
     def pass_on(self, output: Output, now_ns: int) -> None:
-        """Give the client what the decode engine says, as if it came from here."""
+        """Forward an output of the decode engine to the client, as if it came from this engine."""
         request, reason = self.request, output.finish_reason
         for token_id in output.token_ids:
             request.token_ids.append(token_id)
-            request.finish_reason_after(token_id)  # makes the text of one with stop strings
+            request.finish_reason_after(token_id)  # also updates the text for stop strings
         if output.token_ids:
             request.last_token_ns = now_ns
         if output.logprobs:
@@ -47,7 +47,7 @@ class AwayRequest:
             self.client.reply(output_of(request, token_ids, reason))
 
     def end(self) -> None:
-        """It ends without another token."""
+        """Tell the client that the request was aborted, without another token."""
         request = self.request
         if request.stop_text is not None:
             request.stop_text.finish(armed=False)

@@ -1,7 +1,7 @@
-"""`DecodeLink`: asks a decode engine to go on with requests, and passes on what it answers.
+"""`DecodeLink`: sends requests to a decode engine, and forwards its answers.
 
-A thread of its own owns the connection. Once the decode engine is gone, or silent, all that it had
-is given back, and the link asks again and again whether one is there.
+It owns the connection on its own thread. If the decode engine is gone or silent, the link returns
+all of its requests to the owner, and keeps looking for a decode engine.
 """
 
 import contextlib
@@ -26,29 +26,29 @@ from stepscope.engine.transport.local_engines import killed_pid
 
 log = logging.getLogger("stepscope.engine")
 
-_LOOK_S = 0.25  # how often the decode engine is looked after
-_SILENT_S = 3.0  # without a word for so long, it is gone
-_AGAIN_S = 0.1  # after "not now"
-_REOPEN_S = 1.0  # how long a gone one is asked for, and how long it is left alone after that
+_LOOK_S = 0.25  # how often to check on the decode engine
+_SILENT_S = 3.0  # after this long without a message, it counts as gone
+_AGAIN_S = 0.1  # until a request is sent again after "not now"
+_REOPEN_S = 1.0  # how long to try to reconnect, and the pause after that
 _NOT_NOW = ("rate_limited", "queue_full")
 
 
 class LinkOwner(Protocol):
-    """What a link reports to. All of it is called on the engine's thread."""
+    """Receives the reports of a link. All methods are called on the engine's thread."""
 
     def loaded(self, away: AwayRequest) -> None: ...
     def ended(self, away: AwayRequest) -> None: ...
 
     def refused(self, away: AwayRequest) -> None:
-        """The decode engine does not take it, and never will."""
+        """The decode engine refuses the request for good."""
         ...
 
     def lost(self, aways: list[AwayRequest]) -> None:
-        """The decode engine is gone, and with it what these were given."""
+        """The decode engine is gone, and these requests with it."""
         ...
 
     def opened(self) -> None:
-        """A decode engine is there (again)."""
+        """A decode engine has been found again."""
         ...
 
 
@@ -56,12 +56,12 @@ class DecodeLink:
     """The connection of a prefill engine to its decode engine.
 
     Args:
-        endpoint: of the decode engine.
+        endpoint: the decode engine's endpoint.
         who: our name, for its audit trail.
 
     Attributes:
-        engine: name of the decode engine that was there last.
-        is_open: it takes requests. From any thread.
+        engine: name of the latest decode engine.
+        is_open: whether it accepts requests. May be read from any thread.
     """
 
     def __init__(self, endpoint: Endpoint, who: str) -> None:
@@ -73,10 +73,10 @@ class DecodeLink:
         self._info: EngineInfo | None = None  # of the decode engine
         self._client: ControlClient | None = None
         self._away: dict[int, AwayRequest] = {}  # by the id of their `Submit`
-        self._todo: deque[Callable[[], None]] = deque()  # of the engine's thread
-        # When each is sent again, in that order.
+        self._todo: deque[Callable[[], None]] = deque()  # calls that the engine's thread asked for
+        # (time to send again, request), in the order of time.
         self._to_resend: deque[tuple[float, AwayRequest]] = deque()
-        self._said = ""  # why no decode engine was found last
+        self._said = ""  # the last logged reason why no decode engine was found
         self._heard_s = self._looked_s = 0.0
         self._is_closing = self._is_closed = False
         self._woken, self._wake = os.pipe()
@@ -85,10 +85,10 @@ class DecodeLink:
         self._thread: threading.Thread | None = None
 
     def connect(self, timeout_s: float = _SILENT_S) -> None:
-        """Meet the decode engine.
+        """Connect to the decode engine.
 
         Raises:
-            ConfigError: there is none, or it cannot go on with our requests.
+            ConfigError: there is none, or it cannot continue our requests.
         """
         client = ControlClient(self._endpoint, timeout_s)
         try:
@@ -110,16 +110,16 @@ class DecodeLink:
         self.is_open = True
 
     def check_layout(self, layout: str) -> None:
-        """Raises ConfigError when our KV blocks are not like those of the decode engine."""
+        """Set our KV layout. Raises ConfigError if the decode engine has another one."""
         self._layout = layout
         assert self._info is not None, "connect comes first"
         self._check_layout(self._info)
 
     def start(self, owner: LinkOwner, post: Callable[[Callable[[], None]], None]) -> None:
-        """To be called once, after `connect`.
+        """Start the link's thread. Call it once, after `connect`.
 
         Args:
-            post: has something done on the engine's thread.
+            post: runs a function on the engine's thread.
         """
         self._owner, self._post = owner, post
         self._heard_s = time.monotonic()
@@ -127,14 +127,14 @@ class DecodeLink:
         self._thread.start()
 
     def send(self, away: AwayRequest) -> None:
-        """Have the decode engine go on with a request."""
+        """Hand a request over to the decode engine."""
         self._ask(lambda: self._send(away))
 
     def abort(self, away: AwayRequest) -> None:
         self._ask(lambda: self._abort(away))
 
     def close(self) -> None:
-        """End what is away, and the thread. May be called again."""
+        """End all requests that are away, and the thread. May be called again."""
         self.is_open = False
         if self._thread is not None:
             self._ask(self._begin_to_close)
@@ -160,7 +160,7 @@ class DecodeLink:
 
     def _ask(self, do: Callable[[], None]) -> None:
         self._todo.append(do)
-        with contextlib.suppress(BlockingIOError):  # full: it is woken already
+        with contextlib.suppress(BlockingIOError):  # the pipe is full, so the thread is awake
             os.write(self._wake, b"\0")
 
     # On the link's thread
@@ -216,12 +216,12 @@ class DecodeLink:
                     handed_over=away.handed_over,
                 )
             )
-        except CommandRefused as error:  # it is too large to be sent
+        except CommandRefused as error:  # it is too large to send
             log.warning("request %d stays here: %s", request.request_id, error)
             self._post(lambda: self._owner.refused(away))
             return
         except EngineUnreachable:
-            self._to_resend.append((0.0, away))  # so that it is given back with the others
+            self._to_resend.append((0.0, away))  # so that `_lose` returns it with the others
             raise
         self._away[command_id] = away
 
@@ -254,7 +254,7 @@ class DecodeLink:
             self._take_error(command_id, away, reply)
 
     def _take_error(self, command_id: int, away: AwayRequest, error: Error) -> None:
-        if error.code == "stopped":  # with all that it has
+        if error.code == "stopped":  # the engine has ended with all its requests
             raise EngineUnreachable("it was shut down")
         del self._away[command_id]
         if error.code in _NOT_NOW:
@@ -286,7 +286,7 @@ class DecodeLink:
         client.send(GetInfo())
 
     def _lose(self, why: str) -> None:
-        """Give everything back. The old connection ends, and with it what the engine still has."""
+        """Close the connection, which ends the requests there, and return them to the owner."""
         self.is_open = False
         if self._client is not None:
             self._client.close()

@@ -1,4 +1,4 @@
-"""`HandOver`: the engine's thread of a prefill engine hands over what has its first token."""
+"""`HandOver`: hands requests over from a prefill engine once they have their first token."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,16 +15,17 @@ from stepscope.engine.scheduling.step import ScheduledRow
 
 
 class HandOver:
-    """Belongs to the engine's thread.
+    """Hands requests over and takes them back. Belongs to the prefill engine's thread.
 
-    While the decode engine has no room, what has its first token waits (`Scheduler.leaving`) and no
-    prompt is admitted. While there is no decode engine, this one computes all tokens itself.
+    While there is no room to transfer KV blocks, requests with their first token wait
+    (`Scheduler.leaving`), and no prompt is admitted. Without a decode engine, this engine computes
+    all tokens itself.
 
     Args:
-        core: whose requests are handed over.
-        link: to the decode engine; it is open.
-        sender: gives it the keys and values.
-        seed_of: the seed that the tokens of a request are drawn by.
+        core: the prefill engine.
+        link: the open link to the decode engine.
+        sender: transfers the keys and values.
+        seed_of: returns the seed with which a request's tokens are sampled.
     """
 
     def __init__(
@@ -43,15 +44,15 @@ class HandOver:
 
     @property
     def num_away(self) -> int:
-        """Unfinished requests that are in the decode engine. From any thread."""
+        """Number of unfinished requests in the decode engine. From any thread."""
         return len(self._away)
 
     def is_away(self, request_id: int) -> bool:
-        """From any thread."""
+        """Whether the request is in the decode engine. From any thread."""
         return request_id in self._away
 
     def after_step(self, rows: Sequence[ScheduledRow]) -> None:
-        """Hand over the requests that got a token and have not ended."""
+        """Hand over the requests that got a token in this step and have not ended."""
         if not self._link.is_open:
             return
         for row in rows:
@@ -63,7 +64,7 @@ class HandOver:
         self._empty_leaving()
 
     def abort(self, request_id: int) -> bool:
-        """End a request that is away; its client hears of it. False: there is no such."""
+        """Abort a request that is away, and tell its client. False if it is not away."""
         away = self._away.get(request_id)
         if away is None:
             return False
@@ -71,7 +72,7 @@ class HandOver:
         return True
 
     def close(self) -> None:
-        """End all that is away."""
+        """End all requests that are away."""
         self._link.close()
         self._away.clear()
 
@@ -92,7 +93,7 @@ class HandOver:
         self._empty_leaving()
 
     def lost(self, aways: list[AwayRequest]) -> None:
-        for away in reversed(aways):  # each goes before all that wait
+        for away in reversed(aways):  # reversed, because each goes to the front of the queue
             self._take_back(away)
         if not self._link.is_open:
             for request in list(self._core.scheduler.leaving):
@@ -101,12 +102,12 @@ class HandOver:
 
     def opened(self) -> None:
         self._core.set_decode_engine(self._link.engine)
-        self._empty_leaving()  # where the old one was lost and this one found within a step
+        self._empty_leaving()  # requests wait if the old engine was lost within the same step
 
     # Back and forth
 
     def _empty_leaving(self) -> None:
-        """Hand over what waits, as far as there is room."""
+        """Hand over the waiting requests, while there is room for their keys and values."""
         scheduler = self._core.scheduler
         for request in list(scheduler.leaving):
             sent_ns = time.monotonic_ns()

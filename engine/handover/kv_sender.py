@@ -1,4 +1,4 @@
-"""What hands keys and values over, and what is copied: the seams of this room."""
+"""The interfaces for transferring keys and values, and for copying KV blocks."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -7,21 +7,21 @@ from stepscope.engine.protocol.commands import KVTicket
 
 
 class KVSender(Protocol):
-    """Gives keys and values to another engine. Belongs to the engine's thread."""
+    """Transfers keys and values to another engine. Belongs to the engine's thread."""
 
     def put(self, blocks: Sequence[int]) -> KVTicket | None:
-        """Copy the content of `blocks`; None: there is no room for it now."""
+        """Copy the content of `blocks` for the other engine. None if there is no room now."""
         ...
 
     def free(self, ticket: KVTicket) -> None:
-        """It was loaded, or never will be."""
+        """Free the copy of a ticket, after it was loaded or if it never will be."""
         ...
 
     def close(self) -> None: ...
 
 
 class FrameCopier(Protocol):
-    """KV blocks as bytes, one frame a block; `execution.kv_frames.KVFrames` is the real one."""
+    """Copies KV blocks as bytes, one frame per block. See `execution.kv_frames.KVFrames`."""
 
     layout: str
     frame_bytes: int

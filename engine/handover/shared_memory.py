@@ -1,9 +1,9 @@
-"""Keys and values between two engines of one machine: a file in memory that both map.
+"""Transfers keys and values between two engines on one machine, through a shared file in memory.
 
-The prefill engine makes the file and owns it: it holds its lock for life, and a file whose lock is
-free is removed by the next engine. It begins with a number for each frame, the stamp of what lies
-in it. The decode engine looks at the stamps before and after it has copied, so that it never takes
-what was overwritten meanwhile.
+The prefill engine creates and owns the file. It holds the file's lock until it ends, and the next
+engine removes files whose lock is free. The file begins with a stamp for each frame, which
+identifies its content. The decode engine checks the stamps before and after it copies, so that it
+never uses a frame that was overwritten meanwhile.
 """
 
 import contextlib
@@ -23,20 +23,20 @@ from stepscope.engine.transport.endpoints import same_file
 
 PREFIX = "stepscope-kv-"
 _PAGE = 4096
-_MOST_MAPPED = 8  # files; those of engines that have ended stay mapped until then
+_MOST_MAPPED = 8  # files to keep mapped, also after their engines have ended
 
 
 def folder() -> Path:
-    """Where files are memory. Elsewhere than on Linux the system writes them to disk, too."""
+    """Return a folder whose files are in memory. Without /dev/shm they may be on disk."""
     in_memory = Path("/dev/shm")
     return in_memory if in_memory.is_dir() else Path(tempfile.gettempdir())
 
 
 def sweep() -> None:
-    """Remove the files of engines of this user that were killed; never fails."""
+    """Remove the files that killed engines of this user have left. Never fails."""
     with contextlib.suppress(OSError):
         for path in folder().glob(PREFIX + "*"):
-            with contextlib.suppress(OSError):  # of a live engine, or of another user
+            with contextlib.suppress(OSError):  # a live engine or another user owns it
                 fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -47,14 +47,14 @@ def sweep() -> None:
 
 
 class SharedMemorySender:
-    """The file of a prefill engine.
+    """The prefill engine's side: creates the file and writes to it.
 
     Args:
-        frames: copies its KV blocks.
-        num_frames: blocks that the file has room for.
+        frames: copies the engine's KV blocks.
+        num_frames: number of blocks that the file can hold.
 
     Raises:
-        ConfigError: there is no memory for it.
+        ConfigError: there is not enough memory for the file.
     """
 
     def __init__(self, frames: FrameCopier, num_frames: int) -> None:
@@ -64,7 +64,7 @@ class SharedMemorySender:
         size = _head_bytes(num_frames) + num_frames * frames.frame_bytes
         try:
             if hasattr(os, "posix_fallocate"):
-                # All of it now: a file that finds no memory later ends the process.
+                # Reserve all memory now: running out later would kill the process.
                 os.posix_fallocate(self._fd, 0, size)
             else:
                 os.truncate(self._fd, size)
@@ -114,10 +114,10 @@ class SharedMemorySender:
 
 
 class _MappedFile:
-    """The file of another engine, to be read."""
+    """Another engine's file, mapped for reading."""
 
     def __init__(self, name: str, frame_bytes: int) -> None:
-        """Raises OSError or ValueError when there is no such file, or it is none of ours."""
+        """Map the file. Raises OSError or ValueError if it is missing or not such a file."""
         fd = os.open(folder() / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             status = os.fstat(fd)
@@ -136,7 +136,7 @@ class _MappedFile:
         self.memory = view[head_bytes:]
 
     def holds(self, ticket: KVTicket) -> bool:
-        """Whether what the ticket stands for is there still."""
+        """Whether the ticket's frames still hold its content."""
         return all(
             frame < self.num_frames and self.stamps[1 + frame] == ticket.stamp
             for frame in ticket.frames
@@ -144,11 +144,11 @@ class _MappedFile:
 
 
 class SharedMemoryReceiver:
-    """Loads from the files of prefill engines; see `scheduling.step.KVReceiver`.
+    """The decode engine's side: loads from such files. See `scheduling.step.KVReceiver`.
 
     Args:
         frames: copies into our KV blocks.
-        block_size: tokens of a block.
+        block_size: tokens per block.
     """
 
     def __init__(self, frames: FrameCopier, block_size: int) -> None:
@@ -169,7 +169,7 @@ class SharedMemoryReceiver:
                 "kv_ticket",
                 f"{num_tokens} tokens lie in {num_blocks} blocks, not in {len(ticket.frames)}",
             )
-        with contextlib.suppress(OSError, ValueError):  # it will be computed anew
+        with contextlib.suppress(OSError, ValueError):  # then the tokens will be recomputed
             self._map(ticket.file)
 
     def load(self, ticket: KVTicket, blocks: Sequence[int], num_present: int) -> bool:
@@ -193,14 +193,14 @@ class SharedMemoryReceiver:
 
 
 def _new_file() -> tuple[int, Path]:
-    """A file of a new name, locked."""
+    """Create a file with a new name and lock it. Returns its descriptor and path."""
     while True:
         path = folder() / f"{PREFIX}{uuid.uuid4().hex}"
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX)
         if same_file(fd, path):
             return fd, path
-        os.close(fd)  # swept before it was locked
+        os.close(fd)  # another engine's `sweep` removed it before it was locked
 
 
 def _head_bytes(num_frames: int) -> int:
