@@ -1,6 +1,8 @@
-"""The OpenAI-compatible HTTP server: a process of its own that talks to an engine's sockets.
-Free of torch. Here is what its rooms share: errors, settings, the connection to the engine.
+"""The OpenAI-compatible HTTP server: a separate process that talks to an engine's sockets.
+
+Does not import torch. Errors, settings and the engine connection, which its packages share, are
+here.
 
 May import: engine.client, engine.protocol, engine.protocol.settings, engine.transport.
-A route goes into `server`, a field of a request into `openai`, a metric into `metrics`.
+Add routes to `server`, request fields to `openai`, metrics to `metrics`.
 """

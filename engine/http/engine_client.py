@@ -1,7 +1,7 @@
-"""`EngineClient`: the control socket of one engine, on an asyncio loop, for as long as it takes.
+"""`EngineClient`: a lasting connection to the control socket of one engine, on an asyncio loop.
 
-It reconnects whenever the engine is lost, each time with a new socket: a command sent to a dead
-engine must not reach its successor. Every open command then fails at once.
+It reconnects whenever the engine is lost, each time with a new socket, because a command sent to a
+dead engine must not reach its successor. Every open command fails at once when the engine is lost.
 """
 
 import asyncio
@@ -28,33 +28,33 @@ log = logging.getLogger("stepscope.http")
 RETRY_S = 0.25
 HELLO_S = 2.0
 HEARTBEAT_MS = 1_000
-SILENCE_MS = 5_000  # without any answer to heartbeats until the engine counts as lost
+SILENCE_MS = 5_000  # the engine counts as lost after this long without an answer to heartbeats
 
 _T = TypeVar("_T")
 
 
 class Waiter(Protocol):
-    """Receives the replies to one command. Called on the loop; must not wait."""
+    """Receives the replies to one command. Its methods run on the loop and must not block."""
 
     def take(self, command_id: int, reply: AnyReply) -> None: ...
 
     def lose(self, error: EngineUnreachable) -> None:
-        """No reply will come any more."""
+        """Receive the error after which no reply will arrive."""
         ...
 
 
 class EngineClient:
-    """Asks one engine, and finds it again.
+    """Sends commands to one engine, and reconnects when it is lost.
 
     Args:
-        endpoint: of the engine.
-        on_change: called when the engine was found (`info` is set) and when it was lost.
+        endpoint: the engine's endpoint.
+        on_change: called when the engine is found (`info` is set) and when it is lost.
     """
 
     def __init__(self, endpoint: Endpoint, on_change: Callable[[], None] = lambda: None) -> None:
         self.endpoint = endpoint
         self.info: EngineInfo | None = None  # None while there is no engine
-        self.num_found = 0  # engines so far, the same one twice counts twice
+        self.num_found = 0  # connections so far, also to the same engine
         self._on_change = on_change
         self._ids = itertools.count(1)
         self._waiters: dict[int, Waiter] = {}
@@ -64,22 +64,24 @@ class EngineClient:
         self._closed_because: str | None = None
 
     async def run(self) -> None:
-        """Keep the connection until cancelled."""
+        """Stay connected, and reconnect, until cancelled."""
         while True:
             await self._session()
             await asyncio.sleep(RETRY_S)
 
     def close(self, why: str) -> None:
-        """Give up: everything that is waited for ends with an error, and so does what comes."""
+        """Fail all open commands, and every later one, with the error `why`."""
         self._closed_because = why
         self._fail(EngineUnreachable(why))
 
     def send(self, command: Command, waiter: Waiter | None) -> int:
-        """Send a command; its replies go to `waiter` until `forget`; without one they are dropped.
+        """Send a command and return its id. Until `forget`, its replies go to `waiter`.
+
+        Without a waiter, replies are dropped.
 
         Raises:
             EngineUnreachable: there is no engine.
-            CommandRefused: the command is too big for it.
+            CommandRefused: the command is too large.
         """
         if self._socket is None or self.info is None or self._closed_because:
             raise EngineUnreachable(self._why_none())
@@ -91,11 +93,11 @@ class EngineClient:
         self._waiters.pop(command_id, None)
 
     async def ask(self, command: Command, timeout_s: float) -> AnyReply:
-        """The one reply to a command.
+        """Send a command and wait for its single reply.
 
         Raises:
             EngineUnreachable: there is no engine, or it does not answer in time.
-            CommandRefused: it answered with an error.
+            CommandRefused: the engine answered with an error.
         """
         answer = _PendingReply()
         command_id = self.send(command, answer)
@@ -110,7 +112,7 @@ class EngineClient:
     async def _session(self) -> None:
         socket = client_socket(zmq.DEALER, self.endpoint)
         socket.linger = 0
-        socket.rcvhwm = 0  # what comes is taken at once; each request bounds what it keeps
+        socket.rcvhwm = 0  # unlimited: messages are read at once, and each request limits its own
         socket.sndhwm = 0
         socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
@@ -179,7 +181,7 @@ class EngineClient:
             self._waiters[command_id] = waiter
         try:
             self._socket.send_multipart([command_id.to_bytes(8, "big"), payload], zmq.NOBLOCK)
-        except zmq.Again:  # no connection, and none to come: the engine does not let us in
+        except zmq.Again:  # not connected: the engine refuses our connection
             self.forget(command_id)
             raise EngineUnreachable(self._why_none()) from None
         self._reader.nudge()

@@ -1,4 +1,4 @@
-"""`ApiError`: whatever goes wrong, as the error object that OpenAI's clients know."""
+"""`ApiError`: every failure, as the error object that OpenAI's clients expect."""
 
 from typing import Any
 
@@ -23,15 +23,15 @@ class ErrorBody(Struct, frozen=True):
 
 
 class ApiError(Exception):
-    """An answer that is no success.
+    """An error response.
 
     Args:
-        status: of HTTP.
+        status: the HTTP status.
         message: one line that says what to do.
-        param: the field it is about.
-        code: for programs.
-        kind: OpenAI's `type`; by default what the status means there.
-        retry_after_s: when it may be worth another try.
+        param: the request field that is wrong.
+        code: a machine-readable code.
+        kind: OpenAI's `type`. None: the type that fits the status.
+        retry_after_s: seconds after which a retry may succeed.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ApiError(Exception):
 
 
 def internal_error() -> ApiError:
-    """Our own error; the log says more than the client sees."""
+    """Return the error for a bug of ours. The details are only in the log."""
     return ApiError(500, "the server failed; its log says why", code="internal_error")
 
 
@@ -74,7 +74,7 @@ def unavailable(message: str, code: str = "engine_unavailable") -> ApiError:
 
 
 def from_engine(error: EngineUnreachable | CommandRefused) -> ApiError:
-    """What the engine refused, or that there is none."""
+    """Convert an engine's refusal, or its absence, to an API error."""
     if isinstance(error, EngineUnreachable):
         return unavailable(str(error))
     code, message = error.code, error.message

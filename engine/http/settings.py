@@ -1,4 +1,4 @@
-"""What the HTTP server is started with, and which addresses it may be bound to."""
+"""The settings of the HTTP server, and the addresses to which it may be bound."""
 
 import ipaddress
 from typing import Annotated, NamedTuple
@@ -47,7 +47,7 @@ class HttpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Address(NamedTuple):
-    """Where to listen."""
+    """A host and port to listen on."""
 
     host: str
     port: int  # 0: any free one
@@ -68,10 +68,10 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str) -> Address:
-    """From HOST:PORT, [IPv6]:PORT, :PORT or PORT; without a host it is 127.0.0.1.
+    """Parse HOST:PORT, [IPv6]:PORT, :PORT or PORT. Without a host it is 127.0.0.1.
 
     Raises:
-        WrongValue: it is none of these.
+        WrongValue: `text` has none of these forms.
     """
     host, _, port = text.strip().rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
@@ -82,7 +82,7 @@ def parse_address(text: str) -> Address:
 
 
 def check_private(address: Address, api_key: str) -> None:
-    """Raises ConfigError when binding it would let strangers in."""
+    """Raise ConfigError if other machines could reach the address without an API key."""
     if not address.is_loopback and not api_key:
         raise ConfigError(
             "public_bind",

@@ -1,7 +1,7 @@
-"""`SocketReader`: the messages of a ZeroMQ socket, on an asyncio loop, a burst at a time.
+"""`SocketReader`: reads a ZeroMQ socket on an asyncio loop, several messages at a time.
 
-zmq.asyncio makes two futures a message; at one message a token that is most of the work, so the
-loop watches the socket's file descriptor itself and takes all there is.
+zmq.asyncio creates two futures per message. With one message per token that would be most of the
+work. So this class watches the socket's file descriptor itself and reads all waiting messages.
 """
 
 import asyncio
@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import zmq
 
-_BURST = 100  # messages taken before others on the loop get their turn
+_BURST = 100  # messages read before other tasks on the loop get a turn
 
 
 class SocketReader:
-    """Hands each message that comes to `take`, until it is closed. Does not own the socket."""
+    """Passes each arriving message to `take`, until it is closed. Does not own the socket."""
 
     def __init__(self, socket: zmq.Socket[bytes], take: Callable[[list[bytes]], None]) -> None:
         self._socket = socket
@@ -25,7 +25,7 @@ class SocketReader:
         self.nudge()
 
     def nudge(self) -> None:
-        """Look again. To be called after each send: it may swallow the sign of a new message."""
+        """Check for messages. Call it after each send, which can clear the socket's read event."""
         self._loop.call_soon(self._drain)
 
     def close(self) -> None:

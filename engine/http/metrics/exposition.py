@@ -1,8 +1,8 @@
-"""`Exposition`: the metrics as Prometheus reads them, under vLLM's names where they mean the same.
+"""`Exposition`: the metrics in Prometheus format, under vLLM's names if the meaning is the same.
 
-Names, labels and buckets are those of vLLM 0.32. Two differ a little in what they count:
-`iteration_tokens_total` is what each step computed (vLLM counts a prompt in the step that ends it),
-and an aborted request is counted by its reason alone, not in the histograms of latency.
+Names, labels and buckets are those of vLLM 0.32. Two metrics count slightly differently:
+`iteration_tokens_total` has the tokens that each step computed (vLLM counts a prompt in the step
+that completes it), and an aborted request counts only by its reason, not in latency histograms.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -169,12 +169,12 @@ _HISTOGRAMS: list[tuple[str, str, Callable[[EngineMetrics], Histogram]]] = [
 
 
 class Exposition(Collector):
-    """Everything in one text.
+    """Exports all metrics as one text.
 
     Args:
-        metrics: of the engine.
-        served_model_name: what clients call the model, "" for its own name.
-        others: what else to export.
+        metrics: the engine's metrics.
+        served_model_name: the model's name for clients. "" for the engine's name of it.
+        others: further collectors to export.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class Exposition(Collector):
             self._registry.register(each)
 
     def count_request(self, path: str, status: int) -> None:
-        """Count one response; status 0 is a client that hung up before it."""
+        """Count one response. Status 0 means that the client disconnected before it."""
         key = (path if path in _PATHS else "other", status)
         self._responses[key] = self._responses.get(key, 0) + 1
 
@@ -213,7 +213,7 @@ class Exposition(Collector):
         yield from self._own()
 
     def _service_samples(self, labels: list[str]) -> Iterator[Metric]:
-        """Known from telemetry only: without it a 0 would say that nothing ran."""
+        """Yield the metrics from telemetry. Without telemetry, zeros would wrongly mean no load."""
         metrics = self._metrics
         for name, text, value in _GAUGES:
             if (number := value(metrics)) is not None:

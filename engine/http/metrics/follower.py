@@ -1,8 +1,8 @@
-"""`TelemetryFollower`: the engine's telemetry on an asyncio loop, for the metrics.
+"""`TelemetryFollower`: subscribes to the engine's telemetry on an asyncio loop, for the metrics.
 
-It subscribes first and asks for a snapshot then, so that nothing falls between the two. Messages
-that are missing are asked for again, those of all gaps together; what the engine does not have any
-more is counted as lost.
+It subscribes before it asks for a snapshot, so that no message falls between the two. Gap recovery
+asks for the missing messages of all gaps together. Messages that the engine no longer has count as
+lost.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ SNAPSHOT_S = 60.0
 REPLAY_S = 5.0
 RECEIVE_QUEUE = 50_000
 _MAX_REPLAY = 1_000
-_REST_S = 0.1  # between two questions: gaps gather meanwhile, and cost one together
+_REST_S = 0.1  # pause between two questions, so that one question covers several gaps
 _TOPICS = frozenset(wire.TOPICS.values())
 
 
@@ -39,13 +39,13 @@ class TelemetryFollower:
         self._engine = engine
         self._metrics = metrics
         self._next_sequence: int | None = None  # None: a snapshot is needed first
-        self._held = ReorderBuffer()  # what came after a gap, or before the snapshot
+        self._held = ReorderBuffer()  # messages after a gap, or from before the snapshot
         self._next_ask_s = 0.0
         self._catching_up = False
-        self._wanted = asyncio.Event()  # something is held that cannot be applied as it is
+        self._wanted = asyncio.Event()  # set when a held message needs `_catch_up`
 
     async def run(self) -> None:
-        """Follow one engine, from when it was found until cancelled."""
+        """Follow the engine that was found, until cancelled."""
         socket = client_socket(zmq.SUB, self._engine.endpoint)
         socket.linger = 0
         socket.rcvhwm = RECEIVE_QUEUE
@@ -88,10 +88,10 @@ class TelemetryFollower:
             self._apply(received.sequence, received.message)
 
     async def _catch_up(self) -> None:
-        """Until all that is held is applied.
+        """Get a snapshot if needed, then fill gaps until all held messages are applied.
 
         Raises:
-            EngineUnreachable, CommandRefused: the engine did not send what is missing.
+            EngineUnreachable, CommandRefused: the engine did not send what was asked for.
         """
         if self._next_sequence is None:
             snapshot = await self._engine.ask_for(Snapshot, GetSnapshot(), SNAPSHOT_S)
@@ -105,7 +105,7 @@ class TelemetryFollower:
                 await self._heal()
 
     async def _heal(self) -> None:
-        """Ask for what is missing before the newest message that is held."""
+        """Ask for messages that are missing before the newest held message."""
         loop = asyncio.get_running_loop()
         await asyncio.sleep(self._next_ask_s - loop.time())
         self._next_ask_s = loop.time() + _REST_S
@@ -117,7 +117,7 @@ class TelemetryFollower:
         self._go_on(first, num_missing, end, answer)
 
     def _go_on(self, first: int, num_asked: int, end: int, answer: Replayed | None) -> None:
-        """Apply what an answer (None: there is none) lets go on; what is still missing is lost."""
+        """Apply the messages that an answer settles, or None without an answer. Count the lost."""
         num_lost_before = self._metrics.num_lost_messages
         settled, reach = self._held.settle(first, num_asked, end, answer)
         for each in settled:
@@ -136,7 +136,7 @@ class TelemetryFollower:
             log.warning("%d messages of the engine are lost to the metrics", num_lost)
 
     def _finish(self, socket: "zmq.Socket[bytes]") -> None:
-        """Nothing is asked for any more: apply what has come."""
+        """Apply the messages that have arrived, without asking for missing ones."""
         if self._next_sequence is None:
             return
         self._catching_up = True
@@ -149,7 +149,7 @@ class TelemetryFollower:
             self._go_on(self._next_sequence, 0, self._held.newest + 1, None)
 
     def _apply(self, sequence: int, message: Telemetry | None) -> None:
-        """The next message that there is; None: of a kind that we do not know."""
+        """Apply the next message. None stands for a message of an unknown kind."""
         assert self._next_sequence is not None
         if sequence < self._next_sequence:
             return
@@ -159,7 +159,7 @@ class TelemetryFollower:
             self._metrics.apply(message)
 
     def _lose_up_to(self, sequence: int) -> None:
-        """Messages from the next one up to, not including, `sequence` will never come."""
+        """Count the messages from the next one up to `sequence` (exclusive) as lost."""
         assert self._next_sequence is not None
         if (num_lost := sequence - self._next_sequence) > 0:
             self._metrics.lose(num_lost)

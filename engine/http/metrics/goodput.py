@@ -1,4 +1,4 @@
-"""`GoodputRate`: how many requests a second kept their levels, over the last minute."""
+"""`GoodputRate`: requests per second that met their service levels, over the last minute."""
 
 from collections import deque
 
@@ -6,7 +6,7 @@ _WINDOW_NS = 60_000_000_000
 
 
 class GoodputRate:
-    """Counts in engine time, from the first message after `restart` on."""
+    """Counts in engine time, from the first message after `restart`."""
 
     def __init__(self) -> None:
         self._since_ns: int | None = None
@@ -14,12 +14,12 @@ class GoodputRate:
         self._kept_ns: deque[int] = deque()  # when each request finished
 
     def restart(self) -> None:
-        """What is known of the requests so far is incomplete: forget it."""
+        """Forget all requests so far, because messages about them are missing."""
         self._since_ns = None
         self._kept_ns.clear()
 
     def advance(self, now_ns: int) -> None:
-        """Engine time goes on."""
+        """Set the current engine time."""
         if self._since_ns is None:
             self._since_ns = now_ns
         self._now_ns = now_ns
@@ -27,12 +27,12 @@ class GoodputRate:
             self._kept_ns.popleft()
 
     def add(self, time_ns: int) -> None:
-        """A request finished and kept its levels."""
+        """Count a request that finished within its service levels."""
         self._kept_ns.append(time_ns)
 
     @property
     def per_s(self) -> float | None:
-        """None until some time has passed."""
+        """Requests per second. None until some time has passed."""
         if self._since_ns is None or self._now_ns <= self._since_ns:
             return None
         return len(self._kept_ns) * 1e9 / min(self._now_ns - self._since_ns, _WINDOW_NS)

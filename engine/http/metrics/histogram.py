@@ -1,7 +1,7 @@
-"""`Histogram`: cumulative buckets that cost next to nothing to observe.
+"""`Histogram`: cumulative buckets whose `observe` costs almost nothing.
 
-prometheus_client's own takes a lock and walks the buckets for each value; with a value for each
-token of each step that is too much beside the streams on the same core.
+prometheus_client's own histogram takes a lock and scans the buckets for each value. With a value
+for each token of each step, that would slow down the streams on the same core.
 """
 
 from bisect import bisect_left
@@ -22,14 +22,14 @@ TOKEN_SECONDS = (
 )
 STEP_TOKENS = tuple(float(2**power) for power in (0, *range(3, 15)))
 PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
-# Ours: a step of a small model takes a fraction of a millisecond.
+# Our own bounds, because a step of a small model takes a fraction of a millisecond.
 STEP_SECONDS = tuple(
     mantissa * 10.0**power for power in range(-4, 1) for mantissa in (1.0, 2.0, 5.0)
 )
 
 
 def request_tokens(max_model_len: int) -> tuple[float, ...]:
-    """1, 2, 5, 10, ... up to the longest request."""
+    """Return the bounds 1, 2, 5, 10, ... up to the longest request."""
     bounds: list[float] = []
     unit = 1
     while True:
@@ -53,7 +53,7 @@ class Histogram:
         self.sum += value
 
     def buckets(self) -> list[tuple[str, float]]:
-        """(upper bound, values up to it), as the text format has them."""
+        """Return (upper bound, number of values up to it), as in the text format."""
         total = 0
         found: list[tuple[str, float]] = []
         names = [*(str(bound) for bound in self._bounds), "+Inf"]

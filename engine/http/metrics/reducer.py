@@ -1,7 +1,8 @@
-"""`EngineMetrics`: counters and histograms made of what the engine publishes. A pure reducer.
+"""`EngineMetrics`: counters and histograms from the engine's telemetry. A pure reducer.
 
-Times are the engine's own, from its step records: what a scrape, a slow client or this process
-add is not in them. Of a request that was first seen in mid-life only what was seen is counted.
+Times are the engine's own, from its step records. So they do not include delays by a scrape, a slow
+client or this process. For a request that was first seen after it started, only what was seen
+counts.
 """
 
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ _DEFAULT_LENGTH = 1_048_576
 
 @dataclass(slots=True)
 class _Life:
-    """One request; times in engine nanoseconds, None where they are not known (yet)."""
+    """One request. Times are engine nanoseconds, None if not known (yet)."""
 
     arrival_ns: int
     num_prompt_tokens: int
@@ -60,17 +61,17 @@ class _Life:
 
 
 class EngineMetrics:
-    """Totals since this process began; they go on when one engine follows another.
+    """Totals since this process started. They continue when another engine takes over.
 
     Args:
-        ttft_s, itl_s: service levels of goodput.
+        ttft_s, itl_s: service levels for goodput, in seconds.
     """
 
     def __init__(self, ttft_s: float = 0.5, itl_s: float = 0.05) -> None:
         self.ttft_s, self.itl_s = ttft_s, itl_s
         self.info: EngineInfo | None = None
         self.knobs: dict[str, KnobValue] = {}
-        # As they are now
+        # Current values
         self.num_running = 0
         self.num_waiting = 0
         self.waiting_reasons: dict[str, int] = {}
@@ -112,7 +113,7 @@ class EngineMetrics:
         self._lives: dict[int, _Life] = {}
 
     def join(self, snapshot: Snapshot) -> None:
-        """Begin with an engine: what is alive in it, and how it stands."""
+        """Start from an engine's snapshot: its state and its unfinished requests."""
         self._set_info(snapshot.info)
         self.knobs = dict(snapshot.knobs)
         self.num_running = snapshot.num_running or 0
@@ -129,23 +130,23 @@ class EngineMetrics:
                 last_token_ns=view.last_token_ns,
                 num_cached_tokens=view.num_cached_tokens,
                 num_preemptions=view.num_preemptions,
-                has_kept_levels=view.first_token_ns is None,  # what was before is not known
+                has_kept_levels=view.first_token_ns is None,  # else earlier latencies are unknown
             )
             for view in snapshot.requests
         }
 
     def lose(self, num_messages: int) -> None:
-        """So many messages never came.
+        """Note that `num_messages` messages are lost.
 
-        What is alive may have got tokens in them, or ended: its latencies would be wrong, so they
-        are left out, and what it does from here on is only counted.
+        Unfinished requests may have received tokens or ended in them, so their latencies would be
+        wrong. From here on only their tokens and ends count.
         """
         self.num_lost_messages += num_messages
         self._lives.clear()
         self.goodput.restart()
 
     def leave(self) -> None:
-        """The engine is gone, and all that was in it."""
+        """Clear the current values and requests, because the engine is gone."""
         self._lives.clear()
         self.goodput.restart()
         self.num_running = self.num_waiting = 0

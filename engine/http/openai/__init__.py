@@ -1,5 +1,5 @@
-"""OpenAI's requests and responses, with vLLM's additions: parsed, generated, streamed.
+"""Parses, runs and answers OpenAI's requests, with vLLM's additions.
 
 May import: engine.client, engine.http, engine.protocol, engine.protocol.settings.
-A field of a request goes into `requests.py`, then `sampling.py`.
+Add a request field to `requests.py`, then to `sampling.py`.
 """

@@ -1,4 +1,4 @@
-"""Reading a request's body, bounded in size, in time, and with the bodies of all others."""
+"""Reads a request's body, with limits on its size, its time, and the size of all bodies."""
 
 import asyncio
 from collections import Counter
@@ -10,24 +10,25 @@ from starlette.types import Receive
 from stepscope.engine.http.errors import ApiError, too_many
 from stepscope.engine.protocol.commands import MAX_COMMAND_BYTES
 
-# What is decoded from it must fit into one command.
+# The decoded request must fit into one command.
 MAX_BODY_BYTES = MAX_COMMAND_BYTES - 64 * 1024
-# A client reads the answer only once it has sent its body: so much more is read and thrown away.
+# Many clients read the answer only after sending the whole body, so the rest of a body that is too
+# long is read and discarded, up to this size.
 MAX_WASTED_BYTES = 64 * 1024 * 1024
 BODY_TIMEOUT_S = 30.0
-# Of bodies that are received or not yet handed to the engine, together and of one peer. What is
-# small is always taken: so much a connection is little.
+# Limits for bodies being received or not yet passed to the engine, in total and per peer. Small
+# bodies do not count.
 MAX_HELD_BYTES = 256 * 1024 * 1024
 MAX_PEER_BYTES = MAX_HELD_BYTES // 2
 SMALL_BODY_BYTES = 64 * 1024
 
 
 class Vanished(Exception):  # noqa: N818 - reads as what happened
-    """The client hung up before its request was whole."""
+    """The client disconnected before its request was complete."""
 
 
 class Bodies:
-    """Counts the bytes of bodies that are held. Belongs to the server's loop."""
+    """Counts the bytes of all held bodies. Belongs to the server's loop."""
 
     def __init__(self) -> None:
         self._num_bytes: Counter[str] = Counter()  # of each peer
@@ -37,7 +38,7 @@ class Bodies:
         return HeldBody(self, peer)
 
     def add(self, peer: str, num_bytes: int) -> None:
-        """Raises ApiError when that is too much."""
+        """Count more bytes. Raises ApiError if a limit is exceeded."""
         if self._total + num_bytes > MAX_HELD_BYTES:
             raise too_many("too many long requests are under way", "too_many_bytes")
         if self._num_bytes[peer] + num_bytes > MAX_PEER_BYTES:
@@ -53,7 +54,7 @@ class Bodies:
 
 
 class HeldBody:
-    """What one body takes of `Bodies`, until it is released."""
+    """The share of one body in `Bodies`, until it is released."""
 
     def __init__(self, bodies: Bodies, peer: str) -> None:
         self._bodies = bodies
@@ -61,13 +62,13 @@ class HeldBody:
         self._num_counted = 0
 
     def grow(self, num_bytes: int) -> None:
-        """It has so many bytes by now. Raises ApiError when that is too much with all others."""
+        """Set the body's size so far. Raises ApiError if all bodies together are too large."""
         if num_bytes > SMALL_BODY_BYTES:
             self._bodies.add(self._peer, num_bytes - self._num_counted)
             self._num_counted = num_bytes
 
     def release(self) -> None:
-        """May be called more than once."""
+        """Stop counting the body. May be called more than once."""
         self._bodies.remove(self._peer, self._num_counted)
         self._num_counted = 0
 
@@ -79,11 +80,11 @@ class HeldBody:
 
 
 async def read_body(receive: Receive, headers: Headers, held: HeldBody) -> bytes:
-    """The whole body.
+    """Return the whole body.
 
     Raises:
-        ApiError: it is too long, does not come, or there is no room for it at the moment.
-        Vanished: the client hung up.
+        ApiError: it is too long, takes too long to arrive, or there is no room for it now.
+        Vanished: the client disconnected.
     """
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):

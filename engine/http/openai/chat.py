@@ -29,7 +29,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def chat_job(request: ChatRequest, head: Head, max_model_len: int) -> Job:
-    """Raises ApiError when the request cannot be."""
+    """Convert a chat request to a job. Raises ApiError if the request is invalid."""
     messages = [_message(index, turn) for index, turn in enumerate(request.messages)]
     num_choices = check_choices(request, 1)
     max_tokens = _max_tokens(request)
@@ -41,7 +41,7 @@ def chat_job(request: ChatRequest, head: Head, max_model_len: int) -> Job:
             client_id=request.user or head.id,
             messages=messages,
             sampling=msgspec.structs.replace(sampling, seed=seed_of_choice(sampling.seed, choice)),
-            # Nothing said means: until the model ends it, or its length does.
+            # Without max_tokens, generate until the model stops or the context is full.
             fit_max_tokens=max_tokens is None,
             priority=request.priority or 0,
             stream=bool(request.stream),
@@ -75,7 +75,7 @@ def _message(index: int, turn: ChatTurn) -> ChatMessage:
 
 
 def _max_tokens(request: ChatRequest) -> int | None:
-    """`max_tokens` is the old name of `max_completion_tokens`."""
+    """Return the requested limit. `max_tokens` is the old name of `max_completion_tokens`."""
     old, new = request.max_tokens, request.max_completion_tokens
     if old is not None and new is not None and old != new:
         raise ApiError(
@@ -109,7 +109,7 @@ class ChatWriter:
 
     def chunk(self, piece: TextPiece, usage: Usage | UnsetType | None) -> bytes:
         index, output = piece
-        # The role comes with the first token: a chunk of its own would look like one.
+        # Send the role with the first token: clients would count a separate chunk as a token.
         role: str | UnsetType = UNSET if index in self._begun else "assistant"
         self._begun.add(index)
         choice = ChatChunkChoice(

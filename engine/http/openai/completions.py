@@ -20,13 +20,13 @@ from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.replies import Output, PositionLogprobs
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 
-DEFAULT_MAX_TOKENS = 16  # as OpenAI has it
+DEFAULT_MAX_TOKENS = 16  # OpenAI's default
 
 _encoder = msgspec.json.Encoder()
 
 
 def completion_job(request: CompletionRequest, head: Head) -> Job:
-    """Raises ApiError when the request cannot be."""
+    """Convert a completion request to a job. Raises ApiError if the request is invalid."""
     prompts = _prompts(request.prompt)
     num_choices = check_choices(request, len(prompts))
     max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
@@ -55,7 +55,7 @@ def _with_seed(sampling: SamplingParams, seed: int | None) -> SamplingParams:
 def _prompts(
     prompt: str | list[str | TokenId | list[TokenId]],
 ) -> list[tuple[str | None, list[int] | None]]:
-    """Each as text or as token ids."""
+    """Return the prompts, each as text or as token ids, with None for the other."""
     if isinstance(prompt, str):
         return [(prompt, None)]
     if not prompt:
@@ -83,7 +83,7 @@ class CompletionWriter:
 
     def __init__(self, head: Head) -> None:
         self._head = head
-        self._num_chars: dict[int, int] = {}  # given out so far, of each choice with logprobs
+        self._num_chars: dict[int, int] = {}  # sent so far, by choice; only with logprobs
 
     def chunk(self, piece: TextPiece, usage: Usage | UnsetType | None) -> bytes:
         return self._write([self._choice(piece.choice, piece.output)], usage)

@@ -1,7 +1,7 @@
-"""`Generation`: what the engine makes for one HTTP request, one choice or many.
+"""`Generation`: the engine's outputs for one HTTP request, with one or more choices.
 
-A client that reads slowly delays no other: what it has not read is kept here, and once that is
-many outputs the newest are joined into one, so that no more is kept than the text itself.
+A client that reads slowly does not delay others. Its unread outputs are kept here. If there are
+many, the newest are joined into one, so that little more than the text itself is kept.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from stepscope.engine.http.engine_client import EngineClient
 from stepscope.engine.protocol.commands import Abort, Submit, Withdraw
 from stepscope.engine.protocol.replies import AnyReply, Error, Output, PositionLogprobs, Submitted
 
-MAX_PENDING = 256  # outputs of one request that wait for its reader one by one
+MAX_PENDING = 256  # unread outputs of one request before further ones are joined
 
 
 class TextPiece(NamedTuple):
@@ -27,11 +27,11 @@ class TextPiece(NamedTuple):
 
 
 class ClientGone(Exception):  # noqa: N818 - reads as what happened
-    """The client wants the rest no more."""
+    """The client has disconnected."""
 
 
 class _JoinedText:
-    """Outputs of one choice that its client was too slow for."""
+    """Joined outputs of one choice, for a client that reads too slowly."""
 
     def __init__(self, first: Output) -> None:
         self._last = first
@@ -58,9 +58,9 @@ class Generation:
     """Submits, collects, and aborts abandoned requests. Implements `Waiter`.
 
     Args:
-        engine: who generates.
-        submits: one for each choice; emptied once they are sent, for prompts may be long.
-        on_taken: called once the engine has taken (or refused) all of them.
+        engine: the connection to the engine.
+        submits: one for each choice. Emptied once sent, because prompts may be long.
+        on_taken: called once the engine has accepted all of them.
     """
 
     def __init__(
@@ -72,21 +72,21 @@ class Generation:
         self._engine = engine
         self._submits = submits
         self._on_taken = on_taken
-        self._indices: dict[int, int] = {}  # choice of each command that is not done
-        self._request_ids: dict[int, int] = {}  # of commands that were accepted
+        self._indices: dict[int, int] = {}  # choice by command id, of unfinished commands
+        self._request_ids: dict[int, int] = {}  # by command id, of accepted commands
         self._num_submitted = 0
         self._pending: deque[TextPiece] = deque()
-        self._joined: dict[int, _JoinedText] = {}  # by choice; newer than all that is pending
+        self._joined: dict[int, _JoinedText] = {}  # by choice; newer than everything in `_pending`
         self._failure: Exception | None = None
         self._is_closed = False
-        self._change: asyncio.Future[None] | None = None  # what is waited for, or was
+        self._change: asyncio.Future[None] | None = None  # the latest future of `_changed`
 
     async def start(self) -> None:
-        """Hand everything in.
+        """Submit all choices, and wait until the engine has accepted them.
 
         Raises:
-            CommandRefused: the engine does not take one of them, and so gets none.
-            EngineUnreachable: there is none, or it was lost.
+            CommandRefused: the engine refused one of them. `close` then ends the others.
+            EngineUnreachable: there is no engine, or it was lost.
             ClientGone: `abandon` was called.
         """
         num_submits = len(self._submits)
@@ -98,10 +98,10 @@ class Generation:
         self._on_taken()
 
     async def next_pieces(self) -> list[TextPiece]:
-        """What is new, in order; empty once everything has come.
+        """Wait for new outputs and return them in order. Empty once all choices have ended.
 
         Raises:
-            EngineUnreachable: it was lost.
+            EngineUnreachable: the engine was lost.
             ClientGone: `abandon` was called.
         """
         while not self._pending and not self._joined:
@@ -115,14 +115,14 @@ class Generation:
         return pieces
 
     def abandon(self) -> None:
-        """The client is gone: free at once what the engine holds for it."""
+        """Note that the client is gone, and abort its requests at once."""
         if self._failure is None:
             self._failure = ClientGone()
         self.close()
         self._wake()
 
     def close(self) -> None:
-        """End what is unfinished. May be called more than once."""
+        """Abort all unfinished choices. May be called more than once."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -176,17 +176,17 @@ class Generation:
 
     def _send(self, command: Abort | Withdraw) -> None:
         try:
-            # The answer is of no use: the request may have finished meanwhile.
+            # Ignore the answer: the request may have finished meanwhile.
             self._engine.send(command, None)
         except EngineUnreachable:
-            return  # it has ended with its engine
+            return  # the request has ended with its engine
 
     def _wake(self) -> None:
         if self._change is not None and not self._change.done():
             self._change.set_result(None)
 
     async def _changed(self) -> None:
-        """To be called in the very turn of the loop in which there was nothing new."""
+        """Wait for a change. Do not await between finding nothing new and calling this."""
         if self._failure is None:
             self._change = asyncio.get_running_loop().create_future()
             await self._change

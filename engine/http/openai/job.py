@@ -1,4 +1,4 @@
-"""`Job`: one HTTP request as it is handed to the engine, and how its answer is written."""
+"""`Job`: one HTTP request as commands for the engine, with the writer of its answer."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -13,7 +13,7 @@ from stepscope.engine.protocol.replies import Output
 
 
 class Head(NamedTuple):
-    """What stands at the beginning of every response and every chunk."""
+    """The fields that every response and every chunk has."""
 
     id: str
     created: int  # seconds since 1970
@@ -27,11 +27,11 @@ class Writer(Protocol):
     def chunk(self, piece: TextPiece, usage: Usage | UnsetType | None) -> bytes: ...
 
     def usage_chunk(self, usage: Usage) -> bytes:
-        """The last chunk of a stream, without choices."""
+        """Return the last chunk of a stream, which has the usage and no choices."""
         ...
 
     def whole(self, outputs: Sequence[Output], usage: Usage) -> bytes:
-        """The answer to a request that does not stream; one output a choice, in order."""
+        """Return the answer to a request that does not stream. One output per choice, in order."""
         ...
 
 
@@ -62,7 +62,7 @@ def make_job(
 
 
 class UsageMeter:
-    """Counts the tokens of a job; a prompt counts once, however many choices it has."""
+    """Counts the tokens of a job. A prompt counts once, even if it has several choices."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -91,7 +91,7 @@ class UsageMeter:
         )
 
     def in_chunk(self) -> Usage | UnsetType | None:
-        """What a chunk with tokens says about usage."""
+        """Return the `usage` field of a chunk with tokens."""
         if self._job.continuous_usage:
             return self.usage()
         return None if self._job.include_usage else UNSET

@@ -1,7 +1,7 @@
 """OpenAI's requests as structs, with vLLM's additions.
 
-A request field is either here, and honoured, or in `NO_OP_VALUES`, and then only taken with a
-value that asks for nothing. Everything else is refused by name.
+A request field is either declared here and honoured, or in `NO_OP_VALUES` and accepted only with a
+value that has no effect. Any other field is refused by name.
 """
 
 from typing import Annotated, Any, TypeAlias, TypeVar
@@ -14,7 +14,7 @@ from stepscope.engine.http.errors import ApiError, from_validation, not_supporte
 _T = TypeVar("_T")
 
 MAX_CHOICES = 1024  # of one request: prompts times n
-MAX_NO_OP_BYTES = 1024  # of a field that may only ask for nothing
+MAX_NO_OP_BYTES = 1024  # a longer value of such a field certainly has an effect
 
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
@@ -22,8 +22,8 @@ Count: TypeAlias = Annotated[int, Meta(ge=0, le=10_000_000)]
 AtLeastOne: TypeAlias = Annotated[int, Meta(ge=1, le=10_000_000)]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2.0, le=2.0)]
 
-# Fields that other servers honour and this one does not, each with what asks for nothing
-# (null always does).
+# Fields that other servers honour and this one does not, each with the values that have no effect
+# (null never has one).
 NO_OP_VALUES: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "allowed_token_ids": (),
@@ -49,7 +49,7 @@ NO_OP_VALUES: dict[str, tuple[Any, ...]] = {
     "metadata": ({},),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),  # says nothing where there are no tools
+    "parallel_tool_calls": (True, False),  # has no effect without tools
     "prediction": (),
     "prompt_embeds": (),
     "prompt_logprobs": (),
@@ -79,7 +79,7 @@ class StreamOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class GenerationRequest(Struct, frozen=True, kw_only=True):
-    """What both kinds of request have. `None` is what a client that sends nothing gets."""
+    """Fields of both kinds of request. `None`: the client did not send the field."""
 
     model: str | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
@@ -109,7 +109,7 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
 
 
 class ContentPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Only type `text` is served; the other fields are known so that they can be named."""
+    """Only type `text` is supported. The other fields exist so that errors can name them."""
 
     type: str
     text: str | None = None
@@ -122,7 +122,7 @@ class ContentPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class ChatTurn(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What comes after `content` must be empty: answers that are sent back have it as null."""
+    """Fields after `content` must be empty. Answers that clients send back have them as null."""
 
     role: Annotated[str, Meta(min_length=1, max_length=256)]
     content: str | list[ContentPart] | None = None
@@ -153,19 +153,19 @@ _chat_decoder: msgspec.json.Decoder[ChatRequest] = msgspec.json.Decoder(ChatRequ
 
 
 def decode_completion(body: bytes) -> CompletionRequest:
-    """Raises ApiError, naming the field that is wrong or cannot be honoured."""
+    """Decode a body. Raises ApiError that names the invalid or unsupported field."""
     _check_fields(body, CompletionRequest)
     return _decode(_completion_decoder, body)
 
 
 def decode_chat(body: bytes) -> ChatRequest:
-    """Raises ApiError, naming the field that is wrong or cannot be honoured."""
+    """Decode a body. Raises ApiError that names the invalid or unsupported field."""
     _check_fields(body, ChatRequest)
     return _decode(_chat_decoder, body)
 
 
 def _check_fields(body: bytes, kind: type[Struct]) -> None:
-    """Refuse by name what is not honoured."""
+    """Raise ApiError for a field that is unknown, or not supported with its value."""
     for name, raw in _decode(_fields_decoder, body).items():
         if name in kind.__struct_fields__:
             continue
@@ -177,7 +177,7 @@ def _check_fields(body: bytes, kind: type[Struct]) -> None:
                 code="unknown_parameter",
             )
         text = bytes(raw)
-        if len(text) > MAX_NO_OP_BYTES:  # whatever it is, it asks for something
+        if len(text) > MAX_NO_OP_BYTES:  # too long to be a value without effect
             raise not_supported(name, text[:MAX_NO_OP_BYTES].decode(errors="replace"))
         value = _decode(_any_decoder, text)
         if value is not None and value not in NO_OP_VALUES[name]:

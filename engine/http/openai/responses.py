@@ -30,7 +30,7 @@ class CompletionChoice(Struct, frozen=True, kw_only=True):
 
 
 class Completion(Struct, frozen=True, kw_only=True):
-    """A whole completion, or a chunk of one: both look the same."""
+    """A whole completion or a chunk of one, which have the same fields."""
 
     id: str
     object: str = "text_completion"
@@ -114,7 +114,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     root: str
     parent: str | None = None
     max_model_len: int | None = None
-    with_tokens: bool = False  # who watches or records the engine gets prompts and outputs
+    with_tokens: bool = False  # telemetry subscribers and recordings get prompts and outputs
 
 
 class ModelList(Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""From the fields of a request to what the engine is asked for."""
+"""Converts the fields of a request to the engine's sampling parameters."""
 
 from stepscope.engine.http.errors import ApiError
 from stepscope.engine.http.openai.requests import MAX_CHOICES, GenerationRequest
@@ -10,7 +10,7 @@ _LARGEST_SEED = 2**63 - 1
 def sampling_params(
     request: GenerationRequest, max_tokens: int, logprobs: int | None
 ) -> SamplingParams:
-    """OpenAI's defaults where nothing is said: temperature 1 and no cuts."""
+    """Return the sampling parameters. OpenAI's defaults: temperature 1, no top-k, top-p, min-p."""
     stop = request.stop
     top_k = request.top_k
     return SamplingParams(
@@ -35,15 +35,15 @@ def sampling_params(
 
 
 def seed_of_choice(seed: int | None, choice: int) -> int | None:
-    """Choices of one prompt differ, and each is the same again when asked for again."""
+    """Return the seed of one choice. Choices differ, and a repeated request gets the same ones."""
     return None if seed is None else (seed + choice) & _LARGEST_SEED
 
 
 def check_choices(request: GenerationRequest, num_prompts: int) -> int:
-    """The number of choices of each prompt.
+    """Return the number of choices for each prompt.
 
     Raises:
-        ApiError: more in all than one request may have, or stream options without a stream.
+        ApiError: too many choices in total, or stream options without a stream.
     """
     num_choices = request.n or 1
     if num_prompts * num_choices > MAX_CHOICES:

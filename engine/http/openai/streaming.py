@@ -1,8 +1,8 @@
-"""Answers a job: as a stream of server-sent events, or whole.
+"""Answers a job, as a stream of server-sent events or as a whole.
 
-The rules that clients measure by: one event for each token, even where it adds no text; nothing
-before the first token; the usage, if asked for, in an event of its own without choices; and
-`[DONE]` at the end, after an error too.
+Benchmark clients rely on these rules: one event for each token, even if it adds no text; no event
+before the first token; the usage, if requested, in a separate event without choices; and `[DONE]`
+at the end, also after an error.
 """
 
 import asyncio
@@ -18,28 +18,28 @@ from stepscope.engine.protocol.replies import Output
 
 log = logging.getLogger("stepscope.http")
 
-# No line ends by the standard, but some clients split lines at them; JSON may escape them.
+# The SSE standard does not treat these as line ends, but some clients do, so escape them in JSON.
 _LINE_ENDS = [(each.encode(), f"\\u{ord(each):04x}".encode()) for each in "\x85\u2028\u2029"]
 _DONE = b"data: [DONE]\n\n"
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # a proxy is not to hold tokens back
+    (b"x-accel-buffering", b"no"),  # tell proxies not to buffer tokens
 ]
 
 
 async def answer(job: Job, generation: Generation, receive: Receive, send: Send) -> None:
-    """Generate, and send it.
+    """Run a job and send its answer.
 
     Raises:
-        ApiError: before anything was sent.
+        ApiError: the job failed before anything was sent.
     """
     watch = asyncio.create_task(_watch(receive, generation))
     try:
         await generation.start()
         if job.stream:
-            # A task of its own: what wakes it for each token need not go through all that is
-            # around an application.
+            # A separate task, so that the wake-up for each token does not pass through all layers
+            # of the application.
             await asyncio.create_task(_stream(job, generation, send))
         else:
             await _whole(job, generation, send)
@@ -53,7 +53,7 @@ async def answer(job: Job, generation: Generation, receive: Receive, send: Send)
 
 
 async def _watch(receive: Receive, generation: Generation) -> None:
-    """Abort as soon as the client hangs up."""
+    """Abort as soon as the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         continue
     generation.abandon()
@@ -100,7 +100,7 @@ async def _stream(job: Job, generation: Generation, send: Send) -> None:
 async def send_json(
     send: Send, status: int, body: bytes, headers: dict[str, str] | None = None
 ) -> None:
-    """A whole answer."""
+    """Send a complete JSON response."""
     all_headers = {
         "content-type": "application/json",
         "content-length": str(len(body)),
@@ -130,7 +130,7 @@ def _check(piece: TextPiece) -> None:
 
 
 def _event(data: bytes) -> bytes:
-    if not data.isascii():  # nearly all are, and looking for each takes as long as writing them
+    if not data.isascii():  # a fast check: most events are ASCII and need no search
         for character, escaped in _LINE_ENDS:
             data = data.replace(character, escaped)
     return b"data: " + data + b"\n\n"

@@ -1,4 +1,4 @@
-"""The HTTP process: routes, what every request passes, start and end.
+"""The HTTP process: its routes, checks of every request, start and shutdown.
 
 May import: engine.client, engine.control, engine.http, engine.http.metrics, engine.http.openai,
   engine.protocol, engine.protocol.settings, engine.transport.

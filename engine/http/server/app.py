@@ -1,4 +1,4 @@
-"""The application: its routes, and what is behind them."""
+"""The ASGI application: its routes and their handlers."""
 
 import time
 from collections.abc import Callable
@@ -44,12 +44,12 @@ ANY_LENGTH = 10_000_000
 
 
 class Api:
-    """What the routes share.
+    """The handlers of the routes, and their shared state.
 
     Args:
-        settings: of this server.
-        engine: whom to ask.
-        exposition: of the metrics.
+        settings: this server's settings.
+        engine: the connection to the engine.
+        exposition: exports the metrics.
     """
 
     def __init__(
@@ -66,10 +66,13 @@ class Api:
     async def generate(
         self, scope: Scope, receive: Receive, send: Send, make_job: Callable[[bytes, str], Job]
     ) -> None:
-        """Read a request, answer it.
+        """Read a request and answer it.
+
+        Args:
+            make_job: converts the body and the request id to a job.
 
         Raises:
-            ApiError: before anything was sent.
+            ApiError: the request failed before anything was sent.
         """
         self._check_room()
         client = scope.get("client")
@@ -78,7 +81,7 @@ class Api:
                 body = await read_body(receive, Headers(scope=scope), held)
             except Vanished:
                 return
-            # Not before the body is here: a slow sender takes no place.
+            # Count the request only now, so that slow senders do not use up the limit.
             self._check_room()
             self.num_in_flight += 1
             try:
@@ -193,7 +196,7 @@ def build_app(api: Api) -> ASGIApp:
 
 
 class _Generating:
-    """A route as an ASGI application: it must see the client hang up."""
+    """A route as a plain ASGI application, because it must see when the client disconnects."""
 
     def __init__(self, api: Api, make_job: Callable[[bytes, str], Job]) -> None:
         self._api = api
@@ -209,7 +212,7 @@ async def _on_api_error(_: Request, error: Exception) -> Response:
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
-    """Of the router: no such path, or not by this method."""
+    """Answer an error of the router: an unknown path or a wrong method."""
     assert isinstance(error, HTTPException)
     path = request.scope["path"]
     if error.status_code == 405:
@@ -227,13 +230,13 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_bug(_: Request, __: Exception) -> Response:
-    """Starlette raises the exception again after this; the outermost layer logs it."""
+    """Answer a bug. Starlette then raises the exception again, and `Guard` logs it."""
     error = internal_error()
     return Response(error.body, error.status, media_type="application/json")
 
 
 def _check_copies(job: Job) -> None:
-    """Raises ApiError when the engine would get a long prompt many times: once for each choice."""
+    """Raise ApiError if the prompts are too long in total: the engine gets one per choice."""
     if len(job.submits) == 1:
         return
     total = sum(num_chars(each) + len(each.prompt_token_ids or ()) for each in job.submits)

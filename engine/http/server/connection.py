@@ -1,7 +1,7 @@
-"""`Connection`: one client's connection to the HTTP port, and what it may send, how fast.
+"""`Connection`: one client's connection to the HTTP port, with limits on sizes and times.
 
-uvicorn's own protocol takes a head of any size, waits for it for ever, keeps any number of
-pipelined requests and adds trailers to the headers. All that comes before a key is looked at.
+uvicorn's own protocol accepts a head of any size, waits for it without limit, keeps any number of
+pipelined requests and adds trailers to the headers. All of that happens before the key is checked.
 """
 
 import asyncio
@@ -18,28 +18,28 @@ from stepscope.engine.http.server.peers import Peers, peer_of
 
 MAX_HEAD_BYTES = 32 * 1024  # request line, headers and trailers
 MAX_HEAD_LINES = 128
-MAX_PIPELINED = 16  # requests that wait for the answer to the one before
-HEAD_S = 10.0  # for a whole head: since it was connected, or since its first byte
+MAX_PIPELINED = 16  # requests that wait for the answer to an earlier one
+HEAD_S = 10.0  # for a whole head, from the connection or from its first byte
 IDLE_S = 75.0  # between an answer and the next request
-REST_S = 10.0  # for the rest of a body whose request is answered already
-LINGER_S = 2.0  # in which a client may read its last answer
-# Of what has come, given to the parser at once: so much can get past a limit before it is seen.
+REST_S = 10.0  # for the rest of a body whose request is already answered
+LINGER_S = 2.0  # for the client to read its last answer
+# Bytes passed to the parser at once. Limits are checked after each slice.
 _SLICE = 16 * 1024
 
 _Phase = Literal["head", "answer", "rest", "idle", "refused"]
 _LIMITS_S: dict[_Phase, float] = {"head": HEAD_S, "rest": REST_S, "idle": IDLE_S}
 
 
-class _TooMuch(Exception):  # noqa: N818 - goes through the parser, which reports it as its own
+class _TooMuch(Exception):  # noqa: N818 - the parser turns it into an error of its own
     pass
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's protocol with bounds.
+    """uvicorn's protocol with limits.
 
     Args:
         peers: counts connections.
-        config, server_state, app_state: uvicorn's.
+        config, server_state, app_state: as in uvicorn's protocol.
     """
 
     def __init__(
@@ -52,19 +52,19 @@ class Connection(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._peers = peers
-        self._peer: str | None = None  # once it is counted
+        self._peer: str | None = None  # set once the connection is counted
         self._phase: _Phase | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._refusal: ApiError | None = None  # what the parser was stopped for
-        # Of the message that is being received:
+        self._refusal: ApiError | None = None  # why the parser was stopped
+        # State of the message being received:
         self._has_head = False
         self._is_whole = True
         self._num_head_bytes = 0
         self._num_lines = 0
-        self._num_unheard = 0  # bytes of which the parser has made nothing yet
+        self._num_unheard = 0  # bytes since the parser last reported anything
         self._was_heard = False
 
-    # Of asyncio
+    # Called by asyncio
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -75,7 +75,7 @@ class Connection(HttpToolsProtocol):
             self._look()
         else:
             self._refuse(unavailable(refusal, "too_many_connections"))
-            transport.close()  # or it would go on being one too many
+            transport.close()  # at once, because there are already too many connections
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -91,7 +91,7 @@ class Connection(HttpToolsProtocol):
         view = memoryview(data)
         for begin in range(0, len(view), _SLICE):
             if self._phase == "refused" or self.transport.is_closing():
-                return  # thrown away
+                return  # discard the data
             self._feed(view[begin : begin + _SLICE])
         self._look()
 
@@ -100,7 +100,7 @@ class Connection(HttpToolsProtocol):
         try:
             self.parser.feed_data(part)
         except httptools.HttpParserUpgrade:
-            # It is answered as if nothing else were asked for; what follows is no HTTP.
+            # Answer the request without the upgrade. The bytes after it are not HTTP.
             self._end_after_answer()
             return
         except httptools.HttpParserError:
@@ -110,7 +110,7 @@ class Connection(HttpToolsProtocol):
         if self._num_unheard > MAX_HEAD_BYTES:
             self._refuse(_head_too_large())
 
-    # Of the parser
+    # Called by the parser
 
     def on_message_begin(self) -> None:
         self._was_heard = True
@@ -125,7 +125,7 @@ class Connection(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._num_lines += 1
         self._count(len(name) + len(value) + len(b": \r\n"))
-        if not self._has_head:  # else it is a trailer, which is not used
+        if not self._has_head:  # else it is a trailer, which is ignored
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -151,7 +151,7 @@ class Connection(HttpToolsProtocol):
             self._refusal = _head_too_large()
             raise _TooMuch
 
-    # Of uvicorn
+    # Called by uvicorn
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -160,7 +160,7 @@ class Connection(HttpToolsProtocol):
         elif not self._is_answering:
             self._hang_up()
 
-    # What is waited for, and how long
+    # The phases and their time limits
 
     def _look(self) -> None:
         if self._phase == "refused":
@@ -199,13 +199,13 @@ class Connection(HttpToolsProtocol):
     # Refusing
 
     def _end_after_answer(self) -> None:
-        """Take nothing more, and hang up after the last answer that is due."""
+        """Read nothing more, and disconnect after the last pending answer."""
         self._enter("refused")
         if not self._is_answering:
             self._hang_up()
 
     def _refuse(self, error: ApiError) -> None:
-        """Take nothing more; say why, if that cannot be taken for another request's answer."""
+        """Read nothing more. Send the error, unless it would look like another request's answer."""
         if self._is_answering:
             is_its_own = self._has_head and not self._is_whole and not self.pipeline
             if not is_its_own or self.cycle.response_started:
@@ -218,7 +218,9 @@ class Connection(HttpToolsProtocol):
         self._hang_up()
 
     def _hang_up(self) -> None:
-        """Close, but not at once: with data unread it would be a reset, and answers get lost."""
+        """Close after a delay. Closing at once with unread data would reset the connection, and
+        the client could lose answers.
+        """
         self._enter("refused")
         self._unset_keepalive_if_required()
         if self.transport.is_closing():

@@ -1,4 +1,4 @@
-"""`Guard`: what every request passes: its id, the key, where it comes from, the last resort."""
+"""`Guard`: sets every request's id, checks its key, host and origin, and catches all errors."""
 
 import asyncio
 import hashlib
@@ -19,16 +19,16 @@ from stepscope.engine.http.openai.streaming import send_json
 log = logging.getLogger("stepscope.http")
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-# Health and metrics stay open, as vLLM has it: probes and Prometheus bring no key.
+# Health and metrics need no key, as in vLLM, because probes and Prometheus send none.
 _GUARDED = ("/v1/", "/reset_prefix_cache")
 
 
 class Guard:
-    """An ASGI application around another. No traceback gets through it.
+    """An ASGI application around another one. No exception of a request passes through it.
 
     Args:
-        app: answers what passes.
-        api_key: that requests must bring, "" for none.
+        app: answers the requests that pass the checks.
+        api_key: the key that requests must send. "" for none.
         exposition: counts the responses.
     """
 
@@ -73,11 +73,11 @@ class Guard:
             self._exposition.count_request(scope["path"], status)
 
     def _check_key(self, scope: Scope) -> None:
-        """Raises ApiError when the request needs the key and does not bring it."""
+        """Raise ApiError if the request needs the key and does not send it."""
         if self._key_hash is None or not scope["path"].startswith(_GUARDED):
             return
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        # Of equal length, so that the time it takes reveals nothing.
+        # Compare hashes of equal length, so that the time reveals nothing about the key.
         is_key = hmac.compare_digest(_hash(key.encode("latin-1")), self._key_hash)
         if not is_key or scheme.lower() != "bearer":
             raise ApiError(
@@ -87,10 +87,10 @@ class Guard:
             )
 
     def _check_host(self, scope: Scope) -> None:
-        """Raises ApiError when the host is malformed, or a browser was led here by a foreign name.
+        """Raise ApiError if the Host header is malformed, or names a foreign host without a key.
 
-        Without a key the server is on the loopback address, and a page may point a name of its own
-        there (DNS rebinding): the request then looks like one from the same site.
+        Without a key, the server is on the loopback address. A web page may let its own host name
+        resolve to that address (DNS rebinding), and its requests then look like same-site ones.
         """
         given = Headers(scope=scope).get("host", "")
         try:
@@ -110,9 +110,9 @@ class Guard:
         )
 
     def _check_origin(self, scope: Scope) -> None:
-        """Raises ApiError when a page of another site makes a browser send this.
+        """Raise ApiError if a browser sent the request for a page of another site.
 
-        A server on the loopback address is within reach of every page its user looks at.
+        Every page that the user visits could otherwise reach a server on the loopback address.
         """
         headers = Headers(scope=scope)
         origin = headers.get("origin")
@@ -125,7 +125,7 @@ class Guard:
 
 
 def _request_id(scope: Scope) -> str:
-    """The client's own, if it is one."""
+    """Return the client's request id if it is valid, else a new one."""
     given = Headers(scope=scope).get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 

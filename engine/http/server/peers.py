@@ -1,4 +1,4 @@
-"""`Peers`: how many connections the HTTP port has, in all and from each peer."""
+"""`Peers`: counts and limits connections to the HTTP port, in total and per peer."""
 
 import ipaddress
 from collections import Counter
@@ -8,8 +8,8 @@ class Peers:
     """Counts open connections. Belongs to the server's loop.
 
     Args:
-        most: connections in all.
-        most_each: connections of one peer.
+        most: maximum number of connections in total.
+        most_each: maximum number of connections of one peer.
     """
 
     def __init__(self, most: int, most_each: int) -> None:
@@ -19,7 +19,7 @@ class Peers:
         self._total = 0
 
     def enter(self, peer: str) -> str | None:
-        """Count a new connection; or say why it is refused, and do not count it."""
+        """Count a new connection and return None, or return why it is refused."""
         if self._total >= self._most:
             return f"this server has {self._most} connections already; try again later"
         if self._counts[peer] >= self._most_each:
@@ -36,7 +36,10 @@ class Peers:
 
 
 def peer_of(address: str | None) -> str:
-    """Whom an address belongs to: itself, or its /64 network (what one IPv6 user has)."""
+    """Return the peer of an address: the address itself, or the /64 network of an IPv6 address.
+
+    One IPv6 user typically has a whole /64 network.
+    """
     if address is None:
         return ""
     try:

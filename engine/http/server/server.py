@@ -1,4 +1,4 @@
-"""The process: one event loop with the server, the engine's client and the metrics on it."""
+"""The HTTP process: one event loop for the server, the engine's client and the metrics."""
 
 import asyncio
 import contextlib
@@ -30,23 +30,23 @@ from stepscope.engine.transport.open_files import allow_many_files
 
 log = logging.getLogger("stepscope.http")
 
-GRACE_S = 3.0  # open streams may finish, then they are ended with an error
-STALLED_MS = 60_000  # a connection that takes nothing for so long is cut
-# Of the kernel, for each connection. Left alone it grows to megabytes for a client that does not
-# read; a stream needs little.
+GRACE_S = 3.0  # for open streams to finish at shutdown, before they end with an error
+STALLED_MS = 60_000  # a connection whose client reads nothing for this long is closed
+# The kernel's send buffer of each connection. By default it grows to megabytes for a client that
+# does not read, but a stream needs little.
 SEND_BUFFER = 128 * 1024
 FIRST_LOOK_S = HELLO_S  # for the engine, before requests are taken
 BACKLOG = 2048
-ORPHAN_S = 1.0  # after the engine that started this server: until connections are cut
+ORPHAN_S = 1.0  # from the end of the engine that started this server to closing connections
 _POLL_S = 0.05
-_SPARE_FILES = 64  # beside those of connections
+_SPARE_FILES = 64  # open files for other uses than connections
 
 
 def listen(address: Address) -> socket.socket:
-    """A listening socket.
+    """Return a listening socket.
 
     Raises:
-        ConfigError: the address cannot be had.
+        ConfigError: the address cannot be bound.
     """
     try:
         family, _, _, _, where = socket.getaddrinfo(
@@ -71,7 +71,7 @@ def listen(address: Address) -> socket.socket:
 
 
 def bound_address(listener: socket.socket) -> Address:
-    """Where it listens, with the port it got."""
+    """Return the address of a listening socket, with its actual port."""
     host, port = listener.getsockname()[:2]
     return Address(str(host), int(port))
 
@@ -88,14 +88,14 @@ def serve_http(
     """Serve until SIGINT, SIGTERM or SIGHUP.
 
     Args:
-        parent_gone: set when the engine that started this process is gone. The server then lets
-            go of its port, ends what is open with an error, and ends itself.
-        found: gets the engine, each time it is found.
-        collectors: of further metrics, for /metrics.
+        parent_gone: set when the engine that started this process is gone. The server then frees
+            its port, ends open requests with an error, and exits.
+        found: called with the engine's info, each time it is found.
+        collectors: further metrics for /metrics.
     """
     max_connections = min(settings.max_connections, allow_many_files() - _SPARE_FILES)
     peers = Peers(max_connections, settings.max_connections_per_peer)
-    signal.signal(signal.SIGTERM, _leave)  # to where uvicorn's own handler leads in the end
+    signal.signal(signal.SIGTERM, _leave)  # uvicorn raises the signal again once it has shut down
     with contextlib.suppress(KeyboardInterrupt, _Leave):
         _loop_factory().run(
             _main(settings, endpoint, listener, peers, parent_gone, found, collectors)
@@ -122,7 +122,7 @@ async def _main(
             following.cancel()
             following = None
         if engine.info is None:
-            # When this server ends it lets go of its engine; with a parent both are gone.
+            # Expected at shutdown, and with a parent, whose end also ends this server.
             if parent_gone is None and not server.should_exit:
                 log.warning("the engine at %s is gone", endpoint.control)
         else:
@@ -131,7 +131,7 @@ async def _main(
 
     engine = EngineClient(endpoint, on_change)
     api = Api(settings, engine, exposition)
-    # uvicorn calls it as it would a class of protocols.
+    # uvicorn calls this like a protocol class.
     protocol: Any = functools.partial(Connection, peers)
     server = uvicorn.Server(
         uvicorn.Config(
@@ -158,7 +158,7 @@ async def _main(
     for task in tasks:
         task.add_done_callback(lambda done: _stop_on_failure(server, done))
     try:
-        # Connections made meanwhile wait in the socket's queue and get no 503.
+        # Connections made meanwhile wait in the socket's queue instead of getting a 503.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_LOOK_S):
                 while engine.info is None:
@@ -171,7 +171,7 @@ async def _main(
 
 
 async def _end_streams(server: uvicorn.Server, api: Api) -> None:
-    """When the server is stopped: a grace, then every open request ends with an error."""
+    """Wait for the shutdown and the grace period, then end every open request with an error."""
     while not server.should_exit:
         await asyncio.sleep(_POLL_S)
     with contextlib.suppress(TimeoutError):
@@ -184,25 +184,25 @@ async def _end_streams(server: uvicorn.Server, api: Api) -> None:
 async def _follow_parent(
     server: uvicorn.Server, engine: EngineClient, parent_gone: threading.Event
 ) -> None:
-    """End soon after the engine that this server was started for, killed or not."""
+    """End the server soon after the engine that started it has ended or was killed."""
     while not parent_gone.is_set():
         await asyncio.sleep(_POLL_S)
     server.should_exit = True
     engine.close("the engine is gone; try again when it is back")
-    # Only a client that does not read what it gets is still there after this.
+    # After this, only clients that do not read are still connected.
     await asyncio.sleep(ORPHAN_S)
     server.force_exit = True
 
 
 def _stop_on_failure(server: uvicorn.Server, task: asyncio.Task[None]) -> None:
-    """A task that fails is a bug; a server without it would only seem to work."""
+    """Stop the server if a task fails. That is a bug, and the server would only seem to work."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("the server ends: %r", error, exc_info=error)
         server.should_exit = True
 
 
 class _Leave(BaseException):
-    """SIGTERM, once everything is in order."""
+    """Raised by SIGTERM after uvicorn's shutdown, to leave the event loop."""
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
@@ -212,6 +212,6 @@ def _leave(number: int, frame: FrameType | None) -> None:
 def _loop_factory() -> asyncio.Runner:
     try:
         import uvloop
-    except ModuleNotFoundError:  # not made for this platform
+    except ModuleNotFoundError:  # uvloop does not support this platform
         return asyncio.Runner()
     return asyncio.Runner(loop_factory=uvloop.new_event_loop)
