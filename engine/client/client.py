@@ -108,7 +108,7 @@ class ControlClient:
         except zmq.Again:
             raise EngineUnreachable(
                 self._handshakes.refusal()
-                or f"the engine at {self.endpoint.control} takes no commands at the moment"
+                or f"the engine at {self.endpoint.control} is not reading commands at the moment"
             ) from None
         return command_id
 

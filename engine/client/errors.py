@@ -34,8 +34,8 @@ class NoEngine(EngineUnreachable):
 
     def __init__(self, endpoint: Endpoint, what: str) -> None:
         super().__init__(
-            f"what answers at {endpoint.control} is no stepscope engine of schema "
-            f"{SCHEMA_VERSION} ({what}); look at the endpoint"
+            f"the program at {endpoint.control} is not a stepscope engine with schema "
+            f"{SCHEMA_VERSION} ({what}); check the endpoint"
         )
 
 

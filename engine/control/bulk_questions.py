@@ -55,5 +55,5 @@ class BulkQuestions:
             ring.next_sequence,
         )
         if payload is None:
-            return Error(code="nothing_kept", message="no snapshot of before is kept")
+            return Error(code="nothing_kept", message="the engine keeps no snapshot from that time")
         return msgspec.Raw(payload)

@@ -143,5 +143,5 @@ def _key(client: RemoteClient) -> tuple[bytes, bytes]:
 def _full(num_bytes: int, whose: str) -> ConfigError:
     return ConfigError(
         "queue_full",
-        f"{num_bytes // 2**20} MB of {whose} wait to be tokenised already; try again later",
+        f"{num_bytes // 2**20} MB of {whose} already wait to be tokenised; try again later",
     )

@@ -235,7 +235,7 @@ class ControlServer:
         elif isinstance(command, Withdraw):
             submit_id = command.command_id.to_bytes(8, "big")
             was_waiting = self._submissions.withdraw(identity, submit_id)
-            detail = "withdrawn" if was_waiting else "it does not wait to be tokenised"
+            detail = "withdrawn" if was_waiting else "not waiting to be tokenised"
             answer = Ack(effective_step=self._engine.next_step, detail=detail)
             self._replies.send(identity, command_id, answer)
         elif isinstance(command, Change):

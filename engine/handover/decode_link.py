@@ -217,7 +217,7 @@ class DecodeLink:
                 )
             )
         except CommandRefused as error:  # it is too large to send
-            log.warning("request %d stays here: %s", request.request_id, error)
+            log.warning("request %d is not handed over: %s", request.request_id, error)
             self._post(lambda: self._owner.refused(away))
             return
         except EngineUnreachable:
@@ -260,7 +260,7 @@ class DecodeLink:
         if error.code in _NOT_NOW:
             self._to_resend.append((time.monotonic() + _AGAIN_S, away))
             return
-        log.warning("request %d stays here: %s", away.request.request_id, error.message)
+        log.warning("request %d is not handed over: %s", away.request.request_id, error.message)
         self._post(lambda: self._owner.refused(away))
 
     def _send_again(self) -> None:
@@ -293,7 +293,10 @@ class DecodeLink:
             self._client = None
         aways = self._take_all()
         log.warning(
-            "the decode engine %s is gone: %s; %d requests go on here", self.engine, why, len(aways)
+            "the decode engine %s is gone: %s; %d requests continue in this engine",
+            self.engine,
+            why,
+            len(aways),
         )
         self._post(lambda: self._owner.lost(aways))
 

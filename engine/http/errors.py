@@ -93,7 +93,7 @@ def from_engine(error: EngineUnreachable | CommandRefused) -> ApiError:
 
 
 def from_validation(error: Exception) -> ApiError:
-    """A body that could not be decoded: malformed, or with a field that is not as it must be."""
+    """Return the error for a body that is malformed JSON or has an invalid field."""
     message = str(error)
     if not isinstance(error, msgspec.ValidationError):
         return ApiError(400, f"the body is no valid JSON: {message}", code="invalid_json")

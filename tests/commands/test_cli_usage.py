@@ -260,7 +260,7 @@ def test_a_server_that_is_no_engine_is_reported_as_such(run: Run, tmp_path: Path
         done = run("snapshot", f"{tmp_path}/junk")
         thread.join()
     assert done.exit_code == 1
-    assert f"what answers at ipc://{tmp_path}/junk is no stepscope engine" in done.one_line()
+    assert f"the program at ipc://{tmp_path}/junk is not a stepscope engine" in done.one_line()
     assert "refused" not in done.stderr
     assert "sequence" not in done.stderr
 

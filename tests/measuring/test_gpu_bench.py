@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
-from stepscope.engine.bench.gpu import aims, results
+from stepscope.engine.bench.gpu import aims, host, results
 from stepscope.engine.bench.gpu.conduct import conduct
 from stepscope.engine.bench.gpu.costs import Costs, attention_flops, causal_pairs
 from stepscope.engine.bench.gpu.knee import find_knee
@@ -516,3 +516,12 @@ def test_judged_aims_survive_writing_and_reading_a_report(tmp_path: Path) -> Non
     made.aims = [Aim(what="x", wanted="y", found=1.0, held=True)]
     results.write(made, tmp_path / "a.json")
     assert results.read(tmp_path / "a.json").aims == made.aims
+
+
+def test_a_report_of_a_checkout_names_its_commit() -> None:
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        pytest.skip("this is no checkout")
+    command = ("git", "-C", str(root), "rev-parse", "--short=12", "HEAD")
+    head = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    assert (host.commit() or "").removesuffix(", and changes") == head

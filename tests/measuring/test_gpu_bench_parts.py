@@ -250,7 +250,7 @@ def test_a_part_whose_time_is_up_keeps_its_points() -> None:
             raise AssertionError("it is not tried")
     (outcome,) = made.outcomes
     assert [point.what for point in outcome.points] == ["first"]
-    assert "its time was up" in (outcome.why or "")
+    assert "time ran out" in (outcome.why or "")
 
 
 def test_a_step_that_was_cut_for_lack_of_memory_is_no_sample() -> None:

@@ -21,7 +21,7 @@ def test_an_out_of_memory_error_says_for_what_and_which_setting_to_lower() -> No
         raise torch.OutOfMemoryError(FULL)
     assert caught.value.code == "device_memory"
     assert str(caught.value) == (
-        "the GPU has no memory for the KV cache (20.00 GiB more were asked for): "
+        "the GPU has no memory for the KV cache (20.00 GiB more were needed): "
         "lower --gpu-memory-utilization"
     )
 

@@ -128,7 +128,7 @@ class AttachedCore:
         command = call.command
         name = type(command).__name__
         message = (
-            f"{name} cannot be done to an attached {self._engine}: "
+            f"{name} does not work with an attached {self._engine}: "
             "stepscope only watches its requests"
         )
         if isinstance(command, Change):

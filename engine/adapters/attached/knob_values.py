@@ -98,7 +98,7 @@ def _checked(
     if not spec.low <= value <= spec.high:
         raise ConfigError(
             "out_of_bounds",
-            f"{name} must be between {spec.low:g} and {spec.high:g}, with which {engine} was "
-            f"started, not {value!r}",
+            f"{name} must be between {spec.low:g} and {spec.high:g} (the value at "
+            f"{engine}'s start), not {value!r}",
         )
     return value

@@ -74,7 +74,7 @@ class Gatherer:
         for part in self._job.parts:
             if part not in self._ended:
                 outcome = self._found_outcome(part)
-                reason = self._why or why or "its process ended without a word"
+                reason = self._why or why or "its process ended without giving a reason"
                 outcome.why = outcome.why or reason
 
     def _found_outcome(self, part: str) -> PartOutcome:

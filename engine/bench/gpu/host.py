@@ -61,7 +61,7 @@ def describe() -> Facts:
 
 def commit() -> str | None:
     """Return the git commit of stepscope's working tree. None if this file is not in one."""
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     git = shutil.which("git")
     if git is None or not (root / ".git").exists():
         return None

@@ -152,7 +152,7 @@ def read(file: Path) -> Report:
         raise ConfigError(
             "bad_report",
             f"{file} has format {report.format}, and this stepscope reads up to {FORMAT}: "
-            "take the version that wrote it",
+            "use the version that wrote it",
         )
     return report
 

@@ -105,7 +105,7 @@ def memory_for(what: str, remedy: str) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         asked = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
-        detail = f" ({asked[1]} more were asked for)" if asked else ""
+        detail = f" ({asked[1]} more were needed)" if asked else ""
         raise ConfigError(
             "device_memory", f"the GPU has no memory for {what}{detail}: {remedy}"
         ) from None

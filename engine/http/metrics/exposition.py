@@ -65,7 +65,7 @@ _GAUGES: list[tuple[str, str, _Value]] = [
     ("stepscope_max_num_seqs", "Most requests in the latest step.", lambda m: m.max_num_seqs),
     (
         "stepscope_goodput_requests_per_second",
-        "Requests a second that finished and kept their levels, over the last minute.",
+        "Requests per second that finished within their service levels, over the last minute.",
         lambda m: m.goodput.per_s,
     ),
 ]
@@ -282,7 +282,7 @@ class Exposition(Collector):
     def _levels(self) -> Metric:
         family = GaugeMetricFamily(
             "stepscope_service_level_seconds",
-            "What is promised: the levels that stepscope_requests_within_levels_total counts by.",
+            "Service levels that stepscope_requests_within_levels_total counts by.",
             labels=("kind",),
         )
         family.add_metric(["ttft"], self._metrics.ttft_s)

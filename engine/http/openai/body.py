@@ -42,7 +42,7 @@ class Bodies:
         if self._total + num_bytes > MAX_HELD_BYTES:
             raise too_many("too many long requests are under way", "too_many_bytes")
         if self._num_bytes[peer] + num_bytes > MAX_PEER_BYTES:
-            raise too_many("too many long requests of yours are under way", "too_many_bytes")
+            raise too_many("you have too many long requests in progress", "too_many_bytes")
         self._num_bytes[peer] += num_bytes
         self._total += num_bytes
 
@@ -91,7 +91,7 @@ async def read_body(receive: Receive, headers: Headers, held: HeldBody) -> bytes
             return await _read(receive, headers, held)
     except TimeoutError:
         raise ApiError(
-            408, f"the body did not come within {BODY_TIMEOUT_S:g} s", code="timeout"
+            408, f"the body did not arrive within {BODY_TIMEOUT_S:g} s", code="timeout"
         ) from None
 
 

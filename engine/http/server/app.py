@@ -217,7 +217,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     path = request.scope["path"]
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
-        message = f"{path} is not to be reached by {request.method}, but by {allowed}"
+        message = f"{path} does not accept {request.method}; use {allowed}"
         code = "method_not_allowed"
     elif error.status_code == 404:
         message, code = f"there is no {path} here; the API is at /v1", "not_found"

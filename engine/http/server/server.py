@@ -35,7 +35,7 @@ STALLED_MS = 60_000  # a connection whose client reads nothing for this long is 
 # The kernel's send buffer of each connection. By default it grows to megabytes for a client that
 # does not read, but a stream needs little.
 SEND_BUFFER = 128 * 1024
-FIRST_LOOK_S = HELLO_S  # for the engine, before requests are taken
+FIRST_LOOK_S = HELLO_S  # how long to look for the engine before accepting requests
 BACKLOG = 2048
 ORPHAN_S = 1.0  # from the end of the engine that started this server to closing connections
 _POLL_S = 0.05

@@ -69,7 +69,7 @@ class Bench:
     def check_time(self) -> None:
         """Raise NotMeasuredError if the part's time is up."""
         if self.left_s <= 0:
-            raise NotMeasuredError("its time was up before the rest (see --time-limit)")
+            raise NotMeasuredError("time ran out before the remaining points (see --time-limit)")
 
     def found(self, what: str, samples: Sequence[float], **facts: Fact) -> None:
         self._report(Found(BenchPoint(what=what, samples=list(samples), facts=facts)))

@@ -60,7 +60,7 @@ class StepTimes(NamedTuple):
 
 @contextlib.contextmanager
 def engine_side(bench: Bench, model: str) -> Iterator[EngineSide]:
-    """An engine as `stepscope serve` has it, with room for the longest step of the parts."""
+    """Open an engine as in `stepscope serve`, with room for the longest step of all parts."""
     sizes = bench.sizes
     config = EngineConfig(
         model=PREFIX + model,

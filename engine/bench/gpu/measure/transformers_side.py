@@ -10,7 +10,7 @@ from stepscope.engine.models.random_weights import RandomWeights
 
 
 def load(name: str, device: torch.device, dtype: torch.dtype) -> Any:
-    """A causal language model of the library with the weights that our decoder has."""
+    """Return transformers' model with the same weights as our decoder."""
     from transformers import AutoModelForCausalLM
 
     folder = random_model.ensure(PREFIX + name)

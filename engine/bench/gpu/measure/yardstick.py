@@ -72,7 +72,9 @@ def measure_yardstick(bench: Bench, engine: EngineSide) -> None:
         model_share=None if steps is None else steps.shares.model,
     )
     if result.is_partial:
-        raise NotMeasuredError("its time was up before all requests had ended: a part of the work")
+        raise NotMeasuredError(
+            "time ran out before all requests ended; the figures cover only part of the work"
+        )
 
 
 def measure_same_work(bench: Bench, engine: EngineSide, works: list[PeerWork]) -> None:
