@@ -308,7 +308,7 @@ def test_a_file_that_is_no_bench_report_is_refused_in_one_line(tmp_path: Path) -
         results.read(file)
     later = {"date": "", "is_gpu": True, "is_quick": False, "format": results.FORMAT + 1}
     file.write_text(json.dumps(later))
-    with pytest.raises(ConfigError, match="take the version that wrote it"):
+    with pytest.raises(ConfigError, match="use the version that wrote it"):
         results.read(file)
 
 
