@@ -32,8 +32,11 @@ def set_on_all(
     try:
         for client, state in states:
             acks.append(_set(client, changes, who, state.knobs_version))
-    except (CommandRefused, EngineUnreachable):
+    except (CommandRefused, EngineUnreachable) as error:
         _put_back(clients, before, acks, changes, who)
+        if isinstance(error, NoAnswer):
+            client, state = states[len(acks)]
+            _undo_later(client, state, changes, who)
         raise
     return before, acks
 
@@ -80,6 +83,24 @@ def _put_back(
         # Skip an engine that is gone, or that another client has changed since.
         with contextlib.suppress(CommandRefused, EngineUnreachable):
             _set(client, old, who, ack.version)
+
+
+def _undo_later(
+    client: ControlClient, before: Snapshot, changes: Mapping[str, KnobValue], who: str
+) -> None:
+    """Send the old values to an engine that did not answer to a change, and do not wait.
+
+    If the engine applies the change after all, it then restores the old values: it handles the
+    commands of a client in order. The version keeps a change of another client.
+    """
+    undo = SetKnobs(
+        changes={name: before.knobs[name] for name in changes},
+        who=who,
+        expected_version=before.knobs_version + 1,
+        reason="the group was not changed",
+    )
+    with contextlib.suppress(CommandRefused, EngineUnreachable):
+        client.send(undo)
 
 
 def _set(

@@ -110,6 +110,28 @@ def test_if_a_rank_refuses_late_the_others_get_their_old_values_back(
         client.close()
 
 
+def test_a_rank_that_applies_a_change_after_its_timeout_restores_the_old_values(
+    ranks: list[Attachment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients = [ControlClient(rank) for rank in ranks_of("vllm-0")]
+    set_on_last = clients[1].set_knobs
+
+    def answer_too_late(*args: Any, dry_run: bool = False, **settings: Any) -> Ack:
+        ack = set_on_last(*args, dry_run=dry_run, **settings)
+        if not dry_run:
+            raise NoAnswer("no answer within 3 s")
+        return ack
+
+    monkeypatch.setattr(clients[1], "set_knobs", answer_too_late)
+    with pytest.raises(NoAnswer):
+        set_on_all(clients, {BUDGET: 32}, "Ada")
+    wait_for(lambda: len(ranks[1].core.audit.last()) == 2, "the old values are restored")
+    assert budgets(ranks) == [64, 64]
+    assert [entry.new for entry in ranks[1].core.audit.last()] == [{BUDGET: 32}, {BUDGET: 64}]
+    for client in clients:
+        client.close()
+
+
 @pytest.fixture
 def link() -> Iterator[EngineLink]:
     """The link of a dashboard that shows the second rank."""
