@@ -1,4 +1,7 @@
-"""`AttachedCore`: stands in for our engine's core before the control server and the heartbeat."""
+"""`AttachedCore`: answers commands and publishes state for an engine that is not ours.
+
+The control server and the heartbeat use it like the core of our own engine (`EngineCore`).
+"""
 
 import time
 from collections import deque
@@ -41,7 +44,7 @@ UNSUPPORTED = "unsupported"
 
 
 class EngineWatcher(Protocol):
-    """The queue lengths of the other engine, and the recorder that has everything else."""
+    """What each engine's package provides: queue lengths, and a recorder of requests and steps."""
 
     recorder: StepRecorder
 
@@ -54,15 +57,15 @@ class EngineWatcher(Protocol):
 class AttachedCore:
     """Answers commands and publishes state for an attached engine.
 
-    Use it only while the attachment's notes are held. Any thread may put into `inbox`.
+    Use it only inside `with attachment.notes.done()`. But any thread may put into `inbox`.
 
     Args:
         engine: the engine's name, for messages.
-        info: published unchanged.
+        info: the engine's description. Only its clock readings are ever renewed.
         sink: publishes the telemetry.
 
     Attributes:
-        deferred: knob changes that wait for `apply_deferred`.
+        deferred: commands to set knobs (runtime settings) that wait for `apply_deferred`.
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class AttachedCore:
         self.heartbeat = Heartbeat(self)
 
     def take(self, item: Item) -> None:
-        """Handle one item from the inbox."""
+        """Handle one item from the inbox: answer a command, or log a refusal in the audit trail."""
         if isinstance(item, Refusal):
             self.audit.refused(Submit.__name__, Asker(item.client_id), UNSUPPORTED, item.reason)
         elif isinstance(item, Denial):
@@ -110,7 +113,10 @@ class AttachedCore:
             assert isinstance(item, Departure), "only the engine takes requests"
 
     def apply_deferred(self) -> None:
-        """Apply the knob changes that were deferred. Call it on the engine's thread."""
+        """Apply the deferred knob changes, and end a lease that is due.
+
+        Call it on the engine's thread.
+        """
         while self.deferred:
             self._apply(self.deferred.popleft())
         dispatch.end_lease_if_due(cast("EngineCore", self))
@@ -120,7 +126,10 @@ class AttachedCore:
         dispatch.apply(cast("EngineCore", self), call)
 
     def end_lease_if_due(self) -> None:
-        """Restore leased knobs if their client has gone silent."""
+        """Restore knobs that were set under a lease, if the client has stopped renewing it.
+
+        Does nothing if knob changes are deferred: then `apply_deferred` does this.
+        """
         if not self._defers:
             dispatch.end_lease_if_due(cast("EngineCore", self))
 
@@ -136,7 +145,7 @@ class AttachedCore:
         call.client.reply(Error(code=UNSUPPORTED, message=message))
 
     def snapshot(self) -> Snapshot:
-        """Return the engine's state, after publishing everything that happened so far."""
+        """Publish everything that happened so far, then return the engine's state."""
         self.audit.publish_aborts()
         self.heartbeat.publish_status(self.state)
         books, face = self._recorder.books, self.scheduler
@@ -177,7 +186,7 @@ class AttachedCore:
         self.publish(self.info)
 
     def publish_status(self, state: EngineState, now_ns: int) -> None:
-        """Publish the engine's state and the events since the last message."""
+        """Publish the engine's state, and the request events that are not published yet."""
         self.pauses = self.pauses.after_status(now_ns, is_paused=state == "paused")
         self.publish(
             EngineStatus(
@@ -196,7 +205,7 @@ class AttachedCore:
         )
 
     def keep_snapshot(self, now_ns: int) -> None:
-        """Keep a snapshot for late joiners, if one is due."""
+        """Keep a snapshot for clients that subscribe later, if one is due."""
         if self.kept_snapshots.is_due(self.last_step, now_ns):
             self.kept_snapshots.add(self.snapshot())
             self.kept_snapshots.rest(self.clock() - now_ns)
@@ -233,7 +242,7 @@ class AttachedCore:
 
 
 class SchedulerFace:
-    """The engine's scheduler as our commands and the heartbeat see it."""
+    """Queue lengths and knobs of the engine, with the attribute names of our own scheduler."""
 
     def __init__(self, watcher: EngineWatcher, board: KnobBoard) -> None:
         self._watcher = watcher
@@ -263,7 +272,11 @@ class KnobsFace(NamedTuple):
     knobs: KnobValues
 
     def changed(self, changes: Mapping[str, KnobValue], limits: Limits) -> "KnobsFace":
-        """Return the knobs with `changes` applied. Raises ConfigError for a change not allowed."""
+        """Return the knobs with `changes` applied, without setting them.
+
+        Raises:
+            ConfigError: a change is not allowed.
+        """
         return KnobsFace(self.board, self.board.changed(changes))
 
     def as_dict(self) -> dict[str, KnobValue]:

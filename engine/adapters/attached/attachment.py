@@ -1,12 +1,14 @@
-"""`Attachment`: stepscope inside one process of another engine, from attaching to detaching.
+"""`Attachment`: connects stepscope to one process of another engine, until it detaches.
 
 The engine's own thread applies commands before it schedules a step. Step records are built on that
-thread, or on the pump thread from what the engine's thread noted (`StepNotes`). While the engine is
-idle, or in a long step, the pump applies commands too. A lock keeps the two threads apart. The pump
-takes it only after the engine's thread has been quiet for a while, so the engine hardly ever waits.
+thread, or on our background thread (the pump), from what the engine's thread queued in `StepNotes`.
+While the engine is idle, or in a long step, the pump applies commands too. A lock keeps the two
+threads apart. The pump takes it only after the engine's thread has been quiet for a while, so the
+engine hardly ever waits.
 
-The first error in our code detaches stepscope. It restores the engine's methods and values at once,
-under the lock. The pump then closes sockets and threads, so that the engine does not wait for them.
+The first error in our code detaches stepscope. The thread with the error restores the engine's
+methods and values at once, under the lock. The pump then closes sockets and threads, so that the
+engine does not wait for them.
 """
 
 import contextlib
@@ -55,18 +57,22 @@ class AttachedEngine(NamedTuple):
 
 
 class Attachment:
-    """Holds all of stepscope in one process of the engine.
+    """Owns the sockets, threads and hooks of stepscope in one process of the engine.
 
     Attributes:
         lock: held while the engine changes what we read, and while we read it. Reentrant, because
             the engine calls some of the wrapped methods from within others.
-        notes: held, with every note read, while the core or the recorder is used. Taken after
-            `lock`.
+        notes: what the engine's thread saw and nobody has processed yet. Use the core or the
+            recorder only inside `with notes.done()`. Take `lock` first if both are needed.
         is_attached: False once stepscope has detached or the engine was shut down.
     """
 
     def __init__(self, engine: AttachedEngine) -> None:
-        """Raises ConfigError if the endpoint is not available. The engine is then unchanged."""
+        """Open the endpoint, wrap the engine's methods and start the pump.
+
+        Raises:
+            ConfigError: the endpoint is not available. The engine is then unchanged.
+        """
         self._engine = engine
         self.lock = threading.RLock()
         self.notes = StepNotes()
@@ -103,7 +109,7 @@ class Attachment:
         engine.log.info("stepscope is attached: stepscope top %s", endpoint.control)
 
     def hooks_on(self, target: Any) -> Hooks:
-        """Return hooks for an object of the engine. Detaching removes them."""
+        """Return hooks for wrapping methods of `target`. Detaching removes them."""
         hooks = Hooks(target)
         self._hooks.append(hooks)
         return hooks
@@ -116,7 +122,7 @@ class Attachment:
         return now_ns
 
     def tend_if_due(self, now_ns: int) -> int:
-        """Apply commands and publish state, if due. Returns the time afterwards.
+        """Apply commands and publish state, if due. Returns the monotonic time afterwards, in ns.
 
         Call it between two steps, under the lock.
         """
@@ -127,7 +133,10 @@ class Attachment:
         return monotonic_ns()
 
     def note(self, ours: Callable[[], object]) -> None:
-        """Run `ours` under the lock, if attached. An error detaches, and does not leave this."""
+        """Process the queued notes, then call `ours`, under the lock. Does nothing once detached.
+
+        If `ours` raises an error, stepscope detaches. The caller never sees the error.
+        """
 
         def when_read() -> None:
             with self.notes.done():
@@ -137,7 +146,10 @@ class Attachment:
             self.guard(when_read)
 
     def guard(self, ours: Callable[[], object]) -> None:
-        """Run `ours` without the lock, if attached. An error detaches, and does not leave this."""
+        """Call `ours` without taking the lock. Does nothing once detached.
+
+        If `ours` raises an error, stepscope detaches. The caller never sees the error.
+        """
         if self.is_attached:
             try:
                 ours()
@@ -146,7 +158,10 @@ class Attachment:
                     self.fail(error)
 
     def after(self, method: Callable[..., Any], then: Callable[[], object]) -> Callable[..., Any]:
-        """Return a wrapper that calls the method and then `then`, under the lock."""
+        """Return a wrapper around `method` that calls `method`, then `then`.
+
+        Both run under the lock.
+        """
 
         def stepscope_after(*args: Any, **kwargs: Any) -> Any:
             with self.lock:
@@ -157,7 +172,7 @@ class Attachment:
         return stepscope_after
 
     def before_end(self, end: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a wrapper for a method that ends the engine: it closes stepscope first."""
+        """Return a wrapper that closes stepscope, then calls `end`, which shuts the engine down."""
 
         def stepscope_before_end(*args: Any, **kwargs: Any) -> Any:
             self.close()
@@ -166,7 +181,10 @@ class Attachment:
         return stepscope_before_end
 
     def fail(self, error: Exception) -> None:
-        """Detach for good. The engine continues with its own methods and values."""
+        """Log the error and detach for good.
+
+        The engine continues with its own methods and values.
+        """
         if not self.is_attached:
             return
         where = traceback.extract_tb(error.__traceback__)[-1:]
@@ -211,7 +229,10 @@ class Attachment:
     # The end
 
     def close(self) -> None:
-        """Publish that the engine stops, and free the endpoint. Waits two seconds at most."""
+        """Publish that the engine stops, detach, and free the endpoint.
+
+        Waits two seconds at most.
+        """
         with self.lock:
             if self.is_attached:
                 with contextlib.suppress(Exception), self.notes.done():

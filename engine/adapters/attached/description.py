@@ -11,8 +11,8 @@ _T = TypeVar("_T")
 def rank_endpoint(text: str, rank: int, size: int) -> Endpoint:
     """Return the endpoint of one data-parallel rank.
 
-    Rank n of `vllm-0` has the endpoint `vllm-0.dpN`. For a TCP address, rank n adds 2 * n to the
-    port.
+    With several ranks, rank N of `vllm-0` has the endpoint `vllm-0.dpN`. For a TCP address, rank N
+    adds 2 * N to the port.
 
     Args:
         text: an endpoint as in STEPSCOPE_ENDPOINT.
@@ -33,7 +33,10 @@ def rank_endpoint(text: str, rank: int, size: int) -> Endpoint:
 
 
 def known(get: Callable[[], _T]) -> _T | None:
-    """Return what `get` reads from the engine. None if this version keeps it elsewhere."""
+    """Return what `get` returns.
+
+    None if it raises an error, because this version lacks the value.
+    """
     try:
         return get()
     except Exception:  # noqa: BLE001 - after any error the value is unknown

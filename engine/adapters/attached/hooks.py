@@ -7,14 +7,14 @@ _ABSENT = object()
 
 
 class Hooks:
-    """Wraps methods of one instance. Its class and its other instances stay unchanged."""
+    """Wraps methods of one object. The object's class and other instances stay unchanged."""
 
     def __init__(self, target: Any) -> None:
         self._target = target
         self._ours: dict[str, tuple[object, object]] = {}  # (our wrapper, the value before it)
 
     def wrap(self, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Replace a method by `wrap(method)`."""
+        """Replace the method called `name` by what `wrap` returns for it."""
         before = vars(self._target).get(name, _ABSENT)
         ours = wrap(getattr(self._target, name))
         setattr(self._target, name, ours)

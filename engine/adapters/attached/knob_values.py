@@ -1,4 +1,7 @@
-"""The knobs of an attached engine, under our names: read, checked against their bounds, and set."""
+"""The knobs (runtime settings) of an attached engine, under stepscope's names.
+
+A knob can be read, and set to a value within its bounds.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -26,7 +29,7 @@ class KnobBoard(Protocol):
 
     Attributes:
         limits: the values at engine start, which bound the knobs.
-        is_deferred: whether changes must wait until the engine's thread calls
+        is_deferred: whether only the engine's thread may apply changes, by calling
             `AttachedCore.apply_deferred`.
     """
 
@@ -47,11 +50,11 @@ class KnobBoard(Protocol):
         ...
 
     def set(self, knobs: Any) -> None:
-        """Set the knobs from the next scheduled step on."""
+        """Set the knobs. They apply from the next step that the engine schedules."""
         ...
 
     def restore(self) -> None:
-        """Restore the engine's own values."""
+        """Restore the values that the engine had before stepscope changed them."""
         ...
 
 

@@ -1,4 +1,7 @@
-"""The rows of a step, one per request: built when the step is scheduled, filtered when it ends."""
+"""The rows of a step. A row says which tokens of one request the step computes.
+
+Rows are built when the step is scheduled. When it ends, rows of lost requests are removed.
+"""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias, cast
@@ -26,16 +29,20 @@ _RESUMED = int(RowFlag.RESUMED)
 
 
 def encode_rows(step: UnfinishedStep) -> None:
-    """Encode `step.rows` into `step.batch`, while the block tables are those of this step."""
+    """Encode `step.rows` into `step.batch`.
+
+    Call it before a later step changes the block tables.
+    """
     step.batch = msgspec.Raw(_encode(step.rows, Phase.DECODE, TrackedRequest, _fields))
 
 
 def fields_of(
     step: UnfinishedStep, tracked: TrackedRequest, start: int, num_tokens: int, num_blocks: int
 ) -> RowFields:
-    """Return the fields of a row that is not an ordinary decode, and update `tracked`.
+    """Return the fields of a row that is not an ordinary decode (one token, no drafts).
 
-    The caller must have added the request to `step.admitted` before, if this step admits it.
+    Updates the prefill state of `tracked`. If this step admits the request, the caller must have
+    added the request to `step.admitted` before.
     """
     if not tracked.is_prefilling:  # with draft tokens
         return tracked.request_id, DECODE, start, num_tokens, 0, num_blocks, _LAST_CHUNK
@@ -57,8 +64,11 @@ def fields_of(
 def drop_lost(step: UnfinishedStep, ended_now: set[TrackedRequest]) -> int:
     """Remove the rows of requests that ended or were preempted before this step ended.
 
+    Args:
+        ended_now: requests that ended with this step's tokens. Their rows stay.
+
     Returns:
-        The number of tokens that the step computed for them in vain.
+        The number of tokens in the removed rows: the step computed them in vain.
     """
     kept, num_wasted = [], 0
     for i, row in enumerate(step.rows):
@@ -78,7 +88,7 @@ def drop_lost(step: UnfinishedStep, ended_now: set[TrackedRequest]) -> int:
 
 
 def running_row(row: Row) -> RunningRow:
-    """Return the row in the form that is published while the step runs."""
+    """Return the row in the short form that is published while its step still runs."""
     request, _, start, fields = row
     if fields is None:
         return RunningRow(request.request_id, DECODE, start, 1)

@@ -1,7 +1,7 @@
 """`Settlement`: applies the effects of steps on requests and blocks, in publication order.
 
-While two steps are in flight, the engine is ahead of what was published. So a step's effects are
-applied only when the step ends.
+While two steps are in flight, the engine's own state is ahead of the published state. So the
+effects of a step are applied to the published state only when that step ends.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ from stepscope.engine.protocol.wire import (
 
 
 class KVBooks(Protocol):
-    """The state of the KV pool as published.
+    """The published state of the KV pool: which requests hold each block.
 
     Attributes:
         num_queried, num_hit: prompt tokens that were looked up in the prefix cache, and those
@@ -31,27 +31,40 @@ class KVBooks(Protocol):
     num_hit: int
 
     def take(self, owner: int, blocks: Sequence[int], num_hit: int) -> None:
-        """Add `owner` as a holder of `blocks`. The first `num_hit` came from the prefix cache."""
+        """Add request `owner` as a holder of `blocks`.
+
+        Args:
+            num_hit: number of blocks, from the first on, that came from the prefix cache.
+        """
         ...
 
     def release(self, owner: int, blocks: Iterable[int]) -> None:
-        """Remove `owner` as a holder of `blocks`."""
+        """Remove request `owner` as a holder of `blocks`."""
         ...
 
     def look_again(self, blocks: Iterable[int]) -> None:
-        """Check with the next `drain` whether these free blocks still hold cached content."""
+        """Let the next `drain` check whether these free blocks still hold cached content."""
         ...
 
     def drain(self) -> list[BlockMove]:
-        """Return the state of each block that changed since the last drain."""
+        """Update the published state.
+
+        Returns the new state of each block that changed since the last call.
+        """
         ...
 
     def counts(self) -> KVCounts:
-        """Return the block counts as of the last drain."""
+        """Return the numbers of used, cached and empty blocks as of the last `drain`.
+
+        Also returns the counts since the last call, such as evictions, and resets them.
+        """
         ...
 
     def runs(self) -> list[BlockRun] | None:
-        """Return all blocks as of the last drain. None if only their number is known."""
+        """Return the state of all blocks as of the last `drain`, as runs of equal blocks.
+
+        None if the engine only reports numbers of blocks.
+        """
         ...
 
 
@@ -69,7 +82,12 @@ class Settlement:
         self._to_release: list[TrackedRequest] = []
 
     def settle(self, step: UnfinishedStep, ended_now: set[TrackedRequest]) -> list[RequestEvent]:
-        """Apply a step that is about to be published, and return its request events."""
+        """Apply the effects of a step that is about to be published. Returns its request events.
+
+        Args:
+            ended_now: requests that ended with this step's tokens. The effects on requests that
+                ended earlier are skipped.
+        """
         events: list[RequestEvent] = []
         if not (step.preempted or step.taken or step.admitted):
             return events
@@ -106,11 +124,15 @@ class Settlement:
         return events
 
     def release(self, tracked: TrackedRequest) -> None:
-        """Note that a request has ended. The next `drain` releases its blocks."""
+        """Remember a request that has ended. The next `drain` releases its blocks."""
         self._to_release.append(tracked)
 
     def drain(self) -> tuple[KVCounts | None, list[BlockMove]]:
-        """Release the blocks of ended requests. Returns the counts, and the changes since last."""
+        """Release the blocks of ended requests.
+
+        Returns:
+            The block counts, and the new state of each block that changed since the last call.
+        """
         books = self._books
         for tracked in self._to_release:
             if books is not None:

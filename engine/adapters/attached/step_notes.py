@@ -1,7 +1,8 @@
-"""`StepNotes`: a queue of the engine thread's notes about its steps, for another thread to read.
+"""`StepNotes`: a queue of the engine thread's notes about its steps, for another thread to process.
 
-The engine's thread only notes what is about to change. Another thread builds the step records from
-the notes while the engine waits for its model.
+A note is a call with its arguments. The engine's thread only queues notes, about what is going to
+change. Another thread makes the calls, which build the step records, while the engine waits for its
+model.
 """
 
 import contextlib
@@ -13,7 +14,10 @@ from typing import Any
 
 
 class StepNotes:
-    """A queue of calls, made in order by one thread at a time."""
+    """A queue of calls (notes).
+
+    Any thread may read them: it makes the calls, one thread at a time.
+    """
 
     def __init__(self) -> None:
         self._notes: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
@@ -22,11 +26,14 @@ class StepNotes:
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def put(self, read: Callable[..., object], *args: object) -> None:
-        """Queue the call `read(*args)`. The thread that reads the notes makes it."""
+        """Queue the call `read(*args)`.
+
+        The thread that next calls `StepNotes.read` makes this call.
+        """
         self._notes.append((read, args))
 
     def wake(self) -> None:
-        """Wake the thread that is in `wait`."""
+        """Wake the thread that waits in `wait`, or let the next `wait` return at once."""
         if self._news.empty():
             self._news.put(None)
 
@@ -36,7 +43,10 @@ class StepNotes:
             self._news.get(timeout=timeout_s)
 
     def read(self) -> None:
-        """Make all queued calls. An error from one is raised, and all later notes are dropped."""
+        """Make all queued calls, in order.
+
+        If a call raises an error, the error is passed on, and all later notes are dropped.
+        """
         notes = self._notes
         with self._reading:
             while notes:
@@ -51,7 +61,10 @@ class StepNotes:
 
     @contextlib.contextmanager
     def done(self) -> Iterator[None]:
-        """Read all notes first, and keep other threads from reading inside the `with` block."""
+        """Make all queued calls, then run the `with` block.
+
+        No other thread reads notes meanwhile.
+        """
         with self._reading:
             self.read()
             yield

@@ -1,7 +1,8 @@
 """`StepRecorder`: builds step records from what an engine received, scheduled and finished.
 
-An engine may have two steps in flight. Steps are published in order. A step's effects on requests
-and blocks are applied when the step ends. A row counts as wasted if its request had ended before.
+An engine may have two steps in flight. Steps are published in order. The effects of a step on
+requests and blocks are applied when that step ends. A row counts as wasted if its request ended or
+was preempted before the step ended.
 """
 
 from collections import deque
@@ -31,10 +32,10 @@ from stepscope.engine.telemetry.step_watcher import StepUnderWay
 
 
 class StepRecorder:
-    """Builds step records. Use it only while the attachment's notes are held.
+    """Builds step records. Use it only inside `with attachment.notes.done()`.
 
     Args:
-        books: the KV pool as published. None if the engine does not report its blocks.
+        books: the published state of the KV pool. None if the engine does not report its blocks.
         caches_prefixes: whether the engine looks prompts up in a prefix cache.
 
     Attributes:
@@ -66,7 +67,10 @@ class StepRecorder:
     def arrived(
         self, source: EngineRequest, arrival_ns: int, prefix_hashes: list[int] | None = None
     ) -> TrackedRequest:
-        """Add a request that is not in the table. For `prefix_hashes` see `Arrived`."""
+        """Add a request that is not in the table, and return it.
+
+        For `prefix_hashes` see `Arrived`.
+        """
         tracked = TrackedRequest(self._next_id, source, min(arrival_ns, monotonic_ns()))
         self._next_id += 1
         self.table[source.request_id] = tracked
@@ -85,13 +89,16 @@ class StepRecorder:
         return tracked
 
     def begun(self, step: UnfinishedStep) -> None:
-        """Add a scheduled step. `step.number` is `next_step`, or None if the step runs nothing."""
+        """Add a step that the engine has scheduled.
+
+        Its `number` must be `next_step`, or None if the step runs no request.
+        """
         self._in_flight.append(step)
         if step.number is not None:
             self.next_step += 1
 
     def lost(self, requests: Sequence[TrackedRequest]) -> None:
-        """Count the rows of these requests as wasted in all steps in flight (preemption)."""
+        """Count the rows of preempted requests as wasted in all steps in flight."""
         for step in self._in_flight:
             step.lost.update(requests)
         self._last_to_sift = self.next_step - 1
@@ -106,13 +113,13 @@ class StepRecorder:
         self.has_unpublished = True
 
     def take(self, is_it: Callable[[UnfinishedStep], bool]) -> UnfinishedStep | None:
-        """Remove and return the oldest step in flight that ran something.
+        """Remove and return the step that the engine has finished. It must be the oldest in flight.
 
-        Also settles the older steps that ran nothing; their events are published with it. Returns
-        None if the step that `is_it` identifies ran nothing.
+        Also applies the effects of older steps that ran no request. Their events are published with
+        the next record. Returns None if the finished step ran no request either.
 
         Args:
-            is_it: whether a step is the one that the engine has finished.
+            is_it: whether a given step is the one that the engine has finished.
 
         Raises:
             RuntimeError: the engine finished a step that is not the oldest one.
@@ -130,7 +137,10 @@ class StepRecorder:
         return None
 
     def settle_empty(self) -> None:
-        """Settle steps that ran nothing, because no later step is scheduled to carry them."""
+        """Apply the effects of the oldest steps in flight that ran no request.
+
+        Call it when the engine scheduled no step whose record could include those effects.
+        """
         while self._in_flight and self._in_flight[0].number is None:
             self._settle_oldest()
 
@@ -197,7 +207,10 @@ class StepRecorder:
         return events
 
     def counts(self) -> KVCounts | None:
-        """Return the block counts to publish next. `drain_moves` then returns the changes."""
+        """Update the published block state, and return the block counts to publish next.
+
+        `drain_moves` then returns the block changes.
+        """
         kv, moves = self._settlement.drain()
         self._moves += moves
         return kv
@@ -234,7 +247,7 @@ class StepRecorder:
         ]
 
     def known(self, names: Collection[str]) -> list[TrackedRequest]:
-        """Return the requests of these ids that have not ended, in arrival order."""
+        """Return the requests with these engine ids that have not ended, in arrival order."""
         found = [self.table[name] for name in names if name in self.table]
         return sorted(found, key=lambda tracked: tracked.request_id)
 

@@ -6,7 +6,7 @@ from stepscope.engine.protocol.wire import RequestStatus, RequestView
 
 
 class EngineRequest(Protocol):
-    """A request as its engine sees it. Tokens count as computed when they are scheduled."""
+    """A request as its engine reports it. The engine counts tokens as computed once scheduled."""
 
     @property
     def request_id(self) -> str: ...

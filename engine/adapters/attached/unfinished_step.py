@@ -30,8 +30,8 @@ class UnfinishedStep:
     """A step that was scheduled and has not ended.
 
     Attributes:
-        key: the engine's package uses it to find the step again.
-        number: None if the step runs nothing and only preempted requests.
+        key: identifies the step. The engine's package sets and compares it.
+        number: None if the step runs no request and only preempted requests.
         token_budget: None if the step had no token budget.
         admitted: admitted requests, each with its number of cached tokens.
         preempt_reason: why the requests in `preempted` were preempted, in words.
@@ -70,5 +70,8 @@ class UnfinishedStep:
             self.preempted.append(tracked)
 
     def resume(self, tracked: TrackedRequest) -> None:
-        """Note that a preempted request runs again. Its known tokens are computed a second time."""
+        """Note that a preempted request runs again.
+
+        Its tokens so far are computed a second time.
+        """
         tracked.recompute_until = tracked.source.num_tokens

@@ -5,6 +5,6 @@ size, `names` lists the metric names of each engine, `reading` parses the listed
 computes totals from two readings, `local_servers` finds servers on this machine.
 
 May import: engine.protocol, engine.protocol.settings.
-To support a metric of a new release, add it to `names`. Values that metrics do not contain stay
-unknown.
+To support a metric of a new release, add its name to `names`. Values that a server does not export
+stay unknown.
 """

@@ -1,4 +1,4 @@
-"""`MetricsAddress`: where the metrics of a server are, from a URL or a `file_sd` file."""
+"""`MetricsAddress`: where a server's metrics are, from a URL or a Prometheus `file_sd` file."""
 
 import json
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class MetricsAddress:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The URLs at which its metrics may be, the likeliest first."""
+        """The URLs to try for the metrics, the likeliest first."""
         return tuple(self.server + path for path in ((self.path,) if self.path else _PATHS))
 
     @classmethod
@@ -52,17 +52,18 @@ class MetricsAddress:
 
 
 def is_metrics_url(text: str) -> bool:
-    """Whether `text` starts like a URL (http or https), so that it names a metrics server."""
+    """Whether `text` is the address of a metrics server: it starts with http:// or https://."""
     return text.strip().startswith(tuple(f"{scheme}://" for scheme in _SCHEMES))
 
 
 def in_file(path: Path) -> list[MetricsAddress]:
-    """Return the targets of a `file_sd` file: `[{"targets": ["HOST:PORT"], "labels": {...}}]`.
+    """Return the addresses listed in a Prometheus `file_sd` file.
 
-    Only the labels `__scheme__` and `__metrics_path__` are used.
+    Its form is `[{"targets": ["HOST:PORT"], "labels": {...}}]`. Only the labels `__scheme__` and
+    `__metrics_path__` are used.
 
     Raises:
-        WrongValue: the file cannot be read, or does not have this form.
+        WrongValue: the file cannot be read, names no target, or does not have this form.
     """
     try:
         groups = json.loads(path.read_text())

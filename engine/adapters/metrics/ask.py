@@ -1,4 +1,4 @@
-"""Reads the metrics of a server, trying each path at which they may be."""
+"""Reads the metrics of a server, trying each possible path."""
 
 from stepscope.engine.adapters.metrics.address import MetricsAddress
 from stepscope.engine.adapters.metrics.fetch import TIMEOUT_S, FetchError, fetch

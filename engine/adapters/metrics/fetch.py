@@ -1,4 +1,4 @@
-"""Downloads a text over HTTP. Time and size are bounded, so that no server blocks or floods us."""
+"""Downloads text over HTTP. Time and size are bounded, so that no server blocks or floods us."""
 
 import http.client
 import time

@@ -1,4 +1,4 @@
-"""Totals of the time between two readings of one server: the differences of its counters."""
+"""Compares two readings of one server: what its counters and histograms gained in between."""
 
 import math
 
@@ -10,7 +10,10 @@ _MAX_COUNT = 2**31
 
 
 def has_restarted(before: Reading, now: Reading) -> bool:
-    """Whether another process answers: a counter went down, or engine or start time changed."""
+    """Whether the server was restarted, or replaced, between two readings.
+
+    True if a counter went down, or if the engine or its start time changed.
+    """
     if before.engine != now.engine or before.start_s != now.start_s:
         return True
     if any(now.counters.get(key, 0.0) < value for key, value in before.counters.items()):
@@ -22,7 +25,10 @@ def has_restarted(before: Reading, now: Reading) -> bool:
 
 
 def totals(before: Reading, now: Reading) -> Totals:
-    """Return the totals from one reading to the next. None for values missing in either."""
+    """Return how much each counter grew between two readings, and the latencies of new samples.
+
+    A counter missing in either reading gives None. `kv_used` is the value of `now`.
+    """
 
     def counted(key: str) -> int | None:
         if key not in before.counters or key not in now.counters:
@@ -46,9 +52,10 @@ def totals(before: Reading, now: Reading) -> Totals:
 
 
 def _estimates(before: Reading, now: Reading, kind: str) -> list[LatencyEstimate]:
-    """Estimate the values of the new samples, spread evenly within each bucket.
+    """Return estimates of the latencies that a histogram gained, spread evenly within each bucket.
 
-    Samples above the highest bound count as equal to it, because their values are unknown.
+    Samples above the highest finite bound get this bound as value, because their values are
+    unknown.
     """
     was, found = before.histograms.get(kind, {}), []
     low_s, seen = 0.0, 0.0

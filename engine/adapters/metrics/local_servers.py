@@ -1,7 +1,7 @@
-"""Finds the servers of this machine that export metrics: vLLM's, SGLang's and TensorRT-LLM's.
+"""Finds the vLLM, SGLang and TensorRT-LLM servers on this machine that export metrics.
 
-It asks the default ports of these servers, and the ports on which this user's processes of these
-engines listen, on loopback only. A port that gives no usable answer is skipped for a while.
+Asks, on loopback only, the default ports of these servers and the ports on which this user's
+processes of these engines listen. A port without a usable answer is skipped for a while.
 """
 
 import threading
@@ -38,7 +38,7 @@ class LocalServer(NamedTuple):
 
 
 class LocalServers:
-    """Looks for servers on a thread of its own.
+    """Looks for local servers again and again, on a background thread.
 
     Args:
         ports: returns the ports to ask, each with the pid that listens there, or None.
@@ -53,11 +53,14 @@ class LocalServers:
         threading.Thread(target=self._run, name="local servers", daemon=True).start()
 
     def found(self) -> tuple[LocalServer, ...]:
-        """Return the servers that answered at the last look."""
+        """Return the servers that answered in the last round."""
         return self._found
 
     def wait(self, timeout_s: float) -> tuple[LocalServer, ...]:
-        """Wait for the first look, up to `timeout_s`. Then return the same as `found`."""
+        """Wait until the first round is done, up to `timeout_s`.
+
+        Returns the servers found so far.
+        """
         self._has_looked.wait(timeout_s)
         return self._found
 
@@ -86,7 +89,10 @@ class LocalServers:
 
 
 def listening_ports() -> list[tuple[int, int | None]]:
-    """Return the default ports, and the ports of this user's processes that look like an engine."""
+    """Return the ports to ask, each with the pid that listens there, or None.
+
+    These are the default ports, and the ports of this user's processes that look like an engine.
+    """
     found: dict[int, int | None] = dict.fromkeys(USUAL_PORTS)
     own = psutil.Process().uids().real
     for process in psutil.process_iter(["pid", "uids", "cmdline"]):
@@ -106,9 +112,10 @@ def listening_ports() -> list[tuple[int, int | None]]:
 def without_attached(
     servers: Iterable[LocalServer], engine_pids: Iterable[int]
 ) -> list[LocalServer]:
-    """Leave out the servers whose engine is attached, so already an endpoint.
+    """Return the servers whose engine stepscope is not attached to. The others have an endpoint.
 
-    An attached engine is a child process of its server, so the parents of `engine_pids` count too.
+    An attached engine is a child process of its server. So the parents of `engine_pids` count as
+    attached too.
     """
     attached = set(engine_pids)
     for pid in tuple(attached):

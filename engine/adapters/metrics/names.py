@@ -20,7 +20,10 @@ _Names = tuple[str, ...]
 
 
 class EngineNames(NamedTuple):
-    """The sample names of one engine. An empty tuple: the engine does not export it."""
+    """The sample names of one engine.
+
+    An empty tuple means that the engine does not export the metric.
+    """
 
     engine: str
     prefix: str  # of its samples

@@ -1,4 +1,4 @@
-"""`Reading`: the values in one text of Prometheus metrics, found by the names in `names`."""
+"""`Reading`: the values in one response of a metrics endpoint, found by the names in `names`."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,10 @@ _MAX_BUCKETS = 200
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Sums over the series of each name. None or empty if the server does not export it."""
+    """The values of one response: sums over all series of a metric, and a mean for `kv_used`.
+
+    A value is None or empty if the server does not export the metric.
+    """
 
     engine: str
     model: str
@@ -42,7 +45,10 @@ _NOT_FINISHED = ("abort", "error")
 
 
 def read(text: str) -> Reading | None:
-    """Parse a text of metrics. None if it has no metric of a known engine."""
+    """Return the values in a text in the Prometheus format.
+
+    None if it has no metric of a known engine.
+    """
     names = next((each for each in ENGINES if _has(text, each.prefix)), None)
     if names is None:
         return None
@@ -90,7 +96,7 @@ def _wanted(names: EngineNames) -> frozenset[str]:
 
 
 def _samples(text: str, wanted: frozenset[str]) -> Iterator[Sample]:
-    """Yield the samples with these names, and skip lines that cannot be parsed."""
+    """Yield the samples whose name is in `wanted`. Lines that cannot be parsed are skipped."""
     for line in text.splitlines():
         if line.partition("{")[0].partition(" ")[0] not in wanted:
             continue
@@ -147,7 +153,10 @@ def _counters(samples: dict[str, list[Sample]], names: EngineNames) -> dict[str,
 
 
 def _buckets(samples: dict[str, list[Sample]], names: Iterable[str]) -> dict[float, float]:
-    """Return the cumulative counts by upper bound in seconds, summed over all series."""
+    """Return a histogram, summed over all its series: cumulative count by upper bound in seconds.
+
+    Uses the first of `names` that the server exports.
+    """
     for name in names:
         series = samples.get(f"{name}_bucket")
         if not series:

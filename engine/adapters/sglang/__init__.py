@@ -2,8 +2,9 @@
 
 SGLang loads `plugin`, which hooks the scheduler's event loop. `attachment` wraps the scheduler's
 methods, `watcher` reads batches, `shapes` declares what we use of SGLang's objects, `support` says
-which setups cannot be watched. Knobs reach all tensor-parallel ranks by SGLang's own broadcast.
-`forward_passes` reads the stream of `--enable-forward-pass-metrics`, which has totals only.
+which setups cannot be watched. Knob changes reach all tensor-parallel ranks by SGLang's own
+broadcast. `forward_passes` reads the stream of `--enable-forward-pass-metrics`. The stream has only
+totals for each forward pass, and no single requests.
 
 May import: engine.adapters.attached, engine.protocol, engine.protocol.settings,
   engine.telemetry, engine.transport.

@@ -1,4 +1,7 @@
-"""Attaches to a scheduler of SGLang by wrapping its methods. The wrappers run on its thread."""
+"""Attaches to a scheduler of SGLang by wrapping its methods.
+
+The wrappers run on the scheduler's thread.
+"""
 
 import logging
 from collections.abc import Callable
@@ -27,8 +30,8 @@ def attach(scheduler: Any, endpoint: str) -> Attachment | None:
         endpoint: an endpoint as in STEPSCOPE_ENDPOINT.
 
     Returns:
-        None on a rank that only repeats the decisions of the first rank of its tensor-parallel
-        group.
+        The attachment. None on a rank that only repeats the decisions of the first rank of its
+        tensor-parallel group.
 
     Raises:
         Exception: the scheduler cannot be watched, or the endpoint is not available. The scheduler
@@ -56,7 +59,7 @@ def attach(scheduler: Any, endpoint: str) -> Attachment | None:
 
 
 class _SglangHooks:
-    """The wrappers around the methods of one scheduler."""
+    """Wraps the methods of one scheduler, so that they report to the watcher."""
 
     def __init__(
         self, scheduler: SglangScheduler, watcher: SglangWatcher, board: SglangKnobBoard
@@ -155,7 +158,10 @@ class _SglangHooks:
         return stepscope_evict
 
     def _around_turn(self, attachment: Attachment, poll: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the method with which SGLang's first rank adds requests to a loop iteration."""
+        """Wrap `_poll_timeout_aborts`: SGLang's first rank adds its result to the loop's requests.
+
+        The wrapper applies commands, and adds our requests to change knobs to the result.
+        """
 
         def tend() -> None:
             attachment.tend_if_due(attachment.seen())

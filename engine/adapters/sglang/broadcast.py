@@ -1,8 +1,8 @@
 """Changes knobs on all tensor-parallel ranks at once, by SGLang's own broadcast.
 
-Every rank has its own scheduler, and all must decide alike. So we do not set a knob only on the
-rank that we are attached to. The change is broadcast as a request, with the other requests of the
-next loop iteration, and every rank applies it before that iteration's batch.
+Every rank has its own scheduler, and all must decide alike. So we never set a knob only on the
+rank that we are attached to. Instead, the change is broadcast as a request, with the other requests
+of the next loop iteration. Every rank applies the change before the batch of that iteration.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,11 @@ _MARK = "stepscope"
 
 
 class ChangeRequests:
-    """Builds requests that carry new values. Raises ImportError if SGLang lacks this request."""
+    """Builds SGLang requests that carry new knob values.
+
+    Raises:
+        ImportError: this SGLang has no `SetInternalStateReq`.
+    """
 
     def __init__(self) -> None:
         from sglang.srt.managers.io_struct import SetInternalStateReq
@@ -26,7 +30,9 @@ class ChangeRequests:
 
 
 def around_change(change: Callable[..., Any], scheduler: Any, request: Any) -> Any:
-    """Wrap SGLang's `Scheduler.set_internal_state`, to set the values of our requests on this rank.
+    """Handle a request to change state, in place of SGLang's `Scheduler.set_internal_state`.
+
+    A request of ours sets knobs on this rank. Any other request goes to SGLang's method, `change`.
 
     Returns:
         SGLang's answer. None for our own requests, because no client of SGLang waits for an answer.

@@ -57,14 +57,15 @@ def describe(
 
 
 def endpoint_of(parallel: Any, text: str) -> Endpoint:
-    """Return the endpoint of this data-parallel rank. See `rank_endpoint`."""
+    """Return the endpoint of this data-parallel rank, as `rank_endpoint` derives it from `text`."""
     return rank_endpoint(text, *data_parallel(parallel))
 
 
 def data_parallel(parallel: Any) -> tuple[int, int]:
     """Return this data-parallel rank and the number of ranks.
 
-    The number is that of the replicas times the groups of data-parallel attention.
+    The number of ranks is the number of replicas times the number of groups of data-parallel
+    attention.
     """
     groups = parallel.attn_dp_size
     rank = (parallel.dp_rank or 0) * groups + parallel.attn_dp_rank

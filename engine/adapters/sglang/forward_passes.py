@@ -1,8 +1,9 @@
 """A forward pass as SGLang publishes it, and its conversion to a step record.
 
-The format is that of `srt/observability/forward_pass_metrics.py` in SGLang 0.5.23: three frames, an
-empty topic, a counter (u64, big-endian) and a msgpack map. The counter counts sent messages. So a
-message lost on the way leaves a gap, but one that SGLang dropped before sending does not.
+The format is that of `srt/observability/forward_pass_metrics.py` in SGLang 0.5.23. A message has
+three frames: an empty topic, a counter (u64, big-endian) and a msgpack map. The counter counts sent
+messages. So a message lost on the way leaves a gap in the counter. A message that SGLang dropped
+before sending leaves no gap.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ _MAX_SECONDS = 3600.0
 
 
 class ScheduledRequests(Struct, frozen=True):
-    """The requests in the forward pass."""
+    """Totals over the requests in the forward pass."""
 
     num_prefill_requests: int = 0
     sum_prefill_tokens: int = 0
@@ -28,14 +29,17 @@ class ScheduledRequests(Struct, frozen=True):
 
 
 class QueuedRequests(Struct, frozen=True):
-    """The requests that wait."""
+    """Totals over the requests that wait."""
 
     num_prefill_requests: int = 0
     num_decode_requests: int = 0
 
 
 class ForwardPass(Struct, frozen=True):
-    """One message. `wall_time` is the time on the GPU in seconds, 0 in a heartbeat."""
+    """One message of SGLang's stream: a forward pass, or a heartbeat while no pass runs.
+
+    `wall_time` is the time on the GPU in seconds, 0 in a heartbeat.
+    """
 
     version: int = VERSION
     worker_id: str = ""
@@ -74,7 +78,11 @@ class ForwardPassAddress:
 
     @classmethod
     def parse(cls, text: str) -> "ForwardPassAddress":
-        """Parse an address, with or without `sglang+`. Raises WrongValue if it is not one."""
+        """Parse an address. The leading `sglang+` may be missing.
+
+        Raises:
+            WrongValue: `text` is not such an address.
+        """
         socket = text.strip().removeprefix(PREFIX)
         scheme, _, rest = socket.partition("://")
         if scheme not in ("ipc", "tcp") or not rest:
@@ -104,11 +112,11 @@ def record_of(passed: ForwardPass, step: int, now_ns: int, last_ns: int) -> Step
     """Return the step record of a forward pass.
 
     SGLang reports how long the pass took on the GPU, but not when it ran. So the record says that
-    it ended when the message arrived. Running requests outside the pass are unknown.
+    the pass ended when the message arrived. Running requests outside the pass are unknown.
 
     Args:
         now_ns: when the message arrived.
-        last_ns: when the message before it arrived. The step does not begin earlier.
+        last_ns: when the message before this one arrived. The step does not begin earlier.
     """
     scheduled = passed.scheduled_requests
     device_ns = round(passed.wall_time * 1e9)

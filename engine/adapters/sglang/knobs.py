@@ -1,4 +1,7 @@
-"""The knobs of a running SGLang. An operator may change some of them, within the start values."""
+"""The knobs (runtime settings) of a running SGLang.
+
+An operator may change some of them, up to the values at SGLang's start.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -31,13 +34,13 @@ class SglangKnobs(Struct, frozen=True, kw_only=True):
 class SglangKnobBoard:
     """The knobs of one tensor-parallel group.
 
-    `set` builds a request to the group's ranks, and `drain` returns it for sending.
+    `set` builds a request to the group's ranks. `drain` returns the request for sending.
 
     Args:
         parallel: SGLang's parallel context, which has the limit on running requests.
 
     Attributes:
-        knobs: the values now, or from the next batch on.
+        knobs: the values that were set last. They apply from the next batch on.
         specs: the knobs that can change while SGLang runs.
         limits: the values at start, which bound the knobs.
     """
@@ -86,11 +89,14 @@ class SglangKnobBoard:
         self.knobs = knobs
 
     def restore(self) -> None:
-        """Restore SGLang's own values. The next `drain` returns the request for it."""
+        """Build a request that restores the values at SGLang's start.
+
+        The next `drain` returns it.
+        """
         self.set(self._start)
 
     def drain(self) -> list[Any]:
-        """Return the requests to all ranks for what was set since the last call."""
+        """Return the requests that change the knobs on all ranks, built since the last call."""
         requests, self._to_send = self._to_send, []
         return requests
 

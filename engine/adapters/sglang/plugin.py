@@ -16,7 +16,7 @@ log = logging.getLogger("sglang.stepscope")
 
 
 def register() -> None:
-    """Attach to the scheduler that this process will run, if the variable is set."""
+    """Attach to the scheduler that this process will run, if STEPSCOPE_ENDPOINT is set."""
     if not os.environ.get(VARIABLE, "").strip():
         return
     if _MODULE not in sys.modules:

@@ -1,6 +1,6 @@
 """`PoolBooks`: how many pages of SGLang's KV pool are used and cached.
 
-SGLang does not report which request holds which page, so there is no map of pages.
+SGLang does not report which request holds which page, so single pages are not published.
 """
 
 import threading
@@ -28,11 +28,22 @@ class PoolBooks:
         self._used, self._cached, self._empty = self._read()
 
     def evicted(self, before: int, num_tokens: int) -> None:
-        """Set the evicted tokens to `before`, the count before this eviction, plus `num_tokens`."""
+        """Count the tokens of an eviction.
+
+        Evictions may be nested: one SGLang method calls the other. So the count is set, and not
+        only increased.
+
+        Args:
+            before: value of `num_evicted_tokens` before this eviction.
+            num_tokens: tokens that it evicted, including those of a nested eviction.
+        """
         self.num_evicted_tokens = before + num_tokens
 
     def counts(self) -> KVCounts:
-        """Return the current counts. On another thread, return those read last."""
+        """Return the page counts.
+
+        On another thread than SGLang's, used and cached are those read last.
+        """
         if threading.get_ident() == self._thread:
             self._used, self._cached, self._empty = self._read()
         num_evicted, self.num_evicted_tokens = divmod(self.num_evicted_tokens, self._page_size)

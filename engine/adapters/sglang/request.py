@@ -4,12 +4,12 @@ from stepscope.engine.adapters.sglang.shapes import SglangReq
 
 
 class SglangRequest:
-    """A request that exposes only counts, and never a token.
+    """A request of SGLang. It exposes only counts, and never a token.
 
     Attributes:
         num_prompt_tokens: at arrival. SGLang shortens the prompt of a request that it rejects.
-        is_waiting: whether it is in SGLang's queue.
-        was_admitted: whether it has left the queue before.
+        is_waiting: whether the request is in SGLang's queue.
+        was_admitted: whether the request has left the queue before.
     """
 
     __slots__ = ("is_waiting", "num_prompt_tokens", "req", "request_id", "was_admitted")

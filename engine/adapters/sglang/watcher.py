@@ -42,10 +42,10 @@ class SglangWatcher:
         self._planned: UnfinishedStep | None = None  # until it is launched
 
     def queued(self, req: SglangReq, is_retracted: bool) -> None:
-        """Note that a request enters the waiting queue, on arrival or after a preemption.
+        """Note that SGLang puts a request in its waiting queue, on arrival or after a preemption.
 
         Args:
-            is_retracted: whether SGLang took its pages because the pool is full.
+            is_retracted: whether SGLang took the request's pages because the pool is full.
         """
         tracked = self._tracked(req)
         if tracked is None:
@@ -89,7 +89,7 @@ class SglangWatcher:
             self.recorder.settle_empty()
 
     def launched(self, batch: SglangBatch, launch_ns: int) -> None:
-        """Note that `run_batch` has returned. It began at `launch_ns`."""
+        """Note that `run_batch`, called at `launch_ns`, has returned."""
         step, self._planned = self._planned, None
         if step is not None:
             step.key = batch.forward_iter
@@ -98,10 +98,11 @@ class SglangWatcher:
     def processed(self, batch: SglangBatch, end_ns: int, num_dropped: int) -> StepDraft | None:
         """Return the record of the step whose `process_batch_result` has returned.
 
-        None if the step ran nothing. `end_ns`, when SGLang has handed the tokens on, serves as the
-        time of the tokens. SGLang has them a little earlier.
+        None if the step ran no request.
 
         Args:
+            end_ns: when SGLang had passed the tokens on. The record uses it as the time of the
+                tokens. SGLang has the tokens a little earlier.
             num_dropped: messages that subscribers have missed so far.
         """
         if not batch.reqs or batch.forward_mode.is_idle():
@@ -124,7 +125,10 @@ class SglangWatcher:
         return len(self._scheduler.waiting_queue)
 
     def _tracked(self, req: SglangReq) -> TrackedRequest | None:
-        """Return the tracked request. None for a new one; it ends an older one with the same id."""
+        """Return the tracked request of `req`. None if `req` is new.
+
+        If a new request reuses the id of an older one, the older one is recorded as ended.
+        """
         tracked = self.recorder.table.get(req.rid)
         if tracked is None or _source(tracked).req is req:
             return tracked
@@ -159,7 +163,10 @@ class SglangWatcher:
             step.waiting_reasons = self._waiting_reasons(step, running)
 
     def _fill_decodes(self, step: UnfinishedStep, reqs: Sequence[SglangReq]) -> None:
-        """Add the rows of a decode batch. Almost every step is one, so avoid a call per row."""
+        """Add the rows of a decode batch.
+
+        Almost every step is such a batch, so avoid a call per row.
+        """
         decoding, page_size, add = self._decoding, self._scheduler.page_size, step.rows.append
         for req in reqs:
             start = req.kv.kv_committed_len - 1  # it already counts the token of this step

@@ -1,4 +1,7 @@
-"""Attaches to a scheduler of vLLM by wrapping its methods. The wrappers run on its thread."""
+"""Attaches to a scheduler of vLLM by wrapping its methods.
+
+The wrappers run on the scheduler's thread.
+"""
 
 import logging
 from collections.abc import Callable
@@ -14,7 +17,7 @@ from stepscope.engine.adapters.vllm.watcher import VllmWatcher
 
 
 def attach(scheduler: Any, endpoint: str) -> Attachment:
-    """Watch a scheduler that vLLM has just built.
+    """Watch a scheduler that vLLM has just built, and return the attachment.
 
     Args:
         endpoint: an endpoint as in STEPSCOPE_ENDPOINT.
@@ -41,7 +44,7 @@ def attach(scheduler: Any, endpoint: str) -> Attachment:
 
 
 class _VllmHooks:
-    """The wrappers around the methods of one scheduler."""
+    """Wraps the methods of one scheduler, so that they report to the watcher."""
 
     def __init__(self, scheduler: VllmScheduler, watcher: VllmWatcher) -> None:
         self._scheduler = scheduler

@@ -1,6 +1,6 @@
-"""`BlockBooks`: the state of vLLM's KV blocks as published.
+"""`BlockBooks`: the published state of vLLM's KV blocks.
 
-Our block ids are one lower than vLLM's, whose block 0 belongs to no request.
+Published block ids are one lower than vLLM's, because vLLM's block 0 belongs to no request.
 """
 
 from array import array
@@ -12,7 +12,7 @@ from stepscope.engine.scheduling.block_pool import REF_BITS, runs_of
 
 
 class BlockBooks:
-    """Tracks who holds each block. Use it only while the attachment's notes are held.
+    """Tracks who holds each block. Use it only inside `with attachment.notes.done()`.
 
     Attributes:
         num_evicted: blocks evicted from the prefix cache since the last `counts`.
@@ -34,7 +34,11 @@ class BlockBooks:
         self.num_evicted = self.num_queried = self.num_hit = 0
 
     def take(self, owner: int, blocks: Sequence[int], num_hit: int) -> None:
-        """Add `owner` as a holder of `blocks`. The first `num_hit` came from the prefix cache."""
+        """Add request `owner` as a holder of `blocks`.
+
+        Args:
+            num_hit: number of blocks, from the first on, that came from the prefix cache.
+        """
         ref_counts, owners, changed = self._ref_counts, self._owners, self._changed
         for i, block in enumerate(blocks):
             count = ref_counts[block]
@@ -48,7 +52,7 @@ class BlockBooks:
             changed[block] = None
 
     def release(self, owner: int, blocks: Iterable[int]) -> None:
-        """Remove `owner` as a holder of `blocks`."""
+        """Remove request `owner` as a holder of `blocks`."""
         ref_counts, owners, changed = self._ref_counts, self._owners, self._changed
         for block in blocks:
             count = ref_counts[block] - 1
@@ -63,11 +67,14 @@ class BlockBooks:
                     del self._holders[block]
 
     def look_again(self, blocks: Iterable[int]) -> None:
-        """Check with the next `drain` whether these free blocks still hold cached content."""
+        """Let the next `drain` check whether these free blocks still hold cached content."""
         self._changed.update(dict.fromkeys(blocks))
 
     def drain(self) -> list[BlockMove]:
-        """Return the state of each block that changed since the last drain."""
+        """Update the published state.
+
+        Returns the new state of each block that changed since the last call.
+        """
         if not self._changed:
             return []
         published, ref_counts, owners = self._published, self._ref_counts, self._owners
@@ -88,7 +95,10 @@ class BlockBooks:
         return moves
 
     def counts(self) -> KVCounts:
-        """Return the block counts as of the last drain."""
+        """Return the numbers of used, cached and empty blocks as of the last `drain`.
+
+        Also returns the evictions and prefix-cache counts since the last call, and resets them.
+        """
         num_empty = self.num_blocks - self._num_used - self._num_cached
         found = KVCounts(
             self._num_used,
@@ -102,10 +112,13 @@ class BlockBooks:
         return found
 
     def runs(self) -> list[BlockRun]:
-        """Return all blocks in order of their ids, as of the last drain."""
+        """Return the state of all blocks as of the last `drain`: runs of equal blocks, by id."""
         return runs_of(self._published_bytes)
 
     def check_cached(self) -> None:
-        """Check every free block again, because vLLM has reset its prefix cache."""
+        """Let the next `drain` check every free block.
+
+        Call it when vLLM has reset its prefix cache.
+        """
         refs = self._ref_counts
         self.look_again(block for block in range(self.num_blocks) if not refs[block])

@@ -59,7 +59,7 @@ def describe(
 
 
 def endpoint_of(scheduler: VllmScheduler, text: str) -> Endpoint:
-    """Return the endpoint of this data-parallel rank. See `rank_endpoint`."""
+    """Return the endpoint of this data-parallel rank, as `rank_endpoint` derives it from `text`."""
     size = scheduler.vllm_config.parallel_config.data_parallel_size
     return rank_endpoint(text, data_parallel_rank(scheduler), size)
 
@@ -67,7 +67,7 @@ def endpoint_of(scheduler: VllmScheduler, text: str) -> Endpoint:
 def data_parallel_rank(scheduler: VllmScheduler) -> int:
     """Return this process's data-parallel rank.
 
-    vLLM keeps it in `data_parallel_index` if the ranks are independent engines.
+    If the ranks are independent engines, vLLM keeps the rank in `data_parallel_index`.
     """
     parallel = scheduler.vllm_config.parallel_config
     index: int = getattr(parallel, "data_parallel_index", 0) or 0

@@ -1,8 +1,8 @@
 """`DeviceTimes`: the GPU time of each step, if vLLM's worker runs in this process.
 
-It records two CUDA events around `execute_model`, on its stream. It reads them when vLLM has the
-tokens, so nothing waits for them. With several GPUs, each worker runs in its own process and the
-times are unknown. This has not run on a GPU yet.
+It records a CUDA event before and after `execute_model`, on the current stream. It reads both when
+vLLM has the tokens, so nothing waits for the events. With several GPUs, each worker runs in its own
+process and the times are unknown. This has not run on a GPU yet.
 """
 
 import sys
@@ -22,7 +22,10 @@ class _Events(NamedTuple):
 
 
 class DeviceTimes:
-    """GPU times by step. `execute_model` runs on the engine's thread, `take_ns` on any thread."""
+    """Measures the GPU time of each step.
+
+    `execute_model` runs on the engine's thread. Call `take_ns` on any thread.
+    """
 
     def __init__(self, cuda: Any, worker_class: Any) -> None:
         self._cuda = cuda
@@ -43,7 +46,7 @@ class DeviceTimes:
         hooks.wrap("execute_model", lambda method: self._around(attachment, method))
 
     def take_ns(self, out: SchedulerOutput) -> int | None:
-        """Remove and return the GPU time of an ended step. None if unknown."""
+        """Return the GPU time of an ended step in ns, and forget the step. None if unknown."""
         events = self._timed.pop(id(out), None)
         if events is None or not events.end.query():
             return None

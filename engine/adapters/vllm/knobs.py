@@ -1,4 +1,7 @@
-"""The knobs of a running vLLM. An operator may change some of them, within the start values."""
+"""The knobs (runtime settings) of a running vLLM.
+
+An operator may change some of them, within bounds given by the values at vLLM's start.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,7 +33,7 @@ class VllmKnobs(Struct, frozen=True, kw_only=True):
 
 
 class VllmKnobBoard:
-    """Reads and sets the knobs of one scheduler. A change applies to its next `schedule()`.
+    """Reads and sets the knobs of one scheduler. A change applies from its next `schedule()` on.
 
     Attributes:
         knobs: the current values.
@@ -70,7 +73,11 @@ class VllmKnobBoard:
         return changed("vLLM", self.knobs, self.specs, changes)
 
     def set(self, knobs: VllmKnobs) -> None:
-        """Set the knobs. Call it between two `schedule()`s: vLLM checks its budget at their end."""
+        """Set the knobs. Call it between two calls of `schedule()`.
+
+        At its end, `schedule()` checks that it kept the token budget, so the budget may not change
+        meanwhile.
+        """
         scheduler, live = self._scheduler, {spec.name for spec in self.specs}
         self._put(scheduler, "max_num_scheduled_tokens", knobs.max_num_batched_tokens)
         self._put(
@@ -89,7 +96,7 @@ class VllmKnobBoard:
         self.knobs = knobs
 
     def restore(self) -> None:
-        """Restore vLLM's own values."""
+        """Restore the values that vLLM had before stepscope changed them."""
         for (_, name), (target, value) in self._before.items():
             setattr(target, name, value)
         self._before.clear()

@@ -1,7 +1,7 @@
 """The entry point of `vllm.general_plugins`. vLLM calls it in each of its processes.
 
-Without STEPSCOPE_ENDPOINT it does nothing and imports nothing of ours. vLLM calls it outside of any
-`try`, so no error may leave it.
+Without STEPSCOPE_ENDPOINT it does nothing and imports nothing of ours. vLLM does not catch the
+errors of a plugin, so this one raises none.
 """
 
 import functools
@@ -15,7 +15,7 @@ log = logging.getLogger("vllm.stepscope")
 
 
 def register() -> None:
-    """Attach to the scheduler that this process will build, if the variable is set."""
+    """Attach to the scheduler that this process will build, if STEPSCOPE_ENDPOINT is set."""
     endpoint = os.environ.get(VARIABLE, "").strip()
     if not endpoint:
         return
@@ -26,9 +26,10 @@ def register() -> None:
 
 
 def _wrap_choice(endpoint: str) -> None:
-    """Wrap the method by which vLLM chooses the class of its scheduler.
+    """Wrap the method by which vLLM chooses the class of its scheduler, to attach to an instance.
 
-    Wrapping `EngineCore.__init__` would be too late: under spawn it already runs when plugins load.
+    Wrapping `EngineCore.__init__` would be too late: in a spawned process, `EngineCore.__init__`
+    already runs when vLLM loads its plugins.
     """
     from vllm.config.scheduler import SchedulerConfig
 
@@ -53,7 +54,7 @@ def _wrap_choice(endpoint: str) -> None:
 
 
 def _wrap_vllms_own(endpoint: str) -> None:
-    """Wrap both scheduler classes, in a release of vLLM without a method that chooses one."""
+    """Wrap both scheduler classes. For releases of vLLM that have no method to choose the class."""
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
 

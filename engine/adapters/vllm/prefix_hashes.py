@@ -10,10 +10,10 @@ VARIABLE = "STEPSCOPE_PREFIX_HASHES"
 
 
 class VllmPrefixHashes:
-    """Salts vLLM's hashes of the full blocks of requests. See `Arrived.prefix_hashes`.
+    """Salts vLLM's hashes of the full KV blocks of requests. See `Arrived.prefix_hashes`.
 
     Args:
-        block_size: tokens per hash of vLLM.
+        block_size: number of tokens that each hash of vLLM covers.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -22,15 +22,15 @@ class VllmPrefixHashes:
 
     @classmethod
     def if_wanted(cls, block_size: int) -> "VllmPrefixHashes | None":
-        """Return an instance if the environment variable is "1", else None."""
+        """Return an instance if STEPSCOPE_PREFIX_HASHES is "1" in the environment, else None."""
         return cls(block_size) if os.environ.get(VARIABLE, "") == "1" else None
 
     def of_prompt(self, request: VllmRequest) -> list[int]:
-        """Return the hashes of the full blocks of the request's prompt."""
+        """Return the salted hashes of the full blocks of the request's prompt."""
         return self._named(request, 0, request.num_prompt_tokens // self._block_size)
 
     def of_output(self, request: VllmRequest) -> list[int]:
-        """Return the hashes of the full blocks after those of the prompt."""
+        """Return the salted hashes of the full blocks after the prompt's full blocks."""
         first = request.num_prompt_tokens // self._block_size
         return self._named(request, first, request.num_tokens // self._block_size)
 

@@ -16,7 +16,7 @@ def note_blocks(
     table: Mapping[str, TrackedRequest],
     block_size: int,
 ) -> None:
-    """Note in `step` the blocks that requests received, and the admitted requests."""
+    """Add to `step` the admitted requests, and the blocks that requests received."""
     for new in out.scheduled_new_reqs:
         tracked = table[new.req_id]
         if tracked.was_preempted:  # vLLM's second model runner reports resumed requests as new
@@ -41,7 +41,7 @@ def note_blocks(
 def make_rows(
     step: UnfinishedStep, out: SchedulerOutput, table: Mapping[str, TrackedRequest]
 ) -> None:
-    """Fill in `rows`, `batch` and `num_prefill_tokens`. Call `note_blocks` for the step before."""
+    """Fill in `rows`, `batch` and `num_prefill_tokens` of `step`. Call `note_blocks` first."""
     rows, ordinary = step.rows, Phase.DECODE
     append = rows.append
     again = out.scheduled_cached_reqs
@@ -74,5 +74,5 @@ def _admit(
 
 
 def _own_ids(block_ids: Collection[Collection[int]]) -> list[int]:
-    """Return our ids of the blocks of all KV groups, without vLLM's null block."""
+    """Return stepscope's ids of the blocks of all KV cache groups, without vLLM's null block."""
     return [block - 1 for group in block_ids for block in group if block]

@@ -12,7 +12,7 @@ class VllmStatus(Protocol):
 
 
 class VllmRequest(Protocol):
-    """vLLM's `Request`. `arrival_time` is seconds of the front end's wall clock."""
+    """vLLM's `Request`. `arrival_time` is wall-clock time in seconds, read by vLLM's front end."""
 
     request_id: str
     arrival_time: float
@@ -65,7 +65,7 @@ class VllmBlock(Protocol):
 
 
 class VllmBlockPool(Protocol):
-    """Block 0 is the null block, which no request holds."""
+    """vLLM's `BlockPool`. Block 0 is the null block, which no request holds."""
 
     blocks: Sequence[VllmBlock]
     num_gpu_blocks: int
@@ -74,7 +74,7 @@ class VllmBlockPool(Protocol):
 
 
 class VllmScheduler(Protocol):
-    """vLLM's `Scheduler`, `AsyncScheduler`, or one of the user's own."""
+    """vLLM's `Scheduler` or `AsyncScheduler`, or a scheduler class of the user."""
 
     requests: Mapping[str, VllmRequest]
     running: Sequence[VllmRequest]

@@ -1,7 +1,7 @@
 """Differences between releases of vLLM, detected by the scheduler's attributes, not by a number.
 
-Release by release: 0.11.1 `resumed_req_ids`; 0.12 `preempted_req_ids`; 0.14 `cudagraph_stats`;
-0.20 `skipped_waiting`, `scheduler_reserve_full_isl`; 0.31 `max_num_active_reqs`,
+These attributes appear in these releases: 0.11.1 `resumed_req_ids`; 0.12 `preempted_req_ids`; 0.14
+`cudagraph_stats`; 0.20 `skipped_waiting`, `scheduler_reserve_full_isl`; 0.31 `max_num_active_reqs`,
 `kv_holding_waiting`, `deferred_waiting` and the watermark.
 """
 
@@ -65,7 +65,10 @@ def check(scheduler: Any) -> None:
 
 
 def live_knobs(release: str) -> list[str]:
-    """Return the knobs that can change in a release (`0.32.0`). Empty if too old to attach."""
+    """Return the knobs that can change while a release of vLLM (`0.32.0`) runs.
+
+    Empty if the release is too old to attach to.
+    """
     parts = release.split(".")
     number = (int(parts[0]), int(parts[1]))
     return [name for name, since in LIVE_SINCE.items() if number >= since]
@@ -86,12 +89,15 @@ def num_waiting(scheduler: VllmScheduler, queues: tuple[str, ...]) -> int:
 
 
 def names_preempted(scheduler: VllmScheduler) -> bool:
-    """Whether scheduler outputs name preempted requests. Otherwise only `waiting` shows them."""
+    """Whether scheduler outputs name preempted requests.
+
+    If not, watch the `waiting` queue for them.
+    """
     return hasattr(scheduler, "_preempt_request")
 
 
 def preempted(out: SchedulerOutput) -> Collection[str]:
-    """Return the ids of requests that this step preempted, as far as the output names them."""
+    """Return the ids of requests that this step preempted. Empty if outputs do not name them."""
     return getattr(out, "preempted_req_ids", None) or ()
 
 
@@ -110,8 +116,9 @@ def resumed(again: CachedRequestData) -> Collection[str]:
 def changes_later(out: SchedulerOutput) -> bool:
     """Whether running the model changes `out` or its requests, so that `out` must be read at once.
 
-    A worker in vLLM's process keeps appending to the block lists of new requests, and removes draft
-    tokens that it cannot use. A resumed request gets more tokens, which would count as recomputed.
+    If the worker runs in vLLM's process, it keeps appending to the block lists of new requests, and
+    removes draft tokens that it cannot use. A resumed request gets more tokens, and these would
+    wrongly count as recomputed.
     """
     return bool(
         out.scheduled_new_reqs
@@ -121,14 +128,17 @@ def changes_later(out: SchedulerOutput) -> bool:
 
 
 class CudaGraph(NamedTuple):
-    """As in `StepRecord`."""
+    """The CUDA graph mode of a step and the tokens it was padded with, as in `StepRecord`."""
 
     kind: str | None = None
     num_padded_tokens: int | None = None
 
 
 def cuda_graph(result: Any) -> CudaGraph:
-    """The graph of a step, by vLLM's `ModelRunnerOutput`; unknown without `--cudagraph-metrics`."""
+    """Return the CUDA graph mode of a step, read from vLLM's `ModelRunnerOutput`.
+
+    It is unknown if vLLM runs without `--cudagraph-metrics`.
+    """
     stats = getattr(result, "cudagraph_stats", None)
     if stats is None:
         return CudaGraph()
@@ -136,7 +146,7 @@ def cuda_graph(result: Any) -> CudaGraph:
 
 
 def num_deferred(scheduler: VllmScheduler) -> int:
-    """Return the number of requests that vLLM holds back on its own decision."""
+    """Return the number of requests in vLLM's `deferred_waiting` queue: vLLM holds them back."""
     return len(getattr(scheduler, "deferred_waiting", ()))
 
 
@@ -154,7 +164,8 @@ def token_budget(scheduler: VllmScheduler) -> int:
 def knows_blocks(scheduler: VllmScheduler) -> bool:
     """Whether scheduler outputs name every block that a request receives or frees.
 
-    With sliding windows, hybrid models and KV connectors, vLLM frees blocks that no output names.
+    They do not with sliding windows, hybrid models and KV connectors. Then vLLM frees blocks that
+    no output names.
     """
     if len(scheduler.kv_cache_config.kv_cache_groups) != 1:
         return False

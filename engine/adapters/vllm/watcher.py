@@ -36,12 +36,12 @@ class Noted(NamedTuple):
 
 
 class VllmWatcher:
-    """Reports to the step recorder.
+    """Reports what vLLM does to the step recorder.
 
-    Use it only while the attachment's notes are held, except for `note`.
+    Use it only inside `with attachment.notes.done()`, except for `note` and `has_freed`.
 
     Attributes:
-        books: None if vLLM frees blocks that no output names.
+        books: the state of the KV blocks. None if vLLM frees blocks that no output names.
         device_times: None if the GPU times are unknown.
     """
 
@@ -58,7 +58,10 @@ class VllmWatcher:
         self._hashes = VllmPrefixHashes.if_wanted(scheduler.block_size) if caches_prefixes else None
 
     def added(self, request: VllmRequest) -> None:
-        """Note the arrival of a request. A further turn of a known request is not an arrival."""
+        """Note the arrival of a request.
+
+        New input for a request that is known already is no arrival.
+        """
         if request.request_id in self.recorder.table:
             return
         # vLLM's `arrival_time` is wall-clock time of another process: convert to monotonic time.
@@ -67,12 +70,17 @@ class VllmWatcher:
         self.recorder.arrived(request, arrival_ns, hashes)
 
     def put_back(self, request: VllmRequest) -> None:
-        """Note a request that is back in the queue, if outputs do not name preempted requests."""
+        """Note that vLLM put a preempted request back in the queue.
+
+        Only needed if scheduler outputs do not name preempted requests.
+        """
         if request.status.name == "PREEMPTED":
             self._put_back.append(request.request_id)
 
     def note(self, out: SchedulerOutput, start_ns: int, end_ns: int, budget: int) -> Noted | None:
-        """Return vLLM's state right after `schedule()`, for `scheduled`. None if it did nothing.
+        """Return vLLM's state right after `schedule()`, to be passed to `scheduled`.
+
+        None if the step runs and preempts no request.
 
         Args:
             budget: maximum number of tokens of this step.
@@ -107,7 +115,10 @@ class VllmWatcher:
         return bool(self._scheduler.finished_req_ids)
 
     def scheduled(self, out: SchedulerOutput, noted: Noted) -> None:
-        """Record what `schedule()` decided. Call it in the order of the steps, maybe later."""
+        """Record what `schedule()` decided.
+
+        It may be called later, but in the order of the steps.
+        """
         total = out.total_num_scheduled_tokens
         recorder = self.recorder
         step = UnfinishedStep(
@@ -139,7 +150,7 @@ class VllmWatcher:
     ) -> StepDraft | None:
         """Return the record of the step whose `update_from_output` has returned.
 
-        None if the step ran nothing.
+        None if the step ran no request.
 
         Args:
             tokens_ns: when `update_from_output` was called.
@@ -167,7 +178,7 @@ class VllmWatcher:
         return set(found)
 
     def forgot_cache(self) -> None:
-        """Note that vLLM has reset its prefix cache."""
+        """Note that vLLM has reset its prefix cache, so that cached blocks are checked again."""
         if self.books is not None:
             self.books.check_cached()
             self.recorder.has_unpublished = True
