@@ -1,4 +1,4 @@
-"""The machine and software of a measurement, found without importing the named packages."""
+"""The machine and software of a measurement. Reads versions without importing the packages."""
 
 import os
 import platform
@@ -10,7 +10,7 @@ _PACKAGES = ("stepscope", "torch", "transformers", "safetensors", "numpy", "pyzm
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """Software and processor."""
+    """The software versions and the processor of a measurement."""
 
     python: str
     system: str

@@ -22,7 +22,7 @@ _TICK_NS = 200_000_000  # between two reports of progress
 
 
 class ThroughputProgress(NamedTuple):
-    """What has been measured so far."""
+    """What a run has done so far, for a progress display."""
 
     is_warmup: bool
     num_requests: int
@@ -42,7 +42,7 @@ class TelemetryReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ThroughputResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one run. Rates cover the time from the first submit to the last token."""
+    """The results of one run. Rates cover the time from the first submit to the last token."""
 
     is_partial: bool  # interrupted: the figures cover what ran until then
     num_requests: int
@@ -76,9 +76,9 @@ def measure(
     reader: TelemetryReader | None = None,
     progress: Callable[[ThroughputProgress], None] = lambda progress: None,
 ) -> Measurement:
-    """Run the loop of an engine until the given requests have ended, and return the figures.
+    """Run the loop of an engine until the given requests have ended, and return the results.
 
-    Empties the prefix cache before the measured requests.
+    Empties the prefix cache before it submits the measured requests.
 
     Args:
         core: the engine. Its loop must not be running. It can be measured several times.
@@ -102,7 +102,7 @@ def measure(
 
 
 class _RequestFollower:
-    """The client of one request. Notes when its tokens arrived."""
+    """The client of one request. Records when the tokens of the request arrived."""
 
     __slots__ = ("_run", "last_token_ns", "request")
 
@@ -121,7 +121,7 @@ class _RequestFollower:
 
 
 class _MeasuredRun:
-    """One run: the warm-up, then the measured requests, then it stops the engine's loop."""
+    """One run: submits the warm-up, then the measured requests, then stops the engine's loop."""
 
     def __init__(
         self,
@@ -256,7 +256,7 @@ class _MeasuredRun:
         return Measurement(result, requests)
 
     def _forget_warmup(self) -> None:
-        """Clear the warm-up's counts: the run was interrupted before it measured anything."""
+        """Clear the counts of the warm-up. For a run that was interrupted during its warm-up."""
         self._followers = []
         self._num_finished = self._num_output_tokens = 0
         self._itl_ns = []

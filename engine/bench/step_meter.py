@@ -1,4 +1,4 @@
-"""`StepMeter`: adds up figures of the step records on their way to the publisher.
+"""`StepMeter`: computes statistics of the step records on their way to the publisher.
 
 Use it only on the engine's thread. It keeps sums and times, but no records.
 """
@@ -45,7 +45,7 @@ class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepShares(msgspec.Struct, frozen=True, kw_only=True):
-    """Shares of the steps' time in each of four phases. They add up to 1."""
+    """Shares of the steps' total time spent in each of four phases. They add up to 1."""
 
     schedule: float
     prepare: float  # laying out the batch
@@ -54,7 +54,7 @@ class StepShares(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeteredStep(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of all steps of one run."""
+    """Statistics over all steps of one run."""
 
     num_steps: int
     num_prefill_tokens: int  # recomputed tokens included
@@ -70,7 +70,7 @@ class MeteredStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepMeter:
-    """A telemetry sink that measures step records and forwards every message to `sink`.
+    """A telemetry sink that counts step records and forwards every message to `sink`.
 
     Args:
         sink: receives the messages.
@@ -85,7 +85,7 @@ class StepMeter:
         self.reset(first_step=0)
 
     def reset(self, first_step: int) -> None:
-        """Clear all figures. Steps before `first_step` do not count from now on."""
+        """Clear all statistics. From now on, only steps from number `first_step` on count."""
         self._first_step = first_step
         self._end_ns = 0  # of the last step
         self._step_ns: list[int] = []
@@ -130,7 +130,7 @@ class StepMeter:
             self._num_queried_tokens += record.kv.queried_tokens
 
     def summary(self) -> MeteredStep | None:
-        """Return the figures of the steps since `reset`. None if there was no step."""
+        """Return the statistics of the steps since `reset`. None if there was no step."""
         step_ms = Percentiles.of_ns(self._step_ns)
         if step_ms is None:
             return None

@@ -43,7 +43,7 @@ class ThroughputSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_lengths(spec: ThroughputSpec, max_model_len: int) -> None:
-    """Raise ConfigError if a request of `spec` may be longer than `max_model_len`."""
+    """Raise ConfigError if a request of `spec` could be longer than `max_model_len`."""
     if spec.input_len.high + spec.output_len.high > max_model_len:
         raise ConfigError(
             "too_long",
@@ -55,9 +55,9 @@ def check_lengths(spec: ThroughputSpec, max_model_len: int) -> None:
 def plan(spec: ThroughputSpec, num_requests: int, vocab_size: int) -> list[Submit]:
     """Return the requests of `spec`.
 
-    They are drawn in the order of nano-vLLM's `bench.py`. So seed 0 yields its lengths (142,827
-    prompt and 133,966 output tokens for 256 requests) with every vocabulary. Fewer requests are the
-    first of the 256.
+    Lengths are drawn in the same order as in nano-vLLM's `bench.py`. So seed 0 yields that
+    benchmark's lengths with every vocabulary: 142,827 prompt and 133,966 output tokens for 256
+    requests. If fewer requests are asked for, they are the first of these 256.
     """
     prompts, output_lens = _drawn(spec, num_requests)
     return [

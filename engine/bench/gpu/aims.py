@@ -1,4 +1,7 @@
-"""Judges whether a report meets the aims, which are set for one H200, from the report's samples."""
+"""Judges whether a report meets the aims: target values, set for one H200.
+
+Everything is computed from the samples in the report.
+"""
 
 from collections.abc import Iterator
 
@@ -13,7 +16,10 @@ LARGE = "8b"  # only models with this suffix have aims for decode and prefill
 
 
 def judge(report: Report) -> list[Aim]:
-    """Return every aim, judged. Empty if the report is not of a GPU, or is of quick sizes."""
+    """Return every aim with its result.
+
+    Empty if the report is not of a GPU, or is of quick sizes.
+    """
     return list(_judge(report)) if report.is_gpu and not report.is_quick else []
 
 
@@ -77,12 +83,13 @@ def _share_of(report: Report, part: str, model: str, what: str) -> float | None:
 def share_of_floor(
     report: Report, point: BenchPoint, milliseconds: float | None = None
 ) -> float | None:
-    """Return the least time that a point's bytes or operations need, over the time it took.
+    """Return the least possible time of a point (one measurement), over the time it took.
 
-    None if the report lacks the rates, or the point lacks its bytes and operations or its time.
+    The least time follows from the point's bytes or operations and the device's rates. None if the
+    report lacks the rates, or the point lacks its bytes and operations or its time.
 
     Args:
-        milliseconds: the time that it took. None: the median of the point's samples.
+        milliseconds: the time that the point took. None: the median of the point's samples.
     """
     taken = point.median if milliseconds is None else milliseconds
     floors_s = [
@@ -97,7 +104,10 @@ def share_of_floor(
 
 
 def knee_of(outcome: PartOutcome) -> Knee | None:
-    """Return the knee of part (d), from the step times by tokens. None if it cannot be found."""
+    """Return the knee of part (d), found from the time of a step by its number of tokens.
+
+    None if no knee can be found.
+    """
     return find_knee(
         {
             int(point.number("tokens") or 0): point.median
@@ -108,7 +118,10 @@ def knee_of(outcome: PartOutcome) -> Knee | None:
 
 
 def pairs(outcome: PartOutcome) -> Iterator[tuple[BenchPoint, BenchPoint | None]]:
-    """Yield the points of part (g): transformers', with stepscope's for the same work or None."""
+    """Yield transformers' points of part (g), each with stepscope's point for the same requests.
+
+    The second is None if stepscope did not run these requests.
+    """
     ours = [point for point in outcome.points if point.facts.get("contender") == "stepscope"]
     for theirs in outcome.points:
         if theirs.facts.get("contender") == "generate_batch":
@@ -117,7 +130,7 @@ def pairs(outcome: PartOutcome) -> Iterator[tuple[BenchPoint, BenchPoint | None]
 
 
 def rate_ratio(theirs: BenchPoint, ours: BenchPoint | None) -> float | None:
-    """Return stepscope's output tokens per second over transformers', for the same work."""
+    """Return stepscope's output tokens per second over transformers', for the same requests."""
     if ours is None or not ours.median or not theirs.median:
         return None
     return theirs.median / ours.median
@@ -132,7 +145,10 @@ def itl_ratio(outcome: PartOutcome) -> float | None:
 
 
 def telemetry_ratio(outcome: PartOutcome) -> float | None:
-    """Return the median ratio of part (i), over pairs of runs that followed each other."""
+    """Return the median ratio of part (i): time with telemetry over time without it.
+
+    Each ratio is of two runs that followed each other.
+    """
     point = outcome.point("with telemetry / without")
     if point is None:
         return None

@@ -1,8 +1,8 @@
 """Starts a worker process for each job, gathers its results, and ends it when its time is up.
 
 A failure in a worker cannot harm this process: a worker may run out of memory, break the driver's
-state, or hang. The report keeps what the worker has reported until then, and gives a reason for
-every part that is missing.
+state, or hang. The report keeps what the worker has reported before the failure, and gives a reason
+for every part that is missing.
 """
 
 import contextlib
@@ -44,10 +44,12 @@ def conduct(
 ) -> None:
     """Run `jobs` one after the other and fill in `report`, in about `seconds` in total.
 
-    SIGINT ends it early. The report then has what was measured so far, and says so.
+    SIGINT ends the benchmark early. The report then has what was measured so far, and
+    `is_interrupted` is set.
 
     Args:
-        save: called after every job, when the report is complete so far.
+        progress: see `Progress`.
+        save: called with the report after every job, and at the end.
         worker: the command that starts a worker process.
     """
     start_s = time.monotonic()
@@ -84,7 +86,7 @@ def conduct(
 
 
 class _Process:
-    """The worker process of one job, from start to end."""
+    """Starts the worker process of one job, feeds its messages to the gatherer, and ends it."""
 
     def __init__(self, job: BenchJob, gatherer: Gatherer) -> None:
         self._job = job
@@ -129,7 +131,10 @@ class _Process:
             self._gatherer.end(why)
 
     def _listen(self, lines: "queue.SimpleQueue[bytes]", deadline_s: float) -> str:
-        """Gather messages until the process ends. Returns why it was cut short, empty if not."""
+        """Gather messages until the process ends or the deadline passes.
+
+        Returns why the process was cut short. Empty if it ended by itself.
+        """
         while True:
             try:
                 line = lines.get(timeout=max(0.0, deadline_s - time.monotonic()))
@@ -163,7 +168,7 @@ def _owe(report: Report, job: BenchJob, why: str) -> None:
 
 
 def _peer_works(report: Report, job: BenchJob) -> list[PeerWork]:
-    """Return the work that transformers did in (g) for this model, for our side to repeat."""
+    """Return which requests transformers ran in (g) on this model, for stepscope to run too."""
     outcome = report.outcome("g", job.model)
     if outcome is None:
         return []
@@ -178,7 +183,7 @@ def _peer_works(report: Report, job: BenchJob) -> list[PeerWork]:
 
 
 def _read(stream: IO[bytes], put: Callable[[bytes], object]) -> None:
-    """Call `put` with every line, and with an empty one at the end."""
+    """Call `put` with every line of `stream`, and with an empty line after the last."""
     for line in stream:
         put(line)
     put(b"")

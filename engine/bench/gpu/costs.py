@@ -1,8 +1,8 @@
-"""Least bytes that a step must move and least operations it must compute, by its model's shape.
+"""Lower bounds for a step: the bytes it must move and the operations it must compute.
 
 Bytes of a decode: all weights once (layers, norms, the head) and the keys and values of all
-contexts. Embeddings are left out, because only single rows are read. So are activations and writes:
-they are less than a hundredth, and this is a lower bound.
+contexts. Embeddings are left out, because only single rows are read. Activations and writes are
+left out too: they are less than a hundredth of the bytes.
 
 Operations of a prefill, where a multiplication and an addition count as two: the weights of the
 layers for every token, the products of causal attention for every pair of a query and a visible
@@ -14,7 +14,10 @@ from typing import Any, NamedTuple
 
 
 class Costs(NamedTuple):
-    """The sizes of one model, from which its costs follow. Weights are counted in elements."""
+    """The sizes of one model, from which bytes and operations follow.
+
+    Weights are counted in elements.
+    """
 
     layer_weights: int  # in the matrices of all layers
     norm_weights: int
@@ -27,7 +30,7 @@ class Costs(NamedTuple):
 
     @classmethod
     def of(cls, shape: Mapping[str, Any], itemsize: int) -> "Costs":
-        """Build from an entry of `random_shapes.SHAPES`, or any config of these two families."""
+        """Build from an entry of `random_shapes.SHAPES`, or another config of Llama or Qwen3."""
         hidden, dim = shape["hidden_size"], shape["head_dim"]
         heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
         num_layers = shape["num_hidden_layers"]
@@ -55,7 +58,7 @@ class Costs(NamedTuple):
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.itemsize
 
     def decode_bytes(self, batch: int, context: int) -> int:
-        """Return the bytes of a decode step of `batch` requests with `context` tokens each."""
+        """Return the least bytes that a decode step reads: `batch` requests of `context` tokens each."""
         return self.weight_bytes + batch * context * self.kv_bytes_per_token
 
     def flops(self, lengths: Iterable[tuple[int, int]], num_logits: int) -> int:
@@ -77,10 +80,15 @@ class Costs(NamedTuple):
 
 
 def causal_pairs(before: int, count: int) -> int:
-    """Return the number of (query, visible key) pairs of `count` queries after `before` tokens."""
+    """Return how many pairs of a query and a key visible to it causal attention computes.
+
+    Args:
+        before: tokens in the cache, visible to every query.
+        count: new tokens, each of which is a query and a key.
+    """
     return count * before + count * (count + 1) // 2
 
 
 def attention_flops(num_pairs: int, num_heads: int, head_dim: int) -> int:
-    """Return the operations of both products of attention in one layer."""
+    """Return the operations of one layer's two matrix products of attention (scores and values)."""
     return 4 * num_pairs * num_heads * head_dim

@@ -19,10 +19,10 @@ from stepscope.engine.bench.gpu.results import BenchPoint, PartOutcome, Report
 
 
 class Gatherer:
-    """Collects the results of one job.
+    """Adds the results of one job to the report.
 
     Args:
-        show: called with the title of the current part, and with the detail in progress.
+        show: called with the title of the current part, and with what the part measures now.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Gatherer:
             self._outcome = None
 
     def end(self, why: str) -> None:
-        """Finish the job: give a reason to the parts that were not measured, or not completely.
+        """Finish the job. Gives a reason for every part that was not measured, or not completely.
 
         Args:
             why: why the process ended early. Empty if it ended normally.
@@ -78,7 +78,10 @@ class Gatherer:
                 outcome.why = outcome.why or reason
 
     def _found_outcome(self, part: str) -> PartOutcome:
-        """Return the outcome of a part, or add one. Both sides of (g) share one outcome."""
+        """Return the outcome of a part in the report. Adds one if there is none.
+
+        In part (g), the jobs of transformers and of stepscope share one outcome.
+        """
         found = self._report.outcome(part, self._job.model)
         if found is None:
             found = PartOutcome(part=part, model=self._job.model)

@@ -60,7 +60,10 @@ def describe() -> Facts:
 
 
 def commit() -> str | None:
-    """Return the git commit of stepscope's working tree. None if this file is not in one."""
+    """Return the git commit of stepscope's working tree.
+
+    None if this code is not in a working tree.
+    """
     root = Path(__file__).parents[3]
     git = shutil.which("git")
     if git is None or not (root / ".git").exists():

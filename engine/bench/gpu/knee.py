@@ -1,9 +1,10 @@
 """Finds the knee of step time over tokens: where a step becomes compute-bound.
 
-A step of few tokens takes as long as one of a single token, because it must read all weights (or
-launch all kernels). The time of a large step is proportional to its tokens. The knee is where the
-two are equal: the time of the smallest steps, times the tokens per second of the largest. Below it,
-a step has room for tokens that cost almost nothing, so a token budget should not be smaller.
+A step of few tokens takes as long as a step of a single token, because it must read all weights (or
+launch all kernels). The time of a large step is proportional to its tokens. The knee is the number
+of tokens where the two lines meet: the time of the smallest steps, times the tokens per second of
+the largest. Below the knee, more tokens in a step cost almost no time, so a token budget should not
+be smaller than the knee.
 """
 
 import statistics

@@ -1,4 +1,7 @@
-"""The benchmark's parts, their sizes, and which worker process measures them. Without torch."""
+"""The benchmark's parts, their sizes, and which worker process measures them.
+
+Does not import torch.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +13,10 @@ from stepscope.engine.protocol.settings.config_error import ConfigError
 
 
 class BenchPart(msgspec.Struct, frozen=True):
-    """A part. `weight` sets its share of the time: about its seconds on an H200, over five."""
+    """A part of the benchmark.
+
+    `weight` sets its share of the total time. It is about a fifth of its seconds on an H200.
+    """
 
     name: str
     weight: float
@@ -37,7 +43,10 @@ QUICK_MODELS = ("qwen3-tiny", "llama-tiny")
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
-    """How much is measured. The defaults are for a data-centre GPU."""
+    """How much each part measures: batch sizes, lengths, numbers of samples.
+
+    The defaults are for a data-centre GPU.
+    """
 
     copy_bytes: int = 4 << 30
     product_side: int = 8192
@@ -108,7 +117,10 @@ QUICK = Sizes(
 
 
 class PeerWork(msgspec.Struct, frozen=True, kw_only=True):
-    """The first `num_requests` of the yardstick, with outputs cut to `most_output` tokens."""
+    """Requests that transformers and stepscope both run in (g).
+
+    These are the first `num_requests` of the yardstick, with outputs cut to `most_output` tokens.
+    """
 
     num_requests: int
     most_output: int
@@ -119,7 +131,7 @@ class PeerWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BenchJob(msgspec.Struct, kw_only=True):
-    """What one process measures, in order."""
+    """What one worker process measures: some parts on one model, in order."""
 
     parts: str  # letters
     model: str | None
@@ -144,7 +156,7 @@ class BenchJob(msgspec.Struct, kw_only=True):
 
 
 class Hello(msgspec.Struct, tag=True):
-    """The device and versions of a worker process, sent before it measures."""
+    """Sent by a worker process before it measures: its device, and its software versions."""
 
     device: str
     is_gpu: bool
@@ -152,7 +164,7 @@ class Hello(msgspec.Struct, tag=True):
 
 
 class Doing(msgspec.Struct, tag=True):
-    """What is being measured now, as text for the user."""
+    """Sent by a worker process: what it measures now, as text for the user."""
 
     part: str
     detail: str
@@ -164,13 +176,16 @@ class Begun(msgspec.Struct, tag=True):
 
 
 class Found(msgspec.Struct, tag=True):
-    """A point of the part in progress (a `results.BenchPoint`)."""
+    """Sent by a worker process: a point (`results.BenchPoint`) of the part in progress."""
 
     point: Any
 
 
 class Ended(msgspec.Struct, tag=True):
-    """The part in progress has ended. `why` says why it is incomplete, or is None."""
+    """Sent by a worker process: the part in progress has ended.
+
+    `why` says why the part is incomplete. None if it is complete.
+    """
 
     seconds: float
     why: str | None
@@ -178,7 +193,7 @@ class Ended(msgspec.Struct, tag=True):
 
 
 class Failed(msgspec.Struct, tag=True):
-    """The job cannot be measured, or not any further."""
+    """Sent by a worker process: the job cannot be measured, or not any further."""
 
     why: str
 
@@ -191,11 +206,14 @@ def plan_jobs(
 ) -> list[BenchJob]:
     """Return the jobs that measure `parts` (letters) on `models`, in the order in which they run.
 
-    Parts (b), (c) and (d) run on every model; (f) and (g) on the first two; (h) on the second, or
-    on the only one; (i) and (j) on the first. The cost in (i) weighs most with short steps.
+    - (a) and (e) need no model.
+    - (b), (c) and (d) run on every model.
+    - (f) and (g) run on the first two models.
+    - (h) runs on the second model, or on the only one.
+    - (i) and (j) run on the first model. The cost in (i) weighs most with short steps.
 
     Args:
-        for_mode: the file to record a batching mode of (h) to, by mode.
+        for_mode: for each batching mode to record in (h), the file to write.
     """
 
     def job(letters: str, model: str | None, **more: Any) -> BenchJob | None:
@@ -221,7 +239,7 @@ def plan_jobs(
 
 
 def chosen_parts(only: str | None, skip: str | None) -> str:
-    """Return the letters of `--only a,b` without those of `--skip`.
+    """Return the letters of the parts to measure: those of `--only`, without those of `--skip`.
 
     Raises:
         ConfigError: a letter names no part, or no part is left.
@@ -235,7 +253,11 @@ def chosen_parts(only: str | None, skip: str | None) -> str:
 
 
 def chosen_models(models: str | None, *, is_quick: bool) -> list[str]:
-    """Return the names of `--models A,B`. Raises ConfigError for an unknown name."""
+    """Return the names in `--models A,B`, or the default models if the option is missing.
+
+    Raises:
+        ConfigError: a name is unknown.
+    """
     if models is None:
         return list(QUICK_MODELS if is_quick else MODELS)
     names = list(dict.fromkeys(name.strip() for name in models.split(",")))
@@ -257,9 +279,10 @@ def _letters(option: str, text: str) -> str:
 
 
 def share_of(left_s: float, weight: float, weights: float) -> float:
-    """Return the share of the remaining time for a piece of `weight`.
+    """Return the seconds for the next job or part: the remaining time, shared out by weight.
 
     Args:
-        weights: sum of the weights of all pieces still to come, including this one.
+        weight: weight of the next job or part.
+        weights: sum of the weights of all that are still to come, including the next.
     """
     return max(0.0, left_s) * weight / weights if weights else 0.0

@@ -1,4 +1,4 @@
-"""The report of `bench gpu`: every sample, and how it was measured. Written and read as JSON."""
+"""The report of `bench gpu`, with every sample and how it was measured. A JSON file."""
 
 import math
 import statistics
@@ -48,7 +48,10 @@ class BenchPoint(msgspec.Struct, kw_only=True):
 
 
 class PartOutcome(msgspec.Struct, kw_only=True):
-    """One part on one model, or without a model. `why`: why it is incomplete, or None."""
+    """The results of one part on one model, or without a model.
+
+    `why` says why the part is incomplete. None if it is complete.
+    """
 
     part: str  # its letter
     model: str | None = None
@@ -62,7 +65,7 @@ class PartOutcome(msgspec.Struct, kw_only=True):
 
 
 class Aim(msgspec.Struct, kw_only=True, frozen=True):
-    """A target and its result. `found` and `held` are None if it was not measured."""
+    """A target value and whether it was met. `found` and `held` are None if it was not measured."""
 
     what: str
     wanted: str
@@ -71,7 +74,10 @@ class Aim(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """One run of the benchmark. If `is_gpu` is False, its figures say nothing about a GPU."""
+    """The results of one run of the benchmark.
+
+    If `is_gpu` is False, they say nothing about a GPU.
+    """
 
     format: int = FORMAT
     date: str  # when it began, in UTC
@@ -95,7 +101,12 @@ class Report(msgspec.Struct, kw_only=True):
         return next((each for each in self.of(part) if each.model == model), None)
 
     def rate(self, what: str, fact: str) -> float | None:
-        """Return a rate per second from part (a): the point's `fact` over its median time."""
+        """Return a rate per second from part (a). None if it was not measured.
+
+        Args:
+            what: name of the point (copy or product).
+            fact: name of the amount that the point moves or computes, divided by its median time.
+        """
         for outcome in self.of("a"):
             point = outcome.point(what)
             if point is not None and point.median and point.number(fact):
@@ -122,7 +133,10 @@ def write(report: Report, file: Path) -> None:
 
 
 def _indented(value: object, depth: int) -> str:
-    """Return JSON, indented down to the points. Samples share a line: there are thousands."""
+    """Return `value` as JSON with indented lines. Each point of a part is one line.
+
+    So all samples of a point share a line, because there may be thousands.
+    """
     if not isinstance(value, dict | list) or not value or depth > _POINT_DEPTH:
         return msgspec.json.encode(value).decode()
     space = " " * (depth + 1)
@@ -139,7 +153,11 @@ def _indented(value: object, depth: int) -> str:
 
 
 def read(file: Path) -> Report:
-    """Read a report. Raises ConfigError if `file` holds none."""
+    """Read a report.
+
+    Raises:
+        ConfigError: `file` cannot be read, holds no report, or has a newer format.
+    """
     try:
         report = msgspec.json.decode(file.read_bytes(), type=Report)
     except OSError as error:
@@ -158,6 +176,6 @@ def read(file: Path) -> Report:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the percentile at `share` (0..1) by nearest rank. Needs at least one value."""
+    """Return the percentile at `share` (0..1) by nearest rank. `values` must not be empty."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

@@ -1,9 +1,11 @@
 """(h) ITL of decodes while long prompts arrive, in each batching mode.
 
 64 requests decode. Each time they have produced some more tokens, a prompt of 16K tokens arrives.
-There are enough of these prompts that more than 1% of the gaps would contain a whole prefill, so
-that the 99th percentile shows it. Gaps are those of the 64 requests, from the first arrival on.
-Modes that split prompts have a budget of 2,048 tokens. The others' budget fits a whole prompt.
+The ITL values are the gaps between tokens of the 64 requests, from the first arrival on. So many
+long prompts arrive that more than 1% of the gaps would contain a whole prefill. So the 99th
+percentile shows whether prefills delay decodes.
+Modes that split prompts have a budget of 2,048 tokens. The budget of the other modes fits a whole
+prompt.
 """
 
 import contextlib
@@ -34,12 +36,12 @@ RECORDER_START_S, RECORDER_STOP_S = 20.0, 20.0
 def measure(
     bench: Bench, engine: EngineSide, recorder: Sequence[str], recordings: Mapping[str, str]
 ) -> None:
-    """Measure every mode, one after the other, with the same requests.
+    """Measure every batching mode, one after the other, with the same requests.
 
     Args:
         recorder: a command that records an engine until SIGINT, with the placeholders '{endpoint}'
             and '{file}'.
-        recordings: the file to record a mode to, by mode. Other modes are not recorded.
+        recordings: for each mode to record, the file to write. Other modes are not recorded.
     """
     sizes = bench.sizes
     bench.setting(
@@ -63,7 +65,7 @@ def measure(
 
 
 def work(bench: Bench, vocab_size: int) -> tuple[list[Submit], list[StreamArrival]]:
-    """Return the decoding requests, and the long prompts with their arrival points."""
+    """Return the requests that decode, and the long prompts with the times at which they arrive."""
     sizes, source = bench.sizes, random.Random(0)
 
     def submit(name: str, num_prompt: int, num_output: int) -> Submit:
@@ -126,9 +128,10 @@ def _measure(
 def _recording(
     endpoint: str, recorder: Sequence[str], file: str | None
 ) -> Iterator[Callable[[], None] | None]:
-    """Yield a function that starts the recorder and waits until it records. None: no recording.
+    """Yield a function that starts the recorder and waits until it has begun to write `file`.
 
-    Call the function on another thread than the engine's. The recorder is stopped on exit.
+    Yields None if nothing is to be recorded. Do not call the function on the engine's thread. The
+    recorder is stopped when the `with` block ends.
     """
     if file is None or not recorder:
         yield None

@@ -1,4 +1,4 @@
-"""`Bench`: passed to every part: the device, the sizes, the time left, and the way to report."""
+"""`Bench`: what every part is given: the device, the sizes, the time left, and ways to report."""
 
 import contextlib
 import time
@@ -13,14 +13,14 @@ from stepscope.engine.execution.machine.devices import give_back_memory
 
 
 class NotMeasuredError(Exception):
-    """A part, or the rest of it, cannot be measured. The message says why."""
+    """A part, or what is left of it, cannot be measured. The message says why."""
 
 
 class Bench:
-    """Runs parts in a worker process and reports their results.
+    """Reports what the parts measure in this worker process, and limits their time.
 
     Args:
-        report: sends a message at once.
+        report: sends a message to the parent process at once.
     """
 
     def __init__(
@@ -40,7 +40,10 @@ class Bench:
 
     @contextlib.contextmanager
     def part(self, letter: str, model: str | None, seconds: float) -> Iterator[None]:
-        """Measure one part in the `with` block. An error ends the part, and is reported."""
+        """Report one part, which the `with` block measures.
+
+        An error ends the part, and is reported.
+        """
         start_s = time.monotonic()
         self._part, self._deadline_s, self._settings = letter, start_s + seconds, {}
         self._report(Begun(letter, model))
@@ -55,7 +58,7 @@ class Bench:
         self._report(Ended(time.monotonic() - start_s, why, dict(self._settings)))
 
     def setting(self, **settings: Fact) -> None:
-        """Add settings with which the part is measured."""
+        """Add settings to the report of this part, such as the data type or the token budget."""
         self._settings.update(settings)
 
     def doing(self, detail: str) -> None:
@@ -63,7 +66,7 @@ class Bench:
 
     @property
     def left_s(self) -> float:
-        """Seconds that the part still has."""
+        """Seconds until the part's time is up."""
         return self._deadline_s - time.monotonic()
 
     def check_time(self) -> None:
@@ -75,12 +78,14 @@ class Bench:
         self._report(Found(BenchPoint(what=what, samples=list(samples), facts=facts)))
 
     def missing(self, what: str, why: str, **facts: Fact) -> None:
-        """Report a point that could not be measured."""
+        """Report that a point (one measurement of the part) is missing, and why."""
         self._report(Found(BenchPoint(what=what, facts=facts, why=why)))
 
     @contextlib.contextmanager
     def attempt(self, what: str, **facts: Fact) -> Iterator[None]:
-        """Measure one point in the `with` block. An error is reported, and the part continues.
+        """Run the `with` block, which measures one point.
+
+        An error is reported, and the part continues.
 
         Raises:
             NotMeasuredError: the part's time is up. The block does not run then.
@@ -95,7 +100,7 @@ class Bench:
 
 
 def reason(error: BaseException) -> str:
-    """Return an error's message as one line."""
+    """Return the first line of an error's message, or the error's type if the message is empty."""
     lines = str(error).strip().splitlines()
     first = lines[0].strip()[:300] if lines else ""
     if isinstance(error, torch.OutOfMemoryError):

@@ -1,7 +1,8 @@
 """(a) The device's ceilings: the rates of a large copy in its memory and a large matrix product.
 
-Other parts report shares of these rates, measured in the same run. A copy counts bytes read and
-bytes written. A product counts 2 * side^3 operations, on random numbers in bf16.
+Other parts give their results as shares of these rates, measured in the same run. The rate of the
+copy counts bytes read and bytes written. The product counts 2 * side^3 operations, on random
+numbers in bf16.
 """
 
 import torch

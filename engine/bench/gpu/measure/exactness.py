@@ -1,9 +1,9 @@
-"""(j) Exactness on the device: our decoder and engine against transformers, with the same weights.
+"""(j) Exactness on the device: stepscope against transformers, with the same weights.
 
-In fp32, requests that run together, with prompts in chunks, must produce the greedy tokens that
-`generate` produces for each alone. In bf16, near-ties flip, so the logits after each prompt are
-compared with the fp32 logits of the same model. Our error may be up to 1.5 times transformers' own
-error in bf16, because both round and neither is exact.
+In fp32, stepscope runs all requests together, with prompts in chunks. It must produce the greedy
+tokens that `generate` produces for each request alone. In bf16, near-ties may give other tokens, so
+the logits after each prompt are compared with the fp32 logits of the same model. Our error may be
+up to 1.5 times transformers' own error in bf16, because both round and neither is exact.
 """
 
 import contextlib
@@ -57,7 +57,10 @@ def measure(bench: Bench, name: str) -> None:
 
 
 def _compare_tokens(bench: Bench, name: str, prompts: list[list[int]]) -> list[torch.Tensor]:
-    """Compare the tokens in fp32. Returns transformers' logits after each prompt."""
+    """Compare stepscope's tokens in fp32 with transformers'.
+
+    Returns transformers' logits per prompt.
+    """
     ours = _engine_tokens(bench, name, prompts)
     bench.doing("generate of transformers in fp32")
     model = transformers_side.load(name, bench.device, torch.float32)
@@ -160,7 +163,7 @@ def _compare_logits(
 
 
 def _error(logits: torch.Tensor, right: torch.Tensor) -> float:
-    """Return the root mean square of the difference, over that of the right logits."""
+    """Return the root mean square of the difference, divided by that of the correct logits."""
     return float((logits - right).norm() / right.norm())
 
 
@@ -187,7 +190,7 @@ def _decoder(bench: Bench, name: str, max_model_len: int) -> Model:
 
 
 def _our_logits(model: Model, backend: Any, prompt: list[int]) -> torch.Tensor:
-    """Return our logits after a prompt that runs as one step, with its own KV blocks."""
+    """Return stepscope's logits after a prompt. It runs as one step, with its own KV blocks."""
     shape, device, count = model.kv_shape, model.device, len(prompt)
     num_blocks = -(-count // BLOCK_SIZE)
     size = (num_blocks, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)

@@ -1,9 +1,9 @@
 """(e) Kernels alone: attention by every available backend, and the operations between products.
 
 Backends read paged keys and values, as in a step. For comparison, other kernels read dense or
-packed ones, with nothing to gather. Shares are of the least time for the bytes to read or the
-operations to compute, whichever is longer. Calls rotate over copies of the keys and values that
-together are several times as large as the L2 cache.
+packed keys and values, with nothing to gather. Results are given as shares of the least possible
+time: the time for the bytes to read or for the operations to compute, whichever is longer. Calls
+rotate over copies of the keys and values that together are several times as large as the L2 cache.
 """
 
 import itertools
@@ -44,7 +44,10 @@ Lengths = tuple[tuple[int, int], ...]
 
 
 class Case(NamedTuple):
-    """The attention of one step, and its least bytes and operations."""
+    """One step's attention to measure, with its least bytes and operations.
+
+    `lengths` has, for each request, its tokens before the step and its tokens in the step.
+    """
 
     name: str
     heads: tuple[int, int, int]  # query heads, KV heads, head dimension
@@ -57,7 +60,10 @@ class Case(NamedTuple):
 
     @property
     def is_dense(self) -> bool:
-        """Whether all requests have the same lengths, so that a dense kernel can run them."""
+        """Whether a dense kernel can run the requests.
+
+        All must have the same lengths, and each must be a decode or a whole prompt.
+        """
         return len(set(self.lengths)) == 1 and (self.is_decode or self.lengths[0][0] == 0)
 
     @property
@@ -89,7 +95,11 @@ def measure(bench: Bench) -> None:
 def _cases(
     heads: tuple[int, int, int], shrink: int, dtype: torch.dtype, *, is_first: bool
 ) -> Iterator[Case]:
-    """Yield the cases of one head shape. Only the first also has decodes over short contexts."""
+    """Yield the cases of one shape of heads.
+
+    Args:
+        is_first: whether to add decodes over short contexts, which only the first shape has.
+    """
     all_lengths: dict[str, Lengths] = {}  # a dict, because shrinking makes some cases the same
     for batch, context in DECODES:
         if is_first or context == DECODES[-1][1]:
@@ -211,7 +221,7 @@ def _packed(bench: Bench, case: Case, varlen: flash_attention.Varlen, copies: in
 
 
 def _measure_fused(bench: Bench, num_tokens: int, dtype: torch.dtype) -> None:
-    """Measure the fused operations between the products of a layer, and the same in plain torch."""
+    """Measure fused kernels between the matrix products of a layer, and the same in plain torch."""
     heads, kv_heads, head_dim = 32, 8, 128
     random = partial(_random, bench, dtype)
     x, residual, weight = random(num_tokens, HIDDEN), random(num_tokens, HIDDEN), random(HIDDEN)

@@ -1,12 +1,12 @@
 """(g) The yardstick's requests through transformers' `generate_batch` (its continuous batching).
 
 The library warms up its manager itself (CUDA graphs included), and a few short requests warm it up
-further. All requests then run with short outputs. Their time tells how long outputs can be in the
-time that is left, and with these the requests run again. If outputs had to be cut, stepscope runs
-the same cut requests (`PeerWork`).
+further. All requests then run with short outputs. The time they take tells how long outputs can be
+in the remaining time, and the requests run again with outputs of this length. If outputs had to be
+cut, stepscope runs the same requests with the same cut (`PeerWork`).
 Settings are the library's defaults, with three exceptions. The KV cache has room for exactly these
 requests, because without flash-attn the attention mask spans the whole cache. The token budget is
-ours. Blocks are not shared, because no two prompts are alike.
+stepscope's. Blocks are not shared, because no two prompts are alike.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ def measure(bench: Bench, name: str) -> None:
 
 
 def _measure(bench: Bench, model: Any, name: str, whole: PeerWork, seconds: float) -> None:
-    """Measure one work, in `seconds` in total."""
+    """Measure the requests of `whole`, in `seconds` in total."""
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     start_s = time.monotonic()

@@ -7,7 +7,10 @@ from stepscope.engine.bench.gpu.measure.steps import EngineSide, time_steps
 
 
 def measure_decode(bench: Bench, engine: EngineSide) -> None:
-    """(b) Every batch size with every context length. The floor is the bytes to read."""
+    """(b) Time decode steps of every batch size and context length.
+
+    The floor is the bytes to read.
+    """
     bench.setting(**engine.settings())
     for context in bench.sizes.contexts:
         for batch in bench.sizes.batches:
@@ -26,7 +29,7 @@ def measure_decode(bench: Bench, engine: EngineSide) -> None:
 
 
 def measure_prefill(bench: Bench, engine: EngineSide) -> None:
-    """(c) One prompt in one step. The floor is its operations."""
+    """(c) Time steps with one whole prompt each. The floor is the operations to compute."""
     bench.setting(**engine.settings())
     for count in bench.sizes.prefills:
         _measure(
@@ -40,7 +43,7 @@ def measure_prefill(bench: Bench, engine: EngineSide) -> None:
 
 
 def measure_curve(bench: Bench, engine: EngineSide) -> None:
-    """(d) One step with the first tokens of a prompt, for growing numbers of tokens."""
+    """(d) Time steps with the first tokens of one prompt, for growing numbers of tokens."""
     bench.setting(**engine.settings())
     for count in bench.sizes.curve:
         _measure(bench, engine, f"{count} tokens", [(0, count)], tokens=count)

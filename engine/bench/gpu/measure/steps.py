@@ -1,7 +1,7 @@
 """`EngineSide`: an open engine with a random model, and timed steps through its runner.
 
-The steps are the trial steps of `execution.trial_steps`. They write to the KV cache without
-belonging to a request, so they must run before any request does.
+The steps are the trial steps of `execution.trial_steps`. They overwrite KV blocks without
+allocating them, so they must run before the engine gets its first request.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ class EngineSide(NamedTuple):
         return cast(ModelRunner, self.core.runner)
 
     def settings(self) -> Facts:
-        """Return the settings of the engine that a reader of the report must know."""
+        """Return the settings of the engine that the report shows."""
         info = self.core.info
         return {
             "dtype": info.dtype,

@@ -1,4 +1,7 @@
-"""`Streams`: runs requests through an engine's loop, some of them later, and times their tokens."""
+"""`Streams`: runs requests through an engine's loop and records when each token came.
+
+Some of the requests arrive later, when the first ones have produced a given number of tokens.
+"""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -17,14 +20,17 @@ WHO = "bench"
 
 
 class StreamArrival(NamedTuple):
-    """A request that arrives when the first requests have produced `after_tokens` in total."""
+    """A request that arrives once the requests submitted at the start have `after_tokens` outputs.
+
+    The tokens of all these requests count together.
+    """
 
     after_tokens: int
     submit: Submit
 
 
 class Stream:
-    """The client of one request."""
+    """The client of one request. Keeps the tokens it receives and their times."""
 
     def __init__(self, run: "Streams", *, is_first: bool) -> None:
         self._run = run
@@ -50,13 +56,13 @@ class Stream:
 
 
 class Streams:
-    """One run of requests. Times are on the engine's clock, in nanoseconds.
+    """One run of some requests. Times are on the engine's clock, in nanoseconds.
 
     Args:
-        first: requests submitted at the start, after the prefix cache was emptied.
+        first: requests submitted at the start, right after the prefix cache was emptied.
         arrivals: later requests, in order of `after_tokens`.
         most_s: seconds after which the run ends, even if requests are still running.
-        before: called on its own thread before the first submit, which waits until it returns.
+        before: called on its own thread. The first requests are submitted when it has returned.
     """
 
     def __init__(
@@ -85,7 +91,11 @@ class Streams:
         self._failure: str | None = None
 
     def run(self) -> None:
-        """Run all requests. Raises NotMeasuredError if one is refused, or `before` fails."""
+        """Run all requests.
+
+        Raises:
+            NotMeasuredError: the engine refused a request, or `before` failed.
+        """
         core = self.core
         thread = threading.Thread(target=self._begin, daemon=True)
         if self._before is None:
@@ -148,7 +158,11 @@ class Streams:
 
 
 def gaps_ms(streams: Sequence[Stream], from_ns: int = 0) -> list[float]:
-    """Return the ITL in milliseconds of all tokens that came after `from_ns`."""
+    """Return the gaps between successive tokens of each stream, in milliseconds.
+
+    Args:
+        from_ns: only gaps whose second token came after this time.
+    """
     return [
         (later - earlier) / 1e6
         for stream in streams
@@ -158,7 +172,7 @@ def gaps_ms(streams: Sequence[Stream], from_ns: int = 0) -> list[float]:
 
 
 def set_knobs(core: EngineCore, **changes: KnobValue) -> None:
-    """Set knobs between two runs. They apply before the first request of the next run.
+    """Set knobs between two runs. The values apply before the first request of the next run.
 
     Raises:
         ConfigError: the engine refuses the change.

@@ -1,7 +1,7 @@
-"""(i) The cost of telemetry for the engine: pairs of the same decodes with and without it.
+"""(i) The cost of telemetry: the same decodes run in pairs, once with telemetry and once without.
 
-All pairs run in one engine, one after the other, and which of the two runs goes first alternates. A
-subscriber on this machine receives everything.
+All runs use one engine, one after the other. The order within a pair alternates. A subscriber on
+this machine receives all telemetry.
 """
 
 import random

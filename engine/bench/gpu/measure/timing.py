@@ -25,9 +25,10 @@ class Stopwatch:
         self.num_samples = num_samples
 
     def milliseconds(self, runs: Sequence[Run], *, can_capture: bool) -> list[float]:
-        """Return milliseconds per run, one sample per round. A round makes all runs in turn.
+        """Return the time of one run in milliseconds, one sample per round.
 
-        To measure work with a cold L2 cache, pass several runs on different memory.
+        A round executes all of `runs` in turn, and its sample is the mean. To measure with a cold
+        L2 cache, pass several runs that use different memory.
 
         Args:
             can_capture: whether the runs may be recorded as a CUDA graph.

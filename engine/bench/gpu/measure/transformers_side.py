@@ -1,4 +1,4 @@
-"""The same random model in transformers: the reference of (j), and transformers' side of (g)."""
+"""The benchmark's random model in transformers: the reference of (j), the other engine of (g)."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """A worker process of the benchmark: reads its job (one line of JSON), reports results as lines.
 
-`conduct` starts it by `python -m`. It ends when the job is done. It also ends at once when its
-input ends, because its parent process is gone then.
+`conduct` starts the worker by `python -m`. The worker ends when the job is done. It also ends at
+once when its standard input ends, because its parent process is gone then.
 """
 
 import os
@@ -54,7 +54,11 @@ def main() -> None:
 
 
 def run(job: BenchJob, report: Callable[[Message], None]) -> None:
-    """Measure the parts of a job. Raises if the job as a whole fails."""
+    """Measure the parts of a job, and report the results.
+
+    Raises:
+        Exception: the job as a whole cannot be measured.
+    """
     start_s = time.monotonic()
     prepare_environment(EngineConfig())
     import torch

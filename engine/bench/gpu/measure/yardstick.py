@@ -1,6 +1,6 @@
 """(f) The yardstick: 256 requests, prompts and outputs of 100 to 1024 tokens, submitted at once.
 
-Also our side of (g): the same requests as transformers ran.
+Also stepscope's half of (g): the same requests as transformers ran.
 """
 
 from stepscope.engine.bench.gpu.measure.bench import Bench, NotMeasuredError
@@ -24,7 +24,10 @@ def spec(sizes: Sizes) -> ThroughputSpec:
 
 
 def requests(sizes: Sizes, work: PeerWork, vocab_size: int) -> list[Submit]:
-    """Return the first requests of the yardstick, with outputs cut, as `work` says."""
+    """Return the first requests of the yardstick, with outputs cut.
+
+    `work` says how many requests, and how long outputs may be.
+    """
     return [
         Submit(
             client_id=submit.client_id,
@@ -39,7 +42,10 @@ def requests(sizes: Sizes, work: PeerWork, vocab_size: int) -> list[Submit]:
 
 
 def measure_yardstick(bench: Bench, engine: EngineSide) -> None:
-    """(f) Run the yardstick with the default knobs. The one sample is the time of the whole run."""
+    """(f) Run the yardstick with the default knobs.
+
+    The only sample is the time of the whole run.
+    """
     core, knobs = engine.core, engine.core.scheduler.knobs
     bench.setting(**engine.settings(), max_num_batched_tokens=knobs.max_num_batched_tokens)
     work = spec(bench.sizes)
@@ -78,7 +84,7 @@ def measure_yardstick(bench: Bench, engine: EngineSide) -> None:
 
 
 def measure_same_work(bench: Bench, engine: EngineSide, works: list[PeerWork]) -> None:
-    """(g) Run the works of transformers' side on our engine."""
+    """(g) Run on stepscope the requests that transformers ran. See `PeerWork`."""
     if not works:
         raise NotMeasuredError("generate_batch did none of the work: see its line")
     bench.setting(**engine.settings())
