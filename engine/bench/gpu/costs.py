@@ -58,7 +58,12 @@ class Costs(NamedTuple):
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.itemsize
 
     def decode_bytes(self, batch: int, context: int) -> int:
-        """Return the least bytes that a decode step reads: `batch` requests of `context` tokens each."""
+        """Return the least bytes that a decode step reads.
+
+        Args:
+            batch: number of requests.
+            context: tokens of each request.
+        """
         return self.weight_bytes + batch * context * self.kv_bytes_per_token
 
     def flops(self, lengths: Iterable[tuple[int, int]], num_logits: int) -> int:
