@@ -1,7 +1,7 @@
-"""Prepares a runner on a GPU before its first step: a trial, the KV pool, kernels, graphs.
+"""Prepares a runner on a GPU before its first step: KV pool, kernels and CUDA graphs.
 
-The KV pool gets what remains of `gpu_memory_utilization` after the weights, the largest step and
-the graphs. The trial measures what these need.
+First, a trial measures the memory of the weights, the largest step and the graphs. The KV pool gets
+what then remains of `gpu_memory_utilization`.
 """
 
 import logging
@@ -48,12 +48,12 @@ class MemoryNow(NamedTuple):
 
 
 class Gpu(Protocol):
-    """The interface of a device to this module."""
+    """What this module needs from a GPU: its memory, the peak of a run, a recorder of graphs."""
 
     def memory(self) -> MemoryNow: ...
 
     def peak_bytes(self, run: Callable[[], object]) -> int:
-        """Return the peak memory of `run` in bytes, beyond what was allocated before."""
+        """Return the peak memory during `run` in bytes, beyond what was allocated before `run`."""
         ...
 
     def recorder(self) -> GraphDevice: ...
@@ -86,7 +86,7 @@ class CudaGpu:
 def prepare(
     runner: "ModelRunner", config: EngineConfig, progress: Progress, gpu: Gpu | None = None
 ) -> None:
-    """Make `runner` ready to serve. Its KV pool must be that of the trial.
+    """Make `runner` ready to serve. So far, its KV pool must have `TRIAL_BLOCKS` blocks.
 
     Args:
         gpu: None for the runner's own device. Tests pass another.
@@ -119,7 +119,7 @@ def prepare(
 
 
 def _trial(runner: "ModelRunner", config: EngineConfig, sizes: list[int], gpu: Gpu) -> DeviceUse:
-    """Measure the memory of the weights, the largest step and the graphs."""
+    """Run the largest step. Returns the memory of the weights, of this step and of the graphs."""
     wanted = config.token_capacity or TRIAL_TOKENS
     num_requests = min(config.seq_capacity, wanted)
     each = max(1, min(wanted // num_requests, runner.max_model_len))

@@ -2,7 +2,7 @@
 
 A decode of a small batch runs some hundreds of kernels of a few microseconds each. Launching them
 one by one takes longer than running them. A graph has fixed shapes and addresses. So there is a
-graph for each of a few batch sizes, a step is padded to the next size, and inputs that change from
+graph for each of a few batch sizes, and a step is padded to the next size. Inputs that change from
 step to step lie in `StepBuffers`.
 
 `DecodeGraphs` owns the graphs and their outputs. A `GraphDevice` records them.
@@ -25,10 +25,10 @@ GRAPH_BYTES = 8 << 20
 
 
 def graph_sizes(most: int) -> list[int]:
-    """Return the sizes to record for up to `most` requests: 1, 2, 4, 8, every 16, and `most`.
+    """Return the batch sizes to record for up to `most` requests: 1, 2, 4, 8, every 16, and `most`.
 
-    Above 8, at most 15 rows are padding. That is 6 % at 256 requests, and a decode is bound by
-    reading the weights, which all rows share.
+    None is larger than `LARGEST_GRAPH`. Above 8, at most 15 rows are padding. At 256 requests, that
+    is 6 %. And a decode is bound by reading the weights, which all rows share.
     """
     most = min(most, LARGEST_GRAPH)
     sizes = [size for size in (1, 2, 4, 8, *range(16, most + 1, 16)) if size <= most]
@@ -43,7 +43,10 @@ class Graph(Protocol):
 
 class GraphDevice(Protocol):
     def record(self, launch: Callable[[], None]) -> Graph:
-        """Record what `launch` launches, after running it at least once."""
+        """Return a graph of the kernels that `launch` launches.
+
+        Runs `launch` at least once before.
+        """
         ...
 
 
@@ -74,7 +77,10 @@ class DecodeGraphs:
         self._graphs: dict[int, Graph] = {}
 
     def record(self, progress: Progress) -> None:
-        """Record every size, the largest first, because the others can reuse its memory."""
+        """Record a graph for every size.
+
+        The largest comes first, because the other graphs can reuse its memory.
+        """
         for done, size in enumerate(reversed(self.sizes)):
             progress("recording CUDA graphs", done / len(self.sizes))
             inputs = self._buffers.inputs(size)
@@ -85,17 +91,22 @@ class DecodeGraphs:
             self._graphs[size] = self._device.record(launch)
 
     def size_for(self, batch: InputBatch) -> int | None:
-        """Return the size to which a step is padded. None if no graph can run it."""
+        """Return the batch size to which a step is padded. None if no graph can run the step."""
         num_requests = len(batch.context_lens)
         if len(batch.input_ids) != num_requests:
             return None  # the step has a prefill chunk
         return next((size for size in self.sizes if size >= num_requests), None)
 
     def run(self, batch: InputBatch, size: int, fed: torch.Tensor | None = None) -> torch.Tensor:
-        """Return logits `[len(batch.input_ids), vocab_size]`, valid until the next step.
+        """Run a step as a graph. Returns logits `[len(batch.input_ids), vocab_size]`.
+
+        The logits are valid until the next step.
 
         Args:
-            fed: tokens for the positions `batch.fed_at`, on the device.
+            batch: the step, with one token of each request.
+            size: the batch size of the graph to run.
+            fed: tokens for the positions `batch.fed_at`, on the device. The step before samples
+                them.
         """
         self._buffers.fill(batch, size, fed)
         self._graphs[size].replay()

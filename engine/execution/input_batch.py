@@ -1,6 +1,6 @@
 """Lays out the rows of a step as the model's input arrays. Runs on the host, in every step.
 
-Nothing here loops over tokens in Python, and loops over requests do as little as possible.
+For speed, nothing here loops over tokens in Python, and loops over requests do little.
 """
 
 from collections.abc import Sequence
@@ -37,10 +37,11 @@ class InputBatch(NamedTuple):
 
 
 class BlockTables:
-    """The block tables of running requests as rows of one array, updated by appending.
+    """A copy of the block tables of running requests, as rows of one array.
 
-    Copying whole lists of thousands of ids would be the most expensive host work of a step.
-    Comparing a list with its earlier copy costs only a few nanoseconds per id.
+    In each step, only new block ids are appended. Copying whole lists of thousands of ids would be
+    the most expensive host work of a step. Comparing a list with its earlier copy costs only a few
+    nanoseconds per id.
     """
 
     def __init__(self) -> None:
@@ -50,7 +51,7 @@ class BlockTables:
         self._free = list(range(len(self._table)))
 
     def gather(self, requests: Sequence[Request]) -> IntArray:
-        """Return a copy of the block tables, [requests, blocks of the longest]."""
+        """Return a copy of the requests' block tables, [requests, blocks of the longest table]."""
         width = max(len(request.block_table) for request in requests)
         if width > self._table.shape[1]:
             grown = np.zeros((len(self._table), 2 * width), dtype=np.int64)
@@ -79,7 +80,7 @@ class BlockTables:
         return row
 
     def _make_room(self, requests: Sequence[Request]) -> None:
-        """Free the rows of requests outside the step, then add rows until all in it have one."""
+        """Free the rows of requests outside the step. Then add rows if there are still too few."""
         needed = {request.request_id for request in requests}
         for request_id in [known for known in self._row_of if known not in needed]:
             self._free.append(self._row_of.pop(request_id))
@@ -96,7 +97,9 @@ class BlockTables:
 def build(
     rows: Sequence[ScheduledRow], tables: BlockTables, block_size: int, *, ahead: bool = False
 ) -> InputBatch:
-    """Lay out `rows` in their order. There must be at least one.
+    """Return the input arrays of a step.
+
+    Tokens are in the order of `rows`, which must not be empty.
 
     Args:
         ahead: whether rows may begin with a token that a step in flight has not produced yet.
@@ -149,11 +152,12 @@ def build(
 def _build_with_drafts(
     rows: Sequence[ScheduledRow], tables: BlockTables, block_size: int
 ) -> InputBatch:
-    """Lay out each draft token as a separate decode, after the token before it.
+    """Return the input arrays of a step with each draft token as a separate decode.
 
-    So its logits are bit-identical to those of a decode without drafts, and a step without prefill
-    chunks can run as a CUDA graph. A draft sees the keys of the drafts before it, because a layer
-    stores the keys of all rows before any row reads them.
+    A draft comes right after the token before it. So the logits of a draft are bit-identical to
+    those of a decode without drafts, and a step without prefill chunks can run as a CUDA graph. A
+    draft sees the keys of the drafts before it, because a layer stores the keys of all rows before
+    any row reads them.
     """
     laid_out: list[ScheduledRow] = []
     places: list[tuple[int, int]] = []  # for each of these, its original row and depth in it
@@ -175,6 +179,6 @@ def _build_with_drafts(
 def _requests_at(
     rows: Sequence[ScheduledRow], query_starts: IntArray, places: Sequence[int]
 ) -> list[int]:
-    """Return the id of the request to which each position in `input_ids` belongs."""
+    """Return the ids of the requests to which the tokens at `places` in `input_ids` belong."""
     found = np.searchsorted(query_starts, places, side="right") - 1
     return [rows[row].request.request_id for row in found.tolist()]

@@ -7,7 +7,7 @@ import torch
 
 
 class KVFrames:
-    """Copies blocks of a runner's KV cache to and from other memory.
+    """Copies blocks of a runner's KV cache to and from memory that engines share.
 
     A frame is the content of one block: the keys of all layers, then the values of all layers.
 
@@ -24,7 +24,12 @@ class KVFrames:
         self.frame_bytes = sum(cache.shape[1] for cache in self._caches)
 
     def store(self, blocks: Sequence[int], memory: memoryview, frames: Sequence[int]) -> None:
-        """Copy `blocks` into `frames` of `memory`. The copy is complete on return."""
+        """Copy KV blocks into frames of `memory`. The copy is complete on return.
+
+        Args:
+            blocks: ids of the blocks.
+            frames: for each block, the number of the frame.
+        """
         stored = self._frames(memory)
         places = torch.tensor(frames)
         for begin, cache in self._parts():
@@ -32,7 +37,12 @@ class KVFrames:
             stored[places, begin : begin + rows.shape[1]] = rows.cpu()
 
     def load(self, memory: memoryview, frames: Sequence[int], blocks: Sequence[int]) -> None:
-        """Copy `frames` of `memory` into `blocks`."""
+        """Copy frames of `memory` into KV blocks.
+
+        Args:
+            frames: numbers of the frames.
+            blocks: for each frame, the id of the block.
+        """
         stored = self._frames(memory)
         places = torch.tensor(frames)
         for begin, cache in self._parts():
@@ -40,7 +50,7 @@ class KVFrames:
             cache[torch.tensor(blocks, device=cache.device)] = rows.to(cache.device)
 
     def _parts(self) -> list[tuple[int, torch.Tensor]]:
-        """Return the caches, each with the offset of its part in a frame."""
+        """Return each cache tensor with the offset of its bytes in a frame."""
         parts, begin = [], 0
         for cache in self._caches:
             parts.append((begin, cache))

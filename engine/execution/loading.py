@@ -34,12 +34,12 @@ def load_runner(
     progress: Progress,
     check_length: Callable[[int], None] = lambda max_model_len: None,
 ) -> ModelRunner:
-    """Find, load and warm up the model that `config` names.
+    """Find, load and warm up the model that `config` names, and return its runner.
 
     Args:
         progress: called with the current task and its share done (0..1).
-        check_length: called with the model's longest request before the weights are loaded. It
-            raises an error if that length does not fit other settings.
+        check_length: called before the weights are loaded, with the model's longest request in
+            tokens. It raises an error if that length does not fit other settings.
 
     Raises:
         ConfigError: the model, the device or the memory does not fit the configuration.
@@ -107,7 +107,10 @@ def load_runner(
 
 
 def _thread_choice(config: EngineConfig, device: torch.device, model: Model) -> ThreadChoice | None:
-    """Return the chooser of thread counts. None if the count is fixed, or not on a CPU."""
+    """Return what chooses the number of CPU threads for each step.
+
+    None if the number is fixed, or the device is not a CPU.
+    """
     most = num_threads(config)
     if config.threads or most == 1 or device.type != "cpu" or not model.is_thread_invariant:
         return None

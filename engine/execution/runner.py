@@ -1,4 +1,7 @@
-"""`ModelRunner`: the `Runner` of a real model. Owns every tensor of the engine."""
+"""`ModelRunner`: runs the steps of a real model (a `Runner`).
+
+It owns every tensor of the engine.
+"""
 
 import hashlib
 import random
@@ -116,9 +119,12 @@ class ModelRunner:
         self.allocate(num_blocks)
 
     def allocate(self, num_blocks: int) -> None:
-        """Allocate a KV cache of `num_blocks` blocks. Drops its old content and the graphs.
+        """Allocate a KV cache of `num_blocks` blocks.
 
-        If steps can be captured there is one more block, for padding rows (`scratch_slot`).
+        Its old content and the CUDA graphs are dropped.
+
+        If steps can be recorded as graphs, there is one more block, for padding rows
+        (`scratch_slot`).
         """
         self.graphs = None
         self._key_caches, self._value_caches = [], []
@@ -138,7 +144,7 @@ class ModelRunner:
 
     @property
     def scratch_slot(self) -> int:
-        """A KV slot outside all blocks, for padding. Exists only if steps can be captured."""
+        """A KV slot outside all blocks, for padding rows. Exists only if `is_capturable`."""
         return self.num_blocks * self.block_size
 
     @property
@@ -147,7 +153,7 @@ class ModelRunner:
         return sum(cache.nbytes for cache in (*self._key_caches, *self._value_caches))
 
     def kv_frames(self, model: str) -> KVFrames:
-        """Return the KV blocks in the form in which engines hand them over.
+        """Return the KV blocks as frames, which engines exchange when they hand over requests.
 
         Args:
             model: identifies the loaded weights.
@@ -195,11 +201,14 @@ class ModelRunner:
         return time.monotonic_ns()
 
     def execute(self, step: ScheduledStep) -> StepResult:
-        """Run the model over `step.rows` and sample where a row asks for it."""
+        """Run the model over `step.rows`, sample for the rows that need a token, and wait."""
         return self.launch(step).collect()
 
     def launch(self, step: ScheduledStep) -> InFlight:
-        """Start a step without waiting for it. If GPU memory is short, it runs in halves."""
+        """Start a step without waiting for its end.
+
+        If GPU memory is short, the step runs in halves.
+        """
         if self._halving is None:
             return self.launch_whole(step)
         return self._halving.launch(step)
@@ -259,7 +268,11 @@ class ModelRunner:
         )
 
     def _cuda_graph(self, size: int | None) -> str | None:
-        """The kind of graph of a step that ran in the one of `size` rows, or in none."""
+        """Return how a step used CUDA graphs: "full", "none", or None on a CPU without graphs.
+
+        Args:
+            size: the batch size of the graph that ran the step. None if no graph ran it.
+        """
         if size is not None:
             return "full"
         has_graphs = self.graphs is not None or self.device.type == "cuda"
@@ -285,9 +298,9 @@ class ModelRunner:
         )
 
     def warm_up(self, progress: Progress) -> None:
-        """Run steps of several shapes, so that the first real step is not slower than others.
+        """Run steps of several shapes, so that the first real step is not slower than later ones.
 
-        They write to the KV cache, but no request reads it.
+        These steps write to the KV cache, but no request reads what they write.
         """
         lengths = min(WARM_UP_TOKENS, self.max_model_len), 1
         for done, num_tokens in enumerate(lengths):
@@ -298,7 +311,7 @@ class ModelRunner:
         progress("ready", 1.0)
 
     def measure(self) -> None:
-        """Measure `step_costs`."""
+        """Measure how long steps take on this machine, and set `step_costs`."""
         self.step_costs = step_costs.measure(self)
 
     def _find_kv_scales(self) -> list[KVScales]:

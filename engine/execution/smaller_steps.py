@@ -1,7 +1,7 @@
 """Launches a step in halves if the device is out of memory, instead of ending its requests.
 
-The result is exact. Rows are independent, except for KV blocks that an earlier row fills and a
-later one shares, and the halves run in order. A prompt may be split into chunks anywhere. Drafts
+The result is exact. Rows are independent, except that a later row may read KV blocks that an
+earlier row fills, and the halves run in order. A prompt may be split into chunks anywhere. Drafts
 are left out. If a single token does not fit, its row fails, and the engine's loop decides what
 happens to the request.
 """
@@ -16,10 +16,10 @@ log = logging.getLogger("stepscope.engine")
 
 
 class Halving:
-    """Launches steps, whole or in parts.
+    """Launches steps, whole or in halves.
 
-    No step may be launched on top of a step in parts (see `is_whole`), because the device-side
-    places of its tokens are not kept.
+    If a step was launched in halves, the next step must wait for its result: do not pass it as
+    `after` (see `is_whole`). The tokens of such a step cannot be found on the device.
 
     Args:
         launch: launches a step, or raises.
@@ -41,10 +41,10 @@ class Halving:
         self._clock = clock
 
     def launch(self, step: ScheduledStep) -> InFlight:
-        """Launch `step`, in halves if it does not fit.
+        """Launch `step`. If it does not fit in memory, launch its halves, one after the other.
 
         Raises:
-            Exception: any other error of the `launch` function.
+            Exception: the `launch` function failed for another reason.
         """
         try:
             return self._launch(step)
@@ -62,7 +62,7 @@ class Halving:
 
 
 class _Unfit:
-    """A step of one token that did not fit in memory."""
+    """The handle of a step of one token that did not fit in memory."""
 
     is_whole = False
 
@@ -75,7 +75,7 @@ class _Unfit:
 
 
 class _JoinedSteps:
-    """A step that was launched in two parts, one after the other."""
+    """The handle of a step that was launched as two halves, one after the other."""
 
     is_whole = False
 
@@ -97,9 +97,10 @@ class _JoinedSteps:
 
 
 def halves(step: ScheduledStep) -> tuple[ScheduledStep, ScheduledStep]:
-    """Split a step's tokens evenly into two steps.
+    """Split a step evenly by tokens into two steps. A row may be split too.
 
-    If the number is odd, the first has one token less: of a step of one token it has none.
+    If the number of tokens is odd, the first half has one less. So the first half of a step of one
+    token is empty.
     """
     rows = [row._replace(num_tokens=1) if has_drafts(row) else row for row in step.rows]
     half = sum(row.num_tokens for row in rows) // 2
@@ -158,7 +159,10 @@ def joined(
 
 
 def _num_fit(part: ScheduledStep, result: StepResult) -> int:
-    """Return the tokens of the largest piece of a part that ran."""
+    """Return the number of tokens in the largest step that fitted in memory, for a half of a step.
+
+    That is the half itself, or a smaller step that it was split into.
+    """
     if result.num_tokens_fit is not None:
         return result.num_tokens_fit
     return sum(row.num_tokens for row in part.rows)

@@ -1,7 +1,7 @@
 """`StepBuffers`: the inputs of decode steps on a device, at fixed addresses.
 
-The host writes a step into page-locked memory and copies it to the device, where a CUDA graph reads
-it.
+The host writes a step into page-locked memory, then copies it to the device. There a CUDA graph
+reads it.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,10 @@ from stepscope.kernels.paged_attention import BatchTensors, PagedBatch, to_devic
 
 
 class StepInputs(NamedTuple):
-    """A model's inputs. Those of `StepBuffers` are decodes: one token of each request."""
+    """A model's inputs.
+
+    If they belong to `StepBuffers`, they are decodes: one token per request.
+    """
 
     input_ids: torch.Tensor  # [size] int64, like the next two
     positions: torch.Tensor
@@ -25,8 +28,8 @@ class StepInputs(NamedTuple):
 class StepBuffers:
     """Inputs for up to `most` requests of up to `max_model_len` tokens.
 
-    Padding rows, after a step's last request, read nothing and write to `scratch_slot`, a KV slot
-    that no request uses.
+    The rows after a step's last request are padding. They read nothing, and write to
+    `scratch_slot`, a KV slot that no request uses.
     """
 
     def __init__(
@@ -80,7 +83,8 @@ class StepBuffers:
         """Copy a step with one token per request to the device, padded to `size` rows.
 
         Args:
-            fed: tokens for the positions `batch.fed_at`, on the device.
+            fed: tokens for the positions `batch.fed_at`, on the device. The step before samples
+                them.
         """
         if self._copied is not None:
             self._copied.synchronize()  # the last step's copies must have left host memory

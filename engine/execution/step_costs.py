@@ -1,6 +1,6 @@
 """Measures the time of steps on this machine, at the engine's start.
 
-The times include the machine's other load at this moment, as those of the first real steps will.
+If other programs use the machine, the times include their load, as the first real steps will.
 """
 
 import statistics
@@ -23,7 +23,7 @@ MOST_RUNS = 16
 
 
 class Trialled(Protocol):
-    """The interface of a runner to `measure`."""
+    """What `measure` needs from a runner."""
 
     num_blocks: int
     block_size: int
@@ -35,9 +35,9 @@ class Trialled(Protocol):
 
 
 def measure(runner: Trialled) -> StepCosts:
-    """Time a few decodes of `NUM_STREAMS` requests and of one, and prefills of two prompts.
+    """Time decodes of `NUM_STREAMS` requests, decodes of one request, and prefills of two prompts.
 
-    They write to the KV cache, but no request reads it.
+    These steps write to the KV cache, but no request reads what they write.
     """
     context = max(1, min(CONTEXT_TOKENS, runner.max_model_len - 1))
     prefill = min(PREFILL_TOKENS, runner.max_model_len)
@@ -69,8 +69,8 @@ def measure(runner: Trialled) -> StepCosts:
 def _typical_ms(*kinds: tuple[Callable[[], int], int]) -> list[float]:
     """Return for each kind of step the median of the later half of its runs, in milliseconds.
 
-    By then the number of threads and the caches have settled. The kinds take turns, so that a short
-    disturbance slows down all of them, not one.
+    During the first half, the number of threads and the caches settle. The kinds take turns, so
+    that a short disturbance slows down all of them, not one.
 
     Args:
         kinds: for each kind, a function that runs a step and returns its time, and the total time

@@ -13,13 +13,13 @@ from stepscope.kernels.paged_attention import to_device
 
 
 class LaunchedStep:
-    """One step, launched as a whole.
+    """A step that was launched as a whole (not in halves), and may still be running.
 
     Args:
         rows: the step's rows.
         sampling_rows: indices of the rows that sample. A row with drafts occurs several times.
-        samples: their tokens. None if no row samples.
-        timer: the device's timer around the model.
+        samples: the tokens of these rows. None if no row samples.
+        timer: measures the time of the model on the device.
         launch_ns: when the model was launched, by `clock`.
     """
 

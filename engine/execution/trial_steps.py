@@ -16,11 +16,12 @@ def trial_step(
 ) -> ScheduledStep:
     """Return a step of artificial requests. Every row samples a token.
 
-    If `num_blocks` are too few, requests share blocks. That is harmless, because no request needs
-    what they store.
+    If there are fewer blocks than the requests need, they share blocks. That is harmless, because
+    nobody needs the keys and values that they store.
 
     Args:
         lengths: for each request, its tokens before the step and its tokens in the step.
+        num_blocks: number of KV blocks.
         token_ids: tokens of every prompt, at least as many as the longest needs. None: all token 0.
     """
     rows = []

@@ -15,7 +15,9 @@ from stepscope.kernels.fp8 import FP8
 
 
 def find_device(setting: str) -> torch.device:
-    """Return the device of `setting` ('auto', 'cpu', 'cuda', 'cuda:N'). Makes a GPU current.
+    """Return the device that `setting` names ('auto', 'cpu', 'cuda', 'cuda:N').
+
+    A GPU becomes torch's current device.
 
     Raises:
         ConfigError: there is no such device.
@@ -41,7 +43,7 @@ def find_device(setting: str) -> torch.device:
 
 
 def launch_blocks(device: torch.device) -> bool:
-    """Whether a launch returns only when its work is done, as on a CPU."""
+    """Whether launching a step returns only when its work is done. True on a CPU."""
     return device.type == "cpu"
 
 
@@ -58,16 +60,16 @@ def find_dtype(setting: str, device: torch.device) -> torch.dtype:
 
 
 def find_kv_dtype(setting: KVCacheDtype, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of the KV cache, for a model in `dtype`."""
+    """Return the dtype of the KV cache that `setting` names, for a model in `dtype`."""
     return {"auto": dtype, "bf16": torch.bfloat16, "fp8_e4m3": FP8}[setting]
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return a tensor of zeros for the KV cache.
 
-    It must not contain NaN: a padded gather multiplies unused slots by 0, and 0 * NaN is NaN. On a
-    CPU calloc provides zero pages without writing them. So 1 GiB is ready at once (writing it takes
-    seconds), and only the used pages occupy memory.
+    The cache must not contain NaN: a padded gather multiplies unused slots by 0, and 0 * NaN is
+    NaN. On a CPU, calloc provides zero pages without writing them. So 1 GiB is ready at once
+    (writing it takes seconds), and only the used pages occupy memory.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -88,7 +90,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def give_back_memory(device: torch.device) -> None:
-    """Return the memory that torch caches to the GPU, so that it becomes one contiguous piece."""
+    """Free the GPU memory that torch holds for reuse, so that it can be allocated as a whole."""
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
@@ -96,10 +98,14 @@ def give_back_memory(device: torch.device) -> None:
 
 @contextlib.contextmanager
 def memory_for(what: str, remedy: str) -> Iterator[None]:
-    """Convert an out-of-memory error in the `with` block to one line that says what to do.
+    """Turn an out-of-memory error in the `with` block into a one-line ConfigError.
+
+    Args:
+        what: what the memory is for.
+        remedy: what the user can do, for the message.
 
     Raises:
-        ConfigError: `what` does not fit. The message suggests `remedy`.
+        ConfigError: the GPU's memory is too small for `what`.
     """
     try:
         yield
@@ -112,7 +118,7 @@ def memory_for(what: str, remedy: str) -> Iterator[None]:
 
 
 class HostCopy:
-    """An asynchronous copy of tensors to the host. On a CPU there is nothing to copy."""
+    """An asynchronous copy of tensors to the host. If they are on a CPU, nothing is copied."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._event: torch.cuda.Event | None = None
@@ -152,10 +158,10 @@ class DeviceTimer:
             self._events[1].record()
 
     def elapsed_ns(self) -> int | None:
-        """Wait until the device reaches `stop`, and return the time. None on a CPU.
+        """Return the time between `start` and `stop` on the GPU. None on a CPU.
 
-        If the step samples a token, the device has been waited for already. The time does not
-        include other steps or the gaps between steps.
+        Waits until the GPU reaches `stop`. If the step samples a token, the caller has waited for
+        this already. The time does not include other steps or the gaps between steps.
         """
         if self._events is None:
             return None

@@ -1,4 +1,4 @@
-"""Process settings that make a model run faster. Imports nothing heavy."""
+"""Settings of this process that make a model run faster. Imports no large packages."""
 
 import contextlib
 import ctypes
@@ -8,7 +8,10 @@ from stepscope.engine.protocol.settings.engine_config import EngineConfig
 
 
 def num_threads(config: EngineConfig) -> int:
-    """Return the CPU threads for the model: as configured, or the cores this process may use."""
+    """Return the number of CPU threads for the model.
+
+    As configured, or else the number of cores that this process may use.
+    """
     if config.threads:
         return config.threads
     if hasattr(os, "sched_getaffinity"):
@@ -51,10 +54,10 @@ def prepare_environment(config: EngineConfig) -> None:
 def keep_freed_memory() -> None:
     """Tell glibc to keep freed memory for the next step instead of returning it to the system.
 
-    A step frees and allocates megabytes of activations many times. Returned memory causes a page
-    fault per page when allocated again. On the demo model that is 4,700 to 20,000 faults per step,
-    5 to 9 % of the time of a prefill chunk (a quarter with low thresholds). Without glibc this does
-    nothing.
+    A step frees and allocates megabytes of activations many times. Memory that was returned to the
+    system causes a page fault per page when allocated again. On the demo model that is 4,700 to
+    20,000 faults per step, 5 to 9 % of the time of a prefill chunk (a quarter with low thresholds).
+    Without glibc this does nothing.
     """
     trim_threshold, mmap_threshold = -1, -3  # of mallopt(3)
     with contextlib.suppress(OSError, AttributeError):

@@ -1,10 +1,11 @@
 """`ThreadChoice`: chooses one thread or all of them for each step on a CPU, by trying both.
 
-With a core each, two threads finish a prefill chunk in half the time. But a decode step of a small
-model ends before a second thread has started. And if other programs use the same cores, each of a
-step's hundred shared products waits for the thread that is not running: two threads then take up to
-four times as long as one. This cannot be known beforehand, and changes while the engine runs. So
-steps of similar size are timed, and the other way is tried now and then.
+If each of two threads has a core, they finish a prefill chunk in half the time. But a decode step
+of a small model ends before a second thread has started. And if other programs use the same cores,
+each of the hundred matrix products of a step waits for the thread that is not running: two threads
+then take up to four times as long as one. Which is faster cannot be known beforehand, and changes
+while the engine runs. So steps of similar size are timed with the number of threads in use, and the
+other number is tried now and then.
 """
 
 from collections import deque
@@ -21,7 +22,7 @@ CLEARLY = 0.95  # a winner takes at most this share of the other's time
 
 @dataclass(slots=True)
 class _Size:
-    """Steps of about the same number of tokens."""
+    """Times of steps with a similar number of tokens, and the best number of threads for them."""
 
     times_ns: dict[int, deque[int]] = field(default_factory=dict)  # by threads, newest last
     best: int = 0
@@ -30,7 +31,7 @@ class _Size:
 
 
 class ThreadChoice:
-    """Chooses between one thread and `num_threads`, for each size of step.
+    """Chooses between one thread and `num_threads`, separately for each range of step sizes.
 
     The kernels must guarantee that a step's result does not depend on the number of threads.
     """
@@ -40,7 +41,10 @@ class ThreadChoice:
         self._sizes: dict[int, _Size] = {}
 
     def choose(self, num_tokens: int) -> int:
-        """Return the threads for a step of `num_tokens`. Call `note` before the next `choose`."""
+        """Return the number of threads for a step of `num_tokens`.
+
+        Call `note` before the next `choose`.
+        """
         if num_tokens > LARGEST_TRIED:
             return self._num_threads
         size = self._size(num_tokens)
@@ -51,7 +55,7 @@ class ThreadChoice:
         return self._other(size.best)
 
     def note(self, num_tokens: int, threads: int, elapsed_ns: int) -> None:
-        """Note the time of the step for which `choose` returned `threads`."""
+        """Record how long the step took for which `choose` returned `threads`."""
         if num_tokens > LARGEST_TRIED:
             return
         size = self._size(num_tokens)
@@ -85,5 +89,5 @@ class ThreadChoice:
 
 
 def _typical(times_ns: deque[int]) -> int:
-    """Return the median, because a single delayed step says nothing about a way."""
+    """Return the median. Unlike the mean, it ignores a single delayed step."""
     return sorted(times_ns)[len(times_ns) // 2]

@@ -2,5 +2,6 @@
 
 May import: kernels, engine.execution.machine, engine.protocol, engine.protocol.settings,
   engine.scheduling.
-Add a new way of sampling to both `host_sampling.py` and its twin `device_sampling.py`.
+Add a new way of sampling both to `host_sampling.py` and to `device_sampling.py`, which give the
+same tokens.
 """

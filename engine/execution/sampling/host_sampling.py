@@ -1,9 +1,9 @@
 """Samples a token from one row of logits on a CPU.
 
-It uses NumPy, not torch, and works row by row. So a row fits into a core's cache, its token cannot
-depend on the other rows, and no thread is woken: on a machine shared with a dashboard, waiting for
-a second thread costs more than the work. NumPy's argmax, partition and sort are vectorised too
-(`tests/bench/bench_sampler.py` compares them).
+It uses NumPy, not torch, and works row by row. So a row fits into a core's cache, and its token
+cannot depend on the other rows. Also, no second thread is woken: on a machine shared with a
+dashboard, waiting for a second thread costs more than the work. NumPy's argmax, partition and sort
+are vectorised too (`tests/bench/bench_sampler.py` compares them).
 """
 
 from collections.abc import Sequence
@@ -46,17 +46,17 @@ class TokenChoice(NamedTuple):
 
 
 def as_floats(row: Rows, is_bf16: bool) -> Floats:
-    """Return a copy of a row in single precision."""
+    """Return a copy of a row of logits in single precision."""
     if is_bf16:
         return (row.astype(np.uint32) << 16).view(np.float32)
     return row.astype(np.float32)
 
 
 def greedy(rows: Rows, is_bf16: bool) -> list[int]:
-    """Return the likeliest token of each of `rows` [R, vocab_size], the first of equal ones.
+    """Return the likeliest token of each of `rows` [R, vocab_size]. Of equal ones, the first.
 
-    Positive floats have the same order as their bits. So comparing 16-bit integers finds the
-    largest bf16 logit without a conversion, if one is positive, which is practically always true.
+    Positive floats have the same order as their bits. So if any logit is positive, comparing 16-bit
+    integers finds the largest bf16 logit without a conversion. In practice this is always so.
     """
     tokens = rows.argmax(axis=-1)
     best = rows[np.arange(len(rows)), tokens]
@@ -70,7 +70,7 @@ def greedy(rows: Rows, is_bf16: bool) -> list[int]:
 
 @np.errstate(over="ignore")  # overflow to inf or -inf is harmless here
 def choose(logits: Floats, choice: TokenChoice) -> int:
-    """Return the token of one row. Overwrites `logits` [vocab_size]."""
+    """Return the token of one row, by its sampling parameters. Overwrites `logits` [vocab_size]."""
     sampling = choice.sampling
     if choice.counts is not None:
         penalise(logits, choice.counts, sampling)
@@ -90,7 +90,7 @@ def choose(logits: Floats, choice: TokenChoice) -> int:
 
 
 def penalise(logits: Floats, counts: TokenCounts, sampling: SamplingParams) -> None:
-    """Make tokens that have occurred less likely, in place.
+    """Lower the logits of tokens that have occurred in the request, in place.
 
     The repetition penalty is that of CTRL (Keskar et al., 2019, section 4.1), over prompt and
     output. Presence and frequency penalties are those of OpenAI's API, over the output.
@@ -106,10 +106,13 @@ def penalise(logits: Floats, counts: TokenCounts, sampling: SamplingParams) -> N
 
 @np.errstate(over="ignore")
 def logprobs(logits: Floats, token_id: int, num_top: int) -> PositionLogprobs:
-    """Return the logprobs of `token_id` and of the `num_top` best tokens, from raw logits.
+    """Return the logprobs of `token_id` and of the `num_top` likeliest tokens.
 
     Of equally likely tokens, the first counts as better. A NaN logit counts as impossible, so no
     result is NaN.
+
+    Args:
+        logits: the model's logits [vocab_size], before penalties and temperature.
     """
     logits = _finite(logits)
     peak = logits.max()
@@ -128,7 +131,10 @@ def logprobs(logits: Floats, token_id: int, num_top: int) -> PositionLogprobs:
 
 
 def _best(logits: Floats, count: int) -> list[int]:
-    """Return the `count` likeliest tokens, best first, equal ones in the order of their ids."""
+    """Return the `count` likeliest tokens, best first.
+
+    Equally likely ones are in order of their ids.
+    """
     count = min(count, len(logits))
     if not count:
         return []
@@ -141,7 +147,7 @@ def _best(logits: Floats, count: int) -> list[int]:
 
 
 def _forbid(logits: Floats, tokens: Sequence[int]) -> None:
-    """Make `tokens` impossible, unless nothing else is possible."""
+    """Set the logits of `tokens` to -inf, unless no other token is possible. In place."""
     before = logits[tokens]
     logits[tokens] = -np.inf
     if logits.max() == -np.inf:
@@ -149,7 +155,7 @@ def _forbid(logits: Floats, tokens: Sequence[int]) -> None:
 
 
 def _finite(logits: Floats) -> Floats:
-    """Return logits with a finite maximum. NaN becomes -inf, and if all are -inf, all become 0."""
+    """Return logits with a finite maximum. NaN becomes -inf. If all are -inf, all become 0."""
     if np.isfinite(logits.max()):
         return logits
     logits = np.nan_to_num(logits, nan=-np.inf, posinf=LARGEST, neginf=-np.inf)
@@ -178,8 +184,8 @@ def _floor(logits: Floats, sampling: SamplingParams) -> float:
 def _kth_largest(logits: Floats, k: int) -> float:
     """Return the k-th largest of `logits`, 1 <= k <= vocab_size.
 
-    The k-th largest of the groups' maxima is a lower bound, because at least k logits reach it. So
-    two fast passes discard most logits.
+    First, logits are split into groups. The k-th largest of the groups' maxima is a lower bound for
+    the result, because at least k logits reach it. So two fast passes discard most logits.
     """
     num_groups = len(logits) // GROUP
     if k <= num_groups // 2:
@@ -191,7 +197,7 @@ def _kth_largest(logits: Floats, k: int) -> float:
 
 
 def _top_p_floor(logits: Floats, top_p: float) -> float:
-    """Return the smallest logit among the likeliest that together reach `top_p`.
+    """Return the smallest logit of the likeliest tokens whose probabilities together reach `top_p`.
 
     This is a quickselect by probability mass: each round splits at a pivot and discards one side.
     Sorting all logits would take ten times as long for a flat distribution.
@@ -221,8 +227,9 @@ def _top_p_floor(logits: Floats, top_p: float) -> float:
 
 
 def _draw(probs: Floats, random: float) -> int:
-    """Draw by inverse transform: return where the cumulated probability passes `random` of it all.
+    """Return a random index, drawn by inverse transform: cumulate `probs`, and find `random`.
 
+    Returns the first index at which the cumulated sum exceeds `random` times the total.
     Probabilities are in vocabulary order, so that rounding cannot swap equal tokens.
     """
     num_whole = len(probs) // BLOCK * BLOCK

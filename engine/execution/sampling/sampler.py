@@ -5,8 +5,8 @@ row is sampled independently. So the same logits and seed give the same text wit
 in the batch, and also after a preemption. The only state between steps is `TokenCounts`, for
 requests with penalties.
 
-On a CPU `host_sampling` samples the rows one by one. On a GPU `device_sampling` samples all rows of
-a kind at once.
+On a CPU, `host_sampling` samples the rows one by one. On a GPU, `device_sampling` handles all rows
+that need the same operation at once.
 """
 
 from collections.abc import Sequence
@@ -51,8 +51,8 @@ class Sampler:
         """Create a sampler.
 
         Args:
-            seed: requests without their own seed derive one from it.
-            on_host: whether to sample on the CPU. None: if the logits are there.
+            seed: requests without their own seed derive one from this.
+            on_host: whether to sample on the CPU. None: on the device that has the logits.
         """
         self._seed = seed
         self._on_host = on_host
@@ -70,7 +70,9 @@ class Sampler:
     def launch(
         self, logits: torch.Tensor, requests: Sequence[Request], depths: Sequence[int] = ()
     ) -> SamplesInFlight:
-        """Start to sample. On a GPU this does not wait for the logits.
+        """Start to sample the next token of each request.
+
+        On a GPU this does not wait for the logits.
 
         Args:
             depths: for each row, the number of its request's drafts before it. Empty: no drafts.
@@ -88,7 +90,10 @@ class Sampler:
         return SamplesOnDevice(logits, requests, choices, asked)
 
     def seed_of(self, request: Request) -> int:
-        """Return the request's own seed, or a derived one of 63 bits."""
+        """Return the request's own seed.
+
+        If it has none, a seed of 63 bits derived from the sampler's.
+        """
         seed = request.sampling.seed
         return _mix(_mix(self._seed & _MASK) ^ request.request_id) >> 1 if seed is None else seed
 

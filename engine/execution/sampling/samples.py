@@ -8,7 +8,7 @@ from stepscope.engine.protocol.replies import PositionLogprobs
 
 
 class Sampled(NamedTuple):
-    """The sampled tokens of some rows, in their order."""
+    """The sampled tokens of some rows, in the order of the rows."""
 
     token_ids: list[int]
     logprobs: dict[int, PositionLogprobs]  # by row, for requests that ask for logprobs
@@ -19,7 +19,10 @@ class SamplesInFlight(Protocol):
 
     @property
     def tokens(self) -> torch.Tensor:
-        """[rows] int64, on the device of the logits. The next step can use it without waiting."""
+        """The tokens, [rows] int64, on the device of the logits.
+
+        The next step can use them before the host knows them.
+        """
         ...
 
     def collect(self) -> Sampled:

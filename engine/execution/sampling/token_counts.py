@@ -1,8 +1,8 @@
 """`TokenCounts`: the distinct tokens of a request, and how often it has produced each.
 
-Penalties need these counts. Updating them costs one dictionary access per token, instead of a scan
-of the whole text. Only tokens that occur are kept, so a penalty changes as many logits as there are
-distinct tokens, not the whole vocabulary.
+Penalties need these counts. An update costs one dictionary access per new token, so the whole text
+need not be scanned. Only tokens that occur are kept, so a penalty changes as many logits as there
+are distinct tokens, not the whole vocabulary.
 """
 
 import numpy as np
@@ -15,7 +15,8 @@ class TokenCounts:
     """The distinct tokens of a request, in order of first occurrence, and their counts.
 
     Args:
-        with_prompt: whether to include the prompt's tokens, with a count of 0 until produced.
+        with_prompt: whether to include the tokens of the prompt. Only output counts, so the count
+            of a prompt token is 0 until the request produces that token.
     """
 
     def __init__(self, request: Request, with_prompt: bool) -> None:
