@@ -1,7 +1,8 @@
 """`EngineClient`: a lasting connection to the control socket of one engine, on an asyncio loop.
 
-It reconnects whenever the engine is lost, each time with a new socket, because a command sent to a
-dead engine must not reach its successor. Every open command fails at once when the engine is lost.
+When the connection to the engine is lost, every open command fails at once. The client then
+reconnects, each time with a new socket: a command sent to a dead engine must not reach an engine
+started later at the same address.
 """
 
 import asyncio
@@ -39,16 +40,16 @@ class Waiter(Protocol):
     def take(self, command_id: int, reply: AnyReply) -> None: ...
 
     def lose(self, error: EngineUnreachable) -> None:
-        """Receive the error after which no reply will arrive."""
+        """Called with the reason if no reply will arrive, because the engine is lost."""
         ...
 
 
 class EngineClient:
-    """Sends commands to one engine, and reconnects when it is lost.
+    """Sends commands to one engine, and reconnects when the connection is lost.
 
     Args:
         endpoint: the engine's endpoint.
-        on_change: called when the engine is found (`info` is set) and when it is lost.
+        on_change: called after connecting (`info` is set), and after the connection is lost.
     """
 
     def __init__(self, endpoint: Endpoint, on_change: Callable[[], None] = lambda: None) -> None:
@@ -64,7 +65,7 @@ class EngineClient:
         self._closed_because: str | None = None
 
     async def run(self) -> None:
-        """Stay connected, and reconnect, until cancelled."""
+        """Connect to the engine, and reconnect after every loss, until cancelled."""
         while True:
             await self._session()
             await asyncio.sleep(RETRY_S)
@@ -75,7 +76,7 @@ class EngineClient:
         self._fail(EngineUnreachable(why))
 
     def send(self, command: Command, waiter: Waiter | None) -> int:
-        """Send a command and return its id. Until `forget`, its replies go to `waiter`.
+        """Send a command and return its id. Its replies go to `waiter`, until `forget` is called.
 
         Without a waiter, replies are dropped.
 
@@ -215,7 +216,10 @@ class EngineClient:
 
 
 class _PendingReply:
-    """Waits for one reply."""
+    """A waiter for a command with a single reply.
+
+    The reply, or an error, becomes `future`'s result.
+    """
 
     def __init__(self) -> None:
         self.future: asyncio.Future[AnyReply] = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""`ApiError`: every failure, as the error object that OpenAI's clients expect."""
+"""`ApiError`: an error response of the server, as the JSON object that OpenAI's clients expect."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ class ApiError(Exception):
 
 
 def internal_error() -> ApiError:
-    """Return the error for a bug of ours. The details are only in the log."""
+    """Return the error response for a bug of the server. It has no details: they are in the log."""
     return ApiError(500, "the server failed; its log says why", code="internal_error")
 
 
@@ -74,7 +74,7 @@ def unavailable(message: str, code: str = "engine_unavailable") -> ApiError:
 
 
 def from_engine(error: EngineUnreachable | CommandRefused) -> ApiError:
-    """Convert an engine's refusal, or its absence, to an API error."""
+    """Return the error response for a command that the engine refused, or could not receive."""
     if isinstance(error, EngineUnreachable):
         return unavailable(str(error))
     code, message = error.code, error.message
@@ -93,7 +93,7 @@ def from_engine(error: EngineUnreachable | CommandRefused) -> ApiError:
 
 
 def from_validation(error: Exception) -> ApiError:
-    """Return the error for a body that is malformed JSON or has an invalid field."""
+    """Return the error response for a body that is malformed JSON or has an invalid field."""
     message = str(error)
     if not isinstance(error, msgspec.ValidationError):
         return ApiError(400, f"the body is no valid JSON: {message}", code="invalid_json")

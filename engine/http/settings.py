@@ -9,7 +9,7 @@ from stepscope.engine.protocol.settings.config_error import ConfigError, WrongVa
 
 
 class HttpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Fixed for the life of the server."""
+    """The settings of the HTTP server. They do not change while it runs."""
 
     bind: Annotated[
         str,

@@ -1,7 +1,8 @@
 """`SocketReader`: reads a ZeroMQ socket on an asyncio loop, several messages at a time.
 
-zmq.asyncio creates two futures per message. With one message per token that would be most of the
-work. So this class watches the socket's file descriptor itself and reads all waiting messages.
+zmq.asyncio creates two futures per message. With one message per token, that would be most of the
+process's work. So this class watches the socket's file descriptor itself, and reads all waiting
+messages at once.
 """
 
 import asyncio
@@ -13,7 +14,10 @@ _BURST = 100  # messages read before other tasks on the loop get a turn
 
 
 class SocketReader:
-    """Passes each arriving message to `take`, until it is closed. Does not own the socket."""
+    """Passes each message that arrives on a socket to `take`, until `close`.
+
+    `close` stops the reading. The caller closes the socket.
+    """
 
     def __init__(self, socket: zmq.Socket[bytes], take: Callable[[list[bytes]], None]) -> None:
         self._socket = socket
@@ -25,7 +29,10 @@ class SocketReader:
         self.nudge()
 
     def nudge(self) -> None:
-        """Check for messages. Call it after each send, which can clear the socket's read event."""
+        """Check for messages.
+
+        Call it after each send, because a send can clear the socket's read event.
+        """
         self._loop.call_soon(self._drain)
 
     def close(self) -> None:

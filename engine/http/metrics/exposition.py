@@ -1,8 +1,10 @@
 """`Exposition`: the metrics in Prometheus format, under vLLM's names if the meaning is the same.
 
 Names, labels and buckets are those of vLLM 0.32. Two metrics count slightly differently:
-`iteration_tokens_total` has the tokens that each step computed (vLLM counts a prompt in the step
-that completes it), and an aborted request counts only by its reason, not in latency histograms.
+- `iteration_tokens_total` has the tokens that each step computed. vLLM counts a whole prompt in the
+  step that completes the prompt.
+- An aborted request counts only in the number of requests by finish reason, not in the latency
+  histograms.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -173,7 +175,7 @@ class Exposition(Collector):
 
     Args:
         metrics: the engine's metrics.
-        served_model_name: the model's name for clients. "" for the engine's name of it.
+        served_model_name: the model's name for clients. "": use the engine's name for the model.
         others: further collectors to export.
     """
 
@@ -190,7 +192,7 @@ class Exposition(Collector):
             self._registry.register(each)
 
     def count_request(self, path: str, status: int) -> None:
-        """Count one response. Status 0 means that the client disconnected before it."""
+        """Count one HTTP response. Status 0: the client disconnected before the response began."""
         key = (path if path in _PATHS else "other", status)
         self._responses[key] = self._responses.get(key, 0) + 1
 
@@ -213,7 +215,11 @@ class Exposition(Collector):
         yield from self._own()
 
     def _service_samples(self, labels: list[str]) -> Iterator[Metric]:
-        """Yield the metrics from telemetry. Without telemetry, zeros would wrongly mean no load."""
+        """Yield the metrics that are computed from telemetry.
+
+        Do not call it for an engine without telemetry: zeros would wrongly mean that there is no
+        load.
+        """
         metrics = self._metrics
         for name, text, value in _GAUGES:
             if (number := value(metrics)) is not None:

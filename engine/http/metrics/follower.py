@@ -1,8 +1,8 @@
 """`TelemetryFollower`: subscribes to the engine's telemetry on an asyncio loop, for the metrics.
 
-It subscribes before it asks for a snapshot, so that no message falls between the two. Gap recovery
-asks for the missing messages of all gaps together. Messages that the engine no longer has count as
-lost.
+It first subscribes and then asks for a snapshot, so that no message is lost between the two. After
+a gap it asks the engine to send missing messages again, and one question covers all gaps. Messages
+that the engine no longer has count as lost.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _TOPICS = frozenset(wire.TOPICS.values())
 
 
 class TelemetryFollower:
-    """Feeds `metrics` from the engine that `engine` is connected to."""
+    """Updates `metrics` from the telemetry of the engine that `engine` is connected to."""
 
     def __init__(self, engine: EngineClient, metrics: EngineMetrics) -> None:
         self._engine = engine
@@ -45,7 +45,7 @@ class TelemetryFollower:
         self._wanted = asyncio.Event()  # set when a held message needs `_catch_up`
 
     async def run(self) -> None:
-        """Follow the engine that was found, until cancelled."""
+        """Follow the telemetry of the engine that is connected now, until cancelled."""
         socket = client_socket(zmq.SUB, self._engine.endpoint)
         socket.linger = 0
         socket.rcvhwm = RECEIVE_QUEUE
@@ -90,6 +90,8 @@ class TelemetryFollower:
     async def _catch_up(self) -> None:
         """Get a snapshot if needed, then fill gaps until all held messages are applied.
 
+        A message is held if it arrived after a gap, or before the snapshot.
+
         Raises:
             EngineUnreachable, CommandRefused: the engine did not send what was asked for.
         """
@@ -105,7 +107,10 @@ class TelemetryFollower:
                 await self._heal()
 
     async def _heal(self) -> None:
-        """Ask for messages that are missing before the newest held message."""
+        """Ask the engine for the messages missing before the newest held one.
+
+        Applies the answer.
+        """
         loop = asyncio.get_running_loop()
         await asyncio.sleep(self._next_ask_s - loop.time())
         self._next_ask_s = loop.time() + _REST_S
@@ -117,7 +122,13 @@ class TelemetryFollower:
         self._go_on(first, num_missing, end, answer)
 
     def _go_on(self, first: int, num_asked: int, end: int, answer: Replayed | None) -> None:
-        """Apply the messages that an answer settles, or None without an answer. Count the lost."""
+        """Apply the messages that can now be processed in order, and count those lost for good.
+
+        Args:
+            first, num_asked: sequence number and number of the messages that were asked for.
+            end: end (exclusive) of the wanted messages.
+            answer: the engine's answer. None if there is no answer and nothing more will be asked.
+        """
         num_lost_before = self._metrics.num_lost_messages
         settled, reach = self._held.settle(first, num_asked, end, answer)
         for each in settled:
@@ -136,7 +147,10 @@ class TelemetryFollower:
             log.warning("%d messages of the engine are lost to the metrics", num_lost)
 
     def _finish(self, socket: "zmq.Socket[bytes]") -> None:
-        """Apply the messages that have arrived, without asking for missing ones."""
+        """Apply the messages that have arrived, without asking for missing ones.
+
+        Called at the end.
+        """
         if self._next_sequence is None:
             return
         self._catching_up = True
@@ -149,7 +163,11 @@ class TelemetryFollower:
             self._go_on(self._next_sequence, 0, self._held.newest + 1, None)
 
     def _apply(self, sequence: int, message: Telemetry | None) -> None:
-        """Apply the next message. None stands for a message of an unknown kind."""
+        """Apply the message with this sequence number. Messages skipped before it count as lost.
+
+        Args:
+            message: None for a message of an unknown kind.
+        """
         assert self._next_sequence is not None
         if sequence < self._next_sequence:
             return

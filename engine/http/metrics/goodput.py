@@ -6,7 +6,10 @@ _WINDOW_NS = 60_000_000_000
 
 
 class GoodputRate:
-    """Counts in engine time, from the first message after `restart`."""
+    """Counts the requests that met their service levels. Times are on the engine's clock.
+
+    The rate covers the time since the first message after `restart`, at most one minute.
+    """
 
     def __init__(self) -> None:
         self._since_ns: int | None = None
@@ -19,7 +22,7 @@ class GoodputRate:
         self._kept_ns.clear()
 
     def advance(self, now_ns: int) -> None:
-        """Set the current engine time."""
+        """Set the current time on the engine's clock, and forget requests older than a minute."""
         if self._since_ns is None:
             self._since_ns = now_ns
         self._now_ns = now_ns
@@ -32,7 +35,7 @@ class GoodputRate:
 
     @property
     def per_s(self) -> float | None:
-        """Requests per second. None until some time has passed."""
+        """Requests per second that met their service levels. None until some time has passed."""
         if self._since_ns is None or self._now_ns <= self._since_ns:
             return None
         return len(self._kept_ns) * 1e9 / min(self._now_ns - self._since_ns, _WINDOW_NS)

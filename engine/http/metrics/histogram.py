@@ -1,7 +1,7 @@
-"""`Histogram`: cumulative buckets whose `observe` costs almost nothing.
+"""`Histogram`: a Prometheus histogram (cumulative buckets) whose `observe` costs almost nothing.
 
-prometheus_client's own histogram takes a lock and scans the buckets for each value. With a value
-for each token of each step, that would slow down the streams on the same core.
+prometheus_client's own histogram takes a lock and scans the buckets for each value. There is a
+value for each token of each step, so this would slow down the streams on the same core.
 """
 
 from bisect import bisect_left
@@ -29,7 +29,7 @@ STEP_SECONDS = tuple(
 
 
 def request_tokens(max_model_len: int) -> tuple[float, ...]:
-    """Return the bounds 1, 2, 5, 10, ... up to the longest request."""
+    """Return bucket bounds for lengths in tokens: 1, 2, 5, 10, ... up to the longest request."""
     bounds: list[float] = []
     unit = 1
     while True:
@@ -41,7 +41,7 @@ def request_tokens(max_model_len: int) -> tuple[float, ...]:
 
 
 class Histogram:
-    """Counts of values up to each bound, and their sum."""
+    """The number of values in each bucket, and the sum of all values."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
@@ -53,7 +53,7 @@ class Histogram:
         self.sum += value
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Return (upper bound, number of values up to it), as in the text format."""
+        """Return each upper bound with the number of values up to it, as Prometheus expects."""
         total = 0
         found: list[tuple[str, float]] = []
         names = [*(str(bound) for bound in self._bounds), "+Inf"]

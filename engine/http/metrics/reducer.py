@@ -1,8 +1,7 @@
-"""`EngineMetrics`: counters and histograms from the engine's telemetry. A pure reducer.
+"""`EngineMetrics`: computes counters and histograms from the engine's telemetry. No other input.
 
 Times are the engine's own, from its step records. So they do not include delays by a scrape, a slow
-client or this process. For a request that was first seen after it started, only what was seen
-counts.
+client or this process. If a request was first seen after it had started, only what was seen counts.
 """
 
 from dataclasses import dataclass
@@ -46,7 +45,10 @@ _DEFAULT_LENGTH = 1_048_576
 
 @dataclass(slots=True)
 class _Life:
-    """One request. Times are engine nanoseconds, None if not known (yet)."""
+    """What is known of one unfinished request.
+
+    Times are engine nanoseconds, None if not known (yet).
+    """
 
     arrival_ns: int
     num_prompt_tokens: int
@@ -61,7 +63,7 @@ class _Life:
 
 
 class EngineMetrics:
-    """Totals since this process started. They continue when another engine takes over.
+    """The engine's metrics. Totals count from the start of this process, across engine restarts.
 
     Args:
         ttft_s, itl_s: service levels for goodput, in seconds.
@@ -113,7 +115,7 @@ class EngineMetrics:
         self._lives: dict[int, _Life] = {}
 
     def join(self, snapshot: Snapshot) -> None:
-        """Start from an engine's snapshot: its state and its unfinished requests."""
+        """Take over an engine's current state and unfinished requests from its snapshot."""
         self._set_info(snapshot.info)
         self.knobs = dict(snapshot.knobs)
         self.num_running = snapshot.num_running or 0
@@ -136,10 +138,10 @@ class EngineMetrics:
         }
 
     def lose(self, num_messages: int) -> None:
-        """Note that `num_messages` messages are lost.
+        """Count `num_messages` lost messages, and forget the unfinished requests.
 
-        Unfinished requests may have received tokens or ended in them, so their latencies would be
-        wrong. From here on only their tokens and ends count.
+        They may have received tokens or ended in the lost messages, so their latencies would be
+        wrong. From here on, only their tokens and ends count.
         """
         self.num_lost_messages += num_messages
         self._lives.clear()

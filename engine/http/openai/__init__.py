@@ -1,4 +1,4 @@
-"""Parses, runs and answers OpenAI's requests, with vLLM's additions.
+"""OpenAI's API with vLLM's additions: parses requests, runs them in the engine, writes the answers.
 
 May import: engine.client, engine.http, engine.protocol, engine.protocol.settings.
 Add a request field to `requests.py`, then to `sampling.py`.

@@ -1,4 +1,4 @@
-"""Reads a request's body, with limits on its size, its time, and the size of all bodies."""
+"""Reads a request's body. Limits the body's size and time, and the size of all bodies together."""
 
 import asyncio
 from collections import Counter
@@ -28,7 +28,10 @@ class Vanished(Exception):  # noqa: N818 - reads as what happened
 
 
 class Bodies:
-    """Counts the bytes of all held bodies. Belongs to the server's loop."""
+    """Counts the bytes of all bodies that the engine has not received yet.
+
+    Use it on the server's event loop only.
+    """
 
     def __init__(self) -> None:
         self._num_bytes: Counter[str] = Counter()  # of each peer
@@ -38,7 +41,7 @@ class Bodies:
         return HeldBody(self, peer)
 
     def add(self, peer: str, num_bytes: int) -> None:
-        """Count more bytes. Raises ApiError if a limit is exceeded."""
+        """Count more bytes of a peer (client address). Raises ApiError if a limit is exceeded."""
         if self._total + num_bytes > MAX_HELD_BYTES:
             raise too_many("too many long requests are under way", "too_many_bytes")
         if self._num_bytes[peer] + num_bytes > MAX_PEER_BYTES:
@@ -54,7 +57,7 @@ class Bodies:
 
 
 class HeldBody:
-    """The share of one body in `Bodies`, until it is released."""
+    """One body that counts in `Bodies`, until it is released."""
 
     def __init__(self, bodies: Bodies, peer: str) -> None:
         self._bodies = bodies
@@ -62,7 +65,10 @@ class HeldBody:
         self._num_counted = 0
 
     def grow(self, num_bytes: int) -> None:
-        """Set the body's size so far. Raises ApiError if all bodies together are too large."""
+        """Set the body's size so far.
+
+        Raises ApiError if bodies are too large in total or per peer.
+        """
         if num_bytes > SMALL_BODY_BYTES:
             self._bodies.add(self._peer, num_bytes - self._num_counted)
             self._num_counted = num_bytes
@@ -83,7 +89,7 @@ async def read_body(receive: Receive, headers: Headers, held: HeldBody) -> bytes
     """Return the whole body.
 
     Raises:
-        ApiError: it is too long, takes too long to arrive, or there is no room for it now.
+        ApiError: the body is too long, takes too long to arrive, or there is no room for it now.
         Vanished: the client disconnected.
     """
     try:

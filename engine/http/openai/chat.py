@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: a conversation in, the assistant's next turn out."""
+"""`/v1/chat/completions`: takes a conversation, answers with the assistant's next message."""
 
 from collections.abc import Sequence
 
@@ -75,7 +75,10 @@ def _message(index: int, turn: ChatTurn) -> ChatMessage:
 
 
 def _max_tokens(request: ChatRequest) -> int | None:
-    """Return the requested limit. `max_tokens` is the old name of `max_completion_tokens`."""
+    """Return the requested limit of output tokens. None if there is none.
+
+    `max_tokens` is the old name of `max_completion_tokens`.
+    """
     old, new = request.max_tokens, request.max_completion_tokens
     if old is not None and new is not None and old != new:
         raise ApiError(
@@ -101,7 +104,7 @@ def _num_logprobs(request: ChatRequest) -> int | None:
 
 
 class ChatWriter:
-    """Implements `Writer`."""
+    """Writes the JSON of chat answers and their chunks. Implements `Writer`."""
 
     def __init__(self, head: Head) -> None:
         self._head = head

@@ -1,4 +1,4 @@
-"""`/v1/completions`: text or token ids in, text out."""
+"""`/v1/completions`: takes prompts as text or token ids, answers with text."""
 
 from collections.abc import Sequence
 
@@ -55,7 +55,7 @@ def _with_seed(sampling: SamplingParams, seed: int | None) -> SamplingParams:
 def _prompts(
     prompt: str | list[str | TokenId | list[TokenId]],
 ) -> list[tuple[str | None, list[int] | None]]:
-    """Return the prompts, each as text or as token ids, with None for the other."""
+    """Return the prompts as pairs of text and token ids. One of the two is None."""
     if isinstance(prompt, str):
         return [(prompt, None)]
     if not prompt:
@@ -79,7 +79,7 @@ def _prompts(
 
 
 class CompletionWriter:
-    """Implements `Writer`."""
+    """Writes the JSON of completions and their chunks. Implements `Writer`."""
 
     def __init__(self, head: Head) -> None:
         self._head = head

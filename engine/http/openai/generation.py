@@ -1,7 +1,8 @@
-"""`Generation`: the engine's outputs for one HTTP request, with one or more choices.
+"""`Generation`: submits one HTTP request to the engine, and keeps its outputs until they are read.
 
-A client that reads slowly does not delay others. Its unread outputs are kept here. If there are
-many, the newest are joined into one, so that little more than the text itself is kept.
+A request has one or more choices. A client that reads slowly does not delay others. Its unread
+outputs are kept here. If there are many, the newest are joined into one, so that little more than
+the text itself is kept.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ MAX_PENDING = 256  # unread outputs of one request before further ones are joine
 
 
 class TextPiece(NamedTuple):
-    """New output of one choice."""
+    """New output of one choice of a request."""
 
     choice: int
     output: Output
@@ -31,7 +32,7 @@ class ClientGone(Exception):  # noqa: N818 - reads as what happened
 
 
 class _JoinedText:
-    """Joined outputs of one choice, for a client that reads too slowly."""
+    """Several outputs of one choice, joined because the client reads too slowly."""
 
     def __init__(self, first: Output) -> None:
         self._last = first
@@ -55,12 +56,15 @@ class _JoinedText:
 
 
 class Generation:
-    """Submits, collects, and aborts abandoned requests. Implements `Waiter`.
+    """Submits the choices of one HTTP request, collects their outputs, and can abort them.
+
+    Implements `Waiter`.
 
     Args:
         engine: the connection to the engine.
-        submits: one for each choice. Emptied once sent, because prompts may be long.
-        on_taken: called once the engine has accepted all of them.
+        submits: one command for each choice. The list is emptied once they are sent, because
+            prompts may be long.
+        on_taken: called once the engine has accepted all commands.
     """
 
     def __init__(
@@ -98,9 +102,12 @@ class Generation:
         self._on_taken()
 
     async def next_pieces(self) -> list[TextPiece]:
-        """Wait for new outputs and return them in order. Empty once all choices have ended.
+        """Wait for new outputs and return them, in order for each choice.
+
+        Empty once all choices have ended.
 
         Raises:
+            CommandRefused: the engine answered with an error.
             EngineUnreachable: the engine was lost.
             ClientGone: `abandon` was called.
         """
@@ -115,7 +122,7 @@ class Generation:
         return pieces
 
     def abandon(self) -> None:
-        """Note that the client is gone, and abort its requests at once."""
+        """Abort all choices, because the client is gone. Whoever waits gets ClientGone."""
         if self._failure is None:
             self._failure = ClientGone()
         self.close()
@@ -186,7 +193,11 @@ class Generation:
             self._change.set_result(None)
 
     async def _changed(self) -> None:
-        """Wait for a change. Do not await between finding nothing new and calling this."""
+        """Wait until a reply or an error arrives. Raises the error.
+
+        The caller first checks that there is nothing new. It must not await between this check and
+        the call, or it could miss a reply.
+        """
         if self._failure is None:
             self._change = asyncio.get_running_loop().create_future()
             await self._change

@@ -1,4 +1,4 @@
-"""`Job`: one HTTP request as commands for the engine, with the writer of its answer."""
+"""`Job`: one HTTP request as commands for the engine, with the `Writer` of its answer."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -13,7 +13,7 @@ from stepscope.engine.protocol.replies import Output
 
 
 class Head(NamedTuple):
-    """The fields that every response and every chunk has."""
+    """The fields that every response and every chunk of a stream has."""
 
     id: str
     created: int  # seconds since 1970
@@ -22,16 +22,20 @@ class Head(NamedTuple):
 
 
 class Writer(Protocol):
-    """Writes the JSON of one kind of answer."""
+    """Writes the JSON of one kind of answer: chat or completion."""
 
     def chunk(self, piece: TextPiece, usage: Usage | UnsetType | None) -> bytes: ...
 
     def usage_chunk(self, usage: Usage) -> bytes:
-        """Return the last chunk of a stream, which has the usage and no choices."""
+        """Return the last chunk of a stream. It has the usage and no choices."""
         ...
 
     def whole(self, outputs: Sequence[Output], usage: Usage) -> bytes:
-        """Return the answer to a request that does not stream. One output per choice, in order."""
+        """Return the answer to a request that does not stream.
+
+        Args:
+            outputs: one per choice, in order.
+        """
         ...
 
 
@@ -91,7 +95,7 @@ class UsageMeter:
         )
 
     def in_chunk(self) -> Usage | UnsetType | None:
-        """Return the `usage` field of a chunk with tokens."""
+        """Return the `usage` field of a chunk with tokens: the usage so far, null, or no field."""
         if self._job.continuous_usage:
             return self.usage()
         return None if self._job.include_usage else UNSET

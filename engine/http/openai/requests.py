@@ -1,7 +1,8 @@
 """OpenAI's requests as structs, with vLLM's additions.
 
-A request field is either declared here and honoured, or in `NO_OP_VALUES` and accepted only with a
-value that has no effect. Any other field is refused by name.
+Each request field is treated in one of three ways. A field declared here is honoured. A field in
+`NO_OP_VALUES` is accepted, but only with a value that has no effect. For any other field, the
+request is refused with an error that names the field.
 """
 
 from typing import Annotated, Any, TypeAlias, TypeVar
@@ -79,7 +80,7 @@ class StreamOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class GenerationRequest(Struct, frozen=True, kw_only=True):
-    """Fields of both kinds of request. `None`: the client did not send the field."""
+    """Fields that chat and completion requests share. `None`: the client did not send the field."""
 
     model: str | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
@@ -109,7 +110,10 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
 
 
 class ContentPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Only type `text` is supported. The other fields exist so that errors can name them."""
+    """A part of a message's content.
+
+    Only type `text` is supported. The other fields exist so that errors can name them.
+    """
 
     type: str
     text: str | None = None
@@ -122,7 +126,11 @@ class ContentPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class ChatTurn(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Fields after `content` must be empty. Answers that clients send back have them as null."""
+    """One message of a conversation.
+
+    Fields after `content` must be empty. They are declared because clients send earlier answers
+    back, which have these fields as null.
+    """
 
     role: Annotated[str, Meta(min_length=1, max_length=256)]
     content: str | list[ContentPart] | None = None
@@ -153,19 +161,27 @@ _chat_decoder: msgspec.json.Decoder[ChatRequest] = msgspec.json.Decoder(ChatRequ
 
 
 def decode_completion(body: bytes) -> CompletionRequest:
-    """Decode a body. Raises ApiError that names the invalid or unsupported field."""
+    """Decode the body of a completion request.
+
+    Raises:
+        ApiError: a field is invalid or unsupported. The error names the field.
+    """
     _check_fields(body, CompletionRequest)
     return _decode(_completion_decoder, body)
 
 
 def decode_chat(body: bytes) -> ChatRequest:
-    """Decode a body. Raises ApiError that names the invalid or unsupported field."""
+    """Decode the body of a chat request.
+
+    Raises:
+        ApiError: a field is invalid or unsupported. The error names the field.
+    """
     _check_fields(body, ChatRequest)
     return _decode(_chat_decoder, body)
 
 
 def _check_fields(body: bytes, kind: type[Struct]) -> None:
-    """Raise ApiError for a field that is unknown, or not supported with its value."""
+    """Raise ApiError for a field that is unknown, or whose value is not supported."""
     for name, raw in _decode(_fields_decoder, body).items():
         if name in kind.__struct_fields__:
             continue

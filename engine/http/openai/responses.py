@@ -30,7 +30,7 @@ class CompletionChoice(Struct, frozen=True, kw_only=True):
 
 
 class Completion(Struct, frozen=True, kw_only=True):
-    """A whole completion or a chunk of one, which have the same fields."""
+    """A whole completion, or a chunk of a streamed completion. Both have the same fields."""
 
     id: str
     object: str = "text_completion"

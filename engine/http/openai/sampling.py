@@ -10,7 +10,11 @@ _LARGEST_SEED = 2**63 - 1
 def sampling_params(
     request: GenerationRequest, max_tokens: int, logprobs: int | None
 ) -> SamplingParams:
-    """Return the sampling parameters. OpenAI's defaults: temperature 1, no top-k, top-p, min-p."""
+    """Return the sampling parameters of a request.
+
+    Fields that the client did not send get OpenAI's defaults: temperature 1, no top-k, top-p,
+    min-p.
+    """
     stop = request.stop
     top_k = request.top_k
     return SamplingParams(
@@ -35,7 +39,10 @@ def sampling_params(
 
 
 def seed_of_choice(seed: int | None, choice: int) -> int | None:
-    """Return the seed of one choice. Choices differ, and a repeated request gets the same ones."""
+    """Return the seed of one choice, derived from the request's seed.
+
+    Choices of a request get different seeds. The same request gets the same seeds again.
+    """
     return None if seed is None else (seed + choice) & _LARGEST_SEED
 
 

@@ -1,8 +1,8 @@
-"""Answers a job, as a stream of server-sent events or as a whole.
+"""Runs a job and sends its answer, as a stream of server-sent events or as a whole.
 
-Benchmark clients rely on these rules: one event for each token, even if it adds no text; no event
-before the first token; the usage, if requested, in a separate event without choices; and `[DONE]`
-at the end, also after an error.
+Benchmark clients rely on these rules for streams: one event for each token, even if it adds no
+text; no event before the first token; the usage, if requested, in a separate event without choices;
+and `[DONE]` at the end, also after an error.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ async def answer(job: Job, generation: Generation, receive: Receive, send: Send)
 
 
 async def _watch(receive: Receive, generation: Generation) -> None:
-    """Abort as soon as the client disconnects."""
+    """Abort the request as soon as the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         continue
     generation.abandon()

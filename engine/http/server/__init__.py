@@ -2,5 +2,5 @@
 
 May import: engine.client, engine.control, engine.http, engine.http.metrics, engine.http.openai,
   engine.protocol, engine.protocol.settings, engine.transport.
-A new route goes into `app.py`.
+Add a route to `app.py`.
 """

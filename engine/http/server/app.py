@@ -66,7 +66,7 @@ class Api:
     async def generate(
         self, scope: Scope, receive: Receive, send: Send, make_job: Callable[[bytes, str], Job]
     ) -> None:
-        """Read a request and answer it.
+        """Read a request that generates tokens, run it, and send the answer.
 
         Args:
             make_job: converts the body and the request id to a job.
@@ -173,7 +173,7 @@ class Api:
 
 
 def build_app(api: Api) -> ASGIApp:
-    """The ASGI application."""
+    """Return the ASGI application: the routes of `api`, inside `Guard`."""
     app = Starlette(
         routes=[
             Route("/v1/completions", _Generating(api, api.completion), methods=["POST"]),
@@ -196,7 +196,7 @@ def build_app(api: Api) -> ASGIApp:
 
 
 class _Generating:
-    """A route as a plain ASGI application, because it must see when the client disconnects."""
+    """A route that generates tokens. A plain ASGI application sees when the client disconnects."""
 
     def __init__(self, api: Api, make_job: Callable[[bytes, str], Job]) -> None:
         self._api = api
@@ -212,7 +212,7 @@ async def _on_api_error(_: Request, error: Exception) -> Response:
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
-    """Answer an error of the router: an unknown path or a wrong method."""
+    """Return the response to an error of the router: an unknown path or a wrong method."""
     assert isinstance(error, HTTPException)
     path = request.scope["path"]
     if error.status_code == 405:
@@ -230,13 +230,19 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_bug(_: Request, __: Exception) -> Response:
-    """Answer a bug. Starlette then raises the exception again, and `Guard` logs it."""
+    """Return the response to an unexpected exception.
+
+    Starlette then raises the exception again, and `Guard` logs it.
+    """
     error = internal_error()
     return Response(error.body, error.status, media_type="application/json")
 
 
 def _check_copies(job: Job) -> None:
-    """Raise ApiError if the prompts are too long in total: the engine gets one per choice."""
+    """Raise ApiError if the prompts of all choices together are too long.
+
+    The engine gets a copy of the prompt for each choice.
+    """
     if len(job.submits) == 1:
         return
     total = sum(num_chars(each) + len(each.prompt_token_ids or ()) for each in job.submits)

@@ -1,7 +1,8 @@
 """`Connection`: one client's connection to the HTTP port, with limits on sizes and times.
 
-uvicorn's own protocol accepts a head of any size, waits for it without limit, keeps any number of
-pipelined requests and adds trailers to the headers. All of that happens before the key is checked.
+Without these limits, uvicorn's own protocol accepts a head of any size, waits for the head as long
+as it takes, keeps any number of pipelined requests, and adds trailers to the headers. All of that
+happens before the API key is checked.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ class Connection(HttpToolsProtocol):
     """uvicorn's protocol with limits.
 
     Args:
-        peers: counts connections.
+        peers: counts connections per client address.
         config, server_state, app_state: as in uvicorn's protocol.
     """
 
@@ -199,13 +200,18 @@ class Connection(HttpToolsProtocol):
     # Refusing
 
     def _end_after_answer(self) -> None:
-        """Read nothing more, and disconnect after the last pending answer."""
+        """Stop reading. Disconnect once the response in progress is complete."""
         self._enter("refused")
         if not self._is_answering:
             self._hang_up()
 
     def _refuse(self, error: ApiError) -> None:
-        """Read nothing more. Send the error, unless it would look like another request's answer."""
+        """Stop reading, send the error and disconnect.
+
+        The error is not sent if the client would take it for the answer to another request, or if
+        the answer to the refused request has begun. Then the connection ends after the answer in
+        progress.
+        """
         if self._is_answering:
             is_its_own = self._has_head and not self._is_whole and not self.pipeline
             if not is_its_own or self.cycle.response_started:
@@ -218,8 +224,10 @@ class Connection(HttpToolsProtocol):
         self._hang_up()
 
     def _hang_up(self) -> None:
-        """Close after a delay. Closing at once with unread data would reset the connection, and
-        the client could lose answers.
+        """Close the connection after a delay.
+
+        Closing at once with unread data would reset the connection, and the client could lose
+        answers.
         """
         self._enter("refused")
         self._unset_keepalive_if_required()

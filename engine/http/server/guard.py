@@ -1,4 +1,4 @@
-"""`Guard`: sets every request's id, checks its key, host and origin, and catches all errors."""
+"""`Guard`: gives every request an id, checks its key, host and origin, and catches all errors."""
 
 import asyncio
 import hashlib
@@ -24,7 +24,7 @@ _GUARDED = ("/v1/", "/reset_prefix_cache")
 
 
 class Guard:
-    """An ASGI application around another one. No exception of a request passes through it.
+    """An ASGI application that wraps another one. No exception of a request gets past it.
 
     Args:
         app: answers the requests that pass the checks.
@@ -73,7 +73,7 @@ class Guard:
             self._exposition.count_request(scope["path"], status)
 
     def _check_key(self, scope: Scope) -> None:
-        """Raise ApiError if the request needs the key and does not send it."""
+        """Raise ApiError if the request must send the API key and does not."""
         if self._key_hash is None or not scope["path"].startswith(_GUARDED):
             return
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
@@ -89,8 +89,9 @@ class Guard:
     def _check_host(self, scope: Scope) -> None:
         """Raise ApiError if the Host header is malformed, or names a foreign host without a key.
 
-        Without a key, the server is on the loopback address. A web page may let its own host name
-        resolve to that address (DNS rebinding), and its requests then look like same-site ones.
+        If the server needs no key, it is on the loopback address. A web page may let its own host
+        name resolve to that address (DNS rebinding). The page's requests then look like same-site
+        requests.
         """
         given = Headers(scope=scope).get("host", "")
         try:
@@ -112,7 +113,7 @@ class Guard:
     def _check_origin(self, scope: Scope) -> None:
         """Raise ApiError if a browser sent the request for a page of another site.
 
-        Every page that the user visits could otherwise reach a server on the loopback address.
+        Otherwise, every page that the user visits could use a server on the loopback address.
         """
         headers = Headers(scope=scope)
         origin = headers.get("origin")

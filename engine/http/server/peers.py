@@ -1,11 +1,14 @@
-"""`Peers`: counts and limits connections to the HTTP port, in total and per peer."""
+"""`Peers`: counts and limits connections to the HTTP port, in total and per peer.
+
+A peer is a client address.
+"""
 
 import ipaddress
 from collections import Counter
 
 
 class Peers:
-    """Counts open connections. Belongs to the server's loop.
+    """Counts open connections. Use it on the server's event loop only.
 
     Args:
         most: maximum number of connections in total.
@@ -19,7 +22,7 @@ class Peers:
         self._total = 0
 
     def enter(self, peer: str) -> str | None:
-        """Count a new connection and return None, or return why it is refused."""
+        """Count a new connection. Returns None, or why the connection must be refused."""
         if self._total >= self._most:
             return f"this server has {self._most} connections already; try again later"
         if self._counts[peer] >= self._most_each:
@@ -36,7 +39,7 @@ class Peers:
 
 
 def peer_of(address: str | None) -> str:
-    """Return the peer of an address: the address itself, or the /64 network of an IPv6 address.
+    """Return the peer that an address counts for: an IPv4 address, or an IPv6 /64 network.
 
     One IPv6 user typically has a whole /64 network.
     """

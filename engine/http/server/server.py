@@ -1,4 +1,7 @@
-"""The HTTP process: one event loop for the server, the engine's client and the metrics."""
+"""The HTTP process.
+
+One event loop runs the server, the connection to the engine and the metrics.
+"""
 
 import asyncio
 import contextlib
@@ -90,7 +93,7 @@ def serve_http(
     Args:
         parent_gone: set when the engine that started this process is gone. The server then frees
             its port, ends open requests with an error, and exits.
-        found: called with the engine's info, each time it is found.
+        found: called with the engine's info, each time this process has connected to the engine.
         collectors: further metrics for /metrics.
     """
     max_connections = min(settings.max_connections, allow_many_files() - _SPARE_FILES)
@@ -171,7 +174,10 @@ async def _main(
 
 
 async def _end_streams(server: uvicorn.Server, api: Api) -> None:
-    """Wait for the shutdown and the grace period, then end every open request with an error."""
+    """Wait until the server shuts down and the grace period is over. Then end all open requests.
+
+    The requests end with an error.
+    """
     while not server.should_exit:
         await asyncio.sleep(_POLL_S)
     with contextlib.suppress(TimeoutError):
@@ -184,7 +190,7 @@ async def _end_streams(server: uvicorn.Server, api: Api) -> None:
 async def _follow_parent(
     server: uvicorn.Server, engine: EngineClient, parent_gone: threading.Event
 ) -> None:
-    """End the server soon after the engine that started it has ended or was killed."""
+    """Stop the server soon after its parent process, the engine, has ended or was killed."""
     while not parent_gone.is_set():
         await asyncio.sleep(_POLL_S)
     server.should_exit = True
@@ -195,7 +201,7 @@ async def _follow_parent(
 
 
 def _stop_on_failure(server: uvicorn.Server, task: asyncio.Task[None]) -> None:
-    """Stop the server if a task fails. That is a bug, and the server would only seem to work."""
+    """Stop the server if a background task fails: without the task, it would only seem to work."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("the server ends: %r", error, exc_info=error)
         server.should_exit = True
