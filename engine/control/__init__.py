@@ -1,4 +1,6 @@
-"""The control socket's thread: it decodes, checks and answers commands. Does not import torch.
+"""Serves an engine's control socket on a thread of its own (the control thread).
+
+The thread decodes, checks and answers commands. Does not import torch.
 
 May import: engine.loop, engine.protocol, engine.protocol.settings, engine.telemetry,
   engine.text, engine.transport.

@@ -1,7 +1,7 @@
-"""`Abuse`: writes clients over a limit to the audit trail. Belongs to the control thread.
+"""`Abuse`: writes clients that exceeded a limit to the audit trail. Use it on the control thread.
 
-The `RateLimiter` refuses too many commands, and the `Backlog` cuts off a client with too many
-bytes. `Abuse` makes an audit entry of both.
+The `RateLimiter` refuses commands of a client that sends too many. The `Backlog` disconnects a
+client with too many bytes of unfinished or unread messages. `Abuse` makes an audit entry of both.
 """
 
 import logging
@@ -17,10 +17,10 @@ log = logging.getLogger("stepscope.engine")
 
 
 class Abuse:
-    """Reports what the limiter and the backlog have already done.
+    """Turns what the limiter and the backlog have refused into audit entries.
 
     Args:
-        connections: say who the clients are.
+        connections: tell who a client is.
     """
 
     def __init__(self, limiter: RateLimiter, backlog: Backlog, connections: Connections) -> None:
@@ -30,18 +30,27 @@ class Abuse:
         self._flooders: dict[bytes, tuple[Asker, str]] = {}  # not reported yet, by account
 
     def note(self, account: bytes, identity: bytes) -> None:
-        """Note that the limiter refused a command. Keeps who sent it, who may soon be gone."""
+        """Note that the limiter refused a command of a client.
+
+        Looks up who the client is now, because its connection may soon be gone.
+        """
         if account not in self._flooders:
             self._flooders[account] = self._connections.described(identity)
 
     @property
     def wait_s(self) -> float | None:
-        """Seconds until `denials` may yield something. None: not before the next message."""
+        """Seconds until `denials` may yield something.
+
+        None: it will yield nothing before the next message arrives.
+        """
         waits_s = (self._limiter.next_report_s, self._backlog.wait_s)
         return min((each_s for each_s in waits_s if each_s is not None), default=None)
 
     def denials(self) -> Iterator[Denial]:
-        """Yield the refusals not reported yet. Call it after each message and after `wait_s`."""
+        """Yield an audit entry for all that was refused since the last call, per client.
+
+        Call it after each message and after `wait_s`.
+        """
         for account, count in self._limiter.floods():
             asker, known = self._flooders.pop(account)
             log.warning("refused %d commands of %s: too many in a short time", count, asker.name)

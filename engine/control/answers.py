@@ -1,7 +1,8 @@
 """`AnswerBook`: keeps the answer to each change, so that a repeated command is applied once.
 
-A client that lost its connection before the answer arrived sends the command again. It gets the
-first answer, or waits for it together with the first sender. Belongs to the control thread.
+A client that lost its connection before the answer arrived sends the command again. If the first
+command has an answer by then, the client gets this answer. Otherwise it waits, and both commands
+get the answer. Use the book on the control thread.
 """
 
 import hashlib
@@ -18,11 +19,14 @@ _C = TypeVar("_C")
 
 
 class OnceReused(Exception):  # noqa: N818 - reads as what happened
-    """Another command was sent under the same name."""
+    """A client sent a command under a name that it had used for another command."""
 
 
 def digest_of(payload: bytes) -> bytes:
-    """Return a short digest of a command: commands may be megabytes, and the book has thousands."""
+    """Return a short digest of a command, to keep in its place.
+
+    Commands may be megabytes, and the book has thousands.
+    """
     return hashlib.blake2b(payload, digest_size=16).digest()
 
 
@@ -34,19 +38,24 @@ class _Entry(Generic[_C]):
 
 
 class AnswerBook(Generic[_C]):
-    """Answers by client and by its name for the command. The oldest are dropped.
+    """The answers to changes, by client and by the client's name for the command.
 
-    `_C` is the type of the receiver of an answer.
+    If there are too many, the oldest are dropped. `_C` is the type of the receiver of an answer.
     """
 
     def __init__(self) -> None:
         self._entries: OrderedDict[tuple[bytes, bytes], _Entry[_C]] = OrderedDict()
 
     def is_new(self, key: tuple[bytes, bytes], payload: bytes, client: _C) -> bool:
-        """Whether to apply the command. If False, `take_ready` will return its answer.
+        """Whether the command must be applied. If False, `take_ready` will return its answer.
+
+        Args:
+            key: the client, and its name for the command.
+            payload: the encoded command.
+            client: will receive the answer if the command is a repeated one.
 
         Raises:
-            OnceReused: another command was sent under this name before.
+            OnceReused: the client sent another command under this name before.
         """
         digest = digest_of(payload)
         entry = self._entries.get(key)
@@ -62,7 +71,10 @@ class AnswerBook(Generic[_C]):
         return False
 
     def take_ready(self, key: tuple[bytes, bytes]) -> list[tuple[_C, AnyReply]]:
-        """Remove and return the repeated commands that now have an answer, with that answer."""
+        """Remove and return the senders of a repeated command, each with the answer.
+
+        Empty if the command has no answer yet.
+        """
         entry = self._entries.get(key)
         if entry is None or entry.reply is None:
             return []
@@ -70,7 +82,7 @@ class AnswerBook(Generic[_C]):
         return [(client, entry.reply) for client in waiting]
 
     def answered(self, key: tuple[bytes, bytes], reply: AnyReply) -> None:
-        """Keep the answer to a command, if it is the first one."""
+        """Keep the first answer to a command. Later answers are ignored."""
         entry = self._entries.get(key)
         if entry is not None and entry.reply is None:
             entry.reply = reply

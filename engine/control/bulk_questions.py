@@ -1,4 +1,7 @@
-"""`BulkQuestions`: queries with large answers. Belongs to the control thread."""
+"""`BulkQuestions`: handles queries with large answers, such as snapshots and replays.
+
+Use it on the control thread.
+"""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -17,10 +20,10 @@ BulkQuestion: TypeAlias = ReplayFrom | GetSnapshot | GetKeptSnapshot | GetAudit
 
 
 class BulkQuestions:
-    """Gets each answer from the engine or the ring; `BulkReplies` sends it.
+    """Gets the answers to large queries. `BulkReplies` then encodes and sends them.
 
     Args:
-        engine: answers for snapshots and the audit.
+        engine: answers queries for snapshots and the audit trail.
         replay: returns messages of the replay ring (`Publisher.replay`).
         replies: encodes and sends the answers on its own thread.
     """
@@ -33,7 +36,10 @@ class BulkQuestions:
         self._replies = replies
 
     def take(self, command: BulkQuestion, client: RemoteClient) -> None:
-        """Start to answer. Raises ConfigError if the client has too many open questions."""
+        """Start to answer a query.
+
+        Raises ConfigError if the client has too many unanswered queries.
+        """
         account = client.account
         if not self._replies.reserve(account):
             raise ConfigError("rate_limited", "too much of what you asked waits to be answered")

@@ -1,10 +1,11 @@
-"""`BulkReplies`: encodes and paces large answers on its own thread.
+"""`BulkReplies`: encodes and sends large answers on its own thread, at a limited rate.
 
-Every viewer may ask for messages of the ring, snapshots and pages of the audit. However many ask,
-the thread uses at most `SHARE` of one core, in slices so short that other threads get the GIL in
-time. It sends at most `TOTAL_RATE` bytes a second, after a burst of `TOTAL_BURST`. The client with
-the fewest open questions is served first, and among equals the one that received least. So a client
-that asks one question at a time does not wait behind a flood.
+Every viewer may ask for messages of the replay ring, snapshots and pages of the audit trail.
+However many ask, the thread uses at most `SHARE` of one core, in slices so short that other threads
+get the GIL in time. It sends at most `TOTAL_RATE` bytes a second, after a burst of `TOTAL_BURST`.
+The client with the fewest open questions (unanswered queries) is served first. Among equals, it is
+the client that received least. So a client that asks one question at a time does not wait behind a
+client that asks many.
 """
 
 import logging
@@ -45,7 +46,7 @@ class _Job(NamedTuple):
 
 @dataclass(slots=True)
 class _Share:
-    """The byte allowance of one client, and its open questions."""
+    """The byte allowance of one client, and its open questions (unanswered queries)."""
 
     level: float
     filled_s: float
@@ -58,7 +59,9 @@ class _Share:
 
 
 def replayed(replay: Callable[[int, int], Replayed], sequence: int, limit: int) -> Parts:
-    """Build the answer to `ReplayFrom`, in pieces.
+    """Yield None several times while collecting messages, then the answer to `ReplayFrom`.
+
+    So the caller can pause in between.
 
     Args:
         replay: returns messages of the ring, from a sequence number, up to a limit.
@@ -82,12 +85,12 @@ def replayed(replay: Callable[[int, int], Replayed], sequence: int, limit: int) 
 
 
 def at_once(reply: AnyReply | msgspec.Raw) -> Parts:
-    """Wrap an answer that is ready and only needs encoding."""
+    """Yield an answer that is ready and only needs encoding, in the form of `replayed`."""
     yield reply
 
 
 class BulkReplies:
-    """Encodes and paces answers. Any thread may call it.
+    """Encodes and sends large answers at a limited rate. Any thread may call it.
 
     Args:
         post: receives each encoded answer.
@@ -117,7 +120,10 @@ class BulkReplies:
         self._thread.join()
 
     def reserve(self, account: bytes) -> bool:
-        """Count a question of a client. False if the client has too many open questions."""
+        """Count a new question of a client.
+
+        Returns False if the client has too many open questions.
+        """
         with self._changed:
             share = self._share(account)
             if share.num_pending >= MAX_PENDING:
@@ -126,19 +132,19 @@ class BulkReplies:
             return True
 
     def answer(self, account: bytes, client: RemoteClient, parts: Parts) -> None:
-        """Queue the answer to a reserved question."""
+        """Queue the answer to a question that was counted by `reserve`."""
         with self._changed:
             self._share(account).jobs.append(_Job(client, parts))
             self._changed.notify()
 
     def release(self, account: bytes) -> None:
-        """Note that a reserved question has been answered."""
+        """Note that a question counted by `reserve` was answered, so it is not open any more."""
         with self._changed:
             share = self._share(account)
             share.num_pending = max(0, share.num_pending - 1)
 
     def forget(self, identity: bytes) -> None:
-        """Drop the answers for a connection that is gone."""
+        """Drop the queued answers to a connection that is gone."""
         with self._changed:
             for share in self._shares.values():
                 kept = deque(job for job in share.jobs if job.client.identity != identity)
@@ -164,7 +170,7 @@ class BulkReplies:
             self._post((job.client, reply))  # the sender then calls `release`
 
     def _next(self) -> tuple[_Share, _Job] | None:
-        """Wait for the next job that may be answered now. None after `close`."""
+        """Wait until the rates allow the next answer, and return it. None after `close`."""
         with self._changed:
             while not self._closing.is_set():
                 now_s = self._clock()

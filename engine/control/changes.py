@@ -1,7 +1,8 @@
-"""`Changes`: handles commands that change the engine. Belongs to the control thread.
+"""`Changes`: handles commands that change the engine. Use it on the control thread.
 
-A command that is sent again is still applied only once. A change without effect is answered here.
-Every other change goes to the engine's thread, and `answered` receives its answer.
+If a client sends a command again, it is still applied only once. A change without effect is
+answered by the control thread. Every other change goes to the engine's thread, and `answered`
+receives the answer.
 """
 
 from collections.abc import Callable
@@ -17,12 +18,12 @@ from stepscope.engine.transport.connections import Connections
 
 
 class Changes:
-    """Handles changes from clients that are allowed to make them.
+    """Handles changes of clients that may change the engine.
 
     Args:
         inbox: the queue to the engine's thread.
         settled: answers a change without effect. See `ServedEngine`.
-        connections: name the client of a command.
+        connections: tell which client sent a command.
         post: queues a reply, from any thread.
         send: sends a reply at once.
     """
@@ -44,7 +45,11 @@ class Changes:
         self._num_on_their_way = 0  # changes that the engine has not answered yet
 
     def take(self, identity: bytes, command_id: bytes, command: Change, payload: bytes) -> None:
-        """Handle a change. Raises ConfigError if another command was sent under its name."""
+        """Handle a change.
+
+        Raises:
+            ConfigError: the client sent another command under the same name before.
+        """
         # A name is valid for all connections of a key. Without keys, all clients are one user.
         # A command without a name is identified by its connection, id and content.
         if command.once:
@@ -76,7 +81,10 @@ class Changes:
         self._keep(once, reply)
 
     def answered(self, once: tuple[bytes, bytes], reply: AnyReply) -> None:
-        """Note the engine's answer to a change. It has been sent to the first sender."""
+        """Keep the engine's answer to a change, and answer the repeated commands.
+
+        The client that sent the change first already has the answer.
+        """
         self._num_on_their_way -= 1
         self._keep(once, reply)
 

@@ -1,4 +1,4 @@
-"""Checks and tokenises a `Submit` before it becomes a `Request`.
+"""`Intake`: checks and tokenises a `Submit` command before it becomes a `Request`.
 
 Runs outside the engine's thread, because tokenising a long prompt takes longer than a step.
 """
@@ -17,7 +17,7 @@ from stepscope.engine.text.tokenizer import TextStream
 
 
 def num_chars(command: Submit) -> int:
-    """Return the number of characters to tokenise."""
+    """Return the number of characters of the command's text that must be tokenised."""
     texts = [command.prompt or "", *(turn.content for turn in command.messages or ())]
     return sum(map(len, texts))
 
@@ -26,13 +26,21 @@ class TextCodec(Protocol):
     """Converts text and conversations to token ids and back. See `tokenizer.Tokenizer`."""
 
     def encode(self, text: str, most: int | None = None) -> list[int]:
-        """Return token ids. Raises ConfigError if the text surely has more than `most` tokens."""
+        """Return the token ids of `text`.
+
+        Raises:
+            ConfigError: the text surely has more than `most` tokens.
+        """
         ...
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, str]], most: int | None = None
     ) -> list[int]:
-        """Return token ids. Raises ConfigError like `encode`, or if the chat template fails."""
+        """Return the token ids of a conversation.
+
+        Raises:
+            ConfigError: the text surely has more than `most` tokens, or the chat template fails.
+        """
         ...
 
     def text_stream(self) -> TextStream: ...
@@ -43,7 +51,7 @@ class Intake:
 
     Args:
         codec: the model's tokenizer. None if prompts must be token ids.
-        vocab_size: all token ids must be below it.
+        vocab_size: size of the vocabulary. Token ids must be smaller.
         max_model_len: maximum number of tokens of a request, prompt and output together.
         with_tokens: whether prompts are published to subscribers.
     """
@@ -88,7 +96,10 @@ class Intake:
         return token_ids
 
     def fitted(self, command: Submit, num_prompt_tokens: int) -> Submit:
-        """Return the command with `max_tokens` lowered to fit, if it has `fit_max_tokens`."""
+        """Return the command with `max_tokens` lowered to what fits after the prompt.
+
+        Unchanged if it fits already, or if the command does not have `fit_max_tokens`.
+        """
         most = self._max_model_len - num_prompt_tokens
         sampling = command.sampling
         if not command.fit_max_tokens or sampling.max_tokens <= most:
@@ -104,7 +115,7 @@ class Intake:
         return StopText(self._codec.text_stream(), sampling.stop, sampling.include_stop)
 
     def prompt_text(self, token_ids: Sequence[int]) -> str | None:
-        """Return the prompt's text to publish. None without `with_tokens` or a tokenizer."""
+        """Return the prompt's text, to be published. None without `with_tokens` or a tokenizer."""
         if not self._with_tokens or self._codec is None:
             return None
         stream = self._codec.text_stream()

@@ -1,7 +1,8 @@
 """`LongPrompts`: tokenises long prompts on two threads of its own.
 
-One thread handles only the longest prompts, so that less long ones do not wait for them. In each
-queue shorter prompts go first, but no prompt waits forever (`MAX_OVERTAKEN_S`).
+One thread handles only the longest prompts, so that the other long prompts do not wait for them.
+In the queue of each thread, shorter prompts go first, but no prompt waits forever
+(`MAX_OVERTAKEN_S`).
 """
 
 import heapq
@@ -42,11 +43,13 @@ class LongPrompt:
 
 
 class LongPrompts:
-    """Two queues, each with a thread. Any thread may call `take`, `withdraw` and `forget`.
+    """Two queues of prompts, each with a thread that tokenises.
+
+    Any thread may call `take`, `withdraw` and `forget`.
 
     Args:
-        prepare: tokenises a prompt on one of these threads, and returns a function that delivers
-            the result. The function is called only if the client still waits. It must not block.
+        prepare: tokenises a prompt on one of the two threads, and returns a function that delivers
+            the result. That function is called only if the client still waits. It must not block.
     """
 
     def __init__(self, prepare: Callable[[Submit, RemoteClient], Callable[[], None]]) -> None:
@@ -69,7 +72,7 @@ class LongPrompts:
             self._change.notify_all()
 
     def take(self, command: Submit, client: RemoteClient, num_chars: int) -> None:
-        """Queue a prompt. Raises ConfigError if too many bytes wait already."""
+        """Queue a prompt. Raises ConfigError if too many bytes of prompts wait already."""
         num_bytes = text_bytes(command)
         prompt = LongPrompt(command, client, num_bytes)
         due_s = time.monotonic() + min(MAX_OVERTAKEN_S, num_chars * OVERTAKES_S)
@@ -85,7 +88,10 @@ class LongPrompts:
             self._change.notify_all()
 
     def withdraw(self, identity: bytes, command_id: bytes) -> RemoteClient | None:
-        """Drop a cancelled prompt and return its client. None if there is no such prompt."""
+        """Drop a prompt that its client cancelled, and return the client.
+
+        None if no such prompt waits.
+        """
         with self._change:
             prompt = self._held.get((identity, command_id))
             if prompt is None or not prompt.is_wanted:

@@ -1,4 +1,7 @@
-"""`Outbox`: a queue of replies to the thread that owns the socket, with a wake-up descriptor."""
+"""`Outbox`: a queue of replies for the thread that owns the socket.
+
+It has a file descriptor that wakes this thread.
+"""
 
 import os
 from collections import deque
@@ -8,7 +11,7 @@ from stepscope.engine.control.remote_client import Outgoing
 
 
 class Outbox:
-    """Filled from any thread, emptied by one.
+    """A queue of replies. Any thread may add replies, and only one thread takes them.
 
     Attributes:
         descriptor: a file descriptor for a poller, readable when a new reply waits.
@@ -32,12 +35,12 @@ class Outbox:
             os.write(self._write, b"\0")
 
     def awake(self) -> None:
-        """Clear the wake-up. Call it when `descriptor` is readable, before `take`."""
+        """Make `descriptor` unreadable until the next reply. Call it before `take`."""
         os.read(self.descriptor, 65536)
         self._is_woken = False
 
     def take(self) -> Iterator[Outgoing]:
-        """Yield the replies that wait now, oldest first. Later ones wake the reader again."""
+        """Yield the replies that wait now, oldest first. A later reply wakes the reader again."""
         for _ in range(len(self._waiting)):
             yield self._waiting.popleft()
 

@@ -1,4 +1,4 @@
-"""`RemoteClient`: receives the engine's answers to one command from the control socket."""
+"""`RemoteClient`: receives the engine's answers to one command that came by the control socket."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -10,16 +10,18 @@ from stepscope.engine.text.output_text import OutputText
 
 
 class RemoteClient:
-    """One command of one client of the socket.
+    """The receiver of the answers to one command, at the client that sent it.
 
     Args:
         post: queues a reply, from any thread.
-        identity, command_id: the connection, and the sender's id for the command.
+        identity: the client's connection.
+        command_id: the client's id for the command.
         text: adds the text to the outputs of a `Submit`.
         once: for a change, its key in `AnswerBook`.
-        bundles: whether its outputs may be sent in one message with others.
-        account: the same for all connections of a client, which share one lane of the inbox.
-        is_bulk: whether `BulkReplies` sends its answer.
+        bundles: whether outputs may be sent in one message with other outputs.
+        account: identifies the client, on all of its connections. They share one lane of the
+            engine's inbox.
+        is_bulk: whether `BulkReplies` sends the answer.
     """
 
     def __init__(

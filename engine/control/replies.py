@@ -1,7 +1,8 @@
 """`Replies`: sends the control thread's replies, in order for each client.
 
-Most replies are outputs of one token, and sending a message takes many times as long as encoding
-such an output. So outputs that are ready together go in one message to a client that accepts it.
+Most replies are outputs of one token. Sending a message takes many times as long as encoding such
+an output. So if several outputs for a client are ready, they go in one message (a bundle), provided
+that the client accepts bundles.
 """
 
 from collections.abc import Callable
@@ -24,11 +25,11 @@ _send = zmq.backend.Socket.send
 
 
 class Replies:
-    """Sends through a ROUTER socket with ROUTER_MANDATORY.
+    """Sends replies through a ROUTER socket with ROUTER_MANDATORY.
 
     Args:
         socket: the control thread's socket.
-        connections: says which clients may still receive answers.
+        connections: tell which clients may still receive answers.
         forget: called with a client that cannot be reached, and the reason.
     """
 
@@ -44,13 +45,19 @@ class Replies:
         self._bundles: dict[bytes, list[tuple[int, Output]]] = {}  # by identity, none empty
 
     def send(self, identity: bytes, command_id: bytes, message: AnyReply | msgspec.Raw) -> None:
-        """Send at once, after the client's bundle. `Raw` is an encoded reply."""
+        """Send a reply at once, but after outputs that wait in the client's bundle.
+
+        A `Raw` message is a reply that is already encoded.
+        """
         if (bundled := self._bundles.pop(identity, None)) is not None:
             self._send_bundle(identity, bundled)
         self._send(identity, command_id, message)
 
     def bundle(self, identity: bytes, command_id: bytes, output: Output) -> None:
-        """Send an output together with others, with the next `send_bundles` at the latest."""
+        """Add an output to the client's bundle.
+
+        The bundle is sent when it is full, and at the latest by the next `send_bundles`.
+        """
         if output.logprobs is not None or len(output.token_ids) > 1:
             self.send(identity, command_id, output)  # as large as a bundle
             return

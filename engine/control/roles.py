@@ -1,4 +1,4 @@
-"""`Roles`: refuses changes sent with a viewer's key. Belongs to the control thread."""
+"""`Roles`: refuses changes that were sent with a viewer's key. Use it on the control thread."""
 
 from stepscope.engine.loop.control_tally import ControlTally
 from stepscope.engine.loop.inbox import Denial, Inbox
@@ -8,10 +8,10 @@ from stepscope.engine.transport.connections import Connections
 
 
 class Roles:
-    """Checks commands against the role of the sender's key.
+    """Checks whether the role of a client's key permits a command.
 
     Args:
-        connections: says the role of each client's key.
+        connections: tell the role of each client's key.
         inbox: receives denied commands for the audit trail.
         tally: counts denied commands.
     """
@@ -22,7 +22,10 @@ class Roles:
         self._tally = tally
 
     def check(self, identity: bytes, command: Submit | Change, who: str) -> None:
-        """Raise ConfigError if the client's key is a viewer's, and audit the refusal."""
+        """Raise ConfigError if the client's key is a viewer's.
+
+        The refusal goes to the audit trail.
+        """
         holder = self._connections.holder(identity)
         if holder is None or holder.role == "operator":
             return

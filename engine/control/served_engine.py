@@ -1,4 +1,4 @@
-"""`ServedEngine`: the interface of an engine to the control socket."""
+"""`ServedEngine`: what the control socket needs from an engine."""
 
 from typing import Protocol
 
@@ -11,7 +11,7 @@ from stepscope.engine.telemetry.kept_snapshots import KeptSnapshots
 
 
 class ServedEngine(Protocol):
-    """All members may be used from any thread."""
+    """An engine, as the control socket uses it. Any thread may use all members."""
 
     @property
     def inbox(self) -> Inbox: ...
@@ -33,7 +33,7 @@ class ServedEngine(Protocol):
     def kept_snapshots(self) -> KeptSnapshots: ...
     @property
     def max_waiting(self) -> int:
-        """Number of commands in the inbox from which a `Submit` is refused."""
+        """With this many commands in the inbox, a further `Submit` is refused."""
         ...
 
     def settled(self, command: Change, asker: Asker, is_alone: bool) -> Settled | None:
@@ -45,5 +45,5 @@ class ServedEngine(Protocol):
         ...
 
     def clock(self) -> int:
-        """Return the engine's time in nanoseconds."""
+        """Return the current time on the engine's clock, in nanoseconds."""
         ...

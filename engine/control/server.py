@@ -1,9 +1,9 @@
 """`ControlServer`: the control socket and the thread that serves it.
 
 The thread decodes, checks and answers commands. A change goes into the engine's inbox, and is
-applied between two steps. A command that the engine would refuse is refused here. Large answers
-are prepared on a separate thread (`BulkReplies`). The engine's replies pass through an outbox,
-because a ZeroMQ socket belongs to one thread.
+applied between two steps. If the engine would refuse a command, this thread already refuses it.
+Large answers are prepared on a separate thread (`BulkReplies`). The engine's replies pass through
+an outbox, because a ZeroMQ socket belongs to one thread.
 """
 
 import logging
@@ -109,7 +109,7 @@ class ControlServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Send what is still in the outbox, then end the thread."""
+        """End the thread, after it has sent what is still in the outbox."""
         self._closing = True
         self._submissions.close()
         self._bulk.close()
@@ -275,7 +275,7 @@ class ControlServer:
             self._forget(identity, "its connection is closed")
 
     def _forget(self, identity: bytes, why: str) -> None:
-        """Drop all questions and requests of a client that is gone."""
+        """Drop the queries of a client that is gone, and end its requests."""
         self._submissions.forget(identity)
         self._bulk.forget(identity)
         requests = self._connections.take_requests(identity)

@@ -1,7 +1,7 @@
 """`Submissions`: checks and tokenises prompts, and puts them into the engine's inbox.
 
-Short prompts are tokenised at once. Long ones take up to seconds, so other threads tokenise them:
-the control thread has to send all replies meanwhile.
+Short prompts are tokenised at once. Long prompts take up to seconds, so other threads tokenise
+them, because the control thread has to send all replies meanwhile.
 """
 
 import logging
@@ -22,13 +22,14 @@ _TURN_CHARS = 64  # a turn of a conversation counts as its text and this many ch
 
 
 class Submissions:
-    """Accepts the prompts of all clients.
+    """Accepts prompts (`Submit` commands) of all clients.
 
     Args:
         inbox: the engine's inbox.
         intake: checks and tokenises a prompt.
         clock: the engine's clock, in nanoseconds.
-        charge_text: called with the client and the characters tokenised on the control thread.
+        charge_text: called with the client and the number of characters that were tokenised on the
+            control thread, for the client's rate limit.
     """
 
     def __init__(
@@ -45,11 +46,15 @@ class Submissions:
         self._long = LongPrompts(self._prepare_long)
 
     def close(self) -> None:
-        """Drop all prompts that wait to be tokenised."""
+        """Drop all prompts that wait to be tokenised, and end the threads."""
         self._long.close()
 
     def take(self, command: Submit, client: RemoteClient) -> None:
-        """Accept a prompt. Raises ConfigError if it is invalid, or too many bytes wait already."""
+        """Accept a prompt.
+
+        Raises:
+            ConfigError: the prompt is invalid, or too many bytes of prompts wait already.
+        """
         size = num_chars(command) + _TURN_CHARS * len(command.messages or ())
         if size <= LONG_TEXT:
             self._charge_text(client.account, size)
@@ -58,7 +63,7 @@ class Submissions:
             self._long.take(command, client, size)
 
     def withdraw(self, identity: bytes, command_id: bytes) -> bool:
-        """Cancel a prompt that waits to be tokenised. False if it does not wait."""
+        """Cancel a prompt that waits to be tokenised. Returns False if no such prompt waits."""
         client = self._long.withdraw(identity, command_id)
         if client is None:
             return False
