@@ -5,5 +5,6 @@ token.
 its tokens to clients. A `KVSender` and a `scheduling.step.KVReceiver` transfer keys and values.
 May import: engine.client, engine.loop, engine.protocol, engine.protocol.settings,
   engine.scheduling, engine.transport.
-To add another transfer, for example over a network, add a file beside `shared_memory.py`.
+To transfer keys and values in another way, for example over a network, add a file beside
+`shared_memory.py`.
 """

@@ -1,6 +1,7 @@
-"""`AwayRequest`: a request that continues in the decode engine, with its client here.
+"""`AwayRequest`: a request that continues in the decode engine, with its client in this engine.
 
-While the request is away, only the link's thread may use it. The engine's thread asks that thread.
+Until the request ends or comes back, only the thread of `DecodeLink` may use it. The engine's
+thread asks that thread.
 """
 
 from stepscope.engine.loop.delivery import output_of
@@ -11,12 +12,13 @@ from stepscope.engine.scheduling.request import Request
 
 
 class AwayRequest:
-    """One request, its client, and the ticket for its keys and values.
+    """A request in the decode engine, its client, and the ticket for its keys and values.
 
     Attributes:
-        ticket: None once the decode engine has loaded them. Belongs to the engine's thread.
+        ticket: identifies the copy of the keys and values. None once the decode engine has loaded
+            them. Use it on the engine's thread only.
         remote_id: the decode engine's id for the request. None until known.
-        is_aborted: whether its client has aborted it.
+        is_aborted: whether the client has aborted the request.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""`DecodeLink`: sends requests to a decode engine, and forwards its answers.
+"""`DecodeLink`: sends requests from a prefill engine to a decode engine, and forwards the outputs.
 
-It owns the connection on its own thread. If the decode engine is gone or silent, the link returns
-all of its requests to the owner, and keeps looking for a decode engine.
+Its own thread uses the connection. If the decode engine is gone or silent, the link returns all
+requests to its owner (`LinkOwner`), and keeps looking for a decode engine.
 """
 
 import contextlib
@@ -34,21 +34,24 @@ _NOT_NOW = ("rate_limited", "queue_full")
 
 
 class LinkOwner(Protocol):
-    """Receives the reports of a link. All methods are called on the engine's thread."""
+    """Gets the reports of a link: the prefill engine.
+
+    All methods are called on the engine's thread.
+    """
 
     def loaded(self, away: AwayRequest) -> None: ...
     def ended(self, away: AwayRequest) -> None: ...
 
     def refused(self, away: AwayRequest) -> None:
-        """The decode engine refuses the request for good."""
+        """Called when the decode engine has refused a request for good."""
         ...
 
     def lost(self, aways: list[AwayRequest]) -> None:
-        """The decode engine is gone, and these requests with it."""
+        """Called when the decode engine is gone, with the requests that were in it."""
         ...
 
     def opened(self) -> None:
-        """A decode engine has been found again."""
+        """Called when the link is connected to a decode engine again, after a loss."""
         ...
 
 
@@ -57,11 +60,11 @@ class DecodeLink:
 
     Args:
         endpoint: the decode engine's endpoint.
-        who: our name, for its audit trail.
+        who: the prefill engine's name, for the decode engine's audit trail.
 
     Attributes:
         engine: name of the latest decode engine.
-        is_open: whether it accepts requests. May be read from any thread.
+        is_open: whether the link accepts requests. May be read from any thread.
     """
 
     def __init__(self, endpoint: Endpoint, who: str) -> None:
@@ -88,7 +91,8 @@ class DecodeLink:
         """Connect to the decode engine.
 
         Raises:
-            ConfigError: there is none, or it cannot continue our requests.
+            ConfigError: there is no decode engine, or it cannot continue the requests of this
+                engine.
         """
         client = ControlClient(self._endpoint, timeout_s)
         try:
@@ -110,7 +114,7 @@ class DecodeLink:
         self.is_open = True
 
     def check_layout(self, layout: str) -> None:
-        """Set our KV layout. Raises ConfigError if the decode engine has another one."""
+        """Set the KV layout of this engine. Raises ConfigError if the decode engine's differs."""
         self._layout = layout
         assert self._info is not None, "connect comes first"
         self._check_layout(self._info)
@@ -127,14 +131,14 @@ class DecodeLink:
         self._thread.start()
 
     def send(self, away: AwayRequest) -> None:
-        """Hand a request over to the decode engine."""
+        """Send a request to the decode engine, on the link's thread."""
         self._ask(lambda: self._send(away))
 
     def abort(self, away: AwayRequest) -> None:
         self._ask(lambda: self._abort(away))
 
     def close(self) -> None:
-        """End all requests that are away, and the thread. May be called again."""
+        """End all requests in the decode engine, and the link's thread. May be called again."""
         self.is_open = False
         if self._thread is not None:
             self._ask(self._begin_to_close)
@@ -286,7 +290,10 @@ class DecodeLink:
         client.send(GetInfo())
 
     def _lose(self, why: str) -> None:
-        """Close the connection, which ends the requests there, and return them to the owner."""
+        """Close the connection, and return all requests to the owner.
+
+        Closing the connection ends these requests in the decode engine.
+        """
         self.is_open = False
         if self._client is not None:
             self._client.close()

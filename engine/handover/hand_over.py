@@ -15,11 +15,11 @@ from stepscope.engine.scheduling.step import ScheduledRow
 
 
 class HandOver:
-    """Hands requests over and takes them back. Belongs to the prefill engine's thread.
+    """Hands requests over to a decode engine, and takes them back if it is lost.
 
-    While there is no room to transfer KV blocks, requests with their first token wait
-    (`Scheduler.leaving`), and no prompt is admitted. Without a decode engine, this engine computes
-    all tokens itself.
+    Use it on the prefill engine's thread. While there is no room to transfer KV blocks, requests
+    with their first token wait (`Scheduler.leaving`), and no prompt is admitted. Without a decode
+    engine, this engine computes all tokens itself.
 
     Args:
         core: the prefill engine.
@@ -44,15 +44,18 @@ class HandOver:
 
     @property
     def num_away(self) -> int:
-        """Number of unfinished requests in the decode engine. From any thread."""
+        """Number of unfinished requests in the decode engine. May be read from any thread."""
         return len(self._away)
 
     def is_away(self, request_id: int) -> bool:
-        """Whether the request is in the decode engine. From any thread."""
+        """Whether the request is in the decode engine. May be called from any thread."""
         return request_id in self._away
 
     def after_step(self, rows: Sequence[ScheduledRow]) -> None:
-        """Hand over the requests that got a token in this step and have not ended."""
+        """Hand over the requests that got a token in this step and have not ended.
+
+        If there is no room for their keys and values, they wait.
+        """
         if not self._link.is_open:
             return
         for row in rows:
@@ -64,7 +67,7 @@ class HandOver:
         self._empty_leaving()
 
     def abort(self, request_id: int) -> bool:
-        """Abort a request that is away, and tell its client. False if it is not away."""
+        """Abort a request in the decode engine. Returns False if the request is not there."""
         away = self._away.get(request_id)
         if away is None:
             return False
@@ -72,7 +75,7 @@ class HandOver:
         return True
 
     def close(self) -> None:
-        """End all requests that are away."""
+        """End all requests in the decode engine, and the link."""
         self._link.close()
         self._away.clear()
 
@@ -107,7 +110,7 @@ class HandOver:
     # Back and forth
 
     def _empty_leaving(self) -> None:
-        """Hand over the waiting requests, while there is room for their keys and values."""
+        """Hand over the waiting requests, as long as there is room for their keys and values."""
         scheduler = self._core.scheduler
         for request in list(scheduler.leaving):
             sent_ns = time.monotonic_ns()

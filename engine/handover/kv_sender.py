@@ -7,14 +7,17 @@ from stepscope.engine.protocol.commands import KVTicket
 
 
 class KVSender(Protocol):
-    """Transfers keys and values to another engine. Belongs to the engine's thread."""
+    """Transfers keys and values to another engine. Use it on the engine's thread."""
 
     def put(self, blocks: Sequence[int]) -> KVTicket | None:
-        """Copy the content of `blocks` for the other engine. None if there is no room now."""
+        """Copy the content of KV blocks for the other engine, and return the ticket of the copy.
+
+        None if there is no room now.
+        """
         ...
 
     def free(self, ticket: KVTicket) -> None:
-        """Free the copy of a ticket, after it was loaded or if it never will be."""
+        """Free the copy that a ticket names. Call it once the copy was loaded, or never will be."""
         ...
 
     def close(self) -> None: ...

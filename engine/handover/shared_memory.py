@@ -1,9 +1,9 @@
 """Transfers keys and values between two engines on one machine, through a shared file in memory.
 
-The prefill engine creates and owns the file. It holds the file's lock until it ends, and the next
-engine removes files whose lock is free. The file begins with a stamp for each frame, which
-identifies its content. The decode engine checks the stamps before and after it copies, so that it
-never uses a frame that was overwritten meanwhile.
+The prefill engine creates and owns the file. It holds the file's lock until it ends. An engine that
+starts later removes files whose lock is free. The file begins with a stamp for each frame (the
+content of one KV block). The stamp changes with the content. The decode engine checks the stamps
+before and after it copies, so that it never uses a frame that was overwritten meanwhile.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ _MOST_MAPPED = 8  # files to keep mapped, also after their engines have ended
 
 
 def folder() -> Path:
-    """Return a folder whose files are in memory. Without /dev/shm they may be on disk."""
+    """Return the folder for the files. It is in memory, but without /dev/shm it may be on disk."""
     in_memory = Path("/dev/shm")
     return in_memory if in_memory.is_dir() else Path(tempfile.gettempdir())
 
 
 def sweep() -> None:
-    """Remove the files that killed engines of this user have left. Never fails."""
+    """Remove files that were left by killed engines of this user. Never fails."""
     with contextlib.suppress(OSError):
         for path in folder().glob(PREFIX + "*"):
             with contextlib.suppress(OSError):  # a live engine or another user owns it
@@ -47,7 +47,7 @@ def sweep() -> None:
 
 
 class SharedMemorySender:
-    """The prefill engine's side: creates the file and writes to it.
+    """Used by the prefill engine: creates the file and writes KV blocks to it.
 
     Args:
         frames: copies the engine's KV blocks.
@@ -114,10 +114,14 @@ class SharedMemorySender:
 
 
 class _MappedFile:
-    """Another engine's file, mapped for reading."""
+    """The file of a prefill engine, mapped for reading."""
 
     def __init__(self, name: str, frame_bytes: int) -> None:
-        """Map the file. Raises OSError or ValueError if it is missing or not such a file."""
+        """Map the file.
+
+        Raises:
+            OSError, ValueError: the file is missing, or was not written by a prefill engine.
+        """
         fd = os.open(folder() / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             status = os.fstat(fd)
@@ -136,7 +140,7 @@ class _MappedFile:
         self.memory = view[head_bytes:]
 
     def holds(self, ticket: KVTicket) -> bool:
-        """Whether the ticket's frames still hold its content."""
+        """Whether the ticket's frames still have the content that the ticket was made for."""
         return all(
             frame < self.num_frames and self.stamps[1 + frame] == ticket.stamp
             for frame in ticket.frames
@@ -144,10 +148,12 @@ class _MappedFile:
 
 
 class SharedMemoryReceiver:
-    """The decode engine's side: loads from such files. See `scheduling.step.KVReceiver`.
+    """Used by the decode engine: loads KV blocks from files of prefill engines.
+
+    Implements `scheduling.step.KVReceiver`.
 
     Args:
-        frames: copies into our KV blocks.
+        frames: copies into this engine's KV blocks.
         block_size: tokens per block.
     """
 
