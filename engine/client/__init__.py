@@ -1,6 +1,8 @@
-"""Lets another process talk to an engine: the control client, its errors, and the buffer that puts
-telemetry messages back in order. Does not import torch.
+"""Lets another process talk to an engine. Does not import torch.
+
+Has the client of the control socket, its errors, and the buffer that puts telemetry messages back
+in order.
 
 May import: engine.protocol, engine.transport.
-The client's side of a command goes here, the engine's side into `control`.
+The client's part of a command goes here, the engine's part into `control`.
 """

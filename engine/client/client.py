@@ -44,8 +44,8 @@ def payload_of(command: Command) -> bytes:
     """Return the encoded command.
 
     Raises:
-        CommandRefused: it is larger than an engine accepts. The engine would close the connection
-            on one that is far too large, without an answer, and lose everything else on it.
+        CommandRefused: the command is larger than an engine accepts. If it were sent, the engine
+            might close the connection without an answer, and all other commands on it be lost.
     """
     try:
         payload = commands.encode(command)
@@ -113,13 +113,18 @@ class ControlClient:
         return command_id
 
     def idle(self) -> None:
-        """Discard socket events. Call it once a minute if idle: libzmq blocks at 2000 events."""
+        """Discard the events that libzmq reports about the socket.
+
+        If the client is idle, call this once a minute: libzmq blocks at 2000 events.
+        """
         self._handshakes.refusal()
 
     def receive(
         self, timeout_s: float, or_readable: int | None = None
     ) -> tuple[int, AnyReply] | None:
-        """Return the next reply to any command, with its id. None if none arrives in time.
+        """Return the next reply to any command, with the command's id.
+
+        None if none arrives in time.
 
         Args:
             or_readable: a file descriptor. Stop waiting when it becomes readable.
@@ -143,12 +148,13 @@ class ControlClient:
         """Send a command and wait for the answer.
 
         A change gets a unique name, so that the engine applies it only once, even if it is sent
-        several times. It also names the engine, so that a restarted engine does not apply it.
+        several times. The change also has the engine's id, so that a restarted engine does not
+        apply it.
 
         Args:
-            again_s: send again after so many seconds without an answer, because messages in transit
-                are lost with a connection. Only for commands that change nothing, and for changes,
-                whose default is one second.
+            again_s: send the command again after so many seconds without an answer, because
+                messages in transit are lost with a connection. Only for commands that change
+                nothing, and for changes, whose default is one second.
 
         Raises:
             EngineUnreachable: no answer in time (`EngineSilent`, or `NoAnswer` for a change, which
@@ -199,7 +205,7 @@ class ControlClient:
         )
 
     def _raise_if_known(self) -> None:
-        """Raise the reason for the missing answer, if this machine knows it."""
+        """Raise an error if it is known on this machine that the engine is starting or gone."""
         if (pid := starting_pid(self.endpoint)) is not None:
             raise EngineStarting(called(self.endpoint), pid)
         if (pid := killed_pid(self.endpoint)) is not None:
@@ -214,7 +220,10 @@ class ControlClient:
         return self._ask_for(Snapshot, GetSnapshot())
 
     def kept_snapshot(self, past_s: float) -> Snapshot | None:
-        """Return the snapshot kept from about `past_s` seconds ago. None if none is kept."""
+        """Return the state of about `past_s` seconds ago, from a snapshot that the engine kept.
+
+        None if the engine keeps none from that time.
+        """
         try:
             return self._ask_for(Snapshot, GetKeptSnapshot(past_s=past_s))
         except CommandRefused as error:
@@ -232,12 +241,17 @@ class ControlClient:
         reason: str = "",
         lease_s: float | None = None,
     ) -> Ack:
-        """Change knobs. The Ack has the first step with the new values, and the new version.
+        """Change knobs (runtime settings).
 
         Args:
+            expected_version: refuse the change if the knobs have another version.
+            dry_run: only check whether the engine would accept the change.
             reason: goes into the audit trail.
-            lease_s: the engine restores the values after so many seconds without another change
-                with a lease.
+            lease_s: the engine restores the values after so many seconds, unless it gets another
+                change with a lease before.
+
+        Returns:
+            The engine's answer, with the first step with the new values, and the new version.
         """
         command = SetKnobs(
             changes=dict(changes),
@@ -250,7 +264,10 @@ class ControlClient:
         return self._ask_for(Ack, command)
 
     def _named(self, command: Change) -> Change:
-        """Return the change with a unique name and the engine's id. Raises what `ask` raises."""
+        """Return the change with a unique name and the engine's id.
+
+        Asks the engine for its id if it is not known. Raises what `ask` raises.
+        """
         return msgspec.structs.replace(
             command,
             once=command.once or uuid.uuid4().hex,

@@ -5,7 +5,7 @@ from stepscope.engine.transport.endpoints import Endpoint
 
 
 class EngineUnreachable(Exception):  # noqa: N818 - reads as what happened
-    """No answer at the endpoint within the time given."""
+    """The engine could not be reached, or did not answer in time."""
 
 
 class EngineSilent(EngineUnreachable):

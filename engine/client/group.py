@@ -15,10 +15,13 @@ from stepscope.engine.protocol.wire import KnobValue, Snapshot
 def set_on_all(
     clients: Sequence[ControlClient], changes: Mapping[str, KnobValue], who: str
 ) -> tuple[list[Snapshot], list[Ack]]:
-    """Change the knobs of all engines. Returns their states before it, and their answers.
+    """Change the knobs of all engines, or of none.
 
-    Both are in the order of `clients`. A dry run first asks every engine whether it accepts the
-    change. If an engine refuses it after all, or is gone, the others get their old values back.
+    A dry run first asks every engine whether it accepts the change. If an engine still refuses the
+    change later, or is gone, the other engines get their old values back.
+
+    Returns:
+        The engines' states before the change, and their answers, in the order of `clients`.
 
     Raises:
         CommandRefused: an engine refuses the change. The message names the engine.
@@ -44,9 +47,15 @@ def set_on_all(
 def ask_with_siblings(
     client: ControlClient, siblings: Sequence[ControlClient], command: SetKnobs
 ) -> Ack:
-    """Change the knobs of a rank and of its siblings: of all of them, or of none.
+    """Change the knobs of all data-parallel ranks of one engine, or of none.
 
-    Returns the rank's own answer. Its `detail` says from which steps the siblings have the change.
+    Args:
+        client: the rank that was asked.
+        siblings: the other ranks.
+
+    Returns:
+        The answer of the rank that was asked. Its `detail` says from which steps on the siblings
+        have the change.
 
     Raises:
         CommandRefused: a rank refuses the change. If it is a sibling, the message names it.
@@ -77,7 +86,10 @@ def _put_back(
     changes: Mapping[str, KnobValue],
     who: str,
 ) -> None:
-    """Restore the old values on the first `len(acks)` clients, which have applied the changes."""
+    """Restore the old values on the engines that have applied the changes.
+
+    These are the first `len(acks)` of `clients`.
+    """
     for client, state, ack in zip(clients, before, acks, strict=False):
         old = {name: state.knobs[name] for name in changes}
         # Skip an engine that is gone, or that another client has changed since.
@@ -110,7 +122,7 @@ def _set(
     version: int | None,
     dry_run: bool = False,
 ) -> Ack:
-    """Change the knobs of one engine. Raises what `set_on_all` raises."""
+    """Change the knobs of one engine of a group. If it refuses, the error names the engine."""
     try:
         return client.set_knobs(changes, who, expected_version=version, dry_run=dry_run)
     except CommandRefused as error:

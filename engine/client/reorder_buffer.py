@@ -1,7 +1,8 @@
 """`ReorderBuffer`: holds messages of one engine that arrived while earlier ones are missing.
 
-It decides for all subscribers how much to ask for in gap recovery, and what an answer settles. A
-question costs the engine more than the messages in its answer, so one question covers all gaps.
+A subscriber that missed messages asks the engine to send them again. This class decides how many to
+ask for, and which messages can be processed after an answer. A question costs the engine more than
+the messages in its answer, so one question covers all gaps.
 """
 
 from collections import deque
@@ -13,7 +14,10 @@ from stepscope.engine.protocol.wire import Telemetry
 
 
 class Received(NamedTuple):
-    """A message as published, not replayed. `message` is None for an unknown kind."""
+    """A message that the subscription delivered, so not one from an answer.
+
+    `message` is None for an unknown kind.
+    """
 
     sequence: int
     topic: bytes
@@ -25,7 +29,7 @@ Settled: TypeAlias = Received | ReplayedFrame
 
 
 class ReorderBuffer:
-    """Messages in the order of their sequence numbers. Use it from one thread."""
+    """Held messages, in the order of their sequence numbers. Use it from one thread."""
 
     def __init__(self) -> None:
         self._messages: deque[Received] = deque()
@@ -35,7 +39,7 @@ class ReorderBuffer:
 
     @property
     def oldest(self) -> int:
-        """Sequence number of the oldest message. The buffer must not be empty."""
+        """Sequence number of the oldest held message. The buffer must not be empty."""
         return self._messages[0].sequence
 
     @property
@@ -43,21 +47,26 @@ class ReorderBuffer:
         return self._messages[-1].sequence
 
     def add(self, received: Received) -> None:
-        """Hold a message, unless one with the same or a later number is held."""
+        """Hold a message. Ignored if a message with the same or a later number is already held."""
         if not self._messages or received.sequence > self.newest:
             self._messages.append(received)
 
     def pop(self) -> Received:
-        """Remove and return the oldest message."""
+        """Remove and return the oldest held message."""
         return self._messages.popleft()
 
     def clear(self) -> None:
         self._messages.clear()
 
     def num_to_ask(self, first: int, end: int, limit: int) -> int:
-        """Return how many messages to ask for from `first` on, to cover all gaps before `end`.
+        """Return how many messages to ask for, to cover all gaps before `end` with one question.
 
-        At most `limit`. 0 if no message is missing.
+        0 if no message is missing.
+
+        Args:
+            first: sequence number of the first message to ask for.
+            end: end (exclusive) of the wanted messages.
+            limit: maximum to return.
         """
         end = min(end, first + limit)
         last_end = expected = first
@@ -72,13 +81,16 @@ class ReorderBuffer:
     def settle(
         self, first: int, num_asked: int, end: int, answer: Replayed | None
     ) -> tuple[Sequence[Settled], int]:
-        """Apply the answer to a question. Returns the messages that can now be processed in order,
-        and the number up to which (exclusive) no other message will ever arrive.
+        """Process the engine's answer to a question for missing messages.
 
         Args:
-            first, num_asked: what was asked for.
+            first, num_asked: first sequence number and number of the messages that were asked for.
             end: end (exclusive) of the wanted messages. The answer may reach farther.
             answer: None if there is no answer and nothing more will be asked.
+
+        Returns:
+            The messages that can now be processed, in order, and a sequence number. Messages before
+            this number that are not among the returned ones will never arrive.
         """
         if answer is None:
             return self._pop_before(end), end

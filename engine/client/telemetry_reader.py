@@ -9,7 +9,10 @@ from stepscope.engine.transport.sockets import client_socket
 
 
 class TelemetryReader:
-    """Counts messages and gaps. It has no thread: ZeroMQ queues, and `drain` empties the queue."""
+    """Counts messages and gaps. It has no thread.
+
+    ZeroMQ queues the messages, and `drain` empties the queue.
+    """
 
     def __init__(self, address: str) -> None:
         self.num_received = 0
@@ -33,7 +36,10 @@ class TelemetryReader:
             self.num_received += 1
 
     def drain_until(self, sequence: int, timeout_s: float) -> None:
-        """Drain until message `sequence` has arrived or time is up. The missing count as gaps."""
+        """Count messages until message `sequence` has arrived or time is up.
+
+        Messages that are then still missing count as gaps.
+        """
         deadline_s = time.monotonic() + timeout_s
         self.drain()
         while (self.last_sequence or 0) < sequence and time.monotonic() < deadline_s:
