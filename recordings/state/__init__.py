@@ -1,4 +1,7 @@
-"""The reducer of a session: requests, blocks, pauses, clocks; texts of knobs and audit entries.
+"""Rebuilds what is known of one engine (requests, KV blocks, pauses, clocks) from its telemetry.
+
+A "session" is the sequence of telemetry messages of one engine. Also here: texts of knobs and audit
+entries.
 
 May import: engine.protocol, engine.protocol.settings, recordings.packing.
 New state of an engine, as derived from its messages, goes into `session.py` or one of its parts.

@@ -1,4 +1,4 @@
-"""Texts of audit entries, the same wherever they are shown."""
+"""Texts of audit entries: who sent the engine which command, and what it changed."""
 
 from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.settings.workload_spec import NO_WORKLOAD
@@ -50,14 +50,14 @@ def who_text(entry: Audited) -> str:
 
 
 def shorter_who(who: str, room: int) -> str:
-    """The name without the part in brackets, for narrow lines."""
+    """Drop the name in brackets from a `who_text` that is wider than `room` cells."""
     if len(who) <= room or not who.endswith(")"):
         return who
     return who.partition(" (")[0]
 
 
 def change_text(entry: Audited) -> str:
-    """What changed, from and to which value, or what was refused and why."""
+    """What the command changed, from and to which value, or what was refused and why."""
     if entry.code:
         what = _REFUSED.get(entry.command, entry.command)
         if entry.command == "Abort" and entry.count > 1:
@@ -97,7 +97,7 @@ def _workloads(entry: Audited) -> tuple[str, str] | None:
 
 
 def _workload_text(old: str, new: str) -> str:
-    """The parts that differ between two workloads. A whole mix would be a long line."""
+    """The parts that differ between two workloads, before and after. A whole mix is a long line."""
     if not old:
         return (
             f"started a workload of {new}" if new else "stopped the workload, but none was running"

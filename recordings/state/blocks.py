@@ -16,7 +16,7 @@ _LIMIT = 1 << 62
 
 
 class SoundMove(BlockMove, array_like=True, frozen=True, gc=False):
-    """A move whose numbers were checked while it was decoded."""
+    """A `BlockMove` (new owner and reference count of a block), range-checked when decoded."""
 
     block_id: Annotated[int, Meta(ge=0)]
     owner: Annotated[int, Meta(gt=-_LIMIT, lt=_LIMIT)]
@@ -24,7 +24,7 @@ class SoundMove(BlockMove, array_like=True, frozen=True, gc=False):
 
 
 class PackedBlocks(NamedTuple):
-    """A compressed `BlockMap`, for keyframes of large pools."""
+    """A compressed `BlockMap`, for keyframes (stored states) of engines with many KV blocks."""
 
     owner: bytes
     refs: bytes
@@ -39,7 +39,10 @@ class PackedBlocks(NamedTuple):
 
 
 class BlockMap:
-    """Two arrays with one entry per block. An owner is a request id, `CACHED` or `EMPTY`."""
+    """Owner and reference count of each KV block, in two arrays indexed by block id.
+
+    An owner is a request id, `CACHED` or `EMPTY`.
+    """
 
     __slots__ = ("owner", "refs")
 
@@ -49,14 +52,17 @@ class BlockMap:
 
     @classmethod
     def empty(cls, num_blocks: int) -> "BlockMap | None":
-        """A map of empty blocks; None if the pool size is impossible."""
+        """A map of `EMPTY` blocks; None if the number of blocks is impossible."""
         if not 0 <= num_blocks <= MAX_BLOCKS:
             return None
         return cls(array("q", (EMPTY,)) * num_blocks, array("q", (0,)) * num_blocks)
 
     @classmethod
     def from_runs(cls, runs: list[BlockRun]) -> "BlockMap | None":
-        """Build a map from the runs of a snapshot; None if the pool size is impossible."""
+        """Build a map from the block runs of a snapshot; None if they are more than `MAX_BLOCKS`.
+
+        A run is a number of consecutive blocks with the same owner and reference count.
+        """
         counts = [run.count for run in runs]
         if min(counts, default=0) < 0:
             counts = [max(0, count) for count in counts]
@@ -92,7 +98,10 @@ class BlockMap:
         return PackedBlocks(compressed(self.owner.tobytes()), compressed(self.refs.tobytes()))
 
     def apply(self, moves: Sequence[BlockMove]) -> None:
-        """Apply moves, but skip unknown blocks and impossible owners."""
+        """Set owner and reference count of the moved blocks.
+
+        Unknown blocks and impossible owners are skipped.
+        """
         owner, refs = self.owner, self.refs
         if moves and type(moves[0]) is SoundMove:
             try:

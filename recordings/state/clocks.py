@@ -16,14 +16,14 @@ _DRIFT_NS = 100_000_000  # smaller changes of the offset are drift and ignored
 
 
 class WallClock:
-    """Converts engine time to wall time, based on the pairs of both that the engine published."""
+    """Converts engine time (monotonic) to wall time, from pairs of both that the engine sent."""
 
     def __init__(self) -> None:
         self._since_ns: list[int] = []  # engine time from which each offset holds
         self._offsets_ns: list[int] = []
 
     def take(self, info: EngineInfo) -> None:
-        """Add a pair of engine time and wall time. Earlier engine times keep their wall time."""
+        """Add a pair of engine time and wall time. It applies to engine times from then on."""
         offset_ns = info.wall_ns - info.monotonic_ns
         has_changed = not self._offsets_ns or (
             abs(offset_ns - self._offsets_ns[-1]) > _DRIFT_NS
@@ -34,7 +34,7 @@ class WallClock:
             self._offsets_ns.append(offset_ns)
 
     def prepend(self, earlier: "WallClock") -> None:
-        """Add the pairs of an earlier clock."""
+        """Insert those pairs of an earlier clock that are older than the first pair here."""
         begin_ns = self._since_ns[0] if self._since_ns else None
         num_before = len(earlier._since_ns)
         if begin_ns is not None:
@@ -43,7 +43,7 @@ class WallClock:
         self._offsets_ns[:0] = earlier._offsets_ns[:num_before]
 
     def wall_ns(self, engine_ns: int) -> int | None:
-        """Unix time in ns of an engine time; None before the first pair."""
+        """The wall time (Unix, in ns) of an engine time; None before the first pair."""
         if not self._offsets_ns:
             return None
         at = max(0, bisect_right(self._since_ns, engine_ns) - 1)
@@ -53,19 +53,26 @@ class WallClock:
 def back_by(last_ns: int, record: StepRecord) -> int:
     """How far, in ns, the monotonic clock went back since the last step; 0 if it did not.
 
-    Only steps are compared, because other processes may time other messages.
+    Only the times of steps are compared, because other messages may be timed by other processes.
     """
     back_ns = last_ns - record.tokens_ns
     return back_ns if back_ns > BACK_NS else 0
 
 
 def goes_on(step: int, tokens_ns: int, record: StepRecord) -> bool:
-    """Whether a record can follow step `step`. If it cannot, a new history must begin."""
+    """Whether a record continues a history that ends with `step`.
+
+    It must have a later step, and the engine's clock must not have gone back. If it does not
+    continue the history, the caller must begin a new one.
+    """
     return record.step > step and not back_by(tokens_ns, record)
 
 
 def set_back(state: SessionState, back_ns: int) -> SessionState:
-    """A copy of the state with all times `back_ns` earlier, so that waits keep their length."""
+    """A copy of the state in which all times are `back_ns` earlier.
+
+    Used after the engine's clock went back, so that waits in progress keep their length.
+    """
     snapshot = state.snapshot(0)
     if snapshot is None:
         return SessionState()

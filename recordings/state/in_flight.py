@@ -1,4 +1,4 @@
-"""Texts that describe a step in flight."""
+"""Texts that describe a step in flight: one that takes long and has not ended yet."""
 
 from stepscope.engine.protocol.wire import StepInFlight
 from stepscope.recordings.state.session import request_name
@@ -7,12 +7,12 @@ _NAMED = 2  # most requests that are named
 
 
 def in_flight_text(message: StepInFlight) -> str:
-    """`step 1,234 in flight 7.3 s: 8,192 prefill of r17 beside 63 decodes`."""
+    """A line such as `step 1,234 in flight 7.3 s: 8,192 prefill of r17 beside 63 decodes`."""
     return f"step {message.step:,} in flight {seconds_of(message):.1f} s: {work_text(message)}"
 
 
 def seconds_of(message: StepInFlight) -> float:
-    """How long the step had taken when the message was sent."""
+    """Seconds from the start of the step until this message was sent."""
     return (message.time_ns - message.since_ns) / 1e9
 
 

@@ -1,8 +1,8 @@
-"""`KeyframeSession`: the state of an engine, computed only when it is needed.
+"""`KeyframeSession`: the state of an engine, brought up to date only when somebody asks for it.
 
 Recorders and seeks need the state now and then, not after every step. While a request decodes one
-token per step, only its newest row matters. So this class keeps that row, and applies it when the
-state is needed or when the request does something else.
+token per step, only its newest batch row matters. So this class keeps that row. It applies the row
+when the state is needed or when the request does something else.
 """
 
 from stepscope.engine.protocol.wire import (
@@ -38,12 +38,12 @@ class KeyframeSession:
         return self._state.info
 
     def settled(self) -> SessionState:
-        """The state after all messages so far. Later messages may change it."""
+        """The state after all messages so far. It is not a copy: later messages may change it."""
         self._apply_rows()
         return self._state
 
     def snapshot(self, sequence: int) -> Snapshot | None:
-        """See `SessionState.snapshot`."""
+        """The state as a `Snapshot` message; see `SessionState.snapshot`."""
         return self.settled().snapshot(sequence)
 
     def apply(self, message: Telemetry) -> None:
@@ -88,7 +88,10 @@ class KeyframeSession:
                 self._rows[request_id] = None
 
     def _apply_row(self, request_id: int) -> None:
-        """Apply the kept row of a request. Its next row will be applied at once."""
+        """Apply the batch row kept for a request, if any, and stop keeping it.
+
+        The next row of the request will be applied at once.
+        """
         pending = self._rows.pop(request_id, None)
         if pending is not None:
             self._state.table.take_rows([pending[0]], pending[1], Outcome())

@@ -15,7 +15,7 @@ _SHORT = {
 
 
 def value_text(value: KnobValue | None) -> str:
-    """A value as shown to people; a dash for None."""
+    """The value of a knob as screens show it: on or off for a bool, a dash for None."""
     if value is None:
         return "—"
     if isinstance(value, bool):
@@ -24,14 +24,14 @@ def value_text(value: KnobValue | None) -> str:
 
 
 def typed_text(value: KnobValue | None) -> str:
-    """A value as a person types it for `stepscope set`."""
+    """The value of a knob as a person types it for `stepscope set`, such as `true`."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def changes_text(
     old: Mapping[str, KnobValue], new: Mapping[str, KnobValue], room: int | None = None
 ) -> str:
-    """The changes, each from its old to its new value.
+    """One line with all knob changes, each from its old to its new value.
 
     Args:
         room: terminal cells, or None for no limit. If the text is too long, names are shortened. If

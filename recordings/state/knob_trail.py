@@ -1,4 +1,4 @@
-"""Merges the knob changes in memory, in the audit trail, and in the whole file."""
+"""Merges knob changes from three sources: the history, the audit entries, and the whole file."""
 
 from collections.abc import Sequence
 
@@ -12,10 +12,10 @@ def known_changes(
     audit: Sequence[Audited],
     in_file: Sequence[KnobsChanged] = (),
 ) -> list[KnobsChanged]:
-    """All known changes, in order of their version.
+    """All known knob changes, in order of their version.
 
-    An observer that joined late has older changes only from the audit trail. A replay also has the
-    changes in parts of the file that were not played yet.
+    An observer that joined late finds older changes only in the engine's audit entries. A replay
+    also finds changes in parts of the file that were not played yet.
     """
     versions = {change.version for change in in_memory}
     told = [

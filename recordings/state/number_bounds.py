@@ -1,4 +1,4 @@
-"""Bounds of the counts and times that a message may hold."""
+"""Bounds of the counts and times in a telemetry message."""
 
 import msgspec
 

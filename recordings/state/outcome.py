@@ -1,4 +1,4 @@
-"""`Outcome`: latency samples and counts of one step. The reducer passes them to the series."""
+"""`Outcome`: latency samples and counts that `SessionState` derives from one step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 
 class FinishedRequest(NamedTuple):
-    """A request that was seen from its arrival to its end, in nanoseconds.
+    """Latencies of a request that was observed from its arrival to its end, in nanoseconds.
 
     Attributes:
-        worst_itl_ns: its longest gap between two tokens; 0 if no gap was above `floor_ns`.
+        worst_itl_ns: the longest gap between two of its tokens; 0 if no gap was above `floor_ns`.
         floor_ns: shorter gaps were not recorded.
     """
 
@@ -19,7 +19,7 @@ class FinishedRequest(NamedTuple):
     floor_ns: int
 
     def keeps(self, ttft_ns: float, itl_ns: float) -> bool:
-        """Whether the request kept both service levels. `itl_ns` must be at least `floor_ns`."""
+        """Whether the request met both service levels. `itl_ns` must be at least `floor_ns`."""
         return self.ttft_ns <= ttft_ns and self.worst_itl_ns <= itl_ns
 
 
@@ -27,10 +27,13 @@ class FinishedRequest(NamedTuple):
 class Outcome:
     """Latency samples (in nanoseconds) and counts of one step.
 
-    Gaps between two tokens are stored as gap -> number of requests, because requests that decode
-    side by side have equal gaps. `gap_request_ids` names one request for each gap. If the request
-    table keeps `longest_gaps`, `longer_request_ids` names the requests whose gap was their longest
-    so far.
+    Requests that decode in the same steps have equal gaps between two tokens.
+
+    Attributes:
+        gaps_ns: length of a gap -> number of requests that had such a gap.
+        gap_request_ids: length of a gap -> id of one of these requests.
+        longer_request_ids: requests whose gap was their longest so far. Filled only if the request
+            table tracks `longest_gaps`.
     """
 
     gaps_ns: dict[int, int] = field(default_factory=dict)

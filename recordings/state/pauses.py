@@ -1,4 +1,4 @@
-"""`Pauses`: when the operator had paused the engine. No latency includes this time."""
+"""`Pauses`: when an operator had paused the engine. No latency includes paused time."""
 
 from bisect import bisect_right
 
@@ -11,10 +11,11 @@ _MAX_SPANS = 4096
 
 
 class Pauses:
-    """Stretches of engine time without a step because of a pause, oldest first. One writer.
+    """The pauses of an engine: spans of engine time without a step, oldest first.
 
-    A pause begins with the status that reports it and ends with the next step. After that step a
-    new pause begins unless a status ends it, because an engine that runs single steps stays paused.
+    A pause begins with the status message that reports it, and ends when the next step is
+    scheduled. When that step is done, a new pause begins until a status message ends it. So an
+    engine that runs single steps counts as paused between them. Only one thread may write.
 
     Args:
         state: the state before the first message, with earlier pauses.
@@ -32,12 +33,12 @@ class Pauses:
 
     @property
     def since_ns(self) -> int | None:
-        """When the current pause began; None if the engine is not known to be paused."""
+        """Engine time at which the current pause began; None if no pause is known."""
         return self._since_ns if self._is_stated else None
 
     @property
     def has_any(self) -> bool:
-        """Whether there was or is any pause."""
+        """Whether any pause is known, ended or current."""
         return self._since_ns is not None or bool(self._ends)
 
     def take(self, message: Telemetry) -> None:
@@ -70,13 +71,13 @@ class Pauses:
         return found
 
     def within(self, start_ns: int, end_ns: int) -> int:
-        """How many ns of [start_ns, end_ns] were paused."""
+        """Nanoseconds of [start_ns, end_ns] in which the engine was paused."""
         if self._since_ns is None and (not self._ends or self._ends[-1] <= start_ns):
             return 0
         return sum(end - start for start, end in self.spans(start_ns, end_ns))
 
     def prepend(self, earlier: "Pauses") -> None:
-        """Add earlier pauses."""
+        """Insert the pauses of an earlier part of the session before these."""
         begin_ns = self._starts[0] if self._starts else self._since_ns
         num_before = (
             len(earlier._ends) if begin_ns is None else bisect_right(earlier._ends, begin_ns)
@@ -91,7 +92,7 @@ class Pauses:
         self._since_ns = None
 
     def _adopt(self, trail: PauseTrail) -> None:
-        """Replace the known pauses by those of a state, but keep earlier ones."""
+        """Take over the pauses that a state knows, but keep earlier ones that it has forgotten."""
         spans = trail.spans or ()
         num_kept = bisect_right(self._ends, spans[0].start_ns) if spans else len(self._ends)
         ended = [(span.start_ns, span.end_ns) for span in spans if span.end_ns is not None]
@@ -110,10 +111,10 @@ class Pauses:
 
 
 def known_since(told: Snapshot | SessionState) -> int:
-    """Engine time from which a snapshot or state, with later messages, tells all pauses.
+    """Engine time from which on all pauses are known, from a snapshot or state and later messages.
 
-    A state with a pause is assumed to have all earlier ones, except that only the last MAX_SPANS
-    are kept. For engines that publish no pauses, a file or history has its own `known_since_ns`.
+    If the snapshot or state lists pauses, it is assumed to list all of them, at most the last
+    MAX_SPANS. For engines that publish no pauses, a file or history has its own `known_since_ns`.
     """
     spans = told.pauses if isinstance(told, Snapshot) else told.pauses.spans
     if spans is None:
@@ -122,7 +123,7 @@ def known_since(told: Snapshot | SessionState) -> int:
 
 
 def leave_out_pauses(outcome: Outcome, pauses: Pauses, state: SessionState, now_ns: int) -> None:
-    """Subtract the operator's pauses from the waits that ended in a step.
+    """Subtract paused time from the waits for tokens that ended in a step.
 
     Args:
         state: the state right after the step.
@@ -160,7 +161,10 @@ def leave_out_pauses(outcome: Outcome, pauses: Pauses, state: SessionState, now_
 def leave_out(
     outcome: Outcome, pauses: Pauses, state: SessionState, now_ns: int, since_ns: int
 ) -> None:
-    """Apply `leave_out_begun` (if `since_ns` is not 0), then `leave_out_pauses`."""
+    """Correct the outcome of a step for pauses. The tokens of the step were known at `now_ns`.
+
+    First drops waits that began before `since_ns` (unless that is 0), then subtracts paused time.
+    """
     if since_ns:
         leave_out_begun(outcome, state, now_ns, since_ns)
     if pauses.has_any:
@@ -168,14 +172,14 @@ def leave_out(
 
 
 def leave_out_begun(outcome: Outcome, state: SessionState, now_ns: int, since_ns: int) -> None:
-    """Remove waits that ended in a step but began before the observer knew the engine.
+    """Remove the waits that ended in a step but began before `since_ns`.
 
-    The operator may have paused the engine at that time, so these waits are no valid samples.
+    An operator may have paused the engine at that time, so these waits are no valid samples.
 
     Args:
         state: the state right after the step.
         now_ns: when the tokens of the step were known.
-        since_ns: when the engine became known.
+        since_ns: engine time from which on pauses are known.
     """
     known_ns = now_ns - since_ns
     if outcome.gaps_ns and max(outcome.gaps_ns) > known_ns:

@@ -1,7 +1,7 @@
-"""`RequestTable`: the requests of one engine as an observer knows them.
+"""`RequestTable`: the requests of one engine as an observer knows them, one `RequestView` each.
 
-The table owns its views. It changes views of running requests in place. It replaces all other views
-when they change, so copies of a table can share them.
+The table owns its views. It changes views of running requests in place. All other views are
+replaced when they change, so that copies of a table can share them.
 """
 
 from collections import deque
@@ -31,7 +31,7 @@ _LAST_CHUNK = int(RowFlag.LAST_CHUNK)
 
 
 class RequestTable:
-    """Live requests and recently finished ones, by id."""
+    """The views of live and recently finished requests, by request id."""
 
     __slots__ = ("_finished", "late_ns", "longest_gaps", "views")
 
@@ -59,7 +59,11 @@ class RequestTable:
         return sum(view.status in statuses for view in self.views.values())
 
     def take_rows(self, batch: list[BatchRow], now_ns: int, outcome: Outcome) -> None:
-        """Apply the batch of a step whose tokens were known at `now_ns`."""
+        """Apply the batch rows of a step to the views, and add their latencies to `outcome`.
+
+        Args:
+            now_ns: when the tokens of the step were known.
+        """
         views = self.views
         longest = self.longest_gaps
         num_decode_rows = num_output_tokens = 0
@@ -122,7 +126,11 @@ class RequestTable:
         outcome.num_output_tokens += num_output_tokens
 
     def _seat(self, row: BatchRow) -> RequestView:
-        """Return a view to change in place, for a request in the batch that no event announced."""
+        """Return a running view that may be changed in place, for a request in the batch.
+
+        Used if no event told that the request was admitted: the request is unknown, or seemed to
+        have ended.
+        """
         view = self.views.get(row.request_id)
         if view is None:
             view = _partial(row.request_id)
@@ -216,7 +224,11 @@ class RequestTable:
             self.views.pop(finished.popleft(), None)
 
     def keep_ended(self, before: "RequestTable", step: int) -> None:
-        """Add requests of an older table that are missing here, as finished by `step`."""
+        """Add the requests of an older table that are missing here.
+
+        Requests that were still live in `before` are added as finished by `step`, with unknown
+        reason.
+        """
         ended = []
         for request_id, view in before.views.items():
             if request_id in self.views:

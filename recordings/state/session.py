@@ -1,8 +1,9 @@
 """`SessionState`: what an observer knows of an engine after a message. A pure reducer.
 
-It owns its requests and block arrays and reads only messages: no clock, no socket, no file. The
-caller handles order and gaps; the reducer accepts valid messages in any order without raising.
-Requests with missed parts are marked as partial; missing facts are never invented.
+It owns its requests and block arrays. It reads only messages: no clock, no socket, no file. The
+caller puts messages in order and notices gaps; the reducer accepts valid messages in any order
+without raising. A request whose messages were missed in part is marked as partial. Missing facts
+are never invented.
 """
 
 import copy
@@ -97,7 +98,7 @@ class SessionState:
         return None if self.blocks is None else self.blocks.refs
 
     def snapshot(self, sequence: int) -> Snapshot | None:
-        """This state as a `Snapshot` message that follows message `sequence`.
+        """This state as a `Snapshot` message with the sequence number after `sequence`.
 
         None if no `EngineInfo` is known yet.
         """
@@ -130,7 +131,7 @@ class SessionState:
 
     @classmethod
     def from_snapshot(cls, snapshot: Snapshot) -> "SessionState":
-        """The inverse of `snapshot`."""
+        """Build the state that a `Snapshot` message describes. The inverse of `snapshot`."""
         table = RequestTable(snapshot.requests)
         num_running = snapshot.num_running
         num_waiting = snapshot.num_waiting
@@ -162,7 +163,7 @@ class SessionState:
 
     @property
     def is_summed_up(self) -> bool:
-        """Whether each record sums up a stretch of time instead of one step."""
+        """Whether each record of this engine totals a time interval instead of one step."""
         return self.info is not None and self.info.totals_every_s is not None
 
     @property
@@ -308,5 +309,5 @@ def pauses_in(snapshot: Snapshot) -> PauseTrail:
 
 
 def request_name(request_id: int) -> str:
-    """The name of a request in texts."""
+    """The name of a request in texts, such as `r17`."""
     return f"r{request_id}"

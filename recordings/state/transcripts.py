@@ -36,7 +36,7 @@ class KnownText(NamedTuple):
 
 
 class TranscriptReader:
-    """Follows one request through the messages of a session, in order.
+    """Collects the prompt and output of one request from the messages of a session, in order.
 
     Args:
         known: the text of the request in a snapshot before the first message.
@@ -82,14 +82,17 @@ class TranscriptReader:
                 return
 
     def _accepted(self, record: StepRecord) -> list[int]:
-        """Accepted draft tokens, which come before the last token of the step."""
+        """Draft tokens that were accepted in a step. They precede the last token of that step."""
         for draft in record.drafts or ():
             if draft.request_id == self._request_id:
                 return draft.token_ids or []
         return []
 
     def _begin_from(self, known: Transcript, step: int) -> None:
-        """Restart from a snapshot. It has the whole text, including parts that were missed."""
+        """Restart from a snapshot.
+
+        It holds the whole text, also tokens whose messages were missed.
+        """
         self._prompt_token_ids = tuple(known.prompt_token_ids or ())
         self._prompt_text = known.prompt_text
         self._said = [Said(step, tuple(known.output_token_ids or ()), known.output_text)]

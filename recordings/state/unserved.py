@@ -20,14 +20,17 @@ _LAST_CHUNK = int(RowFlag.LAST_CHUNK)
 
 
 class NeverServed(NamedTuple):
-    """Requests that were aborted, or still waited at the last message, without any token."""
+    """Requests without any token: how many, and their longest wait.
+
+    They were aborted, or still waited at the last message.
+    """
 
     num_requests: int
     longest_ms: float | None  # the longest wait; None if there are no such requests
 
 
 class Unserved:
-    """Finds the requests that never got a token in the messages of a session, fed in order.
+    """Finds the requests that never got a token. Feed it the messages of a session in order.
 
     Args:
         only: follow this request alone; None: all requests.
@@ -42,7 +45,11 @@ class Unserved:
         self._needs_snapshot = True
 
     def take(self, message: Telemetry, lost: bool = False) -> None:
-        """Process the next message; `lost`: messages before it are missing."""
+        """Process the next message.
+
+        Args:
+            lost: whether messages before it are missing.
+        """
         self._needs_snapshot |= lost
         if isinstance(message, StepRecord):
             self._latest_ns = message.tokens_ns

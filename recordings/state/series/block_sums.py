@@ -1,4 +1,4 @@
-"""`BlockSums`: sums over ranges of growing columns, where each block of places is summed once."""
+"""`BlockSums`: sums over index ranges of growing columns. Each block of entries is summed once."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,10 @@ _BLOCK = 512  # places
 
 
 class BlockSums:
-    """Caches the sums of whole blocks. The owner of the columns reports removed places here."""
+    """Caches sums over full blocks of entries.
+
+    The owner of the columns must report entries that it removes.
+    """
 
     def __init__(self) -> None:
         self._num_forgotten = 0
@@ -15,11 +18,11 @@ class BlockSums:
     def total(
         self, name: str, first: int, last: int, measure: Callable[[int, int], int | None]
     ) -> int | None:
-        """Sum of `measure` over the places [first, last); None if any part is unknown.
+        """Sum of `measure` over the entries [first, last); None if any part is unknown.
 
         Args:
-            name: cache key of the measured figure.
-            measure: returns the figure for a range [begin, end) of places; None if unknown.
+            name: cache key of the measured quantity.
+            measure: returns the sum over the entries [begin, end); None if unknown.
         """
         forgotten, known = self._num_forgotten, self._known
         begin = -(-(first + forgotten) // _BLOCK)
@@ -45,12 +48,12 @@ class BlockSums:
         return total
 
     def forget_before(self, place: int) -> None:
-        """Note that the places before `place` were removed, so that `place` is now place 0."""
+        """Report that the entries before index `place` were removed: `place` is now index 0."""
         self._num_forgotten += place
         begin = -(-self._num_forgotten // _BLOCK)
         self._known = {key: total for key, total in self._known.items() if key[1] >= begin}
 
     def forget_after(self, num_places: int) -> None:
-        """Note that only the first `num_places` places are left."""
+        """Report that only the first `num_places` entries are left."""
         end = (self._num_forgotten + num_places) // _BLOCK
         self._known = {key: total for key, total in self._known.items() if key[1] < end}

@@ -1,7 +1,7 @@
-"""Summaries of steps in columns, so that charts need not decode the records.
+"""Summaries of steps in columns, so that charts need not decode the step records.
 
-One array per field, one entry per step, in order of steps. The arrays store unknown values as -1;
-callers get None.
+There is one array per field, with one entry per step, in order of steps. A "place" is an index in
+these arrays. Unknown values are stored as -1; callers get None.
 """
 
 from array import array
@@ -20,7 +20,10 @@ _UNKNOWN = -1
 
 
 class StepSummary(NamedTuple):
-    """Figures of one step. Times are engine time in nanoseconds; None is unknown."""
+    """The numbers of one step: times, tokens, requests. None is unknown.
+
+    Times are engine time in nanoseconds.
+    """
 
     step: int
     sequence: int  # of its record
@@ -72,7 +75,7 @@ class StepSummary(NamedTuple):
 
     @property
     def num_spent_tokens(self) -> int:
-        """Tokens of the budget that the step spent, padding included."""
+        """Tokens that the step took from its token budget, padding included."""
         return self.num_tokens + (self.num_padded_tokens or 0)
 
 
@@ -82,7 +85,10 @@ _PLACES = tuple(StepSummary._fields.index(name) for name in NAMES)
 
 
 class Span(NamedTuple):
-    """Consecutive steps in one: maxima of their figures, and the last known budget and seats."""
+    """Summary of consecutive steps: maxima of their numbers, and the last known budget and seats.
+
+    Seats are the number of requests that may run at once (`max_num_seqs`).
+    """
 
     start_ns: int  # when the first step was scheduled
     max_prefill_tokens: int
@@ -184,14 +190,14 @@ class StepColumns:
             column.append(value)
 
     def extend(self, steps: Sequence[TakenStep]) -> None:
-        """Add steps like `append`, in a third of the time."""
+        """Add several steps, with the same result as `append` for each, in a third of the time."""
         # Built before any column changes: an error must not leave columns of unequal length.
         fresh = summary_columns(steps)
         for place, values in zip(_PLACES, fresh, strict=True):
             self._columns[place].extend(values)
 
     def prepend(self, earlier: "StepColumns") -> None:
-        """Insert the steps of earlier columns before these."""
+        """Insert the steps of `earlier` before these."""
         for column, before in zip(self._columns, earlier._columns, strict=True):
             column[:0] = before
         self._sums = BlockSums()  # every place has moved
@@ -209,12 +215,12 @@ class StepColumns:
         self._sums.forget_after(num_kept)
 
     def index(self, step: int) -> int | None:
-        """Place of a step in the columns; None if the step is not there."""
+        """Index of a step in the columns; None if the step is not there."""
         index = bisect_left(self.steps, step)
         return index if index < len(self.steps) and self.steps[index] == step else None
 
     def index_at(self, time_ns: int) -> int:
-        """Place of the last step whose tokens were known by `time_ns`; -1 before the first step."""
+        """Index of the last step whose tokens were known by `time_ns`; -1 before the first step."""
         return bisect_right(self.tokens_ns, time_ns) - 1
 
     def num_between(self, start_ns: int, last_step: int) -> int:
@@ -256,9 +262,9 @@ class StepColumns:
         return self._sums.total("mixed", first, last, measure) or 0
 
     def recompute_ns(self, first: int, last: int) -> int | None:
-        """Time spent on recomputed tokens in the places [first, last); None if unknown.
+        """Time spent on recomputing preempted tokens in the places [first, last); None if unknown.
 
-        A step's time is shared out equally among its tokens.
+        The time of a step is divided equally among its tokens.
         """
         names = ("num_recomputed_tokens", "num_prefill_tokens", "num_decode_tokens")
         columns = [self.column(name) for name in (*names, "schedule_start_ns", "tokens_ns")]
@@ -278,12 +284,12 @@ class StepColumns:
         return self._sums.total("recompute_ns", first, last, measure)
 
     def limits(self, first: int, last: int) -> list[int]:
-        """For each of `LIMITS`, how many steps in the places [first, last) it limited."""
+        """For each limit in `LIMITS`, how many steps in the places [first, last) had that limit."""
         values = self.column("limit")[first:last]
         return [values.count(code) for code in range(len(LIMITS))]
 
     def span(self, first_step: int, last_step: int) -> Span | None:
-        """The steps `first_step` to `last_step` in one; None if none of them is there."""
+        """Summarize the steps `first_step` to `last_step`; None if none of them is there."""
         begin = bisect_left(self.steps, first_step)
         end = bisect_right(self.steps, last_step, begin)
         if begin == end:

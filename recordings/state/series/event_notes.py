@@ -1,4 +1,4 @@
-"""`EventNotes`: writes lines into the event log of a session for what its timeline notices."""
+"""`EventNotes`: writes lines into the event log of a session."""
 
 from stepscope.engine.protocol.wire import (
     Audited,
@@ -20,17 +20,17 @@ from stepscope.recordings.state.session import SessionState
 
 
 class EventNotes:
-    """Adds lines to the event log of one timeline."""
+    """Writes the event log of one timeline (the data kept of one engine)."""
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
 
     def requests(self, message: StepRecord | EngineStatus, state: SessionState, step: int) -> None:
-        """Log what happened to requests.
+        """Log the request events in a message, such as arrivals and preemptions.
 
         Args:
             state: the state right after `message`.
-            step: the step in or after which it happened.
+            step: the step in or after which they happened.
         """
         time_ns = message.tokens_ns if isinstance(message, StepRecord) else message.time_ns
         for event in message.events:
@@ -55,7 +55,7 @@ class EventNotes:
         self._log.add(SessionEvent(max(gap.after_step, 0), time_ns, "gap", text))
 
     def in_flight(self, message: StepInFlight, before: StepInFlight | None, step: int) -> None:
-        """Log that a step takes long, once per step.
+        """Log that a step in flight takes long, once per step.
 
         Args:
             before: the previous message about a step in flight.

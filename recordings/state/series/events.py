@@ -1,4 +1,4 @@
-"""Events of a session as lines for people, gaps, and the log that keeps the events by step."""
+"""Events of a session: their log lines, gaps of lost messages, and the log, ordered by step."""
 
 from bisect import bisect_left, bisect_right
 from typing import Literal, NamedTuple, TypeAlias
@@ -26,7 +26,7 @@ EventKind: TypeAlias = Literal[
 
 
 class SessionEvent(NamedTuple):
-    """One line of the event log, and the step to jump to."""
+    """One line of the event log, and the step that a screen shows when the line is chosen."""
 
     step: int  # it happened in or after this step; for knobs, the first step with new values
     time_ns: int  # of the engine
@@ -36,14 +36,14 @@ class SessionEvent(NamedTuple):
 
 
 class AuditedStep(NamedTuple):
-    """An audit entry other than a change of knobs: a command that was done or refused."""
+    """An audit entry of a command other than `SetKnobs`, which was done or refused."""
 
     step: int  # from which the command takes effect; if it was refused, the step at that time
     entry: Audited
 
 
 class Gap(NamedTuple):
-    """Messages that were lost for good."""
+    """A span of messages that were lost and cannot be requested again."""
 
     first_sequence: int
     last_sequence: int
@@ -56,9 +56,9 @@ class Gap(NamedTuple):
 
 
 class EventLog:
-    """Events in order of steps, at least the newest `MAX_EVENTS`. One writer.
+    """Events in order of steps, at least the newest `MAX_EVENTS`. Only one thread may write.
 
-    Late tokens are not among them: they are looked up on demand, see `Windows.late_events`.
+    Late tokens are not logged here. They are looked up on demand, see `Windows.late_events`.
     """
 
     def __init__(self) -> None:
@@ -75,14 +75,17 @@ class EventLog:
             del events[: len(events) - MAX_EVENTS]
 
     def prepend(self, earlier: "EventLog") -> None:
-        """Add the events of an earlier log. Sorts all: a knob change may name a later step."""
+        """Add the events of an earlier log, then sort all.
+
+        A knob change in it may name a later step.
+        """
         self._events = sorted(earlier._events + self._events, key=_step)
 
     def until(self, step: int, limit: int, kinds: frozenset[str] | None) -> list[SessionEvent]:
         """The last `limit` events up to `step`, oldest first.
 
-        Of consecutive equal engine events, such as single steps of an operator, only the last is
-        kept.
+        Of consecutive events of kind "engine" with equal text, only the last is returned. An
+        operator who runs single steps causes many of them.
         """
         found: list[SessionEvent] = []
         for index in range(bisect_right(self._events, step, key=_step) - 1, -1, -1):
@@ -98,7 +101,7 @@ class EventLog:
         return found
 
     def next(self, step: int, direction: int, kinds: frozenset[str] | None) -> SessionEvent | None:
-        """The nearest event after (direction 1) or before (-1) `step`."""
+        """The nearest event in a later step (direction 1) or an earlier one (-1)."""
         events = self._events
         if direction > 0:
             indices = range(bisect_right(events, step, key=_step), len(events))
@@ -110,7 +113,7 @@ class EventLog:
         return None
 
     def end_of(self, request_id: int, step: int) -> SessionEvent | None:
-        """The event with which a request ended; None if it did not end by `step`."""
+        """The finish or abort event of a request; None if the request did not end by `step`."""
         for index in range(bisect_right(self._events, step, key=_step) - 1, -1, -1):
             event = self._events[index]
             if event.request_id == request_id and event.kind in ("finish", "abort"):
@@ -121,7 +124,7 @@ class EventLog:
         del self._events[: bisect_left(self._events, step, key=_step)]
 
     def forget_after(self, step: int) -> None:
-        """Remove events after a step, but keep marks, which a person has set."""
+        """Remove the events after a step, except marks, which are notes by a person."""
         num_kept = bisect_right(self._events, step, key=_step)
         self._events[num_kept:] = [e for e in self._events[num_kept:] if e.kind == "mark"]
 
@@ -201,7 +204,7 @@ def changed_knobs(change: KnobsChanged) -> str:
 def breach_event(
     slo: SLO, step: int, time_ns: int, kind: str, value_ns: int, request_id: int | None
 ) -> SessionEvent:
-    """The log line for a wait above its service level."""
+    """The log line for a TTFT or ITL above its service level."""
     bound_ms = slo.itl_ms if kind == "ITL" else slo.ttft_ms
     who = "" if request_id is None else f" ({request_name(request_id)})"
     value = f"{value_ns / 1e6:.0f}"

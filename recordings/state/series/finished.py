@@ -1,7 +1,8 @@
-"""`FinishedRequests`: which requests kept their service levels, for any window and any levels.
+"""`FinishedRequests`: how many requests met their service levels, for any window and any levels.
 
-A request keeps its levels if its first token and then each next token came in time. Only requests
-that were observed from arrival to end are judged. The operator's pauses are left out.
+A request meets the levels if its first token came within the TTFT level and each later token within
+the ITL level. Only requests that were observed from arrival to end are judged. Time in which an
+operator had paused the engine does not count.
 """
 
 from array import array
@@ -16,14 +17,14 @@ _SPARE = 1024  # entries beyond the live requests before stale ones are removed
 
 
 class KeptLevels(NamedTuple):
-    """How many of the finished requests in a window were judged, and how many kept the levels."""
+    """How many finished requests of a window were judged, and how many met the service levels."""
 
     num_judged: int
     num_kept: int
 
 
 class FinishedRequests:
-    """One entry per finished request, in order of time. One writer."""
+    """One entry per finished request, in order of time. Only one thread may write."""
 
     def __init__(self) -> None:
         self._times = array("q")
@@ -32,17 +33,17 @@ class FinishedRequests:
         self._floor_ns = array("q")
 
     def add(self, time_ns: int, request: FinishedRequest) -> None:
-        """Append a request. A time before the last one is replaced by the last one."""
+        """Append a request. A time before that of the last entry is replaced by the latter."""
         self._times.append(max(time_ns, self._times[-1]) if self._times else time_ns)
         self._ttft_ns.append(request.ttft_ns)
         self._worst_ns.append(request.worst_itl_ns)
         self._floor_ns.append(request.floor_ns)
 
     def kept(self, ttft_ms: float, itl_ms: float) -> KeptLevels:
-        """Count the requests that kept these levels.
+        """Count the requests that were judged, and those that met these service levels.
 
-        Gaps up to the ITL level at which a request was watched are not recorded. So if `itl_ms` is
-        lower, requests without longer gaps are not judged.
+        Gaps are recorded only above the ITL level that was set when the request was served. So if
+        `itl_ms` is lower, requests without longer gaps are not judged.
         """
         ttft_ns, itl_ns = ttft_ms * 1e6, itl_ms * 1e6
         num_judged = num_kept = 0
@@ -63,7 +64,7 @@ class FinishedRequests:
         return part
 
     def after(self, earlier: "FinishedRequests") -> "FinishedRequests":
-        """A new object: the requests of `earlier`, then these. Changes neither of the two."""
+        """A new object with the requests of `earlier`, then those of `self`. Neither is changed."""
         whole = FinishedRequests()
         for into, before, column in zip(
             whole._columns, earlier._columns, self._columns, strict=True
@@ -88,7 +89,9 @@ class FinishedRequests:
 
 
 class RequestWatch:
-    """Records the TTFT and the longest gap of each request until it ends, and judges nothing.
+    """Records the TTFT and the longest gap between tokens of each request until it ends.
+
+    Whether a request met its service levels is decided later, by `FinishedRequests`.
 
     Args:
         itl_ms: gaps up to this length are not recorded.
@@ -100,13 +103,20 @@ class RequestWatch:
         self._worst_ns: dict[int, int] = {}  # their longest gap above the floor
 
     def begin(self, state: SessionState) -> None:
-        """Restart from a state. Forgets requests in progress: their earlier gaps are unknown."""
+        """Restart from a state.
+
+        Requests in progress are not recorded: their earlier gaps are unknown.
+        """
         state.table.late_ns = self._floor_ns
         self._ttft_ns.clear()
         self._worst_ns.clear()
 
     def set_floor(self, itl_ms: float, state: SessionState) -> None:
-        """Change the level. A lower one forgets requests in progress: shorter gaps are unknown."""
+        """Change the length above which gaps are recorded.
+
+        If it becomes lower, requests in progress are no longer recorded: their shorter gaps are
+        unknown.
+        """
         floor_ns = round(itl_ms * 1e6)
         is_lower, self._floor_ns = floor_ns < self._floor_ns, floor_ns
         if is_lower:

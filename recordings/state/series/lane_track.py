@@ -2,7 +2,10 @@
 
 
 class Track:
-    """A growing lane. `cells[0]` is for step `start`; steps not written yet count as `filler`."""
+    """The cells of one request so far, one byte per step. `cells[0]` is for step `start`.
+
+    Steps that are not written yet count as `filler`.
+    """
 
     __slots__ = ("cells", "client_id", "filler", "start")
 

@@ -1,8 +1,8 @@
-"""Lanes: what each request did in each step, one byte per step, to be translated to glyphs.
+"""Lanes: what each request did in each step, one byte (`Cell`) per step, to be drawn as glyphs.
 
-A `LaneBoard` follows the messages of a session and returns the lanes of any range of steps. A
-timeline extends its board with each message. One byte per step and request is cheap to keep, while
-decoding a range of records again would take far longer.
+A `LaneBoard` follows the messages of a session and returns the lanes of any range of steps. It
+grows with each message: one byte per step and request is cheap to keep, while decoding the records
+of a range of steps again would take far longer.
 """
 
 from collections.abc import Iterable
@@ -33,7 +33,7 @@ _RECOMPUTE_PHASE = int(Phase.RECOMPUTE)
 
 
 class Cell(IntEnum):
-    """What a request did in a step. Of several values, the largest is the one to show."""
+    """What a request did in a step. If several steps share a glyph, the largest value is shown."""
 
     ABSENT = 0  # before its arrival or after its end
     UNKNOWN = 1  # the record of the step was lost
@@ -67,14 +67,16 @@ class Lane(NamedTuple):
 
 
 class LaneName(NamedTuple):
-    """The request that a lane belongs to, and its client."""
+    """The request that a lane shows, and its client."""
 
     request_id: int
     client_id: str
 
 
 class LaneBoard:
-    """Lanes of the steps [first, end). One thread writes; readers must hold its lock.
+    """Lanes of the steps from `first` up to, but without, `end`.
+
+    One thread writes; readers must hold its lock.
 
     Args:
         state: the state just before step `first`.
@@ -110,7 +112,7 @@ class LaneBoard:
                 track.fill_to(self.end, track.filler)  # it was live as far as known
 
     def view(self, first: int, last: int) -> list[Lane]:
-        """Lanes with anything to show in the steps [first, last], in order of request ids."""
+        """The lanes that show anything in the steps [first, last], in order of request ids."""
         request_ids = self.ids(first, last)
         cells = self.cells(request_ids, first, last)
         names = self.names(request_ids)
@@ -119,8 +121,8 @@ class LaneBoard:
     def ids(self, first: int, last: int) -> list[int]:
         """Ids of the requests whose lanes show anything in the steps [first, last], in order.
 
-        Takes a twentieth of the time for the lanes themselves, and a screen has room for few of
-        those.
+        This takes a twentieth of the time of `view`. A screen has room for few lanes, so it fetches
+        the cells of those few only.
         """
         begin, end = max(first, self.first), min(last + 1, self.end)
         opened = self._open
@@ -163,7 +165,7 @@ class LaneBoard:
         return found
 
     def prepend(self, earlier: "LaneBoard") -> None:
-        """Insert the lanes of an earlier board of the same session before these."""
+        """Insert the lanes of `earlier`, a board of the same session, before these."""
         for request_id, track in earlier._open.items():
             track.fill_to(earlier.end, track.filler)
             if request_id in self._tracks:  # it lived on through steps that are missing
@@ -201,7 +203,7 @@ class LaneBoard:
                     del self._tracks[request_id]
 
     def forget_after(self, state: SessionState) -> None:
-        """Forget all steps after a state."""
+        """Forget all steps after the step of `state`."""
         step = state.step
         page = max(step, self.first) // _PAGE_STEPS
         touched = dict(self._open)
@@ -227,13 +229,13 @@ class LaneBoard:
             self._pages.setdefault(page, {})[request_id] = track
 
     def _turn_pages(self, page: int) -> None:
-        """Add the open tracks to all pages up to this one."""
+        """Add the tracks of live requests to all pages (stretches of steps) up to this page."""
         for number in range(self._last_page + 1, page + 1):
             self._pages.setdefault(number, {}).update(self._open)
         self._last_page = page
 
     def extend_step(self, record: StepRecord, rows: Iterable[BatchRow]) -> None:
-        """Add a step; `rows` are the rows of its batch that `go_on` did not announce."""
+        """Add a step. `rows` are its batch rows, except those of requests passed to `go_on`."""
         step = record.step
         if step > self.end:
             for track in self._open.values():
@@ -262,21 +264,27 @@ class LaneBoard:
             self._take(event, step, step)
 
     def go_on(self, request_ids: Iterable[int], step: int) -> None:
-        """Announce requests that decode one token in each step from `step` on, until `stop`."""
+        """Let these requests decode one token in each step from `step` on, until `stop`.
+
+        Their cells are filled in without further calls.
+        """
         for request_id in request_ids:
             track = self._open.get(request_id) or self._seat(request_id, step)
             track.fill_to(step, track.filler)
             track.filler = _DECODING
 
     def stop(self, request_ids: Iterable[int], step: int) -> None:
-        """End an announcement of `go_on`: the requests decoded in all steps before `step`."""
+        """End the effect of `go_on`: the requests decoded in all steps before `step`."""
         for request_id in request_ids:
             track = self._tracks[request_id]
             track.fill_to(step, track.filler)
             track.filler = _IDLE
 
     def _seat(self, request_id: int, step: int) -> Track:
-        """The track of a request that no event announced, or that seemed to have ended."""
+        """Return the track of a request in the batch that has no open track.
+
+        No event announced the request, or it seemed to have ended.
+        """
         track = self._tracks.get(request_id)
         if track is None:
             track = Track("", step, _IDLE)

@@ -2,11 +2,11 @@
 
 `Samples` keeps weighted samples by time. Requests that decode in the same two steps have the same
 ITL, so a step of 64 decodes adds only one or two entries. Percentiles are nearest-rank: the p-th
-percentile of N samples is the smallest sample that at least ceil(p / 100 * N) samples do not
-exceed. So it is always a latency that some request really had.
+percentile of N samples is the smallest sample that is at least as large as ceil(p / 100 * N) of
+them. So a percentile is always a latency that some request really had.
 
-Samples must not include time in which the operator had paused the engine, because such a wait
-breaks no service level. `Timeline` subtracts it before it adds samples.
+Samples must not include time in which an operator had paused the engine, because such a wait breaks
+no service level. `Timeline` subtracts that time before it adds samples.
 """
 
 import math
@@ -29,14 +29,14 @@ LatencyKind: TypeAlias = Literal["ttft", "itl", "tpot", "e2e", "step"]
 
 
 class SLO(NamedTuple):
-    """Service levels that an operator has promised, in milliseconds."""
+    """Upper bounds for TTFT and ITL that an operator has promised, in milliseconds."""
 
     ttft_ms: float = 500.0
     itl_ms: float = 50.0
 
 
 class Series(NamedTuple):
-    """One kind of latency in a window, in milliseconds; None if there are no samples."""
+    """Summary of one latency (such as TTFT) in a window, in milliseconds; None without samples."""
 
     num_samples: int
     p50_ms: float | None
@@ -48,7 +48,7 @@ class Series(NamedTuple):
 
 
 class LatencyReport(NamedTuple):
-    """Latencies in (end_ns - window, end_ns], engine time."""
+    """Summaries of all latencies in the window (start_ns, end_ns] of engine time."""
 
     start_ns: int
     end_ns: int
@@ -65,7 +65,7 @@ def series_of(
     slo_ms: float | None = None,
     buckets: int = TREND_BUCKETS,
 ) -> Series:
-    """Summarize the samples in (start_ns, end_ns]."""
+    """Percentiles, maximum and trend of the samples in (start_ns, end_ns]."""
     ranked = samples.ranked(samples.num_until(start_ns), samples.num_until(end_ns))
     if ranked is None:
         return Series(0, None, None, None, None, None, (None,) * buckets)
@@ -103,7 +103,7 @@ def percentiles(ordered: list[tuple[int, int]], count: int, ranks: tuple[float, 
 
 
 class Latencies:
-    """All kinds of latency of one engine, and its finished requests."""
+    """The samples of all latencies of one engine, and its finished requests."""
 
     def __init__(self, slo: SLO) -> None:
         self.slo = slo
@@ -132,7 +132,7 @@ class Latencies:
             self.finished.add(tokens_ns, finished)
 
     def add_estimates(self, time_ns: int, totals: Totals) -> None:
-        """Add samples that are known only from the buckets of histograms."""
+        """Add samples that are estimated from histogram buckets, as published by other engines."""
         for samples, estimates in (
             (self.ttft, totals.ttft),
             (self.itl, totals.itl),
@@ -170,7 +170,7 @@ class Latencies:
         return samples
 
     def cut(self, start_ns: int, end_ns: int) -> "Latencies":
-        """A copy of the samples in (start_ns, end_ns]. This is cheap, unlike a report."""
+        """A copy of the samples in (start_ns, end_ns]. It is cheap, unlike computing a report."""
         part = Latencies(self.slo)
         part.ttft = self.ttft.cut(start_ns, end_ns)
         part.itl = self.itl.cut(start_ns, end_ns)
@@ -191,7 +191,7 @@ class Latencies:
         )
 
     def after(self, earlier: "Latencies") -> "Latencies":
-        """A new object: the samples of `earlier`, then these. Changes neither of the two."""
+        """A new object with the samples of `earlier`, then those of `self`. Neither is changed."""
         whole = Latencies(self.slo)
         whole.ttft = self.ttft.after(earlier.ttft)
         whole.itl = self.itl.after(earlier.itl)

@@ -1,8 +1,8 @@
 """`Samples`: weighted samples in order of time, with fast exact percentiles of any window.
 
-Each full block of samples is sorted once. A percentile of a window is found by binary search over
-values: each block counts its samples up to a value in logarithmic time. So the window is never
-sorted as a whole, and the result is still exact.
+Each full block of samples is sorted by value once. A percentile of a window is found by binary
+search over values: in logarithmic time, each block counts its samples up to a value. So the window
+is never sorted as a whole, and the result is still exact.
 """
 
 from array import array
@@ -19,7 +19,7 @@ def bounded(value: int) -> int:
 
 
 class Block:
-    """At least one sample, sorted by value. `ranks` are cumulative weights."""
+    """A block of at least one sample, sorted by value. `ranks` are cumulative weights."""
 
     __slots__ = ("ranks", "values")
 
@@ -40,7 +40,7 @@ class Block:
 
 
 class Ranked:
-    """The samples of several blocks together."""
+    """The samples of several blocks, treated as one set."""
 
     def __init__(self, blocks: list[Block]) -> None:
         self._blocks = blocks
@@ -59,7 +59,10 @@ class Ranked:
         return sum([block.num_up_to(value) for block in self._blocks])
 
     def percentiles(self, ranks: tuple[int, ...]) -> list[int]:
-        """Nearest-rank percentiles: the smallest sample that enough samples do not exceed.
+        """Nearest-rank percentiles, in the order of `ranks`.
+
+        A percentile is the smallest sample whose cumulative weight reaches that share of all
+        samples.
 
         Args:
             ranks: percentages, ascending, each in (0, 100].
@@ -96,7 +99,7 @@ class Samples:
         return zip(self._times, self._values, self._weights, strict=True)
 
     def add(self, time_ns: int, value_ns: int, weight: int = 1) -> None:
-        """Append a sample. A time before the last one is replaced by the last one."""
+        """Append a sample. A time before that of the last entry is replaced by the latter."""
         times = self._times
         times.append(max(time_ns, times[-1]) if times else time_ns)
         self._values.append(bounded(value_ns))
@@ -128,7 +131,7 @@ class Samples:
             self._blocks[number] = self._sorted(place, place + BLOCK_SAMPLES)
 
     def after(self, earlier: "Samples") -> "Samples":
-        """A new object: the samples of `earlier`, then these. Changes neither of the two."""
+        """A new object with the samples of `earlier`, then those of `self`. Neither is changed."""
         whole = Samples()
         for part in (earlier, self):
             whole.extend(part._times, part._values, part._weights)
@@ -152,7 +155,7 @@ class Samples:
 
     @property
     def _first_block(self) -> int:
-        """Number of the first block that is still complete."""
+        """Number of the first block of which no sample was forgotten."""
         return -(-self._num_forgotten // BLOCK_SAMPLES)
 
     def cut(self, start_ns: int, end_ns: int) -> "Samples":
@@ -173,7 +176,7 @@ class Samples:
         return bisect_right(self._times, time_ns)
 
     def num_above(self, start_ns: int, end_ns: int, value: float) -> int:
-        """Weight of the samples in (start_ns, end_ns] that exceed a value. Scans all of them."""
+        """Weight of the samples in (start_ns, end_ns] that exceed a value. Scans them all."""
         first = bisect_right(self._times, start_ns)
         last = bisect_right(self._times, end_ns, first)
         pairs = zip(self._values[first:last], self._weights[first:last], strict=True)

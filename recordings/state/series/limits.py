@@ -1,4 +1,4 @@
-"""What limited a step: the bound that kept the engine from computing more in it.
+"""What limited a step: the reason why the engine did not compute more tokens in it.
 
 The scheduler publishes why requests wait. If no request waits, the step itself shows whether the
 running requests got all the tokens they could use.
@@ -30,7 +30,8 @@ _OF_REASON: Mapping[str, int] = {
 def limit_of(record: StepRecord, outcome: Outcome, num_rows: int | None) -> int:
     """Index in `LIMITS` of what limited a step; `UNKNOWN` if the records do not tell.
 
-    A pause by the operator right before the step is the limit if it lasted longer than the step.
+    If an operator's pause right before the step lasted longer than the step, the pause is the
+    limit.
 
     Args:
         num_rows: number of rows in its batch; None if the engine does not publish them.

@@ -1,4 +1,4 @@
-"""`TakenStep`: an applied step, and the conversion of many such steps into columns."""
+"""`TakenStep`: a step that was applied to the state, and the conversion of many into columns."""
 
 from array import array
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _UNKNOWN = -1
 
 
 class TakenStep(NamedTuple):
-    """A step with published rows, and its outcome."""
+    """A step whose batch rows were published, and the outcome of applying it to the state."""
 
     sequence: int
     record: StepRecord
@@ -68,7 +68,7 @@ _NO_KV = (_UNKNOWN,) * len(_OF_KV)
 
 
 def summary_columns(steps: Sequence[TakenStep]) -> "list[array[int]]":
-    """One array for each of `NAMES`, with one entry per step; -1 is unknown."""
+    """Convert steps into one array for each of `NAMES`, with one entry per step; -1 is unknown."""
     rows = [
         (
             sequence,
