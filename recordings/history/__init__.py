@@ -1,4 +1,6 @@
-"""A session in memory, with random access to its steps: one writer, many readers. Also `Source`.
+"""A session (the telemetry of one engine) in memory, with random access to its steps.
+
+One thread writes, many read. Also here: `Source`, which fills a history from an engine or a file.
 
 May import: engine.protocol, recordings, recordings.attribution, recordings.figures,
   recordings.file, recordings.file.writing, recordings.history.ring, recordings.state,

@@ -1,4 +1,4 @@
-"""`Follower`: reads the stored and the new messages of a timeline at its own pace."""
+"""`Follower`: reads the messages of a session in memory, stored ones first, at its own pace."""
 
 import threading
 from collections.abc import Iterator
@@ -12,14 +12,20 @@ from stepscope.recordings.state.session import SessionState
 
 
 class Followed(NamedTuple):
-    """One message; `after_gap`: messages before it were lost or forgotten."""
+    """A message that a `Follower` has read.
+
+    Attributes:
+        after_gap: whether messages right before this message were lost or forgotten.
+    """
 
     message: Telemetry
     after_gap: bool
 
 
 class Follower:
-    """Reads the messages of one timeline from a step on. Belongs to one thread.
+    """Reads the messages of one timeline (the data kept of one engine) from a step on.
+
+    Belongs to one thread.
 
     Args:
         lock: guards the timeline.
@@ -27,7 +33,7 @@ class Follower:
 
     Attributes:
         state: the state right before the first message of `read`. Never changed.
-        num_forgotten: number of messages that were forgotten before they were read.
+        num_forgotten: number of messages that memory dropped before they were read.
     """
 
     def __init__(self, lock: "threading.RLock", timeline: Timeline, first: int | None) -> None:
@@ -61,20 +67,23 @@ class Follower:
             yield Followed(message, after_gap)
 
     def read_payloads(self, limit: int) -> list[bytes]:
-        """Like `read`, but undecoded, and without a flag for forgotten messages."""
+        """Return the next messages undecoded, at most `limit`.
+
+        Unlike `read`, it does not tell whether messages were lost or forgotten before them.
+        """
         with self._lock:
             payloads = self._payloads(limit)
         self._number += len(payloads)
         return payloads
 
     def sequences(self) -> dict[int, int]:
-        """Step -> sequence number of its record, for the steps in memory."""
+        """The sequence number of the record of each step in memory, by step."""
         with self._lock:
             columns = self._timeline.columns
             return dict(zip(columns.steps, columns.column("sequence"), strict=True))
 
     def num_lost(self) -> dict[int, int]:
-        """First step after a gap -> number of messages lost in that gap."""
+        """Number of messages lost in each gap, by the first step after the gap."""
         lost: dict[int, int] = {}
         with self._lock:
             for gap in self._timeline.gaps.found:
@@ -90,7 +99,7 @@ class Follower:
         return self._timeline.ring.payloads_from(self._number, limit)
 
     def distance(self, other: "Follower") -> int:
-        """How many messages this follower is behind `other`."""
+        """How many messages this follower has still to read to be where `other` is."""
         return max(0, other._number - self._number)
 
     @property

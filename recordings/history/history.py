@@ -1,7 +1,8 @@
-"""`History`: a session so far, in memory. One writer (the source's thread), any number of readers.
+"""`History`: a session so far, in memory. One thread writes (its `Source`), any number read.
 
-This class adds messages; its base `HistoryView` reads. When an engine restarts or its clock is set
-back, a new history begins. The last history with any step stays as `previous` until `reset`.
+This class adds messages; its base class `HistoryView` reads. When an engine restarts or its clock
+is set back, a new history begins in the same object. The last history with any step is kept as
+`previous` until `reset`.
 """
 
 from collections.abc import Sequence
@@ -26,13 +27,13 @@ MAX_BYTES = 256 * 1024 * 1024
 
 
 class History(HistoryView):
-    """The writing side; see `HistoryView` for reading.
+    """Adds messages to a session in memory; see `HistoryView` for reading.
 
     Args:
-        slo: service levels for breaches, stalls and attainment.
+        slo: service levels (bounds of TTFT and ITL) for breaches, stalls and attainment.
         max_steps, max_bytes: how much is kept. Beyond that, the oldest steps are forgotten.
-        known_since_ns: engine time from which on the operator's pauses are known. No figure
-            includes waits that began earlier. 0: from the beginning.
+        known_since_ns: engine time from which on pauses by an operator are known. Waits that began
+            earlier are left out of all metrics. 0: from the beginning.
     """
 
     def __init__(
@@ -55,13 +56,13 @@ class History(HistoryView):
     ) -> None:
         """Add the next message: decoded, or its payload, or both.
 
-        A message with a known sequence number is ignored; skipped numbers make a `Gap`. A
-        `Snapshot` corrects the state after missing messages, and is otherwise ignored. A new engine
+        A message with a known sequence number is ignored. Skipped numbers make a `Gap`. A
+        `Snapshot` corrects the state after missing messages; otherwise it is ignored. A new engine
         id begins a new history.
 
         Raises:
             msgspec.DecodeError: the payload is no telemetry, or a number in it is out of range. The
-                history is then unchanged.
+            history is then unchanged.
         """
         if isinstance(message, bytes):
             payload, message = message, wire.decode(message)
@@ -78,16 +79,18 @@ class History(HistoryView):
     def take_run(self, run: Sequence[PackedStep], forward: FastForward) -> int:
         """Add the next packed steps of a file without examining every row.
 
-        Returns how many were added. The step after them needs `append`, because messages are
-        missing before it, or it is late or out of order. Do not read the history until
-        `forward.settle()` was called.
+        Stops before a step that is late, out of order, or preceded by missing messages. Such a step
+        needs `append`. Do not read the history until `forward.settle()` was called.
 
         Args:
             forward: the result of `forward()`.
 
+        Returns:
+            The number of steps that were added.
+
         Raises:
             msgspec.DecodeError: a number in one of the steps is out of range. The history is then
-                unchanged.
+            unchanged.
             ValueError: a step does not fit the steps before it. Do not use this history any more.
         """
         with self._lock:
@@ -98,30 +101,39 @@ class History(HistoryView):
             return num_taken
 
     def forward(self) -> FastForward:
-        """A `FastForward` for `take_run` that begins at the newest state."""
+        """Return a `FastForward` for `take_run` that starts from the newest state."""
         return FastForward(self._timeline.state)
 
     @property
     def keeps_state(self) -> bool:
-        """Whether the next message begins a segment. Its keyframe needs a settled state."""
+        """Whether adding the next message will store a keyframe (a copy of the state before it).
+
+        If so, the caller must settle its `FastForward` first.
+        """
         return self._timeline.ring.is_full
 
     def is_state(self, state: SessionState) -> bool:
-        """Whether `state` is the one that new messages change. Another engine begins a new one."""
+        """Whether `state` is the object that new messages update.
+
+        It no longer is once another history has begun.
+        """
         return self._timeline.state is state
 
     def remember(self, record: StepRecord) -> None:
-        """Cache the record of a step that was added."""
+        """Cache the decoded record of a step that was added."""
         self._cache.keep(record)
 
     def skip(self, sequence: int) -> None:
-        """Skip a message of an unknown kind, so that its number does not count as missing."""
+        """Skip a message of an unknown type, so that its number does not count as missing."""
         with self._lock:
             if self._timeline.last_sequence == sequence - 1:
                 self._timeline.last_sequence = sequence
 
     def reset(self, snapshot: Snapshot) -> None:
-        """Restart from `snapshot`. Forgets everything but the marks of this engine."""
+        """Restart from `snapshot`.
+
+        Forgets everything except the marks (notes by people) of this engine.
+        """
         with self._lock:
             old = self._timeline
             self.previous = None
@@ -144,7 +156,7 @@ class History(HistoryView):
             self.version += 1
 
     def adopt(self, other: "History") -> None:
-        """Swap contents with another history."""
+        """Swap contents with another history, which was filled separately."""
         with self._lock:
             old = self._timeline
             self.previous = None
@@ -166,7 +178,7 @@ class History(HistoryView):
 
     @property
     def room(self) -> tuple[int, int]:
-        """Steps and bytes that can still be added before the oldest are forgotten."""
+        """Number of steps and bytes that can be added before the oldest steps are forgotten."""
         with self._lock:
             ring = self._timeline.ring
             return ring.max_steps - ring.num_steps, ring.max_bytes - ring.num_bytes
@@ -174,8 +186,8 @@ class History(HistoryView):
     def prepend(self, earlier: "History") -> bool:
         """Insert an earlier history before this one, whose own steps stay unchanged.
 
-        Returns False and changes nothing if this one does not begin right after the last message
-        of `earlier`. Do not use `earlier` afterwards.
+        Returns False and changes nothing unless this history begins right after the last message of
+        `earlier`. Do not use `earlier` afterwards.
         """
         # No lock: only the writer, which calls this, changes these fields.
         if not does_follow(self._timeline, earlier._timeline):
@@ -188,13 +200,13 @@ class History(HistoryView):
             return True
 
     def end_short(self) -> None:
-        """Clear `is_short`: no earlier steps are coming."""
+        """Clear `is_short`: no earlier steps will be prepended."""
         with self._lock:
             self.is_short = False
             self.version += 1
 
     def keep(self, max_steps: int, max_bytes: int) -> None:
-        """Change how much is kept. The next message removes the excess."""
+        """Change how many steps and bytes are kept. The next message removes the excess."""
         with self._lock:
             self.max_steps = self._timeline.ring.max_steps = max_steps
             self.max_bytes = self._timeline.ring.max_bytes = max_bytes
@@ -212,23 +224,25 @@ class History(HistoryView):
             return True
 
     def add_mark(self, mark: Mark) -> None:
-        """Add a mark. Duplicates are ignored. From any thread."""
+        """Add a mark (a note at a step). Duplicates are ignored. Any thread may call it."""
         with self._lock:
             self._timeline.add_mark(mark)
             self.version += 1
 
     def know_baseline(self, baseline: Baseline) -> None:
-        """Set the baseline of the replayed file. Waits are explained again. From any thread.
+        """Set the baseline of the replayed file: how long steps of each size normally take.
+
+        Waits are then explained again. Any thread may call it.
 
         Args:
-            baseline: covers more steps than the previous one, and must not change any more.
+            baseline: covers more steps than the previous baseline, and must not change any more.
         """
         with self._lock:
             self._file_baseline.baseline = baseline
             self.version += 1
 
     def set_slo(self, slo: SLO) -> None:
-        """Change the service levels, also for past steps. From any thread."""
+        """Change the service levels, also for past steps. Any thread may call it."""
         with self._lock:
             self.slo = slo
             self._timeline.set_slo(slo)
@@ -240,7 +254,7 @@ class History(HistoryView):
     # Inside
 
     def _num_in_order(self, run: Sequence[PackedStep]) -> int:
-        """How many of the steps follow the history and each other without a gap."""
+        """How many of these steps follow the history, and each other, without a gap."""
         columns = self._timeline.columns
         before = self._timeline.last_sequence
         step, time_ns = (columns.steps[-1], columns.tokens_ns[-1]) if columns.steps else (-1, 0)
@@ -284,7 +298,10 @@ class History(HistoryView):
         self._timeline.take(sequence, message, payload)
 
     def _begin_anew(self, last_sequence: int, back_ns: int) -> None:
-        """Begin a new history after the clock was set back, as times no longer order the steps."""
+        """Begin a new history after the engine's clock went back.
+
+        In the old one, times would no longer order the steps.
+        """
         old = self._timeline
         self._keep_as_previous()
         state = set_back(old.state, back_ns)
@@ -294,16 +311,17 @@ class History(HistoryView):
         self._timeline.log.add(event)
 
     def _keep_as_previous(self) -> None:
-        """Keep the history as `previous` unless it has no step.
+        """Store the current timeline as `previous`, unless it has no step.
 
-        So an engine that keeps crashing at its start does not displace the last one that worked.
+        An engine that keeps crashing at its start has no steps. So it does not displace the last
+        one that worked.
         """
         if self._timeline.columns.steps or self.previous is None:
             self.num_displaced += self.previous is not None and self.previous.num_steps > 0
             self.previous = self._detached()
 
     def _detached(self) -> Self:
-        """A separate history with the contents of this one."""
+        """A separate `History` object with the current contents of this one."""
         other = type(self)(self.slo, self.max_steps, self.max_bytes)
         other.version = self.version
         other._file_baseline = self._file_baseline

@@ -1,4 +1,4 @@
-"""`HistoryView`: the reading side of a session in memory, for any number of threads.
+"""`HistoryView`: reads a session in memory, from any number of threads.
 
 It holds the lock for one look-up at a time. Longer work (decoding, going back to an earlier state,
 percentiles) happens outside the lock, on data that never changes.
@@ -35,7 +35,10 @@ from stepscope.recordings.state.session import SessionState
 
 
 class Newest(NamedTuple):
-    """A consistent view of one moment. The steps are None if no step is in memory."""
+    """First and last step in memory, and the newest state, all read at the same moment.
+
+    The steps are None if no step is in memory.
+    """
 
     first_step: int | None
     last_step: int | None
@@ -43,14 +46,14 @@ class Newest(NamedTuple):
 
 
 class HistoryView:
-    """The reading side of a `History`, its only direct subclass.
+    """Queries of a `History`, its only direct subclass.
 
     Times in nanoseconds are the engine's monotonic clock, unless the name says `wall`. Returned
     objects never change, and callers must not change them.
 
     Args:
         slo: service levels for breaches, stalls and attainment.
-        timeline: the initial timeline.
+        timeline: the initial timeline (the data kept of one engine).
     """
 
     def __init__(self, slo: SLO, timeline: Timeline) -> None:
@@ -85,7 +88,7 @@ class HistoryView:
 
     @property
     def newest(self) -> Newest:
-        """The steps in memory and the state after the last of them."""
+        """The first and last step in memory, and the state after the last step."""
         with self._lock:
             return Newest(self.first_step, self.last_step, self.state)
 
@@ -98,7 +101,7 @@ class HistoryView:
         return self._timeline.last_sequence
 
     def snapshot(self) -> Snapshot | None:
-        """The newest state as a message; None before the engine is known."""
+        """The newest state as a `Snapshot` message; None before the engine is known."""
         with self._lock:
             sequence = self._timeline.last_sequence
             return self._timeline.state.snapshot(0 if sequence is None else sequence)
@@ -123,7 +126,7 @@ class HistoryView:
 
     @property
     def kept_from_ns(self) -> int:
-        """Engine time from which memory is complete; 0: since the engine's first step."""
+        """Engine time from which on no step was forgotten; 0: since the engine's first step."""
         with self._lock:
             oldest = self._timeline.ring.segments[0].keyframe.state
             return oldest.time_ns if oldest.step >= 0 else 0
@@ -134,7 +137,7 @@ class HistoryView:
         return len(self._timeline.columns)
 
     def step_at(self, time_ns: int) -> int | None:
-        """The last step finished by `time_ns`, or the first step in memory if none was."""
+        """The last step that ended by `time_ns`, or the first step in memory if none had."""
         with self._lock:
             columns = self._timeline.columns
             return columns.steps[max(0, columns.index_at(time_ns))] if columns.steps else None
@@ -142,7 +145,7 @@ class HistoryView:
     def neighbour(self, step: int, offset: int) -> int:
         """The step `offset` records after `step` (before, if negative). Lost steps do not count.
 
-        Stops at the first or last step in memory. Returns `step` itself if there are none.
+        Stops at the first or last step in memory. Returns `step` itself if memory holds no step.
         """
         with self._lock:
             steps = self._timeline.columns.steps
@@ -152,12 +155,12 @@ class HistoryView:
             return steps[min(max(index + offset, 0), len(steps) - 1)]
 
     def summary(self, step: int) -> StepSummary | None:
-        """The figures of a step; None if the step is lost, forgotten or in the future."""
+        """The `StepSummary` of a step; None if the step is lost, forgotten or in the future."""
         with self._lock:
             return self._timeline.summary(step)
 
     def summaries(self, first: int, last: int) -> list[StepSummary | None]:
-        """One entry for each step from `first` to `last`."""
+        """A `StepSummary` or None for each step from `first` to `last`."""
         with self._lock:
             return [self._timeline.summary(step) for step in range(first, last + 1)]
 
@@ -167,37 +170,38 @@ class HistoryView:
             return self._timeline.span(first, last)
 
     def durations(self) -> Iterator[tuple[StepWork, int]]:
-        """Work and duration in nanoseconds of every step but the first."""
+        """Yield the work and the duration in nanoseconds of every step but the first."""
         with self._lock:
             return steps_in(self._timeline.columns)
 
     def record(self, step: int) -> StepRecord | None:
-        """The whole record of a step; None if the step is lost, forgotten or in the future."""
+        """The decoded record of a step; None if the step is lost, forgotten or in the future."""
         return self._cache.record(step)
 
     def state_at(self, step: int) -> SessionState:
         """The state right after the record of `step`.
 
-        For a lost step it is the state after the last step before it. For a step before the
-        history it is the oldest state in memory.
+        For a lost step: the state after the last step before it. For a step before the first in
+        memory: the oldest state in memory.
         """
         return self._cache.state_at(step)
 
     def lanes(self, first: int, last: int) -> list[Lane]:
-        """What each request did in the steps `first` to `last`, in order of request ids.
+        """What each request did in the steps `first` to `last`: one `Cell` per step.
 
-        Future and forgotten steps are `Cell.ABSENT`, lost ones `Cell.UNKNOWN`.
+        Requests are in order of their ids. Future and forgotten steps are `Cell.ABSENT`, lost ones
+        `Cell.UNKNOWN`.
         """
         with self._lock:
             return self._timeline.lanes.view(first, last)
 
     def lane_ids(self, first: int, last: int) -> list[int]:
-        """The request ids of `lanes`, without computing their cells."""
+        """The ids of the requests that `lanes` would return, without computing their cells."""
         with self._lock:
             return self._timeline.lanes.ids(first, last)
 
     def lane_names(self, request_ids: Iterable[int]) -> list[LaneName]:
-        """The request ids and clients of these lanes."""
+        """The names of these requests' lanes: request id and client."""
         with self._lock:
             return self._timeline.lanes.names(request_ids)
 
@@ -221,34 +225,37 @@ class HistoryView:
         return self.windows.latency(end_ns, window_s, buckets)
 
     def rates(self, end_ns: int | None = None, window_s: float | None = 10.0) -> Rates:
-        """Throughput, hit rate and time shares, over a window like that of `latency`."""
+        """Throughput, hit rate and shares of time. The window is given as in `latency`."""
         return self.windows.rates(end_ns, window_s)
 
     def goodput(self, end_ns: int | None = None, window_s: float | None = 60.0) -> Goodput:
-        """Requests that kept all service levels, over a window like that of `latency`."""
+        """How many requests met all service levels. The window is given as in `latency`."""
         return self.windows.goodput(end_ns, window_s)
 
     def limits(
         self, end_ns: int | None = None, window_s: float | None = 60.0
     ) -> dict[Limit, float]:
-        """Limit -> share of the steps that it limited, over a window like that of `latency`."""
+        """For each limit, the share of the steps that had it.
+
+        The window is given as in `latency`.
+        """
         return self.windows.limits(end_ns, window_s)
 
     def figures(
         self, end_ns: int | None = None, window_s: float | None = 60.0
     ) -> dict[str, float | None]:
-        """All figures of `recordings/figures/table.py` over a window like that of `latency`."""
+        """All metrics of `recordings/figures/table.py`. The window is given as in `latency`."""
         return self.windows.figures(end_ns, window_s)
 
     def follow(self, first: int | None = None) -> Follower:
-        """A reader of all messages from a step on (None: the oldest in memory), and of new ones.
+        """Return a reader of all messages from a step on (None: the oldest), then of new ones.
 
-        The follower stays with the current engine. It does not see messages of a restarted one.
+        The follower stays with the current engine. It does not see messages after a restart.
         """
         return Follower(self._lock, self._timeline, first)
 
     def is_followed_by(self, follower: Follower) -> bool:
-        """Whether `follower` reads the current session."""
+        """Whether `follower` reads the current timeline, not one from before a restart."""
         return follower.is_of(self._timeline)
 
     # What happened
@@ -261,8 +268,9 @@ class HistoryView:
     ) -> list[SessionEvent]:
         """The last events up to a step (None: all), oldest first.
 
-        Of late tokens (kind `slo`), only the longest wait of each kind in each second of engine
-        time is included. For the second of the last step, that is the longest so far.
+        Late tokens (kind `slo`) are thinned out: only the longest late TTFT and the longest late
+        ITL of each second of engine time are included. For the second of the last step, these are
+        the longest so far.
         """
         with self._lock:
             until = 2**62 if last_step is None else last_step
@@ -285,16 +293,17 @@ class HistoryView:
         return min(near, key=lambda event: (event.step - step) * direction, default=None)
 
     def end_of(self, request_id: int, step: int) -> SessionEvent | None:
-        """The event with which a request ended by `step`; None if not ended or not in memory."""
+        """The finish or abort event of a request by `step`; None if not ended or not in memory."""
         with self._lock:
             return self._timeline.log.end_of(request_id, step)
 
     # Why a token was late
 
     def wait(self, step: int, request_id: int) -> Late | None:
-        """Explain a request's wait for its token of `step`; None if it got no token in that step.
+        """Explain why a request waited for its token of `step`.
 
-        If the beginning of the wait is not in memory, that part is `unknown`.
+        None if it got no token in that step. The part of the wait that is no longer in memory gets
+        the cause `unknown`.
         """
         found = self._lives.wait(step, request_id)
         if found is None:
@@ -303,21 +312,22 @@ class HistoryView:
         return found._replace(bound_ns=round(bound_ms * 1e6))
 
     def is_explained(self, step: int, request_id: int) -> bool:
-        """Whether the explanation of this wait is cached."""
+        """Whether `wait` can answer for this wait from its cache."""
         return self._lives.is_known(step, request_id)
 
     def explain(self, waits: Sequence[LateWait], max_steps: int) -> int | None:
-        """Explain many waits in one pass, if that is cheaper than `wait` for each.
+        """Explain many waits in one pass over the steps, and cache the results for `wait`.
 
-        Reads at most `max_steps` and returns the step it reached; the next call continues there.
-        None if single calls of `wait` are cheaper.
+        Reads at most `max_steps` steps. Returns the step it reached; the next call continues there.
+        Returns None if single calls of `wait` are cheaper.
         """
         return self._lives.explain(waits, max_steps)
 
     def life(self, view: RequestView, last: int | None = None) -> Life | None:
-        """All waits of a request from its arrival to its end, or to `last` (None: the newest).
+        """All waits for tokens of a request, from its arrival to its end or to step `last`.
 
-        A repeated call for the same request reads only newer steps. None if memory holds no step.
+        `last` is None for the newest step. A repeated call for the same request reads only newer
+        steps. Returns None if memory holds no step.
         """
         return self._lives.life(view, last)
 
@@ -329,17 +339,17 @@ class HistoryView:
         return self.wait(step, summary.max_itl_request_id)
 
     def last_stall(self, step: int | None = None) -> Late | None:
-        """The last stall above the ITL bound, up to a step (None: the newest)."""
+        """The last wait above the ITL level, up to a step (None: the newest)."""
         with self._lock:
             found = self._timeline.last_stall_step(step)
         return None if found is None else self.stall(found)
 
     def stalls(self, step: int | None = None, limit: int = 1) -> Stalls:
-        """The longest waits above the ITL bound up to a step (None: all), one per second.
+        """The longest waits above the ITL level up to a step (None: all), one per second.
 
-        These are the same waits as in `events`. If there are none, the waits above the TTFT bound
-        instead. ITL comes first because a stall delays all decoding requests, while a long TTFT
-        delays only one.
+        These are the waits that `events` lists. If none exceeds the ITL level, the waits above the
+        TTFT level are returned instead. ITL comes first because a stall delays all decoding
+        requests, while a long TTFT delays only one.
         """
         return self.windows.stalls(step, limit)
 
@@ -350,7 +360,7 @@ class HistoryView:
 
     @property
     def num_lost(self) -> int:
-        """Number of messages lost for good."""
+        """Number of messages lost for good: they cannot be requested again."""
         with self._lock:
             return self._timeline.gaps.num_lost
 
@@ -361,7 +371,7 @@ class HistoryView:
 
     @property
     def marks(self) -> list[Mark]:
-        """The marks, in order of steps."""
+        """The marks (notes that people set at steps), in order of steps."""
         with self._lock:
             return list(self._timeline.marks)
 

@@ -11,7 +11,7 @@ MAX_BYTES = 1024 * 1024
 
 
 class Journal(History):
-    """Has the counts, gaps, engine and status of a `History`. All else is unknown."""
+    """A `History` that knows only counts, gaps, engine and status. All else is unknown."""
 
     def __init__(self) -> None:
         super().__init__(max_bytes=MAX_BYTES)

@@ -1,7 +1,8 @@
-"""`LifeKeeper`: explains single waits and whole lives of requests from the steps in memory.
+"""`LifeKeeper`: explains the waits of requests for their tokens, from the steps in memory.
 
-It follows the life of one request as steps come in, and caches explained waits. It decodes outside
-the timeline's lock, on payloads that never change.
+It explains single waits, or all waits of one request (its "life"). It follows the life of one
+request as steps come in, and caches explained waits. It decodes outside the timeline's lock, on
+payloads that never change.
 """
 
 import threading
@@ -28,9 +29,10 @@ _NAMED = ("max_itl_request_id", "max_ttft_request_id")
 
 
 class Life(NamedTuple):
-    """A request from its arrival, or from the oldest known step, to the requested step.
+    """The explained waits of a request, from its arrival to the requested step.
 
-    It may reach further if an earlier call requested a later step.
+    It begins with the oldest known step if the arrival is not in memory. It may reach further than
+    requested if an earlier call requested a later step.
     """
 
     request_id: int
@@ -40,7 +42,7 @@ class Life(NamedTuple):
 
 
 class _LifeFollower:
-    """An `Explainer` that follows one request, and its place in the ring."""
+    """An `Explainer` that follows one request, and the number of the next message to feed it."""
 
     def __init__(
         self,
@@ -59,12 +61,12 @@ class _LifeFollower:
 
 
 class LifeKeeper:
-    """Explains waits of one timeline.
+    """Explains the waits of one timeline.
 
     Args:
         lock: guards the timeline.
         cache: the step cache of the same timeline.
-        of_file: the baseline of the replayed file.
+        of_file: the baseline (usual duration of steps) of the replayed file.
     """
 
     def __init__(
@@ -85,11 +87,11 @@ class LifeKeeper:
         self._own_lock = threading.Lock()  # held while decoding, unlike `lock`
 
     def is_known(self, step: int, request_id: int) -> bool:
-        """See `History.is_explained`."""
+        """Whether the explanation of a wait is cached; see `HistoryView.is_explained`."""
         return (step, request_id) in self._known
 
     def wait(self, step: int, request_id: int) -> Late | None:
-        """See `History.wait`."""
+        """Explain one wait; see `HistoryView.wait`."""
         with self._own_lock:
             self._refresh()
             key = step, request_id
@@ -101,7 +103,7 @@ class LifeKeeper:
             return found
 
     def explain(self, waits: Sequence[LateWait], max_steps: int) -> int | None:
-        """See `History.explain`."""
+        """Explain many waits in one pass; see `HistoryView.explain`."""
         with self._own_lock:
             self._refresh()
             waits = [each for each in waits if each[:2] not in self._known]
@@ -135,7 +137,8 @@ class LifeKeeper:
     def _refresh(self) -> None:
         """Drop cached explanations if the baseline has changed.
 
-        A whole life takes long to read, so it is read again only if the set of slow steps changes.
+        To explain a whole life again takes long. So the followed request is dropped only if other
+        steps count as slow under the new baseline.
         """
         if not self._baseline.refresh(self._timeline.columns):
             return
@@ -159,7 +162,7 @@ class LifeKeeper:
     def _keep_explained(self, found: Sequence[Late], wanted: Set[tuple[int, int]]) -> None:
         """Cache the wanted waits, and the newest of the others, which may be requested next.
 
-        More would displace the cached waits of other calls.
+        More would displace waits that other calls have cached.
         """
         with self._lock:
             columns = self._timeline.columns
@@ -180,7 +183,7 @@ class LifeKeeper:
             self._known.popitem(last=False)
 
     def life(self, view: RequestView, last: int | None) -> Life | None:
-        """See `History.life`."""
+        """Explain all waits of a request; see `HistoryView.life`."""
         with self._own_lock:
             self._refresh()
             follower = self._follower
@@ -212,7 +215,7 @@ class LifeKeeper:
             return follower.life
 
     def _explain(self, step: int, request_id: int) -> Late | None:
-        """The wait of a request that ended in `step`."""
+        """Explain the wait of a request that ended in `step`."""
         with self._lock:
             steps = self._timeline.columns.steps
             index = self._timeline.columns.index(step)
@@ -241,7 +244,7 @@ class LifeKeeper:
     def _begin(
         self, request_id: int, start_ns: int, last_step: int | None
     ) -> tuple[Explainer, int] | None:
-        """An explainer of one request from before a time, and the number of its first message.
+        """Return an explainer that starts before `start_ns`, and the number of its first message.
 
         Args:
             last_step: the last step to explain (None: the newest).

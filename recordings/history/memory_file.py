@@ -1,4 +1,4 @@
-"""Writes a history to a recording, to save steps from before a recording was started."""
+"""Writes a history to a file, to save the steps from before a recording was started."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -24,7 +24,7 @@ def write_memory(
     metadata: Mapping[str, str] | None = None,
     change: Callable[[Telemetry], Telemetry] | None = None,
 ) -> int:
-    """Write the steps in memory with their marks, up to the newest step at the call.
+    """Write the steps in memory and their marks to a file, up to the newest step at the call.
 
     Args:
         path: path of the new file.
@@ -74,9 +74,10 @@ def _frames(
     sequences: Mapping[int, int],
     num_lost: Mapping[int, int],
 ) -> Iterator[tuple[Telemetry, int, bytes]]:
-    """Yield a snapshot of the state before, then the messages, each with a sequence number.
+    """Yield a snapshot, then the messages of a follower, each with its sequence number and payload.
 
-    The numbers of steps are known. Other messages get numbers that lie between those.
+    The snapshot is the state before the first message. The sequence numbers of steps are known.
+    Other messages get numbers between those.
     """
     state = follower.state
     early: list[tuple[Telemetry, bytes]] = []  # before the first step

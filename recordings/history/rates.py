@@ -68,7 +68,7 @@ def rates_of(columns: StepColumns, start_ns: int, end_ns: int) -> Rates:
 
 
 def rates_of_totals(rates: Rates, state: SessionState) -> Rates:
-    """Set rates that need single steps to None if records sum up a stretch of time."""
+    """Set rates that need single steps to None if each record totals a time interval."""
     if not state.is_summed_up:
         return rates
     totals = state.totals or Totals()
@@ -84,9 +84,10 @@ def rates_of_totals(rates: Rates, state: SessionState) -> Rates:
 
 
 def _preempted(columns: StepColumns, end_ns: int) -> tuple[int | None, float, float | None]:
-    """Preemptions in the last minute, the seconds of it in memory, and the recompute tax.
+    """Number of preemptions in the last minute, how much of it is in memory, and the recompute tax.
 
-    Preemptions are a count and not a rate, as one preemption must never show as several per minute.
+    The recompute tax is the share of step time spent on recomputed tokens. Preemptions are a count
+    and not a rate, because one preemption must never show as several per minute.
     """
     if not columns.steps or columns.column("schedule_start_ns")[0] >= end_ns:
         return None, 0.0, None

@@ -1,4 +1,4 @@
-"""`ReadMemory`: reads the states and messages of a timeline that are needed to explain a wait.
+"""`ReadMemory`: reads from memory the states and messages that are needed to explain a wait.
 
 Decoding happens outside the timeline's lock, on payloads that never change.
 """
@@ -19,7 +19,7 @@ _BATCH = 256  # messages taken out of the ring at a time
 
 
 class ReadMemory:
-    """Reads one timeline while it grows.
+    """Reads one timeline (the data kept of one engine) while it grows.
 
     Args:
         lock: guards the timeline.
@@ -32,7 +32,7 @@ class ReadMemory:
         self._cache = cache
 
     def state_before(self, time_ns: int, earliest: int = -1) -> tuple[SessionState, int] | None:
-        """The state at the last step before a time, and the number of the next message.
+        """The state after the last step before a time, and the number of the next message.
 
         Args:
             earliest: index of the first step that may be used; -1: the state before all steps.
@@ -86,10 +86,10 @@ class ReadMemory:
                 number += 1
 
     def known_start(self, index: int, request_id: int) -> int | None:
-        """When the longest wait of a step began; None for any other wait.
+        """When a request's wait began, if it is the longest ITL or TTFT of a step; else None.
 
-        The caller holds the lock. Also None after any pause by the operator, because the lengths in
-        the columns leave pauses out.
+        Also None after any pause by an operator, because the lengths in the columns leave pauses
+        out. The caller holds the lock.
         """
         columns = self._timeline.columns
         end_ns = columns.tokens_ns[index]
@@ -101,7 +101,10 @@ class ReadMemory:
         return None
 
     def known_apart(self, pieces: Iterable[Piece]) -> tuple[Piece, ...]:
-        """Mark unknown time before the first step in memory as `forgotten`, apart from losses."""
+        """Mark unknown time before the first step in memory as `forgotten`.
+
+        So it can be told from time that is unknown because messages were lost.
+        """
         with self._lock:
             starts_ns = self._timeline.columns.column("schedule_start_ns")
             begin_ns = starts_ns[0] if starts_ns else 0

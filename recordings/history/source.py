@@ -1,4 +1,4 @@
-"""`Source`: where a session comes from. A live engine and a recording look alike to the UI."""
+"""`Source`: fills a history from a live engine or a recording, which look alike to the UI."""
 
 import threading
 from collections.abc import Callable
@@ -22,7 +22,7 @@ FrameListener: TypeAlias = Callable[[bytes, int, bytes], None]
 
 
 class Source(Protocol):
-    """Fills a `History` from its own thread."""
+    """Fills a `History` from a thread of its own."""
 
     history: History
     name: str
@@ -65,9 +65,9 @@ class FrameTap:
 
 
 def add_mark(source: Source, text: str, who: str, step: int | None = None) -> Mark:
-    """Add a mark at a step (None: the newest), also to a recording in progress.
+    """Add a mark (a note) at a step (None: the newest), also to a recording in progress.
 
-    From any thread.
+    Any thread may call it.
     """
     history = source.history
     if step is None:

@@ -1,4 +1,4 @@
-"""Inserts earlier steps before those in memory, without changing the latter."""
+"""Inserts earlier steps before the steps in memory, which stay unchanged."""
 
 from stepscope.recordings.history.timeline import Timeline
 from stepscope.recordings.state.clocks import BACK_NS
@@ -32,7 +32,8 @@ def splice(later: Timeline, earlier: Timeline, latencies: Latencies) -> None:
     Args:
         later: must follow `earlier`, see `does_follow`.
         earlier: must have no gaps.
-        latencies: of both timelines. Ranking takes long, so join them before taking a lock.
+        latencies: the joined latencies of both timelines. Joining sorts them and takes long, so do
+            it before taking a lock.
     """
     if earlier.slo != later.slo:  # changed while `earlier` was filled
         earlier.set_slo(later.slo)

@@ -19,7 +19,7 @@ MAX_STATES = 4  # cached states: for the cursor, and for waits explained at the 
 
 
 class _Visited(NamedTuple):
-    """A restored state. The next one to be requested is often one step later."""
+    """A restored state. It is cached because the next request is often for the step after it."""
 
     segment: Segment
     place: int
@@ -40,7 +40,7 @@ class StepCache:
         self._visited: list[_Visited] = []  # the last used one at the end
 
     def record(self, step: int) -> StepRecord | None:
-        """See `History.record`."""
+        """The decoded record of a step; see `HistoryView.record`."""
         with self._lock:
             known = self._records.get(step)
             if known is not None:
@@ -67,7 +67,7 @@ class StepCache:
             self.keep(record)
 
     def state_at(self, step: int) -> SessionState:
-        """See `History.state_at`."""
+        """The state right after a step; see `HistoryView.state_at`."""
         with self._lock:
             ring = self._timeline.ring
             found = ring.locate(step)
@@ -91,6 +91,6 @@ class StepCache:
         return state
 
     def _nearest(self, segment: Segment, place: int) -> _Visited | None:
-        """The nearest cached state at or before a place in a segment."""
+        """The nearest cached state at or before index `place` in a segment."""
         known = [e for e in self._visited if e.segment is segment and e.place <= place]
         return max(known, key=lambda each: each.place, default=None)

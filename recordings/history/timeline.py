@@ -1,7 +1,8 @@
 """`Timeline`: all data kept of one engine, without a lock. `History` owns it.
 
-It turns each message into the newest state, a summary, latency samples and events. When the ring
-drops a segment, the oldest of all of these are forgotten together.
+From each message it derives the newest state, a step summary, latency samples and events. When the
+ring of messages drops its oldest segment, the step summaries, samples and events of those steps are
+dropped, too.
 """
 
 from array import array
@@ -38,7 +39,7 @@ from stepscope.recordings.state.session import SessionState
 
 
 class Timeline:
-    """One engine, from a first state on.
+    """The data kept of one engine, from an initial state on.
 
     Args:
         state: the state before the first message.
@@ -46,7 +47,7 @@ class Timeline:
         max_steps, max_bytes: how much is kept at most.
 
     Attributes:
-        known_since_ns: no figure includes waits that began earlier.
+        known_since_ns: waits that began before this engine time are left out of all metrics.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Timeline:
         self._mark_steps: set[int] = set()
 
     def know_transcripts(self, snapshot: Snapshot) -> None:
-        """Keep the transcripts of the snapshot that the timeline began with."""
+        """Store the prompts and outputs in the snapshot that the timeline begins with."""
         self.transcripts = {each.request_id: each for each in snapshot.transcripts or ()}
 
     def take(self, sequence: int, message: Telemetry, payload: bytes) -> None:
@@ -120,7 +121,10 @@ class Timeline:
             self.wall_clock.take(state.info)
 
     def take_run(self, run: Sequence[PackedStep], forward: FastForward) -> None:
-        """Add the next packed steps of a file. `forward`, which holds `state`, applies them.
+        """Add the next packed steps of a file.
+
+        Args:
+            forward: applies the steps to the state; it must hold `state`.
 
         Raises:
             ValueError: a step does not fit the steps before it. Do not use this timeline any more.
@@ -168,11 +172,11 @@ class Timeline:
 
     @property
     def _true_after(self) -> int | None:
-        """The number of the message that led to `state`; None if unknown."""
+        """The number of the message that led to `state`; None if a loss made `state` unsure."""
         return None if self.gaps.needs_snapshot else self.last_sequence
 
     def _is_next(self, sequence: int, message: Telemetry) -> bool:
-        """Whether a message is new. Missing messages before it become a gap."""
+        """Whether a message is new. If messages before it are missing, a gap is noted."""
         last = self.last_sequence
         if last is not None:
             if isinstance(message, Snapshot):
@@ -240,7 +244,7 @@ class Timeline:
         return summary
 
     def span(self, first: int, last: int) -> Span | None:
-        """The steps `first` to `last` as one; None if none of them is in memory."""
+        """Summary of the steps `first` to `last`; None if none of them is in memory."""
         span = self.columns.span(first, last)
         if span is None or not (self.knob_steps or self._mark_steps):
             return span
@@ -272,7 +276,10 @@ class Timeline:
         self.latencies.add(record.tokens_ns, record.tokens_ns - record.schedule_start_ns, outcome)
 
     def _note_step(self, record: StepRecord, outcome: Outcome) -> None:
-        """Note the events of a step, and remove pauses and invalid waits from `outcome`."""
+        """Log the events of a step.
+
+        Correct `outcome` for pauses and for waits of unknown length.
+        """
         step, now_ns = record.step, record.tokens_ns
         if self.gaps.found:
             self.gaps.end(step)

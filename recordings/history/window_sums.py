@@ -1,4 +1,4 @@
-"""Computes `Sums` over a window of a timeline, from the columns of steps and the latencies."""
+"""Computes `Sums` (the inputs of all metrics) over a window of a timeline."""
 
 from bisect import bisect_right
 
@@ -61,7 +61,7 @@ def step_sums(columns: StepColumns, start_ns: int, end_ns: int) -> Sums:
 
 
 def seconds_of(columns: StepColumns, start_ns: int, end_ns: int) -> float:
-    """Seconds of a window that are in memory; 0 if it has no step."""
+    """How many seconds of a window are in memory; 0 if no step is."""
     first = bisect_right(columns.tokens_ns, start_ns)
     if first >= bisect_right(columns.tokens_ns, end_ns):
         return 0.0
@@ -71,7 +71,7 @@ def seconds_of(columns: StepColumns, start_ns: int, end_ns: int) -> float:
 
 
 def with_latencies(sums: Sums, latencies: Latencies) -> Sums:
-    """Add the latencies, and how many requests kept the service levels. Takes about 1 ms."""
+    """Return `sums` with latencies, and with how many requests met the levels. Takes about 1 ms."""
     slo = latencies.slo
     levels = {"ttft": slo.ttft_ms, "itl": slo.itl_ms}
     spreads = {kind: _spread(latencies.of(kind), levels.get(kind)) for kind in KINDS}

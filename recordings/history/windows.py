@@ -1,4 +1,4 @@
-"""`Windows`: figures of a timeline over windows of engine time."""
+"""`Windows`: latencies, rates and other metrics of a timeline over windows of engine time."""
 
 import math
 import threading
@@ -23,7 +23,10 @@ _MAX_AT_ONCE = 4096  # steps to scan with the lock held, while the source waits
 
 
 class LateCounts(NamedTuple):
-    """Numbers of late tokens, of steps with any, and of breaches (one per step and kind)."""
+    """Numbers of late tokens, of steps with late tokens, and of breaches of a service level.
+
+    A step has at most two breaches: one of the ITL and one of the TTFT.
+    """
 
     num_tokens: int
     num_steps: int
@@ -31,7 +34,7 @@ class LateCounts(NamedTuple):
 
 
 class Goodput(NamedTuple):
-    """How many of the requests observed from arrival to end kept all service levels."""
+    """How many requests met all service levels, of those observed from arrival to end."""
 
     num_judged: int
     num_kept: int
@@ -43,14 +46,14 @@ class Goodput(NamedTuple):
 
 
 class Stalls(NamedTuple):
-    """Waits in memory above the ITL bound. If there are none, waits above the TTFT bound."""
+    """The waits in memory above the ITL level. If there are none, those above the TTFT level."""
 
     longest: list[Breach]  # the longest wait of each second, longest first
     number: int  # number of seconds with such a wait
 
 
 class Windows:
-    """Reads one timeline, and does long computations outside its lock.
+    """Computes metrics of one timeline. Long computations happen outside its lock.
 
     Args:
         lock: guards the timeline.
@@ -62,7 +65,7 @@ class Windows:
         self._begin()
 
     def _begin(self) -> None:
-        """Restart with no step scanned."""
+        """Forget which steps were scanned for late tokens."""
         self._scanned = -1
         self._longest = {"ITL": Longest(), "TTFT": Longest()}  # up to the last scanned step
         self._seconds = {kind: LateSeconds(late) for kind, late in self._longest.items()}
@@ -70,21 +73,21 @@ class Windows:
         self._at_hand: dict[tuple[int, str], Breach] = {}  # a cache, as lists are drawn repeatedly
 
     def latency(self, end_ns: int | None, window_s: float | None, buckets: int) -> LatencyReport:
-        """See `History.latency`."""
+        """Latencies of a window; see `HistoryView.latency`."""
         with self._lock:
             end_ns, start_ns = self._window(end_ns, window_s)
             part = self._timeline.latencies.cut(start_ns, end_ns)
         return part.report(start_ns, end_ns, buckets)
 
     def rates(self, end_ns: int | None, window_s: float | None) -> Rates:
-        """See `History.rates`."""
+        """Throughput, hit rate and shares of time in a window; see `HistoryView.rates`."""
         with self._lock:
             end_ns, start_ns = self._window(end_ns, window_s)
             rates = rates_of(self._timeline.columns, start_ns, end_ns)
             return rates_of_totals(rates, self._timeline.state)
 
     def goodput(self, end_ns: int | None, window_s: float | None) -> Goodput:
-        """See `History.goodput`."""
+        """How many requests of a window met all service levels; see `HistoryView.goodput`."""
         with self._lock:
             end_ns, start_ns = self._window(end_ns, window_s)
             slo, columns = self._timeline.slo, self._timeline.columns
@@ -94,7 +97,7 @@ class Windows:
         return Goodput(*kept, per(kept.num_kept, seconds))
 
     def limits(self, end_ns: int | None, window_s: float | None) -> dict[Limit, float]:
-        """See `History.limits`."""
+        """For each limit, the share of the steps that had it; see `HistoryView.limits`."""
         with self._lock:
             end_ns, start_ns = self._window(end_ns, window_s)
             columns = self._timeline.columns
@@ -104,7 +107,7 @@ class Windows:
         return {limit: n / known for limit, n in zip(LIMITS, counts, strict=True) if n}
 
     def figures(self, end_ns: int | None, window_s: float | None) -> dict[str, float | None]:
-        """See `History.figures`."""
+        """All metrics of `recordings/figures/table.py` in a window; see `HistoryView.figures`."""
         with self._lock:
             end_ns, start_ns = self._window(end_ns, window_s)
             part = self._timeline.latencies.cut(start_ns, end_ns)
@@ -112,13 +115,16 @@ class Windows:
         return figures_of(with_latencies(sums, part))
 
     def samples(self, kind: LatencyKind, end_ns: int | None, window_s: float | None) -> Samples:
-        """A copy of the samples of one kind in a window."""
+        """A copy of the samples of one latency (such as ITL) in a window."""
         with self._lock:
             end_ns, start_ns = self._window(end_ns, window_s)
             return self._timeline.latencies.of(kind).cut(start_ns, end_ns)
 
     def breaches(self, step: int | None, limit: int) -> list[Breach]:
-        """The last breaches up to `step` (None: all), oldest first, one per step and kind."""
+        """The last breaches of service levels up to `step` (None: all), oldest first.
+
+        There is at most one per step for the ITL, and one for the TTFT.
+        """
         self._scan()
         with self._lock:
             self._scan_some()
@@ -131,9 +137,10 @@ class Windows:
             return [self._breach(*each) for each in last[max(0, len(last) - limit) :]]
 
     def longest(self, step: int | None, limit: int, kind: str = "ITL") -> list[Breach]:
-        """The longest waits up to `step` (None: all), longest first. All of `kind` come first.
+        """The longest late waits up to `step` (None: all), longest first.
 
-        Takes time logarithmic in the number of late steps.
+        All waits of `kind` ("ITL" or "TTFT") come before the others. The time is logarithmic in the
+        number of late steps.
         """
         self._scan()
         with self._lock:
@@ -145,7 +152,7 @@ class Windows:
             return found
 
     def stalls(self, step: int | None, limit: int) -> Stalls:
-        """See `History.stalls`."""
+        """The longest late waits, one per second; see `HistoryView.stalls`."""
         self._scan()
         with self._lock:
             self._scan_some()
@@ -160,7 +167,7 @@ class Windows:
     ) -> list[SessionEvent]:
         """The longest late wait of each second up to `step` (None: all), oldest first.
 
-        For the second of the newest step, it is the longest so far.
+        The second of the newest step may still be in progress; its wait is the longest so far.
         """
         self._scan()
         with self._lock:
@@ -172,7 +179,7 @@ class Windows:
             return [self._late_event(*each) for each in last[max(0, len(last) - limit) :]]
 
     def next_late_event(self, step: int, direction: int) -> SessionEvent | None:
-        """The nearest late event after (direction 1) or before (-1) `step`."""
+        """The nearest late event in a later step (direction 1) or an earlier one (-1)."""
         self._scan()
         with self._lock:
             self._scan_some()
@@ -182,7 +189,7 @@ class Windows:
             return None if nearest is None else self._late_event(*nearest)
 
     def late(self, step: int | None) -> LateCounts:
-        """Counts of all late tokens in memory up to `step` (None: all)."""
+        """Count all late tokens in memory up to `step` (None: all)."""
         self._scan()
         with self._lock:
             self._scan_some()
@@ -203,9 +210,9 @@ class Windows:
             return LateCounts(num_tokens, num_breaches - num_twice, num_breaches)
 
     def _scan(self) -> None:
-        """Scan the steps since the last call, and forget steps that the timeline forgot.
+        """Search new steps for late tokens, and forget steps that the timeline forgot.
 
-        After a change of the service levels it scans all of memory, and lets the source use the
+        After a change of the service levels it searches all of memory, and lets the source use the
         lock in between.
         """
         is_more = True
@@ -216,7 +223,7 @@ class Windows:
                 time.sleep(0)  # otherwise other threads would hardly get the lock
 
     def _scan_some(self) -> bool:
-        """Scan at most `_MAX_AT_ONCE` steps. Returns whether more are left.
+        """Search at most `_MAX_AT_ONCE` steps for late tokens. Returns whether more are left.
 
         It keeps as little as possible of each late step.
         """
@@ -245,7 +252,7 @@ class Windows:
         return end < len(steps)
 
     def _breach(self, step: int, kind: str) -> Breach:
-        """The breach of a kind in a late step, from the cache if possible."""
+        """The breach of `kind` (ITL or TTFT) in a late step, from the cache if possible."""
         breach = self._at_hand.get((step, kind))
         if breach is None:
             if len(self._at_hand) >= _MAX_AT_HAND:

@@ -30,7 +30,12 @@ _LAST_CHUNK = int(RowFlag.LAST_CHUNK)
 
 
 class _Going:
-    """A request that goes on from `row`, its row in the step with count `since`."""
+    """A request that goes on: it got one token in each step after `row`.
+
+    Attributes:
+        row: its last full row.
+        since: number of the step of `row`, counted from the first step applied.
+    """
 
     __slots__ = ("in_lane", "row", "since")
 
@@ -41,14 +46,14 @@ class _Going:
 
 
 class FastForward:
-    """Applies messages in order, like `SessionState.apply`. `state` is correct after `settle`.
+    """Applies messages in order, like `SessionState.apply`. Call `settle` before reading `state`.
 
     Args:
         state: the initial state, which is changed in place.
 
     Attributes:
         num_rows: number of rows of the last step.
-        lanes: the lanes to extend with every packed step, if any; correct after `settle`.
+        lanes: the lanes to extend with every packed step, if any; correct only after `settle`.
     """
 
     def __init__(self, state: SessionState) -> None:
@@ -64,7 +69,10 @@ class FastForward:
         self._block_size = 0
 
     def take(self, message: Telemetry) -> Outcome | None:
-        """Apply a message that is not packed. Returns the outcome of a step, None for others."""
+        """Apply a message that is not packed.
+
+        Returns the outcome of a step, None for other messages.
+        """
         if not has_no_request(message):
             self.settle()
         outcome = self.state.apply(message)
@@ -72,9 +80,9 @@ class FastForward:
         return outcome
 
     def note(self, message: Telemetry) -> None:
-        """Note a message that is not packed and that the caller has already applied to `state`.
+        """Report a message that is not packed and that the caller has already applied to `state`.
 
-        The caller must have called `settle` before, unless `has_no_request` is true for the
+        The caller must have called `settle` before it, unless `has_no_request` is true for the
         message.
         """
         if isinstance(message, StepRecord):
@@ -192,7 +200,7 @@ class FastForward:
         return [self._row(each, self._count) for each in self._before]
 
     def draw(self, lanes: LaneBoard) -> None:
-        """Extend these lanes from now on. They must begin with the next step."""
+        """Extend these lanes with each step from now on. They must begin with the next step."""
         self.lanes = lanes
         for each in self._before:
             each.in_lane = False
@@ -210,7 +218,7 @@ class FastForward:
             self.state.table.take_rows(rows, self._tokens_ns, Outcome())
 
     def _row(self, going: _Going, count: int) -> BatchRow:
-        """Compute the row of a request in step `count`, one token per step after its last row."""
+        """The row of a request in step number `count`: one token per step after its last row."""
         row = going.row
         num_steps = count - going.since
         if not num_steps:
@@ -230,7 +238,10 @@ class FastForward:
         dropped: list[_Going],
         spelled: list[BatchRow],
     ) -> None:
-        """Extend the lanes by a step. Requests with full rows in the step before now go on."""
+        """Extend the lanes by a step.
+
+        Requests with a full row in the previous step go on from this step.
+        """
         self._stop(lanes, dropped, record.step)
         lanes.extend_step(record, spelled)
         if self._fresh:
@@ -263,7 +274,7 @@ def _add_going(
     gap_ns: int,
     late_ns: int | None,
 ) -> None:
-    """Add to the outcome the requests that went on: one token each, all after the same gap."""
+    """Add to the outcome one token for each request that went on, all after the same gap."""
     num_going = len(batch) - len(spelled)
     if not num_going:
         return

@@ -1,8 +1,8 @@
-"""`StepRing`: the raw messages of a session, in segments.
+"""`StepRing`: the raw messages of a session, in segments of consecutive messages.
 
-It owns the segments, and forgets whole segments, oldest first, when there are too many steps or
-bytes. Any state can be restored from a keyframe and at most `SEGMENT_STEPS` records. A segment that
-has ended is compressed. The segments read last are also kept decompressed.
+It owns the segments. When there are too many steps or bytes, it forgets whole segments, oldest
+first. Any state can be restored from a keyframe and at most `SEGMENT_STEPS` records. Finished
+segments are compressed. The segments that were read last are also kept decompressed.
 """
 
 from bisect import bisect_left, bisect_right
@@ -24,7 +24,7 @@ _MAX_UNPACKED = 4  # segments whose decompressed payloads are kept
 
 
 class StepRing:
-    """Segments, oldest first. One writer; readers hold the writer's lock during a call.
+    """A list of segments, oldest first. One thread writes; readers hold its lock during a call.
 
     Readers may keep payloads and keyframes, which never change.
 
@@ -60,7 +60,10 @@ class StepRing:
 
     @property
     def is_full(self) -> bool:
-        """Whether the next message begins a segment, which needs the state before it."""
+        """Whether the next message will begin a new segment.
+
+        If so, it needs the state before it.
+        """
         return not self.room
 
     @property
@@ -72,7 +75,7 @@ class StepRing:
     def append(
         self, payload: bytes, step: int | None, before: SessionState, sequence: int | None
     ) -> bool:
-        """Add a message. Returns whether old segments were forgotten for it.
+        """Add a message. Returns whether old segments were forgotten to make room.
 
         Args:
             step: the step of a step record; None for any other message.
@@ -95,7 +98,9 @@ class StepRing:
         sequence: int | None,
         rows: Callable[[], list[BatchRow]],
     ) -> bool:
-        """Add packed steps, which must fit into one segment. Returns the same as `append`.
+        """Add packed steps, which must fit into one segment.
+
+        Returns whether old segments were forgotten to make room.
 
         Args:
             before, sequence: as in `append`, for the first of the steps.
@@ -110,7 +115,7 @@ class StepRing:
         return self._count(segment, sum(map(len, payloads)) + _PAYLOAD_OVERHEAD * len(payloads))
 
     def locate(self, step: int) -> tuple[Segment, int] | None:
-        """Segment and place of the last record at or before `step`; None if there is none."""
+        """Segment of the last record at or before `step`, and its index there; None without one."""
         index = bisect_right(self.segments, step, key=_first_step) - 1
         while index >= 0:
             segment = self.segments[index]
@@ -121,7 +126,7 @@ class StepRing:
         return None
 
     def payloads(self, segment: Segment, begin: int = 0, end: int | None = None) -> list[bytes]:
-        """Messages of a segment in the places [begin, end), in order."""
+        """Messages of a segment with the indices [begin, end), in order."""
         payloads = segment.payloads
         if isinstance(payloads, OpenPayloads):
             return payloads.all(segment.step_places)[begin:end]
@@ -145,7 +150,7 @@ class StepRing:
         return self.payloads(segment, place, place + 1)[0]
 
     def payloads_from(self, number: int, limit: int) -> list[bytes]:
-        """Up to `limit` messages from a number on."""
+        """Up to `limit` messages from message `number` on."""
         index = bisect_right(self.segments, number, key=attrgetter("first_number")) - 1
         found: list[bytes] = []
         for segment in self.segments[max(index, 0) :]:
@@ -156,7 +161,7 @@ class StepRing:
         return found
 
     def forget_after(self, segment: Segment, place: int) -> None:
-        """Drop all messages after `place` in `segment`."""
+        """Drop all messages after the message with index `place` in `segment`."""
         del self.segments[self.segments.index(segment) + 1 :]
         num_kept = bisect_right(segment.step_places, place)
         kept = Segment(segment.keyframe, segment.first_number)
@@ -171,7 +176,7 @@ class StepRing:
         self.num_bytes = sum(each.num_bytes for each in self.segments)
 
     def state_after(self, segment: Segment, place: int) -> SessionState:
-        """The state after the message at `place` of a segment."""
+        """The state after the message with index `place` in a segment."""
         return replayed(segment.keyframe.restore(), self.payloads(segment, 0, place + 1))
 
     def prepend(self, earlier: "StepRing") -> None:
@@ -189,7 +194,7 @@ class StepRing:
         self.num_bytes += sum(segment.num_bytes for segment in older)
 
     def _open(self, before: SessionState, sequence: int | None) -> tuple[Segment, OpenPayloads]:
-        """The segment for the next message, and its payloads."""
+        """Return the segment for the next message, and its payloads. Begins a new one if needed."""
         segment = self._begin(before, sequence) if self.is_full else self.segments[-1]
         assert isinstance(segment.payloads, OpenPayloads)  # the newest one has not ended
         return segment, segment.payloads
@@ -225,7 +230,10 @@ class StepRing:
         return evicted
 
     def _begins_wrong(self) -> bool:
-        """Whether the first keyframe is uncertain and a later one is not, so that one must lead."""
+        """Whether the first keyframe may be wrong while a later one is right.
+
+        Then the segments before the right one must be dropped.
+        """
         first, *others = (segment.keyframe.sequence for segment in self.segments)
         return first is None and any(sequence is not None for sequence in others)
 

@@ -13,9 +13,9 @@ _ENTRY_BYTES = 100  # estimated size of an entry for a shared request
 
 
 class Keyframe(NamedTuple):
-    """A state with compressed blocks, because those of a large pool would take most of the memory.
+    """A stored state. Its blocks are compressed, because for many blocks they take most memory.
 
-    `sequence` is the number of the message that led to the state. None if that is unknown, or if
+    `sequence` is the number of the message that led to the state. It is None if unknown, or if
     messages before it are missing and no snapshot has corrected the state.
     """
 
@@ -48,7 +48,7 @@ class Keyframe(NamedTuple):
 
 
 class Segment:
-    """Messages from one keyframe to the next."""
+    """A keyframe, and the messages from there to the next keyframe."""
 
     __slots__ = ("first_number", "keyframe", "num_bytes", "payloads", "step_places", "steps")
 
@@ -61,7 +61,7 @@ class Segment:
         self.num_bytes = keyframe.num_bytes
 
     def end(self) -> None:
-        """Compress the messages, because no more will be added."""
+        """Compress the messages. Call it when no more will be added."""
         if isinstance(self.payloads, OpenPayloads) and not self.payloads.is_packed:
             self.payloads = CompressedPayloads(self.payloads.all(self.step_places))
             self.num_bytes = self.keyframe.num_bytes + self.payloads.num_bytes
