@@ -1,4 +1,4 @@
-"""Puts two runs on one axis: time, steps, or time since the arrival of one request."""
+"""Puts two runs on one chart axis: time, steps, or time since the arrival of one request."""
 
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -12,17 +12,21 @@ ALIGNMENTS: tuple[Align, ...] = ("time", "step", "request")
 
 
 class Place(NamedTuple):
-    """One side, and where offset 0 lies in it: nanoseconds or steps since its run began."""
+    """The chart points of one run, and the place of offset 0 on the common axis.
+
+    Attributes:
+        zero: nanoseconds or steps from the start of this run to offset 0.
+    """
 
     points: StepPoints
     zero: int
 
 
 class Axis(NamedTuple):
-    """Both sides on one axis. Offsets are nanoseconds, or steps if `align` is "step".
+    """Two runs on one chart axis. Offsets are nanoseconds, or steps if `align` is "step".
 
     Attributes:
-        start, end: range of the offsets at which either side has steps.
+        start, end: range of the offsets at which either run has steps.
     """
 
     align: Align
@@ -33,11 +37,11 @@ class Axis(NamedTuple):
 
     @property
     def unit(self) -> int:
-        """The smallest width of a column, in offsets."""
+        """The smallest width of a chart column, in the unit of the offsets."""
         return 1 if self.align == "step" else 1_000_000
 
     def column(self, place: Place, start: int, end: int) -> StepPoint | None:
-        """The steps of a side in the offsets [start, end) merged into one; None without any."""
+        """Maxima over the steps of a run with offsets in [start, end); None without any."""
         points = place.points
         start, end = start + place.zero, end + place.zero
         if self.align == "step":
@@ -50,14 +54,14 @@ class Axis(NamedTuple):
         return points.worst(points.index_ended(start) + 1, points.index_at(end - 1))
 
     def offset_of(self, place: Place, index: int) -> int:
-        """The offset at which a point of one side begins."""
+        """The offset at which the point with this index begins, for one of the runs."""
         points = place.points
         if self.align == "step":
             return points.step_of(index) - (points.first_step or 0) - place.zero
         return points.start_of(index) - place.zero
 
     def index_at(self, place: Place, offset: int) -> int:
-        """The last point that begins at or before an offset; -1 before the first."""
+        """Index of the last point of a run that begins at or before an offset; -1 without one."""
         points = place.points
         if self.align == "step":
             return points.index_of_step((points.first_step or 0) + offset + place.zero)
@@ -65,7 +69,7 @@ class Axis(NamedTuple):
 
 
 def axis_of(align: Align, a: Side, b: Side, pair: Pair | None) -> Axis:
-    """Put both sides on one axis.
+    """Put two runs on one chart axis.
 
     Args:
         pair: the request to align by if `align` is "request"; None: align by time instead.
@@ -100,7 +104,10 @@ def _life(side: Side, run: RequestRun, zero: int) -> int:
 def stretches(
     a: Side, b: Side, align: Align
 ) -> list[tuple[int, StepPoint | None, StepPoint | None]]:
-    """At most `NUM_STRETCHES` equal stretches: offset, and the merged steps of each side."""
+    """Divide the axis into at most `NUM_STRETCHES` equal stretches, for a chart.
+
+    Returns for each its offset, and the maxima over its steps in A and in B (None without steps).
+    """
     axis = axis_of(align, a, b, None)
     width = max(axis.unit, -(-(axis.end - axis.start) // NUM_STRETCHES))
     starts = range(axis.start, axis.end, width)

@@ -1,4 +1,4 @@
-"""`Comparer`: reads two feeds in turn and compares what it has read so far."""
+"""`Comparer`: reads two runs in turn, each through its `Feed`, and compares what it has read."""
 
 import logging
 import threading
@@ -18,10 +18,10 @@ _SHARE = 20
 
 
 class Comparer:
-    """Both sides of a comparison. A thread keeps them up to date after `start`.
+    """Reads and compares two runs. After `start`, a thread keeps the comparison up to date.
 
     Attributes:
-        comparison: the newest comparison; None before something of both sides was read.
+        comparison: the newest comparison; None before something of both runs was read.
         version: grows with every new comparison.
     """
 
@@ -40,24 +40,24 @@ class Comparer:
 
     @property
     def sides(self) -> tuple[Side, Side] | None:
-        """Both sides; None before something of both was read."""
+        """The two runs as read so far; None before something of both was read."""
         a, b = (feed.side for feed in self.feeds)
         return None if a is None or b is None else (a, b)
 
     @property
     def is_reading(self) -> bool:
-        """Whether some of the existing data has not been compared yet."""
+        """Whether there are messages that have not been read and compared yet."""
         is_running = self._thread is not None and self._thread.is_alive()
         return is_running and not self._is_caught_up
 
     @property
     def was_cancelled(self) -> bool:
-        """Whether it was stopped before it had read everything."""
+        """Whether `cancel` stopped it before it had read everything."""
         return self._is_stopped.is_set() and not self._is_caught_up
 
     @property
     def notes(self) -> list[str]:
-        """One line for everything that is missing or went wrong."""
+        """Lines for people on what is missing or went wrong, one for each problem."""
         found = [feed.note for feed in self.feeds] + [self.error]
         return list(dict.fromkeys(note for note in found if note))
 
@@ -66,7 +66,10 @@ class Comparer:
         self._thread.start()
 
     def watch(self, is_watched: bool) -> None:
-        """Set whether the comparison is on a screen: live sessions are followed only then."""
+        """Set whether the comparison is on a screen.
+
+        Live sessions are followed only while it is.
+        """
         if is_watched:
             self._is_watched.set()
         else:
@@ -88,14 +91,14 @@ class Comparer:
     # Reading
 
     def read_some(self) -> bool:
-        """Read a slice of each side. Returns whether there was anything to read."""
+        """Read from each run for a short time. Returns whether there was anything to read."""
         taken = False
         for feed in self.feeds:
             taken = feed.read(time.monotonic() + _SLICE_S) or taken
         return taken
 
     def renew(self) -> Comparison:
-        """Compare what has been read by now. Only the reading thread may call it."""
+        """Compare what has been read so far. Only the reading thread may call it."""
         assert self.sides is not None
         self.comparison = compare(*self.sides)
         self.version += 1
@@ -133,5 +136,5 @@ class Comparer:
 
 
 def _has_more(feed: Feed) -> bool:
-    """Whether more can be read now."""
+    """Whether a feed has more messages that can be read now."""
     return not feed.is_done and feed.share is not None

@@ -1,6 +1,6 @@
-"""`Comparison`: the figures of two runs side by side. It keeps no reference to their `Side`s.
+"""`Comparison`: the metrics of two runs side by side. It keeps no reference to their `Side`s.
 
-A is the starting point, and B is compared with it: a ratio is B / A, a change is B - A.
+A is the baseline run, and B is compared with it: a ratio is B / A, a change is B - A.
 """
 
 from typing import Literal, NamedTuple
@@ -23,7 +23,7 @@ from stepscope.recordings.state.series.latency import SLO
 
 
 class ComparedCause(NamedTuple):
-    """One cause of late waits, on each side."""
+    """How much one cause contributed to late waits, in each of the two runs."""
 
     kind: Kind
     cause: Cause
@@ -34,7 +34,7 @@ class ComparedCause(NamedTuple):
 
 
 class SideWork(NamedTuple):
-    """How much work a side did, and whether it was simulated."""
+    """How much work a run did, and whether it was simulated."""
 
     num_steps: int
     seconds: float
@@ -46,16 +46,16 @@ class SideWork(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """All figures of two sides at one moment.
+    """The result of comparing two runs, as far as they were read.
 
     Attributes:
         causes: causes of waits longer than the service level, the most costly first.
-        paired: TTFT and longest wait compared request by request, if both had the same load.
-        load: how the loads of the two sides differ.
-        is_one_session: whether both sides are parts of one session, so that their lengths may
+        paired: TTFT and longest wait compared request by request, if both runs had the same load.
+        load: how the loads of the two runs differ.
+        is_one_session: whether both runs are parts of one session, so that their lengths may
             differ. Two parts in which one engine was sent the same requests count as two sessions.
         resolution_ns: the precision of the latencies.
-        num_unlisted: requests beyond those that the sides keep.
+        num_unlisted: number of requests beyond those that the `Side`s keep.
     """
 
     names: tuple[str, str]
@@ -75,7 +75,7 @@ class Comparison(NamedTuple):
     def different_work(self) -> str | None:
         """How the load differs, in a few words; None if the difference is small or may be chance.
 
-        If the load differs, only some figures have a winner.
+        If the load differs, only some metrics have a winner.
         """
         return self.load.other_work
 
@@ -83,16 +83,16 @@ class Comparison(NamedTuple):
         return next(figure for figure in self.figures if figure.key == key)
 
     def names_winner(self, side: Literal["a", "b"]) -> bool:
-        """Whether a side can be judged: the loads are alike, or the side is better in a figure."""
+        """Whether a run can be judged: the loads are alike, or it is better in some metric."""
         return self.different_work is None or bool(self.better(side))
 
     def better(self, side: Literal["a", "b"]) -> list[Figure]:
-        """The figures in which a side is better, in the order of `figures`."""
+        """The metrics in which a run is better, in the order of `figures`."""
         return [figure for figure in self.figures if figure.verdict == side]
 
 
 def compare(a: Side, b: Side) -> Comparison:
-    """Compare what both sides have read so far. Call it from the thread that feeds them."""
+    """Compare what has been read of both runs. Call it from the thread that reads them."""
     for side in (a, b):
         side.settle()
     is_one_engine = (

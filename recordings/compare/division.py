@@ -1,4 +1,7 @@
-"""Divides a session into two parts before and after a landmark. Pure functions."""
+"""Divides a session into two parts, before and after a landmark. Pure functions.
+
+A landmark is a step with a mark (a note by a person), a knob change or a workload change.
+"""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -15,12 +18,14 @@ class SessionPart(NamedTuple):
 
 
 def divide(mark: Landmark, found: Iterable[Landmark]) -> tuple[SessionPart, SessionPart]:
-    """The parts before and after a landmark, each under the same settings of the engine.
+    """The parts of a session before and after a landmark, each with unchanged engine settings.
 
-    A part ends where a knob or the engine's own workload changes. A mark changes no setting, so it
-    ends no part. A landmark of kind "step" divides the whole session.
+    A part is cut where a knob or the engine's own workload changes. Marks cut nothing, because they
+    change no setting. If the landmark is of kind "step", nothing is cut: the parts are the whole
+    session.
 
     Args:
+        mark: the landmark.
         found: landmarks of the whole session, in any order.
     """
     changes = {each.step for each in found if each.kind in ("knobs", "workload")}
@@ -41,9 +46,9 @@ def divide(mark: Landmark, found: Iterable[Landmark]) -> tuple[SessionPart, Sess
 
 
 def reaches(a: str, b: str) -> tuple[str, str, str] | None:
-    """For the names of two parts by `divide`: the landmark, and the end of each part ("": all).
+    """Parse the names that `divide` gave to two parts; None for other names.
 
-    None for other names.
+    Returns the landmark, then where the first part begins and where the second ends ("": not cut).
     """
     before, from_where, since = a.partition(_SINCE)
     after, to_where, until = b.partition(_UNTIL)

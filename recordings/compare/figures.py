@@ -1,4 +1,4 @@
-"""`Figure`: one figure of two runs, and which of them is better in it."""
+"""`Figure`: one metric of two runs, and which of them is better in it."""
 
 import math
 from collections.abc import Iterator
@@ -44,18 +44,18 @@ _COMPARED = (  # compared besides latencies, in this order
 
 
 class Figure(NamedTuple):
-    """One figure of both sides. A is the starting point, and B is compared with it.
+    """One metric of two runs. A is the baseline, and B is compared with it.
 
     Attributes:
-        key: its name for programs.
-        kind, rank: set for latencies, and for their percentiles.
+        key: name of the metric for programs.
+        kind, rank: `kind` is set for latencies, `rank` for their percentiles.
         a, b: values in `unit`; None if unknown, or if nothing was measured.
         better: whether lower or higher is better; None if neither is.
-        num_a, num_b: number of samples; 0 for a figure without samples.
+        num_a, num_b: number of samples; 0 for a metric without samples.
         interval: confidence interval of B / A at `estimate.CONFIDENCE`; 0 to infinity if the data
             tells nothing. None if unknown.
-        like: the kind of work, for figures of like work only.
-        covered: for these, the share of waits that have like work on the other side.
+        like: the kind of work, if the metric compares only waits with like work (`like_work.py`).
+        covered: if `like` is set: the share of waits that have like work in the other run.
     """
 
     key: str
@@ -82,13 +82,13 @@ class Figure(NamedTuple):
 
     @property
     def factor(self) -> float | None:
-        """The larger value divided by the smaller; None without a ratio, or if B is zero."""
+        """The larger value divided by the smaller; None without a ratio, or if B is 0."""
         ratio = self.ratio
         return max(ratio, 1 / ratio) if ratio else None
 
     @property
     def least_factor(self) -> float | None:
-        """Lower bound of `factor`; None if the interval includes 1."""
+        """Lower confidence bound of `factor`; None if the interval includes 1."""
         low, high = (0.0, math.inf) if self.interval is None else self.interval
         if low > 1:
             return low
@@ -96,7 +96,7 @@ class Figure(NamedTuple):
 
     @property
     def weight(self) -> float:
-        """How much the sides differ, for sorting; 0 if they are equal."""
+        """How much the two values differ, for sorting; 0 if they are equal."""
         factor = self.factor
         if factor is not None:
             return math.log(factor)
@@ -110,12 +110,12 @@ def without_winner(verdict: Verdict) -> Verdict:
 def total_figures(
     a: Side, b: Side, *, is_same_offer: bool, is_one_session: bool
 ) -> Iterator[Figure]:
-    """Throughput, composition of steps, memory, and wasted work.
+    """Metrics from totals: throughput, composition of steps, memory, and wasted work.
 
     Args:
-        is_same_offer: whether both had the same load. Otherwise none of these figures has a winner,
-            because a larger load alone gives more throughput and a fuller cache.
-        is_one_session: whether both are parts of one session. Then throughput has no winner,
+        is_same_offer: whether both runs had the same load. Otherwise none of these metrics has a
+            winner, because a larger load alone gives more throughput and a fuller cache.
+        is_one_session: whether both runs are parts of one session. Then throughput has no winner,
             because the second part begins with the unfinished requests of the first.
     """
     for figure in _totals(a, b, has_winner=is_same_offer and not is_one_session):
@@ -123,10 +123,10 @@ def total_figures(
 
 
 def _totals(a: Side, b: Side, *, has_winner: bool) -> Iterator[Figure]:
-    """Compare the figures of `_COMPARED`.
+    """Compare the metrics listed in `_COMPARED`.
 
     Args:
-        has_winner: whether a side can be better in throughput.
+        has_winner: whether one of the runs can be better in throughput.
     """
     figures_a, figures_b = figures_of(a.sums()), figures_of(b.sums())
     for name in _COMPARED:
@@ -141,7 +141,7 @@ def _totals(a: Side, b: Side, *, has_winner: bool) -> Iterator[Figure]:
 
 
 def _estimate(name: str, side: Side) -> Estimate | None:
-    """An estimate of how much a figure varies within a run; None if the run is too short."""
+    """An estimate of how much a metric varies within a run; None if the run is too short."""
     totals = side.totals
     if name == "prefix_hit_rate":
         return ratio(totals.hits.slices(), totals.queried.slices())
@@ -175,7 +175,11 @@ def judged(
     *,
     is_share: bool = False,
 ) -> Verdict:
-    """The verdict on two values. `is_sure`: the difference is larger than chance."""
+    """The verdict on two values of a metric.
+
+    Args:
+        is_sure: whether the difference is larger than chance explains.
+    """
     if a is None or b is None:
         return "unknown"
     if a == b or _is_within(a, b, ALIKE, is_share):

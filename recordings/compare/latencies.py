@@ -1,8 +1,8 @@
-"""The latencies of two runs as figures, and which run is better in them.
+"""The latencies of two runs as metrics, and which run is better in them.
 
-A difference counts if it is larger than the variation within each run. Requests that arrive at
-random differ from run to run. In that case the difference must also be larger than that of the
-load.
+A difference counts if it is larger than the variation within each run. If requests arrive at
+random, their load differs from run to run. In that case, the difference in latency must also be
+larger than the difference in load.
 """
 
 import math
@@ -28,7 +28,7 @@ from stepscope.recordings.state.series.latency import LatencyKind
 
 
 class _Sampled(NamedTuple):
-    """One kind of latency of both sides."""
+    """The samples of one latency (such as ITL) in both runs."""
 
     a: LatencySpread
     b: LatencySpread
@@ -39,11 +39,11 @@ class _Sampled(NamedTuple):
 def latency_figures(
     a: Side, b: Side, stretches: tuple[Stretches, Stretches], load: LoadDifference
 ) -> Iterator[Figure]:
-    """Percentiles of each kind of latency, and the share within the service level.
+    """Percentiles of each latency, and the share of samples within the service level.
 
     Args:
-        stretches: the waits of both sides.
-        load: the difference in load. A side that waits less because it has less load is not better.
+        stretches: the waits of each run, divided into stretches of time.
+        load: the difference in load. A run that waits less because it has less load is not better.
     """
     for kind, label in KINDS.items():
         slices = [as_one(each[kind]) for each in stretches]
@@ -61,7 +61,7 @@ def latency_figures(
 
 
 def _has_queue(side: Side) -> bool:
-    """Whether on average at least one request waited for admission."""
+    """Whether on average at least one request of this run waited for admission."""
     return side.totals.num_waiting_sum >= side.totals.num_steps > 0
 
 
@@ -125,9 +125,9 @@ def _under(
     """Return a verdict, without a winner if the difference in load may explain it.
 
     Args:
-        factor: by how much both sides differ, >= 1.
-        queued: whether requests of A and B waited in a queue. Near capacity a little more load
-            makes the queue many times longer, so there the load may explain any factor.
+        factor: by how much the latencies differ, >= 1.
+        queued: whether requests of A and of B waited in a queue. Near capacity, a little more load
+            makes the queue many times longer. So with a queue, the load may explain any factor.
     """
     if verdict not in ("a", "b") or load.is_same:
         return verdict

@@ -1,7 +1,7 @@
-"""Figures of like work: waits in which the engine did the same amount of work on both sides.
+"""Metrics of like work: they compare waits in which the engine did the same amount of work.
 
 The load decides how often a decode shares a step with a prefill. The engine and its settings decide
-how long its token then takes. So these figures have a winner even if the loads differ.
+how long the token then takes. So these metrics have a winner even if the loads of the runs differ.
 """
 
 from collections.abc import Iterator
@@ -20,10 +20,12 @@ _RANKS = {50: "p50", 99: "p99"}
 def like_work_figures(
     stretches: tuple[Stretches, Stretches], load: LoadDifference
 ) -> Iterator[Figure]:
-    """ITL with and without a prefill, among steps with as many decodes; time of steps of like size.
+    """Compare ITL and step time among steps of like size.
+
+    ITL is compared apart for waits with and without a prefill, among steps with as many decodes.
 
     Args:
-        stretches: the waits of both sides.
+        stretches: the waits of each run, divided into stretches of time.
     """
     itl_a, itl_b = (each["itl"] for each in stretches)
     decode = _Like(
@@ -51,10 +53,10 @@ def like_work_figures(
 
 
 class _Like:
-    """Waits of both sides with one kind of work.
+    """The waits of both runs with one kind of work, such as decodes beside a prefill.
 
     Args:
-        what: the kind of work.
+        what: name of the kind of work.
         is_paired: see `Contrast`.
     """
 

@@ -4,13 +4,13 @@ A latency depends on the engine and on its load. Under different loads, it does 
 engine or setting is better. So loads are compared by facts that do not depend on the engine's
 speed: requests, their prompts, and the requested output.
 
-- The same requests in the same time are the same load. So are clients that wait for each answer, if
-  equally many of them were busy.
-- Requests that arrive at random differ from run to run. For these, the test is whether both runs
-  may have had the same rate. A run that was faster with no less of anything is faster under any
-  load.
+- The same requests in the same time are the same load. If clients wait for each answer before they
+send the next request, the same requests at the same concurrency are the same load.
+- Requests that arrive at random differ from run to run. For these, a test decides whether both runs
+may have had the same rate. If a run was faster although its load was no smaller in any respect, it
+is faster under any load.
 - Prefix cache content from before a run made its load smaller. Content that was cached during the
-  run is the run's own merit.
+run is the run's own merit.
 """
 
 import math
@@ -28,13 +28,14 @@ _SURE = 1.96  # standard deviations
 
 
 class LoadDifference(NamedTuple):
-    """How the load of two runs compares.
+    """How the loads of two runs compare.
 
     Attributes:
         is_same: both had the same requests in the same time, or at the same concurrency.
         difference: the difference in a few words; None if it is small.
         is_chance: the difference may be chance, because requests arrived at random.
-        more_a, more_b: the largest factor by which A (or B) had more of anything than the other.
+        more_a, more_b: the largest factor by which A (or B) had more of anything than the other
+            run.
         has_like_prompts: on average, both computed about as many tokens per prompt.
     """
 
@@ -47,12 +48,12 @@ class LoadDifference(NamedTuple):
 
     @property
     def other_work(self) -> str | None:
-        """The difference, if it is more than chance; else None."""
+        """The difference in a few words, if it is more than chance; else None."""
         return None if self.is_chance else self.difference
 
 
 def load_of(a: Side, b: Side, *, is_one_session: bool) -> LoadDifference:
-    """Compare the load of both.
+    """Compare the loads of two runs.
 
     Args:
         a, b: must be up to date (`Side.settle`).
@@ -102,7 +103,10 @@ def load_of(a: Side, b: Side, *, is_one_session: bool) -> LoadDifference:
 
 
 def _rates(left: Offer, right: Offer) -> tuple[list[str], bool]:
-    """Texts for what came at different rates, and whether any difference is more than chance."""
+    """Texts for the rates (such as requests per second) that differ between two loads.
+
+    Also returns whether any difference is more than chance.
+    """
     parts, is_other = [], False
     for label, of in RATES.items():
         one, other = of(left), of(right)
@@ -119,10 +123,10 @@ def _rates(left: Offer, right: Offer) -> tuple[list[str], bool]:
 
 
 def _spared(a: Offer, b: Offer, least: float) -> str | None:
-    """Text for what a cache filled before the run saved one side; None if that is little.
+    """Text for how much less prefill one run had because its cache was filled before; else None.
 
     Args:
-        least: a smaller difference in the share of prompt tokens does not count.
+        least: a smaller difference in the share of cached prompt tokens does not count.
     """
     spared_a, spared_b = a.cached_share, b.cached_share
     if spared_a is None or spared_b is None or abs(spared_a - spared_b) <= least:
@@ -133,7 +137,7 @@ def _spared(a: Offer, b: Offer, least: float) -> str | None:
 
 
 def _more(one: Offer, other: Offer) -> float:
-    """The largest factor by which `one` had more of anything than `other`, at least 1."""
+    """The largest factor by which load `one` had more of anything than `other`, at least 1."""
     found = 1.0
     for of in RATES.values():
         mine, others = of(one), of(other)
@@ -160,7 +164,7 @@ def _has_other_queue(a: Offer, b: Offer) -> bool:
 
 
 def _has_like_prompts(a: Offer, b: Offer) -> bool:
-    """Whether both computed about as many tokens per prompt, apart from chance."""
+    """Whether both runs computed about as many tokens per prompt, apart from chance."""
     is_known = a.computed is not None and b.computed is not None
     means, errors, lengths = [], [], []
     for offer in (a, b):
@@ -179,7 +183,7 @@ def _has_like_prompts(a: Offer, b: Offer) -> bool:
 
 
 def _same_requests(a: Offer, b: Offer) -> bool:
-    """Whether the requests were about the same, regardless of when they arrived."""
+    """Whether both runs had about the same requests, whenever these arrived."""
     if not (a.is_whole and b.is_whole):
         return False
     if _is_other(a.num_all, b.num_all) or _is_other(a.all_prompt.total, b.all_prompt.total):
@@ -190,7 +194,10 @@ def _same_requests(a: Offer, b: Offer) -> bool:
 
 
 def _other_pace(a: Offer, b: Offer) -> str | None:
-    """Text for different durations of the same arrivals; None if a slower side explains it."""
+    """Text for the same requests arriving within different times; else None.
+
+    None also if a slower engine explains it: clients that wait for answers then send later.
+    """
     apart_s = abs(a.span_s - b.span_s)
     if apart_s <= ALIKE * max(a.span_s, b.span_s, min(a.seconds, b.seconds)):
         return None
@@ -201,7 +208,7 @@ def _other_pace(a: Offer, b: Offer) -> str | None:
 
 
 def _is_other_rate(a: Offer, sum_a: Sum, b: Offer, sum_b: Sum) -> bool:
-    """Whether sums over independent requests differ by more than chance.
+    """Whether sums over the independent requests of two runs differ by more than chance.
 
     The sums of squares give the variance.
     """

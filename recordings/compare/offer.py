@@ -1,6 +1,7 @@
 """`Offer`: the load of a run, by facts that do not depend on the engine's speed. Pure functions.
 
-These are requests, their prompts, the requested output, and how much a prefix cache saved.
+These facts are the requests, their prompts, the requested output, and how much a prefix cache
+saved.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,13 +20,13 @@ class Sum(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """The load of a side.
+    """The load of a run.
 
     Attributes:
         requests: number of requests that arrived during the run.
         prompt, output: tokens of these requests; `output` is None if unknown.
         num_all, all_prompt, all_output: the same, including requests present at the beginning.
-        computed: prompt tokens that no prefix cache saved; None if unknown.
+        computed: prompt tokens that had to be computed: no prefix cache held them. None if unknown.
         had_cache: whether its prefix cache may have held something at the beginning.
         num_queued: requests that waited for admission at the beginning.
         span_s: time from the first arrival to the last.
@@ -63,7 +64,7 @@ RATES: Mapping[str, Callable[[Offer], Sum | None]] = MappingProxyType({
 
 
 def offer_of(side: Side) -> Offer:
-    """The load of a side, which must be up to date (`Side.settle`)."""
+    """The load of a run, which must be up to date (`Side.settle`)."""
     runs = list(side.requests.values())
     came = [run for run in runs if not run.was_there]
     arrivals = [run.arrival_ns for run in came]
@@ -105,7 +106,7 @@ def _output(runs: list[RequestRun]) -> Sum | None:
     """Requested output tokens, scaled up to all requests; None if unknown.
 
     Uses the number of output tokens of requests that ended, or `max_tokens` if too few ended.
-    Tokens generated so far would not do, because a slower engine has generated fewer for the same
+    Tokens of unfinished requests do not count: a slower engine has generated fewer for the same
     requests.
     """
     ended = [float(run.num_output_tokens) for run in runs if run.has_all]
@@ -118,7 +119,10 @@ def _output(runs: list[RequestRun]) -> Sum | None:
 
 
 def _computed(runs: list[RequestRun]) -> Sum | None:
-    """Prompt tokens that no cache saved, scaled up to requests not yet admitted, if known."""
+    """Prompt tokens that no prefix cache held, scaled up to all requests; None if unknown.
+
+    They are known for admitted requests. At least half of the requests must have been admitted.
+    """
     known = [
         float(run.num_prompt_tokens - run.num_cached_tokens)
         for run in runs

@@ -13,18 +13,18 @@ _MIN_REQUESTS = 8  # fewer may all agree by chance: 2 / 2**8 is the first below 
 
 
 class Paired(NamedTuple):
-    """In how many of the shared requests each side was better; the rest were alike.
+    """How many of the shared requests were faster in A, and how many in B. The rest were alike.
 
-    A side is surely better if it wins more requests consistently over the stretches of the run.
-    Stretches are compared and not requests, because requests in one queue are not independent. The
-    median ratio must also be large enough to matter: a machine that is slightly slower for a while
-    delays almost every request slightly.
+    A run is surely better if it wins more requests consistently in all parts of the run. Parts are
+    compared and not requests, because requests in one queue are not independent. The median ratio
+    must also be large enough to matter: a machine that is slightly slower for a while delays almost
+    every request slightly.
 
     Attributes:
         what: the latency that is compared.
         num_a, num_b: requests in which A (or B) was better.
         factor: the median ratio, B / A.
-        is_sure: whether one side is surely better; `winner` names it.
+        is_sure: whether one run is surely better; `winner` names it.
     """
 
     what: str
@@ -41,7 +41,7 @@ class Paired(NamedTuple):
 
 
 def request_by_request(requests: Matched) -> list[Paired]:
-    """Compare TTFT and longest waits pair by pair; empty if the requests differ."""
+    """Compare TTFT and longest wait of each request; empty if the runs had different requests."""
     pairs = sorted(requests.pairs, key=lambda pair: pair.a.arrival_ns)
     if sum(pair.has_same_prompt for pair in pairs) < _SAME_PROMPTS * len(pairs):
         return []
@@ -52,7 +52,7 @@ def request_by_request(requests: Matched) -> list[Paired]:
 
 
 def _paired(what: str, values: Iterable[tuple[int | None, int | None]]) -> Paired:
-    """Compare pairs of values, given in the order of arrival."""
+    """Compare pairs of values (of A, of B), one for each request, in order of arrival."""
     known = [(a, b) for a, b in values if a and b]
     signs = [(b < a * (1 - ALIKE)) - (a < b * (1 - ALIKE)) for a, b in known]
     num_a, num_b = signs.count(-1), signs.count(1)
@@ -63,7 +63,7 @@ def _paired(what: str, values: Iterable[tuple[int | None, int | None]]) -> Paire
 
 
 def mean_sign(signs: Sequence[int]) -> Estimate | None:
-    """Estimate the mean of signs, given in order of time; None if there are too few."""
+    """Estimate the mean of signs (who won each request), in order of time; None if too few."""
     if len(signs) < _MIN_REQUESTS:
         return None
     sums, counts = [0] * _NUM_STRETCHES, [0] * _NUM_STRETCHES

@@ -23,10 +23,10 @@ _CAPACITIES = {"max_num_batched_tokens": "token budget at most", "max_num_seqs":
 
 
 class SettingDifference(NamedTuple):
-    """A knob or an engine property that differs.
+    """A knob or an engine property in which two runs differ.
 
     Attributes:
-        a, b: all values it had on that side, in order; empty if unknown.
+        a, b: all values it had in that run, in order; empty if unknown.
     """
 
     name: str
@@ -36,7 +36,10 @@ class SettingDifference(NamedTuple):
 
 
 def differing_settings(a: Side, b: Side) -> list[SettingDifference]:
-    """Differing knobs, then engine properties. A setting unknown on one side is left out."""
+    """The knobs, then the engine properties that differ.
+
+    Settings unknown for one run are left out.
+    """
     names = [name for name in a.knob_values if name in b.knob_values]
     found = [
         SettingDifference(name, tuple(a.knob_values[name]), tuple(b.knob_values[name]), True)

@@ -1,4 +1,6 @@
-"""One of two runs, reduced message by message in bounded memory, and the feeds that read it.
+"""`Side`: one of two compared runs, summed up message by message in bounded memory.
+
+Also here: the feeds that read a run from a file or from memory.
 
 May import: engine.protocol, recordings, recordings.attribution, recordings.figures,
   recordings.file, recordings.history, recordings.state, recordings.state.series.

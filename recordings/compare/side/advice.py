@@ -1,7 +1,7 @@
-"""Advice on what knobs to change: a table of rules, each with evidence from the records.
+"""Advice on which knobs to change: a table of rules, each with evidence from the records.
 
-A rule applies if one limit held for many steps while another resource was free. It does not predict
-the effect of the change; `stepscope compare` shows that afterwards.
+A rule applies if many steps had the same limit (such as the token budget) while another resource
+was free. It does not predict the effect of the change; `stepscope compare` shows that afterwards.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ _FULL_KV = 0.8
 
 
 class Advice(NamedTuple):
-    """What to do, and the evidence for it."""
+    """Which knob to change and how, and the evidence for it."""
 
     limit: Limit
     evidence: str
@@ -28,7 +28,7 @@ class Advice(NamedTuple):
 
 
 class _Evidence(NamedTuple):
-    """The input of a rule."""
+    """What a rule of `advice` looks at: the steps with its limit, and the metrics of the run."""
 
     share: float  # share of the steps that this limit held
     steps: LimitedSteps  # sums over these steps
@@ -38,7 +38,7 @@ class _Evidence(NamedTuple):
 
 
 def advice(side: Side) -> list[Advice]:
-    """Advice from the records of a side, the most frequent limit first."""
+    """Advice from the records of a run, for the most frequent limit first."""
     limited = side.totals.limited
     known = sum(each.num_steps for each in limited)
     if known < MIN_STEPS:

@@ -1,7 +1,7 @@
-"""`WaitCounts`: how often each latency was measured, in bounded memory.
+"""`WaitCounts`: a histogram of one latency, in bounded memory.
 
 Exact to the nanosecond for up to `MAX_DISTINCT` different values. With more, values are rounded
-down to multiples of ever larger powers of two; `resolution_ns` is the current one.
+down to multiples of ever larger powers of two; `resolution_ns` is the current power.
 """
 
 import math
@@ -16,7 +16,7 @@ MAX_DISTINCT = 1 << 16
 
 
 class WaitCounts:
-    """One kind of latency of one side. One writer.
+    """How often each value of one latency occurred in a run. Only one thread may write.
 
     Args:
         bound_ns: the service level; a longer wait is a breach.
@@ -72,7 +72,7 @@ class WaitCounts:
 
 
 def spread_of(counts: WaitCounts) -> LatencySpread:
-    """All percentiles of counts, which are sorted only once."""
+    """Compute all percentiles of a latency at once, so that its values are sorted only once."""
     ranks = [rank for rank in RANKS if rank < 100]
     at_ns = dict(zip(ranks, counts.percentiles(ranks), strict=False))
     if counts.max_ns is not None:

@@ -1,4 +1,4 @@
-"""`Feed`: reads a run from where it is kept into a `Side`, which does not know the source."""
+"""`Feed`: reads a run from a file or from memory into a `Side`, which does not know the source."""
 
 from typing import NamedTuple, Protocol
 
@@ -8,17 +8,19 @@ BATCH = 64  # messages between two checks of the clock
 
 
 class Stretch(NamedTuple):
-    """Steps from `first` to `last`, both included; None means the first or last there is."""
+    """The steps from `first` to `last`, both included. None: from the first or to the last step."""
 
     first: int | None = None
     last: int | None = None
 
 
 class Feed(Protocol):
-    """Fills one side. Only one thread may call it; any thread may read its attributes.
+    """Reads one of the two compared runs into its `Side`.
+
+    Only one thread may call `read`; any thread may read the attributes.
 
     Attributes:
-        side: the side; None until something was read.
+        side: the run as read so far; None until something was read.
         share: how much has been read, 0..1; None for a live session with nothing more to read.
         is_done: whether no more messages will come.
         note: what is missing or went wrong, in one line; None if nothing.

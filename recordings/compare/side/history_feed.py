@@ -1,4 +1,4 @@
-"""`HistoryFeed`: feeds a comparison from a session in memory, or a stretch of it."""
+"""`HistoryFeed`: reads a session in memory, or some steps of it, for a comparison."""
 
 import time
 
@@ -12,7 +12,10 @@ from stepscope.recordings.state.series.latency import SLO
 
 
 class HistoryFeed:
-    """Follows a history from a step on, or reads a stretch of it. Implements `Feed`."""
+    """Reads the steps of a stretch from a history. Implements `Feed`.
+
+    If the stretch has no last step, it follows the history as it grows.
+    """
 
     def __init__(self, history: History, name: str, slo: SLO, stretch: Stretch) -> None:
         self.name = name
@@ -71,7 +74,7 @@ class HistoryFeed:
         return taken
 
     def _read_past(self, until_s: float) -> bool:
-        """Read messages before the stretch. Returns whether all of them were read."""
+        """Read the messages before the first step of the stretch. Returns whether all were read."""
         earlier, follower = self._earlier, self._follower
         while num_left := earlier.distance(follower):
             if time.monotonic() >= until_s:

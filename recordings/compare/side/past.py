@@ -1,4 +1,4 @@
-"""`Past`: the facts about waits that are open when a side of a comparison begins."""
+"""`Past`: what is known about the waits in progress at the beginning of a compared run."""
 
 from collections.abc import Iterable
 
@@ -11,12 +11,12 @@ from stepscope.recordings.state.session import SessionState
 
 
 class Past:
-    """The operator's pauses and the causes of waits before a side begins.
+    """The pauses by an operator and the causes of waits before a compared run begins.
 
-    A wait belongs to the side in which it ends. If waits that were open at its beginning were left
-    out, a side that begins with a queue would lose its longest waits and keep only short ones. A
-    wait that is still open at the end of a side does not belong to that side. So each wait counts
-    once.
+    A wait belongs to the run in which it ends. Waits that were in progress at the beginning of a
+    run must count: else a run that begins with a queue would lose its longest waits and keep only
+    short ones. A wait still in progress at the end of a run does not belong to that run. So each
+    wait counts once.
 
     Args:
         slo: a longer wait is late.
@@ -40,7 +40,7 @@ class Past:
         )
 
     def take(self, message: Telemetry, after_gap: bool) -> None:
-        """Process the next message before the side begins."""
+        """Process the next message from before the run."""
         self.pauses.take(message)
         self.explainer.take(message, after_gap)
         self.explainer.late.clear()  # these waits do not belong to the side

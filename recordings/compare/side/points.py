@@ -1,4 +1,4 @@
-"""`StepPoints`: figures of the steps of a run for charts, in bounded memory.
+"""`StepPoints`: numbers of the steps of a run for charts, in bounded memory.
 
 A point is one step. Beyond `MAX_POINTS` steps, a point is the maximum over two steps, then over
 four, and so on. A point takes about 50 bytes, so a run of any length takes at most 25 MB.
@@ -33,7 +33,10 @@ class StepPoint(NamedTuple):
 
 
 class StepPoints:
-    """Columns with one entry per point. One writer; readers must hold the writer's lock."""
+    """The points of a run in columns, one entry per point.
+
+    One thread writes; readers must hold its lock.
+    """
 
     def __init__(self) -> None:
         self.steps_per_point = 1
@@ -53,7 +56,7 @@ class StepPoints:
 
     @property
     def end_ns(self) -> int:
-        """When the last step ended."""
+        """When the last step ended, in nanoseconds since the start of the run."""
         return self._end[-1] if self._end else 0
 
     def append(
@@ -105,7 +108,7 @@ class StepPoints:
         self._flags.append(flags)
 
     def flag(self, step: int, flag: int) -> None:
-        """Flag the point of a step, or the nearest point before it."""
+        """Set a flag on the point that contains a step, or on the nearest point before it."""
         index = bisect_right(self._first, step) - 1
         if index >= 0:
             self._flags[index] |= flag
@@ -153,7 +156,7 @@ class StepPoints:
         )
 
     def next_flagged(self, index: int, direction: int, flags: int) -> int | None:
-        """Index of the nearest point after (1) or before (-1) `index` with any of these flags."""
+        """Index of the nearest point with any of these flags, after (1) or before (-1) `index`."""
         at = index + direction
         while 0 <= at < len(self._flags):
             if self._flags[at] & flags:

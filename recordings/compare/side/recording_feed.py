@@ -1,4 +1,4 @@
-"""`RecordingFeed`: feeds a comparison from a recording, or a stretch of it, read once."""
+"""`RecordingFeed`: reads a recording, or some steps of it, once, for a comparison."""
 
 import time
 from collections.abc import Iterator
@@ -21,10 +21,10 @@ _CLOCKS_APART_NS = 1_000_000_000  # most that the recorder's and the engine's cl
 
 
 class RecordingFeed:
-    """Reads a recording, or a stretch of it. Implements `Feed`.
+    """Reads the steps of a stretch from a recording. Implements `Feed`.
 
     Args:
-        recording: the recording, which `close` closes.
+        recording: the recording. `close` closes it.
 
     Raises:
         RecordingError: the recording has no step of the stretch.
@@ -95,7 +95,10 @@ class RecordingFeed:
         return frames
 
     def _past(self, before: Position) -> Past:
-        """Read up to a position, from the oldest arrival among the requests that are live there."""
+        """Read the messages that led to the waits in progress at a position.
+
+        Begins at the oldest arrival among the requests that are live there.
+        """
         start, info = before, self._recording.info
         if (oldest_ns := oldest_arrival(self._state.requests.values())) is not None:
             wall_ns = info.wall_ns + oldest_ns - info.monotonic_ns
@@ -115,12 +118,15 @@ class RecordingFeed:
     def _since(self, snapshot: Snapshot) -> int:
         """Engine time from which all pauses are known if reading begins at a keyframe.
 
-        If the engine published no pauses, they are known from the beginning of the file.
+        If the engine published no pauses, this is the beginning of the file.
         """
         return max(self._recording.known_since_ns, known_since(snapshot))
 
     def _message(self, frame: MessageFrame) -> tuple[Telemetry, bool] | None:
-        """The message, and whether messages before it are missing; None to ignore the frame."""
+        """Decode a frame. Returns the message, and whether messages before it are missing.
+
+        None for a frame to be ignored: a broken message, or a keyframe added by the recorder.
+        """
         try:
             message = wire.decode(frame.payload)
         except msgspec.DecodeError:

@@ -9,7 +9,7 @@ MAX_REQUESTS = 100_000  # most requests kept of a run, the first to arrive
 
 @dataclass(slots=True)
 class RequestRun:
-    """What happened to one request, in engine time. None is unknown, or has not happened yet.
+    """What happened to one request in a run, in engine time. None: unknown, or not yet happened.
 
     Attributes:
         num_cached_tokens: prompt tokens that a prefix hit skipped at its first admission.
@@ -37,7 +37,7 @@ class RequestRun:
 
 
 class Pair(NamedTuple):
-    """One request in both runs."""
+    """A request of run A and the matching request of run B."""
 
     a: RequestRun
     b: RequestRun
@@ -48,27 +48,27 @@ class Pair(NamedTuple):
 
     @property
     def ttft_change_ns(self) -> int | None:
-        """B - A."""
+        """TTFT in B minus TTFT in A."""
         return _change(self.a.ttft_ns, self.b.ttft_ns)
 
     @property
     def worst_change_ns(self) -> int | None:
-        """B - A."""
+        """Longest ITL in B minus longest ITL in A."""
         return _change(self.a.worst_itl_ns, self.b.worst_itl_ns)
 
     @property
     def difference_ns(self) -> int:
-        """The larger absolute change of the two."""
+        """The larger of the absolute changes of TTFT and longest ITL."""
         return max(abs(self.ttft_change_ns or 0), abs(self.worst_change_ns or 0))
 
     @property
     def has_same_prompt(self) -> bool:
-        """Whether the prompts are equally long."""
+        """Whether the prompts of the two requests have the same length."""
         return self.a.num_prompt_tokens == self.b.num_prompt_tokens
 
 
 class Matched(NamedTuple):
-    """Pairs with the largest differences first.
+    """Pairs of matching requests, with the largest differences first.
 
     Attributes:
         by: how they were matched: by client ids, by order of arrival, or by request id within one
@@ -86,10 +86,10 @@ BY_NAME, BY_ORDER, BY_ITSELF = "client id", "order of arrival", "request id"
 
 
 def matched(a: Mapping[int, RequestRun], b: Mapping[int, RequestRun]) -> Matched:
-    """Match requests by client id, if both runs share at least half of those of the smaller run.
+    """Match the requests of two runs by client id, or else in order of arrival.
 
-    If a client id occurs several times, its n-th request matches the n-th in the other run. Without
-    shared client ids, requests match in order of arrival.
+    Client ids are used if both runs share at least half of those of the smaller run. If a client id
+    occurs several times, its n-th request matches the n-th in the other run.
     """
     runs_a, runs_b = _in_order(a.values()), _in_order(b.values())
     names_a, names_b = _named(runs_a), _named(runs_b)
@@ -104,7 +104,7 @@ def matched(a: Mapping[int, RequestRun], b: Mapping[int, RequestRun]) -> Matched
 
 
 def were_sent_twice(a: Mapping[int, RequestRun], b: Mapping[int, RequestRun]) -> bool:
-    """Whether both runs got the same requests, judged by client ids and prompt lengths."""
+    """Whether both runs got the same requests, sent anew: equal client ids and prompt lengths."""
     names_a, names_b = _named(_in_order(a.values())), _named(_in_order(b.values()))
     pairs = [Pair(run, names_b[key]) for key, run in names_a.items() if key in names_b]
     again = [
@@ -114,7 +114,7 @@ def were_sent_twice(a: Mapping[int, RequestRun], b: Mapping[int, RequestRun]) ->
 
 
 def lived_in_both(a: Mapping[int, RequestRun], b: Mapping[int, RequestRun]) -> Matched:
-    """Match the requests that were in both parts of one session."""
+    """Match the requests that were live in both parts of one session."""
     pairs = [Pair(run, b[request_id]) for request_id, run in a.items() if request_id in b]
     pairs.sort(key=lambda pair: -pair.difference_ns)
     return Matched(pairs, BY_ITSELF, len(a) - len(pairs), len(b) - len(pairs))
@@ -125,7 +125,7 @@ def _in_order(runs: Iterable[RequestRun]) -> list[RequestRun]:
 
 
 def _named(runs: Sequence[RequestRun]) -> dict[tuple[str, int], RequestRun]:
-    """(client id, number of earlier requests with that id) -> request."""
+    """Index requests by (client id, number of earlier requests with that client id)."""
     found: dict[tuple[str, int], RequestRun] = {}
     times: dict[str, int] = {}
     for run in runs:

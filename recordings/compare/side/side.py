@@ -1,4 +1,4 @@
-"""`Side`: one of two compared runs, reduced message by message. It reads no clock and no file.
+"""`Side`: one of two compared runs, summed up message by message. It reads no clock and no file.
 
 Its memory is bounded, however many steps a run has.
 """
@@ -39,13 +39,13 @@ MAX_VALUES = 8  # most values kept of a knob, the last ones
 
 
 class Side:
-    """A run that begins with a state.
+    """One of two compared runs, as read so far.
 
     Args:
         name: the name shown to people.
-        slo: the service levels of both sides.
+        slo: the service levels, the same for both runs.
         state: the state right before the first message. The side works on a copy of it.
-        past: the facts about waits that are open at that point; None: only `state` is known, and
+        past: what is known about waits in progress at that point. None: only `state` is known, and
             these waits are left out.
 
     Attributes:
@@ -54,8 +54,8 @@ class Side:
         origin_ns: engine time at which the first step began; None before it.
         had_cache: whether the prefix cache may have held something before the first message.
         knob_values: for each knob, the values it had, in order (the last `MAX_VALUES`).
-        cause_ns: time of each cause in the late waits of a kind.
-        num_late: number of late waits with that cause as their largest.
+        cause_ns: time of each cause in the late waits for first (or next) tokens.
+        num_late: number of late waits that have this cause as their largest.
     """
 
     def __init__(self, name: str, slo: SLO, state: SessionState, past: Past | None = None) -> None:
@@ -108,12 +108,16 @@ class Side:
         return self.points.end_ns / 1e9
 
     def sums(self) -> Sums:
-        """The sums for its figures. The caller must hold `lock`."""
+        """The sums from which metrics are computed. The caller must hold `lock`."""
         latencies = {kind: spread_of(counts) for kind, counts in self.waits.items()}
         return self.totals.sums(self.seconds, latencies, self.kept)
 
     def take(self, message: Telemetry, after_gap: bool = False) -> None:
-        """Process the next message of the run; `after_gap`: messages before it are missing."""
+        """Process the next message of the run.
+
+        Args:
+            after_gap: whether messages before it are missing.
+        """
         with self.lock:
             self.version += 1
             self._take(message, after_gap)
@@ -175,7 +179,7 @@ class Side:
         )
 
     def _since(self, time_ns: int) -> int:
-        """Nanoseconds since the run began. If engine time runs backwards, it stands still here."""
+        """Nanoseconds from the start of the run to `time_ns`. Never less than at the last step."""
         return max(time_ns - (self.origin_ns or 0), self.points.end_ns)
 
     def _take_waits(self, record: StepRecord, outcome: Outcome) -> None:
@@ -209,7 +213,7 @@ class Side:
     # Requests
 
     def _take_longest(self, outcome: Outcome, step: int, now_ns: int) -> None:
-        """Keep the longest ITL wait of each request, with the operator's pauses left out."""
+        """Store the longest ITL of each request so far, without pauses by an operator."""
         longest = self._state.table.longest_gaps
         assert longest is not None
         for request_id in outcome.longer_request_ids:
@@ -227,7 +231,7 @@ class Side:
                 longest[request_id] = run.worst_itl_ns
 
     def settle(self) -> None:
-        """Bring the requests that are still live up to date."""
+        """Update the number of output tokens of the requests that are still live."""
         for request_id, view in self._state.requests.items():
             run = self.requests.get(request_id)
             if run is not None and view.status != "finished":
@@ -276,7 +280,7 @@ class Side:
     # Rest
 
     def _note_knobs(self, step: int) -> int:
-        """Keep the knob values in force at a step. Returns `KNOB` if any are new, else 0."""
+        """Add the knob values that apply to a step. Returns `KNOB` if any changed, else 0."""
         due = [change for change in self._coming if change.effective_step <= step]
         if due:
             self._coming = [change for change in self._coming if change.effective_step > step]

@@ -1,4 +1,4 @@
-"""`SlicedWaits`: all waits of a side, by the time they ended and by kind of work."""
+"""`SlicedWaits`: all latencies of a run, by the time they ended and by kind of work."""
 
 from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
@@ -14,7 +14,7 @@ Stretches: TypeAlias = dict[LatencyKind, list[Slice]]  # of a whole run, at most
 
 
 class GapWork(NamedTuple):
-    """What the engine did during a wait for the next token.
+    """What the engine did while a request waited for its next token.
 
     Attributes:
         has_prefill: whether it computed prompt tokens, in the last step of the wait or before.
@@ -26,14 +26,14 @@ class GapWork(NamedTuple):
 
 
 class WorkClass(NamedTuple):
-    """The work in a step, as size classes of its numbers of tokens."""
+    """How many prompt and decode tokens a step computed, as size classes (`slices.size_class`)."""
 
     prefill: int
     decodes: int
 
 
 class SlicedWaits:
-    """All kinds of latency of one side. One writer."""
+    """All latencies of one run. Only one thread may write."""
 
     def __init__(self) -> None:
         self.ttft = WaitSlices()
@@ -44,7 +44,7 @@ class SlicedWaits:
         self._prefill_ns: int | None = None  # when the last step with prefill ended
 
     def take(self, record: StepRecord, outcome: Outcome, end_ns: int) -> None:
-        """Add the waits of a step that ended `end_ns` after the beginning of the run."""
+        """Add the latencies of a step that ended `end_ns` after the beginning of the run."""
         now_ns = record.tokens_ns
         if record.num_prefill_tokens:
             self._prefill_ns = now_ns
@@ -60,7 +60,7 @@ class SlicedWaits:
         _add_all(self.e2e, end_ns, outcome.e2e_ns)
 
     def stretches(self) -> Stretches:
-        """The waits so far, grouped into at most `NUM_STRETCHES` stretches."""
+        """The waits so far, by latency, merged into at most `NUM_STRETCHES` slices of time."""
         kinds: dict[LatencyKind, WaitSlices] = {
             "ttft": self.ttft, "itl": self.itl, "tpot": self.tpot, "e2e": self.e2e,
             "step": self.step,

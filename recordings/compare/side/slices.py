@@ -1,7 +1,8 @@
-"""`WaitSlices`: waits by the time they ended and by kind of work, in bounded memory.
+"""`WaitSlices`: a latency by the time each wait ended and by kind of work, in bounded memory.
 
-Waits close in time are alike: one long prompt delays all decodes beside it. So the error of a
-percentile is estimated from its variation between slices of the run.
+A slice is a short part of the run; within it, waits are divided into strata by kind of work. Waits
+close in time are alike: one long prompt delays all decodes beside it. So the error of a percentile
+is estimated from its variation between slices.
 """
 
 from collections.abc import Callable, Hashable, Iterable
@@ -17,7 +18,10 @@ Slice: TypeAlias = dict[Stratum, Bins]
 
 
 class WaitSlices:
-    """Waits in equal slices of time, whose width doubles as the run grows. One writer."""
+    """Waits in equal slices of time, whose width doubles as the run grows.
+
+    Only one thread may write.
+    """
 
     def __init__(self) -> None:
         self.width_ns = _FIRST_WIDTH_NS
@@ -35,7 +39,7 @@ class WaitSlices:
         bins[at] = bins.get(at, 0) + weight
 
     def grouped(self, num_groups: int) -> list[Slice]:
-        """Merge all slices into at most `num_groups` stretches of about equal length."""
+        """Merge the slices into at most `num_groups` longer ones of about equal length."""
         num_groups = min(num_groups, len(self._slices))
         groups: list[Slice] = [{} for _ in range(num_groups)]
         for place, each in enumerate(self._slices):
@@ -45,7 +49,7 @@ class WaitSlices:
         return groups
 
     def _fold(self) -> None:
-        """Merge every two slices into one."""
+        """Merge every two neighbouring slices into one."""
         self.width_ns *= 2
         folded = self._slices[::2]
         for into, other in zip(folded, self._slices[1::2], strict=False):
@@ -55,12 +59,12 @@ class WaitSlices:
 
 
 def in_strata(slices: Iterable[Slice], is_meant: Callable[[Stratum], bool]) -> list[Slice]:
-    """Keep only the strata for which `is_meant` returns true."""
+    """Copy slices, with only the strata (kinds of work) for which `is_meant` returns true."""
     return [{key: bins for key, bins in each.items() if is_meant(key)} for each in slices]
 
 
 def as_one(slices: Iterable[Slice]) -> list[Slice]:
-    """Merge all strata of each slice into one."""
+    """Copy slices, with all strata of a slice merged into one."""
     found: list[Slice] = []
     for each in slices:
         found.append({})
@@ -80,13 +84,13 @@ def _merge(into: Slice, stratum: Stratum, bins: Bins) -> None:
 
 
 def bin_of(wait_ns: int) -> int:
-    """The bin of a wait. Bins grow with the wait and are about 1 % of it wide."""
+    """The histogram bin of a wait. Bins grow with the wait and are about 1 % of it wide."""
     octave = max(0, wait_ns.bit_length() - _BINS_PER_OCTAVE.bit_length())
     return octave * _BINS_PER_OCTAVE + (max(0, wait_ns) >> octave)
 
 
 def start_of(at: int) -> int:
-    """The smallest wait of a bin, in nanoseconds."""
+    """The shortest wait that belongs to a bin, in nanoseconds."""
     octave = max(0, at // _BINS_PER_OCTAVE - 1)
     return (at - octave * _BINS_PER_OCTAVE) << octave
 

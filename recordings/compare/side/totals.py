@@ -1,4 +1,4 @@
-"""`RunTotals`: sums over all steps of a run, and how they spread over time. Bounded memory."""
+"""`RunTotals`: sums over all steps of a run, and how they vary over time. Bounded memory."""
 
 from array import array
 from collections.abc import Mapping
@@ -17,14 +17,14 @@ _MAX_BUCKETS = 4096
 
 
 class CountOverTime:
-    """A count in equal stretches of time, whose width doubles as the run grows."""
+    """A count in equal intervals of time, whose width doubles as the run grows."""
 
     def __init__(self) -> None:
         self.width_ns = _FIRST_WIDTH_NS
         self._sums = array("q")
 
     def add(self, time_ns: int, number: int) -> None:
-        """Add to the stretch of `time_ns`, which must not run backwards."""
+        """Add to the interval that contains `time_ns`. Times must not go back."""
         while time_ns // self.width_ns >= _MAX_BUCKETS:
             self.width_ns *= 2
             if len(self._sums) % 2:
@@ -49,7 +49,7 @@ class CountOverTime:
 
 @dataclass(slots=True)
 class LimitedSteps:
-    """Sums over the steps that one limit held: tokens and blocks, used and available."""
+    """Sums over the steps with the same limit: tokens and blocks, used and available."""
 
     num_steps: int = 0
     num_spent_tokens: int = 0
@@ -163,7 +163,7 @@ class RunTotals:
     def sums(
         self, seconds: float, latencies: Mapping[LatencyKind, LatencySpread], kept: KeptLevels
     ) -> Sums:
-        """The sums from which figures are computed."""
+        """The sums from which the metrics of the run are computed."""
         has_rows, has_kv = not self.num_steps_without_rows, self.num_kv_steps > 0
         return Sums(
             seconds=seconds,

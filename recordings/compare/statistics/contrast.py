@@ -1,8 +1,8 @@
 """`Contrast`: compares the waits of two runs, percentile by percentile.
 
-The interval of a percentile contains every factor for which the waits of A, multiplied by it, do
-not differ from those of B by the test of `estimate.py`. So it excludes 1 exactly if the test finds
-a difference.
+Multiply the waits of A by a factor, and test (`estimate.py`) whether they differ from those of B.
+The confidence interval of a percentile contains every factor for which the test finds no
+difference. So it excludes 1 exactly if the test finds a difference between the runs.
 """
 
 import math
@@ -31,11 +31,10 @@ _Test: TypeAlias = Callable[[float], bool]
 
 
 class Effect(NamedTuple):
-    """A percentile of the waits of both sides.
+    """One percentile of the waits of both runs, and how surely it differs.
 
     Attributes:
-        a_ns, b_ns: the percentile of each side, exact to about 1 %, over the same mixture of
-            strata.
+        a_ns, b_ns: the percentile of each run, exact to about 1 %, over the same mixture of strata.
         low, high: confidence bounds of B / A; 0 and infinity if the data tells nothing.
         is_sure: whether the test finds that B differs from A.
     """
@@ -50,15 +49,17 @@ class Effect(NamedTuple):
 class Contrast:
     """Compares the waits of two runs.
 
+    Only strata (kinds of work) that occur in several stretches of both runs are compared. If these
+    have too few waits, all shared strata are compared, and no difference is sure.
+
     Args:
-        a, b: the waits of each side, one slice per stretch of the run.
-        is_paired: both had the same requests in the same stretch, so the effect of the requests
-            cancels out in the difference.
+        a, b: the waits of each run, one slice per stretch of the run.
+        is_paired: both runs had the same requests in the same stretch, so the effect of the
+            requests cancels out in the difference.
 
     Attributes:
-        covered: the least share of each side's waits that is compared. Only strata that occur in
-            several stretches of both sides are compared. If they have too few waits, all shared
-            strata are compared, and no difference is sure.
+        covered: the share of the waits that is compared: the sum over the compared strata of the
+            smaller of their shares in A and in B.
     """
 
     def __init__(self, a: Sequence[Slice], b: Sequence[Slice], *, is_paired: bool = False) -> None:
@@ -78,7 +79,7 @@ class Contrast:
             self._differ = _never
 
     def percentile(self, rank: int) -> Effect | None:
-        """Compare a percentile of both sides; None if no stratum has waits on both sides."""
+        """Compare a percentile of both runs; None if no stratum has waits in both."""
         if not self._has_any:
             return None
         bin_a, bin_b = self._a.percentile(rank), self._b.percentile(rank)
@@ -100,26 +101,26 @@ class Contrast:
         return Effect(a_ns, b_ns, low, high, is_sure)
 
     def shares_above_differ(self, bound_ns: float) -> bool:
-        """Whether the shares of waits longer than a bound surely differ."""
+        """Whether the shares of waits longer than a bound surely differ between the runs."""
         at = bin_of(round(bound_ns))
         return self._has_any and self._differs_above(at, at)
 
     def _differs_above(self, at_a: int, at_b: int) -> bool:
-        """Whether the shares of waits above these bins surely differ."""
+        """Whether the shares of waits above a bin of A and a bin of B surely differ."""
         return self._differ(self._a.above(at_a), self._b.above(at_b))
 
 
 def _covered(
     some: Sequence[Mapping[Stratum, int]], counts: Sequence[Mapping[Stratum, int]]
 ) -> float:
-    """The sum over shared strata of the smaller share of each side's waits."""
+    """The sum over shared strata of the smaller of their shares in A's and in B's waits."""
     whole = [max(1, sum(count.values())) for count in counts]
     left, right = some
     return sum(min(left[key] / whole[0], right[key] / whole[1]) for key in left if key in right)
 
 
 def _never(a: Estimate, b: Estimate) -> bool:
-    """The test for runs that are too short: no difference is sure."""
+    """The test for runs that are too short: it never finds a sure difference."""
     return False
 
 
@@ -128,7 +129,7 @@ def _middle(at: int) -> float:
 
 
 def _edge(differ: _Test, ratio: float, within: float | None, direction: int) -> float:
-    """The factor at which the test begins to see a difference, below (-1) or above (1) `ratio`."""
+    """The factor below (-1) or above (1) `ratio` from which on the test finds a difference."""
     known = ratio
     if within is not None:
         known = min(ratio, within) if direction < 0 else max(ratio, within)
@@ -141,7 +142,7 @@ def _edge(differ: _Test, ratio: float, within: float | None, direction: int) -> 
 
 
 def _between(differ: _Test, same: float, other: float) -> float:
-    """The border between a factor that the test cannot see and one that it can."""
+    """Bisect between `same` (the test finds no difference) and `other` (it finds one)."""
     while max(same / other, other / same) > _FINE:
         middle = math.sqrt(same * other)
         if differ(middle):

@@ -1,15 +1,15 @@
 """The test behind every verdict: do two runs differ by more than each varies in itself?
 
-A figure of a run is a ratio of sums over equal stretches of it: tokens per second, hits per queried
-token, or the share of late waits. Its error is estimated from how badly the other stretches predict
-each one (the jackknife: Efron and Stein, Annals of Statistics 1981). Neighbouring stretches are
-alike, so their covariance counts (Newey and West, Econometrica 1987). Welch's t-test (Biometrika
-1947) at 1 % then compares two runs.
+A metric of a run is a ratio of sums over equal stretches of the run: tokens per second, hits per
+queried token, or the share of late waits. Its error is estimated with the jackknife: from how badly
+the other stretches predict each stretch (Efron and Stein, Annals of Statistics 1981). Neighbouring
+stretches are alike, so their covariance counts (Newey and West, Econometrica 1987). Welch's t-test
+(Biometrika 1947) at 1 % then compares two runs.
 
-The level is 1 %, not 5 %: a comparison tests a dozen figures, and should name no winner in 19 of
-20 pairs of equal runs (`tests/bench/bench_compare_chance.py` measures it). If the speed of the
-machine drifts by some percent for seconds, it is about 11 of 12: a run cannot distinguish a drift
-that lasts longer than a stretch from a difference.
+The level is 1 %, not 5 %: a comparison tests a dozen metrics, and should name no winner in 19 of 20
+pairs of equal runs (`tests/bench/bench_compare_chance.py` measures it). If the speed of the machine
+drifts by some percent for seconds, it is about 11 of 12: a run cannot distinguish a drift that
+lasts longer than a stretch from a difference.
 """
 
 import math
@@ -25,10 +25,10 @@ _T_POINTS = {5: 4.61, 6: 4.04, 7: 3.71, 8: 3.50, 9: 3.36, 10: 3.25, 12: 3.17, 14
 
 
 class Estimate(NamedTuple):
-    """A figure of a run, with the data to estimate its error.
+    """The value of a metric in a run, with the data to estimate its error.
 
     Attributes:
-        apart: how far each stretch moves the value from what the other stretches predict.
+        apart: for each stretch, how far it moves the value from what the other stretches predict.
         freedom: degrees of freedom: stretches with any data, less one; at least 1.
     """
 
@@ -41,7 +41,7 @@ NOTHING = Estimate(0.0, [], 1)  # exactly zero
 
 
 def ratio(parts: Sequence[float], wholes: Sequence[float]) -> Estimate | None:
-    """The sum of `parts` divided by the sum of `wholes`, with one of each per stretch.
+    """Estimate the sum of `parts` divided by the sum of `wholes`, with one of each per stretch.
 
     None if fewer than `MIN_STRETCHES` stretches have a whole above zero.
     """
@@ -57,7 +57,7 @@ def ratio(parts: Sequence[float], wholes: Sequence[float]) -> Estimate | None:
 
 
 def differ(a: Estimate | None, b: Estimate | None) -> bool:
-    """Whether two runs surely differ in a figure; False if one of them is too short."""
+    """Whether two runs surely differ in a metric; False if one of them is too short."""
     if a is None or b is None or a.value == b.value:
         return False
     variance_a, variance_b = _variance(a.apart), _variance(b.apart)
@@ -69,7 +69,10 @@ def differ(a: Estimate | None, b: Estimate | None) -> bool:
 
 
 def differ_in_pairs(a: Estimate, b: Estimate) -> bool:
-    """Like `differ`, for runs with the same work in the same stretch, whose effect cancels out."""
+    """Like `differ`, for runs that did the same work in the same stretches.
+
+    The effect of the work then cancels out, so smaller differences are found.
+    """
     if len(a.apart) != len(b.apart):
         return differ(a, b)
     apart = [x - y for x, y in zip(a.apart, b.apart, strict=True)]

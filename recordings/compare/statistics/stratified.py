@@ -1,8 +1,8 @@
-"""`StratifiedWaits`: the waits of one run by stretch and kind of work.
+"""`StratifiedWaits`: the waits of one run, by stretch of time and stratum (kind of work).
 
 A share of the waits is a ratio of sums over stretches (Cochran, Sampling Techniques, 3rd ed., 6.4).
 Each stretch is compared with what the *other* stretches predict. If the prediction included the
-stretch itself, a stretch with most of a stratum would never stand out.
+stretch itself, a stretch that holds most waits of a stratum would never stand out.
 """
 
 from bisect import bisect_left, bisect_right
@@ -14,7 +14,7 @@ from stepscope.recordings.compare.statistics.estimate import Estimate
 
 
 class StratifiedWaits:
-    """The waits of a side, with a weight for each stratum.
+    """The waits of a run, with a weight for each stratum.
 
     Args:
         slices: the waits of each stretch.
@@ -39,13 +39,13 @@ class StratifiedWaits:
         self._known: dict[int, Estimate] = {}
 
     def percentile(self, rank: int) -> int:
-        """The bin of the nearest-rank percentile."""
+        """The histogram bin that contains the nearest-rank percentile."""
         if not self._bins:
             self._merge()
         return self._bins[min(len(self._bins) - 1, bisect_left(self._upto, rank / 100 - 1e-9))]
 
     def above(self, at: int) -> Estimate:
-        """The weighted share of the waits in bins above `at`."""
+        """Estimate the weighted share of the waits in bins above `at`."""
         found = self._known.get(at)
         if found is None:
             found = self._known[at] = self._above(at)
@@ -81,7 +81,7 @@ class StratifiedWaits:
 
 
 class _Ordered:
-    """The waits of a stratum in a stretch, to count quickly how many lie above a bin."""
+    """The waits of one stratum in one stretch, sorted to count quickly how many exceed a bin."""
 
     def __init__(self, bins: Bins) -> None:
         self.bins = bins
@@ -103,7 +103,10 @@ def num_in_strata(slices: Sequence[Slice]) -> dict[Stratum, int]:
 
 
 def spread_strata(slices: Sequence[Slice]) -> set[Stratum]:
-    """Strata with waits in at least two stretches, as a single one cannot be predicted."""
+    """The strata with waits in at least two stretches.
+
+    With waits in only one stretch, nothing could predict it.
+    """
     seen: set[Stratum] = set()
     found: set[Stratum] = set()
     for each in slices:
@@ -114,10 +117,10 @@ def spread_strata(slices: Sequence[Slice]) -> set[Stratum]:
 
 
 def overlap_weights(a: Mapping[Stratum, int], b: Mapping[Stratum, int]) -> dict[Stratum, float]:
-    """Weights of the strata in which both sides have waits. Their sum is 1.
+    """Weights of the strata in which both runs have waits. Their sum is 1.
 
-    A weight grows with what both sides have in common and is the same for either side (overlap
-    weights: Li, Morgan and Zaslavsky, JASA 2018).
+    A weight grows with the number of waits that both runs have in that stratum, and is the same for
+    both runs (overlap weights: Li, Morgan and Zaslavsky, JASA 2018).
     """
     weights = {
         key: number * b[key] / (number + b[key])
