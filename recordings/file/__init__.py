@@ -1,4 +1,4 @@
-"""Recordings as files: reading and seeking, their metadata, names, rights and locks.
+"""Recordings as files: reading and seeking, their metadata, names, permissions and locks.
 
 May import: engine.protocol, recordings, recordings.file.mcap, recordings.packing,
   recordings.state, recordings.state.series.

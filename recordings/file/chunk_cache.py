@@ -1,6 +1,7 @@
 """`ChunkCache`: the chunks of an open recording, decompressed on demand.
 
-It caches the chunks used last and notes which are damaged. Any thread may call it.
+A chunk is a compressed part of an MCAP file. The chunks used last are cached, and damaged chunks
+are noted. Any thread may call it.
 """
 
 import threading
@@ -18,10 +19,10 @@ _STEP_TOPICS = (STEP, KEYFRAME, PACKED_STEP.encode())
 
 
 class ChunkCache:
-    """Reads one file.
+    """Reads and caches the chunks of one file.
 
     Attributes:
-        places: the places of all chunks, in order.
+        places: where each chunk lies in the file, in order.
         damaged: numbers of the chunks known to be damaged.
         ends: first and last readable step of each chunk that was loaded.
 
@@ -41,7 +42,7 @@ class ChunkCache:
         return len(self.places)
 
     def load(self, number: int) -> LoadedChunk:
-        """The readable part of a chunk.
+        """The readable messages of a chunk, from the cache if possible.
 
         Raises:
             OSError: the file cannot be read.
@@ -62,7 +63,10 @@ class ChunkCache:
             return chunk
 
     def first_step(self, number: int) -> int | None:
-        """The first step of a chunk, from the keyframe at its beginning if there is one."""
+        """The first step of a chunk, read without loading it; None if it has none.
+
+        If the chunk begins with a keyframe, it is the step after that of the keyframe.
+        """
         with self._lock:
             for message in first_messages(self._stream, self.places[number]):
                 topic = TOPICS[message.channel_id - 1] if message.channel_id <= len(TOPICS) else ""

@@ -7,7 +7,7 @@ REPAIR_HINT = "; 'stepscope repair' makes a whole file of it"
 
 
 def missing_text(index: McapIndex, chunks: ChunkCache, last_step: int | None) -> str | None:
-    """Text for what is missing, why, and what helps; None for a whole file.
+    """Text for what is missing in a file, why, and what helps; None for a whole file.
 
     Args:
         last_step: the last readable step; None without one.
@@ -71,6 +71,6 @@ def nothing_left(chunks: ChunkCache) -> str:
 
 
 def _last_step(chunks: ChunkCache, number: int) -> int | None:
-    """The last readable step up to the end of a chunk."""
+    """The last readable step of a chunk, or else of the chunk before it; None if unknown."""
     ends = chunks.ends.get(number) or chunks.ends.get(number - 1)
     return None if ends is None else ends[1]

@@ -9,7 +9,7 @@ from stepscope.recordings.file.mcap.format import FORMAT_VERSION
 
 
 def check_metadata(metadata: dict[str, str], path: object) -> None:
-    """Check the metadata of a file before any message is decoded.
+    """Check from the metadata of a file, before any message is decoded, that it can be read.
 
     Raises:
         RecordingError: a later major version wrote the file.
@@ -25,7 +25,7 @@ def check_metadata(metadata: dict[str, str], path: object) -> None:
 
 
 def check_info(info: EngineInfo, path: object) -> None:
-    """Check the engine's version, for a file whose metadata is lost.
+    """Check from the engine's version that a file can be read. For files whose metadata is lost.
 
     Raises:
         RecordingError: the engine is of a later major version.
@@ -39,10 +39,10 @@ def check_info(info: EngineInfo, path: object) -> None:
 
 
 def decode_keyframe(payload: bytes, path: object) -> Snapshot:
-    """Decode a keyframe.
+    """Decode a keyframe (a stored state).
 
     Raises:
-        RecordingError: it cannot be decoded, or is another message.
+        RecordingError: the payload cannot be decoded, or is another kind of message.
     """
     try:
         message = wire.decode(payload)

@@ -1,6 +1,6 @@
-"""The first and last step and wall time of a recording, read from inside its chunks.
+"""The first and last step and time of a recording, read from the messages in its chunks.
 
-The headers of chunks contain them too, but without a checksum.
+The headers of chunks contain the times too, but without a checksum.
 """
 
 from stepscope.recordings.file.chunk_cache import ChunkCache
@@ -8,7 +8,7 @@ from stepscope.recordings.file.loaded_chunk import step_of
 
 
 def mend_times(chunks: ChunkCache) -> None:
-    """Read the times inside the chunks if those in the headers contradict each other."""
+    """Correct the times of chunks whose headers contradict each other, from the messages inside."""
     last_ns = 0
     for number, place in enumerate(chunks.places):
         if place.is_cut or not last_ns <= place.start_ns <= place.end_ns:
@@ -19,7 +19,7 @@ def mend_times(chunks: ChunkCache) -> None:
 
 
 def end_step(chunks: ChunkCache, *, first: bool) -> int | None:
-    """The first or the last readable step; None if there is no step."""
+    """The first or the last readable step of the file; None if there is no step."""
     numbers = range(len(chunks))
     for number in numbers if first else reversed(numbers):
         chunk = chunks.load(number)
@@ -30,7 +30,7 @@ def end_step(chunks: ChunkCache, *, first: bool) -> int | None:
 
 
 def end_times(chunks: ChunkCache) -> tuple[int, int]:
-    """Wall time of the first and the last message."""
+    """Wall time of the first and the last message in the file."""
     first, last = chunks.load(0).frames, chunks.load(len(chunks) - 1).frames
     return (
         first[0].log_ns if first else chunks.places[0].start_ns,

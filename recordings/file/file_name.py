@@ -1,4 +1,4 @@
-"""Default names of files: the source and the time of their creation."""
+"""Default names of files, made of the source's name and the time of creation."""
 
 import re
 import time

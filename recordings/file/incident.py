@@ -1,4 +1,4 @@
-"""`Incident`: why a recording was kept, as stored in its metadata."""
+"""`Incident`: the alert because of which a recording was kept, as stored in its metadata."""
 
 import re
 import time
@@ -17,7 +17,7 @@ _MAX_NAME = 60
 
 
 class FiredRule(Struct, frozen=True):
-    """An alert rule that fired, and the worst value meanwhile, in the unit of its figure."""
+    """An alert rule that fired, and the worst value while it held, in the unit of its metric."""
 
     rule: str
     value: float | None
@@ -25,7 +25,7 @@ class FiredRule(Struct, frozen=True):
 
 
 class Incident(Struct, frozen=True, kw_only=True):
-    """What happened.
+    """When and why alert rules fired, and how many requests were late.
 
     Attributes:
         started_wall_ns: when the first rule began to fire, Unix time.
@@ -59,7 +59,7 @@ class Incident(Struct, frozen=True, kw_only=True):
 
     @property
     def file_name(self) -> str:
-        """A file name that sorts by time and names the engine and the first rule's figure."""
+        """A file name that sorts by time and names the engine and the metric of the first rule."""
         when = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self.started_wall_ns / 1e9))
         figure = self.rules[0].rule.split()[0]
         name = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{self.engine}-{figure}")[:_MAX_NAME]
@@ -67,7 +67,7 @@ class Incident(Struct, frozen=True, kw_only=True):
 
 
 def incident_in(metadata: Mapping[str, str]) -> Incident | None:
-    """The incident that a file was kept for; None if the metadata has no valid one."""
+    """The incident stored in the metadata of a file; None if there is no valid one."""
     text = metadata.get(METADATA)
     if text is None:
         return None
@@ -78,7 +78,7 @@ def incident_in(metadata: Mapping[str, str]) -> Incident | None:
 
 
 def incidents_in(folder: Path) -> list[tuple[Path, Incident]]:
-    """The recordings of incidents in a folder, the newest first."""
+    """The recordings in a folder that were kept for incidents, the newest first."""
     found = []
     for path in folder.glob(f"{_PREFIX}*.mcap"):
         incident = incident_in(read_metadata(path) or {})

@@ -1,4 +1,7 @@
-"""Finds the marks and the knob and workload changes of a recording without decoding steps."""
+"""Finds landmarks in a recording without decoding its steps.
+
+Landmarks are marks (notes by people), knob changes and workload changes.
+"""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -19,7 +22,7 @@ _TOPICS = (wire.TOPICS[Mark], wire.TOPICS[KnobsChanged], wire.TOPICS[Audited])
 
 
 class Landmark(NamedTuple):
-    """A mark or a change; `step` is the first step after it."""
+    """A mark, knob change or workload change. `step` is the first step after it."""
 
     step: int
     text: str
@@ -27,7 +30,7 @@ class Landmark(NamedTuple):
 
 
 def landmarks(recording: "Recording") -> Iterator[Landmark]:
-    """All landmarks, in file order."""
+    """All landmarks of a recording, in file order."""
     for number in range(recording.num_chunks):
         for _, message in messages_in(recording, number):
             if (found := landmark_of(message)) is not None:
@@ -35,7 +38,7 @@ def landmarks(recording: "Recording") -> Iterator[Landmark]:
 
 
 def messages_in(recording: "Recording", number: int) -> Iterator[tuple[int, Telemetry]]:
-    """The messages of a chunk that may be landmarks, each with its position."""
+    """Yield the messages of a chunk that may be landmarks, each with its index in the chunk."""
     frames = recording.chunk(number).frames
     for place, topic in enumerate(frames.topics):
         if topic in _TOPICS:
@@ -45,7 +48,7 @@ def messages_in(recording: "Recording", number: int) -> Iterator[tuple[int, Tele
 
 
 def landmark_of(message: object) -> Landmark | None:
-    """The landmark in a message; None if it has none."""
+    """The landmark that a message stands for; None if the message is no landmark."""
     if isinstance(message, Mark):
         return Landmark(message.step, message.text, "mark")
     if isinstance(message, KnobsChanged) and message.new:
@@ -59,7 +62,7 @@ def landmark_of(message: object) -> Landmark | None:
 
 
 def find_landmark(found: Sequence[Landmark], text: str) -> Landmark | None:
-    """The last landmark with that text, or else the last one whose text contains it."""
+    """The last landmark with this text, or else the last one whose text contains it."""
     for matches in (
         [each for each in found if each.text == text],
         [each for each in found if text.lower() in each.text.lower()],

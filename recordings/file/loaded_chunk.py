@@ -26,7 +26,7 @@ _UNPACKABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError
 
 
 class MessageFrame(NamedTuple):
-    """One recorded message."""
+    """One recorded message, not decoded."""
 
     topic: bytes
     sequence: int
@@ -42,7 +42,7 @@ _step_head = msgspec.msgpack.Decoder(_StepHead)
 
 
 def step_of(payload: bytes) -> int | None:
-    """The step of a step message (packed or not) or a keyframe; None if it is broken."""
+    """The step number in a step message (packed or not) or keyframe; None if undecodable."""
     try:
         return _step_head.decode(payload).step
     except msgspec.DecodeError:
@@ -50,7 +50,10 @@ def step_of(payload: bytes) -> int | None:
 
 
 class Frames(Sequence[MessageFrame]):
-    """The messages of a chunk, built on demand: a seek needs few of a thousand."""
+    """The messages of a chunk as a sequence of `MessageFrame`s, each built when it is asked for.
+
+    A seek needs few of the thousand messages of a chunk.
+    """
 
     __slots__ = ("_begins", "_records", "topics")
 
@@ -92,7 +95,7 @@ class Frames(Sequence[MessageFrame]):
 
 
 class LoadedChunk:
-    """The frames of a chunk. Reading them in order is quickest.
+    """The messages of a chunk, unpacked on demand. Reading them in order is quickest.
 
     Attributes:
         frames: the messages as stored, where steps may be packed. Use them for topics, sequences
@@ -125,7 +128,7 @@ class LoadedChunk:
         return [message_at(self._records, begin) for begin in message_places(self._records)[0]]
 
     def last_keyframe(self, end: int) -> int | None:
-        """Index of the last keyframe before an index."""
+        """Index of the last keyframe before the message with index `end`; None without one."""
         topics = self.frames.topics
         return next((at for at in range(end - 1, -1, -1) if topics[at] == KEYFRAME), None)
 
@@ -136,14 +139,14 @@ class LoadedChunk:
         return place in self._packed
 
     def end_of_run(self, place: int, last: int) -> int:
-        """The index after the run of packed steps that begins at `place`, at most `last`."""
+        """Index of the first message from `place` on that is no packed step, at most `last`."""
         packed = self._packed
         while place < last and place in packed:
             place += 1
         return place
 
     def frame(self, place: int) -> MessageFrame | None:
-        """The frame as received; None if it cannot be unpacked, which means damage."""
+        """The message as received from the engine; None if it cannot be unpacked (damage)."""
         frame = self.frames[place]
         if place not in self._packed:
             return frame

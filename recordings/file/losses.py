@@ -1,4 +1,4 @@
-"""`Loss`: steps missing in a repaired file, and how its metadata records them.
+"""`Loss`: steps missing in a repaired file, and how its metadata lists them.
 
 `repair` writes its losses into the metadata of the new file. So `verify` can distinguish a known
 loss from an unexplained gap.
@@ -21,13 +21,13 @@ class Loss(NamedTuple):
 
     @property
     def num_known(self) -> int | None:
-        """How many steps are missing; None if unknown."""
+        """How many steps are lost; None if unknown."""
         if self.after_step is None or self.before_step is None:
             return self.num_steps
         return self.before_step - self.after_step - 1
 
     def covers(self, other: "Loss") -> bool:
-        """Whether this loss includes all steps of another one."""
+        """Whether all steps of another loss are among the steps of this loss."""
         begins = self.after_step is None or (
             other.after_step is not None and self.after_step <= other.after_step
         )
@@ -42,7 +42,7 @@ def as_metadata(losses: Sequence[Loss]) -> dict[str, str]:
 
 
 def losses_in(metadata: Mapping[str, str]) -> list[Loss]:
-    """The losses recorded in a file's metadata.
+    """The losses listed in a file's metadata.
 
     Raises:
         msgspec.DecodeError: they cannot be decoded.
@@ -51,7 +51,7 @@ def losses_in(metadata: Mapping[str, str]) -> list[Loss]:
 
 
 def merged(earlier: Sequence[Loss], later: Sequence[Loss]) -> list[Loss]:
-    """The losses of a repaired file together with new ones."""
+    """Merge the losses of a file that was repaired before with those of the new repair."""
     found = []
     for loss in later:
         # A beginning or an end cut twice has an unknown number of steps.

@@ -1,4 +1,4 @@
-"""`Overview`: facts for a list of recordings, read from a file's beginning and end."""
+"""`Overview`: what a list of recordings shows of a file, read from its beginning and end."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from stepscope.recordings.file.reader import Recording
 
 
 class Overview(NamedTuple):
-    """One recording. If `error` is set, it tells why the other fields are empty."""
+    """Facts about one recording. If `error` is set, it tells why the other fields are empty."""
 
     duration_s: float | None = None
     num_steps: int | None = None
@@ -22,7 +22,7 @@ class Overview(NamedTuple):
 
 
 def overview(path: Path) -> Overview:
-    """Read the overview of a file. Any problem becomes its `error`."""
+    """Read the overview of a file. If that fails, the reason becomes its `error`."""
     try:
         with Recording(path) as recording:
             incident = incident_in(recording.metadata)
@@ -40,7 +40,7 @@ def overview(path: Path) -> Overview:
 
 
 def recordings_in(folder: Path) -> list[Path]:
-    """Files in a folder with the name of a recording, including those being written."""
+    """The files in a folder that are named like recordings, including those being written."""
     try:
         found = [*folder.glob("*.mcap"), *folder.glob(f"*.mcap{PART_SUFFIX}")]
         return sorted(path for path in found if path.is_file())

@@ -1,6 +1,6 @@
 """`Recording`: a recorded session, read by seeking. It owns the open file.
 
-It finds positions by bisecting the chunks and never scans from the beginning. It also reads a file
+It finds positions by bisecting the chunks, and never scans from the beginning. It also reads a file
 that was cut short, as far as its chunks are intact; `message` tells what is missing.
 """
 
@@ -26,7 +26,7 @@ from stepscope.recordings.state.pauses import known_since
 
 
 class Position(NamedTuple):
-    """A place between messages, where reading continues. Positions compare in file order."""
+    """A point between two messages, where reading can continue. Positions compare in file order."""
 
     chunk: int
     message: int
@@ -101,7 +101,7 @@ class Recording:
 
     @property
     def message(self) -> str | None:
-        """What is missing, in one line; None if nothing. Damage is known only once it was read."""
+        """What is missing, in one line; None if nothing. Damage is known only after it was read."""
         missing = missing_text(self._index, self._chunks, self.last_step)
         return None if missing is None else f"{self.path.name}: {missing}"
 
@@ -125,11 +125,11 @@ class Recording:
         return os.fstat(self._stream.fileno()).st_size
 
     def chunk(self, number: int) -> LoadedChunk:
-        """The readable part of a chunk."""
+        """The readable messages of a chunk."""
         return self._chunks.load(number)
 
     def chunk_frames(self, number: int) -> Sequence[MessageFrame]:
-        """The readable frames of a chunk, as stored: steps may be packed."""
+        """The readable messages of a chunk, as stored: steps may be packed."""
         return self._chunks.load(number).frames
 
     def steps_in(self, number: int) -> tuple[int, int] | None:
@@ -198,7 +198,9 @@ class Recording:
         return None
 
     def keyframe_before(self, position: Position) -> tuple[Snapshot, Position]:
-        """The last keyframe before a position, or else the first of all, and the position after it.
+        """The last keyframe before a position, and the position after that keyframe.
+
+        If there is none before the position, the first keyframe of the file.
 
         Raises:
             RecordingError: no keyframe can be read.
@@ -215,11 +217,11 @@ class Recording:
     def frames(
         self, position: Position | None = None, sequence: int = 0
     ) -> Iterator[tuple[MessageFrame, Position]]:
-        """Messages in order from a position (None: all), each with the position after it.
+        """Yield messages in order from a position (None: all), each with the position after it.
 
         Args:
-            sequence: number of the message before. It is needed as the file stores only the lower
-                32 bits of each.
+            sequence: number of the message before the first one. It is needed because the file
+                stores only the lower 32 bits of sequence numbers.
         """
         first, skipped = position or Position(0, 0)
         for number in range(first, len(self._chunks)):
@@ -265,7 +267,7 @@ class Recording:
 
 
 def whole_sequence(lower: int, before: int) -> int:
-    """Restore a sequence number from its lower 32 bits and the number before it."""
+    """Restore a sequence number from its lower 32 bits and the number of the message before."""
     ahead = (lower - before) & 0xFFFF_FFFF
     return before + (ahead if ahead < 1 << 31 else ahead - (1 << 32))
 

@@ -1,7 +1,7 @@
-"""File permissions: only the owner may read a file that may hold prompts and outputs.
+"""File permissions: only the owner may read a file that may contain prompts and outputs.
 
-They are set when the file is created, because a program that has opened a file can keep reading it
-after its permissions change.
+The permissions are set when the file is created, because a program that has opened a file can keep
+reading it after its permissions change.
 """
 
 import contextlib
@@ -18,10 +18,10 @@ def private(path: str, flags: int) -> int:
 
 
 def share(stream: IO[bytes], path: Path) -> None:
-    """Give a private file the permissions of any new file in its folder.
+    """Give a private file the permissions that a new file in its folder would have.
 
-    It creates a file to learn them, because reading the umask would change it for all threads for
-    a moment. If it cannot create one, or the file system has no permissions, nothing changes.
+    It creates a file to find them out, because reading the umask would change it for all threads
+    for a moment. If it cannot create one, or the file system has no permissions, nothing changes.
     """
     other = path.with_name(f".stepscope-{secrets.token_hex(8)}")
     with contextlib.suppress(OSError):

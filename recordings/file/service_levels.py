@@ -1,7 +1,8 @@
-"""The service levels stored in a recording: those it was watched or recorded with.
+"""The service levels (bounds of TTFT and ITL) stored in a recording when it was made or watched.
 
-They are in the file's metadata, under the names of the dashboard's settings. A file may have both,
-one or none. Each takes a fixed number of bytes, so that it can be replaced during recording.
+They are in the file's metadata, under the names of the dashboard's settings. A file may have both
+levels, one or none. Each takes a fixed number of bytes, so that it can be replaced during
+recording.
 """
 
 import math
@@ -21,7 +22,7 @@ def levels_of(slo: SLO) -> Levels:
 
 
 def slo_of(levels: Levels) -> SLO:
-    """The levels for a history, with defaults for missing ones."""
+    """The service levels as an `SLO`, with defaults for missing ones."""
     defaults = levels_of(SLO())
     return SLO(*({**defaults, **levels}[name] for name in LEVEL_NAMES))
 
@@ -31,7 +32,7 @@ def as_metadata(levels: Levels) -> dict[str, str]:
 
 
 def levels_in(metadata: Mapping[str, str]) -> Levels:
-    """The levels in a file's metadata. Values that are not finite and above 0 are left out."""
+    """The service levels in a file's metadata, without values that are not finite and above 0."""
     found: dict[str, float] = {}
     for name in LEVEL_NAMES:
         try:
@@ -44,6 +45,6 @@ def levels_in(metadata: Mapping[str, str]) -> Levels:
 
 
 def levels_text(levels: Levels) -> str:
-    """The levels as shown to people: `TTFT 500 ms, ITL 50 ms`."""
+    """The service levels as shown to people: `TTFT 500 ms, ITL 50 ms`."""
     shown = {"slo_ttft_ms": "TTFT", "slo_itl_ms": "ITL"}
     return ", ".join(f"{shown[name]} {value:,g} ms" for name, value in levels.items())

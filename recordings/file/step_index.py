@@ -7,7 +7,7 @@ from stepscope.recordings.file.chunk_cache import ChunkCache
 
 
 class StepIndex:
-    """The first steps of chunks, read on demand.
+    """The first step of each chunk, read on demand.
 
     Args:
         first_step, last_step: the first and last step of the recording.
@@ -48,7 +48,7 @@ class StepIndex:
         raise AssertionError
 
     def _first_step_from(self, number: int) -> int:
-        """A lower bound for the steps of a chunk: its first step, or that of a later chunk."""
+        """The first step of a chunk or of the next chunk with a step; `sys.maxsize` without one."""
         for chunk in range(number, len(self._chunks)):
             if chunk not in self._first_steps:
                 self._first_steps[chunk] = self._chunks.first_step(chunk)

@@ -1,4 +1,4 @@
-"""The lock on a recording being written. It ends with the process that holds it."""
+"""The lock on a file being written. It ends with the process that holds it."""
 
 import contextlib
 import fcntl
@@ -7,13 +7,13 @@ from typing import IO
 
 
 def take(stream: IO[bytes]) -> None:
-    """Lock a file until it is closed, if the file system has locks."""
+    """Lock an open file until it is closed, if the file system has locks."""
     with contextlib.suppress(OSError):  # not every file system has locks
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def is_held(stream: IO[bytes]) -> bool:
-    """Whether another writer, in any process of this machine, holds the lock of an open file."""
+    """Whether another open file of this machine, in any process, holds the lock on this file."""
     try:
         fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -25,7 +25,7 @@ def is_held(stream: IO[bytes]) -> bool:
 
 
 def is_being_written(path: Path) -> bool:
-    """Whether the file of that name is being written."""
+    """Whether a recorder is writing the file at this path."""
     try:
         with open(path, "rb") as stream:
             return is_held(stream)

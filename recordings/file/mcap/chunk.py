@@ -1,4 +1,7 @@
-"""Reads one chunk of an MCAP file: the messages that its checksums prove to be intact."""
+"""Reads one chunk of an MCAP file: the messages that are intact according to its checksums.
+
+A checkpoint is a record in a chunk with the checksum of all bytes before it, see `sink.py`.
+"""
 
 import struct
 import zlib
@@ -24,7 +27,7 @@ _CHANNEL = struct.Struct("<HHI")  # id, schema id, length of the topic
 
 
 class ChunkRecords(NamedTuple):
-    """The intact records of a chunk, decompressed; `is_damaged`: others were lost."""
+    """The intact records of a chunk, decompressed. `is_damaged` tells whether others were lost."""
 
     records: bytes
     is_damaged: bool
@@ -40,7 +43,7 @@ class RawMessage(NamedTuple):
 
 
 def read_chunk(stream: IO[bytes], place: ChunkPlace) -> ChunkRecords:
-    """Read the intact records of a chunk: all, or up to its last good checkpoint.
+    """Read the intact records of a chunk: all, or those up to its last good checkpoint.
 
     Raises:
         OSError: the file cannot be read.
@@ -65,7 +68,7 @@ def read_chunk(stream: IO[bytes], place: ChunkPlace) -> ChunkRecords:
 
 
 def was_overwritten(stream: IO[bytes], place: ChunkPlace) -> bool:
-    """Whether an unfinished chunk contains foreign bytes, and was not merely cut short.
+    """Whether an unfinished chunk contains wrong bytes, instead of being merely cut short.
 
     Raises:
         OSError: the file cannot be read.
@@ -76,13 +79,13 @@ def was_overwritten(stream: IO[bytes], place: ChunkPlace) -> bool:
 
 
 def read_chunk_bytes(stream: IO[bytes], place: ChunkPlace) -> bytes:
-    """The whole record of a chunk as stored, compressed."""
+    """All bytes of a chunk's record as stored, header included, still compressed."""
     stream.seek(place.offset)
     return stream.read(place.length)
 
 
 def has_sound_head(stream: IO[bytes], place: ChunkPlace) -> bool:
-    """Whether the head of a chunk agrees with the index. No checksum covers the head."""
+    """Whether the header of a chunk agrees with the index. No checksum covers the header."""
     stream.seek(place.offset)
     head = stream.read(CHUNK_HEAD.size)
     if len(head) < CHUNK_HEAD.size:
@@ -100,7 +103,7 @@ def has_sound_head(stream: IO[bytes], place: ChunkPlace) -> bool:
 def first_messages(stream: IO[bytes], place: ChunkPlace) -> Iterator[RawMessage]:
     """Yield messages from the beginning of a chunk, decompressed only as far as the caller reads.
 
-    Checksums are not checked, so use the messages only to find places.
+    Checksums are not checked. So use these messages only to search, not as data.
     """
     frame = zstandard.ZstdDecompressor().decompressobj()
     found = b""
@@ -138,7 +141,7 @@ def _decompressed(compressed: memoryview) -> tuple[bytes, bool]:
 
 
 def _vouched(records: bytes) -> tuple[bytes, bool]:
-    """The records up to the last good checkpoint, and whether every later checkpoint agrees."""
+    """The records up to the last good checkpoint, and whether all checkpoints were good."""
     checksum = position = end = 0
     for opcode, begin, length in _records(records):
         if opcode == CHECKPOINT and length == 4:
@@ -154,7 +157,7 @@ def _vouched(records: bytes) -> tuple[bytes, bool]:
 
 
 def message_places(records: bytes) -> tuple["array[int]", "array[int]"]:
-    """Where the messages of a chunk begin, and their channel ids, both in order."""
+    """Byte offsets at which the messages of a chunk begin, and their channel ids, in order."""
     begins, channel_ids = array("I"), array("H")
     # A chunk has a thousand messages and a seek waits for them, so avoid generators and enums here.
     record = _MESSAGE_HEAD.unpack_from
@@ -172,13 +175,13 @@ def message_places(records: bytes) -> tuple["array[int]", "array[int]"]:
 
 
 def message_at(records: bytes, begin: int) -> RawMessage:
-    """The message that begins at this byte."""
+    """The message that begins at this byte offset."""
     _, length = RECORD.unpack_from(records, begin)
     return _message(records, begin, length)
 
 
 def bodies_at(records: bytes, begins: Iterable[int]) -> list[tuple[int, bytes]]:
-    """Sequence and payload of the messages that begin at these bytes."""
+    """Sequence number and payload of each message that begins at these byte offsets."""
     head, skipped = _NUMBERED.unpack_from, RECORD.size + _MESSAGE.size
     found = []
     for begin in begins:
@@ -208,7 +211,7 @@ def channels(records: bytes) -> dict[int, str]:
 
 
 def _records(records: bytes) -> Iterator[tuple[int, int, int]]:
-    """(opcode, place, length of body) of each whole record."""
+    """Yield (opcode, offset, length of body) of each whole record."""
     position = 0
     num_bytes = len(records)
     while position + RECORD.size <= num_bytes:

@@ -1,4 +1,4 @@
-"""Finds preamble and chunks in an MCAP file, from its summary or by walking its records.
+"""Finds the metadata and chunks in an MCAP file, from its summary or by walking its records.
 
 A closed file ends in a summary with a checksum. A file that was not closed (crash, full disk, cut
 copy), or whose summary is damaged, is walked from record to record (`mcap/records.py`).
@@ -33,7 +33,7 @@ _UNREADABLE = (McapError, struct.error, ValueError, OSError)
 
 @dataclass(slots=True)
 class ChunkPlace:
-    """The place of a chunk. If it was never finished, it extends to the end of the file."""
+    """Where a chunk lies in the file. An unfinished chunk extends to the end of the file."""
 
     offset: int
     length: int
@@ -48,13 +48,13 @@ class ChunkPlace:
 
 @dataclass(slots=True)
 class McapIndex:
-    """The contents of a file and their places.
+    """The metadata of a file, and where its chunks lie.
 
     Attributes:
         metadata: metadata records, by name.
         why_incomplete: text for people; None for a closed file with an intact summary.
-        is_being_written: whether a writer was at work when it was opened, so its end is still to
-            come.
+        is_being_written: whether a recorder was writing it when it was opened, so its end is still
+            to come.
         was_closed: whether it was written to its end, even if its summary is now damaged or cut
             off.
         num_lost_bytes: bytes that belong to no record, in a file that was walked.
@@ -85,9 +85,9 @@ def read_index(
     """Read the index of a file; None if it begins neither like a recording nor like an MCAP file.
 
     Args:
-        walk: ignore the summary.
-        is_being_written: whether another writer holds the file. If it has a summary nevertheless,
-            it is treated as whole.
+        walk: whether to ignore the summary and walk the records.
+        is_being_written: whether a recorder holds the file. If it has a summary nevertheless, it is
+            treated as closed.
     """
     size = stream.seek(0, os.SEEK_END)
     stream.seek(0)
@@ -114,7 +114,7 @@ def read_index(
 
 
 def read_metadata(path: Path) -> dict[str, str] | None:
-    """The metadata of a recording, without reading further; None for any other file."""
+    """Read only the metadata of a recording, at its beginning; None for any other file."""
     try:
         with open(path, "rb") as stream:
             if stream.read(len(MAGIC)) != MAGIC:
@@ -139,7 +139,7 @@ def _read_preamble(stream: IO[bytes], size: int, index: McapIndex) -> None:
 def _read_about(
     stream: IO[bytes], position: int, record: tuple[int, int], index: McapIndex
 ) -> None:
-    """Read a record if it describes the file; skip any other."""
+    """Store a header or metadata record in the index; ignore any other record."""
     opcode, length = record
     if opcode not in (Opcode.HEADER, Opcode.METADATA) or length > _MAX_PREAMBLE_BYTES:
         return
@@ -157,7 +157,7 @@ def _read_about(
 
 
 def _read_summary(stream: IO[bytes], size: int, index: McapIndex) -> str | None:
-    """Read the chunks from the summary. Returns None, or a text for why that failed."""
+    """Fill the index from the summary. Returns None, or a text for why that failed."""
     not_closed = "it was not closed (crash, full disk or cut copy)"
     index.was_closed = False
     footer_bytes = _FOOTER.size + len(MAGIC)
@@ -187,7 +187,10 @@ def _read_summary(stream: IO[bytes], size: int, index: McapIndex) -> str | None:
 
 
 def _read_groups(summary: bytes, size: int, index: McapIndex) -> list[int]:
-    """Read what a summary lists. Returns the places of the metadata."""
+    """Store chunks and counts of a summary in the index.
+
+    Returns the offsets of metadata records.
+    """
     position = 0
     metadata: list[int] = []
     step_channels: set[int] = set()
@@ -218,7 +221,7 @@ def _read_groups(summary: bytes, size: int, index: McapIndex) -> list[int]:
 
 
 def _walk(stream: IO[bytes], size: int, index: McapIndex) -> bool:
-    """Find all chunks, even behind damaged bytes.
+    """Find all chunks by going from record to record, even behind damaged bytes.
 
     Returns:
         Whether the file was written to its end: at most its summary is missing.
@@ -247,7 +250,7 @@ def _walk(stream: IO[bytes], size: int, index: McapIndex) -> bool:
 
 
 def _is_end(stream: IO[bytes], position: int, size: int) -> bool:
-    """Whether only records of a summary follow, as far as it can be read."""
+    """Whether only records of a summary follow, as far as the rest can be read."""
     record = record_at(stream, position, size)
     return record is None or record[0] not in (Opcode.CHUNK, Opcode.MESSAGE_INDEX)
 

@@ -1,7 +1,7 @@
 """Finds the records in an MCAP file, also in a damaged one.
 
 A record begins with its length, so each record leads to the next. After damage or a cut, the next
-chunk is found by the pattern of its head. Format: mcap.dev/spec.
+chunk is found by the byte pattern of its header. Format: mcap.dev/spec.
 """
 
 import re
@@ -28,7 +28,7 @@ _CHUNK_LOOKS = re.compile(
 def record_at(stream: IO[bytes], position: int, size: int) -> tuple[int, int] | None:
     """Opcode and length of the record at `position`; None if no record can be there.
 
-    A chunk may reach beyond the end of the file, if it was not finished or the file was cut.
+    A chunk may extend beyond the end of the file, if it was not finished or the file was cut.
 
     Args:
         size: size of the file.
@@ -47,7 +47,7 @@ def record_at(stream: IO[bytes], position: int, size: int) -> tuple[int, int] | 
 
 
 def find_chunk(stream: IO[bytes], position: int, size: int) -> int:
-    """Where the next chunk begins, at `position` or later; the end of the file if there is none."""
+    """Offset of the next chunk, at `position` or later; the end of the file if there is none."""
     overlap = CHUNK_HEAD.size
     while position < size:
         stream.seek(position)

@@ -1,13 +1,14 @@
 """`McapSink`: writes one MCAP file, chunk by chunk. A crash costs only what was not flushed.
 
 The stock MCAP writer keeps a chunk in memory until it is full. Large chunks then compress well but
-lose much in a crash, and small ones the reverse. This writer writes a chunk while it grows.
-Compressed bytes are appended at every flush, or sooner (zstd can end a block without ending the
-frame). The header with length and checksum is filled in when the chunk ends.
+lose much in a crash; small chunks lose little but compress badly. This writer writes a chunk while
+it grows. Compressed bytes are appended at every flush, or sooner (zstd can end a block without
+ending the frame). The header with length and checksum is filled in when the chunk ends.
 
-Each flush also adds a checkpoint: a record with the checksum of everything before it, under an
-opcode that the format leaves to applications, so other readers skip it. So everything up to the
-last good checkpoint of a cut or damaged chunk can be read and trusted. Format: mcap.dev/spec.
+Each flush also adds a checkpoint: a record with the checksum of everything before it in the chunk.
+Its opcode is one that the format leaves to applications, so other readers skip it. So everything up
+to the last good checkpoint of a cut or damaged chunk can be read and trusted. Format:
+mcap.dev/spec.
 """
 
 import os
@@ -49,7 +50,7 @@ _NO_TIME = 0
 
 
 class McapSink:
-    """The writing end of a file.
+    """Writes one MCAP file.
 
     Attributes:
         num_bytes: bytes in the file, without those that the next flush adds.
@@ -111,7 +112,7 @@ class McapSink:
         self._stream.seek(end)
 
     def add(self, channel_id: int, sequence: int, log_ns: int, payload: bytes) -> None:
-        """Append a message. `log_ns` must not be earlier than that of the message before."""
+        """Append a message. Its `log_ns` must not be earlier than that of the previous message."""
         if self._frame is None:
             self._open(log_ns)
         head = _MESSAGE.pack(
@@ -158,7 +159,7 @@ class McapSink:
         Args:
             chunk: its whole record. It must name the same channels as this file, or none.
             times_ns: times of its first and last message.
-            num_messages: channel id -> number of messages.
+            num_messages: number of messages by channel id.
         """
         num_bytes, checksum = CHUNK_HEAD.unpack_from(chunk)[4:6]
         self.end_chunk()
@@ -191,7 +192,7 @@ class McapSink:
         self.num_bytes = end
 
     def finish(self) -> None:
-        """Write the summary, which makes the file whole."""
+        """Write the summary. With it, the file is complete."""
         self.end_chunk()
         self._stream.write(_encoded(DataEnd(data_section_crc=0)))
         start = self._stream.tell()

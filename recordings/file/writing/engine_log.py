@@ -1,7 +1,8 @@
 """`EngineLog`: selects and orders the messages of one engine for a `RecordingFile`.
 
 A file begins with the engine's description and contains each message once. The session state kept
-here provides the keyframes, from which any moment can be restored. Belongs to the writing thread.
+here is written now and then as a keyframe, from which any later state can be restored. Belongs to
+the writing thread.
 """
 
 from collections.abc import Mapping
@@ -60,11 +61,14 @@ class EngineLog:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether the state is complete, so that another file can begin."""
+        """Whether another file can begin now: the state is complete, without missing messages."""
         return self._anchor is not None and not self._needs_snapshot
 
     def go_on_in(self, file: RecordingFile) -> None:
-        """Write into another file from now on. It can be read without the file before."""
+        """Write into another file from now on.
+
+        The new file can be read without the earlier ones.
+        """
         self._file = file
         self._begin_file()
         info = self._session.info
@@ -81,7 +85,7 @@ class EngineLog:
             self._file.say(metadata)
 
     def take(self, message: Telemetry, frame: _Frame) -> None:
-        """Write the next message, given decoded and as received.
+        """Write the next message, given both decoded and as received.
 
         Raises:
             OSError: the file cannot be written.
@@ -120,7 +124,7 @@ class EngineLog:
             self._file.add(_KEYFRAME, self._last_applied, payload, self._last_log_ns)
 
     def _is_next(self, topic: bytes, sequence: int) -> bool:
-        """Whether a message belongs into the file: no duplicate and no needless keyframe."""
+        """Whether to write a message: it is no duplicate and no keyframe without need."""
         if topic == _MARK:
             return True
         last = self._last_sequence
@@ -137,10 +141,10 @@ class EngineLog:
         return True
 
     def _introduce(self, message: Telemetry, frame: _Frame) -> bool:
-        """Write the engine's description, and messages that came before it was known.
+        """Begin the file: write the engine's description and the messages that came before it.
 
-        A snapshot contains all of these. Without one, the file begins with an empty keyframe, as
-        soon as the engine has published its description and a time.
+        A snapshot contains all of these. Without a snapshot, the file begins with an empty
+        keyframe, as soon as the engine has published its description and a time.
 
         Returns:
             Whether the caller must still write `message`.
@@ -179,7 +183,7 @@ class EngineLog:
         self._file.begin(self._anchor, self._metadata)
 
     def _log_ns(self, message: Telemetry) -> int:
-        """Wall time of a message; never earlier than that of the message before it."""
+        """Wall time of a message; never earlier than that of the previous message."""
         time_ns = _time_ns(message)
         if time_ns is not None and self._anchor is not None:
             wall_ns = self._anchor.wall_ns + time_ns - self._anchor.monotonic_ns
@@ -188,7 +192,7 @@ class EngineLog:
 
 
 def _time_ns(message: Telemetry) -> int | None:
-    """Engine time of a message; None for kinds without a time."""
+    """Engine time of a message; None for message types without a time."""
     if isinstance(message, StepRecord):
         return message.tokens_ns
     timed = EngineStatus | KnobsChanged | Snapshot | Audited | StepInFlight

@@ -1,4 +1,4 @@
-"""`RecordingFile`: one file being written, as `PATH.part`. Closing it gives it its name."""
+"""`RecordingFile`: a file while it is written, as `PATH.part`. Closing it renames it to `PATH`."""
 
 import contextlib
 import os
@@ -40,7 +40,7 @@ _STEP = wire.TOPICS[StepRecord]
 
 
 class RecordingFile:
-    """Messages of one engine, from a keyframe on.
+    """A file with the messages of one engine, from a keyframe on.
 
     Each chunk begins with a keyframe, so that it can be read without the chunks before it. It has
     no keyframe if the writer has none, or if the keyframe would be too large compared to the
@@ -114,7 +114,7 @@ class RecordingFile:
         return is_worth_it and self._num_since_keyframe >= KEYFRAME_MESSAGES
 
     def begin(self, info: EngineInfo, more: dict[str, str]) -> None:
-        """Write the metadata about the engine and the recorder, and `more`."""
+        """Write the metadata about the engine and the recorder, with the entries of `more`."""
         if not info.with_tokens:
             file_rights.share(self._stream, self.part_path)
         self._packer = StepPacker(info.block_size)
@@ -132,7 +132,10 @@ class RecordingFile:
         self._open_sink().add_metadata(name, values)
 
     def say(self, metadata: Mapping[str, str]) -> None:
-        """Change metadata of `begin`. The new values must take as many bytes as the old ones."""
+        """Change metadata that `begin` wrote.
+
+        The new values must take as many bytes as the old ones.
+        """
         self._said |= metadata
         self._open_sink().replace_metadata(PROFILE, self._said)
 
@@ -140,7 +143,7 @@ class RecordingFile:
         """Append a message to the open chunk, or to a new one.
 
         Args:
-            log_ns: wall time, never earlier than that of the message before it.
+            log_ns: wall time, never earlier than that of the previous message.
         """
         sink = self._open_sink()
         if self._start_ns is None:
@@ -163,7 +166,7 @@ class RecordingFile:
         self._num_since_keyframe += 1
 
     def end_chunk_if_full(self, log_ns: int) -> None:
-        """End the chunk if it is full. Call it before adding a message of this time.
+        """End the chunk if it is full. Call it before adding a message with wall time `log_ns`.
 
         Afterwards `wants_keyframe` tells whether to add a keyframe first. `add` itself never ends a
         chunk.
@@ -177,7 +180,7 @@ class RecordingFile:
             self.end_chunk()
 
     def _is_long(self, log_ns: int) -> bool:
-        """Whether the open chunk would span too much time with a message of this time."""
+        """Whether the open chunk would span too much time with a message of wall time `log_ns`."""
         if self._num_steps_in_chunk == 0 or self._start_ns is None:
             return False
         chunk_ns, all_ns = log_ns - self._chunk_start_ns, log_ns - self._start_ns
@@ -198,7 +201,7 @@ class RecordingFile:
         self._open_sink().flush()
 
     def close(self) -> None:
-        """Finish the file and give it its name.
+        """Finish the file and rename it from `PATH.part` to `PATH`.
 
         Raises:
             OSError: the file cannot be written; `part_path` contains what was written.
@@ -209,7 +212,7 @@ class RecordingFile:
         _sync_folder(self.path.parent)
 
     def abandon(self) -> None:
-        """Close the file without finishing it."""
+        """Close the file without finishing it. It stays as `PATH.part`."""
         with contextlib.suppress(OSError):  # writing has failed before
             self._stream.close()
 
@@ -221,7 +224,7 @@ class RecordingFile:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Write a folder to the disk, so that new names in it survive a crash."""
+    """Flush a folder to the disk, so that new file names in it survive a crash."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:

@@ -1,7 +1,7 @@
 """A recording in many files: when the next file begins, their names, and which are deleted.
 
 Names sort in the order of recording: `NAME-20261121T101500Z-000.mcap`. A file is deleted only if
-its name, its profile and the series in its metadata all match.
+its name, its MCAP profile and the series in its metadata all match.
 """
 
 import logging
@@ -34,7 +34,7 @@ _LIMIT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 
 
 class SeriesLimits(NamedTuple):
-    """Limits of size, of age, or of both. The one that is reached first counts."""
+    """Limits of size, of age, or of both. The limit that is reached first counts."""
 
     num_bytes: int | None = None
     age_s: float | None = None
@@ -131,7 +131,10 @@ class FileSeries:
         return limits.age_s is not None and time.monotonic() - file.opened_s >= limits.age_s
 
     def delete_old(self, current: RecordingFile) -> int:
-        """Delete the oldest files of this series beyond the limit. Returns how many."""
+        """Delete the oldest files of this series beyond the limit.
+
+        Returns how many were deleted.
+        """
         if self._keep is None:
             return 0
         members = self._members(current)

@@ -38,7 +38,7 @@ _Frame: TypeAlias = tuple[bytes, int, bytes]  # topic, sequence, payload
 class RecordingWriter:
     """Writes the messages of one engine, and ends when the engine restarts.
 
-    A series continues with the restarted engine, in a new file.
+    If it writes a series, it continues with the restarted engine in a new file.
 
     Attributes:
         path: path of the file that is being written, or was written last.
@@ -100,13 +100,13 @@ class RecordingWriter:
     def start(self, snapshot: Snapshot | None = None) -> None:
         """Begin to write, starting with `snapshot` if there is one.
 
-        Frames may be handed over before this call. Those that the snapshot contains are left out.
+        Messages may be handed over before this call. Those that the snapshot contains are left out.
         """
         self._snapshot = snapshot
         self._thread.start()
 
     def on_frame(self, topic: bytes, sequence: int, payload: bytes) -> None:
-        """Hand over the next message. Never waits and never raises; from any thread."""
+        """Hand over the next message. Never waits and never raises. Any thread may call it."""
         if self.state != "recording":
             return
         with self._lock:
@@ -118,7 +118,7 @@ class RecordingWriter:
         self._queue.put((topic, sequence, payload))
 
     def close(self) -> None:
-        """Write everything handed over, finish the file and give it its name."""
+        """Write everything handed over, finish the file and give it its final name."""
         if self._thread.ident is None:
             self.start()
         self._queue.put(None)
@@ -177,10 +177,10 @@ class RecordingWriter:
                 next_flush_s = time.monotonic() + FLUSH_S
 
     def _look_after(self, series: FileSeries) -> None:
-        """Begin the next file when this one is full, and delete files that are too old.
+        """Begin the next file if the current one is full, and delete files that are too old.
 
-        Only does so while messages come. Otherwise, over a weekend without an engine, files without
-        a step would replace those that show how the engine ended.
+        Only does so while messages come. Otherwise, during a weekend without an engine, files
+        without a step would replace those that show how the engine ended.
         """
         if not self._has_come:
             return
@@ -240,7 +240,7 @@ class RecordingWriter:
 
 
 def _kept(path: Path) -> str:
-    """Text for which steps can be read in a file that ended early; "" if none."""
+    """Text for which steps can be read from a file whose writing failed; "" if none."""
     try:
         with Recording(path) as recording:
             if recording.first_step is None or recording.last_step is None:
