@@ -1,4 +1,6 @@
-"""Why a token was late: waits, their causes, the baseline of step times, and whole files.
+"""Explains why a token was late: how long it was waited for, and what caused the wait.
+
+A baseline (the usual duration of steps with as much work) tells which steps were slow.
 
 May import: engine.protocol, recordings, recordings.file, recordings.state,
   recordings.state.series.

@@ -8,7 +8,10 @@ from stepscope.recordings.attribution.causes import Late
 
 
 class Affected(NamedTuple):
-    """Requests with late tokens. Waits that only the operator's pauses made late do not count."""
+    """How many requests there were, and how many had late tokens.
+
+    Waits that are late only because an operator had paused the engine do not count.
+    """
 
     num_requests: int  # all that were live at some time in the recording
     num_late: int  # with a late token
@@ -16,7 +19,7 @@ class Affected(NamedTuple):
 
 
 class RequestCounts:
-    """Counts requests in the messages of a recording, fed in order."""
+    """Counts the requests of a recording. Feed it the messages in order."""
 
     def __init__(self) -> None:
         self._alive: set[int] = set()
@@ -34,11 +37,15 @@ class RequestCounts:
 
     @property
     def ids(self) -> set[int]:
-        """Ids of all requests seen, including those that ended before the recording began."""
+        """Ids of all requests seen, including requests that ended before the recording began."""
         return self._alive | self._ended
 
     def affected(self, late: Iterable[Late]) -> Affected:
-        """Count the requests with late tokens. `late`: all late tokens of the recording."""
+        """Count the requests with late tokens.
+
+        Args:
+            late: all late tokens of the recording.
+        """
         counted = [each for each in late if not each.is_excused]
         all_late = {each.request_id for each in counted}
         between = {each.request_id for each in counted if each.token_idx}

@@ -1,8 +1,8 @@
 """`Baseline`: how long a step of a given amount of work takes, and so which steps were slow.
 
-The time of a step follows from its work: tokens, attended tokens and KV blocks. Attended tokens
-count because attention makes a late chunk of a long prompt cost more than an early one. Two steps
-are alike when each of these figures lies within the same factor of two.
+The time of a step depends on its work: tokens, attended tokens and KV blocks. Attended tokens count
+because attention makes a late chunk of a long prompt cost more than an early chunk. Two steps are
+alike when each of these three numbers lies within the same factor of two.
 """
 
 import threading
@@ -36,7 +36,7 @@ _Class: TypeAlias = tuple[int, int, int]
 
 
 class StepWork(NamedTuple):
-    """What a step computed."""
+    """How much a step computed: tokens, attended tokens, KV blocks."""
 
     num_tokens: int  # of prefill, decode and padding: all cost the same in the weight products
     num_attended: int  # by prefill: for each chunk, its tokens times (they and those before them)
@@ -44,7 +44,7 @@ class StepWork(NamedTuple):
 
 
 class SlowStep(NamedTuple):
-    """A step that took far longer than its baseline."""
+    """How long a step took that was far longer than its baseline, and that baseline."""
 
     took_ns: int
     baseline_ns: int
@@ -55,7 +55,7 @@ class SlowStep(NamedTuple):
 
 
 class _Alike:
-    """Durations of steps that compute about as much."""
+    """Durations of the steps with about the same work."""
 
     __slots__ = ("_known_at", "_median_ns", "counts", "longest_ns", "num_steps")
 
@@ -80,7 +80,7 @@ class _Alike:
 
     @property
     def median_ns(self) -> int:
-        """Median duration. It is cached until a sixteenth more steps were added."""
+        """Median duration. It is cached until the number of steps has grown by a sixteenth."""
         if not self._known_at or self.num_steps > self._known_at + self._known_at // 16:
             self._median_ns = _median(self.counts.items(), self.num_steps)
             self._known_at = self.num_steps
@@ -88,7 +88,7 @@ class _Alike:
 
 
 class Baseline:
-    """Durations of steps, by their work. One writer.
+    """Collects the durations of steps, by their work. Only one thread may write.
 
     Attributes:
         num_steps: steps added so far.
@@ -100,7 +100,10 @@ class Baseline:
         self._rare: dict[_Class, tuple[int, int | None]] = {}  # (steps known then, baseline)
 
     def add(self, work: StepWork, ns: int) -> None:
-        """Add a step. Where steps overlap, `ns` counts from the end of the one before."""
+        """Add the duration `ns` of a step.
+
+        If steps overlap, it counts from the end of the previous step.
+        """
         kind = _class_of(work)
         alike = self._alike.get(kind)
         if alike is None:
@@ -109,27 +112,30 @@ class Baseline:
         self.num_steps += 1
 
     def copy(self) -> "Baseline":
-        """A snapshot that other threads may read while this one grows."""
+        """A copy that other threads may read while this object grows."""
         other = Baseline()
         other._alike = {kind: alike.copy() for kind, alike in self._alike.items()}
         other.num_steps = self.num_steps
         return other
 
     def slow_step(self, work: StepWork, ns: int, *, after_slow: bool = False) -> SlowStep | None:
-        """The step and its baseline if it was slow; None if it was not, or without a baseline.
+        """Duration and baseline of a step if it was slow; None if not, or if no baseline is known.
 
         Args:
-            after_slow: whether the step before it was slow.
+            after_slow: whether the previous step was slow.
         """
         return self._slow_step(_class_of(work), ns, STILL_SLOW if after_slow else SLOW)
 
     @property
     def has_slow(self) -> bool:
-        """Whether any step was slow."""
+        """Whether any of the steps added so far was slow."""
         return any(self._slow_step(kind, alike.longest_ns) for kind, alike in self._alike.items())
 
     def judges_like(self, other: "Baseline") -> bool:
-        """Whether both baselines find the same steps of `other` slow, by about as much."""
+        """Whether this baseline and `other` call the same steps slow, by about as much.
+
+        Judged are the steps that were added to `other`.
+        """
         for kind, alike in other._alike.items():
             mine, its = (each._slow_step(kind, alike.longest_ns) for each in (self, other))
             if mine is None and its is None:
@@ -149,10 +155,10 @@ class Baseline:
         return SlowStep(ns, baseline_ns)
 
     def _ns(self, kind: _Class) -> int | None:
-        """The baseline for such work; None where too few steps are known.
+        """The usual duration of a step with this work; None if too few such steps are known.
 
-        Where alike steps are few, steps with somewhat more work count too: a step that is slow
-        even against those is certainly slow.
+        If few steps are alike, steps with somewhat more work count too: a step that is slow even
+        compared to those is certainly slow.
         """
         alike = self._alike.get(kind)
         if alike is not None and alike.num_steps >= MIN_STEPS:
@@ -172,7 +178,7 @@ class Baseline:
 
 
 def work_of(record: StepRecord, prefills: Sequence[BatchRow]) -> StepWork | None:
-    """What a step computed; None where the record has no batch.
+    """How much a step computed; None if its record has no batch.
 
     Args:
         prefills: the rows of the step that are not decodes.
@@ -183,7 +189,7 @@ def work_of(record: StepRecord, prefills: Sequence[BatchRow]) -> StepWork | None
 
 
 def work_with(record: StepRecord, num_attended: int) -> StepWork:
-    """What a step computed, given how many tokens its prefill attended to."""
+    """How much a step computed, given the number of tokens that its prefill attended to."""
     return StepWork(
         record.num_prefill_tokens + record.num_decode_tokens + (record.num_padded_tokens or 0),
         num_attended,
@@ -192,9 +198,9 @@ def work_with(record: StepRecord, num_attended: int) -> StepWork:
 
 
 def steps_in(columns: StepColumns, stride: int = 1) -> Iterator[tuple[StepWork, int]]:
-    """Work and duration of every `stride`th step except the first, which may overlap another.
+    """Work and duration of every `stride`th step, without the first: it may overlap another.
 
-    The values are copied at the call: columns may grow while they are read.
+    The values are copied at the call, because columns may grow while they are read.
     """
     taken = [columns.column(name)[1::stride] for name in _COLUMNS]
     taken.append(columns.tokens_ns[:-1:stride])
@@ -203,7 +209,11 @@ def steps_in(columns: StepColumns, stride: int = 1) -> Iterator[tuple[StepWork, 
 
 
 def _work_and_duration(values: Sequence[int]) -> tuple[StepWork, int] | None:
-    """Work and duration of a step from its `_COLUMNS` and the end of the step before."""
+    """Work and duration of a step; None if the work is unknown.
+
+    Args:
+        values: its `_COLUMNS`, then the end of the previous step.
+    """
     prefill, attended, decode, padded, used, start_ns, end_ns, before_ns = values
     if attended < 0:
         return None
@@ -212,7 +222,7 @@ def _work_and_duration(values: Sequence[int]) -> tuple[StepWork, int] | None:
 
 
 class FileBaseline:
-    """The baseline of a whole file, as far as it was read.
+    """The baseline from all steps of a file that were read so far.
 
     Attributes:
         baseline: the object is never changed, but replaced when more was read. None without a file.
@@ -223,9 +233,9 @@ class FileBaseline:
 
 
 class MemoryBaseline:
-    """The baseline of the steps in memory. `refresh` recomputes it once in a while.
+    """The baseline from the steps in memory. `refresh` recomputes it now and then.
 
-    A replay uses the file's baseline instead, as soon as that covers as many steps.
+    A replay uses the baseline of the whole file instead, as soon as that covers as many steps.
 
     Args:
         lock: guards the columns.
@@ -243,7 +253,7 @@ class MemoryBaseline:
         self._last = -1
 
     def refresh(self, columns: StepColumns) -> bool:
-        """Compute the baseline again if enough is new. Returns whether it changed."""
+        """Compute the baseline again if there are enough new steps. Returns whether it changed."""
         of_file = self._of_file.baseline
         if of_file is not None and of_file.num_steps >= min(len(columns), _MAX_STEPS):
             is_new = self.baseline is not of_file
@@ -261,7 +271,7 @@ class MemoryBaseline:
         return True
 
     def was_slow(self, columns: StepColumns, step: int) -> bool:
-        """Whether a step was slow, judged like a reader of all steps in memory up to it."""
+        """Whether a step was slow, as if all steps in memory up to it had been judged in order."""
         with self._lock:
             columns_of_steps = [columns.column(name) for name in _COLUMNS]
             for at in range(columns.index(step) or 0, 0, -1):

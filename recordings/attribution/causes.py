@@ -1,6 +1,6 @@
-"""`Late`: a wait for a token that was too long, made of `Piece`s with one cause each.
+"""`Late`: a wait for a token that was too long, divided into `Piece`s with one cause each.
 
-All figures come from the records. Durations are nanoseconds of engine time.
+Everything is derived from the records. Durations are nanoseconds of engine time.
 """
 
 from collections.abc import Iterable, Sequence
@@ -46,7 +46,10 @@ QUEUE_REASONS = {
 
 
 class Piece(NamedTuple):
-    """A part of a wait. Alike pieces may be merged: then it spans `num_steps` from `step` on."""
+    """A part of a wait that has one cause.
+
+    Alike pieces may be merged; the result then spans `num_steps` steps from `step` on.
+    """
 
     cause: Cause
     start_ns: int
@@ -66,7 +69,7 @@ class Piece(NamedTuple):
 
     @property
     def text(self) -> str:
-        """In words, without the duration."""
+        """The cause in words, without the duration."""
         steps = f"{self.num_steps:,} step" + ("" if self.num_steps == 1 else "s")
         whose = ""
         if self.request_id is not None:
@@ -124,17 +127,20 @@ class Piece(NamedTuple):
 
     @property
     def times(self) -> float:
-        """How many times their baseline slow steps took."""
+        """How many times as long as usual the slow steps took."""
         return self.took_ns / max(1, self.baseline_ns)
 
     @property
     def is_forgotten(self) -> bool:
-        """The records are no longer in memory, but may be elsewhere."""
+        """Whether the cause is unknown because the records are no longer in memory.
+
+        They may still be in a file.
+        """
         return self.cause == "unknown" and self.detail == "forgotten"
 
     @property
     def short(self) -> str:
-        """A short form for narrow lines."""
+        """The cause in a short form, for narrow lines."""
         if self.cause == "transfer" and self.request_id is not None:
             return f"loading {request_name(self.request_id)} {self.num_tokens} tok"
         if self.request_id is not None:
@@ -163,7 +169,7 @@ class Piece(NamedTuple):
 
 
 class Late(NamedTuple):
-    """One wait for a token, from the token before it or from the arrival.
+    """A late token: the wait from the token before it, or from the arrival of the request.
 
     `pieces` are in order of time, alike ones merged. Their durations sum to `gap_ns`.
     """
@@ -187,23 +193,26 @@ class Late(NamedTuple):
 
     @property
     def paused_ns(self) -> int:
-        """How much of the wait the operator had the engine paused."""
+        """How much of the wait was a pause by an operator."""
         return sum(piece.ns for piece in self.pieces if piece.cause == "paused")
 
     @property
     def is_excused(self) -> bool:
-        """Late only because of the operator's pause, so no service level is broken."""
+        """Whether the token is late only because an operator had paused the engine.
+
+        Such a wait breaks no service level.
+        """
         return self.gap_ns - self.paused_ns <= self.bound_ns
 
     @property
     def cause(self) -> Cause:
-        """The cause that took the most time. Recomputing counts as part of the preemption."""
+        """The cause that took the most time. Recomputing counts as part of a preemption."""
         totals = by_cause(self.pieces)
         return max(totals, key=totals.__getitem__, default="unknown")
 
     @property
     def main(self) -> Piece | None:
-        """The largest piece of that cause."""
+        """The longest of the pieces whose cause is `cause`."""
         cause = self.cause
         return max(
             (piece for piece in self.pieces if _TOGETHER.get(piece.cause, piece.cause) == cause),
@@ -213,7 +222,7 @@ class Late(NamedTuple):
 
     @property
     def text(self) -> str:
-        """One short line: where, why, and how long."""
+        """One short line: the step, the cause, and the length of the wait."""
         main = self.main
         why = f"{self.step:,}" if main is None else f"{main.step:,} {main.short}"
         again = sum(piece.num_tokens for piece in self.pieces if piece.cause == "recompute")
@@ -224,14 +233,14 @@ class Late(NamedTuple):
 
     @property
     def explanation(self) -> str:
-        """In words, the largest piece first. Pieces below a tenth of a millisecond are left out."""
+        """All pieces in words, the longest first, without pieces below a tenth of a millisecond."""
         parts = sorted(self.pieces, key=lambda piece: -piece.ns)
         parts = [piece for piece in parts if piece.ns >= _SHOWN_NS] or parts[:1]
         return "; ".join(f"{piece.ns / 1e6:,.1f} ms {piece.text}" for piece in parts)
 
 
 def by_cause(pieces: Iterable[Piece]) -> dict[Cause, int]:
-    """Cause -> nanoseconds, as `Late.cause` counts them."""
+    """Nanoseconds per cause. Recomputing counts as part of a preemption."""
     totals: dict[Cause, int] = {}
     for piece in pieces:
         cause = _TOGETHER.get(piece.cause, piece.cause)
@@ -240,7 +249,7 @@ def by_cause(pieces: Iterable[Piece]) -> dict[Cause, int]:
 
 
 def merged(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
-    """Merge alike pieces, in the order in which each kind first occurs."""
+    """Merge alike pieces, in the order in which each first occurs."""
     alike: dict[tuple[Cause, str, int | None], list[Piece]] = {}
     for piece in pieces:
         key = piece.cause, piece.detail, piece.request_id

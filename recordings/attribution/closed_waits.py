@@ -1,4 +1,7 @@
-"""Waits that have ended: how long each was, and the pieces of the late ones."""
+"""Waits for tokens that have ended: how long each was, and the causes of the late ones.
+
+A piece is a part of a wait that has one cause, see `causes.py`.
+"""
 
 from bisect import bisect_right
 from collections import deque
@@ -16,10 +19,11 @@ _NUM_LAST = 2
 
 
 class ClosedWaits:
-    """Waits that have ended.
+    """Counts the waits that have ended, and collects those that were late.
 
     Attributes:
-        itl_counts, ttft_counts: length of a wait, without the operator's pauses -> tokens.
+        itl_counts, ttft_counts: number of tokens by length of their wait, without pauses by an
+            operator.
 
     Args:
         itl_bound_ns, ttft_bound_ns: a longer wait is late.
@@ -36,7 +40,7 @@ class ClosedWaits:
         """Count a wait that has ended. Returns whether it is late.
 
         Args:
-            ns: length of the wait without the operator's pauses.
+            ns: length of the wait without pauses by an operator.
         """
         counts = self.itl_counts if request.num_output else self.ttft_counts
         counts[ns] = counts.get(ns, 0) + 1
@@ -46,7 +50,7 @@ class ClosedWaits:
     def add_late(
         self, request_id: int, request: Wait, step: int, end_ns: int, pieces: tuple[Piece, ...]
     ) -> None:
-        """Keep a late wait that ended in `step`."""
+        """Store a late wait that ended in `step`."""
         assert request.start_ns is not None
         self.late.append(
             Late(
@@ -66,7 +70,7 @@ class ClosedWaits:
 
 
 class _WaitChunk(NamedTuple):
-    """Consecutive pieces, merged."""
+    """A number of consecutive pieces, with alike pieces merged."""
 
     pieces: tuple[Piece, ...]
     begin_ns: int
@@ -75,9 +79,9 @@ class _WaitChunk(NamedTuple):
 
 
 class QueueTime:
-    """What the time was spent on while a request waited in the queue, in order of time.
+    """What delayed the requests in the queue, as pieces in order of time.
 
-    Long waits share stretches of it, so each stretch is merged once.
+    Long waits share most of their time, so the pieces of that time are merged only once.
     """
 
     def __init__(self) -> None:
@@ -89,9 +93,9 @@ class QueueTime:
         self._last: deque[tuple[list[Piece], StepSpan]] = deque(maxlen=_NUM_LAST)
 
     def restart(self, between: list[Piece], span: StepSpan) -> None:
-        """Restart with an empty queue after this step.
+        """Drop all pieces after a step in which no request waited.
 
-        Keeps this step and the one before, because arrivals during them are published later.
+        Keeps this step and the previous step, because arrivals during them are published later.
         """
         self._last.append((between, span))
         if self._pieces and len(self._last) == _NUM_LAST:
@@ -101,19 +105,22 @@ class QueueTime:
             self._prune_at = _PRUNE_AT
 
     def add(self, between: list[Piece], span: StepSpan) -> bool:
-        """Add a step and the time before it. Returns whether it is time to prune."""
+        """Add a step and the time before the step. Returns whether it is time to prune."""
         self._begin()
         self._pieces += between
         self._pieces += _spent(span)
         return len(self._pieces) >= self._prune_at
 
     def since(self, time_ns: int) -> list[Piece]:
-        """The pieces from a time on. The first may begin before it."""
+        """The pieces from a time on. The first may begin earlier."""
         self._begin()
         return self._pieces[self._place(time_ns) :]
 
     def cover(self, request: Wait) -> list[Piece]:
-        """Cover most of a request's wait with merged pieces. Returns the rest, like `since`."""
+        """Add merged pieces for most of a request's wait.
+
+        Returns the pieces for the rest, not merged.
+        """
         self._begin()
         place = self._place(request.covered_ns)
         first = -(-(place + self._num_forgotten) // _CHUNK_PIECES)

@@ -1,10 +1,11 @@
 """`Explainer`: finds out from the records of a session why a token was late.
 
-For every request it covers the time since its last token (or its arrival) with pieces, each with
-one cause, without holes or overlaps. Time that no record accounts for becomes an `unknown` piece.
+For every request, it divides the time since its last token (or its arrival) into pieces with one
+cause each, without holes or overlaps. Time that no record accounts for becomes an `unknown` piece.
 So the pieces of a wait always sum to the wait.
 
-Requests that decode in every step cost almost nothing: only waits above the bound are examined.
+Requests that decode in every step cost almost nothing, because only waits above the bound are
+examined.
 """
 
 from stepscope.engine.protocol.wire import (
@@ -46,14 +47,14 @@ class Explainer:
 
     Args:
         itl_bound_ns, ttft_bound_ns: a longer wait is late.
-        only: follow this request alone and keep its `life`.
+        only: follow only this request, and store all its pieces in `life`.
         state: the state right after the last step before the first message.
-        since_ns: leave out waits that began earlier, because the operator may have paused the
-            engine then. None: taken from `state` or the first snapshot.
+        since_ns: leave out waits that began earlier, because an operator may have paused the engine
+            then. None: taken from `state` or the first snapshot.
         with_begun: do not leave out those waits.
-        baseline: finds slow steps; None: no step is judged.
-        after_slow: the last step of `state` was slow.
-        learns: this baseline is fed the duration of each step after the step was judged. It may be
+        baseline: finds slow steps; None: no step counts as slow.
+        after_slow: whether the last step of `state` was slow.
+        learns: a baseline to which each step is added after the step was judged. It may be
             `baseline` itself.
     """
 
@@ -110,7 +111,11 @@ class Explainer:
         self._was_slow = False  # the last step
 
     def take(self, message: Telemetry, lost: bool = False) -> None:
-        """Take the next message; `lost`: messages before it are missing."""
+        """Process the next message.
+
+        Args:
+            lost: whether messages before it are missing.
+        """
         if lost:
             self._is_lost = self._needs_snapshot = True
         if isinstance(message, StepRecord):
@@ -143,7 +148,7 @@ class Explainer:
 
     @property
     def life(self) -> list[Piece]:
-        """The pieces of the followed request, from its arrival on."""
+        """The pieces of all waits of the followed request (`only`), from its arrival on."""
         return self._request_waits.life
 
     @property
@@ -156,7 +161,7 @@ class Explainer:
             self._since_ns = time_ns
 
     def judge_by(self, baseline: Baseline) -> None:
-        """Use this baseline for all further steps."""
+        """Use this baseline to find slow steps from now on."""
         self._baseline = baseline
 
     # Steps
@@ -192,7 +197,7 @@ class Explainer:
         self._had_work = record.num_running + record.num_waiting > 0
 
     def _slow_step(self, record: StepRecord, prefills: list[BatchRow], ns: int) -> SlowStep | None:
-        """The step and its baseline if it was slow."""
+        """Duration and baseline of a step if it was slow; else None."""
         if self._baseline is None and self._learns is None:
             return None
         work = work_of(record, prefills)
@@ -206,7 +211,7 @@ class Explainer:
         return slow
 
     def _between(self, step: int, start_ns: int) -> list[Piece]:
-        """The time between the step before and this one, as pieces."""
+        """The time between the previous step and this one, divided into pieces by cause."""
         begin_ns = self._end_ns
         if begin_ns is None or begin_ns >= start_ns:
             return []
@@ -263,7 +268,7 @@ class Explainer:
                     request.add_step(piece, span)
 
     def _close(self, request_id: int, request: Wait, row: BatchRow, step: int, end_ns: int) -> None:
-        """Close the wait of a request whose token has come."""
+        """End the wait of a request whose token has come, and begin the wait for its next token."""
         if request.start_ns is None and row.phase != _DECODE:
             request.num_prompt = row.start + row.num_tokens
         num_output = row.start + row.num_tokens + 1 - request.num_prompt

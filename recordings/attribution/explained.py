@@ -1,4 +1,4 @@
-"""Explains a whole recording: every late token, and the causes of all lateness."""
+"""Explains a whole recording: every late token, and how much each cause contributed."""
 
 import math
 from typing import NamedTuple
@@ -19,7 +19,7 @@ MEDIANS = 2.0  # without a service level, a wait of more medians than this is la
 
 
 class Bound(NamedTuple):
-    """What counts as late for one kind of wait, and its measured figures."""
+    """From which length on an ITL (or a TTFT) is late, and what was measured."""
 
     bound_ms: float | None  # None: no measurement to derive it from
     is_given: bool  # by the operator or the file; else derived from the median
@@ -29,7 +29,7 @@ class Bound(NamedTuple):
 
 
 class CauseShare(NamedTuple):
-    """The part of all lateness that has one cause."""
+    """How much one cause contributed to all late waits."""
 
     cause: Cause
     num_late: int  # late waits with this as the largest cause
@@ -60,9 +60,10 @@ def explain_recording(
     slo_ttft_ms: float | None = None,
     request_id: int | None = None,
 ) -> Explanation:
-    """Explain a recording. Reads it once, or twice if a bound must be derived or a step was slow.
+    """Explain all late tokens of a recording. Reads the file once or twice.
 
-    The second reading is needed because medians and baselines are known only at the end.
+    The file is read again if a bound must be derived from the median, or if a step was slow:
+    medians and baselines are known only at the end.
 
     Args:
         slo_itl_ms, slo_ttft_ms: a longer wait is late; None: twice the median of the recording.
@@ -136,7 +137,10 @@ def _read(
 
 
 def _unrecorded_apart(late: list[Late], begin_ns: int | None) -> list[Late]:
-    """Mark unknown time before the recording as `unrecorded`, apart from lost messages."""
+    """Mark unknown time before the recording as `unrecorded`.
+
+    So it can be told from time that is unknown because messages were lost.
+    """
     if begin_ns is None:
         return late
     return [

@@ -1,8 +1,8 @@
 """`LateSeconds`: for each second of engine time, the step that ended the longest late wait.
 
-Late tokens come in swarms, so one per second is enough for a list to jump from. `WorstWaitIndex`
-follows the same rule for files. Here the service levels are known, so steps without late tokens are
-not kept.
+Late tokens come in swarms, so one per second is enough for a list from which people jump to steps.
+`WorstWaitIndex` follows the same rule for files. Here the service levels are known, so steps
+without late tokens are not stored.
 """
 
 from array import array
@@ -15,9 +15,9 @@ SECOND_NS = 1_000_000_000
 
 
 class LateSeconds:
-    """Seconds with a late step of one kind, in order. The holder of the lock writes and reads.
+    """The seconds with a late ITL (or TTFT), in order. Read and write it only under its lock.
 
-    The first and the last second in memory may be incomplete, so their worst step is looked up on
+    The first and the last second in memory may be incomplete. So their longest wait is looked up on
     demand.
 
     Args:
@@ -31,7 +31,7 @@ class LateSeconds:
         self._ended = Longest()  # the worst of each second except the last; may lack the first
 
     def extend(self, steps: Sequence[int], times_ns: Sequence[int]) -> None:
-        """Add late steps, in order, all newer than the last one."""
+        """Add steps with late tokens, in order. All must be newer than the last one added."""
         ended: list[int] = []
         for step, time_ns in zip(steps, times_ns, strict=True):
             second = time_ns // SECOND_NS
@@ -44,7 +44,7 @@ class LateSeconds:
         self._ended.extend(ended, [self._late.wait_ns(each) for each in ended])
 
     def forget_before(self, step: int) -> None:
-        """Drop seconds before a step. Call it before more are added here or to `late`."""
+        """Drop the seconds before a step. Call it before adding later steps here or to `late`."""
         self._ended.forget_before(step)
         if self._firsts and self._firsts[0] < step:
             following = self._late.first_from(step)
@@ -55,19 +55,23 @@ class LateSeconds:
                 self._firsts[0] = following
 
     def num_until(self, step: int | None) -> int:
-        """How many seconds there are up to and including that of `step` (None: all)."""
+        """Number of late seconds up to and including that of `step` (None: all)."""
         return len(self._firsts) if step is None else bisect_right(self._firsts, step)
 
     def last(self, step: int | None, limit: int) -> list[int]:
-        """The worst steps of the last seconds up to a step (None: all), oldest first.
+        """The step with the longest wait of each of the last seconds up to a step, oldest first.
 
-        For the second of `step` itself, the worst up to it.
+        `step` is None for all seconds. In the second of `step` itself, only steps up to `step`
+        count.
         """
         end = self.num_until(step)
         return [self._worst(at, step) for at in range(max(0, end - limit), end)]
 
     def next(self, step: int, direction: int) -> int | None:
-        """The nearest worst step of a second after (direction 1) or before (-1) `step`."""
+        """The nearest step before (direction -1) or after (1) `step` that is the worst of a second.
+
+        The worst step of a second is the step with the longest wait.
+        """
         find = bisect_right if direction > 0 else bisect_left
         at = find(self._firsts, step) - 1  # this second may lie on both sides of the step
         for each in (at, at + direction):
@@ -78,9 +82,10 @@ class LateSeconds:
         return None
 
     def until(self, step: int | None, limit: int) -> list[int]:
-        """The worst steps of seconds up to a step (None: all), the longest wait first.
+        """The step with the longest wait of each second up to a step, longest wait first.
 
-        Of equal ones the earliest comes first. Takes logarithmic time.
+        `step` is None for all seconds. Of equal waits the earliest comes first. Takes logarithmic
+        time.
         """
         number = self.num_until(step)
         found = [self._worst(at, step) for at in {0, number - 1} if 0 <= at < number]

@@ -1,7 +1,7 @@
-"""`LateSweep`: explains all late tokens of a stretch of steps in one pass that can be continued.
+"""`LateSweep`: explains all late tokens of a range of steps in one pass that can be continued.
 
-Explaining each token alone would read its whole wait, and the waits of an overloaded engine
-overlap.
+To explain each token alone, its whole wait would have to be read, and the waits of an overloaded
+engine overlap.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from stepscope.recordings.state.session import SessionState
 
 
 class LateWait(NamedTuple):
-    """A wait to explain."""
+    """A late wait that is to be explained."""
 
     step: int  # the step that ended the wait
     request_id: int
@@ -21,7 +21,7 @@ class LateWait(NamedTuple):
 
 
 class LateSweep:
-    """An explainer of all requests, and how far it has read.
+    """Feeds messages to an explainer of all requests, and notes how far it has read.
 
     Args:
         state: the state before the first message.
@@ -35,19 +35,19 @@ class LateSweep:
         self.step = state.step  # the last step read
 
     def num_steps_for(self, first_ns: int, first_step: int, last_step: int) -> int | None:
-        """How many steps to read to explain waits that began at or after `first_ns`.
+        """How many more steps to read to explain waits that began at or after `first_ns`.
 
-        None if this sweep began too late or is already past `first_step`.
+        None if this sweep began too late or has already read `first_step`.
 
         Args:
-            first_step, last_step: the range in which the waits end.
+            first_step, last_step: the range of steps in which the waits end.
         """
         if self._begin_ns > first_ns or self.step >= first_step:
             return None
         return last_step - self.step
 
     def go_on(self, last_step: int, feed: Callable[[Explainer, int, int], int]) -> list[Late]:
-        """Continue to `last_step`. Returns the new late waits, except those begun before the sweep.
+        """Read on to `last_step`. Returns the new late waits, except those begun before the sweep.
 
         Args:
             feed: a function that feeds an explainer the messages from a number up to the record of

@@ -14,7 +14,7 @@ BLOCK = 1024  # steps
 
 
 class Breach(NamedTuple):
-    """A step that brought tokens later than a bound, and the longest wait among them."""
+    """A step with tokens later than a bound, and the longest wait for one of these tokens."""
 
     step: int
     time_ns: int
@@ -25,7 +25,7 @@ class Breach(NamedTuple):
 
 
 class Longest:
-    """Steps and their waits of one kind, 16 bytes each. The holder of the lock writes and reads.
+    """Steps and their longest ITL (or TTFT), 16 bytes each. Read and write it only under its lock.
 
     Each step has a fixed number: how many steps were added before it.
     """
@@ -37,7 +37,7 @@ class Longest:
         self._blocks: dict[int, list[int]] = {}  # numbers of full blocks, longest wait first
 
     def extend(self, steps: Sequence[int], waits_ns: Sequence[int]) -> None:
-        """Add steps, in order, all newer than the last one."""
+        """Add steps, in order. All must be newer than the last one added."""
         before = self._end
         self._steps.extend(steps)
         self._waits_ns.extend(waits_ns)
@@ -56,37 +56,37 @@ class Longest:
             self._blocks.pop(block, None)
 
     def wait_ns(self, step: int) -> int:
-        """The wait of a step, which must be one of the kept ones."""
+        """The longest wait of a step, which must not have been forgotten."""
         return self._waits_ns[bisect_left(self._steps, step)]
 
     def first_from(self, step: int) -> int | None:
-        """The first kept step from `step` on; None without one."""
+        """The first stored step at or after `step`; None without one."""
         at = bisect_left(self._steps, step)
         return self._steps[at] if at < len(self._steps) else None
 
     def worst(self, first: int, last: int | None) -> int:
-        """The step with the longest wait in [first, last], the first of equal ones.
+        """The step with the longest wait in the steps [first, last]; of equal waits, the first.
 
-        A `last` of None means the last kept step. Scans all of these steps; there must be at least
-        one.
+        A `last` of None means the last stored step. Scans all of these steps; there must be at
+        least one.
         """
         begin = bisect_left(self._steps, first)
         waits_ns = self._waits_ns[begin : self.num_until(last)]
         return self._steps[begin + waits_ns.index(max(waits_ns))]
 
     def num_until(self, step: int | None) -> int:
-        """How many steps are kept up to and including `step` (None: all)."""
+        """Number of stored steps up to and including `step` (None: all)."""
         return len(self._steps) if step is None else bisect_right(self._steps, step)
 
     def last(self, step: int | None, limit: int) -> Sequence[int]:
-        """The last steps up to a step (None: all), oldest first."""
+        """The last `limit` stored steps up to a step (None: all), oldest first."""
         end = self.num_until(step)
         return self._steps[max(0, end - limit) : end]
 
     def until(self, step: int | None, limit: int) -> list[int]:
-        """The steps with the longest waits up to a step (None: all), the longest first.
+        """The steps with the longest waits up to a step (None: all), longest wait first.
 
-        Of equal ones the earliest comes first.
+        Of equal waits the earliest comes first.
         """
         begin = self._num_forgotten
         end = begin + self.num_until(step)
@@ -106,11 +106,11 @@ class Longest:
 
     @property
     def _first_block(self) -> int:
-        """The first block that is still complete."""
+        """Number of the first block of which no step was forgotten."""
         return -(-self._num_forgotten // BLOCK)
 
     def _ranked(self, first: int, end: int) -> list[int]:
-        """The numbers in [first, end), longest wait first."""
+        """The step numbers in [first, end), longest wait first."""
         waits_ns = self._waits_ns[first - self._num_forgotten : end - self._num_forgotten]
         places = sorted(range(len(waits_ns)), key=waits_ns.__getitem__, reverse=True)
         return [first + place for place in places]

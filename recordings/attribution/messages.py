@@ -1,4 +1,4 @@
-"""Iterates over the messages of a recording, each once, with a flag for missing ones."""
+"""Iterates over the messages of a recording, each once, and notices missing ones."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from stepscope.recordings.file.reader import Position, Recording
 def messages_in(
     recording: Recording, position: Position | None = None, sequence: int | None = None
 ) -> Iterator[tuple[Telemetry, bool]]:
-    """Yield all messages but marks, each with whether messages before it are missing.
+    """Yield all messages except marks, each with whether messages before it are missing.
 
     Args:
         position: where to begin; None: at the beginning.

@@ -1,4 +1,4 @@
-"""Waits that are still open: pieces cover the time since the last token, step by step."""
+"""Waits that are still in progress, divided into pieces with one cause each, step by step."""
 
 from collections.abc import Iterable
 from operator import attrgetter
@@ -16,7 +16,7 @@ WaitStatus: TypeAlias = Literal["waiting", "out", "running"]
 
 
 class StepSpan(NamedTuple):
-    """The time of a step, split into its expected part and, if it was slow, the excess."""
+    """The time of a step, divided into its usual duration and, if it was slow, the excess."""
 
     record: StepRecord
     start_ns: int
@@ -26,7 +26,7 @@ class StepSpan(NamedTuple):
 
     @property
     def slow_piece(self) -> Piece | None:
-        """The time above the baseline, as a piece; None if the step was not slow."""
+        """The excess over the usual duration, as a piece; None if the step was not slow."""
         if self.slow is None:
             return None
         return Piece(
@@ -41,13 +41,16 @@ class StepSpan(NamedTuple):
 
 
 def span_of(record: StepRecord, slow: SlowStep | None, start_ns: int, end_ns: int) -> StepSpan:
-    """The span of a step. If it was slow, the time above the baseline is put at its end."""
+    """Divide the time of a step into usual duration and excess. The excess is put at its end."""
     excess_ns = 0 if slow is None else slow.excess_ns
     return StepSpan(record, start_ns, end_ns - excess_ns, end_ns, slow)
 
 
 class Wait:
-    """An open wait: `pieces` cover [start_ns, covered_ns]."""
+    """The current wait of a request for its next token.
+
+    `pieces` account for the time from `start_ns` to `covered_ns`.
+    """
 
     __slots__ = (
         "client_id",
@@ -76,7 +79,10 @@ class Wait:
         self.pieces: list[Piece] = []
 
     def add(self, piece: Piece, end_ns: int) -> None:
-        """Cover the time up to `end_ns` with `piece`. A hole before it becomes `unknown`."""
+        """Account for the time up to `end_ns` with `piece`.
+
+        A hole before the piece becomes `unknown`.
+        """
         if piece.start_ns > self.covered_ns:
             self.pieces.append(
                 Piece("unknown", self.covered_ns, piece.start_ns - self.covered_ns, piece.step)
@@ -89,14 +95,17 @@ class Wait:
             self.covered_ns = end_ns
 
     def add_step(self, piece: Piece, span: StepSpan) -> None:
-        """Cover a step with `piece`, and the time above its baseline with `held_up`."""
+        """Account for a step: `piece` for its usual duration, a `held_up` piece for the excess."""
         self.add(piece, span.work_end_ns)
         slow_piece = span.slow_piece
         if slow_piece is not None:
             self.add(slow_piece, span.end_ns)
 
     def fill(self, spans: Iterable[Piece], until_ns: int, step: int) -> None:
-        """Cover the rest up to `until_ns` with `spans`. Holes between them become `unknown`."""
+        """Account for the rest up to `until_ns` with `spans`.
+
+        Holes between them become `unknown`.
+        """
         is_out = self.status == "out"
         pieces = self.pieces
         for span in spans:
@@ -113,14 +122,14 @@ class Wait:
 
 
 def prefills_of(record: StepRecord) -> list[BatchRow]:
-    """The rows of a step that are not decodes, the largest first."""
+    """The batch rows of a step that are not decodes, the largest first."""
     rows = [row for row in record.batch or () if row.phase != _DECODE]
     rows.sort(key=attrgetter("num_tokens"), reverse=True)
     return rows
 
 
 def loads_of(record: StepRecord, start_ns: int) -> list[Piece]:
-    """Pieces for the time in which a step loaded handed-over KV blocks before it computed."""
+    """Pieces for the time in which a step copied in the KV blocks of handed-over requests."""
     pieces = []
     for event in record.events:
         if isinstance(event, Admitted) and event.load_ns:
@@ -136,7 +145,7 @@ def loads_of(record: StepRecord, start_ns: int) -> list[Piece]:
 
 
 def own(row: BatchRow, record: StepRecord, prefills: list[BatchRow], start_ns: int) -> Piece:
-    """The cause of a step's time for a request with a row in it."""
+    """The piece of a step's time for a request with a row in its batch."""
     step = record.step
     if row.phase == _RECOMPUTE:
         return Piece("recompute", start_ns, 0, step, 1, num_tokens=row.num_tokens)
@@ -154,7 +163,7 @@ def _beside(
     step: int,
     detail: str = "",
 ) -> Piece:
-    """A piece that names the largest prefill of the step."""
+    """A piece that names the largest prefill in the step, beside which the request had to wait."""
     if not prefills:
         return Piece(cause, start_ns, 0, step, 1, detail)
     largest = prefills[0]
@@ -165,7 +174,7 @@ def _beside(
 
 
 def left_out(record: StepRecord, prefills: list[BatchRow], start_ns: int) -> Piece:
-    """The cause of a step's time for a running request without a row in it."""
+    """The piece of a step's time for a running request without a row in its batch."""
     budget = record.token_budget
     spent = record.num_prefill_tokens + record.num_decode_tokens + (record.num_padded_tokens or 0)
     if budget is not None and spent >= budget:
@@ -175,7 +184,7 @@ def left_out(record: StepRecord, prefills: list[BatchRow], start_ns: int) -> Pie
 
 
 def blocking_reason(record: StepRecord) -> str:
-    """What blocked the queue in a step; "" where the engine does not publish it.
+    """What blocked the queue in a step; "" if the engine does not publish it.
 
     If the queue was empty when the step was scheduled, a later arrival waits for the step to end.
     """
@@ -187,7 +196,7 @@ def blocking_reason(record: StepRecord) -> str:
 
 
 def wait_of(view: RequestView) -> Wait:
-    """The open wait of a request. Its start is None where the arrival is unknown."""
+    """The current wait of a request in a snapshot. Its start is None if the arrival is unknown."""
     start_ns = view.last_token_ns
     if start_ns is None and not view.is_partial:
         start_ns = view.arrival_ns
@@ -198,7 +207,11 @@ def wait_of(view: RequestView) -> Wait:
 def without_step(
     pauses: Pauses, begin_ns: int, end_ns: int, step: int, *, had_work: bool
 ) -> list[Piece]:
-    """Pieces for the time without a step before `step`; `had_work`: there was work to run."""
+    """Pieces for the time before `step` in which no step ran.
+
+    Args:
+        had_work: whether there were requests to run.
+    """
     cause: Literal["between", "idle"] = "between" if had_work else "idle"
     spans = []
     for pause_ns, resume_ns in pauses.spans(begin_ns, end_ns):

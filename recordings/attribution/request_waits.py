@@ -1,4 +1,4 @@
-"""`RequestWaits`: the requests of an engine, the open wait of each, and the queue."""
+"""`RequestWaits`: the requests of an engine, the current wait of each, and the queue."""
 
 from collections.abc import Iterable
 
@@ -18,16 +18,16 @@ from stepscope.recordings.state.pauses import Pauses
 
 
 class RequestWaits:
-    """Tracks which requests wait, from events and snapshots; the `Explainer` finds the causes.
+    """Tracks which requests wait, from events and snapshots. The `Explainer` finds the causes.
 
     Args:
-        only: follow this request alone and keep its `life`.
+        only: follow only this request, and store all its pieces in `life`.
 
     Attributes:
         requests: the waits of all requests that have not ended.
-        running: those of requests that are admitted and not preempted.
-        life: the pieces of the request that is followed alone.
-        has_ended: whether that request has ended.
+        running: the waits of requests that are admitted and not preempted.
+        life: the pieces of the followed request.
+        has_ended: whether the followed request has ended.
     """
 
     def __init__(self, only: int | None) -> None:
@@ -37,13 +37,17 @@ class RequestWaits:
         self.forget()
 
     def forget(self) -> None:
-        """Forget everything: another engine begins."""
+        """Forget all requests, because another engine begins."""
         self.requests: dict[int, Wait] = {}
         self.running: dict[int, Wait] = {}
         self._queue = QueueTime()
 
     def take(self, event: RequestEvent, time_ns: int, between: list[Piece], step: int) -> None:
-        """Apply an event; `between`: the pieces of the time before it."""
+        """Apply a request event.
+
+        Args:
+            between: pieces for the time between the previous step and the event.
+        """
         request_id = event.request_id
         if self._only is not None and request_id != self._only:
             return
@@ -63,7 +67,10 @@ class RequestWaits:
             self.running.pop(request_id, None)
 
     def arrive(self, event: Arrived, latest_ns: int, step: int) -> None:
-        """Add a request. Its arrival is at most `latest_ns`, whatever its clock says."""
+        """Add a request.
+
+        If its arrival time is later than `latest_ns`, that time is used instead.
+        """
         request_id, origin = event.request_id, event.origin
         if self._only not in (None, request_id) or request_id in self.requests:
             return
@@ -84,7 +91,7 @@ class RequestWaits:
                 wait.add(piece, min(end_ns, latest_ns))
 
     def admit(self, request_id: int, between: list[Piece], start_ns: int, step: int) -> None:
-        """End the wait in the queue at `start_ns`."""
+        """End the wait of a request in the queue at `start_ns`."""
         request = self.requests[request_id]
         if self._only is None and request.status != "out":
             spans = self._queue.cover(request)
@@ -102,14 +109,17 @@ class RequestWaits:
             self.has_ended = True
 
     def end_step(self, between: list[Piece], span: StepSpan) -> None:
-        """Count a step, and the time before it, as waiting time of the queue."""
+        """Add a step, and the time before the step, to what the queue had to wait for."""
         if len(self.requests) == len(self.running):
             self._queue.restart(between, span)
         elif self._queue.add(between, span):
             self._prune()
 
     def adopt(self, views: Iterable[RequestView]) -> None:
-        """Take over the requests of a snapshot. Keeps known waits that it does not contradict."""
+        """Take over the requests of a snapshot.
+
+        Known waits are kept unless the snapshot contradicts.
+        """
         before, self.requests, self.running = self.requests, {}, {}
         for view in views:
             request_id = view.request_id
@@ -125,7 +135,10 @@ class RequestWaits:
             self.requests[request_id] = known
 
     def cover_pauses(self, pauses: Pauses, until_ns: int, step: int) -> None:
-        """Cover known pauses of the operator in waits that began before anything else is known."""
+        """Account for an operator's pauses in waits that began before they were observed.
+
+        Of that time, only the pauses are known.
+        """
         if not pauses.has_any:
             return
         for wait in self.requests.values():
@@ -134,6 +147,6 @@ class RequestWaits:
                     wait.add(Piece("paused", start_ns, end_ns - start_ns, step), end_ns)
 
     def _prune(self) -> None:
-        """Drop time that no waiting request spans any more."""
+        """Drop time of the queue that lies before the wait of every request in it."""
         waiting = [wait for wait in self.requests.values() if wait.status != "running"]
         self._queue.forget_before(min((wait.covered_ns for wait in waiting), default=0))

@@ -1,4 +1,4 @@
-"""The ledger of a session: who waited for admission, who was preempted, and what that cost.
+"""Accounts for waits in the queue: who waited for admission, who was preempted, at what cost.
 
 May import: engine.protocol, recordings.attribution, recordings.state.
 A new figure of a preemption goes into `preemptions.py`, of one wait into `queue.py`, and of all

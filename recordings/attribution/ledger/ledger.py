@@ -1,4 +1,4 @@
-"""`Ledger`: admissions and preemptions of a session, from its records alone."""
+"""`Ledger`: lists the admissions and preemptions of a session, from its records alone."""
 
 from collections.abc import Iterable
 
@@ -62,7 +62,11 @@ class Ledger:
         self._adopt()
 
     def take(self, message: Telemetry, after_gap: bool = False) -> None:
-        """Process the next message; `after_gap`: messages before it are missing."""
+        """Process the next message.
+
+        Args:
+            after_gap: whether messages before it are missing.
+        """
         if isinstance(message, Mark):
             return
         self._needs_snapshot |= after_gap
@@ -102,7 +106,7 @@ class Ledger:
         return self._state.time_ns
 
     def waiting(self) -> list[QueueWait]:
-        """The waits that are still open after the last message, in the order of the queue."""
+        """The waits of the requests still in the queue after the last message, in queue order."""
         views = self._state.requests
         queue = in_order(
             [views[each] for each in self._waits.open if each in views],
@@ -171,7 +175,11 @@ class Ledger:
         self._note_computed(row.request_id, end, is_last=is_last)
 
     def _note_computed(self, request_id: int, end: int, *, is_last: bool) -> None:
-        """Note that a request's KV cache holds `end` tokens again; `is_last`: these are all."""
+        """Update the status of a request's preemptions: its KV cache holds `end` tokens again.
+
+        Args:
+            is_last: whether these are all its tokens.
+        """
         for each in self._open.get(request_id, ()):
             is_back = is_last if each.num_lost is None else end >= each.num_lost
             each.status = "back" if is_back else "recomputes"
@@ -230,7 +238,10 @@ class Ledger:
         self._waits.begin(wait, time_ns)
 
     def _resume(self, event: Admitted, time_ns: int) -> None:
-        """Note an admission. Tokens still in the prefix cache need not be computed again."""
+        """Process the admission of a preempted request.
+
+        Lost tokens that are still in the prefix cache need not be computed again.
+        """
         preemptions = self._open.get(event.request_id)
         if preemptions is None:
             return
@@ -243,7 +254,7 @@ class Ledger:
         self._note_computed(event.request_id, num_cached, is_last=False)
 
     def _unseen(self, view: RequestView | None, request_id: int) -> Preemption:
-        """Add a preemption that happened before the first message."""
+        """Add a preemption that happened before the first message, of which little is known."""
         client_id = "" if view is None else view.client_id
         preemption = Preemption(request_id, client_id)
         self.preemptions.append(preemption)
@@ -265,7 +276,10 @@ class Ledger:
         self._needs_snapshot = True
 
     def _adopt(self) -> None:
-        """Take over the requests of the state. Requests that it lacks have ended unseen."""
+        """Take over the requests of the state.
+
+        Requests missing from the state have ended unobserved.
+        """
         views = self._state.requests
         out = {each for each, view in views.items() if view.status in ("waiting", "preempted")}
         self._waits.keep(out, self._state.time_ns)
@@ -285,7 +299,7 @@ class Ledger:
 
 
 def _leave_as(preemptions: Iterable[Preemption], status: PreemptionStatus) -> None:
-    """Set the status of the preemptions whose tokens are not all computed again."""
+    """Set the final status of those preemptions whose lost tokens were not all computed again."""
     for each in preemptions:
         if each.status != "back":
             each.status = status

@@ -21,12 +21,13 @@ class Preemption:
 
     Attributes:
         step: None if it happened before the first message.
-        beneficiary: the request that needed its blocks, which may be the request itself; None also
-            if no request needed them.
+        beneficiary: the request that needed its blocks, which may be the preempted request itself;
+            None also if no request needed them.
         num_lost: tokens in its KV cache before the preemption.
         num_from_cache: lost tokens that the prefix cache still had at the next admission.
         num_recomputed: lost tokens that were recomputed so far, in `num_steps` steps.
-        recompute_ns: time spent on that; a step's time is shared out equally among its tokens.
+        recompute_ns: time spent on recomputing; the time of a step is divided equally among its
+            tokens.
         waited_ns: time until it was admitted again.
     """
 
@@ -47,7 +48,7 @@ class Preemption:
 
 
 def lost_between(preemptions: list[Preemption], start: int, end: int) -> list[int]:
-    """For each preemption, how many of the positions [start, end) it lost.
+    """For each preemption, how many of the token positions [start, end) it lost.
 
     A position that was lost twice counts for the later preemption.
 
@@ -64,11 +65,12 @@ def lost_between(preemptions: list[Preemption], start: int, end: int) -> list[in
 
 
 def beneficiaries(record: StepRecord, before: SessionState) -> dict[int, int | None]:
-    """Preempted request -> the request that needed its blocks, derived from the record of a step.
+    """For each request preempted in a step, the request that needed its blocks.
 
-    Rows are in the order of scheduling. So a victim is charged to the first row that needs more
-    blocks than are free by then. A victim that no row needed was preempted for its own next block.
-    None for other reasons of preemption, and if the engine does not publish batches or KV counts.
+    This is derived from the record of the step. Rows are in the order of scheduling, so a preempted
+    request is charged to the first row that needs more blocks than are free by then. If no row
+    needed its blocks, it was preempted for its own next block. None for other reasons of
+    preemption, and if the engine does not publish batches or KV counts.
 
     Args:
         before: the state right before the step.

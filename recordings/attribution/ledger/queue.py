@@ -1,4 +1,4 @@
-"""`QueueWait`: one wait for admission, what blocked it, and how many requests stood behind it."""
+"""`QueueWait`: one wait for admission, what blocked it, and how many requests waited behind it."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -16,8 +16,8 @@ class QueueWait(NamedTuple):
         since_ns: when the request arrived or was preempted.
         end_ns: when it was admitted or ended; None if it still waits.
         step: the step that admitted it; None if no step did.
-        reasons: what blocked the queue -> for how many ns. "" if the engine does not publish it;
-            "step" for the rest of the step that was under way at its arrival.
+        reasons: for how many ns each reason blocked the queue. "" if the engine publishes no
+            reasons; "step" for the rest of the step that was running at its arrival.
         num_behind: requests that waited behind it when its wait ended, or now.
     """
 

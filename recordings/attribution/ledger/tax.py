@@ -1,10 +1,10 @@
-"""`RecomputeTax`: the cost of the preemptions in a session."""
+"""`RecomputeTax`: how much of a session was spent on recomputing preempted requests."""
 
 from typing import NamedTuple
 
 
 class RecomputeTax(NamedTuple):
-    """The cost of the preemptions in a session. None is unknown.
+    """How much of a session was spent on recomputing preempted requests. None is unknown.
 
     Attributes:
         num_tokens: all tokens that the session computed.

@@ -1,7 +1,7 @@
 """`QueueWaits`: which requests wait for admission, and what blocked the queue meanwhile.
 
-The time from one scheduling to the next is charged to what blocked the queue in the first of the
-two.
+The time from the scheduling of one step to that of the next is charged to the reason that the first
+step published.
 """
 
 import heapq
@@ -17,7 +17,11 @@ MAX_ADMITTED = 1000  # how many ended waits are kept, the longest ones
 
 @dataclass(slots=True)
 class OpenWait:
-    """A request in the queue; `before` is what had blocked the queue before it came, in ns."""
+    """A request in the queue.
+
+    Attributes:
+        before: ns for which each reason had blocked the queue before the request came.
+    """
 
     request_id: int
     client_id: str
@@ -28,14 +32,14 @@ class OpenWait:
 
 
 class QueueWaits:
-    """Waits that are open, and the longest of those that have ended.
+    """The requests in the queue, and the longest waits of requests that have left it.
 
     Args:
         state: the state right before the first message.
 
     Attributes:
-        open: the open waits, by request id.
-        pauses: must be fed every message. Pauses by the operator are charged to "paused" only.
+        open: the requests in the queue, by request id.
+        pauses: must be fed every message. Pauses by an operator are charged to "paused" only.
         scheduled_ns: engine time of the last scheduling.
     """
 
@@ -48,13 +52,19 @@ class QueueWaits:
         self._longest: list[tuple[int, int, QueueWait]] = []  # a heap
 
     def schedule(self, start_ns: int, reason: str) -> None:
-        """Note that a step is scheduled. From `start_ns` on, `reason` blocks the queue."""
+        """Process the scheduling of a step at `start_ns`.
+
+        From then on, `reason` blocks the queue.
+        """
         self._charge(self._spent, self.scheduled_ns, start_ns, self._reason)
         self.scheduled_ns = max(self.scheduled_ns, start_ns)
         self._reason = reason
 
     def begin(self, wait: OpenWait, now_ns: int) -> None:
-        """Add a wait. Its time before `now_ns`, if any, was spent waiting for a step to end."""
+        """Add a request to the queue at `now_ns`.
+
+        Its time from arrival to `now_ns`, if any, is charged to waiting for a step to end.
+        """
         wait.before = self._spent.copy()
         if wait.since_ns is not None:
             self._charge(wait.before, now_ns, wait.since_ns, self._reason)
@@ -77,7 +87,7 @@ class QueueWaits:
         return step is not None
 
     def keep(self, request_ids: Collection[int], now_ns: int) -> None:
-        """Keep the waits of these requests only. All others have ended unseen."""
+        """Keep only the waits of these requests. All other requests have ended unobserved."""
         self.scheduled_ns = self.scheduled_ns or now_ns
         self.open = {each: wait for each, wait in self.open.items() if each in request_ids}
 
@@ -88,11 +98,11 @@ class QueueWaits:
     # Results
 
     def preempted_ns(self) -> dict[int, int | None]:
-        """Request id -> since when it waits, for preempted requests."""
+        """Since when each preempted request waits, by request id."""
         return {each: wait.since_ns for each, wait in self.open.items() if wait.was_preempted}
 
     def until_now(self, request_ids: Sequence[int], now_ns: int) -> list[QueueWait]:
-        """The open waits of these requests, given in the order of the queue."""
+        """The waits so far of these requests, which must be given in queue order."""
         spent = self._spent.copy()
         self._charge(spent, self.scheduled_ns, now_ns, self._reason)
         num_behind = range(len(request_ids) - 1, -1, -1)
@@ -120,7 +130,12 @@ class QueueWaits:
 def _ended(
     wait: OpenWait, spent: dict[str, int], end_ns: int | None, step: int | None, num_behind: int
 ) -> QueueWait:
-    """Build a `QueueWait`. `end_ns` is None if it lasts; `spent` is what blocked the queue."""
+    """Build a `QueueWait` from a request in the queue.
+
+    Args:
+        spent: ns for which each reason has blocked the queue since the beginning.
+        end_ns: None if the request still waits.
+    """
     reasons = {each: ns - wait.before.get(each, 0) for each, ns in spent.items()}
     reasons |= {each: -ns for each, ns in wait.before.items() if each not in spent}
     return QueueWait(
