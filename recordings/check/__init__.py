@@ -1,4 +1,4 @@
-"""Checks whether a recording is whole, and repairs damaged ones.
+"""Checks whether a recording is whole, repairs damaged ones, and strips prompts and outputs.
 
 May import: engine.protocol, recordings, recordings.file, recordings.file.mcap,
   recordings.file.writing, recordings.state.

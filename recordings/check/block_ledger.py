@@ -1,11 +1,11 @@
 """`BlockLedger`: checks an engine's KV block counts against the block moves it published.
 
-Every block is referenced by requests, cached, or empty. These three counts must add up to the pool
-size, and the references must equal the blocks that requests hold.
+Every block is either referenced by requests, cached, or empty. These three counts must add up to
+the number of blocks. The references must equal the blocks that requests hold.
 
-The rows of a request tell how many blocks it holds. A request admitted without a row (a member of a
-static batch whose prompt begins in a later step) holds an unknown number until its first row. Until
-then, the references must only be at least the blocks of all other requests.
+The batch rows of a request tell how many blocks it holds. A request admitted without a row (a
+member of a static batch whose prompt begins in a later step) holds an unknown number until its
+first row. Until then, the references must only be at least the blocks of all other requests.
 """
 
 from stepscope.engine.protocol.wire import (
@@ -25,7 +25,7 @@ from stepscope.recordings.state.blocks import BlockMap
 
 
 class BlockLedger:
-    """The expected counts of one pool. Each problem is one line of text.
+    """The block counts that an engine should publish. Each problem is one line of text.
 
     Attributes:
         is_open: whether the state of every block is known.
@@ -44,22 +44,22 @@ class BlockLedger:
         return self._blocks is not None
 
     def close(self) -> None:
-        """Stop checking after missed messages, until the next `open`."""
+        """Stop checking, because messages were missed. `open` starts again."""
         self._blocks = None
 
     def open_empty(self, kv: KVCounts) -> None:
-        """Start with an engine that has not run a step yet."""
+        """Start checking with empty blocks: the engine has not run a step yet."""
         self._take(BlockMap.empty(kv.used + kv.cached + kv.empty), {}, set())
 
     def open(self, snapshot: Snapshot) -> None:
-        """Start from a snapshot."""
+        """Start checking from the blocks of a snapshot."""
         if snapshot.blocks is None:
             self.close()
             return
         self._take(BlockMap.from_runs(snapshot.blocks), _held(snapshot), _uncounted(snapshot))
 
     def compare(self, snapshot: Snapshot) -> list[str]:
-        """The differences between a snapshot and the ledger."""
+        """List the differences between a snapshot and the expected blocks and counts."""
         if self._blocks is None or snapshot.blocks is None:
             return []
         problems = []
@@ -84,7 +84,7 @@ class BlockLedger:
         batch: list[BatchRow] | None,
         events: list[RequestEvent],
     ) -> list[str]:
-        """Apply the changes of a step, or of a status between two steps.
+        """Apply the block moves and events of a step, or of a status between two steps.
 
         Args:
             batch: None if the engine publishes no rows. Then any request may have got more blocks.
@@ -103,7 +103,7 @@ class BlockLedger:
         return problems
 
     def check(self, kv: KVCounts | None) -> list[str]:
-        """Compare the counts of a message with the ledger, and check that they add up."""
+        """Compare the counts of a message with the expected counts, and check that they add up."""
         if self._blocks is None:
             return []
         problems = []
@@ -178,7 +178,7 @@ def _held(snapshot: Snapshot) -> dict[int, int]:
 
 
 def _uncounted(snapshot: Snapshot) -> set[int]:
-    """Running requests whose number of blocks is unknown in the snapshot."""
+    """Ids of running requests that hold an unknown number of blocks, in a snapshot."""
     return {
         view.request_id
         for view in snapshot.requests

@@ -35,7 +35,7 @@ Progress = Callable[[float], None]
 
 @dataclass(slots=True)
 class RepairReport:
-    """What was kept, and what was lost."""
+    """What a repair kept, and what was lost."""
 
     num_chunks: int = 0
     num_whole: int = 0
@@ -50,12 +50,12 @@ class RepairReport:
 
     @property
     def num_lost(self) -> int:
-        """Chunks without any readable message."""
+        """Number of chunks without any readable message."""
         return self.num_chunks - self.num_whole - self.num_in_part
 
 
 def default_output(path: Path) -> Path:
-    """The default output: a new name beside the old file."""
+    """The path to write the repaired file to by default: a new name beside the damaged file."""
     whole = path.with_name(path.name.removesuffix(PART_SUFFIX))
     if whole != path and not whole.exists():
         return whole
@@ -85,7 +85,7 @@ def what_is_wrong(path: Path, progress: Progress) -> str | None:
 
 
 def not_ended(path: Path) -> RecordingError:
-    """The error for a file that is being written: a copy would lack what is written next."""
+    """The error for a file that is still being written: a copy would lack what is written next."""
     return RecordingError(f"{path}: {BEING_WRITTEN}; its recorder makes it whole when it ends")
 
 
@@ -225,7 +225,7 @@ def _topics(records: bytes) -> tuple[str, ...]:
 
 
 def _metadata(chunk: LoadedChunk) -> dict[str, str]:
-    """The metadata about the engine, from the first keyframe of a chunk."""
+    """The metadata that describe the engine, from the first keyframe of a chunk."""
     for frame in chunk.frames:
         if frame.topic == KEYFRAME:
             return engine_metadata(decode_keyframe(frame.payload, "the file").info)

@@ -1,6 +1,6 @@
 """Removes prompts and outputs from messages, and from whole recordings.
 
-Everything else stays, such as steps, client ids and marks. Messages of unknown kinds are dropped,
+Everything else stays, such as steps, client ids and marks. Messages of unknown types are dropped,
 because they may contain tokens.
 """
 
@@ -35,7 +35,7 @@ _MARK = "tokens_taken_out"  # key in the metadata
 
 
 class Stripped(NamedTuple):
-    """Counts of a stripped file."""
+    """Counts of what was kept and removed when a recording was stripped."""
 
     num_messages: int
     num_bytes: int
@@ -48,7 +48,7 @@ def was_stripped(metadata: Mapping[str, str]) -> bool:
 
 
 def holds_tokens(message: Telemetry) -> bool:
-    """Whether a message contains a prompt or an output, or a part of one."""
+    """Whether a message contains a prompt or an output, or a part of these."""
     if isinstance(message, StepRecord) and (message.token_ids or message.texts):
         return True
     if isinstance(message, StepRecord | EngineStatus):

@@ -14,7 +14,10 @@ from stepscope.recordings.file.reader import Recording
 
 
 def structure_problems(recording: Recording) -> list[str]:
-    """The problems, one line each; empty for an intact file. Does not look into chunks."""
+    """List the structural problems, one line each; empty for an intact file.
+
+    It does not look into chunks.
+    """
     index = recording.index
     found = []
     if not index.is_being_written and index.why_incomplete is not None:
@@ -42,7 +45,7 @@ def structure_problems(recording: Recording) -> list[str]:
 
 
 def _summary_problems(recording: Recording, num_found: int) -> list[str]:
-    """Compare the summary with the chunks found by walking the file."""
+    """Compare the file's summary with the chunks found by going from record to record."""
     places = recording.index.chunks
     found = [
         f"the head of chunk {number} (byte {place.offset:,}) is damaged"

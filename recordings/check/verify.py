@@ -1,7 +1,7 @@
 """Checks a recording: its bytes, its sequence of messages, and the engine's block counts.
 
-A whole file may still have gaps (messages the engine dropped or the recorder missed), and a file
-without gaps may come from an engine that miscounts. So each is a check of its own.
+An undamaged file may still have gaps: messages that the engine dropped or the recorder missed. A
+file without gaps may come from an engine that miscounts. So each is a check of its own.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ Progress = Callable[[float], None]
 
 @dataclass(slots=True)
 class Check:
-    """One check and its problems.
+    """One kind of check, and the problems it found.
 
     Attributes:
         unit, num_checked: what was checked, and how many of it.
@@ -175,7 +175,7 @@ def _check_chunk(recording: Recording, number: int, report: VerifyReport) -> Non
 
 
 class _MessageChecks:
-    """Checks the messages of a file in order."""
+    """Checks the messages of a file. Feed it all of them in order."""
 
     def __init__(self, report: VerifyReport) -> None:
         self._report = report
@@ -215,7 +215,7 @@ class _MessageChecks:
             self._take_info(message)
 
     def end(self) -> None:
-        """Finish after the last message."""
+        """Complete the checks after the last message."""
         self._end_gap(None)
 
     def _take_info(self, info: EngineInfo) -> None:
@@ -254,7 +254,7 @@ class _MessageChecks:
         self._ledger.close()
 
     def _end_gap(self, before_step: int | None) -> bool:
-        """Report missing messages, unless an earlier repair recorded them as lost.
+        """Report messages missing since the last step, unless a repair has listed them as lost.
 
         Returns:
             Whether any are missing since the last step.
