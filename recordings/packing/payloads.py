@@ -1,8 +1,8 @@
-"""Messages of a segment, stored in as few bytes as possible.
+"""The messages of a segment, stored in as few bytes as possible.
 
-A hundred records of one engine are mostly the same: field names, and rows that continue. So a
-finished segment is compressed to a fifth or less, and decompressed in half a millisecond. Steps
-from a file stay packed until they are read.
+A segment is a group of consecutive messages in memory. A hundred records of one engine are mostly
+the same: field names, and batch rows that continue. So a finished segment is compressed to a fifth
+or less, and decompressed in half a millisecond. Steps from a file stay packed until they are read.
 """
 
 from array import array
@@ -44,7 +44,7 @@ class CompressedPayloads:
 
 
 def compressed(whole: bytes) -> bytes:
-    """Compress bytes, for `zstandard.decompress`."""
+    """Compress bytes. `zstandard.decompress` restores them."""
     blob = zstandard.ZstdCompressor(level=_LEVEL).compress(whole)
     return bytes(memoryview(blob))  # copy it, as the original keeps its whole buffer
 
@@ -74,7 +74,8 @@ class OpenPayloads:
         """Add packed steps.
 
         Args:
-            before: the batch of the step before the first, if that is not among the messages.
+            before: the batch of the step before the first one, if that step is not among the
+                messages.
         """
         if before is not None:
             self._before = before

@@ -1,16 +1,16 @@
-"""Packed steps: rows that continue as expected are counted, not written.
+"""Packed steps: batch rows that continue as expected are counted, not written.
 
-Most rows of a step are decodes of requests that were in the step before, one token further. Their
+Most rows of a step are decodes of requests that were in the previous step, one token further. Their
 positions would take most of a file (150 of 270 bytes for a step of 64 requests, after compression).
-So the `batch` of a packed step is the difference from the batch before:
+So the `batch` of a packed step is the difference from the previous batch:
 
-    n > 0      the next n rows of the step before continue: one token decoded
-    n < 0      the next -n rows of the step before are not in this one
+    n > 0      the next n rows of the previous step continue: one token decoded
+    n < 0      the next -n rows of the previous step are not in this step
     [...]      a row as it is on the wire
 
 Its first entry is the block size that the packer assumed. Everything else stays as received,
-unknown fields included. A step that would not unpack byte for byte is not packed. Unpacking needs
-the steps since the last unpacked one; the writer keeps them few, and in the same chunk.
+unknown fields included. A step that would not unpack byte for byte is not packed. To unpack a step,
+all steps since the last unpacked one are needed; the writer keeps these few, and in the same chunk.
 """
 
 from typing import Any
@@ -34,7 +34,8 @@ class StepPacker:
     """Packs one step after another. Each must have been decoded as a `StepRecord` before.
 
     Args:
-        block_size: tokens of a KV block; None if unknown. A wrong one packs less but loses nothing.
+        block_size: tokens of a KV block; None if unknown. With a wrong size, less is packed, but
+            nothing is lost.
     """
 
     def __init__(self, block_size: int | None = None) -> None:
@@ -46,7 +47,7 @@ class StepPacker:
         self._before = None
 
     def pack(self, payload: bytes) -> bytes | None:
-        """A `StepRecord` packed; None if it must be written unpacked."""
+        """Pack an encoded `StepRecord`; None if it must be written unpacked."""
         message = _decode(payload)
         batch = message.get("batch")
         before, self._before = self._before, batch
@@ -102,7 +103,7 @@ class StepUnpacker:
         self._before = _decode(payload).get("batch")
 
     def unpack(self, payload: bytes) -> bytes:
-        """The `StepRecord` of a packed step, byte for byte.
+        """Return the encoded `StepRecord` of a packed step, byte for byte.
 
         Raises:
             ValueError: it does not fit the steps before it.
@@ -137,7 +138,10 @@ class StepUnpacker:
 
 
 def _next_rows(rows: list[_Row], block_size: int) -> list[_Row]:
-    """The rows if all requests continue: one more token, in a new block if the last is full."""
+    """The rows of the next step if all requests continue with one more token.
+
+    A request gets a new block if its last block is full.
+    """
     # Not factored out into functions, because this is most of the work.
     size = block_size or _NEVER_FULL
     expected = [
