@@ -35,7 +35,7 @@ _MARK = "tokens_taken_out"  # key in the metadata
 
 
 class Stripped(NamedTuple):
-    """Counts of what was kept and removed when a recording was stripped."""
+    """Size of a stripped recording, and whether there were prompts or outputs to remove."""
 
     num_messages: int
     num_bytes: int
