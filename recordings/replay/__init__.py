@@ -1,4 +1,4 @@
-"""Plays a session from a file, with seeking and searches of the whole file.
+"""Plays a recorded session from a file, with seeking and with searches of the whole file.
 
 May import: engine.protocol, recordings, recordings.attribution, recordings.file,
   recordings.history, recordings.history.ring, recordings.state, recordings.state.series.

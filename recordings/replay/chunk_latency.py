@@ -1,4 +1,4 @@
-"""Reads the latencies of one chunk of a recording: the longest waits of each step.
+"""Reads the longest ITL and TTFT of each step in one chunk (compressed part) of a recording.
 
 The result equals that of a `Timeline` with these steps, in two fifths of the time, because the same
 reducer (`FastForward`) applies the steps and computes nothing else. If messages are lost or
@@ -34,7 +34,7 @@ _GAP = frozenset({"gap"})
 
 
 class StepWait(NamedTuple):
-    """The longest wait of one kind that ended in a step, without the operator's pauses."""
+    """The longest ITL (or TTFT) that ended in a step, without pauses by an operator."""
 
     step: int
     time_ns: int  # engine time of its end
@@ -44,7 +44,7 @@ class StepWait(NamedTuple):
 
 
 class ChunkLatency(NamedTuple):
-    """The findings in a chunk, in order of steps."""
+    """What was found in a chunk, in order of steps."""
 
     itl: list[StepWait]  # between two tokens
     ttft: list[StepWait]  # for a first token
@@ -53,7 +53,7 @@ class ChunkLatency(NamedTuple):
 
 
 def waits_in(recording: Recording, number: int, turn: Turn) -> ChunkLatency | None:
-    """The latencies of chunk `number`; None if `turn` ended the search.
+    """The latencies in chunk `number`; None if `turn` ended the search.
 
     Raises:
         RecordingError: no keyframe can be read.
@@ -66,11 +66,11 @@ def waits_in(recording: Recording, number: int, turn: Turn) -> ChunkLatency | No
 
 
 class _NeedsHistoryError(Exception):
-    """A message does not follow the one before it, so a full history must read the chunk."""
+    """Raised if a message does not follow the one before it: a full history must read the chunk."""
 
 
 class _ChunkReader:
-    """Reads one chunk without unusual messages."""
+    """Reads one chunk in which messages follow each other without gaps or restarts."""
 
     def __init__(self, recording: Recording, number: int) -> None:
         snapshot, self._begin = recording.keyframe_before(Position(number, 1))
@@ -143,7 +143,11 @@ class _ChunkReader:
             self._pauses.take(message)
 
     def _follow(self, sequence: int, message: wire.Telemetry) -> None:
-        """Check that a message is the next one."""
+        """Check that a message directly follows the previous one.
+
+        Raises:
+            _NeedsHistoryError: it does not.
+        """
         if sequence != self._sequence + 1:
             raise _NeedsHistoryError
         self._sequence = sequence
@@ -156,7 +160,7 @@ class _ChunkReader:
             self._end_ns = max(message.tokens_ns, self._start_ns)
 
     def _note(self, record: StepRecord, outcome: Outcome) -> None:
-        """Keep the waits of a step, computed as in a timeline."""
+        """Store the longest waits of a step, computed as in a timeline."""
         pauses, now_ns = self._pauses, record.tokens_ns
         if pauses.has_any:
             pauses.take(record)

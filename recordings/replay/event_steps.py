@@ -1,4 +1,4 @@
-"""`EventSteps`: the steps of a file in which something happened to a request, a few bytes each."""
+"""`EventSteps`: the steps of a file with a certain request event, a few bytes each."""
 
 from array import array
 from bisect import bisect_left, bisect_right
@@ -17,7 +17,10 @@ _NO_STATE = SessionState()  # the texts of these events need no state
 
 
 class EventSteps:
-    """Events of one kind, only the first in each step. One writer, any number of readers."""
+    """Request events of one kind, such as preemptions; only the first in each step is stored.
+
+    One thread writes, any number read.
+    """
 
     def __init__(self) -> None:
         self._steps = array("q")
@@ -32,7 +35,7 @@ class EventSteps:
         return len(self._steps)
 
     def add(self, step: int, time_ns: int, event: Noted) -> None:
-        """Add the next event in file order."""
+        """Add the next event, in file order."""
         if self._steps and step <= self._steps[-1]:
             return  # the same step, or a repeated one
         num_blocks = 0
@@ -51,13 +54,13 @@ class EventSteps:
         self._steps.append(step)
 
     def next(self, step: int, direction: int) -> SessionEvent | None:
-        """The nearest event after (direction 1) or before (-1) `step`."""
+        """The nearest event in a later step (direction 1) or an earlier one (-1)."""
         steps = self._steps
         at = bisect_right(steps, step) if direction > 0 else bisect_left(steps, step) - 1
         return self._event(at) if 0 <= at < len(steps) else None
 
     def spread(self, most: int) -> list[SessionEvent]:
-        """All events; if there are more than `most`, one from each of `most` equal stretches."""
+        """All events; if more than `most`, one from each of `most` equal ranges of steps."""
         steps, number = self._steps, len(self._steps)
         if number <= most:
             return self._events(range(number))
@@ -69,7 +72,7 @@ class EventSteps:
         return [event for at in places if (event := self._event(at)) is not None]
 
     def _event(self, at: int) -> SessionEvent | None:
-        """The event, with the same text as in the log of the history."""
+        """The event as a line of the event log, with the same text as in a history."""
         event: Noted = replace(self._templates[self._likes[at]], request_id=self._request_ids[at])
         if isinstance(event, Preempted):
             event = replace(event, num_blocks=self._nums_blocks[at])

@@ -1,4 +1,4 @@
-"""Builds a history from a stretch of a recording, for a replay to show after a seek."""
+"""Builds a history from a part of a recording, for a replay to show after a seek."""
 
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
@@ -17,7 +17,7 @@ Turn: TypeAlias = Callable[[], bool]
 def excerpt(
     recording: Recording, like: History, begin: Position, end: Position, turn: Turn
 ) -> History | None:
-    """A history of the messages between two positions; None if `turn` ended it.
+    """A new history of the messages between two positions; None if `turn` ended the reading.
 
     Args:
         like: the history to take service levels and limits from.
@@ -42,9 +42,10 @@ def excerpt(
 def screenful(
     recording: Recording, like: History, step: int, num_shown: int, end: Position, turn: Turn
 ) -> History | None:
-    """A history of the steps on the screen before `step`, if that is much quicker than `windows`.
+    """A new history of only the steps on the screen before `step`, which is built quickly.
 
-    None if it is not, if `like` has these steps already, or if the file has no more.
+    None if it would not be much quicker than `windows`, if `like` has these steps already, or if
+    the file has no more.
     """
     first_step = like.first_step
     if first_step is None or num_shown > _SOON_STEPS or first_step <= step - num_shown + 1:
@@ -64,9 +65,9 @@ def windows(
     end: Position,
     turn: Turn,
 ) -> History | None:
-    """A history of all steps that the windows of a screen cover before `step`; see `excerpt`.
+    """A new history of all steps that the charts and latencies of a screen need at `step`.
 
-    None also if `like` has these steps already.
+    None if `turn` ended the reading (see `excerpt`), or if `like` has these steps already.
 
     Args:
         num_shown: number of steps that the lanes and charts show.
@@ -103,7 +104,7 @@ def _one_by_one(
     end: Position,
     turn: Turn,
 ) -> History | None:
-    """Append message by message, as far as each can be read."""
+    """Append message by message, without those that cannot be read."""
     for number, (frame, after) in enumerate(recording.frames(begin, sequence)):
         if after > end:
             break

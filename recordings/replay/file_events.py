@@ -1,8 +1,8 @@
 """`FileEvents`: finds events in a whole file, including parts that a replay has not played yet.
 
 Its thread has its own file handle and rests between chunks, so that it delays nothing else. It
-decodes only steps whose bytes contain the name of an event. Late tokens have no such name, so
-`FileLatency` computes them message by message.
+decodes a step only if its bytes contain the name of an event. Late tokens have no such name, so
+`FileLatency` finds them by computing the waits of all steps.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ _WORDS = [msgspec.msgpack.encode(each.__struct_config__.tag) for each in _OF_REQ
 
 
 class _EventFields(msgspec.Struct):
-    """The fields to read from a step (packed or not) or a status."""
+    """The fields that are decoded of a step (packed or not) or a status message."""
 
     step: int
     tokens_ns: int = 0
@@ -60,14 +60,14 @@ _decode_fields = msgspec.msgpack.Decoder(_EventFields).decode
 
 
 class _ByStep(NamedTuple):
-    """An event caused by a person or client, and its message."""
+    """An event that a person or client caused (mark, knob change, command), and its message."""
 
     event: SessionEvent
     message: Mark | KnobsChanged | Audited
 
 
 class FileEvents:
-    """Events of one file. The search begins with `search.start()`.
+    """The events of one file. `search.start()` begins the search.
 
     Attributes:
         search: the searching thread.
@@ -90,7 +90,7 @@ class FileEvents:
         return self.search.is_done
 
     def next(self, step: int, direction: int, kinds: Collection[str]) -> SessionEvent | None:
-        """The nearest known event after (direction 1) or before (-1) `step`."""
+        """The nearest event found so far in a later step (direction 1) or an earlier one (-1)."""
         caused = [each for each in (*self.found, *self._of_engine) if each.kind in kinds]
         found = [each for each in caused if (each.step - step) * direction > 0]
         for kind, steps in self._of_requests.items():
@@ -99,7 +99,7 @@ class FileEvents:
         return min(found, key=lambda each: (each.step - step) * direction, default=None)
 
     def landmarks(self) -> list[SessionEvent]:
-        """The events for the bar of the whole file: marks, knob changes and preemptions."""
+        """The events to show on the bar of the whole file: marks, knob changes and preemptions."""
         return [*self.found, *self._of_requests["preempt"].spread(_MAX_SPREAD)]
 
     # The thread
@@ -118,7 +118,10 @@ class FileEvents:
                 return
 
     def _take_in(self, caused: list[_ByStep]) -> None:
-        """Add caused events. Lists are replaced, so that readers see all of a chunk or nothing."""
+        """Add events that people or clients caused.
+
+        Lists are replaced, so that readers see all events of a chunk or none.
+        """
         if not caused:
             return
         changes = [each.message for each in caused if isinstance(each.message, KnobsChanged)]
@@ -145,7 +148,10 @@ def _by_step(events: set[SessionEvent]) -> list[SessionEvent]:
 
 
 def _caused_in(recording: Recording, number: int) -> Iterator[_ByStep]:
-    """The caused events of a chunk: marks, knob changes, other commands and refusals."""
+    """The events in a chunk that people or clients caused: marks, knob changes, other commands.
+
+    Refused commands are included.
+    """
     for place, message in messages_in(recording, number):
         if isinstance(message, Mark):
             yield _ByStep(mark_event(message), message)
@@ -159,7 +165,7 @@ def _caused_in(recording: Recording, number: int) -> Iterator[_ByStep]:
 
 
 def _fields_in(recording: Recording, number: int) -> Iterator[_EventFields]:
-    """The messages of a chunk with preempted, aborted or rejected requests."""
+    """Decode messages of a chunk in which requests were preempted, aborted or rejected."""
     frames = recording.chunk(number).frames
     for place in sorted({place for word in _WORDS for place in frames.places_of(word)}):
         frame = frames[place]

@@ -1,8 +1,8 @@
 """`FileLatency`: finds late tokens and lost messages in a whole file, not only in memory.
 
-It computes the waits of every step, message by message. Its thread has its own file handle and
-begins at the position of the replay. It works a third of the time, a millisecond or two at once, so
-that it delays nothing else. Its results can be used with any service levels.
+It computes the waits for tokens of every step, message by message. Its thread has its own file
+handle and begins at the position of the replay. It works a third of the time, a millisecond or two
+at once, so that it delays nothing else. Its results can be used with any service levels.
 """
 
 import time
@@ -32,15 +32,16 @@ _NO_FIRST, _NO_LAST = 2**62, -1  # of a chunk without a step
 
 
 class FileLatency:
-    """Late tokens of one file. The search begins with `search.start()`.
+    """The late tokens and lost messages of one file. `search.start()` begins the search.
 
-    It calls the functions below on its own thread.
+    The functions below are called on its own thread.
 
     Args:
         path: the recording.
         where: returns the step near which to search next; None if unknown.
         is_busy: returns whether the replay has more urgent work, for which the search waits.
-        learnt: called with the baseline each time twice as many steps are known, and at the end.
+        learnt: called with the baseline (usual step durations) each time twice as many steps are
+            known, and at the end.
 
     Attributes:
         search: the searching thread.
@@ -68,16 +69,16 @@ class FileLatency:
 
     @property
     def is_done(self) -> bool:
-        """Whether the search has ended. See `spans` for what was searched."""
+        """Whether the search has ended. `spans` tells what was searched."""
         return self.search.is_done
 
     @property
     def share(self) -> float:
-        """The part of the file that was searched, 0..1."""
+        """The share of the file that was searched, 0..1."""
         return self._searched.count(_SEARCHED) / max(1, len(self._searched))
 
     def spans(self) -> list[tuple[int, int]]:
-        """First and last step of each searched stretch, in order."""
+        """First and last step of each part of the file that was searched, in order."""
         searched, found = bytes(self._searched), []
         begin = searched.find(_SEARCHED)
         while begin >= 0:
@@ -93,11 +94,13 @@ class FileLatency:
     def next(
         self, step: int, direction: int, kinds: Collection[str], slo: SLO
     ) -> SessionEvent | None:
-        """The nearest event after (direction 1) or before (-1) `step`, as far as was searched.
+        """The nearest late token or loss in a later step (direction 1) or an earlier one (-1).
+
+        Only the part of the file that was searched counts.
 
         Args:
-            slo: service levels that define late tokens. For each second and kind, only the longest
-                wait counts.
+            slo: service levels that define late tokens. Only the longest late ITL and the longest
+                late TTFT of each second count.
         """
         found: list[SessionEvent] = []
         if "slo" in kinds:
@@ -118,10 +121,10 @@ class FileLatency:
         return min(found, key=lambda each: (each.step - step) * direction, default=None)
 
     def stalls(self, slo: SLO, limit: int) -> Stalls:
-        """The longest waits above the ITL bound, one per second, as far as was searched.
+        """The longest waits above the ITL level, one per second, in the part that was searched.
 
-        If there are none, the waits above the TTFT bound instead. `num_tokens` counts the tokens
-        with exactly this wait; `number` counts the seconds with a wait above the bound.
+        If there are none, the waits above the TTFT level instead. `num_tokens` counts the tokens
+        with exactly this wait; `number` counts the seconds with a wait above the level.
         """
         for kind, waits, bound_ms in self._kinds(slo):
             if found := waits.longest(limit, bound_ms * 1e6):
@@ -178,7 +181,10 @@ class FileLatency:
         self._learnt(self._baseline.copy())
 
     def _chunk_at(self, recording: Recording, before: int) -> int:
-        """The chunk at the position of the replay, near which to search; `before` if unknown."""
+        """Number of the chunk at the position of the replay; `before` if unknown.
+
+        The search continues near it.
+        """
         step = self._where()
         if step is None or self._first_steps[before] <= step <= self._last_steps[before]:
             return before
@@ -186,7 +192,7 @@ class FileLatency:
         return before if found is None else found.chunk
 
     def _turn(self) -> bool:
-        """Rest after some messages. Returns whether to go on."""
+        """Rest after every few messages. Returns whether to go on."""
         self.search.rest(_REST * (time.monotonic() - self._worked_since_s))
         while self._is_busy() and not self.search.rest(_BUSY_S):
             pass
@@ -195,7 +201,7 @@ class FileLatency:
 
 
 def _nearest(searched: bytearray, at: int) -> int | None:
-    """The nearest chunk to `at` not searched yet; None if all were."""
+    """Number of the nearest chunk to `at` that was not searched yet; None if all were."""
     after, before = searched.find(_NEVER, at), searched.rfind(_NEVER, 0, at)
     if after < 0 or before < 0:
         return None if after == before else max(after, before)

@@ -14,7 +14,8 @@ class FileSearch:
     Args:
         path: the recording.
         name: name of the thread.
-        look: does the work on the thread. It must call `rest` often, and end if `is_stopping`.
+        look: the search itself, called on the thread. It must call `rest` often, and return if
+            `is_stopping`.
         first_pause_s: seconds to wait at the start, so that the screen is drawn first.
     """
 
@@ -33,7 +34,7 @@ class FileSearch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread and wait for its end."""
+        """End the thread, and wait until it has ended."""
         self._is_stopping = True
         self._hurry.set()
         if self._thread.ident is not None:
@@ -45,7 +46,7 @@ class FileSearch:
         return self._done.is_set()
 
     def wait(self, timeout_s: float = 10.0) -> bool:
-        """Wait for the end of the search, which stops resting. Returns False on timeout."""
+        """Let the search run without rests, and wait for its end. Returns False on timeout."""
         self._hurry.set()
         return self._done.wait(timeout_s)
 
@@ -56,7 +57,7 @@ class FileSearch:
         return self._is_stopping
 
     def rest(self, seconds: float) -> bool:
-        """Sleep to give way to other work. Returns True at once after `wait` or `stop`."""
+        """Sleep, so that other work can run. After `wait` or `stop` it returns True at once."""
         return self._hurry.wait(seconds)
 
     def _run(self) -> None:

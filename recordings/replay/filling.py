@@ -1,4 +1,4 @@
-"""`Filler`: fills a history from a file without examining every row.
+"""`Filler`: fills a history from a file without examining every batch row.
 
 The result is the same as with `History.append` for each message, in a sixth of the time: see
 `FastForward`.
@@ -23,7 +23,7 @@ TURN_MESSAGES = 64  # messages between two yields, or two calls of `turn`
 
 
 class Filler:
-    """Fills one history from a position on. Nothing else may use the history meanwhile.
+    """Fills one history from a position in the file on. Nothing else may use the history meanwhile.
 
     Args:
         history: must hold only the state at `position`.
@@ -78,7 +78,7 @@ class Filler:
             self._history.remember(self._last)  # the last step is the first one shown
 
     def _take_run(self, bodies: list[tuple[int, bytes]]) -> int:
-        """Append packed steps until one needs separate handling. Returns how many."""
+        """Append packed steps up to the first that needs `History.append`. Returns how many."""
         run, sequence = [], self._sequence
         for lower, payload in bodies:
             sequence = whole_sequence(lower, sequence)

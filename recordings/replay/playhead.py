@@ -7,7 +7,9 @@ from stepscope.recordings.file.reader import Position, Recording
 
 
 class Playhead:
-    """Belongs to one thread. It reads nothing until `peek` or `take`.
+    """The position of a replay in its file. It reads nothing until `peek` or `take`.
+
+    Belongs to one thread.
 
     Attributes:
         position: the position before the next message.
@@ -22,7 +24,11 @@ class Playhead:
         self._reader: Iterator[tuple[MessageFrame, Position]] = iter(())
 
     def put(self, position: Position, sequence: int) -> None:
-        """Move before the message at `position`; `sequence`: number of the message before."""
+        """Move to `position`, so that the message after it is the next.
+
+        Args:
+            sequence: number of the message before `position`.
+        """
         self.position = position
         self.next = None
         self._reader = self._recording.frames(position, sequence)
@@ -33,7 +39,7 @@ class Playhead:
         return self.next is None and self._recording.is_end(self.position)
 
     def peek(self) -> MessageFrame | None:
-        """The next message; None at the end.
+        """Read the next message without moving; None at the end.
 
         Raises:
             OSError: the file cannot be read.

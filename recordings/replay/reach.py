@@ -1,4 +1,4 @@
-"""`Reach`: extends the history of a replay as far back as the screen needs.
+"""`Reach`: extends the history of a replay backwards, as far as the screen needs.
 
 Right after a seek the history is short. Earlier steps are added when there is time.
 """
@@ -17,7 +17,9 @@ _SPARE_STEPS = 1_000  # extra steps before the step looked at, for moving back s
 
 
 class Reach:
-    """Belongs to the replay's thread, except `note_shown`, `note_look` and `has_room`.
+    """Extends the history of a replay backwards, as far as the screen needs.
+
+    Belongs to the replay's thread, except `note_shown`, `note_look` and `has_room`.
 
     Attributes:
         is_short: whether the history may not reach as far back as it should.
@@ -35,7 +37,7 @@ class Reach:
         self._tried: tuple[int, int | None] | None = None
 
     def note_shown(self, num_steps: int) -> bool:
-        """Note how many steps are on the screen. Returns whether the history is now too short."""
+        """Store how many steps are on the screen. Returns whether the history is now too short."""
         if num_steps == self.num_shown:
             return False
         self.num_shown = num_steps
@@ -44,13 +46,13 @@ class Reach:
         return is_short
 
     def note_rewound(self) -> None:
-        """Note that the history was rewound, so its windows may begin before its first step."""
+        """Report that the history was rewound: its windows may now begin before its first step."""
         last_step = self._history.last_step
         self._history.is_short = last_step is not None and not self.covers(last_step)
         self.is_short = True  # perhaps; `extend` finds out
 
     def note_look(self, step: int | None) -> bool:
-        """Note the step that the user looks at (None: the newest). Returns whether to extend."""
+        """Store the step that the user looks at (None: the newest). Returns whether to extend."""
         self._look = step
         if step is None or self.is_short or self.covers(step) or not self.has_room(step):
             return False
@@ -62,12 +64,15 @@ class Reach:
         return True
 
     def has_room(self, step: int) -> bool:
-        """Whether the windows of `step` and the newest step fit into memory together."""
+        """Whether memory has room for the windows of both `step` and the newest step.
+
+        The windows of a step are the steps before it that charts and latencies cover.
+        """
         last_step = self._history.last_step
         return last_step is not None and last_step - step <= MAX_WINDOW_STEPS
 
     def covers(self, step: int) -> bool:
-        """Whether the history covers all windows of a screen at `step`."""
+        """Whether the history has all steps that a screen at `step` needs."""
         history, begin = self._history, self._recording.first_step or 0
         first_step = history.first_step
         if first_step is None or first_step <= max(begin, step - MAX_WINDOW_STEPS):
@@ -80,7 +85,7 @@ class Reach:
         return looked_at.tokens_ns - first.tokens_ns >= WINDOW_S * 1e9
 
     def show(self, fresh: History, *, is_short: bool) -> None:
-        """Swap another history into the one that is shown."""
+        """Swap the contents of a new history into the history that is shown."""
         self._history.is_short = self.is_short = is_short
         self._history.adopt(fresh)
         self._shown_before = fresh
@@ -88,7 +93,8 @@ class Reach:
     def extend(self, end: Position, is_wanted_elsewhere: Callable[[], bool]) -> None:
         """Extend the history backwards, first by the steps on the screen.
 
-        It extends before the newest step, or before the step looked at if memory has room for both.
+        It inserts steps that the screen needs at the newest step, or at the step that the user
+        looks at if memory has room for both.
 
         Args:
             end: the position of the replay.
@@ -126,7 +132,7 @@ class Reach:
             self._tried = look, history.first_step
 
     def _is_inside(self, step: int) -> bool:
-        """Whether a step is in memory before the newest, and there is room for its windows."""
+        """Whether a step is in memory but not the newest, and memory has room for its windows."""
         first_step, last_step = self._history.first_step, self._history.last_step
         if first_step is None or last_step is None:
             return False

@@ -1,8 +1,9 @@
 """`ReplaySource`: plays a recording into a `History`, at any speed, from any step.
 
 Its thread owns the position in the file and carries out the calls of other threads. A seek fills a
-separate history and swaps it in, so that readers never see a half-filled one. First it fills a
-short history with the last steps, which is quick, then one that covers all windows.
+separate history and swaps it in, so that readers never see a half-filled history. It first fills a
+short history with the last steps, which is quick. Then it fills one with all steps that the screen
+needs.
 """
 
 import threading
@@ -36,7 +37,7 @@ class ReplaySource:
     The newest step of the history is the position of the replay.
 
     Args:
-        recording: the recording, which `stop` closes.
+        recording: the recording. `stop` closes it.
         history: the history to fill; a new one by default.
         speed: recorded seconds per second, clamped to 0.1..64.
         playing: whether to play at once, instead of standing at the first step.
@@ -44,7 +45,8 @@ class ReplaySource:
     Attributes:
         file_events: the events of the whole file.
         file_latency: the late tokens and lost messages of the whole file, as far as was searched.
-        on_found: called on the replay's thread when a seek is shown. It must not block or raise.
+        on_found: called on the replay's thread when the result of a seek is shown. It must not
+            block or raise.
     """
 
     is_live = False
@@ -114,7 +116,7 @@ class ReplaySource:
 
     @property
     def is_seeking(self) -> bool:
-        """Whether a seek is not shown yet."""
+        """Whether a seek was requested whose result is not shown yet."""
         return self._is_seeking or self._wanted is not None or self._skips != 0
 
     def start(self) -> None:
@@ -133,11 +135,11 @@ class ReplaySource:
         self.recording.close()
 
     def step_in(self, step: int, ns: int) -> int | None:
-        """The last step up to `ns` after `step` (before, if negative); None if outside the file."""
+        """The last step recorded by the time of `step` plus `ns`; None if outside the file."""
         return step_in(self.recording, step, ns)
 
     def play(self, speed: float | None = None) -> None:
-        """Play, and change the speed if one is given."""
+        """Start to play, and change the speed if one is given."""
         with self._wake:
             self._tempo.restart(speed)
             self._playing = True
@@ -174,18 +176,24 @@ class ReplaySource:
                 self._wake.notify_all()
 
     def look_at(self, step: int | None) -> None:
-        """Set the step that the user looks at (None: the newest). Memory will cover its windows."""
+        """Set the step that the user looks at (None: the newest).
+
+        The history is then extended to what a screen at that step needs.
+        """
         with self._wake:
             if self._reach.note_look(step):
                 self._busy = True
                 self._wake.notify_all()
 
     def has_room_at(self, step: int) -> bool:
-        """Whether the windows of a step are in memory, or would fit along with the newest step."""
+        """Whether memory has, or has room for, all that a screen at a step needs.
+
+        The newest step must keep its place as well.
+        """
         return self._reach.covers(step) or self._reach.has_room(step)
 
     def wait(self, timeout_s: float = 10.0) -> bool:
-        """Wait until all calls are carried out. Returns False on timeout."""
+        """Wait until the calls so far are carried out. Returns False on timeout."""
         with self._wake:
             return self._wake.wait_for(lambda: not self._busy or self._stopping, timeout_s)
 
@@ -233,12 +241,12 @@ class ReplaySource:
                 self._at_end = True
 
     def _due_s(self) -> float:
-        """Seconds until the next message."""
+        """Seconds until the next message must be played."""
         frame = self._head.next
         return 0.0 if frame is None else self._tempo.due_s(frame.log_ns)
 
     def _play_due(self) -> None:
-        """Append all messages that are due, for at most one tick."""
+        """Append the messages whose time has come, for at most one tick."""
         until_s = time.monotonic() + _TICK_S
         while self._head.peek() is not None and self._due_s() <= 0 and time.monotonic() < until_s:
             self._take_next()
@@ -258,7 +266,7 @@ class ReplaySource:
         self._at_end = self._head.is_at_end
 
     def _read_to(self, position: Position) -> None:
-        """Append all messages before a position. Stops early for another seek or `stop`."""
+        """Append all messages before a position. Another seek or `stop` ends it early."""
         while self._head.is_before(position) and not self._is_interrupted():
             self._take_next()
 

@@ -1,4 +1,4 @@
-"""Seeking in a recording: the state at a position, and the start of a screen's windows."""
+"""Seeking in a recording: the state at a position, and where the steps for a screen begin."""
 
 import msgspec
 
@@ -15,9 +15,9 @@ MAX_WINDOW_STEPS = 20_000  # most steps to fill, so that a seek stays quick
 
 
 def state_at(recording: Recording, position: Position) -> tuple[SessionState, int]:
-    """The state after all messages before a position, and the number of the last of them.
+    """The state after all messages before a position, and the number of the last message.
 
-    For a position before the first keyframe, the state of the first keyframe.
+    For a position before the first keyframe, it is the state of the first keyframe.
 
     Raises:
         RecordingError: no keyframe can be read.
@@ -38,7 +38,9 @@ def state_at(recording: Recording, position: Position) -> tuple[SessionState, in
 
 
 def forwarded(recording: Recording, end: Position) -> tuple[FastForward, int]:
-    """Like `state_at`, but returns a `FastForward`, which has the state once it is settled.
+    """Return a `FastForward` that has applied all messages before a position.
+
+    It has the same state as `state_at` returns, after `settle`.
 
     Raises:
         RecordingError: no keyframe can be read.
@@ -65,7 +67,7 @@ def forwarded(recording: Recording, end: Position) -> tuple[FastForward, int]:
 
 
 def step_in(recording: Recording, step: int, ns: int) -> int | None:
-    """The last step recorded up to `ns` after `step` (before, if negative).
+    """The last step recorded by the time of `step` plus `ns`, which may be negative.
 
     None if that time is outside the file.
     """
@@ -80,7 +82,7 @@ def step_in(recording: Recording, step: int, ns: int) -> int | None:
 
 
 def window_start(recording: Recording, step: int, num_shown: int) -> tuple[Snapshot, Position]:
-    """The keyframe to begin at, so that all windows of the screen are full at `step`.
+    """The keyframe to read from for all that a screen at `step` needs, and the position after it.
 
     Args:
         num_shown: number of steps in the lanes and charts.

@@ -1,4 +1,4 @@
-"""`Tempo`: maps recorded time to the host's clock, to tell when each message is due."""
+"""`Tempo`: maps recorded time to the host's clock, to tell when to play each message."""
 
 import time
 
@@ -6,7 +6,7 @@ MIN_SPEED, MAX_SPEED = 0.1, 64.0
 
 
 class Tempo:
-    """Belongs to the playing thread; any thread may call `restart`.
+    """Tells when to play each message. Belongs to the playing thread, except `restart`.
 
     Args:
         speed: recorded seconds per second, clamped to 0.1..64.
@@ -21,13 +21,16 @@ class Tempo:
         return self._speed
 
     def restart(self, speed: float | None = None) -> None:
-        """Make the next message due at once, and change the speed if one is given."""
+        """Let the next message be played at once, and change the speed if one is given.
+
+        Any thread may call it.
+        """
         if speed is not None:
             self._speed = _clamped(speed)
         self._origin = None
 
     def due_s(self, log_ns: int) -> float:
-        """Seconds until a message of this recorded time is due."""
+        """Seconds until a message with this recorded time must be played."""
         origin = self._origin  # another thread may call `restart`
         if origin is None:
             origin = self._origin = (time.monotonic(), log_ns)

@@ -1,4 +1,4 @@
-"""`WorstWaitIndex`: the longest wait of each second of a file, in a few bytes each."""
+"""`WorstWaitIndex`: the longest ITL (or TTFT) of each second of a file, in a few bytes each."""
 
 import threading
 from array import array
@@ -14,10 +14,10 @@ _LOOKED_AT = 1024  # waits that `next` skips at once if none is above the bound
 
 
 class WorstWaitIndex:
-    """Waits of one kind. One writer, any number of readers.
+    """The longest ITL (or TTFT) of each second. One thread writes, any number read.
 
-    Late tokens come in swarms, so one per second is enough for a list to jump from. The longest
-    wait of a second serves for all service levels.
+    Late tokens come in swarms, so one per second is enough for a list from which people jump to
+    steps. The longest wait of a second serves for all service levels.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,10 @@ class WorstWaitIndex:
         return len(self._steps)
 
     def put(self, waits: Iterable[StepWait]) -> None:
-        """Add the waits of consecutive steps, in order. Steps already there are skipped."""
+        """Add the longest waits of consecutive steps, in order.
+
+        Steps already stored are skipped.
+        """
         worst = list(_of_seconds(waits))
         if not worst:
             return
@@ -45,7 +48,7 @@ class WorstWaitIndex:
                 self._join(at)
 
     def next(self, step: int, direction: int, bound_ns: float) -> StepWait | None:
-        """The nearest wait above a bound after (direction 1) or before (-1) `step`."""
+        """The nearest wait above a bound in a later step (direction 1) or an earlier one (-1)."""
         with self._lock:
             waits_ns, number = self._waits_ns, len(self._steps)
             if direction > 0:
@@ -61,19 +64,19 @@ class WorstWaitIndex:
             return next((self._wait(each) for each in places if waits_ns[each] > bound_ns), None)
 
     def longest(self, limit: int, bound_ns: float) -> list[StepWait]:
-        """The longest waits above a bound, longest first, then earliest."""
+        """The longest waits above a bound, longest first; of equal waits, the earliest first."""
         with self._lock:
             waits_ns = self._waits_ns
             places = [at for at in range(len(waits_ns)) if waits_ns[at] > bound_ns]
             return [self._wait(at) for at in nlargest(limit, places, key=waits_ns.__getitem__)]
 
     def num_above(self, bound_ns: float) -> int:
-        """How many seconds have a wait above a bound."""
+        """Number of seconds with a wait above a bound."""
         with self._lock:
             return sum([ns > bound_ns for ns in self._waits_ns])
 
     def _join(self, at: int) -> None:
-        """If the entry at `at` and the one before share a second, keep the longer wait."""
+        """Drop the shorter wait if the entry at `at` and the one before are of the same second."""
         if not 0 < at < len(self._steps):
             return
         if self._times_ns[at - 1] // SECOND_NS != self._times_ns[at] // SECOND_NS:
@@ -87,7 +90,7 @@ class WorstWaitIndex:
 
 
 def _of_seconds(waits: Iterable[StepWait]) -> Iterator[StepWait]:
-    """The longest wait of each second of engine time; of equal ones the first."""
+    """The longest wait of each second of engine time; of equal waits, the first."""
     worst: StepWait | None = None
     for each in waits:
         if worst is None:
