@@ -33,7 +33,11 @@ class FinishedRequests:
         self._floor_ns = array("q")
 
     def add(self, time_ns: int, request: FinishedRequest) -> None:
-        """Append a request. A time before that of the last entry is replaced by the latter."""
+        """Append a request.
+
+        If `time_ns` is earlier than the time of the last entry, the latter is used, to keep the
+        order.
+        """
         self._times.append(max(time_ns, self._times[-1]) if self._times else time_ns)
         self._ttft_ns.append(request.ttft_ns)
         self._worst_ns.append(request.worst_itl_ns)

@@ -229,7 +229,7 @@ class LaneBoard:
             self._pages.setdefault(page, {})[request_id] = track
 
     def _turn_pages(self, page: int) -> None:
-        """Add the tracks of live requests to all pages (stretches of steps) up to this page."""
+        """Add the tracks of live requests to all pages (fixed ranges of steps) up to this page."""
         for number in range(self._last_page + 1, page + 1):
             self._pages.setdefault(number, {}).update(self._open)
         self._last_page = page

@@ -99,7 +99,11 @@ class Samples:
         return zip(self._times, self._values, self._weights, strict=True)
 
     def add(self, time_ns: int, value_ns: int, weight: int = 1) -> None:
-        """Append a sample. A time before that of the last entry is replaced by the latter."""
+        """Append a sample.
+
+        If its time is earlier than the time of the last entry, the latter is used, to keep the
+        order.
+        """
         times = self._times
         times.append(max(time_ns, times[-1]) if times else time_ns)
         self._values.append(bounded(value_ns))
