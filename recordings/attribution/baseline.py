@@ -157,8 +157,8 @@ class Baseline:
     def _ns(self, kind: _Class) -> int | None:
         """The usual duration of a step with this work; None if too few such steps are known.
 
-        If few steps are alike, steps with somewhat more work count too: a step that is slow even
-        compared to those is certainly slow.
+        If few steps with about this work are known, steps with somewhat more work count too: a step
+        that is slow even compared to those is certainly slow.
         """
         alike = self._alike.get(kind)
         if alike is not None and alike.num_steps >= MIN_STEPS:

@@ -48,7 +48,8 @@ QUEUE_REASONS = {
 class Piece(NamedTuple):
     """A part of a wait that has one cause.
 
-    Alike pieces may be merged; the result then spans `num_steps` steps from `step` on.
+    Pieces with the same cause and details may be merged; the result then spans `num_steps` steps
+    from `step` on.
     """
 
     cause: Cause
@@ -171,7 +172,8 @@ class Piece(NamedTuple):
 class Late(NamedTuple):
     """A late token: the wait from the token before it, or from the arrival of the request.
 
-    `pieces` are in order of time, alike ones merged. Their durations sum to `gap_ns`.
+    `pieces` are the parts of the wait with one cause each, in order of time. Parts with the same
+    cause and details are merged. Their durations sum to `gap_ns`.
     """
 
     request_id: int
@@ -249,7 +251,7 @@ def by_cause(pieces: Iterable[Piece]) -> dict[Cause, int]:
 
 
 def merged(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
-    """Merge alike pieces, in the order in which each first occurs."""
+    """Merge pieces of a wait with the same cause and details, in order of first occurrence."""
     alike: dict[tuple[Cause, str, int | None], list[Piece]] = {}
     for piece in pieces:
         key = piece.cause, piece.detail, piece.request_id
@@ -261,7 +263,7 @@ def merged(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
 
 
 def _sum(pieces: Sequence[Piece]) -> Piece:
-    """Merge alike pieces into one."""
+    """Merge pieces of a wait that have the same cause and details into one."""
     return pieces[0]._replace(
         ns=sum([piece.ns for piece in pieces]),
         num_steps=sum([piece.num_steps for piece in pieces]),

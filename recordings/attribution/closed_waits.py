@@ -70,7 +70,7 @@ class ClosedWaits:
 
 
 class _WaitChunk(NamedTuple):
-    """A number of consecutive pieces, with alike pieces merged."""
+    """Consecutive pieces (parts of a wait), merged where they have the same cause and details."""
 
     pieces: tuple[Piece, ...]
     begin_ns: int
@@ -79,7 +79,7 @@ class _WaitChunk(NamedTuple):
 
 
 class QueueTime:
-    """What delayed the requests in the queue, as pieces in order of time.
+    """What delayed the requests in the queue: pieces of time with one cause each, in order.
 
     Long waits share most of their time, so the pieces of that time are merged only once.
     """
@@ -93,7 +93,7 @@ class QueueTime:
         self._last: deque[tuple[list[Piece], StepSpan]] = deque(maxlen=_NUM_LAST)
 
     def restart(self, between: list[Piece], span: StepSpan) -> None:
-        """Drop all pieces after a step in which no request waited.
+        """Drop all time before a step in which no request waited.
 
         Keeps this step and the previous step, because arrivals during them are published later.
         """
@@ -105,21 +105,21 @@ class QueueTime:
             self._prune_at = _PRUNE_AT
 
     def add(self, between: list[Piece], span: StepSpan) -> bool:
-        """Add a step and the time before the step. Returns whether it is time to prune."""
+        """Add a step and the time before it. Returns whether old time should be pruned."""
         self._begin()
         self._pieces += between
         self._pieces += _spent(span)
         return len(self._pieces) >= self._prune_at
 
     def since(self, time_ns: int) -> list[Piece]:
-        """The pieces from a time on. The first may begin earlier."""
+        """The pieces of time (one cause each) from a time on. The first may begin earlier."""
         self._begin()
         return self._pieces[self._place(time_ns) :]
 
     def cover(self, request: Wait) -> list[Piece]:
-        """Add merged pieces for most of a request's wait.
+        """Explain most of a request's wait with merged pieces of time.
 
-        Returns the pieces for the rest, not merged.
+        Returns the pieces for the rest.
         """
         self._begin()
         place = self._place(request.covered_ns)

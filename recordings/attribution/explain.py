@@ -148,7 +148,7 @@ class Explainer:
 
     @property
     def life(self) -> list[Piece]:
-        """The pieces of all waits of the followed request (`only`), from its arrival on."""
+        """All time of the followed request since its arrival, as pieces with one cause each."""
         return self._request_waits.life
 
     @property

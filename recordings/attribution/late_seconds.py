@@ -55,7 +55,7 @@ class LateSeconds:
                 self._firsts[0] = following
 
     def num_until(self, step: int | None) -> int:
-        """Number of late seconds up to and including that of `step` (None: all)."""
+        """Number of seconds with late tokens, including the second of `step` (None: all)."""
         return len(self._firsts) if step is None else bisect_right(self._firsts, step)
 
     def last(self, step: int | None, limit: int) -> list[int]:

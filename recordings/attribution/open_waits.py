@@ -1,4 +1,4 @@
-"""Waits that are still in progress, divided into pieces with one cause each, step by step."""
+"""Waits that are still in progress, divided step by step into pieces with one cause each."""
 
 from collections.abc import Iterable
 from operator import attrgetter
@@ -49,7 +49,7 @@ def span_of(record: StepRecord, slow: SlowStep | None, start_ns: int, end_ns: in
 class Wait:
     """The current wait of a request for its next token.
 
-    `pieces` account for the time from `start_ns` to `covered_ns`.
+    `pieces` are the parts from `start_ns` to `covered_ns`, with one cause each.
     """
 
     __slots__ = (
@@ -79,9 +79,9 @@ class Wait:
         self.pieces: list[Piece] = []
 
     def add(self, piece: Piece, end_ns: int) -> None:
-        """Account for the time up to `end_ns` with `piece`.
+        """Explain the time up to `end_ns` with `piece`.
 
-        A hole before the piece becomes `unknown`.
+        A hole before it gets the cause `unknown`.
         """
         if piece.start_ns > self.covered_ns:
             self.pieces.append(
@@ -95,17 +95,14 @@ class Wait:
             self.covered_ns = end_ns
 
     def add_step(self, piece: Piece, span: StepSpan) -> None:
-        """Account for a step: `piece` for its usual duration, a `held_up` piece for the excess."""
+        """Explain the time of a step: `piece` for its usual duration, `held_up` for the excess."""
         self.add(piece, span.work_end_ns)
         slow_piece = span.slow_piece
         if slow_piece is not None:
             self.add(slow_piece, span.end_ns)
 
     def fill(self, spans: Iterable[Piece], until_ns: int, step: int) -> None:
-        """Account for the rest up to `until_ns` with `spans`.
-
-        Holes between them become `unknown`.
-        """
+        """Explain the rest up to `until_ns` with `spans`. Holes between them become `unknown`."""
         is_out = self.status == "out"
         pieces = self.pieces
         for span in spans:

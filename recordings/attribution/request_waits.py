@@ -21,12 +21,12 @@ class RequestWaits:
     """Tracks which requests wait, from events and snapshots. The `Explainer` finds the causes.
 
     Args:
-        only: follow only this request, and store all its pieces in `life`.
+        only: follow only this request, and store all its time in `life`.
 
     Attributes:
         requests: the waits of all requests that have not ended.
         running: the waits of requests that are admitted and not preempted.
-        life: the pieces of the followed request.
+        life: all time of the followed request, as pieces with one cause each.
         has_ended: whether the followed request has ended.
     """
 
@@ -46,7 +46,8 @@ class RequestWaits:
         """Apply a request event.
 
         Args:
-            between: pieces for the time between the previous step and the event.
+            between: the time between the previous step and the event, as pieces with one cause
+                each.
         """
         request_id = event.request_id
         if self._only is not None and request_id != self._only:
@@ -116,10 +117,7 @@ class RequestWaits:
             self._prune()
 
     def adopt(self, views: Iterable[RequestView]) -> None:
-        """Take over the requests of a snapshot.
-
-        Known waits are kept unless the snapshot contradicts.
-        """
+        """Take over the requests of a snapshot. Known waits are kept unless it contradicts them."""
         before, self.requests, self.running = self.requests, {}, {}
         for view in views:
             request_id = view.request_id

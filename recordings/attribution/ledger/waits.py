@@ -1,7 +1,7 @@
 """`QueueWaits`: which requests wait for admission, and what blocked the queue meanwhile.
 
-The time from the scheduling of one step to that of the next is charged to the reason that the first
-step published.
+The time between the scheduling of two consecutive steps is charged to the reason that blocked the
+queue in the first of these steps.
 """
 
 import heapq
