@@ -137,7 +137,7 @@ def _spared(a: Offer, b: Offer, least: float) -> str | None:
 
 
 def _more(one: Offer, other: Offer) -> float:
-    """The largest factor by which load `one` had more of anything than `other`, at least 1."""
+    """The largest factor by which load `one` exceeds load `other` in any respect, at least 1."""
     found = 1.0
     for of in RATES.values():
         mine, others = of(one), of(other)

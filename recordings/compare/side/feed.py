@@ -8,7 +8,7 @@ BATCH = 64  # messages between two checks of the clock
 
 
 class Stretch(NamedTuple):
-    """The steps from `first` to `last`, both included. None: from the first or to the last step."""
+    """A range of steps, `first` and `last` included. None: from the first or to the last step."""
 
     first: int | None = None
     last: int | None = None

@@ -12,9 +12,9 @@ from stepscope.recordings.state.series.latency import SLO
 
 
 class HistoryFeed:
-    """Reads the steps of a stretch from a history. Implements `Feed`.
+    """Reads a range of steps (`stretch`) from a history. Implements `Feed`.
 
-    If the stretch has no last step, it follows the history as it grows.
+    If the range has no last step, it follows the history as it grows.
     """
 
     def __init__(self, history: History, name: str, slo: SLO, stretch: Stretch) -> None:
@@ -74,7 +74,7 @@ class HistoryFeed:
         return taken
 
     def _read_past(self, until_s: float) -> bool:
-        """Read the messages before the first step of the stretch. Returns whether all were read."""
+        """Read the messages before the first step of the range. Returns whether all were read."""
         earlier, follower = self._earlier, self._follower
         while num_left := earlier.distance(follower):
             if time.monotonic() >= until_s:

@@ -171,7 +171,7 @@ class StepPoints:
         return self._first[index]
 
     def _fold(self) -> None:
-        """Merge every two points into one."""
+        """Merge every two neighbouring points into one, to halve their number."""
         self.steps_per_point *= 2
         num = len(self._first) // 2 * 2
         first, last = self._first[0:num:2], self._last[1:num:2]

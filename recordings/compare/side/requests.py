@@ -88,8 +88,9 @@ BY_NAME, BY_ORDER, BY_ITSELF = "client id", "order of arrival", "request id"
 def matched(a: Mapping[int, RequestRun], b: Mapping[int, RequestRun]) -> Matched:
     """Match the requests of two runs by client id, or else in order of arrival.
 
-    Client ids are used if both runs share at least half of those of the smaller run. If a client id
-    occurs several times, its n-th request matches the n-th in the other run.
+    Client ids are used if at least half of the requests of the smaller run have a client id that
+    also occurs in the other run. If a client id occurs several times, its n-th request matches the
+    n-th in the other run.
     """
     runs_a, runs_b = _in_order(a.values()), _in_order(b.values())
     names_a, names_b = _named(runs_a), _named(runs_b)

@@ -86,7 +86,7 @@ class Contrast:
         a_ns, b_ns = _middle(bin_a), _middle(bin_b)
 
         def differs(factor: float) -> bool:
-            """Whether the waits of A, multiplied by `factor`, differ from those of B."""
+            """Whether the waits of A, multiplied by `factor`, surely differ from the waits of B."""
             apart = math.sqrt(b_ns / (a_ns * factor))
             return self._differs_above(bin_of(round(a_ns * apart)), bin_of(round(b_ns / apart)))
 

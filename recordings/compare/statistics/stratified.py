@@ -105,7 +105,7 @@ def num_in_strata(slices: Sequence[Slice]) -> dict[Stratum, int]:
 def spread_strata(slices: Sequence[Slice]) -> set[Stratum]:
     """The strata with waits in at least two stretches.
 
-    With waits in only one stretch, nothing could predict it.
+    If a stratum has waits in only one stretch, no other stretch can predict them.
     """
     seen: set[Stratum] = set()
     found: set[Stratum] = set()
