@@ -65,7 +65,8 @@ class ChunkCache:
     def first_step(self, number: int) -> int | None:
         """The first step of a chunk, read without loading it; None if it has none.
 
-        If the chunk begins with a keyframe, it is the step after that of the keyframe.
+        If the chunk begins with a keyframe, this is the step that follows the state in the
+        keyframe.
         """
         with self._lock:
             for message in first_messages(self._stream, self.places[number]):

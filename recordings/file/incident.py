@@ -1,4 +1,4 @@
-"""`Incident`: the alert because of which a recording was kept, as stored in its metadata."""
+"""`Incident`: the alert for which a recording was kept, as stored in its metadata."""
 
 import re
 import time

@@ -13,7 +13,7 @@ _KEY = "losses"
 
 
 class Loss(NamedTuple):
-    """Steps lost to damage: those after `after_step` and before `before_step`."""
+    """Steps lost to damage: the steps between `after_step` and `before_step`."""
 
     after_step: int | None  # None: from the beginning
     before_step: int | None  # None: to the end, however far that was

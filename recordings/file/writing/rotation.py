@@ -78,7 +78,7 @@ class FileSeries:
     Args:
         path: pattern of the names: `session.mcap` makes `session-TIME-NUMBER.mcap`.
         rotate: limits at which a file is full.
-        keep: how much to keep, besides files being written; None: all.
+        keep: how much is not deleted, besides files being written; None: all.
     """
 
     def __init__(self, path: Path, rotate: SeriesLimits, keep: SeriesLimits | None = None) -> None:
