@@ -43,7 +43,7 @@ class StepPacker:
         self._before: list[_Row] | None = None
 
     def reset(self) -> None:
-        """Make the next step independent of those before it."""
+        """Make the next step independent of earlier steps, so that unpacking can begin with it."""
         self._before = None
 
     def pack(self, payload: bytes) -> bytes | None:
