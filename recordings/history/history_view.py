@@ -165,7 +165,7 @@ class HistoryView:
             return [self._timeline.summary(step) for step in range(first, last + 1)]
 
     def span(self, first: int, last: int) -> Span | None:
-        """The steps `first` to `last` merged into one `Span`; None if none is in memory."""
+        """Summarize the steps `first` to `last` as one `Span`; None if none is in memory."""
         with self._lock:
             return self._timeline.span(first, last)
 

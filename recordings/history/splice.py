@@ -11,7 +11,7 @@ _ABORT = frozenset({"abort"})
 def does_follow(later: Timeline, earlier: Timeline) -> bool:
     """Whether `later` begins right after the last message of `earlier`.
 
-    Its times and step numbers must continue those of `earlier`, too.
+    Its first step must also have a higher number, and must not be earlier in time.
     """
     before, steps = earlier.columns, later.columns.steps
     keyframe = later.ring.segments[0].keyframe

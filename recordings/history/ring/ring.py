@@ -180,7 +180,7 @@ class StepRing:
         return replayed(segment.keyframe.restore(), self.payloads(segment, 0, place + 1))
 
     def prepend(self, earlier: "StepRing") -> None:
-        """Insert all segments of an earlier ring, which must end where this one begins."""
+        """Insert all segments of `earlier`, a ring that must end where this ring begins."""
         older = [segment for segment in earlier.segments if len(segment.payloads)]
         if not older:
             return
