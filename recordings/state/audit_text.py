@@ -97,7 +97,7 @@ def _workloads(entry: Audited) -> tuple[str, str] | None:
 
 
 def _workload_text(old: str, new: str) -> str:
-    """The parts that differ between two workloads, before and after. A whole mix is a long line."""
+    """The parts that differ between two workloads. A whole mix would be a long line."""
     if not old:
         return (
             f"started a workload of {new}" if new else "stopped the workload, but none was running"

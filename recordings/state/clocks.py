@@ -43,7 +43,7 @@ class WallClock:
         self._offsets_ns[:0] = earlier._offsets_ns[:num_before]
 
     def wall_ns(self, engine_ns: int) -> int | None:
-        """The wall time (Unix, in ns) of an engine time; None before the first pair."""
+        """Unix time in ns of an engine time; None before the first pair."""
         if not self._offsets_ns:
             return None
         at = max(0, bisect_right(self._since_ns, engine_ns) - 1)

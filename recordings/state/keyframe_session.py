@@ -88,10 +88,7 @@ class KeyframeSession:
                 self._rows[request_id] = None
 
     def _apply_row(self, request_id: int) -> None:
-        """Apply the batch row kept for a request, if any, and stop keeping it.
-
-        The next row of the request will be applied at once.
-        """
+        """Apply the kept row of a request. Its next row will be applied at once."""
         pending = self._rows.pop(request_id, None)
         if pending is not None:
             self._state.table.take_rows([pending[0]], pending[1], Outcome())

@@ -33,7 +33,7 @@ class Pauses:
 
     @property
     def since_ns(self) -> int | None:
-        """Engine time at which the current pause began; None if no pause is known."""
+        """When the current pause began; None if the engine is not known to be paused."""
         return self._since_ns if self._is_stated else None
 
     @property
@@ -71,7 +71,7 @@ class Pauses:
         return found
 
     def within(self, start_ns: int, end_ns: int) -> int:
-        """Nanoseconds of [start_ns, end_ns] in which the engine was paused."""
+        """How many ns of [start_ns, end_ns] were paused."""
         if self._since_ns is None and (not self._ends or self._ends[-1] <= start_ns):
             return 0
         return sum(end - start for start, end in self.spans(start_ns, end_ns))

@@ -67,7 +67,7 @@ class Lane(NamedTuple):
 
 
 class LaneName(NamedTuple):
-    """The request that a lane shows, and its client."""
+    """The request that a lane belongs to, and its client."""
 
     request_id: int
     client_id: str
@@ -112,7 +112,7 @@ class LaneBoard:
                 track.fill_to(self.end, track.filler)  # it was live as far as known
 
     def view(self, first: int, last: int) -> list[Lane]:
-        """The lanes that show anything in the steps [first, last], in order of request ids."""
+        """Lanes with anything to show in the steps [first, last], in order of request ids."""
         request_ids = self.ids(first, last)
         cells = self.cells(request_ids, first, last)
         names = self.names(request_ids)
@@ -165,7 +165,7 @@ class LaneBoard:
         return found
 
     def prepend(self, earlier: "LaneBoard") -> None:
-        """Insert the lanes of `earlier`, a board of the same session, before these."""
+        """Insert the lanes of an earlier board of the same session before these."""
         for request_id, track in earlier._open.items():
             track.fill_to(earlier.end, track.filler)
             if request_id in self._tracks:  # it lived on through steps that are missing

@@ -170,7 +170,7 @@ class Latencies:
         return samples
 
     def cut(self, start_ns: int, end_ns: int) -> "Latencies":
-        """A copy of the samples in (start_ns, end_ns]. It is cheap, unlike computing a report."""
+        """A copy of the samples in (start_ns, end_ns]. This is cheap, unlike a report."""
         part = Latencies(self.slo)
         part.ttft = self.ttft.cut(start_ns, end_ns)
         part.itl = self.itl.cut(start_ns, end_ns)

@@ -19,7 +19,7 @@ def bounded(value: int) -> int:
 
 
 class Block:
-    """A block of at least one sample, sorted by value. `ranks` are cumulative weights."""
+    """At least one sample, sorted by value. `ranks` are cumulative weights."""
 
     __slots__ = ("ranks", "values")
 
@@ -40,7 +40,7 @@ class Block:
 
 
 class Ranked:
-    """The samples of several blocks, treated as one set."""
+    """The samples of several blocks together."""
 
     def __init__(self, blocks: list[Block]) -> None:
         self._blocks = blocks
@@ -180,7 +180,7 @@ class Samples:
         return bisect_right(self._times, time_ns)
 
     def num_above(self, start_ns: int, end_ns: int, value: float) -> int:
-        """Weight of the samples in (start_ns, end_ns] that exceed a value. Scans them all."""
+        """Weight of the samples in (start_ns, end_ns] that exceed a value. Scans all of them."""
         first = bisect_right(self._times, start_ns)
         last = bisect_right(self._times, end_ns, first)
         pairs = zip(self._values[first:last], self._weights[first:last], strict=True)
