@@ -99,7 +99,7 @@ class Follower:
         return self._timeline.ring.payloads_from(self._number, limit)
 
     def distance(self, other: "Follower") -> int:
-        """How many messages this follower has still to read to be where `other` is."""
+        """How many messages this follower is behind `other`."""
         return max(0, other._number - self._number)
 
     @property

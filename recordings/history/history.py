@@ -101,7 +101,7 @@ class History(HistoryView):
             return num_taken
 
     def forward(self) -> FastForward:
-        """Return a `FastForward` for `take_run` that starts from the newest state."""
+        """A `FastForward` for `take_run` that begins at the newest state."""
         return FastForward(self._timeline.state)
 
     @property
@@ -120,11 +120,11 @@ class History(HistoryView):
         return self._timeline.state is state
 
     def remember(self, record: StepRecord) -> None:
-        """Cache the decoded record of a step that was added."""
+        """Cache the record of a step that was added."""
         self._cache.keep(record)
 
     def skip(self, sequence: int) -> None:
-        """Skip a message of an unknown type, so that its number does not count as missing."""
+        """Skip a message of an unknown kind, so that its number does not count as missing."""
         with self._lock:
             if self._timeline.last_sequence == sequence - 1:
                 self._timeline.last_sequence = sequence
@@ -156,7 +156,7 @@ class History(HistoryView):
             self.version += 1
 
     def adopt(self, other: "History") -> None:
-        """Swap contents with another history, which was filled separately."""
+        """Swap contents with another history."""
         with self._lock:
             old = self._timeline
             self.previous = None
@@ -178,7 +178,7 @@ class History(HistoryView):
 
     @property
     def room(self) -> tuple[int, int]:
-        """Number of steps and bytes that can be added before the oldest steps are forgotten."""
+        """Steps and bytes that can still be added before the oldest are forgotten."""
         with self._lock:
             ring = self._timeline.ring
             return ring.max_steps - ring.num_steps, ring.max_bytes - ring.num_bytes
@@ -242,7 +242,7 @@ class History(HistoryView):
             self.version += 1
 
     def set_slo(self, slo: SLO) -> None:
-        """Change the service levels, also for past steps. Any thread may call it."""
+        """Change the service levels, also for past steps. From any thread."""
         with self._lock:
             self.slo = slo
             self._timeline.set_slo(slo)
@@ -254,7 +254,7 @@ class History(HistoryView):
     # Inside
 
     def _num_in_order(self, run: Sequence[PackedStep]) -> int:
-        """How many of these steps follow the history, and each other, without a gap."""
+        """How many of the steps follow the history and each other without a gap."""
         columns = self._timeline.columns
         before = self._timeline.last_sequence
         step, time_ns = (columns.steps[-1], columns.tokens_ns[-1]) if columns.steps else (-1, 0)
@@ -321,7 +321,7 @@ class History(HistoryView):
             self.previous = self._detached()
 
     def _detached(self) -> Self:
-        """A separate `History` object with the current contents of this one."""
+        """A separate history with the contents of this one."""
         other = type(self)(self.slo, self.max_steps, self.max_bytes)
         other.version = self.version
         other._file_baseline = self._file_baseline

@@ -101,7 +101,7 @@ class HistoryView:
         return self._timeline.last_sequence
 
     def snapshot(self) -> Snapshot | None:
-        """The newest state as a `Snapshot` message; None before the engine is known."""
+        """The newest state as a message; None before the engine is known."""
         with self._lock:
             sequence = self._timeline.last_sequence
             return self._timeline.state.snapshot(0 if sequence is None else sequence)
@@ -137,7 +137,7 @@ class HistoryView:
         return len(self._timeline.columns)
 
     def step_at(self, time_ns: int) -> int | None:
-        """The last step that ended by `time_ns`, or the first step in memory if none had."""
+        """The last step finished by `time_ns`, or the first step in memory if none was."""
         with self._lock:
             columns = self._timeline.columns
             return columns.steps[max(0, columns.index_at(time_ns))] if columns.steps else None
@@ -312,7 +312,7 @@ class HistoryView:
         return found._replace(bound_ns=round(bound_ms * 1e6))
 
     def is_explained(self, step: int, request_id: int) -> bool:
-        """Whether `wait` can answer for this wait from its cache."""
+        """Whether the explanation of this wait is cached."""
         return self._lives.is_known(step, request_id)
 
     def explain(self, waits: Sequence[LateWait], max_steps: int) -> int | None:

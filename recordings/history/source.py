@@ -22,7 +22,7 @@ FrameListener: TypeAlias = Callable[[bytes, int, bytes], None]
 
 
 class Source(Protocol):
-    """Fills a `History` from a thread of its own."""
+    """Fills a `History` from its own thread."""
 
     history: History
     name: str

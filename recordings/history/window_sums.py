@@ -61,7 +61,7 @@ def step_sums(columns: StepColumns, start_ns: int, end_ns: int) -> Sums:
 
 
 def seconds_of(columns: StepColumns, start_ns: int, end_ns: int) -> float:
-    """How many seconds of a window are in memory; 0 if no step is."""
+    """Seconds of a window that are in memory; 0 if it has no step."""
     first = bisect_right(columns.tokens_ns, start_ns)
     if first >= bisect_right(columns.tokens_ns, end_ns):
         return 0.0

@@ -189,7 +189,7 @@ class Windows:
             return None if nearest is None else self._late_event(*nearest)
 
     def late(self, step: int | None) -> LateCounts:
-        """Count all late tokens in memory up to `step` (None: all)."""
+        """Counts of all late tokens in memory up to `step` (None: all)."""
         self._scan()
         with self._lock:
             self._scan_some()

@@ -69,10 +69,7 @@ class FastForward:
         self._block_size = 0
 
     def take(self, message: Telemetry) -> Outcome | None:
-        """Apply a message that is not packed.
-
-        Returns the outcome of a step, None for other messages.
-        """
+        """Apply a message that is not packed. Returns the outcome of a step, None for others."""
         if not has_no_request(message):
             self.settle()
         outcome = self.state.apply(message)
@@ -200,7 +197,7 @@ class FastForward:
         return [self._row(each, self._count) for each in self._before]
 
     def draw(self, lanes: LaneBoard) -> None:
-        """Extend these lanes with each step from now on. They must begin with the next step."""
+        """Extend these lanes from now on. They must begin with the next step."""
         self.lanes = lanes
         for each in self._before:
             each.in_lane = False

@@ -75,7 +75,7 @@ class StepRing:
     def append(
         self, payload: bytes, step: int | None, before: SessionState, sequence: int | None
     ) -> bool:
-        """Add a message. Returns whether old segments were forgotten to make room.
+        """Add a message. Returns whether old segments were forgotten for it.
 
         Args:
             step: the step of a step record; None for any other message.
