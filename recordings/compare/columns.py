@@ -1,4 +1,4 @@
-"""Puts two runs on one chart axis: time, steps, or time since the arrival of one request."""
+"""Puts two runs on one axis: time, steps, or time since the arrival of one request."""
 
 from typing import Literal, NamedTuple, TypeAlias
 

@@ -82,7 +82,7 @@ class Figure(NamedTuple):
 
     @property
     def factor(self) -> float | None:
-        """The larger value divided by the smaller; None without a ratio, or if B is 0."""
+        """The larger value divided by the smaller; None without a ratio, or if B is zero."""
         ratio = self.ratio
         return max(ratio, 1 / ratio) if ratio else None
 

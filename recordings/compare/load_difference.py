@@ -183,7 +183,7 @@ def _has_like_prompts(a: Offer, b: Offer) -> bool:
 
 
 def _same_requests(a: Offer, b: Offer) -> bool:
-    """Whether both runs had about the same requests, whenever these arrived."""
+    """Whether the requests were about the same, regardless of when they arrived."""
     if not (a.is_whole and b.is_whole):
         return False
     if _is_other(a.num_all, b.num_all) or _is_other(a.all_prompt.total, b.all_prompt.total):
@@ -208,7 +208,7 @@ def _other_pace(a: Offer, b: Offer) -> str | None:
 
 
 def _is_other_rate(a: Offer, sum_a: Sum, b: Offer, sum_b: Sum) -> bool:
-    """Whether sums over the independent requests of two runs differ by more than chance.
+    """Whether sums over independent requests differ by more than chance.
 
     The sums of squares give the variance.
     """

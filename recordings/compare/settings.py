@@ -36,10 +36,7 @@ class SettingDifference(NamedTuple):
 
 
 def differing_settings(a: Side, b: Side) -> list[SettingDifference]:
-    """The knobs, then the engine properties that differ.
-
-    Settings unknown for one run are left out.
-    """
+    """Differing knobs, then engine properties. A setting unknown on one side is left out."""
     names = [name for name in a.knob_values if name in b.knob_values]
     found = [
         SettingDifference(name, tuple(a.knob_values[name]), tuple(b.knob_values[name]), True)

@@ -63,7 +63,7 @@ class Pair(NamedTuple):
 
     @property
     def has_same_prompt(self) -> bool:
-        """Whether the prompts of the two requests have the same length."""
+        """Whether the prompts are equally long."""
         return self.a.num_prompt_tokens == self.b.num_prompt_tokens
 
 

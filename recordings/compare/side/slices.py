@@ -49,7 +49,7 @@ class WaitSlices:
         return groups
 
     def _fold(self) -> None:
-        """Merge every two neighbouring slices into one."""
+        """Merge every two slices into one."""
         self.width_ns *= 2
         folded = self._slices[::2]
         for into, other in zip(folded, self._slices[1::2], strict=False):

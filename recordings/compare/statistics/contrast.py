@@ -142,7 +142,10 @@ def _edge(differ: _Test, ratio: float, within: float | None, direction: int) -> 
 
 
 def _between(differ: _Test, same: float, other: float) -> float:
-    """Bisect between `same` (the test finds no difference) and `other` (it finds one)."""
+    """The border between `same`, where the test finds no difference, and `other`.
+
+    At `other` the test finds a difference. The border is found by bisection.
+    """
     while max(same / other, other / same) > _FINE:
         middle = math.sqrt(same * other)
         if differ(middle):
