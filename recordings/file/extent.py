@@ -19,7 +19,7 @@ def mend_times(chunks: ChunkCache) -> None:
 
 
 def end_step(chunks: ChunkCache, *, first: bool) -> int | None:
-    """The first or the last readable step of the file; None if there is no step."""
+    """The first or the last readable step; None if there is no step."""
     numbers = range(len(chunks))
     for number in numbers if first else reversed(numbers):
         chunk = chunks.load(number)
@@ -30,7 +30,7 @@ def end_step(chunks: ChunkCache, *, first: bool) -> int | None:
 
 
 def end_times(chunks: ChunkCache) -> tuple[int, int]:
-    """Wall time of the first and the last message in the file."""
+    """Wall time of the first and the last message."""
     first, last = chunks.load(0).frames, chunks.load(len(chunks) - 1).frames
     return (
         first[0].log_ns if first else chunks.places[0].start_ns,

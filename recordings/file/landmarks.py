@@ -30,7 +30,7 @@ class Landmark(NamedTuple):
 
 
 def landmarks(recording: "Recording") -> Iterator[Landmark]:
-    """All landmarks of a recording, in file order."""
+    """All landmarks, in file order."""
     for number in range(recording.num_chunks):
         for _, message in messages_in(recording, number):
             if (found := landmark_of(message)) is not None:
@@ -62,7 +62,7 @@ def landmark_of(message: object) -> Landmark | None:
 
 
 def find_landmark(found: Sequence[Landmark], text: str) -> Landmark | None:
-    """The last landmark with this text, or else the last one whose text contains it."""
+    """The last landmark with that text, or else the last one whose text contains it."""
     for matches in (
         [each for each in found if each.text == text],
         [each for each in found if text.lower() in each.text.lower()],

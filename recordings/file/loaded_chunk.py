@@ -26,7 +26,7 @@ _UNPACKABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError
 
 
 class MessageFrame(NamedTuple):
-    """One recorded message, not decoded."""
+    """One recorded message."""
 
     topic: bytes
     sequence: int

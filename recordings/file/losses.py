@@ -21,13 +21,13 @@ class Loss(NamedTuple):
 
     @property
     def num_known(self) -> int | None:
-        """How many steps are lost; None if unknown."""
+        """How many steps are missing; None if unknown."""
         if self.after_step is None or self.before_step is None:
             return self.num_steps
         return self.before_step - self.after_step - 1
 
     def covers(self, other: "Loss") -> bool:
-        """Whether all steps of another loss are among the steps of this loss."""
+        """Whether this loss includes all steps of another one."""
         begins = self.after_step is None or (
             other.after_step is not None and self.after_step <= other.after_step
         )
@@ -42,7 +42,7 @@ def as_metadata(losses: Sequence[Loss]) -> dict[str, str]:
 
 
 def losses_in(metadata: Mapping[str, str]) -> list[Loss]:
-    """The losses listed in a file's metadata.
+    """The losses recorded in a file's metadata.
 
     Raises:
         msgspec.DecodeError: they cannot be decoded.

@@ -22,7 +22,7 @@ class Overview(NamedTuple):
 
 
 def overview(path: Path) -> Overview:
-    """Read the overview of a file. If that fails, the reason becomes its `error`."""
+    """Read the overview of a file. Any problem becomes its `error`."""
     try:
         with Recording(path) as recording:
             incident = incident_in(recording.metadata)
@@ -40,7 +40,7 @@ def overview(path: Path) -> Overview:
 
 
 def recordings_in(folder: Path) -> list[Path]:
-    """The files in a folder that are named like recordings, including those being written."""
+    """Files in a folder with the name of a recording, including those being written."""
     try:
         found = [*folder.glob("*.mcap"), *folder.glob(f"*.mcap{PART_SUFFIX}")]
         return sorted(path for path in found if path.is_file())

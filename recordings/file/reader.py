@@ -1,6 +1,6 @@
 """`Recording`: a recorded session, read by seeking. It owns the open file.
 
-It finds positions by bisecting the chunks, and never scans from the beginning. It also reads a file
+It finds positions by bisecting the chunks and never scans from the beginning. It also reads a file
 that was cut short, as far as its chunks are intact; `message` tells what is missing.
 """
 
@@ -101,7 +101,7 @@ class Recording:
 
     @property
     def message(self) -> str | None:
-        """What is missing, in one line; None if nothing. Damage is known only after it was read."""
+        """What is missing, in one line; None if nothing. Damage is known only once it was read."""
         missing = missing_text(self._index, self._chunks, self.last_step)
         return None if missing is None else f"{self.path.name}: {missing}"
 
@@ -267,7 +267,7 @@ class Recording:
 
 
 def whole_sequence(lower: int, before: int) -> int:
-    """Restore a sequence number from its lower 32 bits and the number of the message before."""
+    """Restore a sequence number from its lower 32 bits and the number before it."""
     ahead = (lower - before) & 0xFFFF_FFFF
     return before + (ahead if ahead < 1 << 31 else ahead - (1 << 32))
 

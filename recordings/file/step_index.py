@@ -7,7 +7,7 @@ from stepscope.recordings.file.chunk_cache import ChunkCache
 
 
 class StepIndex:
-    """The first step of each chunk, read on demand.
+    """The first steps of chunks, read on demand.
 
     Args:
         first_step, last_step: the first and last step of the recording.

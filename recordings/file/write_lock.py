@@ -7,13 +7,13 @@ from typing import IO
 
 
 def take(stream: IO[bytes]) -> None:
-    """Lock an open file until it is closed, if the file system has locks."""
+    """Lock a file until it is closed, if the file system has locks."""
     with contextlib.suppress(OSError):  # not every file system has locks
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def is_held(stream: IO[bytes]) -> bool:
-    """Whether another open file of this machine, in any process, holds the lock on this file."""
+    """Whether another writer, in any process of this machine, holds the lock of an open file."""
     try:
         fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

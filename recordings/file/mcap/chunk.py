@@ -43,7 +43,7 @@ class RawMessage(NamedTuple):
 
 
 def read_chunk(stream: IO[bytes], place: ChunkPlace) -> ChunkRecords:
-    """Read the intact records of a chunk: all, or those up to its last good checkpoint.
+    """Read the intact records of a chunk: all, or up to its last good checkpoint.
 
     Raises:
         OSError: the file cannot be read.
@@ -85,7 +85,7 @@ def read_chunk_bytes(stream: IO[bytes], place: ChunkPlace) -> bytes:
 
 
 def has_sound_head(stream: IO[bytes], place: ChunkPlace) -> bool:
-    """Whether the header of a chunk agrees with the index. No checksum covers the header."""
+    """Whether the head of a chunk agrees with the index. No checksum covers the head."""
     stream.seek(place.offset)
     head = stream.read(CHUNK_HEAD.size)
     if len(head) < CHUNK_HEAD.size:
@@ -175,7 +175,7 @@ def message_places(records: bytes) -> tuple["array[int]", "array[int]"]:
 
 
 def message_at(records: bytes, begin: int) -> RawMessage:
-    """The message that begins at this byte offset."""
+    """The message that begins at this byte."""
     _, length = RECORD.unpack_from(records, begin)
     return _message(records, begin, length)
 

@@ -33,7 +33,7 @@ _UNREADABLE = (McapError, struct.error, ValueError, OSError)
 
 @dataclass(slots=True)
 class ChunkPlace:
-    """Where a chunk lies in the file. An unfinished chunk extends to the end of the file."""
+    """The place of a chunk. If it was never finished, it extends to the end of the file."""
 
     offset: int
     length: int
@@ -250,7 +250,7 @@ def _walk(stream: IO[bytes], size: int, index: McapIndex) -> bool:
 
 
 def _is_end(stream: IO[bytes], position: int, size: int) -> bool:
-    """Whether only records of a summary follow, as far as the rest can be read."""
+    """Whether only records of a summary follow, as far as it can be read."""
     record = record_at(stream, position, size)
     return record is None or record[0] not in (Opcode.CHUNK, Opcode.MESSAGE_INDEX)
 

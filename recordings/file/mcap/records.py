@@ -28,7 +28,7 @@ _CHUNK_LOOKS = re.compile(
 def record_at(stream: IO[bytes], position: int, size: int) -> tuple[int, int] | None:
     """Opcode and length of the record at `position`; None if no record can be there.
 
-    A chunk may extend beyond the end of the file, if it was not finished or the file was cut.
+    A chunk may reach beyond the end of the file, if it was not finished or the file was cut.
 
     Args:
         size: size of the file.

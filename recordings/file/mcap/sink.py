@@ -112,7 +112,7 @@ class McapSink:
         self._stream.seek(end)
 
     def add(self, channel_id: int, sequence: int, log_ns: int, payload: bytes) -> None:
-        """Append a message. Its `log_ns` must not be earlier than that of the previous message."""
+        """Append a message. `log_ns` must not be earlier than that of the message before."""
         if self._frame is None:
             self._open(log_ns)
         head = _MESSAGE.pack(
@@ -192,7 +192,7 @@ class McapSink:
         self.num_bytes = end
 
     def finish(self) -> None:
-        """Write the summary. With it, the file is complete."""
+        """Write the summary, which makes the file whole."""
         self.end_chunk()
         self._stream.write(_encoded(DataEnd(data_section_crc=0)))
         start = self._stream.tell()

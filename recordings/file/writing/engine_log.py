@@ -61,7 +61,7 @@ class EngineLog:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether another file can begin now: the state is complete, without missing messages."""
+        """Whether the state is complete, so that another file can begin."""
         return self._anchor is not None and not self._needs_snapshot
 
     def go_on_in(self, file: RecordingFile) -> None:
@@ -85,7 +85,7 @@ class EngineLog:
             self._file.say(metadata)
 
     def take(self, message: Telemetry, frame: _Frame) -> None:
-        """Write the next message, given both decoded and as received.
+        """Write the next message, given decoded and as received.
 
         Raises:
             OSError: the file cannot be written.
@@ -124,7 +124,7 @@ class EngineLog:
             self._file.add(_KEYFRAME, self._last_applied, payload, self._last_log_ns)
 
     def _is_next(self, topic: bytes, sequence: int) -> bool:
-        """Whether to write a message: it is no duplicate and no keyframe without need."""
+        """Whether a message belongs into the file: no duplicate and no needless keyframe."""
         if topic == _MARK:
             return True
         last = self._last_sequence
@@ -183,7 +183,7 @@ class EngineLog:
         self._file.begin(self._anchor, self._metadata)
 
     def _log_ns(self, message: Telemetry) -> int:
-        """Wall time of a message; never earlier than that of the previous message."""
+        """Wall time of a message; never earlier than that of the message before it."""
         time_ns = _time_ns(message)
         if time_ns is not None and self._anchor is not None:
             wall_ns = self._anchor.wall_ns + time_ns - self._anchor.monotonic_ns
@@ -192,7 +192,7 @@ class EngineLog:
 
 
 def _time_ns(message: Telemetry) -> int | None:
-    """Engine time of a message; None for message types without a time."""
+    """Engine time of a message; None for kinds without a time."""
     if isinstance(message, StepRecord):
         return message.tokens_ns
     timed = EngineStatus | KnobsChanged | Snapshot | Audited | StepInFlight

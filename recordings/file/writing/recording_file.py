@@ -143,7 +143,7 @@ class RecordingFile:
         """Append a message to the open chunk, or to a new one.
 
         Args:
-            log_ns: wall time, never earlier than that of the previous message.
+            log_ns: wall time, never earlier than that of the message before it.
         """
         sink = self._open_sink()
         if self._start_ns is None:

@@ -34,7 +34,7 @@ _LIMIT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 
 
 class SeriesLimits(NamedTuple):
-    """Limits of size, of age, or of both. The limit that is reached first counts."""
+    """Limits of size, of age, or of both. The one that is reached first counts."""
 
     num_bytes: int | None = None
     age_s: float | None = None
@@ -131,10 +131,7 @@ class FileSeries:
         return limits.age_s is not None and time.monotonic() - file.opened_s >= limits.age_s
 
     def delete_old(self, current: RecordingFile) -> int:
-        """Delete the oldest files of this series beyond the limit.
-
-        Returns how many were deleted.
-        """
+        """Delete the oldest files of this series beyond the limit. Returns how many."""
         if self._keep is None:
             return 0
         members = self._members(current)

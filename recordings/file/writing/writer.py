@@ -118,7 +118,7 @@ class RecordingWriter:
         self._queue.put((topic, sequence, payload))
 
     def close(self) -> None:
-        """Write everything handed over, finish the file and give it its final name."""
+        """Write everything handed over, finish the file and give it its name."""
         if self._thread.ident is None:
             self.start()
         self._queue.put(None)
