@@ -37,7 +37,7 @@ class RequestCounts:
 
     @property
     def ids(self) -> set[int]:
-        """Ids of all requests seen, including requests that ended before the recording began."""
+        """Ids of all requests seen, including those that ended before the recording began."""
         return self._alive | self._ended
 
     def affected(self, late: Iterable[Late]) -> Affected:

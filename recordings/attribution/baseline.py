@@ -55,7 +55,7 @@ class SlowStep(NamedTuple):
 
 
 class _Alike:
-    """Durations of the steps with about the same work."""
+    """Durations of steps that compute about as much."""
 
     __slots__ = ("_known_at", "_median_ns", "counts", "longest_ns", "num_steps")
 

@@ -208,7 +208,7 @@ class Late(NamedTuple):
 
     @property
     def cause(self) -> Cause:
-        """The cause that took the most time. Recomputing counts as part of a preemption."""
+        """The cause that took the most time. Recomputing counts as part of the preemption."""
         totals = by_cause(self.pieces)
         return max(totals, key=totals.__getitem__, default="unknown")
 

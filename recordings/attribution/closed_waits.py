@@ -40,7 +40,7 @@ class ClosedWaits:
         """Count a wait that has ended. Returns whether it is late.
 
         Args:
-            ns: length of the wait without pauses by an operator.
+            ns: length of the wait without the operator's pauses.
         """
         counts = self.itl_counts if request.num_output else self.ttft_counts
         counts[ns] = counts.get(ns, 0) + 1
@@ -50,7 +50,7 @@ class ClosedWaits:
     def add_late(
         self, request_id: int, request: Wait, step: int, end_ns: int, pieces: tuple[Piece, ...]
     ) -> None:
-        """Store a late wait that ended in `step`."""
+        """Keep a late wait that ended in `step`."""
         assert request.start_ns is not None
         self.late.append(
             Late(

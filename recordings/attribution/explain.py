@@ -161,7 +161,7 @@ class Explainer:
             self._since_ns = time_ns
 
     def judge_by(self, baseline: Baseline) -> None:
-        """Use this baseline to find slow steps from now on."""
+        """Use this baseline for all further steps."""
         self._baseline = baseline
 
     # Steps

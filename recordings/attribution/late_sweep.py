@@ -13,7 +13,7 @@ from stepscope.recordings.state.session import SessionState
 
 
 class LateWait(NamedTuple):
-    """A late wait that is to be explained."""
+    """A wait to explain."""
 
     step: int  # the step that ended the wait
     request_id: int
@@ -47,7 +47,7 @@ class LateSweep:
         return last_step - self.step
 
     def go_on(self, last_step: int, feed: Callable[[Explainer, int, int], int]) -> list[Late]:
-        """Read on to `last_step`. Returns the new late waits, except those begun before the sweep.
+        """Continue to `last_step`. Returns the new late waits, except those begun before the sweep.
 
         Args:
             feed: a function that feeds an explainer the messages from a number up to the record of

@@ -37,7 +37,7 @@ class Longest:
         self._blocks: dict[int, list[int]] = {}  # numbers of full blocks, longest wait first
 
     def extend(self, steps: Sequence[int], waits_ns: Sequence[int]) -> None:
-        """Add steps, in order. All must be newer than the last one added."""
+        """Add steps, in order, all newer than the last one."""
         before = self._end
         self._steps.extend(steps)
         self._waits_ns.extend(waits_ns)
@@ -84,9 +84,9 @@ class Longest:
         return self._steps[max(0, end - limit) : end]
 
     def until(self, step: int | None, limit: int) -> list[int]:
-        """The steps with the longest waits up to a step (None: all), longest wait first.
+        """The steps with the longest waits up to a step (None: all), the longest first.
 
-        Of equal waits the earliest comes first.
+        Of equal ones the earliest comes first.
         """
         begin = self._num_forgotten
         end = begin + self.num_until(step)
@@ -110,7 +110,7 @@ class Longest:
         return -(-self._num_forgotten // BLOCK)
 
     def _ranked(self, first: int, end: int) -> list[int]:
-        """The step numbers in [first, end), longest wait first."""
+        """The numbers in [first, end), longest wait first."""
         waits_ns = self._waits_ns[first - self._num_forgotten : end - self._num_forgotten]
         places = sorted(range(len(waits_ns)), key=waits_ns.__getitem__, reverse=True)
         return [first + place for place in places]

@@ -10,7 +10,7 @@ from stepscope.recordings.file.reader import Position, Recording
 def messages_in(
     recording: Recording, position: Position | None = None, sequence: int | None = None
 ) -> Iterator[tuple[Telemetry, bool]]:
-    """Yield all messages except marks, each with whether messages before it are missing.
+    """Yield all messages but marks, each with whether messages before it are missing.
 
     Args:
         position: where to begin; None: at the beginning.

@@ -119,7 +119,7 @@ class Wait:
 
 
 def prefills_of(record: StepRecord) -> list[BatchRow]:
-    """The batch rows of a step that are not decodes, the largest first."""
+    """The rows of a step that are not decodes, the largest first."""
     rows = [row for row in record.batch or () if row.phase != _DECODE]
     rows.sort(key=attrgetter("num_tokens"), reverse=True)
     return rows
@@ -142,7 +142,7 @@ def loads_of(record: StepRecord, start_ns: int) -> list[Piece]:
 
 
 def own(row: BatchRow, record: StepRecord, prefills: list[BatchRow], start_ns: int) -> Piece:
-    """The piece of a step's time for a request with a row in its batch."""
+    """What a request with a row in a step had to wait for in that step, as a piece."""
     step = record.step
     if row.phase == _RECOMPUTE:
         return Piece("recompute", start_ns, 0, step, 1, num_tokens=row.num_tokens)
@@ -171,7 +171,7 @@ def _beside(
 
 
 def left_out(record: StepRecord, prefills: list[BatchRow], start_ns: int) -> Piece:
-    """The piece of a step's time for a running request without a row in its batch."""
+    """Why a running request without a row in a step had to wait for that step, as a piece."""
     budget = record.token_budget
     spent = record.num_prefill_tokens + record.num_decode_tokens + (record.num_padded_tokens or 0)
     if budget is not None and spent >= budget:
@@ -181,7 +181,7 @@ def left_out(record: StepRecord, prefills: list[BatchRow], start_ns: int) -> Pie
 
 
 def blocking_reason(record: StepRecord) -> str:
-    """What blocked the queue in a step; "" if the engine does not publish it.
+    """What blocked the queue in a step; "" where the engine does not publish it.
 
     If the queue was empty when the step was scheduled, a later arrival waits for the step to end.
     """

@@ -92,7 +92,7 @@ class RequestWaits:
                 wait.add(piece, min(end_ns, latest_ns))
 
     def admit(self, request_id: int, between: list[Piece], start_ns: int, step: int) -> None:
-        """End the wait of a request in the queue at `start_ns`."""
+        """End the wait in the queue at `start_ns`."""
         request = self.requests[request_id]
         if self._only is None and request.status != "out":
             spans = self._queue.cover(request)

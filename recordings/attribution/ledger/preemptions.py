@@ -48,7 +48,7 @@ class Preemption:
 
 
 def lost_between(preemptions: list[Preemption], start: int, end: int) -> list[int]:
-    """For each preemption, how many of the token positions [start, end) it lost.
+    """For each preemption, how many of the positions [start, end) it lost.
 
     A position that was lost twice counts for the later preemption.
 

@@ -1,4 +1,4 @@
-"""`QueueWait`: one wait for admission, what blocked it, and how many requests waited behind it."""
+"""`QueueWait`: one wait for admission, what blocked it, and how many requests stood behind it."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
