@@ -44,7 +44,7 @@ class BlockLedger:
         return self._blocks is not None
 
     def close(self) -> None:
-        """Stop checking, because messages were missed. `open` starts again."""
+        """Stop checking after missed messages, until the next `open`."""
         self._blocks = None
 
     def open_empty(self, kv: KVCounts) -> None:

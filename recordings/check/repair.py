@@ -35,7 +35,7 @@ Progress = Callable[[float], None]
 
 @dataclass(slots=True)
 class RepairReport:
-    """What a repair kept, and what was lost."""
+    """What was kept, and what was lost."""
 
     num_chunks: int = 0
     num_whole: int = 0
@@ -50,7 +50,7 @@ class RepairReport:
 
     @property
     def num_lost(self) -> int:
-        """Number of chunks without any readable message."""
+        """Chunks without any readable message."""
         return self.num_chunks - self.num_whole - self.num_in_part
 
 
@@ -85,7 +85,7 @@ def what_is_wrong(path: Path, progress: Progress) -> str | None:
 
 
 def not_ended(path: Path) -> RecordingError:
-    """The error for a file that is still being written: a copy would lack what is written next."""
+    """The error for a file that is being written: a copy would lack what is written next."""
     return RecordingError(f"{path}: {BEING_WRITTEN}; its recorder makes it whole when it ends")
 
 
@@ -225,7 +225,7 @@ def _topics(records: bytes) -> tuple[str, ...]:
 
 
 def _metadata(chunk: LoadedChunk) -> dict[str, str]:
-    """The metadata that describe the engine, from the first keyframe of a chunk."""
+    """The metadata about the engine, from the first keyframe of a chunk."""
     for frame in chunk.frames:
         if frame.topic == KEYFRAME:
             return engine_metadata(decode_keyframe(frame.payload, "the file").info)

@@ -1,6 +1,6 @@
 """Removes prompts and outputs from messages, and from whole recordings.
 
-Everything else stays, such as steps, client ids and marks. Messages of unknown types are dropped,
+Everything else stays, such as steps, client ids and marks. Messages of unknown kinds are dropped,
 because they may contain tokens.
 """
 

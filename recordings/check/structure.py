@@ -45,7 +45,7 @@ def structure_problems(recording: Recording) -> list[str]:
 
 
 def _summary_problems(recording: Recording, num_found: int) -> list[str]:
-    """Compare the file's summary with the chunks found by going from record to record."""
+    """Compare the summary with the chunks found by walking the file."""
     places = recording.index.chunks
     found = [
         f"the head of chunk {number} (byte {place.offset:,}) is damaged"

@@ -215,7 +215,7 @@ class _MessageChecks:
             self._take_info(message)
 
     def end(self) -> None:
-        """Complete the checks after the last message."""
+        """Finish after the last message."""
         self._end_gap(None)
 
     def _take_info(self, info: EngineInfo) -> None:
