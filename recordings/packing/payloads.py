@@ -74,8 +74,7 @@ class OpenPayloads:
         """Add packed steps.
 
         Args:
-            before: the batch of the step before the first one, if that step is not among the
-                messages.
+            before: the batch of the step before the first, if that is not among the messages.
         """
         if before is not None:
             self._before = before
