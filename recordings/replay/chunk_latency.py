@@ -44,7 +44,7 @@ class StepWait(NamedTuple):
 
 
 class ChunkLatency(NamedTuple):
-    """What was found in a chunk, in order of steps."""
+    """The findings in a chunk, in order of steps."""
 
     itl: list[StepWait]  # between two tokens
     ttft: list[StepWait]  # for a first token
@@ -53,7 +53,7 @@ class ChunkLatency(NamedTuple):
 
 
 def waits_in(recording: Recording, number: int, turn: Turn) -> ChunkLatency | None:
-    """The latencies in chunk `number`; None if `turn` ended the search.
+    """The latencies of chunk `number`; None if `turn` ended the search.
 
     Raises:
         RecordingError: no keyframe can be read.

@@ -35,7 +35,7 @@ class EventSteps:
         return len(self._steps)
 
     def add(self, step: int, time_ns: int, event: Noted) -> None:
-        """Add the next event, in file order."""
+        """Add the next event in file order."""
         if self._steps and step <= self._steps[-1]:
             return  # the same step, or a repeated one
         num_blocks = 0

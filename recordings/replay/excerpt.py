@@ -1,4 +1,4 @@
-"""Builds a history from a part of a recording, for a replay to show after a seek."""
+"""Builds a history from a stretch of a recording, for a replay to show after a seek."""
 
 from collections.abc import Callable, Iterator
 from typing import TypeAlias

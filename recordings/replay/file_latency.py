@@ -74,7 +74,7 @@ class FileLatency:
 
     @property
     def share(self) -> float:
-        """The share of the file that was searched, 0..1."""
+        """The part of the file that was searched, 0..1."""
         return self._searched.count(_SEARCHED) / max(1, len(self._searched))
 
     def spans(self) -> list[tuple[int, int]]:
@@ -201,7 +201,7 @@ class FileLatency:
 
 
 def _nearest(searched: bytearray, at: int) -> int | None:
-    """Number of the nearest chunk to `at` that was not searched yet; None if all were."""
+    """The nearest chunk to `at` not searched yet; None if all were."""
     after, before = searched.find(_NEVER, at), searched.rfind(_NEVER, 0, at)
     if after < 0 or before < 0:
         return None if after == before else max(after, before)

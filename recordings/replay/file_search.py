@@ -34,7 +34,7 @@ class FileSearch:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, and wait until it has ended."""
+        """Stop the thread and wait for its end."""
         self._is_stopping = True
         self._hurry.set()
         if self._thread.ident is not None:
@@ -57,7 +57,7 @@ class FileSearch:
         return self._is_stopping
 
     def rest(self, seconds: float) -> bool:
-        """Sleep, so that other work can run. After `wait` or `stop` it returns True at once."""
+        """Sleep to give way to other work. Returns True at once after `wait` or `stop`."""
         return self._hurry.wait(seconds)
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""`Filler`: fills a history from a file without examining every batch row.
+"""`Filler`: fills a history from a file without examining every row.
 
 The result is the same as with `History.append` for each message, in a sixth of the time: see
 `FastForward`.

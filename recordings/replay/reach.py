@@ -37,7 +37,7 @@ class Reach:
         self._tried: tuple[int, int | None] | None = None
 
     def note_shown(self, num_steps: int) -> bool:
-        """Store how many steps are on the screen. Returns whether the history is now too short."""
+        """Note how many steps are on the screen. Returns whether the history is now too short."""
         if num_steps == self.num_shown:
             return False
         self.num_shown = num_steps
@@ -52,7 +52,7 @@ class Reach:
         self.is_short = True  # perhaps; `extend` finds out
 
     def note_look(self, step: int | None) -> bool:
-        """Store the step that the user looks at (None: the newest). Returns whether to extend."""
+        """Note the step that the user looks at (None: the newest). Returns whether to extend."""
         self._look = step
         if step is None or self.is_short or self.covers(step) or not self.has_room(step):
             return False

@@ -139,7 +139,7 @@ class ReplaySource:
         return step_in(self.recording, step, ns)
 
     def play(self, speed: float | None = None) -> None:
-        """Start to play, and change the speed if one is given."""
+        """Play, and change the speed if one is given."""
         with self._wake:
             self._tempo.restart(speed)
             self._playing = True
@@ -193,7 +193,7 @@ class ReplaySource:
         return self._reach.covers(step) or self._reach.has_room(step)
 
     def wait(self, timeout_s: float = 10.0) -> bool:
-        """Wait until the calls so far are carried out. Returns False on timeout."""
+        """Wait until all calls are carried out. Returns False on timeout."""
         with self._wake:
             return self._wake.wait_for(lambda: not self._busy or self._stopping, timeout_s)
 

@@ -30,10 +30,7 @@ class WorstWaitIndex:
         return len(self._steps)
 
     def put(self, waits: Iterable[StepWait]) -> None:
-        """Add the longest waits of consecutive steps, in order.
-
-        Steps already stored are skipped.
-        """
+        """Add the waits of consecutive steps, in order. Steps already there are skipped."""
         worst = list(_of_seconds(waits))
         if not worst:
             return
@@ -64,19 +61,19 @@ class WorstWaitIndex:
             return next((self._wait(each) for each in places if waits_ns[each] > bound_ns), None)
 
     def longest(self, limit: int, bound_ns: float) -> list[StepWait]:
-        """The longest waits above a bound, longest first; of equal waits, the earliest first."""
+        """The longest waits above a bound, longest first, then earliest."""
         with self._lock:
             waits_ns = self._waits_ns
             places = [at for at in range(len(waits_ns)) if waits_ns[at] > bound_ns]
             return [self._wait(at) for at in nlargest(limit, places, key=waits_ns.__getitem__)]
 
     def num_above(self, bound_ns: float) -> int:
-        """Number of seconds with a wait above a bound."""
+        """How many seconds have a wait above a bound."""
         with self._lock:
             return sum([ns > bound_ns for ns in self._waits_ns])
 
     def _join(self, at: int) -> None:
-        """Drop the shorter wait if the entry at `at` and the one before are of the same second."""
+        """If the entry at `at` and the one before share a second, keep the longer wait."""
         if not 0 < at < len(self._steps):
             return
         if self._times_ns[at - 1] // SECOND_NS != self._times_ns[at] // SECOND_NS:
@@ -90,7 +87,7 @@ class WorstWaitIndex:
 
 
 def _of_seconds(waits: Iterable[StepWait]) -> Iterator[StepWait]:
-    """The longest wait of each second of engine time; of equal waits, the first."""
+    """The longest wait of each second of engine time; of equal ones the first."""
     worst: StepWait | None = None
     for each in waits:
         if worst is None:
