@@ -1,4 +1,4 @@
-"""`WhatIfBasis`: all data of a recording that a forecast needs."""
+"""`WhatIfBasis`: what a forecast reads from a recording, namely requests, setup and step times."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -18,7 +18,14 @@ _MIN_REQUESTS = 10
 
 
 class WhatIfBasis(NamedTuple):
-    """The recorded requests, the engine's setup, and step times fitted on its steps."""
+    """What a forecast reads from a recording.
+
+    Attributes:
+        setup: the engine to simulate, with the knobs in force when the recording began.
+        work: the recorded requests and knob changes.
+        model: step times fitted on the recorded steps.
+        speed: how the recorded step times deviated from `model`.
+    """
 
     setup: SimulatedSetup
     work: RecordedWork
@@ -29,10 +36,11 @@ class WhatIfBasis(NamedTuple):
 def basis_of(
     recording: Recording, levels: Sequence[SLO], progress: Progress = lambda share: None
 ) -> WhatIfBasis:
-    """Read the basis of a forecast from a recording.
+    """Read from a recording what a forecast needs, and fit step times on its steps.
 
     Raises:
-        RecordingError: the recording is too short, or its steps are too much alike.
+        RecordingError: the recording is too short, lacks data that a simulation needs, or its steps
+            are too much alike to fit a model.
     """
     path = recording.path
     work = recorded_work(recording, levels, progress)

@@ -1,9 +1,10 @@
 """`diagnose`: finds the bottleneck of a session, proved by simulations with that limit lifted.
 
-The records tell which settings may hold the engine back. For each of these suspects, the recorded
-work is simulated with its limit lifted, on the same machine and with the same random seeds as
-without. The bottleneck is the suspect whose change lets most requests keep their service levels.
-With it lifted, the search continues for the next bottleneck.
+The step records tell which settings may hold the engine back: the suspects. For each suspect, the
+recorded work is simulated with the suspect's limit lifted. The simulated machine and the random
+seeds are those of the simulation with the limit in place. The bottleneck is the suspect whose
+change lets most requests keep their service levels. With this limit lifted, the search continues
+for the next bottleneck.
 """
 
 import statistics
@@ -24,7 +25,7 @@ _MAX_ROUNDS = 3
 
 
 class Trial(NamedTuple):
-    """The simulation of one remedy."""
+    """The forecast with one remedy applied, compared with the forecast without it."""
 
     remedy: Remedy
     forecast: Forecast
@@ -34,12 +35,15 @@ class Trial(NamedTuple):
 
     @property
     def helps(self) -> bool:
-        """Whether it helps. Chance makes at least 7 of 8 runs better in only 1 of 28 cases."""
+        """Whether the remedy lets more requests keep their service levels, beyond chance.
+
+        By chance alone, at least 7 of 8 runs are better in only 1 of 28 cases.
+        """
         return self.gain >= _MIN_GAIN and self.num_better >= NUM_RUNS - 1
 
 
 class Finding(NamedTuple):
-    """The result for one suspect."""
+    """What the records and the simulations say about one suspect."""
 
     suspect: Suspect
     evidence: Evidence
@@ -47,14 +51,14 @@ class Finding(NamedTuple):
 
 
 class Bottleneck(NamedTuple):
-    """A proved bottleneck, and the simulation with it lifted."""
+    """A suspect proved to be a bottleneck, and the forecast with its limit lifted."""
 
     suspect: Suspect
     trial: Trial
 
 
 class Diagnosis(NamedTuple):
-    """The result of a diagnosis."""
+    """All findings about a session, and the bottlenecks proved."""
 
     again: Forecast  # simulation of the session as recorded
     kept_share: float  # share of its requests that keep their levels
@@ -63,11 +67,11 @@ class Diagnosis(NamedTuple):
 
 
 def diagnose(seen: Seen, level: SLO, on_run: Callable[[str, float], bool]) -> Diagnosis:
-    """Try the suspects.
+    """Simulate the session with the limits of the suspects lifted, and return the bottlenecks.
 
     Args:
-        on_run: called with what is being simulated and the share done. If it returns True, the
-            diagnosis ends with `ForecastStopped`.
+        on_run: called with what is being simulated and the share of its runs done. If it returns
+            True, the diagnosis ends with `ForecastStopped`.
     """
     return _Trials(seen, level, on_run).run()
 
@@ -100,7 +104,12 @@ class _Trials:
         return Diagnosis(again, _kept(again), findings, bottlenecks)
 
     def _round(self, suspects: list[Suspect], lifted: Remedy, now: Forecast) -> dict[str, Trial]:
-        """Try the remedies of each suspect, besides what is lifted. Returns the best of each."""
+        """Simulate each remedy of each suspect, together with the remedies in `lifted`.
+
+        Returns:
+            Suspect's name -> the trial of its best remedy. A remedy tried later must be better by
+            more than `_EQUAL_GAIN`.
+        """
         found: dict[str, Trial] = {}
         for suspect in suspects:
             knobs = lifted.setup.knobs.changed(lifted.changes, lifted.setup.limits)
@@ -138,7 +147,7 @@ def _kept(found: Forecast) -> float:
 
 
 def _kept_in(run: Mapping[str, float | None]) -> float:
-    """Share of the requests of one run that keep their levels."""
+    """Share of the requests of one run that kept the service level."""
     return (run["goodput_0_per_s"] or 0.0) / max(run["requests_per_s"] or 0.0, 1e-9)
 
 

@@ -1,4 +1,4 @@
-"""`Figures`: the figures of one simulated run, in bounded memory."""
+"""`Figures`: sums up one simulated run as metrics (latencies, rates, counts), in bounded memory."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,10 @@ class Spread(Struct, frozen=True):
 
 
 class RunFigures(Struct, frozen=True, kw_only=True):
-    """Figures of one run. Rates are per virtual time, from the first arrival to the last token."""
+    """Metrics of one run.
+
+    Rates are per second of simulated time, from the first arrival to the last token.
+    """
 
     num_requests: int
     num_steps: int
@@ -40,8 +43,8 @@ class Figures:
     """A `FigureSink` that sums up one run.
 
     Args:
-        levels: service levels. A request keeps one if its TTFT and the mean of its gaps are within
-            it.
+        levels: service levels. A request keeps a level if its TTFT and its TPOT (the mean gap
+            between its tokens) are within the bounds of that level.
     """
 
     def __init__(self, levels: Sequence[SLO] = ()) -> None:
@@ -118,7 +121,7 @@ def _spread(samples: Distribution) -> Spread:
 
 
 def flat(figures: RunFigures) -> dict[str, float | None]:
-    """Name -> value of each figure. The name of a goodput has the index of its level."""
+    """Return name -> value of each metric. The name of a goodput has the index of its level."""
     found: dict[str, float | None] = {}
     for name in ("ttft", "itl", "e2e"):
         spread: Spread = getattr(figures, f"{name}_ms")

@@ -1,4 +1,4 @@
-"""Step times learned from the steps of a recording."""
+"""Fits a model of step times on the steps of a recording."""
 
 from collections.abc import Iterator
 
@@ -42,7 +42,11 @@ def seen_steps(recording: Recording) -> Iterator[tuple[int, SeenStep]]:
 
 
 def fit_recording(recording: Recording) -> FittedModel:
-    """Fit a model. Raises RecordingError if the steps are too few or too much alike."""
+    """Fit a model of step times.
+
+    Raises:
+        RecordingError: the steps are too few or too much alike.
+    """
     try:
         return fit([seen for _, seen in seen_steps(recording)])
     except ConfigError as error:
@@ -50,11 +54,14 @@ def fit_recording(recording: Recording) -> FittedModel:
 
 
 def seen_step(step: StepRecord, before: StepRecord | None, *, pads: bool = False) -> SeenStep:
-    """Convert a step to the form on which a model is fitted.
+    """Convert a step record to its shape and duration, on which a model of step times is fitted.
+
+    The duration ends when the tokens of the step are known. It begins when `step` was scheduled, or
+    when the tokens of `before` were known: if that is the previous step, the engine had work left
+    after it, and the time between the two is too short for a pause.
 
     Args:
-        before: the step before it. If no step is missing between the two and the engine had work,
-            the time of this step counts from its end, even if this one was scheduled earlier.
+        before: the step record that precedes `step` in the recording.
         pads: whether the padding of a static batch took time, as in a simulated engine. Our own
             engine computes no padding.
     """

@@ -1,9 +1,9 @@
-"""`predicted`: the figures of several simulated runs, with intervals for a real session.
+"""`predicted`: metrics predicted from several simulated runs, with intervals for a real session.
 
 The intervals are conformal (Vovk et al., "Algorithmic Learning in a Random World", 2005; scores
-scaled as in Papadopoulos et al., 2008): the spread of the runs is multiplied by a factor with which
-nine in ten real sessions fell into the interval. `tests/bench/bench_what_if.py` finds these
-factors.
+scaled as in Papadopoulos et al., 2008): the half width is the spread of the runs times a factor.
+The factor was chosen so that nine in ten real sessions fell into the interval.
+`tests/bench/bench_what_if.py` finds these factors.
 """
 
 import math
@@ -19,7 +19,7 @@ _LEAST = 0.03  # least spread of the logarithm, as no two sessions are closer
 
 
 class Predicted(NamedTuple):
-    """One figure: the median of the runs, and the interval for nine in ten sessions."""
+    """A predicted metric: the median of the runs, and an interval for nine in ten sessions."""
 
     value: float
     low: float
@@ -27,13 +27,18 @@ class Predicted(NamedTuple):
 
 
 def family(name: str) -> str:
-    """The prefix whose factor a figure uses. Rates use that of whole requests ("e2e")."""
+    """Return the prefix of a metric's name ("ttft", "itl", "e2e") whose factor the metric uses.
+
+    Rates, counts and shares use the factor of "e2e".
+    """
     begin = name.partition("_")[0]
     return begin if begin in _VARIED else "e2e"
 
 
 def widening(name: str, *, is_varied: bool) -> float:
-    """The factor from the spread of the runs to the half width of a figure's interval.
+    """Return the factor by which the spread of the runs is multiplied for a metric's interval.
+
+    The product is the half width of the interval, on a logarithmic scale.
 
     Args:
         is_varied: whether the recording has steps under several values of its knobs.
@@ -44,7 +49,12 @@ def widening(name: str, *, is_varied: bool) -> float:
 def predicted(
     runs: Sequence[Mapping[str, float | None]], *, is_varied: bool
 ) -> dict[str, Predicted]:
-    """Predict each figure that the runs have."""
+    """Return the prediction of each metric that has a value in at least one run.
+
+    Args:
+        runs: name -> value of the metrics of each run.
+        is_varied: whether the recording has steps under several values of its knobs.
+    """
     found = {}
     for name in runs[0]:
         values = sorted(value for run in runs if (value := run[name]) is not None)
@@ -54,7 +64,7 @@ def predicted(
 
 
 def _of(values: Sequence[float], times: float) -> Predicted:
-    """Predict one figure from its values, given in ascending order."""
+    """Predict one metric from its values in the runs, given in ascending order."""
     median = statistics.median(values)
     if values[0] <= 0 or len(values) < 2:  # counts and shares that may be zero
         last = len(values) - 1

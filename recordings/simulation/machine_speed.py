@@ -1,9 +1,10 @@
 """`MachineSpeed`: how step times deviated from their fit, to simulate a machine like that.
 
 Slow steps come together, because their cause (another process, a hot processor) lasts for more than
-one step. So a simulated session repeats stretches of the recorded deviation, window by window, and
-within a window draws the deviation of each step. The session as a whole is also faster or slower by
-a random factor with the spread of the windows.
+one step. So the recorded step time is divided into windows of one second. A simulated session
+repeats stretches of consecutive windows, each with its recorded mean deviation, and draws the
+deviation of each step within a window at random. The session as a whole is also faster or slower
+by a random factor with the spread of the windows.
 """
 
 import math
@@ -22,12 +23,12 @@ _STRETCH = 4  # consecutive windows that are drawn together
 
 
 class MachineSpeed(NamedTuple):
-    """Logarithms of actual divided by fitted time.
+    """Deviations of step times from the fit, as logarithms of actual divided by fitted time.
 
     Attributes:
-        windows: of each window, in order.
-        decodes, prefills: of steps that only decode, and of those with prefill, relative to their
-            window, in ascending order.
+        windows: the deviation of each window as a whole, in the order recorded.
+        decodes: deviations of steps that only decode, relative to their window, in ascending order.
+        prefills: deviations of steps with prefill, relative to their window, in ascending order.
     """
 
     windows: tuple[float, ...]
@@ -36,15 +37,16 @@ class MachineSpeed(NamedTuple):
 
     @property
     def drift(self) -> float:
-        """Standard deviation of the windows."""
+        """Standard deviation of `windows`."""
         return statistics.stdev(self.windows)
 
 
 class MachineStepTimes:
-    """A `StepTimeModel`: the times of another model, with the deviations of the recorded machine.
+    """A `StepTimeModel`: another model's times, with the deviations of the recorded machine.
 
     Attributes:
-        num_extrapolated: steps so far that are unlike any that the model was fitted on.
+        num_extrapolated: steps so far whose shape is unlike all shapes that the model was fitted
+            on.
     """
 
     def __init__(self, model: StepTimeModel, speed: MachineSpeed, seed: int) -> None:
@@ -79,10 +81,13 @@ class MachineStepTimes:
 
 
 def speed_of(steps: Sequence[SeenStep], model: FittedModel) -> MachineSpeed:
-    """Measure the deviations of steps, given in the order they ran.
+    """Measure how far the durations of `steps` deviate from `model`.
+
+    Args:
+        steps: in the order they ran.
 
     Raises:
-        RecordingError: the steps are too few to measure any drift.
+        RecordingError: the engine was busy for too short a time to measure the drift.
     """
     windows: list[float] = []
     decodes: list[float] = []

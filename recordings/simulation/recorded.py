@@ -34,7 +34,7 @@ _DEFAULT_LEN = 131_072  # for an engine that does not publish its own
 
 
 class RecordedWork(NamedTuple):
-    """The work of a recorded engine, and its figures. Times count from the first arrival."""
+    """The requests, knobs and metrics of a recorded session. Times are since the first arrival."""
 
     requests: list[SimulatedRequest]
     knobs: Knobs  # in force at the beginning
@@ -53,7 +53,7 @@ class RecordedWork(NamedTuple):
 def recorded_work(
     recording: Recording, levels: Sequence[SLO] = (), progress: Progress = lambda share: None
 ) -> RecordedWork:
-    """Read the work of a recording.
+    """Read the requests, knobs and metrics of a recorded session.
 
     Raises:
         RecordingError: the recording lacks data that a simulation needs.
@@ -99,7 +99,7 @@ def recorded_work(
 
 
 class _WorkReader:
-    """Collects the work from moments, fed in order."""
+    """Collects requests, knob changes and metrics from moments, which are fed in order."""
 
     def __init__(self, block_size: int, knobs: Knobs, levels: Sequence[SLO]) -> None:
         self.figures = Figures(levels)
@@ -134,7 +134,10 @@ class _WorkReader:
             self._take_step(message, moment)
 
     def finished_with(self, last: Moment | None) -> tuple[list[SimulatedRequest], list[TimedKnobs]]:
-        """Return requests and knob changes. Includes requests unfinished at the last moment."""
+        """Return all requests and knob changes, with times since the first arrival.
+
+        Requests that had not ended at the moment `last` are included, with the tokens they had.
+        """
         views = {} if last is None else last.state.requests
         begin_ns = min((each.time_ns for each in self._arrived.values()), default=0)
         work = [
@@ -155,7 +158,11 @@ class _WorkReader:
         return work, changes
 
     def _prefix(self, arrived: Arrived) -> tuple[int, ...]:
-        """The prefix ids of a request. If no hit can be traced, all share one assumed prefix."""
+        """Return the prefix ids of a request. Equal ids mean equal blocks of tokens.
+
+        If no hit of the session can be traced, all requests with hits are assumed to share one
+        prefix.
+        """
         request_id = arrived.request_id
         if arrived.prefix_hashes is not None:
             return (*arrived.prefix_hashes, *self._output_hashes.get(request_id, ()))

@@ -1,7 +1,7 @@
 """`SUSPECTS`: a table of the settings that may hold an engine back.
 
-Each has a function for the evidence in the records, and one for the changes that would prove it in
-a simulation.
+Each entry has two functions. One looks for evidence in the step records; the other yields changes
+of the setting (remedies), which a simulation tries.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,14 +27,14 @@ _LONG = 4  # a prompt of so many medians is long
 
 
 class Evidence(NamedTuple):
-    """The evidence in the records for or against a suspect."""
+    """What the step records say for or against a suspect."""
 
     is_likely: bool  # if False, it is not simulated
     text: str
 
 
 class Remedy(NamedTuple):
-    """A change that lifts a limit."""
+    """A change of knobs or of the engine's setup that lifts a limit."""
 
     text: str  # arguments for 'stepscope set', or in words
     setup: SimulatedSetup  # the changed engine, with the recorded knobs
@@ -43,7 +43,7 @@ class Remedy(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """The basis and the figures of a recorded session, from which evidence is drawn."""
+    """What is known of a recorded session, from which evidence is drawn."""
 
     basis: WhatIfBasis
     figures: Mapping[str, float | None]
@@ -52,16 +52,21 @@ class Seen(NamedTuple):
     prefill_late_share: float  # of gaps: late mainly due to prefills of others
 
     def share(self, limit: Limit) -> float:
-        """Share of the steps that a limit held."""
+        """Share of the steps that this limit held back, among those whose limit is known."""
         return self.limited[limit].num_steps / max(1, self.num_known)
 
     def figure(self, name: str) -> float:
-        """A figure; 0 if unknown."""
+        """The value of a metric; 0 if unknown."""
         return self.figures[name] or 0.0
 
 
 class Suspect(NamedTuple):
-    """One setting that may be the bottleneck."""
+    """One setting that may be the bottleneck.
+
+    Attributes:
+        look: finds the evidence.
+        remedies: yields the changes that would lift the limit of a setup.
+    """
 
     name: str
     look: Callable[[Seen], Evidence]
@@ -69,7 +74,12 @@ class Suspect(NamedTuple):
 
 
 def seen_of(side: Side, basis: WhatIfBasis) -> Seen:
-    """Sum up a side, which must be the whole recording of the basis."""
+    """Sum up a recording.
+
+    Args:
+        side: the sums over all its steps, as `stepscope compare` computes them.
+        basis: what a forecast reads from it.
+    """
     limited = dict(zip(LIMITS, side.totals.limited, strict=True))
     return Seen(
         basis,
@@ -84,7 +94,7 @@ def seen_of(side: Side, basis: WhatIfBasis) -> Seen:
 
 
 def _limit(seen: Seen, limit: Limit) -> Evidence:
-    """How many steps the limit held, and which resources were free in them."""
+    """Evidence on a limit: the share of steps it held back, and what was free in them."""
     share, steps = seen.share(limit), seen.limited[limit]
     text = f"limited {share:.0%} of the steps"
     free = []
@@ -195,7 +205,7 @@ def _host(seen: Seen) -> Evidence:
 
 
 def _live(setup: SimulatedSetup, **changes: KnobValue) -> Iterator[Remedy]:
-    """Yield a remedy with these knobs, or nothing if they are incompatible or unchanged."""
+    """Yield a remedy with these knobs. Yields none if the knobs are incompatible or unchanged."""
     values = setup.knobs.as_dict()
     if all(values[name] == value for name, value in changes.items()):
         return
@@ -216,7 +226,11 @@ def _more_budget(setup: SimulatedSetup) -> Iterator[Remedy]:
 
 
 def _scaled(setup: SimulatedSetup, name: str) -> Iterator[Remedy]:
-    """Yield remedies with 2 and 4 times a knob. More than its start value needs a restart."""
+    """Yield remedies with 2 and 4 times the value of a knob.
+
+    A running engine cannot go beyond the value with which it was started: such a remedy needs a
+    restart.
+    """
     for times in (2, 4):
         value = times * getattr(setup.knobs, name)
         most = getattr(setup.limits, name)
@@ -277,7 +291,7 @@ def _no_host(setup: SimulatedSetup) -> Iterator[Remedy]:
 
 
 class _WithoutHost:
-    """A `StepTimeModel`: another model without host time between steps."""
+    """A `StepTimeModel` with the times of another model, but no CPU time between steps."""
 
     def __init__(self, model: StepTimeModel) -> None:
         self._model = model

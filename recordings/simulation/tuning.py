@@ -1,8 +1,9 @@
-"""`Tuning`: finds the knobs with which a recorded session keeps its service levels best.
+"""`Tuning`: finds the knobs with which a recorded session keeps its service level best.
 
-It searches one knob after the other, each with the best values of the knobs before, in few runs.
-Then it simulates the best candidates and the recorded knobs in all runs of a forecast. If none
-keeps the levels, it spreads the same requests over more time until the best one does.
+It searches one knob after the other, with few simulated runs for each value. Knobs searched before
+keep their best values. Then it simulates the best candidates and the recorded knobs in all runs of
+a forecast. If no candidate keeps the service level, the same requests are spread over more time,
+until the best candidate keeps it or the lowest load is reached.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,7 +37,7 @@ Changes = Mapping[str, KnobValue]
 
 
 class Candidate(NamedTuple):
-    """Knobs and their effect, as medians of the runs."""
+    """A set of knobs and its effect, as medians of the runs."""
 
     changes: dict[str, KnobValue]  # relative to the recorded knobs
     kept_share: float  # share of requests that keep both levels
@@ -46,7 +47,7 @@ class Candidate(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Whether enough of its steps are like recorded ones."""
+        """Whether enough simulated steps resemble recorded steps to trust the forecast."""
         return self.forecast.share_extrapolated <= MAX_UNLIKE
 
     @property
@@ -55,7 +56,7 @@ class Candidate(NamedTuple):
 
 
 class Tuned(NamedTuple):
-    """The result of a search."""
+    """What a search has found."""
 
     candidates: list[Candidate]  # the best first, including the recorded knobs
     promising: Candidate | None  # seems better, but too many of its steps are unlike recorded ones
@@ -65,11 +66,11 @@ class Tuned(NamedTuple):
 
 
 class Tuning:
-    """One search.
+    """One search for the best knobs of a recorded session.
 
     Args:
-        on_run: called with what is being simulated and the share done. If it returns True, the
-            search ends with `ForecastStopped`.
+        on_run: called with what is being simulated and the share of its runs done. If it returns
+            True, the search ends with `ForecastStopped`.
     """
 
     def __init__(
@@ -86,7 +87,11 @@ class Tuning:
         self._load_per_s = len(work.requests) / max(seconds, 1e-9)
 
     def run(self) -> Tuned:
-        """Run the search. Raises ForecastStopped."""
+        """Run the search and return its result.
+
+        Raises:
+            ForecastStopped: `on_run` returned True.
+        """
         final = self._forecasts("comparing the best", self._finalists(), NUM_RUNS)
         final.sort(key=_rank, reverse=True)
         best = _best(final)
@@ -114,7 +119,7 @@ class Tuning:
         return [each.changes for each in finalists]
 
     def _variants(self, best: Changes, name: str) -> Iterator[Changes]:
-        """The best changes so far, each with another value of one knob, if compatible."""
+        """Yield `best` with each value to try of the knob `name`, without incompatible ones."""
         recorded = self._setup.knobs.as_dict()
         for value in self._values(name):
             changes = {**best, name: value}
@@ -141,7 +146,11 @@ class Tuning:
         num_runs: int = _SEARCH_RUNS,
         work: RecordedWork | None = None,
     ) -> list[Candidate]:
-        """Simulate the recorded knobs and each of the wanted changes."""
+        """Simulate the recorded knobs and each of the wanted changes.
+
+        Returns:
+            One candidate for the recorded knobs, then one for each of `wanted`.
+        """
         found = what_if(
             self._basis if work is None else self._basis._replace(work=work),
             [(changes_text(each), each) for each in wanted],
@@ -176,7 +185,7 @@ class Tuning:
 
 
 def _rank(each: Candidate) -> tuple[bool, bool, float]:
-    """Key to order candidates. Larger is better; guesses come last."""
+    """Sort key of a candidate; the best is the largest. Candidates that are not known rank last."""
     return each.is_known, *_promise(each)
 
 
@@ -185,7 +194,12 @@ def _promise(each: Candidate) -> tuple[bool, float]:
 
 
 def _best(candidates: Sequence[Candidate]) -> Candidate:
-    """Among nearly equal goodputs, prefer p95 within the levels, then few changes, then margin."""
+    """Return the best candidate.
+
+    Among candidates with nearly equal goodput, it prefers those whose p95 latencies are within the
+    service level, then those with the fewest changes, then those whose p95 is lowest relative to
+    it.
+    """
     is_known, keeps, goodput = max(map(_rank, candidates))
     near = [
         each
@@ -197,19 +211,26 @@ def _best(candidates: Sequence[Candidate]) -> Candidate:
 
 
 def changes_text(changes: Changes) -> str:
-    """Changes as written on the command line of `what-if`."""
+    """Write changes as the argument of `stepscope what-if`: `name=value,...`."""
     texts = (f"{name}={typed_text(value)}" for name, value in changes.items())
     return ",".join(texts) or "as recorded"
 
 
 def _sizes(least: int, most: int, recorded: int) -> list[KnobValue]:
-    """Powers of two, and 1.5 times the recorded value, up to which a fit is valid."""
+    """Return the values of a knob to try: powers of two, and 1.5 times the recorded value.
+
+    The fitted step times hold up to 1.5 times the recorded value.
+    """
     powers = {1 << bit for bit in range(least.bit_length() - 1, most.bit_length())}
     return sorted(powers | {min(most, recorded * 3 // 2)})
 
 
 def _at_load(work: RecordedWork, share: float) -> RecordedWork:
-    """The same requests and knob changes spread over more time, at a share of the load."""
+    """Spread the same requests and knob changes over more time.
+
+    Args:
+        share: the new load divided by the recorded load.
+    """
     requests = [each._replace(arrival_ns=round(each.arrival_ns / share)) for each in work.requests]
     changes = [each._replace(time_ns=round(each.time_ns / share)) for each in work.changes]
     return work._replace(requests=requests, changes=changes)

@@ -1,8 +1,8 @@
 """`what_if`: simulates a recorded session under its own knobs and under others.
 
-Arrivals, lengths and prefix hits are the recorded ones, the scheduler is the real one, and step
-times are fitted on the recording. Each case is simulated several times, each time with step times
-drawn from the deviations of the recorded machine.
+Arrivals, lengths and prefix hits are the recorded ones. The scheduler is the engine's own code, and
+step times are fitted on the recording. Each set of knobs is simulated several times, each time with
+other random deviations of step times, drawn from those of the recorded machine.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,11 +23,11 @@ NUM_RUNS = 20
 
 
 class ForecastStopped(Exception):  # noqa: N818 - reads as what happened
-    """The caller stopped a search or diagnosis before its forecasts were done."""
+    """The caller's `on_run` stopped a search or diagnosis before its forecasts were done."""
 
 
 class Forecast(NamedTuple):
-    """The predicted figures for one set of knobs."""
+    """The predicted metrics of a session under one set of knobs."""
 
     text: str
     figures: dict[str, Predicted]
@@ -36,7 +36,7 @@ class Forecast(NamedTuple):
 
 
 class WhatIf(NamedTuple):
-    """The recorded figures, the forecast with the same knobs, and that of each variant."""
+    """The recorded metrics, the forecast with the recorded knobs, and one for each variant."""
 
     recorded: dict[str, float | None]
     again: Forecast
@@ -51,10 +51,14 @@ def what_if(
     on_run: Callable[[float], bool] = lambda share: False,
     num_runs: int = NUM_RUNS,
 ) -> WhatIf | None:
-    """Forecast a recorded session with its own knobs and with each variant.
+    """Forecast a recorded session with its own knobs and with each variant of them.
 
     Args:
-        on_run: called with the share done before each run. If it returns True, the result is None.
+        variants: a text and the changed knobs of each variant.
+        levels: service levels, to count the requests that keep them.
+        on_run: called before each run with the share of all runs done. If it returns True, the
+            result is None.
+        num_runs: simulations for each set of knobs.
 
     Raises:
         ConfigError: the knobs of a variant are incompatible.
@@ -82,9 +86,17 @@ def forecast(
     on_run: Callable[[float], bool] = lambda share: False,
     num_runs: int = NUM_RUNS,
 ) -> Forecast | None:
-    """Forecast one set of knobs. Arguments and errors are those of `what_if`.
+    """Forecast a recorded session with `changes` to its knobs, in `num_runs` runs.
 
-    Runs with the same seed use the same random machine, whatever the knobs.
+    Runs with the same seed simulate the same random machine, whatever the knobs.
+
+    Args:
+        text: the changes in words.
+        on_run: called before each run with the share of the runs done. If it returns True, the
+            result is None.
+
+    Raises:
+        ConfigError: the knobs are incompatible.
     """
     runs: list[dict[str, float | None]] = []
     num_steps = num_extrapolated = 0
@@ -102,7 +114,7 @@ def forecast(
 def run_once(
     basis: WhatIfBasis, changes: Mapping[str, KnobValue], levels: Sequence[SLO], seed: int
 ) -> tuple[Figures, MachineStepTimes]:
-    """Simulate one session. Returns its figures and the step times it used."""
+    """Simulate a session once. Returns its metrics and the model of step times that it used."""
     setup = basis.setup
     given = msgspec.structs.replace(setup, knobs=setup.knobs.changed(changes, setup.limits))
     model = MachineStepTimes(setup.model, basis.speed, seed)
@@ -113,7 +125,7 @@ def run_once(
 
 
 def later_knobs(basis: WhatIfBasis, changes: Mapping[str, KnobValue]) -> list[TimedKnobs]:
-    """The knob changes during the recording, except that `changes` override them."""
+    """Return the recorded knob changes with their times. `changes` override their values."""
     limits = basis.setup.limits
     return [
         TimedKnobs(each.time_ns, each.knobs.changed(changes, limits)) for each in basis.work.changes

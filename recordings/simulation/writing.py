@@ -56,7 +56,9 @@ def write_what_if(
 
 
 class RecordingSink:
-    """A `TelemetrySink`. As a context manager, it leaves a whole file even after an error.
+    """A `TelemetrySink` that writes into a recording.
+
+    On leaving the `with` block, the file is completed, even after an error.
 
     Raises:
         RecordingError: the file cannot be created or written.
@@ -77,7 +79,7 @@ class RecordingSink:
         return self._writer.num_steps
 
     def begin(self, snapshot: Snapshot) -> None:
-        """Begin with a snapshot. Call it before the first `publish`."""
+        """Write the snapshot with which the recording begins. Call it before `publish`."""
         self._writer.start(snapshot)
 
     def publish(self, message: Telemetry) -> None:
