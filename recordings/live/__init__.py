@@ -1,4 +1,4 @@
-"""A session from a running engine: subscribing, gap recovery, earlier steps, recording.
+"""Receives the telemetry of a running engine: subscribing, gap recovery, earlier steps, recording.
 
 May import: engine.adapters.metrics, engine.adapters.sglang, engine.client, engine.protocol,
   engine.transport, recordings, recordings.file, recordings.file.writing, recordings.history,

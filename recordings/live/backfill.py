@@ -1,8 +1,9 @@
-"""`Backfill`: fetches steps from before the history, as far as the engine still keeps them.
+"""`Backfill`: fetches steps older than those in memory, as far as the engine still keeps them.
 
-It asks for a kept snapshot, and fills a separate history from there to where the history in memory
-begins. When that is complete, it is inserted before the history in memory. Until then, the history
-in memory does not change. Its followers and recorders do not get the earlier messages.
+It asks the engine for one of the snapshots that the engine keeps. From there it fills a separate
+history with messages, up to the oldest message in the history in memory. When the separate history
+is complete, it is put in front of the history in memory, which does not change until then.
+Functions and recorders that follow the history in memory do not get the fetched messages.
 """
 
 import logging
@@ -43,13 +44,15 @@ class _CannotBeHad(Exception):  # noqa: N818 - an answer to who asked, in words
 
 
 class Backfill:
-    """Belongs to the thread of its `Subscriber`. Any thread may call `ask` and read attributes.
+    """Fetches steps that are older than the oldest one in `history`.
+
+    Belongs to the thread of its `Subscriber`. Any thread may call `ask` and read attributes.
 
     Attributes:
-        state: its progress; stays `done` or `failed` until the next `ask`.
+        state: progress of the last backfill; stays `done` or `failed` until the next `ask`.
         note: why it failed, or a remark when it is done; "" for none.
         num_steps: steps added by the last backfill.
-        share: how much was fetched, 0 to 1.
+        share: share of the messages fetched so far, 0 to 1.
 
     Args:
         history: the history to extend.
@@ -77,11 +80,11 @@ class Backfill:
 
     @property
     def is_due(self) -> bool:
-        """Whether the next question can be asked now."""
+        """Whether a backfill is under way and the engine may be asked for its next messages now."""
         return self.is_active and time.monotonic() >= self._next_s
 
     def ask(self) -> None:
-        """Ask for as much as the engine keeps. Returns at once. From any thread."""
+        """Start a backfill of all that the engine keeps. Returns at once. From any thread."""
         with self._lock:
             if self.state == "asking":
                 return
@@ -90,15 +93,19 @@ class Backfill:
             self.state = "asking"
 
     def give_up(self, why: str) -> None:
-        """Drop the backfill that is being fetched."""
+        """End the backfill under way, if any, as failed.
+
+        Args:
+            why: the reason, for `note`.
+        """
         if self.is_active:
             self._end("failed", why)
 
     def go_on(self, client: ControlClient, check: Callable[[], None]) -> None:
-        """Ask the engine one more question if a backfill is wanted.
+        """If a backfill is under way, ask the engine for its next part.
 
         Args:
-            check: raises `JoinAgain` if another engine answers now.
+            check: asks which engine answers; raises `JoinAgain` if it is not the joined one.
 
         Raises:
             JoinAgain: from `check`.
@@ -129,10 +136,11 @@ class Backfill:
                 self._end("failed", "the engine does not answer in time")
 
     def _fitting(self, client: ControlClient) -> History | None:
-        """A history that begins as early as the engine, the connection and the memory allow.
+        """Return an empty history that begins as early as engine, connection and memory allow.
 
-        None if the connection is too slow for so much; then the next question asks for less. While
-        it waits for an answer, the thread receives no live messages and cannot stop.
+        Returns None if the connection is too slow for so many messages. The next call then tries
+        half the time span. While the call waits for an answer, the thread receives no live messages
+        and cannot stop.
         """
         end, room_steps, room_bytes = self._end_of_it()
         history = self._history
@@ -179,7 +187,7 @@ class Backfill:
         return f"the engine keeps no more than its last {kept_s:,.0f} s"
 
     def _fill(self, client: ControlClient, older: History) -> bool:
-        """Fetch the next messages. Returns whether these were the last."""
+        """Fetch the next messages into `older`. Returns whether these were the last ones."""
         end = self._end_of_it()[0]
         last = older.last_sequence
         first = begin = (self._begin if last is None else last) + 1

@@ -1,4 +1,4 @@
-"""`ForwardPassSource`: the live source for an SGLang that publishes its forward passes.
+"""`ForwardPassSource`: the live source for an SGLang server that publishes its forward passes.
 
 A step has only what SGLang publishes: totals and the time on the GPU. Everything else is None.
 """
@@ -107,7 +107,10 @@ class ForwardPassSource:
         self._last_ns = now_ns
 
     def _begin(self, passed: ForwardPass, now_ns: int) -> None:
-        """Begin a new session. SGLang restarts its counter at 0 when it starts."""
+        """Begin a new session for an SGLang process that has started.
+
+        Its step counter is back at 0.
+        """
         self._step, self._last_ns = -1, 0
         self._messages.begin(
             EngineInfo(

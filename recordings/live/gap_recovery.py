@@ -1,7 +1,7 @@
 """`GapRecovery`: puts one engine's messages in sequence order and asks for missing ones.
 
-It knows which message comes next and buffers later ones until the gap before them is closed. It
-belongs to the thread of its `Subscriber`.
+It knows the number of the message that comes next. Messages with later numbers are buffered until
+those before them have arrived or are lost. It belongs to the thread of its `Subscriber`.
 """
 
 import logging
@@ -35,11 +35,11 @@ _KEYFRAME = wire.TOPICS[Snapshot]
 
 
 class JoinAgain(Exception):  # noqa: N818 - a turn of the loop, not an error
-    """Messages now come from another engine than the joined one."""
+    """Messages come from another engine than the joined one, so the subscriber must join again."""
 
 
 class GapRecovery:
-    """Appends messages to `history` and hands them to `tap`, without gaps where it can.
+    """Appends messages to `history` and hands them to `tap`, without gaps where possible.
 
     Attributes:
         num_recovered: number of missing messages that were recovered.
@@ -48,8 +48,8 @@ class GapRecovery:
 
     Args:
         history: the history to append to.
-        tap: the source's tap.
-        stopping: once set, it no longer waits for missing messages.
+        tap: hands the messages on to recorders.
+        stopping: once set, missing messages are no longer waited for.
         past_s: seconds before the first join to ask for, as far as the engine keeps them.
     """
 
@@ -73,7 +73,10 @@ class GapRecovery:
         self._pending: Snapshot | None = None  # a snapshot waiting for the messages before it
 
     def join(self, client: ControlClient, snapshot: Snapshot) -> None:
-        """Begin with a snapshot. For a known engine, ask for the messages missed since."""
+        """Begin to follow the engine from which `snapshot` came.
+
+        If its id is the known one, ask for the messages missed since the last one received.
+        """
         info = snapshot.info
         known = self._history.info
         is_new = known is None or known.engine_id != info.engine_id
@@ -105,7 +108,7 @@ class GapRecovery:
         self._buffered.clear()
 
     def _catch_up(self, client: ControlClient, last_sequence: int, snapshot: Snapshot) -> None:
-        """Recover all messages between a known message and a snapshot."""
+        """Recover all messages after number `last_sequence`, up to that of `snapshot`."""
         self._next_sequence = last_sequence + 1
         self._pending = snapshot
         self._recover(client, snapshot.sequence + 1)
@@ -113,7 +116,7 @@ class GapRecovery:
         self._settle()
 
     def take(self, client: ControlClient, batch: Iterable[Received]) -> None:
-        """Append live messages. Missing messages before them are recovered first.
+        """Append live messages. Messages missing between them are recovered first.
 
         Raises:
             JoinAgain: another engine has replaced the joined one.
@@ -138,16 +141,16 @@ class GapRecovery:
             self._set_right(client)
 
     def end(self) -> None:
-        """Append all buffered messages. Messages missing before them count as lost."""
+        """Append all buffered messages. Messages still missing between them count as lost."""
         while self._buffered:
             self._accept(*self._buffered.pop())
 
     def is_of(self, engine_id: str) -> bool:
-        """Whether this is the joined engine."""
+        """Whether this is the id of the joined engine."""
         return engine_id == self._engine_id
 
     def check(self, client: ControlClient) -> None:
-        """Raise JoinAgain if another engine answers now."""
+        """Ask the engine for its id. Raises JoinAgain if it is not the joined engine."""
         with self._asking() as timeout_s:
             info = client.info(ASK_AGAIN_S, timeout_s)
         if not self.is_of(info.engine_id):
@@ -159,12 +162,15 @@ class GapRecovery:
         self.bad = f"{self.num_bad:,} messages could not be read, the last one: {error}"
 
     def snapshot(self, client: ControlClient) -> Snapshot:
-        """A current snapshot of the engine; see `ask_for_snapshot`."""
+        """Return a current snapshot of the engine, asked for with `ask_for_snapshot`."""
         known = self._history.info
         return ask_for_snapshot(client, self._stopping, None if known is None else known.engine_id)
 
     def _check_buffered(self, client: ControlClient) -> None:
-        """Raise JoinAgain and drop the buffer if another engine answers now."""
+        """Ask the engine for its id.
+
+        If it is not the joined one, drop the buffer and raise JoinAgain.
+        """
         try:
             self.check(client)
         except JoinAgain:
@@ -175,7 +181,7 @@ class GapRecovery:
                 raise
 
     def _set_right(self, client: ControlClient) -> None:
-        """Ask for a snapshot to correct the state after a loss."""
+        """Ask for a snapshot, to correct the session's state after messages were lost."""
         try:
             snapshot = self.snapshot(client)
         except EngineUnreachable:
@@ -207,7 +213,7 @@ class GapRecovery:
             self._next_sequence = max(self._next_sequence, reach)
 
     def _ask(self, client: ControlClient, sequence: int, limit: int) -> Replayed | None:
-        """Ask for missing messages; None if the engine replays nothing."""
+        """Ask the engine for missing messages; None if it replays none."""
         while self._last_ask_s > 0:
             try:
                 return self._replay(client, sequence, limit)
@@ -224,7 +230,11 @@ class GapRecovery:
 
     @contextmanager
     def _asking(self) -> Iterator[float | None]:
-        """Yield the time limit for an answer (None: default). Deduct the time when stopping."""
+        """Yield the time limit for an answer in seconds; None for the client's default.
+
+        Once `stopping` is set, the limit is what is left of `LAST_ASK_S` for all answers together,
+        and the time spent in the block is deducted from it.
+        """
         if not self._stopping.is_set():
             yield None
             return
@@ -254,7 +264,7 @@ class GapRecovery:
         return reply
 
     def _accept_late(self, frame: ReplayedFrame) -> None:
-        """Append a message that was missing."""
+        """Append a message that was missing and has been replayed by the engine."""
         try:
             message = wire.decode(frame.payload) if frame.topic in TOPICS else None
         except msgspec.DecodeError as error:
@@ -266,7 +276,7 @@ class GapRecovery:
     def _accept(
         self, sequence: int, topic: bytes, payload: bytes, message: wire.Telemetry | None
     ) -> None:
-        """Append a message to the history and tap, unless it is there already."""
+        """Append a message to the history and hand it to the tap, unless it is known already."""
         if sequence < self._next_sequence:
             return
         if self._pending is not None and sequence > self._pending.sequence:

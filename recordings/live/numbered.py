@@ -1,4 +1,4 @@
-"""`Numbered`: numbers and forwards messages that a source creates itself."""
+"""`Numbered`: numbers the messages that a source makes itself, and hands them on."""
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import EngineInfo, Snapshot, Telemetry
@@ -7,7 +7,7 @@ from stepscope.recordings.history.source import FrameTap
 
 
 class Numbered:
-    """Sends messages to a history and a tap, from one thread."""
+    """Gives messages sequence numbers and sends them to a history and a tap. For one thread."""
 
     def __init__(self, history: History, tap: FrameTap) -> None:
         self._history = history
@@ -15,7 +15,7 @@ class Numbered:
         self._sequence = -1
 
     def begin(self, info: EngineInfo) -> None:
-        """Begin an engine: the first one with a snapshot, a replacement with its `EngineInfo`."""
+        """Announce an engine: the first one by an empty snapshot, later ones by `EngineInfo`."""
         if self._sequence >= 0:
             self.publish(info)
             return

@@ -12,10 +12,10 @@ from stepscope.recordings.history.source import Source
 
 
 class Recorder:
-    """Ties a `RecordingWriter` to a source. Starts at once.
+    """Connects a `RecordingWriter` to a live source, and starts recording at once.
 
     Args:
-        source: a live source, which need not have joined yet.
+        source: a live source, which need not have joined an engine yet.
         target: a file, replaced if it exists, or a series of files.
         levels: returns the service levels to store in the file; called once a second.
 
@@ -54,7 +54,7 @@ class Recorder:
 
     @property
     def error(self) -> str | None:
-        """Why it failed or ended early, in one line."""
+        """Why the recording failed or ended early, in one line; None if it did not."""
         return self._writer.error or self._writer.note
 
     @property
@@ -64,7 +64,7 @@ class Recorder:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in all files. Grows once a second."""
+        """Bytes written to all files. Updated once a second."""
         return self._writer.num_bytes
 
     @property
@@ -83,7 +83,7 @@ class Recorder:
             self._let_go()
 
     def _let_go(self) -> None:
-        """Detach from the source."""
+        """Stop receiving messages from the source."""
         if self._ended_s is None:
             self._ended_s = time.monotonic()
             self._source.tap.detach(self._hand_over)

@@ -1,7 +1,8 @@
 """`Scraper`: the live source for a server of which only metrics are available.
 
-Once a second it makes a record of what the counters have gained. Such a record is not one step,
-which `EngineInfo.totals_every_s` tells. Figures that totals do not contain are None.
+Once a second, it makes a record of how much the server's counters have grown. Such a record covers
+many steps or none; `EngineInfo.totals_every_s` marks a session of such records. What the counters
+do not tell is None.
 """
 
 import logging
@@ -29,7 +30,8 @@ class Scraper:
     """Fills `history` from a server's metrics; implements `Source`.
 
     Args:
-        every_s: seconds between two requests. A server that hangs is asked again after its timeout.
+        every_s: seconds between two requests for metrics. A request that is not answered is
+            repeated after its timeout.
     """
 
     is_live = True
@@ -120,7 +122,7 @@ class Scraper:
         )
 
     def _begin(self, now: Reading, now_ns: int) -> None:
-        """Begin a new session, as the counters before it tell nothing about its present."""
+        """Begin a new session. What the counters had before it does not count."""
         info = EngineInfo(
             engine_id=uuid.uuid4().hex,
             name=self.name,

@@ -1,4 +1,4 @@
-"""Asks a joined engine for snapshots: a current one, or one from the past."""
+"""Asks an engine for snapshots of its state: the current one, or an earlier one that it keeps."""
 
 import logging
 import threading
@@ -25,17 +25,17 @@ _POLL_S = 0.05
 def ask_for_snapshot(
     client: ControlClient, stopping: threading.Event, known_id: str | None = None
 ) -> Snapshot:
-    """Ask for a current snapshot. The engine takes it between two steps, so it may take long.
+    """Ask for a current snapshot. The engine takes it between two steps, so the call may take long.
 
-    If the engine is in a long step and none of its messages are known, the newest snapshot that it
-    keeps is returned instead, because the messages since then can be replayed.
+    If the engine is in a long step and the caller has none of its messages yet, the newest snapshot
+    that the engine keeps is returned instead, because the messages since then can be replayed.
 
     Args:
-        stopping: when set, it stops waiting.
-        known_id: id of the engine of which messages are known.
+        stopping: when set, the call stops waiting.
+        known_id: id of the engine whose messages the caller already has.
 
     Raises:
-        EngineUnreachable: no answer in time.
+        EngineUnreachable: no answer in time, or `stopping` was set.
         CommandRefused: the engine refused, or answered with something else.
     """
     info = client.info(ASK_AGAIN_S)  # this is quick and shows whether the engine answers at all
@@ -73,16 +73,17 @@ def ask_for_snapshot(
 def ask_for_earlier(
     client: ControlClient, now: Snapshot, past_s: float, stopping: threading.Event
 ) -> Snapshot | None:
-    """Ask for a snapshot of the same engine from about `past_s` before `now`.
+    """Ask for a snapshot that the same engine took about `past_s` seconds before `now`.
 
-    It asks for less if the messages since then would take too long over a slow connection.
+    If replaying the messages since then would take too long, a later snapshot is asked for.
 
     Args:
-        stopping: when set, it stops waiting.
+        now: a current snapshot.
+        stopping: when set, the call stops waiting.
 
     Returns:
-        None if the engine keeps no such snapshot, or if the connection is too slow, because
-        live messages matter more.
+        None if the engine keeps no such snapshot, or if the connection is too slow: live messages
+            matter more.
     """
     if not now.info.keeps_snapshots:
         return None
@@ -110,10 +111,10 @@ def _ask_for_earlier(
 
 
 def catch_up_s(client: ControlClient, first: int, num_messages: int) -> float:
-    """Seconds that fetching all messages will take, estimated from a few.
+    """Estimate how many seconds it takes to fetch `num_messages`, by fetching some of them.
 
     Raises:
-        EngineUnreachable: even these few did not come in time.
+        EngineUnreachable: even these did not come in time.
         CommandRefused: the engine replays none.
     """
     start_s = time.monotonic()

@@ -1,8 +1,9 @@
 """`Subscriber`: the live source. Its thread owns the SUB socket and the control client.
 
-It subscribes first and then asks for a snapshot, so that no message is lost between the two. It
-asks for missing messages, and counts those as lost that the engine no longer keeps. When an engine
-comes back, it joins again; the engine id tells whether it is the same engine.
+The thread joins an engine: it subscribes first and then asks for a snapshot, so that no message is
+lost between the two. Missing messages are asked for; those that the engine no longer keeps count as
+lost. When an engine comes back after a silence, the thread joins it again. The engine id tells
+whether it is still the same engine.
 """
 
 import logging
@@ -48,11 +49,12 @@ class Subscriber:
     """Fills `history` from a running engine; implements `Source`.
 
     Args:
-        endpoint: where the engine is.
+        endpoint: the address of the engine.
         history: the history to fill; a new one by default.
         stale_s: seconds without any message until the status is `stale`.
         retry_s: seconds between attempts to reach an engine that does not answer.
-        past_s: seconds before the join to begin with, as far as the engine keeps them.
+        past_s: how many seconds before the join the history should begin, as far as the engine
+            keeps the messages.
 
     Attributes:
         backfill: fetches earlier steps that the engine still keeps.
@@ -136,7 +138,7 @@ class Subscriber:
         self._recovery.end()
 
     def _follow(self) -> None:
-        """Join the engine and receive until an error or the stop."""
+        """Join the engine and receive messages until an error occurs or `stop` is called."""
         socket = client_socket(zmq.SUB, self.endpoint)
         # A replacement engine may continue with exactly the expected number. Then only the lost
         # connection reveals it.
@@ -195,9 +197,10 @@ class Subscriber:
         self._heard()
 
     def _receive(self, socket: zmq.Socket[bytes], client: ControlClient) -> bool:
-        """Receive all waiting messages. Returns False if there were too many for one turn.
+        """Receive all waiting messages. Returns False if there were too many for one call.
 
-        They are processed together, so that all gaps in them cost one question.
+        The messages are processed together, so that one question to the engine covers all gaps in
+        them.
         """
         batch: list[Received] = []
         is_all = is_of_another = False
@@ -225,7 +228,10 @@ class Subscriber:
     def _rest(
         self, disconnected: zmq.Poller, socket: zmq.Socket[bytes], client: ControlClient
     ) -> None:
-        """Let messages gather. If the engine dies meanwhile, receive its last messages."""
+        """Wait some milliseconds, to receive several messages at once afterwards.
+
+        If the connection is lost meanwhile, receive the last messages of the engine.
+        """
         start_s = time.monotonic()
         is_lost = disconnected.poll(_REST_MS)
         if is_lost and time.monotonic() - start_s < RECONNECT_MS / 1000:
@@ -243,7 +249,7 @@ class Subscriber:
         return Received(sequence, topic, payload, message)
 
     def _is_of_another(self, received: Received) -> bool:
-        """Whether the message must come from another engine."""
+        """Whether the message must come from another engine: another id, or a number gone back."""
         message = received.message
         if isinstance(message, EngineInfo) and not self._recovery.is_of(message.engine_id):
             return True
@@ -275,7 +281,7 @@ class Subscriber:
         self._next_probe_s = time.monotonic() + self._retry_s
 
     def _in_words(self, error: Exception) -> str:
-        """Text for why the engine does not answer, with its name if known."""
+        """Return a text for the user on why the engine does not answer, with its name if known."""
         text, info = str(error), self.history.info
         if info is None or text.startswith(f"{info.name} "):
             return text
