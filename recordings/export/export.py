@@ -36,7 +36,9 @@ def export(
     *,
     with_tokens: bool = False,
 ) -> Exported:
-    """Write `output`. Afterwards the whole file exists, or none.
+    """Write a recording, or a range of its steps, to `output` in another format.
+
+    If an error occurs, no file is left.
 
     Args:
         table: the table to write, for csv and parquet.

@@ -1,4 +1,4 @@
-"""Export to JSON lines: every message as on the wire, with its number and wall time."""
+"""Export to JSON lines: every message as the engine sent it, its number and wall-clock time."""
 
 from collections.abc import Iterable
 from typing import IO

@@ -1,4 +1,4 @@
-"""`moments`: iterates over a range of a recording, with the state after each message."""
+"""`moments`: yields the messages of a range of a recording, and the session's state after each."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -18,21 +18,24 @@ Progress = Callable[[float], None]
 
 
 class StepRange(NamedTuple):
-    """Steps from `first` to `last`, both included. None means the first or last step there is."""
+    """Steps from `first` to `last`, both included.
+
+    None: from the oldest, or to the newest, recorded.
+    """
 
     first: int | None = None
     last: int | None = None
 
 
 class Moment(NamedTuple):
-    """A message, and the state right after it.
+    """A message of a recording, and the state of the session right after it.
 
     Attributes:
-        outcome: the tokens and waits of a step, without waits that began before `since_ns`; None
-            for other messages.
-        offset_ns: wall time minus engine time.
-        since_ns: engine time from which all pauses of the operator are known.
-        after_gap: whether messages before it were lost.
+        outcome: for a step, the tokens it gave and how long each was waited for, without waits that
+            began before `since_ns`; None for other messages.
+        offset_ns: wall-clock time minus engine time.
+        since_ns: engine time since when all pauses by the operator are known.
+        after_gap: whether messages were lost right before this message.
     """
 
     message: Telemetry
@@ -45,7 +48,7 @@ class Moment(NamedTuple):
 
 
 def moments(recording: Recording, steps: StepRange, progress: Progress) -> Iterator[Moment]:
-    """All messages but keyframes, from the first step of the range to its last.
+    """Yield all messages but keyframes, from the first step of the range to its last.
 
     Raises:
         NotInRecording: the range contains no step.

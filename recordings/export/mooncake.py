@@ -29,7 +29,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _Line:
-    """A request to write. It waits until all earlier arrivals are written."""
+    """A request, to be written as one line once all requests that arrived earlier are written."""
 
     __slots__ = ("arrived", "hash_ids", "is_done", "num_output_tokens")
 
@@ -41,7 +41,7 @@ class _Line:
 
 
 class MooncakeWriter:
-    """Writes the requests in a sequence of moments.
+    """Writes requests as lines, from the moments of a recording.
 
     Attributes:
         num_lines: requests written.
@@ -94,7 +94,7 @@ class MooncakeWriter:
         self._write_ready()
 
     def close(self, last: Moment | None) -> None:
-        """Write the requests that have not ended."""
+        """Write the requests that had not ended at the end of the range."""
         for request_id, line in self._lines.items():
             view = None if last is None else last.state.requests.get(request_id)
             if not line.is_done:
@@ -149,7 +149,7 @@ class MooncakeWriter:
 def write_mooncake(
     moments: Iterable[Moment], stream: IO[bytes], block_size: int | None
 ) -> MooncakeWriter:
-    """Write the requests. Returns the writer, for its counts."""
+    """Write the requests. Returns the `MooncakeWriter`, which has counts of what was written."""
     writer = MooncakeWriter(stream, block_size or HASH_BLOCK_TOKENS)
     last: Moment | None = None
     for last in moments:

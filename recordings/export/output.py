@@ -18,11 +18,11 @@ class MissingPackage(Exception):  # noqa: N818 - reads as what it is
 
 @contextmanager
 def writing(path: Path, *, replace: bool = False, is_private: bool = False) -> Iterator[IO[bytes]]:
-    """A stream whose content becomes the file `path` when the block ends without an error.
+    """Yield a stream whose content becomes the file `path` if the block ends without an error.
 
     Args:
         replace: whether to replace an existing file.
-        is_private: whether only the owner may read it, whatever the umask.
+        is_private: whether only the owner may read the file, whatever the umask.
 
     Raises:
         RecordingError: the file exists, or cannot be written.
@@ -46,7 +46,7 @@ def writing(path: Path, *, replace: bool = False, is_private: bool = False) -> I
 
 
 def missing(package: str, name: str) -> MissingPackage:
-    """The error for a format whose package is missing."""
+    """Return the error that says which package a format lacks and how to install it."""
     return MissingPackage(
         f"{name} needs the package {package}: pip install 'stepscope[export]' (or {package})"
     )

@@ -1,12 +1,13 @@
-"""`PrefixBook`: finds whose prefix a prompt shares, from the moves of KV blocks.
+"""`PrefixBook`: finds which requests' prompts begin alike, from the moves of KV blocks.
 
-A recording need not have tokens, so they cannot be hashed. But an engine with a prefix cache has
-hashed them and publishes its hits: a request admitted with a hit gets blocks that were filled with
-the same tokens by another request. A block in the prefix cache is identified by its tokens and all
-before it. So the deepest block of a hit shows whose prefix was found, and how long it is.
+A recording need not have tokens, so tokens cannot be hashed here. But an engine with a prefix cache
+has hashed them and publishes its hits: a request admitted with a hit gets blocks that another
+request filled with the same tokens. The cache identifies a block by its tokens and all tokens
+before them. So the last block of a hit shows which request filled the prefix, and how long the
+prefix is.
 
-It misses prefixes that were no longer cached, tokens after a hit, and hits on blocks that were
-filled in the same step.
+Three kinds of shared tokens are missed: prefixes that were no longer cached, tokens after a hit,
+and hits on blocks that were filled in the same step.
 """
 
 from itertools import count
@@ -17,7 +18,7 @@ from stepscope.engine.workload.traces import HASH_BLOCK_TOKENS
 
 
 class Chain:
-    """Ids of the blocks of one request's context, created on demand."""
+    """Ids of the blocks of one request's context. An id is created when it is first asked for."""
 
     __slots__ = ("_ids", "_new_ids")
 
@@ -32,16 +33,17 @@ class Chain:
 
 
 class _Table(NamedTuple):
-    """The blocks of one request in the order of its context; None for an unknown one."""
+    """The KV blocks of one request in the order of its context; None for an unknown block."""
 
     chain: Chain
     blocks: list[int | None]
 
 
 class PrefixBook:
-    """Tracks which request filled each KV block, and at which place of its context.
+    """Tracks which request filled each KV block, and which block of its context that was.
 
-    Its size is bounded by that of the pool: a chain is forgotten with its last block.
+    At most as many blocks are tracked as the KV cache has. The chain of a request is forgotten when
+    none of its blocks is left.
 
     Attributes:
         num_unknown: hits that cannot be traced to a request.
@@ -59,13 +61,17 @@ class PrefixBook:
         self._tables: dict[int, _Table] = {}
 
     def new_id(self) -> int:
-        """A new id, for a block that equals no other."""
+        """Return a new id, for a block taken to have the same tokens as no other block."""
         return next(self._new_ids)
 
     def take(
         self, moves: list[BlockMove], batch: list[BatchRow], admitted: list[Admitted]
     ) -> dict[int, Chain]:
-        """Process a step. Returns request id -> chain for the requests that it admitted."""
+        """Process the moves, rows and admissions of a step.
+
+        Returns:
+            Request id -> chain of each request that the step admitted.
+        """
         by_owner: dict[int, list[int]] = {}
         shared = [move.block_id for move in moves if move.ref_count > 1]
         for move in moves:
@@ -84,7 +90,10 @@ class PrefixBook:
         return chains
 
     def leave(self, request_id: int) -> None:
-        """Note that a request has ended or lost its blocks. Later hits may still find them."""
+        """Note that a request has ended or lost its blocks.
+
+        Later hits on these blocks are still found.
+        """
         self._tables.pop(request_id, None)
 
     def _admit(self, event: Admitted, moved: list[int], shared: list[int]) -> Chain:
@@ -102,7 +111,10 @@ class PrefixBook:
         return chain
 
     def _origin(self, blocks: list[int], num_hit: int) -> Chain | None:
-        """The chain that has one of these blocks as the deepest block of the hit, if unique."""
+        """Find the chain that was hit: one of `blocks` is its block number `num_hit` (from 1).
+
+        Returns None if this is true of no chain or of several.
+        """
         filled = (self._filled.get(block) for block in blocks)
         chains = {id(each[0]): each[0] for each in filled if each and each[1] == num_hit - 1}
         return next(iter(chains.values())) if len(chains) == 1 else None

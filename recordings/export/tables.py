@@ -1,4 +1,4 @@
-"""Tables of a session: steps, rows of their batches, and requests."""
+"""Tables of a session for export: its steps, the rows of their batches, and its requests."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -93,9 +93,10 @@ _PHASES = {int(phase): phase.name.lower() for phase in Phase}
 
 
 def table_rows(table: Table, moments: Iterable[Moment]) -> Iterator[tuple[Any, ...]]:
-    """Yield rows with values in the order of the columns.
+    """Yield the rows of a table, with values in the order of its columns.
 
-    The row of a request comes when it ends. Requests still live at the end of the range come last.
+    The row of a request comes when the request ends. Requests still live at the end of the range
+    come last.
     """
     if table == "requests":
         yield from _requests(moments)
@@ -191,7 +192,7 @@ def _ends(event: object) -> bool:
 
 
 def _request(view: RequestView, moment: Moment) -> tuple[Any, ...]:
-    """The row of a request. Waits that began before `since_ns` are unknown."""
+    """Return the row of a request. A latency is None if it began before `moment.since_ns`."""
     offset_ns, since_ns = moment.offset_ns, moment.since_ns
     first_ns, last_ns = view.first_token_ns, view.last_token_ns
     is_known = not view.is_partial

@@ -1,8 +1,9 @@
 """Converts a session to tracks of slices, counters and arrows, as trace viewers draw them.
 
-Steps are slices on one track. At its first row, a request gets the lowest free slot, as in the
-dashboard; each slot is a track. The time in the slot is a slice, with prefill chunks and decoding
-as slices inside. An arrow leads from the arrival of a request to its first token.
+The steps are slices on one track. Requests are drawn on slots, one track each, like the lanes of
+the dashboard. When a step first computes a request, the request gets the lowest free slot and keeps
+it until it ends or is preempted. This time is a slice, with prefill chunks and decoding as slices
+inside. An arrow leads from the arrival of a request to its first token.
 """
 
 from collections.abc import Iterable, Iterator
@@ -47,8 +48,8 @@ class TraceEvent(NamedTuple):
     Attributes:
         time_ns: engine time.
         name: name of the slice, track or counter.
-        flow: id of the arrow that starts here, or ends here if `ends_flow`.
-        value: value of a counter; for a new track or counter, its parent.
+        flow: id of the arrow that starts at this event, or ends here if `ends_flow`.
+        value: value of a counter; for a new track or counter, the id of its parent track.
     """
 
     kind: Kind
@@ -63,7 +64,7 @@ class TraceEvent(NamedTuple):
 
 
 class _Stay:
-    """The stay of a request in its slot."""
+    """The time that a request spends in a slot."""
 
     __slots__ = ("decode_ends_ns", "is_decoding", "slot")
 
@@ -74,7 +75,7 @@ class _Stay:
 
 
 class Tracer:
-    """Converts moments to events, and assigns the slots."""
+    """Converts moments of a recording to trace events, and assigns slots to requests."""
 
     def __init__(self) -> None:
         self._stays: dict[int, _Stay] = {}
@@ -83,7 +84,7 @@ class Tracer:
         self._values: dict[int, int] = {}  # last value of each counter
 
     def events(self, moments: Iterable[Moment]) -> Iterator[TraceEvent]:
-        """Yield all events. Those of one track are in order of time."""
+        """Yield all events. Those of the same track come in order of time."""
         yield TraceEvent("track", ROOT, name="stepscope")
         for track, name in ((STEPS, "steps"), (ARRIVALS, "arrivals"), (OPERATOR, "operator")):
             yield TraceEvent("track", track, name=name, value=ROOT)
@@ -213,7 +214,7 @@ class Tracer:
             yield TraceEvent("end", FIRST_SLOT + stay.slot, stay.decode_ends_ns)
 
     def _take_slot(self) -> tuple[int, bool]:
-        """The lowest free slot, and whether it is used for the first time."""
+        """Return the lowest free slot, and whether it is used for the first time."""
         if self._free:
             return heappop(self._free), False
         self._num_slots += 1

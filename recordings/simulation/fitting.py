@@ -29,7 +29,11 @@ def step_records(recording: Recording) -> Iterator[StepRecord]:
 
 
 def seen_steps(recording: Recording) -> Iterator[tuple[int, SeenStep]]:
-    """Yield each step with known rows, with the time at which its tokens were known."""
+    """Yield the steps whose batch was recorded.
+
+    Yields:
+        (time in ns at which the step's tokens were known, step)
+    """
     before: StepRecord | None = None
     pads = bool(recording.info.simulated)
     for step in step_records(recording):
