@@ -19,7 +19,7 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 
 
 class Exported(NamedTuple):
-    """How many units of what were written, and notes for people."""
+    """What an export has written: how many of which unit (rows, lines, ...), and notes to show."""
 
     num_written: int
     unit: str
