@@ -1,4 +1,4 @@
-"""Draws figures of a recording for a report. Needs matplotlib (the `export` extra).
+"""Draws plots of a recording for a report. Needs matplotlib (the `export` extra).
 
 May import: engine.protocol, recordings.export, recordings.file, recordings.state,
   recordings.state.series.

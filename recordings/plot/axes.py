@@ -1,4 +1,4 @@
-"""Helpers of all panels: scales, units, headings, and percentiles in the margin."""
+"""Helpers of all panels: scales, units, headings, and percentiles in the right margin."""
 
 from typing import TYPE_CHECKING
 
@@ -23,14 +23,18 @@ def median_of(samples: Distribution | None) -> int | None:
 
 
 def unit_of(measured: PlotLatency) -> tuple[str, float]:
-    """Unit and its nanoseconds: seconds if milliseconds would have too many digits."""
+    """Return the unit for a latency and its nanoseconds: ms, or s if the largest value is long."""
     return ("s", 1e9) if measured.samples.largest >= _SECONDS_FROM_NS else ("ms", 1e6)
 
 
 def set_scale(
     panel: "Axes", measured: PlotLatency, unit_ns: float, bound: float | None = None
 ) -> None:
-    """Set a linear scale from zero, or a logarithmic one if the maximum would flatten the rest."""
+    """Set the y axis of a panel.
+
+    It is linear from zero, or logarithmic if the maximum is so large that it would flatten the
+    rest.
+    """
     samples = measured.samples
     if not samples.count:
         panel.set_ylim(0, 2 * (bound or 1.0))
@@ -45,7 +49,7 @@ def set_scale(
 
 
 def figures(measured: PlotLatency, *, has_slo: bool = False) -> list[str]:
-    """Lines of text with the percentiles over the whole range."""
+    """Return lines of text with the percentiles of a latency over the whole plotted range."""
     samples = measured.samples
     if not samples.count:
         return ["no samples"]
@@ -68,7 +72,7 @@ def _time(value_ns: int) -> str:
 
 
 def finish(panel: "Axes", grid: PlotGrid, title: str, unit: str, lines: list[str]) -> None:
-    """Add heading, legend, and the figures in the right margin."""
+    """Add heading and legend to a panel, shade pauses, and write `lines` in its right margin."""
     panel.set_title(title, loc="left", fontweight="bold", pad=3)
     panel.set_ylabel(f"{unit}, log" if panel.get_yscale() == "log" else unit)
     panel.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")

@@ -1,4 +1,4 @@
-"""Events in a figure: lines across all panels, with labels above them."""
+"""Draws events (knob changes, marks, pauses, losses): lines across all panels, labels above."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,7 +18,7 @@ _GLYPHS: dict[EventKind, str] = {"knobs": "◆", "mark": "▼", "pause": "‖", 
 
 
 class Label(NamedTuple):
-    """The place of an event's text: its row, and whether it is left of its line."""
+    """Where the text of an event is written: in which row, and whether left of the event's line."""
 
     event: PlotEvent
     row: int
@@ -32,7 +32,9 @@ def draw_events(
     across: tuple[float, float],
     down: tuple[float, float, float],
 ) -> int:
-    """Draw lines and labels, in fractions of the figure. Returns the number of rows of labels.
+    """Draw the lines and labels of all events. Returns the number of rows of labels.
+
+    Positions are fractions of the width or height of the plot.
 
     Args:
         across: left edge and width of the panels.
@@ -92,10 +94,12 @@ def draw_events(
 
 
 def placed(events: Sequence[PlotEvent], duration_ns: int, width: float) -> tuple[list[Label], int]:
-    """Place the texts that fit into a few rows of `width` inches.
+    """Place the texts of events that fit into a few rows of `width` inches.
 
-    Returns the placed labels and how many texts did not fit. A text is right of its line, or left
-    of it near the end of the figure.
+    A text is right of its line, or left of it near the right edge of the plot.
+
+    Returns:
+        The placed labels, and how many texts did not fit.
     """
     taken: list[list[tuple[float, float]]] = [[] for _ in range(_MAX_ROWS)]
     labels = []

@@ -1,4 +1,4 @@
-"""Draws a figure of a recording: budget, latencies and memory of its steps over time.
+"""Plots a recording: budget, latencies and memory of its steps over time.
 
 It lays out panels below each other and draws them with matplotlib, from a `PlotSeries` alone.
 """
@@ -28,7 +28,7 @@ _STRIP = 0.16  # height of a row of labels
 
 
 def num_columns(width: float) -> int:
-    """Number of pixel columns in the panels of a figure of this width in inches."""
+    """Number of pixel columns in the panels of a plot of this width in inches."""
     return max(50, round((width - _LEFT - _RIGHT) * DPI))
 
 
@@ -40,10 +40,10 @@ def figure(
     size: tuple[float, float],
     theme: FigureTheme,
 ) -> bytes:
-    """Draw the figure and return the bytes of the file.
+    """Draw the plot and return the bytes of the file.
 
     Args:
-        heading, details: the lines of text above it.
+        heading, details: the lines of text above the panels.
         target: "svg", "png" or "pdf".
         size: width and height in inches.
 
@@ -111,14 +111,19 @@ def _panels(drawing: "Figure", grid: PlotGrid, head: float) -> "list[Axes]":
 
 
 def step_ticks(columns: Sequence[tuple[int, float]], width: float) -> list[tuple[int, float]]:
-    """Round step numbers and their places, with room for their labels.
+    """Choose ticks for the step axis, far enough apart for their labels.
 
     Steps differ in duration, so steps at equal intervals are not evenly spaced on the axis.
-    Instead, one tick is chosen for each of `_NUM_TICKS` equal stretches of it.
+    Instead, the axis is divided into `_NUM_TICKS` equal parts, and each part gets at most one tick,
+    at a round step number.
 
     Args:
-        columns: first step and place of each column in which a step begins, in order.
-        width: width of the axis, in the unit of the places.
+        columns: (number of the first step, position) of each pixel column in which a step begins,
+            in order.
+        width: width of the axis, in the unit of the positions.
+
+    Returns:
+        (step number, position) of each tick.
     """
     steps, places = [step for step, _ in columns], [place for _, place in columns]
     stretch = width / _NUM_TICKS
@@ -144,7 +149,7 @@ def step_ticks(columns: Sequence[tuple[int, float]], width: float) -> list[tuple
 
 
 def _step_numbers(panel: "Axes", grid: PlotGrid, height: float) -> None:
-    """Draw a step axis below the time axis, to find the same place in a replay.
+    """Draw an axis of step numbers below the time axis, by which a step can be found in a replay.
 
     Args:
         height: height of the panel, in inches.

@@ -24,7 +24,7 @@ class Between(NamedTuple):
 
 
 class FrontierPoint(NamedTuple):
-    """One value of the knob: (ITL, TTFT) at the median and at p99; None where unknown."""
+    """Predicted (ITL, TTFT) for one value of the knob, at the median and p99; None: unknown."""
 
     label: str
     median: tuple[Between, Between] | None
@@ -40,10 +40,13 @@ def frontier_figure(
     target: str,
     theme: FigureTheme = "light",
 ) -> bytes:
-    """Draw the figure. Error bars are intervals; filled points are those worth choosing.
+    """Plot TTFT against ITL, one point for each value of a knob, at the median and at p99.
+
+    Error bars are the intervals. A point is filled if no other value has both p99 ITL and p99 TTFT
+    lower.
 
     Args:
-        recorded: (ITL, TTFT) in milliseconds, at the median and at p99.
+        recorded: (ITL, TTFT) in milliseconds of the recording, at the median and at p99.
         target: "svg", "png" or "pdf".
 
     Returns:
@@ -109,7 +112,10 @@ def _draw(
 
 
 def _labels(points: Sequence[tuple[str, float, float]]) -> list[tuple[str, tuple[float, float]]]:
-    """Labels and their places. Points too close to each other share one, at the first of them."""
+    """Return the labels of points, each with its position.
+
+    Points too close to each other share a label, at the position of the first of them.
+    """
     widest = max((x for _, x, _ in points), default=0.0) * _CLOSE
     highest = max((y for _, _, y in points), default=0.0) * _CLOSE
     labels: list[tuple[str, tuple[float, float]]] = []

@@ -10,11 +10,11 @@ _MAX_HOLE = 0.015  # share of the width; lines bridge shorter holes without samp
 
 
 class PlotGrid:
-    """The data and axis that all panels of a figure share.
+    """The data and the time axis that all panels of a plot share.
 
     Attributes:
         unit, unit_ns: the unit of the time axis, and its nanoseconds.
-        edges, middles: places of the columns, in that unit.
+        edges, middles: positions of the edges and middles of the pixel columns, in `unit`.
     """
 
     def __init__(self, series: PlotSeries, colours: FigureColours) -> None:
@@ -30,22 +30,22 @@ class PlotGrid:
         self.middles: Any = (self.edges[:-1] + self.edges[1:]) / 2
 
     def values(self, value: Callable[[PlotColumn], float | None]) -> Any:
-        """One number per column; NaN for None."""
+        """Return an array with one number per column; NaN where `value` returns None."""
         found = [value(column) for column in self.series.columns]
         return self.np.array([self.np.nan if each is None else each for each in found], float)
 
     def stairs(self, values: Any) -> Any:
-        """One value per edge: repeat the last value for the right edge of its column."""
+        """Return one value for each edge of the columns, by repeating the last value."""
         return self.np.append(values, values[-1:])
 
     def filled(self, values: Any) -> Any:
-        """Replace unknown values by the one before, as nothing changes between two steps."""
+        """Replace each NaN by the known value before it, as nothing changes between two steps."""
         np = self.np
         places = np.where(np.isnan(values), 0, np.arange(len(values)))
         return values[np.maximum.accumulate(places)]
 
     def bridged(self, values: Any) -> Any:
-        """Fill short holes with straight lines. Long holes stay."""
+        """Replace short runs of NaN by straight lines between known values. Long runs stay NaN."""
         np = self.np
         known = np.flatnonzero(~np.isnan(values))
         if not len(known):

@@ -1,7 +1,7 @@
-"""The panels of a figure, one function each, which draw a `PlotGrid` on matplotlib axes.
+"""The panels of a plot, one function each, which draw a `PlotGrid` on matplotlib axes.
 
-If a pixel column has several steps, the solid shape is their mean or median, and the pale shape (or
-the point) their maximum, because an average alone would hide a stall.
+A pixel column may cover several steps. Then the solid shape shows their mean or median, and the
+pale shape (or a point) their maximum, because an average alone would hide a stall.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ _MANY_LATE = 150  # with more late points, their marks are smaller
 
 
 def budget(panel: "Axes", grid: PlotGrid) -> None:
-    """Draw the tokens of a step against the budget, by kind of work."""
+    """Draw the tokens of a step, by prefill, decode and so on, against the token budget."""
     colours, series, np = grid.colours, grid.series, grid.np
     if any(column.num_steps > 1 for column in series.columns):
         panel.fill_between(
@@ -126,7 +126,10 @@ def _latency(
     longest_ns: Any,
     median_ns: Any = None,
 ) -> None:
-    """Draw the longest wait of each column. Those beyond the service level have another shape."""
+    """Draw the longest latency of each column.
+
+    Values beyond the service level have another marker.
+    """
     np, colours = grid.np, grid.colours
     unit, unit_ns = unit_of(measured)
     longest, bound = longest_ns / unit_ns, slo_ms * 1e6 / unit_ns
@@ -251,5 +254,5 @@ PANELS: Mapping[Callable[["Axes", PlotGrid], None], float] = {
 
 
 def _mean_of(name: str) -> Callable[[PlotColumn], float]:
-    """A function for the mean per step of a column."""
+    """Return a function that divides the sum `name` of a column by the number of its steps."""
     return lambda column: getattr(column, name) / column.num_steps if column.num_steps else 0.0

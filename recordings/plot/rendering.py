@@ -1,4 +1,4 @@
-"""`rendered`: draws a matplotlib figure and returns the bytes of its file."""
+"""`rendered`: draws a matplotlib figure and returns it as the bytes of an image file."""
 
 import io
 import warnings
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def rendered(
     paint: "Callable[[Figure], None]", target: str, size: tuple[float, float], theme: FigureTheme
 ) -> bytes:
-    """Draw with `paint` and return the file.
+    """Draw a figure by calling `paint`, and return the bytes of the image file.
 
     Args:
         target: "svg", "png" or "pdf".

@@ -1,8 +1,8 @@
-"""`PlotSeries`: the data of a figure, one entry per pixel column.
+"""`PlotSeries`: the data of a plot, one entry per pixel column.
 
-The recording is read once, message by message, in bounded memory. All columns cover equally long
-stretches of time, and keep the maxima in these. A step longer than a column is in each column that
-it covers.
+The recording is read once, message by message, in bounded memory. Every column covers the same span
+of time and keeps the maxima of the steps in it. A step longer than a column counts in each column
+that it covers.
 """
 
 from collections import Counter
@@ -28,7 +28,7 @@ _COLUMN_VALUES, _COLUMN_BITS = 64, 7  # precision of the samples in a column
 
 @dataclass(slots=True)
 class PlotColumn:
-    """One stretch of time, with maxima over the steps in it; None if unknown."""
+    """The steps within the time span of one pixel column: sums and maxima; None if unknown."""
 
     num_steps: int = 0
     first_step: int | None = None
@@ -52,7 +52,10 @@ class PlotColumn:
 
 @dataclass(frozen=True, slots=True)
 class PlotEvent:
-    """A line across the figure. `time_ns` counts from the beginning of the figure."""
+    """An event, drawn as a line across the plot.
+
+    `time_ns` is relative to the start of the range.
+    """
 
     kind: EventKind
     time_ns: int
@@ -61,18 +64,18 @@ class PlotEvent:
 
 @dataclass(slots=True)
 class PlotLatency:
-    """One kind of latency over the whole range, in nanoseconds."""
+    """The samples of one latency (ITL, TTFT or step time) in the whole range, in nanoseconds."""
 
     samples: Distribution = field(default_factory=Distribution)
     num_within: int = 0  # samples within the service level
 
 
 class PlotSeries:
-    """The data of a figure, filled from the messages of a range in order.
+    """The data of a plot, filled from the messages of a range of a recording, in order.
 
     Args:
         start_ns, end_ns: the range, in engine time.
-        num_columns: number of pixel columns of the figure.
+        num_columns: number of pixel columns of the plot.
     """
 
     def __init__(self, start_ns: int, end_ns: int, num_columns: int, slo: SLO) -> None:
@@ -155,7 +158,7 @@ class PlotSeries:
         self._take_latencies(column, record.tokens_ns, outcome)
 
     def _take_latencies(self, column: PlotColumn, now_ns: int, outcome: Outcome) -> None:
-        """Add the latencies of a step, without the operator's pauses."""
+        """Add the latencies of a step. They do not include pauses by the operator."""
         paused = self._paused
         for gap_ns, weight in outcome.gaps_ns.items():
             gap_ns -= paused.within(now_ns - gap_ns, now_ns)
@@ -202,7 +205,11 @@ def _from_first_step(source: Iterable[Moment]) -> Iterable[Moment]:
 
 
 def _end_of(recording: Recording, step: int | None) -> int | None:
-    """When a step, or the last step before it, ended. None means the last step of the file."""
+    """Return the engine time at which a step ended, or the last recorded step before it.
+
+    Args:
+        step: its number; None: the last step of the file.
+    """
     last = recording.last_step or 0
     position = recording.find_step(last if step is None else min(step, last))
     frame = None if position is None else recording.frame_before(position)

@@ -1,8 +1,8 @@
-"""Colours and sizes of figures, for paper and screens, safe for colour blindness.
+"""Colours and sizes of plots, for paper and screens, safe for colour blindness.
 
 The colours are those of Okabe and Ito ("Color Universal Design", 2008), which stay distinct with
 protanopia, deuteranopia and tritanopia. Adjacent shapes also differ in lightness or hatch, so that
-a grey copy is readable.
+a plot printed in grey is readable.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ FigureTheme: TypeAlias = Literal["light", "dark"]
 
 @dataclass(frozen=True, slots=True)
 class FigureColours:
-    """The colour of each part of a figure."""
+    """The colours of a plot."""
 
     paper: str
     ink: str
@@ -51,7 +51,7 @@ COLOURS: dict[FigureTheme, FigureColours] = {
 
 
 def settings(colours: FigureColours) -> dict[str, Any]:
-    """matplotlib's rcParams, so that a figure looks the same on any machine."""
+    """Return matplotlib's rcParams, with which a plot looks the same on any machine."""
     return {
         "font.family": "DejaVu Sans",  # comes with matplotlib
         "font.size": 8.0,
