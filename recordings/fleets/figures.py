@@ -1,6 +1,6 @@
-"""`EngineFigures`: the line of figures of one engine among several, at one moment.
+"""`EngineFigures`: the metrics of one engine of several, as of now, for one line on the screen.
 
-An unknown value is None, never 0. If an engine does not answer, all its figures are None, because
+An unknown value is None, never 0. If an engine does not answer, all its metrics are None, because
 older values may no longer be true.
 """
 
@@ -19,7 +19,10 @@ RATE_WINDOW_S = 10.0  # window of quickly changing figures: budget, steps and to
 
 
 class EngineFigures(NamedTuple):
-    """Figures of one engine. Shares are 0..1, latencies in milliseconds. None is unknown."""
+    """Current metrics of one engine.
+
+    Shares are 0..1, latencies in milliseconds; None is unknown.
+    """
 
     name: str
     status: SourceStatus
@@ -54,7 +57,7 @@ class EngineFigures(NamedTuple):
 
 
 class SlowFigures(NamedTuple):
-    """Figures that take a millisecond to compute, so compute them once a second."""
+    """The metrics that take about a millisecond to compute, so they are computed once a second."""
 
     latency: LatencyReport
     long: Rates  # over WINDOW_S
@@ -63,7 +66,7 @@ class SlowFigures(NamedTuple):
 
 
 def measure(history: History) -> SlowFigures:
-    """Compute the slow figures of an engine, as of its last message."""
+    """Compute the slow metrics of an engine, over the seconds before its last message."""
     last = history.last_step
     summary = None if last is None else history.summary(last)
     return SlowFigures(
@@ -75,11 +78,11 @@ def measure(history: History) -> SlowFigures:
 
 
 def figures(name: str, source: Source, measured: SlowFigures | None) -> EngineFigures:
-    """The figures of one engine.
+    """Return the current metrics of one engine.
 
     Args:
         name: the name to show.
-        measured: its slow figures; None if there are none yet.
+        measured: the engine's slow metrics, as last computed; None if they were never computed.
     """
     history, status, error = source.history, _status(source), source.error
     if status in ("starting", "connecting", "down"):
@@ -121,7 +124,10 @@ def _or(value: float | None, otherwise: float | None) -> float | None:
 
 
 def _status(source: Source) -> SourceStatus:
-    """The status of a source. An engine that never answered and cannot be reached is down."""
+    """Return the status of a source.
+
+    An engine that has never answered and cannot be reached is down, not connecting.
+    """
     is_missing = source.status == "connecting" and source.error is not None
     return "down" if is_missing else source.status
 

@@ -1,8 +1,9 @@
-"""`Fleet`: several engines side by side. It owns their sources and the data kept of them.
+"""`Fleet`: several engines side by side. It owns the source of each engine and what is kept of it.
 
 Each engine has its own `Subscriber`, with a thread and a short history: two minutes at 50 steps a
-second. All histories together take at most `FLEET_BYTES`, but each may take `_LEAST_BYTES`. Only
-the engine opened last keeps as much as the dashboard of a single engine.
+second. All histories together take at most `FLEET_BYTES`, unless there are so many that each gets
+only its minimum, `_LEAST_BYTES`. The engine that the user opened last has a longer history, as in a
+dashboard of a single engine.
 
 `look` belongs to one thread, that of the screen, which calls it a few times a second.
 """
@@ -30,7 +31,7 @@ _NUM_EVENTS = 200
 
 
 def shared_bytes(num_engines: int) -> int:
-    """How many bytes the messages of each engine may take."""
+    """How many bytes of messages may be kept of each engine."""
     return max(_LEAST_BYTES, FLEET_BYTES // max(1, num_engines))
 
 
@@ -44,7 +45,7 @@ class FleetEvent(NamedTuple):
 
 
 class EngineLine(NamedTuple):
-    """One engine at the last look."""
+    """What was seen of one engine when `Fleet.look` last computed its picture."""
 
     figures: EngineFigures
     load: tuple[int | None, ...]  # its requests, one sample every LOOK_S, the newest last
@@ -54,7 +55,7 @@ class EngineLine(NamedTuple):
 
 
 class FleetPicture(NamedTuple):
-    """All engines at the last look."""
+    """All engines, as of the last time that `Fleet.look` computed it."""
 
     lines: tuple[EngineLine, ...] = ()
     imbalances: tuple[Imbalance, ...] = ()
@@ -72,7 +73,7 @@ class FleetPicture(NamedTuple):
 
 
 class _FleetMember:
-    """One engine, and what was observed of it."""
+    """One engine of the fleet: its source, and what was observed of it."""
 
     def __init__(self, source: Source, name: str, now_s: float, place: int) -> None:
         self.source = source
@@ -92,14 +93,14 @@ class _FleetMember:
 
 
 class Fleet:
-    """The engines of a dashboard.
+    """The engines that a dashboard watches.
 
     Args:
         sources: one for each engine, in the order to show them.
         clock: returns monotonic seconds.
         wall_clock: returns Unix time in seconds, for events.
-        newcomers: returns a source, not started, for each engine that has appeared since the last
-            call.
+        newcomers: returns a source, not yet started, for each engine that has appeared since it was
+            called last.
     """
 
     def __init__(
@@ -161,7 +162,10 @@ class Fleet:
             source.start()
 
     def stop(self) -> None:
-        """Stop all sources at the same time, because one with a dead engine takes a second."""
+        """Stop all sources at the same time.
+
+        Stopping a source whose engine is dead takes a second.
+        """
         threads = [Thread(target=source.stop, name="end of a source") for source in self.sources]
         for thread in threads:
             thread.start()
@@ -169,7 +173,7 @@ class Fleet:
             thread.join()
 
     def open(self, source: Source) -> None:
-        """Keep a long history of this engine, and a short one of the others."""
+        """Keep a long history of this engine, and a short one of each other engine."""
         self._opened = source
         if len(self._members) < 2:
             return
@@ -180,7 +184,7 @@ class Fleet:
                 member.source.history.keep(FLEET_STEPS, shared_bytes(len(self._members)))
 
     def take_in(self) -> None:
-        """Add and start the engines that have appeared. An engine that is down stays."""
+        """Add and start the engines that have appeared. Engines that are down are not removed."""
         for source in () if self._newcomers is None else self._newcomers():
             self.add(source)
             source.start()
@@ -190,7 +194,7 @@ class Fleet:
     # Looking
 
     def look(self) -> FleetPicture:
-        """The present picture. It is computed at most once every `LOOK_S`."""
+        """Return the current picture of all engines. It is computed at most once every `LOOK_S`."""
         now_s = self._clock()
         if now_s < self._look_due_s and self.picture.lines:
             return self.picture

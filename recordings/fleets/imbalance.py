@@ -1,10 +1,13 @@
-"""Finds which engine of several stands out, in which figure, and by how much.
+"""Finds which engine of several stands out, in which metric, and by how much.
 
 An engine stands out if its value exceeds the median of the *other* engines by both a factor and a
-distance. Because it is not part of that median, one bad engine among few cannot hide in an average
-that it shapes itself. Bounds are wide enough for equal engines under random arrivals. A finding
-must last some seconds before it is shown. It survives a short lapse in which half of the difference
-stays, so that the screen does not flicker with every step. Its text always has the current figures.
+minimum difference. The engine itself is not part of that median: with few engines, a bad one would
+raise an average of all and hide behind it. The bounds are so wide that equal engines under random
+arrivals stay within them.
+
+A finding is shown once it has lasted some seconds. It stays through a short lapse in which at least
+half of the difference is left, so that the screen does not flicker with every step. Its text always
+has the current values.
 
 An unknown value is neither high nor low.
 """
@@ -26,7 +29,7 @@ Figure: TypeAlias = Literal["waiting", "kv", "preemptions", "ttft", "itl", "hits
 
 
 class OutlierFigure(NamedTuple):
-    """One figure in which one engine stands out now."""
+    """A metric in which one engine stands out now."""
 
     engine: int  # index of the engine
     figure: Figure
@@ -35,7 +38,7 @@ class OutlierFigure(NamedTuple):
 
 
 class Imbalance(NamedTuple):
-    """One engine that stands out, with all its unusual figures."""
+    """One engine that stands out, with all metrics in which it does."""
 
     engine: int
     name: str
@@ -46,12 +49,12 @@ class Imbalance(NamedTuple):
 
     @property
     def has_room(self) -> bool:
-        """Whether it has too little to do rather than too much."""
+        """Whether the engine stands out because it has too little to do, rather than too much."""
         return "room" in self.figures
 
 
 class _Rule(NamedTuple):
-    """When a value counts as far above those of the others."""
+    """A metric, and how far an engine's value must exceed the median of the other engines."""
 
     figure: Figure
     value: Callable[[EngineFigures], float | None]
@@ -92,12 +95,15 @@ _ROOM_SHARE = 0.5  # most seats, and KV blocks, in use
 
 
 def findings(engines: Sequence[EngineFigures], share: float = 1.0) -> list[OutlierFigure]:
-    """The figures that stand out now among the engines that are up, the worst first.
+    """Return the engines and metrics that stand out now, the worst first.
+
+    Skips engines that are down.
 
     Engines that only prefill, or only decode, are compared among themselves.
 
     Args:
-        share: how much of the way from the median to its bound a figure must exceed.
+        share: share of the difference between median and bound that a value must reach; 1 is the
+            bound.
     """
     roles = [None if engine.info is None else engine.info.role for engine in engines]
     found: list[OutlierFigure] = []
@@ -145,7 +151,10 @@ def _high(engines: Sequence[EngineFigures], rule: _Rule, share: float) -> list[O
 
 
 def _waiting(engines: Sequence[EngineFigures], share: float) -> list[OutlierFigure]:
-    """Engines with many waiting requests. The text has their share of all waiting ones."""
+    """Find engines with many waiting requests.
+
+    The text tells their share of all waiting requests.
+    """
     waiting = _known(engines, lambda e: e.num_waiting)
     total = sum(waiting.values())
     found = []
@@ -166,7 +175,7 @@ def _waiting(engines: Sequence[EngineFigures], share: float) -> list[OutlierFigu
 
 
 def _few_hits(engines: Sequence[EngineFigures], share: float) -> list[OutlierFigure]:
-    """Engines with few prefix hits: their requests may be cached on another engine."""
+    """Find engines with few prefix hits: their requests may be cached on another engine."""
     rates = _known(engines, lambda e: e.prefix_hit_rate)
     found = []
     for place, rate in rates.items():
@@ -179,7 +188,7 @@ def _few_hits(engines: Sequence[EngineFigures], share: float) -> list[OutlierFig
 
 
 def _room(engines: Sequence[EngineFigures]) -> list[OutlierFigure]:
-    """Engines with room for requests that wait in other engines."""
+    """Find engines with free seats and KV blocks, while requests wait in other engines."""
     waiting = _known(engines, lambda e: e.num_waiting)
     found = []
     for place, number in waiting.items():
@@ -198,13 +207,16 @@ def _room(engines: Sequence[EngineFigures]) -> list[OutlierFigure]:
 
 
 class ImbalanceKeeper:
-    """Remembers since when each finding lasts, and shows only lasting ones."""
+    """Remembers how long each finding has lasted, to show only those that last."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[int, Figure], tuple[float, float]] = {}  # first and last time
 
     def update(self, engines: Sequence[EngineFigures], now_s: float) -> list[Imbalance]:
-        """Engines that have stood out for `HOLD_S`: overloaded ones first, the worst first."""
+        """Return the engines that have stood out for `HOLD_S`.
+
+        Overloaded engines come before those with room, and the worst come first.
+        """
         for finding in findings(engines):
             key = finding.engine, finding.figure
             first_s = self._seen[key][0] if key in self._seen else now_s
@@ -242,7 +254,10 @@ class ImbalanceKeeper:
 
 
 def differences(engines: Sequence[EngineFigures]) -> list[str]:
-    """Texts for settings in which the engines that are up differ, a frequent cause of imbalance."""
+    """Return a text for each setting that differs between engines, a frequent cause of imbalance.
+
+    Engines that are down are left out.
+    """
     up = [engine for engine in engines if engine.is_up and engine.info is not None]
     found = [
         f"{' and '.join(names)} are one and the same engine"
@@ -276,7 +291,11 @@ _SETTINGS = (
 def _by_value(
     engines: Sequence[EngineFigures], values: Sequence[object]
 ) -> list[tuple[object, list[str]]]:
-    """(value, names of engines with it) pairs. Engines with an unknown value are left out."""
+    """Group engines by value. Engines with an unknown value are left out.
+
+    Returns:
+        (value, names of the engines with it) pairs.
+    """
     names: dict[object, list[str]] = {}
     for engine, value in zip(engines, values, strict=True):
         if value is not None:
@@ -285,7 +304,10 @@ def _by_value(
 
 
 def _difference(label: str, names: Mapping[object, list[str]]) -> str | None:
-    """Text naming the engines that differ from the majority, or all if there is no majority."""
+    """Return a text that names the engines whose value differs from that of the majority.
+
+    Without a majority, it names all engines. Returns None if all values are equal.
+    """
     if len(names) < 2:
         return None
     counts = Counter({value: len(those) for value, those in names.items()})

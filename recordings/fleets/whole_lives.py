@@ -1,4 +1,8 @@
-"""`WholeLives`: joins the lives of requests across a prefill and a decode engine."""
+"""`WholeLives`: follows requests that are prefilled in one engine and decoded in another.
+
+The two engines know the same request under different ids. A life is all that is known of the
+request in both.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,7 +14,10 @@ KEPT_NS = 60_000_000_000  # how long a life is kept after its end
 
 
 class WholeLife(NamedTuple):
-    """One request. Times are of the clock that both engines share; None: not yet, or unknown."""
+    """One request in its prefill and its decode engine.
+
+    Times are of the clock that both engines share; None: not yet, or unknown.
+    """
 
     prefill: str  # name of the prefill engine
     request_id: int  # in the prefill engine
@@ -28,7 +35,10 @@ class WholeLife(NamedTuple):
 
 
 class WholeLives:
-    """The whole lives in one fleet. Belongs to the screen's thread."""
+    """Joins what the prefill and decode engines of one fleet tell of each request.
+
+    Belongs to the screen's thread.
+    """
 
     def __init__(self) -> None:
         self._lives: dict[tuple[str, int], WholeLife] = {}
@@ -67,7 +77,7 @@ class WholeLives:
 
     @property
     def now_ns(self) -> int:
-        """Time of the newest message of the engines."""
+        """Engine time of the newest message of all engines."""
         return self._now_ns
 
     def _take_prefills(self, name: str, state: SessionState) -> None:
