@@ -36,7 +36,7 @@ def shared_bytes(num_engines: int) -> int:
 
 
 class FleetEvent(NamedTuple):
-    """An engine appeared, went down, fell silent, restarted or changed its state."""
+    """A line of the event list: an engine appeared, went down, fell silent, restarted or paused."""
 
     wall_s: float  # Unix time
     name: str
