@@ -1,8 +1,8 @@
-"""An autopilot: moves knobs to hold a service level, based on the steps of a running engine.
+"""An autopilot: changes knobs to hold a service level, based on the steps of a running engine.
 
 May import: engine.client, engine.protocol, engine.protocol.settings, engine.simulation,
   engine.transport, recordings.history, recordings.live, recordings.simulation,
   recordings.state.
 `pilot.py` decides, without contact to an engine. `step_samples.py` tells it the engine's speed,
-`load.py` the load. `live_pilot.py` feeds it the steps of an engine and carries out its moves.
+`load.py` the load. `live_pilot.py` feeds it the steps of an engine and sends its decisions there.
 """

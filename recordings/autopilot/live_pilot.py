@@ -1,6 +1,7 @@
 """`LivePilot`: an autopilot for a running engine.
 
-It moves the knobs under a lease: if this process dies or is cut off, the engine restores them.
+It changes knobs under a lease that it must renew: if this process dies or is cut off, the lease
+expires and the engine restores the knobs.
 """
 
 from typing import NamedTuple
@@ -25,7 +26,7 @@ _SAME = 0.1  # relative; in shadow mode, a proposal closer to the last one is no
 
 
 class Moved(NamedTuple):
-    """A move that was made, or in shadow mode would have been made."""
+    """A change of knobs that was made, or that would have been made in shadow mode."""
 
     before: dict[str, KnobValue]
     move: Move
@@ -33,19 +34,21 @@ class Moved(NamedTuple):
 
 
 class LivePilot:
-    """Belongs to one thread, which calls `tick` a few times a second and `close` at the end.
+    """Follows one engine and changes its knobs to hold an ITL level.
+
+    Belongs to one thread, which calls `tick` a few times a second and `close` at the end.
 
     Args:
         itl_ms: the ITL level to hold.
-        who: name for the engine's audit trail.
-        is_shadow: only propose moves, and change nothing.
+        who: the name under which the engine's audit trail shows the changes.
+        is_shadow: only propose changes, and make none.
 
     Attributes:
-        ended: why it has stopped; None while it works.
-        held: the knobs that it has moved, with their values.
+        ended: why the autopilot has stopped; None while it works.
+        held: the knobs that the autopilot has changed, with their present values.
 
     Raises:
-        ConfigError: the engine has no token budget to move.
+        ConfigError: the engine has no token budget to change, or a lease on knobs is held already.
         EngineUnreachable: no engine answers.
     """
 
@@ -84,10 +87,13 @@ class LivePilot:
         return self._pilot.late_share
 
     def tick(self, now_s: float) -> Moved | None:
-        """Process new messages, and move the knobs if that is due. Does nothing once it has ended.
+        """Process new messages, and change the knobs if that is due. Does nothing after `ended`.
 
         Args:
             now_s: monotonic time in seconds.
+
+        Returns:
+            The change made or proposed; None without one.
         """
         if self.ended is None:
             self._begun_s = now_s if self._begun_s is None else self._begun_s
@@ -96,7 +102,11 @@ class LivePilot:
         return self._steer(now_s) if self.ended is None else None
 
     def close(self) -> dict[str, KnobValue]:
-        """Restore the knobs and return their original values. If that fails, the lease does it."""
+        """Restore the knobs and return their original values.
+
+        If the engine refuses or does not answer, returns {}; the engine restores them when the
+        lease expires.
+        """
         try:
             before = {name: self._before[name] for name in self.held}
             if before:
@@ -135,7 +145,10 @@ class LivePilot:
                 self._newest_ns = message.tokens_ns
 
     def _look(self, now_s: float) -> None:
-        """Check the telemetry, and end if it is lost or comes from another engine."""
+        """Check the telemetry.
+
+        End the autopilot if none comes, or if it comes from another engine.
+        """
         assert self._begun_s is not None
         if self._source.status == "live":
             self._is_joined = True
@@ -179,7 +192,11 @@ class LivePilot:
         return Moved(before, move, step)
 
     def _send(self, changes: dict[str, KnobValue], reason: str, now_s: float) -> int | None:
-        """Set knobs and return the first step with the values; None if refused (see `ended`)."""
+        """Set knobs and return the first step with the new values.
+
+        Returns None if that failed. Then the autopilot has ended, unless another client's change
+        came first.
+        """
         try:
             ack = self._client.set_knobs(
                 changes, self._who, self._version, reason=reason[:_MAX_REASON], lease_s=LEASE_S

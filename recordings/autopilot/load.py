@@ -1,4 +1,4 @@
-"""`Load`: the present load of an engine, from its last seconds of steps."""
+"""`Load`: the present load of an engine (decodes, prompts, late tokens), from its last steps."""
 
 from collections import deque
 from typing import NamedTuple
@@ -13,7 +13,7 @@ _DECODE = int(Phase.DECODE)
 
 
 class _SeenStep(NamedTuple):
-    """The load in one step."""
+    """What one step adds to the load."""
 
     step: int
     time_ns: int
@@ -26,11 +26,12 @@ class _SeenStep(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """How well the level was kept.
+    """How well the ITL level was kept over some steps.
 
     Attributes:
-        late_share: share of late gaps; 0 without gaps.
-        has_prefill: whether a step had prefill, so that a smaller budget would shorten it.
+        late_share: share of the gaps between tokens that were longer than the level; 0 without
+            gaps.
+        has_prefill: whether any step had prefill, so that a smaller budget would shorten it.
         is_limited: whether the budget limited at least one step.
     """
 
@@ -41,13 +42,14 @@ class Judgement(NamedTuple):
 
 
 class Load:
-    """The steps of the last `WINDOW_S` seconds.
+    """The load of an engine, from its steps of the last `WINDOW_S` seconds.
 
     Args:
-        level_ns: a longer gap between two tokens of a request is late.
+        level_ns: the ITL level. A longer gap between two tokens of a request is late.
 
     Attributes:
-        num_gaps, num_late: counts over all steps since the start, not only the last ones.
+        num_gaps, num_late: gaps between tokens, and late ones, since the start (not only in the
+            window).
     """
 
     def __init__(self, level_ns: int) -> None:
@@ -90,7 +92,7 @@ class Load:
             self._steps.popleft()
 
     def forget_ended(self) -> None:
-        """Forget requests that got no token for `_FORGOTTEN_S`."""
+        """Forget requests that got no token for `_FORGOTTEN_S`, as they have probably ended."""
         newest_ns = self._steps[-1].time_ns if self._steps else 0
         oldest_ns = newest_ns - _FORGOTTEN_S * 1e9
         self._last_token_ns = {
@@ -100,7 +102,7 @@ class Load:
         }
 
     def judgement(self, first_step: int) -> Judgement:
-        """Judge the steps from `first_step` on."""
+        """Judge how well the level was kept in the steps of the window from `first_step` on."""
         steps = [step for step in self._steps if step.step >= first_step]
         num_gaps = sum(step.num_gaps for step in steps)
         num_late = sum(step.num_late for step in steps)
@@ -113,11 +115,15 @@ class Load:
 
     @property
     def num_decodes(self) -> int:
-        """The largest number of decodes in a step."""
+        """The largest number of decodes in any step of the window."""
         return max((step.num_decodes for step in self._steps), default=0)
 
     def full_step(self, budget: int, num_decodes: int) -> StepShape:
-        """The largest step with this budget: decodes, and prefills of the longest prompts seen."""
+        """Return the shape of a step that fills this budget and takes longest.
+
+        It has `num_decodes` decodes with the mean context seen. The rest of the budget goes to
+        prefills as long as the longest seen.
+        """
         decodes = sum(step.num_decodes for step in self._steps)
         context = sum(step.num_context_tokens for step in self._steps) / max(1, decodes)
         length = max(1, *(step.prompt_end for step in self._steps))

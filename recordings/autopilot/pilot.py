@@ -1,10 +1,12 @@
-"""`Autopilot`: moves the token budget, and if needed the seats, to hold an ITL level.
+"""`Autopilot`: changes the token budget, and if needed the seats, to hold an ITL level.
 
-Decodes are in every step, so a gap between tokens is as long as a step, and a step that fills its
-budget with prefill is the longest. A model of step times, refitted again and again, predicts the
-largest budget that keeps such a step within the level. A larger budget would break the level; a
-smaller one would cost TTFT and throughput. A margin, learnt from the share of late gaps, corrects
-the model. Before a model can be fitted, late gaps halve the budget, and few late gaps raise it.
+Decodes are in every step, so the gap between two tokens of a request is as long as a step. The
+longest steps are those that fill their budget with prefill. A model of step times is refitted again
+and again. It predicts the largest budget with which such a full step stays within the level. A
+larger budget would break the level; a smaller budget would cost TTFT and throughput.
+
+A margin corrects the model; it is learnt from the share of late gaps. Before a model can be fitted,
+the budget is halved when many gaps are late, and raised when few are.
 """
 
 import math
@@ -33,19 +35,20 @@ _P95 = 1.645  # standard deviations
 
 
 class Move(NamedTuple):
-    """Knobs to set, and why."""
+    """A change of knobs that the autopilot wants, and the reason for it."""
 
     changes: dict[str, int]
     reason: str
 
 
 class Autopilot:
-    """Belongs to one thread. Time is the engine's.
+    """Decides how to change the knobs. Belongs to one thread. Times are engine time.
 
     Args:
         itl_ms: the level, which 95 % of the gaps between tokens should keep.
-        specs: the engine's knobs. A knob that is missing is not moved.
-        knobs: the present values. Seats never go above the present value; the budget may.
+        specs: the engine's knobs. The autopilot leaves out a knob that is missing here.
+        knobs: the present values. Seats are never raised above the present value; the budget may
+            be.
     """
 
     def __init__(
@@ -76,13 +79,20 @@ class Autopilot:
         self._before = step
 
     def take_knobs(self, knobs: Mapping[str, KnobValue], effective_step: int) -> None:
-        """Note changed knobs, whether by a move or by another client."""
+        """Note new values of the knobs, whether set by the autopilot or by another client.
+
+        Args:
+            effective_step: the first step with the new values.
+        """
         self._budget = _whole(knobs.get(BUDGET, self._budget))
         self._seats = _whole(knobs.get(SEATS, self._seats))
         self._judged_from = effective_step
 
     def decide(self, now_ns: int) -> Move | None:
-        """The next move, or None. Call it often; it decides once per `PERIOD_S`."""
+        """Return the next change of knobs, or None.
+
+        Call it often; it decides once per `PERIOD_S`.
+        """
         if now_ns - self._decided_ns < PERIOD_S * 1e9 or self._before is None:
             return None
         self._decided_ns = now_ns
@@ -132,7 +142,10 @@ class Autopilot:
         return self._by_seats(step_s, aim_s)
 
     def _by_seats(self, step_s: Callable[[int, int], float], aim_s: float) -> Move | None:
-        """Move the seats, if steps are too long even with the smallest prefill."""
+        """Change the number of seats if steps are too long even with the smallest prefill.
+
+        Raises it again when seats do not limit the load.
+        """
         if SEATS not in self._specs:
             return None
         fits = _largest(
@@ -148,7 +161,7 @@ class Autopilot:
         return self._move(SEATS, seats, reason)
 
     def _correct(self) -> None:
-        """Adjust the margin to the share of late gaps, which shows the error of the model."""
+        """Adjust the margin: many late gaps show that the model's steps are too short."""
         judged = self._load.judgement(self._judged_from)
         if judged.num_gaps < _FEWEST_GAPS:
             return

@@ -1,4 +1,4 @@
-"""`StepFeed`: a journal that hands steps and changes to another thread."""
+"""`StepFeed`: a journal that hands steps and knob changes to another thread."""
 
 from collections import deque
 
@@ -9,14 +9,20 @@ _MAX_WAITING = 20_000  # beyond that, the oldest are dropped
 
 
 class StepFeed(Journal):
-    """A queue that the source's thread fills and one other thread empties."""
+    """A queue of steps, knob changes and audit messages.
+
+    The source's thread fills it, and one other thread empties it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._waiting: deque[StepRecord | KnobsChanged | Audited] = deque(maxlen=_MAX_WAITING)
 
     def take_new(self) -> list[StepRecord | KnobsChanged | Audited]:
-        """Return the messages since the last call."""
+        """Return the messages that came since the last call.
+
+        Of very many, the oldest are dropped.
+        """
         return [self._waiting.popleft() for _ in range(len(self._waiting))]
 
     def _take(self, sequence: int, message: Telemetry, payload: bytes) -> None:

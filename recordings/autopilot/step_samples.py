@@ -1,7 +1,8 @@
-"""`StepSamples`: the newest steps of every kind seen, to fit a step-time model on.
+"""`StepSamples`: the newest steps of every shape seen, to fit a model of step times on.
 
-An engine that serves one kind of load for an hour would fill a plain window with equal steps, and
-displace the steps of other loads. So a few steps of each kind are kept.
+A plain window of the newest steps would not do: an engine that serves one load for an hour would
+fill it with equal steps, and displace the steps of other loads. So a few steps of each shape are
+kept.
 """
 
 from collections import Counter, deque
@@ -15,7 +16,11 @@ _EVERY = 4  # once a kind is full, only one of so many of its steps is kept
 
 
 class StepSamples:
-    """A kind is a power of two of prefill tokens and of decodes. There are at most some 150."""
+    """Keeps the newest steps of each kind.
+
+    Steps are of one kind if both their prefill tokens and their decodes round to the same powers of
+    two. There are at most some 150 kinds.
+    """
 
     def __init__(self) -> None:
         self._by_kind: dict[tuple[int, int], deque[SeenStep]] = {}
