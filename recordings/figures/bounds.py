@@ -1,4 +1,4 @@
-"""`FigureBound`: a figure with a bound, as people write it: `itl_p99 > 50ms`."""
+"""`FigureBound`: a metric with a bound, as people write it: `itl_p99 > 50ms`."""
 
 import re
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ _SUFFIXES: dict[FigureUnit, dict[str, float]] = {
 
 
 class BoundError(Exception):
-    """A bound is invalid.
+    """The text of a bound is invalid.
 
     Attributes:
         place: index of the offending character, from 0.
@@ -37,11 +37,11 @@ class BoundError(Exception):
 
 
 class FigureBound(NamedTuple):
-    """A figure, a relation and a value.
+    """A metric, a relation and a value, such as `itl_p99 > 50ms`.
 
     Attributes:
-        value: in the unit of the figure.
-        end: index in the text after the bound, where other parsers may continue.
+        value: in the unit of the metric.
+        end: index of the character after the bound in the text, where other parsers may continue.
     """
 
     figure: FigureSpec
@@ -50,7 +50,7 @@ class FigureBound(NamedTuple):
     end: int
 
     def holds(self, measured: float) -> bool:
-        """Whether a measured value satisfies the relation to the bound."""
+        """Whether a measured value makes the bound true: `itl_p99 > 50ms` holds for 60."""
         if self.relation == ">":
             return measured > self.value
         if self.relation == "<":
@@ -71,10 +71,10 @@ def parse_bound(
 
     Args:
         is_whole: whether nothing may follow the bound.
-        figures: the figures that may be named.
+        figures: the metrics that may be named.
 
     Raises:
-        BoundError: the text is invalid; the message names the place and what was expected.
+        BoundError: the text is invalid; the message names the position and what was expected.
     """
     place = _skip(text, 0)
     word = _WORD.match(text, place)
@@ -99,10 +99,13 @@ def parse_bound(
 
 
 def parse_value(text: str, place: int, figure: FigureSpec) -> tuple[float, int]:
-    """Parse a value of a figure. Returns it in the figure's unit, and the index after it.
+    """Read a number with an optional unit, from the value of a bound.
+
+    Returns:
+        (the value in the metric's unit, index of the character after it)
 
     Raises:
-        BoundError: there is no number, or the figure cannot have this unit.
+        BoundError: there is no number, or the metric cannot have this unit.
     """
     number = _NUMBER.match(text, place)
     if number is None:
@@ -125,7 +128,7 @@ def parse_value(text: str, place: int, figure: FigureSpec) -> tuple[float, int]:
 
 
 def value_text(figure: FigureSpec, value: float | None) -> str:
-    """A value as shown to people; a dash for None."""
+    """Return a metric's value as shown to people; a dash for None."""
     if value is None:
         return "—"
     if figure.unit == "share":

@@ -12,7 +12,7 @@ Figures = Mapping[str, float | None]  # by name, each in its unit of the table; 
 
 
 class LatencySpread(NamedTuple):
-    """Samples of one kind of latency.
+    """Percentiles of one latency.
 
     Attributes:
         at_ns: rank -> nearest-rank percentile; empty without samples.
@@ -24,12 +24,12 @@ class LatencySpread(NamedTuple):
     within_slo: float | None = None
 
     def at(self, rank: int) -> int | None:
-        """A percentile in nanoseconds; None without samples. Rank 100 is the maximum."""
+        """Return a percentile in nanoseconds; None without samples. Rank 100 is the maximum."""
         return self.at_ns.get(rank)
 
 
 class Sums(NamedTuple):
-    """Sums over steps; None is unknown."""
+    """Sums over steps, from which metrics are computed; None is unknown."""
 
     seconds: float
     num_steps: int
@@ -97,7 +97,7 @@ def figures_of(sums: Sums) -> dict[str, float | None]:
 
 
 def _limits(sums: Sums) -> dict[str, float | None]:
-    """Share of steps that each limit held, among the steps whose limit is known."""
+    """Return the share of steps held back by each limit, among the steps whose limit is known."""
     known = sum(sums.num_limited)
     return {
         f"limit_{limit}": per(number, known)
@@ -106,5 +106,5 @@ def _limits(sums: Sums) -> dict[str, float | None]:
 
 
 def per(part: float | None, whole: float | None) -> float | None:
-    """The ratio of two values; None if one is unknown or `whole` is 0."""
+    """Return `part / whole`; None if one of them is unknown or `whole` is 0."""
     return None if part is None or not whole else part / whole
