@@ -1,4 +1,4 @@
-"""Explains an incident from the messages in memory."""
+"""Explains, from the messages in memory, why tokens were late in an incident."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ _TURN = 1_000
 
 
 class LateSummary(NamedTuple):
-    """Number of requests with late tokens, and a text that explains the worst waits."""
+    """How many requests had late tokens, and a text that explains the worst waits."""
 
     num_late: int
     text: str

@@ -1,4 +1,7 @@
-"""`IncidentFolder`: the folder of incident files, and which are deleted."""
+"""`IncidentFolder`: the folder with incident files.
+
+It deletes the oldest when they grow too large.
+"""
 
 import logging
 from pathlib import Path
@@ -12,10 +15,10 @@ KEEP_LAST = 5  # so many newest incidents are never deleted, whatever their size
 
 
 class IncidentFolder:
-    """The folder of one recorder. Creates it if needed.
+    """The folder into which one recorder writes incidents. It is created if needed.
 
     Args:
-        keep_bytes: most bytes of all incidents, beyond which the oldest are deleted. None: keep
+        keep_bytes: most bytes of all incidents; beyond that, the oldest are deleted. None: keep
             all.
 
     Raises:
@@ -40,7 +43,10 @@ class IncidentFolder:
         return path
 
     def delete_old(self) -> int:
-        """Delete the oldest ones beyond the limit, never the last `KEEP_LAST`. Returns how many."""
+        """Delete the oldest files beyond the limit, but never the last `KEEP_LAST`.
+
+        Returns how many.
+        """
         if self._keep_bytes is None:
             return 0
         found = [(path, path.stat().st_size) for path, _ in incidents_in(self.path)]

@@ -1,7 +1,8 @@
 """`IncidentKeeper`: watches a live source with alert rules, and writes a file when one fires.
 
-The steps before the rule fired are in the memory of the source. Rules that fire during an open
-incident belong to it, so that overlapping incidents become one file.
+An incident begins when a rule fires. The steps before that are still in the source's memory, so the
+file has them too. Rules that fire during an open incident belong to the same incident: it becomes
+one file.
 """
 
 import time
@@ -40,7 +41,7 @@ DEFAULT_RULES = (
 
 
 class KeptIncident(NamedTuple):
-    """An incident and its file. Without a file, `error` tells why."""
+    """An incident that is over, and its file. `error` tells why there is no file."""
 
     incident: Incident
     path: Path | None
@@ -49,7 +50,7 @@ class KeptIncident(NamedTuple):
 
 @dataclass(slots=True)
 class _OpenIncident:
-    """An incident that is not written yet."""
+    """An incident that has begun and is not written yet."""
 
     began_s: float
     wall_ns: int
@@ -64,7 +65,8 @@ class IncidentKeeper:
 
     Args:
         source: a live source, whose `History` keeps steps.
-        before_s, after_s: seconds to keep before and after the time in which rules held.
+        before_s, after_s: seconds of steps to keep before the first rule fired, and after the last
+            one stopped holding.
         clock: returns monotonic seconds.
     """
 
@@ -95,7 +97,10 @@ class IncidentKeeper:
         return self._open is not None
 
     def look(self) -> KeptIncident | None:
-        """Measure once more. Returns an incident if one was completed and written."""
+        """Measure the source and check the rules.
+
+        Returns an incident if it was completed just now.
+        """
         now_s = self._clock()
         self.judge.take(self._meter.measure(), now_s)
         bad = [each for each in self.judge.firing if each.holds]
@@ -108,7 +113,7 @@ class IncidentKeeper:
         return self._end(self._open, now_s, is_over=not bad)
 
     def close(self) -> KeptIncident | None:
-        """Write the open incident, if there is one."""
+        """Write the open incident, if there is one, without waiting for its end."""
         return None if self._open is None else self._end(self._open, self._clock(), is_over=False)
 
     def _note(self, bad: Sequence[RuleWatch], now_s: float) -> None:
@@ -157,7 +162,10 @@ class IncidentKeeper:
         return self._write(history, first, incident)
 
     def _history_of(self, ended: _OpenIncident) -> History:
-        """The history of the engine that had the incident, which may have restarted since."""
+        """Return the history of the engine that had the incident.
+
+        If the engine has restarted since, that is the previous history of the source.
+        """
         history = self._source.history
         info, previous = history.info, history.previous
         has_changed = info is not None and info.engine_id != ended.engine_id
