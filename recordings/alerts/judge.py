@@ -1,4 +1,4 @@
-"""`Judge`: decides which rules fire. A rule whose value flaps fires only once."""
+"""`Judge`: decides which rules fire. A rule whose condition flaps fires only once."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
@@ -14,8 +14,9 @@ class RuleChange(NamedTuple):
     """A rule has begun or stopped firing.
 
     Attributes:
-        value: at the beginning the value that made it fire, at the end the worst value.
-        seconds: at the end, how long the rule held.
+        is_firing: whether it has begun.
+        value: at the beginning, the value that made it fire; at the end, the worst value.
+        seconds: at the end, the time from when it fired until its condition stopped being true.
     """
 
     rule: Rule
@@ -31,12 +32,12 @@ class RuleChange(NamedTuple):
 
 
 class RuleWatch:
-    """One rule over time.
+    """Follows one rule over time.
 
     Attributes:
-        value: the newest value; None if unknown.
-        worst: the worst value since it fires; None if it does not fire.
-        fired_s: when it began to fire; None if it does not fire.
+        value: the newest value of the rule's metric; None if unknown.
+        worst: the worst value since the rule began to fire; None if it does not fire.
+        fired_s: when the rule began to fire; None if it does not fire.
     """
 
     def __init__(self, rule: Rule) -> None:
@@ -62,7 +63,13 @@ class RuleWatch:
         return self._held_since_s is not None
 
     def take(self, values: Mapping[str, float | None], now_s: float) -> RuleChange | None:
-        """Process the next measurement. If it lacks the rule's figure, nothing changes."""
+        """Process the next measurement, name -> value.
+
+        If it lacks the rule's metric, nothing changes.
+
+        Returns:
+            The change, if the rule begins or stops firing.
+        """
         rule = self.rule
         if rule.figure not in values:
             return None
@@ -106,7 +113,10 @@ class Judge:
         self.watches = [RuleWatch(rule) for rule in rules]
 
     def take(self, values: Mapping[str, float | None], now_s: float) -> list[RuleChange]:
-        """Process the next measurement. Returns the rules that begin or stop firing."""
+        """Process the next measurement.
+
+        Returns a change for each rule that begins or stops firing.
+        """
         changes = [watch.take(values, now_s) for watch in self.watches]
         return [change for change in changes if change is not None]
 

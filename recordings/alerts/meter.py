@@ -1,4 +1,4 @@
-"""`Meter`: measures the figures that rules name, on a live source."""
+"""`Meter`: measures the metrics that rules name, on a live source."""
 
 import time
 from collections import deque
@@ -14,7 +14,7 @@ _RESTARTS_S = WINDOW_S
 
 
 class Meter:
-    """Measures one source. Belongs to one thread.
+    """Measures the metrics of one source for rules. Belongs to one thread.
 
     Args:
         clock: returns monotonic seconds.
@@ -28,7 +28,10 @@ class Meter:
         self._restarts_s: deque[float] = deque()
 
     def measure(self) -> Mapping[str, float | None]:
-        """Values by name. None if there are no samples; no entry if it cannot be measured now."""
+        """Return name -> value. A value is None without samples.
+
+        Metrics that cannot be measured now have no entry.
+        """
         now_s = self._clock()
         history = self._source.history
         self._note_engine(now_s)
@@ -58,14 +61,14 @@ class Meter:
 
 
 def queue_age_s(state: SessionState) -> float:
-    """How long the longest waiting request has waited for admission."""
+    """How long the request that has waited longest has been waiting for admission."""
     waiting = [each for each in state.requests.values() if each.status == "waiting"]
     arrivals = [each.arrival_ns for each in waiting if not each.is_partial]
     return max(0, state.time_ns - min(arrivals)) / 1e9 if arrivals else 0.0
 
 
 def num_stalled(state: SessionState, slo: SLO) -> int:
-    """Number of requests whose next token is overdue at the time of the state."""
+    """Number of requests whose next token is later than the service level allows."""
     if state.state == "paused":
         return 0
     num_late = 0

@@ -42,15 +42,15 @@ class Rule(NamedTuple):
         return self.bound.figure.name
 
     def said(self, value: float | None) -> str:
-        """Text of the rule with a measured value."""
+        """Return the text of the rule with a measured value, such as `itl_p99 > 50ms: 63 ms`."""
         return f"{self.text}: {value_text(self.bound.figure, value)}"
 
 
 def parse_rule(text: str) -> Rule:
-    """Read `FIGURE COMPARISON VALUE [for TIME]`.
+    """Read an alert rule: `FIGURE COMPARISON VALUE [for TIME]`.
 
     Raises:
-        BoundError: the text is invalid; the message names the place.
+        BoundError: the text is invalid; the message names the position.
     """
     bound = parse_bound(text, is_whole=False, figures=KNOWN)
     rest = text[bound.end :]
