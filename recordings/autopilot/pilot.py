@@ -69,7 +69,7 @@ class Autopilot:
 
     @property
     def late_share(self) -> float | None:
-        """Share of late gaps among all gaps between tokens so far; None if there were none."""
+        """Share of late gaps (longer than the level) between tokens so far; None without gaps."""
         return self._load.num_late / self._load.num_gaps if self._load.num_gaps else None
 
     def take_step(self, step: StepRecord) -> None:
@@ -178,7 +178,10 @@ class Autopilot:
             self._margin = min(_MARGINS[1], self._margin * _LOOSEN)
 
     def _move(self, name: str, wanted: float, reason: str) -> Move | None:
-        """A move towards `wanted`, as far as one move may go; None if it would be too small."""
+        """Return a change of knob `name` towards `wanted`, at most by the factors of one move.
+
+        Returns None if the change would be too small, or the engine lacks the knob.
+        """
         if name not in self._specs:
             return None
         now = self._budget if name == BUDGET else self._seats

@@ -1,4 +1,4 @@
-"""`Sums` over the steps of a session or a window of it, and `figures_of`, their figures."""
+"""`Sums` over the steps of a session or a part of it, and `figures_of`: the metrics from them."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -58,7 +58,10 @@ class Sums(NamedTuple):
 
 
 def figures_of(sums: Sums) -> dict[str, float | None]:
-    """Value of each figure of `FIGURES`, in its unit; None if unknown or without samples."""
+    """Return name -> value of each metric in `FIGURES`.
+
+    Values are in the metric's unit; None if unknown or without samples.
+    """
     found: dict[str, float | None] = {}
     for kind in KINDS:
         spread = sums.latencies[kind]

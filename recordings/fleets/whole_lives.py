@@ -48,10 +48,14 @@ class WholeLives:
     def look(
         self, engines: Sequence[EngineFigures], states: Sequence[SessionState]
     ) -> tuple[WholeLife, ...]:
-        """The present lives, in order of arrival; empty if there is no prefill engine.
+        """Return the lives of current requests, in order of arrival.
+
+        The result is empty if no engine is a prefill engine. Ended requests are included for
+        `KEPT_NS`.
 
         Args:
-            states: the state of each of `engines`.
+            engines: metrics of all engines.
+            states: the session's state of each of `engines`.
         """
         if not any(each.info is not None and each.info.role == "prefill" for each in engines):
             self._lives.clear()

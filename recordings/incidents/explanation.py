@@ -20,7 +20,7 @@ class LateSummary(NamedTuple):
 
 
 def explained(history: History, first: int | None) -> LateSummary:
-    """Explain the late tokens from a step on (None: from the oldest in memory)."""
+    """Explain the late tokens of the steps from `first` on; None: from the oldest in memory."""
     follower = history.follow(first)
     state, num_messages = follower.state, follower.num_ahead
     messages: list[tuple[Telemetry, bool]] = []
