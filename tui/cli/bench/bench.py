@@ -34,7 +34,7 @@ def throughput(
     json_file: str | None,
     flags: Mapping[str, Any],
 ) -> None:
-    """Measure the throughput, and print the figures.
+    """Run a fixed set of requests through an engine in this process, and print its throughput.
 
     Raises:
         WrongUsage: an option is not valid.
@@ -187,7 +187,7 @@ def _document(
 
 
 def _lengths(option: str, text: str) -> tuple[int, int]:
-    """Parse 'LOW:HIGH', or one number for both ends."""
+    """Parse a range of token counts: 'LOW:HIGH', or one number for both."""
     low, _, high = text.partition(":")
     try:
         bounds = (int(low), int(high or low))
@@ -206,7 +206,10 @@ def _check_number(option: str, value: int | None, low: int) -> None:
 
 
 def _writable(name: str | None) -> Path | None:
-    """Return the path; raise CommandFailed now rather than after minutes of measuring."""
+    """Return the path of the output file. Raises CommandFailed if it cannot be written.
+
+    The check comes first, so that an error does not come after minutes of measuring.
+    """
     if name is None:
         return None
     file = Path(name)

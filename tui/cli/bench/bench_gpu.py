@@ -43,12 +43,13 @@ def gpu(
     *,
     quick: bool,
 ) -> None:
-    """Measure, write a report and print its table.
+    """Measure a GPU, write a report of the results and print it as a table.
 
     Raises:
         WrongUsage: an option is not valid.
         CommandFailed: there is no GPU, or a file cannot be written.
-        Interrupted: a signal ended it early; the report has what was measured until then.
+        Interrupted: a signal ended the measuring early; the report has what was measured until
+            then.
     """
     if not LEAST_S <= time_limit < float("inf"):
         raise WrongUsage(f"--time-limit: expected {LEAST_S:g} seconds or more, got {time_limit:g}")
@@ -94,7 +95,11 @@ def gpu(
 
 
 def show(files: list[str]) -> None:
-    """Print one report, or two side by side. Raises CommandFailed if one cannot be read."""
+    """Print one earlier report, or two side by side.
+
+    Raises:
+        CommandFailed: a report cannot be read.
+    """
     if len(files) > 2:
         raise WrongUsage(f"--show: one file or two, not {len(files)}")
     reports = []
@@ -145,7 +150,7 @@ def _announcement(
 
 
 def _recordings(folder: str | None, letters: str) -> dict[str, str]:
-    """Return the file for each batching mode that is to be recorded."""
+    """Return the path of the recording for each batching mode that is to be recorded."""
     if folder is None:
         return {}
     if "h" not in letters:
@@ -166,7 +171,7 @@ def _slug(name: str) -> str:
 
 @contextmanager
 def _all_signals_interrupt() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the bench like Ctrl-C, which keeps what was measured."""
+    """Let SIGTERM and SIGHUP interrupt the bench as Ctrl-C does, which keeps what was measured."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

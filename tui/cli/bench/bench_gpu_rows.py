@@ -1,4 +1,7 @@
-"""Puts the figures of a report of `stepscope bench gpu` into words, one by one."""
+"""Turns the measurements in a report of `stepscope bench gpu` into rows of text.
+
+A report has parts, lettered a to j, such as decode or prefill. Most parts are run for each model.
+"""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -9,7 +12,13 @@ from stepscope.tui.views.format import three_digits
 
 
 class Row(NamedTuple):
-    """One figure; `column` is the model, or for kernels the contender."""
+    """One measurement as text.
+
+    Attributes:
+        column: the model, or in the part on kernels, which implementation of the kernel was
+            measured.
+        value: the number behind `text`, to compare two reports.
+    """
 
     label: str
     column: str
@@ -18,7 +27,7 @@ class Row(NamedTuple):
 
 
 def rows_of(report: Report, outcome: PartOutcome) -> Iterator[Row]:
-    """Yield the figures of one part on one model."""
+    """Yield the measurements of one part of the report on one model."""
     column = outcome.model or ""
     if outcome.part == "a":
         yield from _ceilings(report)

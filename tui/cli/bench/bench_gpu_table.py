@@ -50,7 +50,7 @@ def table(report: Report) -> Iterator[str]:
 
 
 def side_by_side(first: Report, second: Report) -> Iterator[str]:
-    """Yield two reports figure by figure, with the ratio of the second to the first."""
+    """Yield two reports as lines, measurement by measurement, with the ratio of second to first."""
     for name, report in (("1", first), ("2", second)):
         for place, line in enumerate(_head(report)):
             yield (f"{name}  " if place == 0 else "   ") + line
@@ -84,7 +84,13 @@ def side_by_side(first: Report, second: Report) -> Iterator[str]:
 
 
 def _beside(cells: Sequence[tuple[str, str, str, str]]) -> Iterator[str]:
-    """Yield name, both texts and ratio in one line each, or in three if that is too wide."""
+    """Yield one line for each measurement of two reports: name, both texts, ratio.
+
+    If a line would be wider than `WIDTH`, each measurement gets three lines.
+
+    Args:
+        cells: (name, text of the first report, text of the second, ratio).
+    """
     lines = list(_aligned([("", "1", "2", "2 / 1"), *cells] if cells else []))
     if max(map(len, lines), default=0) <= WIDTH:
         yield from lines
@@ -123,7 +129,11 @@ def _title(part: str) -> Iterator[str]:
 
 
 def _settings(outcome: PartOutcome, described: set[str]) -> Iterator[str]:
-    """Yield how a part was run; `described` has the models whose engine was described before."""
+    """Yield lines on the settings with which a part of the report was run.
+
+    Args:
+        described: models whose engine was described in an earlier part. This function adds to it.
+    """
     settings, on = outcome.settings, outcome.model or ""
     words: list[str] = []
     if "implementation" in settings and on not in described:
@@ -168,7 +178,10 @@ def _wrapped(text: str) -> Iterator[str]:
 
 
 def _pivoted(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield a table of labels and columns; if it is too wide, one column below the other."""
+    """Yield a table with a line for each label and a column for each model.
+
+    If the table is too wide, the columns are printed one below the other.
+    """
     columns = list(dict.fromkeys(row.column for row in rows))
     labels = list(dict.fromkeys(row.label for row in rows))
     found = {(row.label, row.column): row.text for row in rows}
@@ -184,7 +197,7 @@ def _pivoted(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _listed(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield a line for each case, with its contenders in a row, the fastest first."""
+    """Yield one line for each case of a kernel: its implementations in a row, the fastest first."""
     for label in dict.fromkeys(row.label for row in rows):
         ranked = sorted((r for r in rows if r.label == label), key=lambda row: row.value or 0.0)
         texts = ", ".join(f"{row.column} {row.text}" for row in ranked)

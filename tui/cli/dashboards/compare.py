@@ -45,10 +45,12 @@ def compare(
     output: str | None = None,
     size: str = "120x40",
 ) -> None:
-    """Open the compare screen on a terminal; elsewhere, or with an option, print or draw.
+    """Compare two runs, on the compare screen of a terminal, as text, as JSON or as a picture.
+
+    Without a terminal, the comparison is printed.
 
     Args:
-        b: the run to compare A with; None: compare A before and after `mark`.
+        b: the run to compare A with; None: compare the parts of A before and after `mark`.
 
     Raises:
         RecordingError: a file is not a recording.
@@ -99,10 +101,11 @@ def compare(
 def _compared_as(
     settings: DashboardSettings, flags: Mapping[str, Any], files: Sequence[str]
 ) -> DashboardSettings:
-    """Return the settings with the service levels of the first recording that carries any.
+    """Return the settings, with the service levels by which both runs are judged.
 
-    If the other recording carries other levels and no option overrides them, a line on stderr says
-    which recording counts.
+    These are the levels stored in the first recording that has any, unless an option or the
+    environment overrides them. If the other recording has other levels, a line on stderr says which
+    recording counts.
 
     Raises:
         CommandFailed, RecordingError: a file is not a recording.
@@ -147,7 +150,11 @@ def _draw(
 
 
 def endpoint_of(name: str) -> Endpoint | None:
-    """Return the live engine with this name; None if it names a file or a sample, which win."""
+    """Return the endpoint of the running engine with this name.
+
+    Returns None if no engine has the name, or if a file or a sample recording has it too: that
+    wins.
+    """
     if name.startswith(("ipc://", "tcp://")):
         return Endpoint.parse(name)
     try:
@@ -188,7 +195,7 @@ def _alignment(align: str | None) -> Align | None:
 def open_feeds(
     a: str, b: str | None, mark: str | None, slo: SLO
 ) -> tuple[RecordingFeed, RecordingFeed]:
-    """Open two recordings, or the two parts of one recording before and after a mark.
+    """Open two recordings, or the parts of one recording before and after a mark.
 
     Raises:
         RecordingError: a file is not a recording.
@@ -242,7 +249,7 @@ def split_at(recording: Recording, mark: str) -> Split:
 
 
 def _read(comparer: Comparer, progress: Progress) -> None:
-    """Read one side after the other, then compare them."""
+    """Read first run A, then run B, and then compare them."""
     for feed in comparer.feeds:
         while not feed.is_done:
             feed.read(time.monotonic() + 0.2)

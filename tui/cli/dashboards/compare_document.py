@@ -81,7 +81,7 @@ def _load(load: LoadDifference) -> dict[str, Any]:
 
 
 def _interval(figure: Figure) -> list[float | None] | None:
-    """Return the interval of B / A; None is an end that is unknown."""
+    """Return the confidence interval of the ratio B / A; None for an end that is unknown."""
     if figure.interval is None:
         return None
     low, high = figure.interval
@@ -89,7 +89,7 @@ def _interval(figure: Figure) -> list[float | None] | None:
 
 
 def _number(value: float) -> float | None:
-    """Return None for infinity, which JSON does not have."""
+    """Return the number, or None if it is infinite, which JSON cannot say."""
     return value if math.isfinite(value) else None
 
 

@@ -30,11 +30,11 @@ def run_compare(
     settings: DashboardSettings,
     live: dict[str, Endpoint],
 ) -> None:
-    """Show the comparison until the operator leaves.
+    """Show the comparison on the screen until the operator leaves.
 
     Args:
         b: the run to compare A with; None: A is divided at `split`.
-        live: those of the two that are engines, by name.
+        live: name -> endpoint, if A or B is a running engine.
 
     Raises:
         RecordingError: a file is not a recording.
@@ -59,7 +59,7 @@ def draw_compare(
     path: Path,
     size: tuple[int, int],
 ) -> None:
-    """Read both sides, then write the compare screen as a picture.
+    """Read both runs, then write the compare screen into a picture file.
 
     Raises:
         RecordingError: a file is not a recording, or the picture cannot be written.
@@ -87,7 +87,11 @@ def _compared(
     settings: DashboardSettings,
     live: dict[str, Endpoint],
 ) -> "Iterator[tuple[ReplaySource | Subscriber, tuple[Origin, Origin]]]":
-    """Yield the source that the dashboard shows, and both sides of the comparison."""
+    """Start the source that the dashboard shows, and stop it at the end of the block.
+
+    Yields:
+        (the source, (where to read run A from, where to read run B from))
+    """
     shown = b if b is not None and b in live else a
     source = _source(shown, live, settings)
     source.start()

@@ -37,13 +37,13 @@ _COMMENT_COLUMN = 44
 def config(
     section: str | None, path_only: bool, flags: Mapping[str, Any], like: str | None = None
 ) -> None:
-    """Print the settings.
+    """Print the settings, each with its value and where the value comes from.
 
     Args:
         section: print only this section; None: all.
         path_only: print only the path of the config file.
         flags: options of `[dashboard]` that were given.
-        like: print only the defaults of this engine beside ours.
+        like: another engine, such as vLLM: print only its defaults beside ours.
 
     Raises:
         WrongUsage: there is no such section, or the file or the environment is not valid.
@@ -136,7 +136,7 @@ def _toml(value: Any) -> str:
 
 
 def _described_default(field: msgspec.structs.FieldInfo) -> str:
-    """Return the default that a field's description states in words; empty if it states none."""
+    """Return "default: ..." from the description of a field; empty if the description has none."""
     _, meta = base_and_meta(field)
     found = re.search(r"\((default: [^)]*)\)", meta.description or "")
     return found[1] if found else ""

@@ -1,4 +1,4 @@
-"""What all commands that open the dashboard need: a terminal, a history and settings."""
+"""What the commands that open the dashboard share: check the terminal, make history and options."""
 
 import os
 from collections.abc import Callable
@@ -35,7 +35,11 @@ def new_history(
 
 
 def need_terminal(otherwise: str) -> None:
-    """Raise WrongUsage if there is no terminal to draw on; `otherwise` says what to do then."""
+    """Raise WrongUsage if there is no terminal to draw on.
+
+    Args:
+        otherwise: what the user can do instead, for the message.
+    """
     if (stream := no_terminal()) is not None:
         raise WrongUsage(f"the dashboard needs a terminal, and {stream} is not one; {otherwise}")
     if (why_not := cannot_be_drawn_on(os.environ)) is not None:
@@ -51,11 +55,13 @@ def run_live(
     news: Callable[[], str | None] | None = None,
     tour: Tour | None = None,
 ) -> None:
-    """Show the dashboard of a started source until the operator leaves it.
+    """Show the dashboard of a running engine until the operator leaves it.
 
     Args:
-        keeps_levels: as in `dashboard_options`.
-        news, tour: as in `run_dashboard`.
+        source: already started.
+        keeps_levels: whether service levels changed in the dashboard are saved for next time.
+        news: called in every frame; returns a notice for the operator, or None.
+        tour: a guided tour, shown above the screen.
     """
     # Textual loads slowly: imported here, so that a wrong endpoint is reported at once.
     from stepscope.tui.app.run import run_dashboard
@@ -74,7 +80,7 @@ def run_live(
 
 
 class DashboardOptions(TypedDict):
-    """The arguments of `run_dashboard` that come from the settings."""
+    """The arguments of `run_dashboard` that come from settings and config file."""
 
     readonly: bool
     fps: float | None
@@ -89,7 +95,7 @@ class DashboardOptions(TypedDict):
 
 
 def dashboard_options(settings: DashboardSettings, keeps_levels: bool = True) -> DashboardOptions:
-    """Return the settings and the keys of the config file, for `run_dashboard`.
+    """Return the arguments of `run_dashboard` that come from the settings and the config file.
 
     Args:
         keeps_levels: whether service levels changed in the dashboard are saved for next time.

@@ -57,7 +57,7 @@ def demo(
     rate: str | None = None,
     simulated: SimulatedGpu | None = None,
 ) -> None:
-    """Run the demo with the dashboard; or without a screen, with a summary after `seconds`.
+    """Run engine, workload and dashboard; or, without a screen, print a summary after `seconds`.
 
     Raises:
         WrongUsage: an option is not valid.
@@ -124,7 +124,7 @@ def demo(
 
 
 def _check_screenshot(path: Path) -> None:
-    """Check that the picture can be written, before the session runs."""
+    """Check, before the session runs, that the picture at its end can be written."""
     if path.suffix.lower() not in PICTURE_SUFFIXES:
         known = f"{', '.join(PICTURE_SUFFIXES[:-1])} or {PICTURE_SUFFIXES[-1]}"
         raise WrongUsage(f"--screenshot: expected a name that ends in {known}, got {path}")
@@ -146,7 +146,7 @@ def _check_writable(option: str, path: Path) -> None:
 
 
 def workload_of(rate: str | None, default: WorkloadSpec) -> WorkloadSpec:
-    """Return the default workload, with the rate of `--rate` if that is given.
+    """Return the default workload of the demo, with the rate of `--rate` if that was given.
 
     Raises:
         WrongUsage: a workload cannot have this rate.
@@ -163,9 +163,9 @@ def _load_lines(workload: WorkloadSpec, costs: StepCosts | None) -> Iterator[str
 
 
 def wait_until_live(engine: EngineProcess, source: Subscriber, stop: StopSignals) -> None:
-    """Wait until the source receives telemetry, so that it sees the first request.
+    """Wait until the source receives telemetry. A signal ends the wait.
 
-    A signal ends the wait.
+    The workload starts afterwards, so that its first request is seen.
 
     Raises:
         CommandFailed: the engine ended, or sent no telemetry in time.
@@ -180,7 +180,10 @@ def wait_until_live(engine: EngineProcess, source: Subscriber, stop: StopSignals
 
 
 class EngineNews:
-    """Called in every frame: returns the notice that the engine has ended, once."""
+    """A function that the dashboard calls in every frame, for a notice to show.
+
+    It returns a notice once, when the engine has ended; otherwise None.
+    """
 
     def __init__(self, engine: EngineProcess) -> None:
         self._engine = engine

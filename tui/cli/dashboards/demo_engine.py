@@ -1,4 +1,4 @@
-"""The engine of `stepscope demo`, by its model: its options and its load."""
+"""The engine of `stepscope demo`: its options and its workload, which depend on the model."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -35,17 +35,17 @@ MAX_SPEED = 1000.0
 
 
 class SimulatedGpu(NamedTuple):
-    """The GPU that the demo simulates instead of using this machine."""
+    """A GPU to simulate, on which the demo's engine seems to run."""
 
     gpu: str
     speed: float  # virtual seconds per second of the wall clock
 
 
 def simulated_gpu(gpu: str | None, speed: float) -> SimulatedGpu | None:
-    """Return what `--simulate` and `--speed` ask for; None if nothing is to be simulated.
+    """Return the GPU and speed of `--simulate` and `--speed`; None if nothing is to be simulated.
 
     Raises:
-        WrongUsage: the speed is out of bounds, or given without a simulation.
+        WrongUsage: the speed is out of bounds, or given without `--simulate`.
     """
     if gpu is None and speed != 1.0:
         raise WrongUsage("--speed goes with --simulate")
@@ -70,7 +70,7 @@ def engine_arguments(
     simulated: SimulatedGpu | None,
     on_progress: Callable[[str], None],
 ) -> tuple[Mapping[str, KnobValue], Callable[[str], None], str]:
-    """Return the arguments of `EngineProcess`: options, the callback for progress, the command."""
+    """Return the arguments of `EngineProcess`: options, callback for progress, and command."""
     if simulated is None:
         return _options(model, with_tokens), on_progress, "serve"
     if with_tokens:
@@ -82,7 +82,7 @@ def engine_arguments(
 
 
 def _options(model: str, with_tokens: bool) -> dict[str, KnobValue]:
-    """Return all options that the demo relies on, so that no config file can break it."""
+    """Return every option that matters to the demo, so that no config file can change it."""
     # `http` is empty: no HTTP server, even if the config file sets one for `serve`.
     is_speaking = model == demo_speaking.NAME
     knobs = demo_speaking.KNOBS if is_speaking else KNOBS

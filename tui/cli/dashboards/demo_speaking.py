@@ -1,4 +1,4 @@
-"""Settings and workload of the demo with a model that speaks, for two CPU cores."""
+"""Settings and workload of the demo with a model that writes real text, for two CPU cores."""
 
 from stepscope.engine.models.cache import smollm2
 from stepscope.engine.protocol.settings.knobs import Knobs

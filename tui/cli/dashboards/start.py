@@ -1,4 +1,4 @@
-"""`stepscope` without a command, in a terminal: the start screen, again after each session."""
+"""`stepscope` alone, in a terminal: the start screen, which comes back after each session."""
 
 import os
 from collections.abc import Mapping
@@ -30,7 +30,10 @@ def can_start() -> bool:
 
 
 def start() -> None:
-    """Show the start screen until the operator quits; it shows errors of sessions as a line."""
+    """Show the start screen, and open what the operator chooses, until the operator quits.
+
+    A session that fails returns to the start screen, which shows the error as a line.
+    """
     # Imported here, because 'stepscope -h' needs no Textual.
     from stepscope.tui.app.leaving import left_on_signals
     from stepscope.tui.screens.start.start import StartApp
@@ -75,12 +78,18 @@ def finder() -> "Finder":
 
 
 def check(choice: StartChoice) -> str | None:
-    """Say in one line why a choice cannot be opened; None if it can. Waits up to two seconds."""
+    """Say in one line why a choice of the start screen cannot be opened; None if it can.
+
+    Takes up to two seconds.
+    """
     return _of_file(choice, _error_of(partial(_try, choice)))
 
 
 def _of_file(choice: StartChoice, error: str | None) -> str | None:
-    """Remove the folder from an error: the list shows it, and the line has no room for it."""
+    """Remove the folder of the chosen file from an error message.
+
+    The start screen's list shows the folder already, and its line has no room for it.
+    """
     if error is None or choice.kind != "file":
         return error
     return error.replace(f"{Path(choice.names[0]).parent}{os.sep}", "")
@@ -101,7 +110,11 @@ def _try(choice: StartChoice) -> None:
 
 
 def _open(choice: StartChoice, flags: Mapping[str, Any]) -> str | None:
-    """Run the session until the operator leaves; return a notice about its end."""
+    """Run the chosen session until the operator leaves it.
+
+    Returns:
+        Why the session failed, as a notice for the start screen; None if it did not.
+    """
     from stepscope.tui.cli.dashboards import demo as demo_command
     from stepscope.tui.cli.dashboards import replay as replay_command
     from stepscope.tui.cli.dashboards import top as top_command

@@ -43,15 +43,15 @@ def top(
     name: str | None = None,
     past_s: float = PAST_S,
 ) -> None:
-    """Show one engine, or several side by side.
+    """Show the dashboard of one engine, or of several side by side.
 
     Args:
-        name: the operator's name for the audit.
-        past_s: see `show_engines`.
+        name: the operator's name for the engine's audit trail.
+        past_s: seconds of earlier steps to load at the start, of each engine.
 
     Raises:
         EngineUnreachable: nothing listens at the endpoint, and no engine is starting there.
-        CommandFailed: of several engines, none answers or is starting.
+        CommandFailed: several engines are meant, and none of them answers or is starting.
     """
     call_me(name)
     check_past(past_s)
@@ -65,12 +65,15 @@ def top(
 
 
 def named_engines(named: Sequence[str]) -> list[str]:
-    """Return the engines that are named, else those of the environment or the config file."""
+    """Return the engines named on the command line, else in the environment or the config file."""
     return list(named) or list(resolve(FleetSettings, "fleet", {}).engines)
 
 
 def engines_to_show(named: Sequence[str]) -> list[Address]:
-    """Return the addresses of `named_engines`, else those of all engines on this machine.
+    """Return the addresses of the named engines; without names, of all engines on this machine.
+
+    Args:
+        named: engines named on the command line; empty: see `named_engines`.
 
     Raises:
         ConfigError: a name is not an endpoint.
@@ -100,7 +103,7 @@ def check_any(endpoints: Sequence[Address]) -> None:
 
     Raises:
         EngineUnreachable: the only engine does not answer, and is not starting.
-        CommandFailed: none of several engines does.
+        CommandFailed: there are several engines, and none answers or is starting.
     """
     if len(endpoints) == 1:
         with contextlib.suppress(EngineStarting):
@@ -148,7 +151,7 @@ def show_engines(
 
     Args:
         is_open: whether to add engines that start on this machine meanwhile.
-        past_s: seconds of each engine's past to load at the start; less each for many engines.
+        past_s: seconds of earlier steps to load of each engine; of many engines, less is loaded.
     """
     known = set(endpoints)
     past_s *= min(1.0, _WITH_WHOLE_PAST / len(endpoints))

@@ -33,10 +33,11 @@ _LEVELS = {"slo_ttft_ms": 1000.0, "slo_itl_ms": 50.0}
 
 
 def tour(chapter: int | None, flags: Mapping[str, Any]) -> None:
-    """Run the tour until the person leaves it.
+    """Run the guided tour until the person leaves it.
 
     Args:
-        chapter: the chapter to begin with, from 1; None: the one where the person left it.
+        chapter: the chapter to begin with, from 1; None: the chapter where the person left last
+            time.
 
     Raises:
         CommandFailed: the engine failed.

@@ -1,4 +1,4 @@
-"""States of alert rules for Prometheus, on their own (`watch`) or with other metrics (`http`)."""
+"""Serves states of alert rules to Prometheus: alone (`watch`) or with other metrics (`http`)."""
 
 import threading
 import time
@@ -26,7 +26,10 @@ MAX_BYTES = 64 * 1024 * 1024
 
 
 class _RuleGauges(Collector):
-    """Gauges of the rules: their states and figures. What is unknown has no sample."""
+    """Prometheus gauges for each rule: whether it fires, and the measured value.
+
+    A gauge without a known value is left out.
+    """
 
     def __init__(self, engine: str, watches: Sequence[RuleWatch]) -> None:
         self._engine = engine
@@ -53,10 +56,12 @@ class _RuleGauges(Collector):
 
 @contextmanager
 def judged_rules(endpoint: Endpoint, rules: Sequence[Rule]) -> Iterator[list[Collector]]:
-    """Judge rules about an engine on a thread of its own, until the end of the block.
+    """Judge alert rules about an engine, on a thread of its own, until the end of the block.
 
-    Yields the gauges of the rules, or nothing to collect if there is no rule. The engine may start
-    later, and may restart.
+    The engine may start later, and may restart.
+
+    Yields:
+        The Prometheus collectors of the rules; empty without rules.
     """
     if not rules:
         yield []
@@ -84,7 +89,7 @@ def judged_rules(endpoint: Endpoint, rules: Sequence[Rule]) -> Iterator[list[Col
 def serve_alert_metrics(
     address: Address | None, engine: str, watches: Sequence[RuleWatch]
 ) -> Iterator[None]:
-    """Answer GET /metrics at `address`, unless it is None, until the end of the block.
+    """Answer GET /metrics at `address` until the end of the block; None: serve nothing.
 
     Raises:
         CommandFailed: the address cannot be bound.

@@ -1,7 +1,7 @@
 """`stepscope chat`: a conversation in the terminal; each answer ends with its latencies.
 
-An answer is a request like any other. The engine's telemetry says when its tokens came, and why the
-slowest one was late.
+An answer is a request like any other. The engine's telemetry tells when its tokens came, and why
+the slowest token was late.
 """
 
 import re
@@ -39,10 +39,10 @@ _CONTROL = re.compile(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]")
 
 
 def chat(endpoint: str | None, model: str | None, temperature: float, max_tokens: int) -> None:
-    """Talk until the input ends.
+    """Read messages from the terminal and print the model's answers, until the input ends.
 
     Args:
-        endpoint: the engine; None: the only one on this machine, or one started for the chat.
+        endpoint: the engine; None: the only engine on this machine, or one started for the chat.
         model: start an engine with this model, even if another engine runs.
 
     Raises:
@@ -66,7 +66,10 @@ def chat(endpoint: str | None, model: str | None, temperature: float, max_tokens
 
 
 def _wait_until_live(source: Subscriber) -> None:
-    """Wait until telemetry arrives, so that the records of the first answer are not missed."""
+    """Wait until telemetry arrives, so that no step of the first answer is missed.
+
+    Gives up after some seconds.
+    """
     deadline_s = time.monotonic() + _TELEMETRY_S
     while source.status != "live" and time.monotonic() < deadline_s:
         time.sleep(_LOOK_S)
@@ -87,7 +90,7 @@ def _engine(endpoint: str | None, model: str | None) -> Iterator[Endpoint]:
 
 
 class _Conversation:
-    """The messages so far; sends each new turn to the engine and prints the answer."""
+    """The messages so far. Sends each new message to the engine and prints the answer."""
 
     def __init__(self, endpoint: Endpoint, source: Subscriber, sampling: SamplingParams) -> None:
         self._endpoint = endpoint
@@ -124,7 +127,11 @@ class _Conversation:
         say("", f"[{self._figures(request_id)}]", "")
 
     def _answer(self, client: ControlClient, stop: StopSignals) -> tuple[int, str]:
-        """Print the answer as it arrives; return the id of its request, and its text."""
+        """Send the conversation to the engine and print the answer as it arrives.
+
+        Returns:
+            (id of the request, text of the answer)
+        """
         asked = client.send(
             Submit(
                 client_id="chat",
@@ -163,7 +170,7 @@ class _Conversation:
             raise CommandFailed(f"the engine is gone: {self._source.error}")
 
     def _figures(self, request_id: int) -> str:
-        """Return TTFT, ITL and the slowest token of a request that has ended, from its records."""
+        """Return a text with TTFT, ITL and slowest token of an answer, from the telemetry."""
         history = self._source.history
         deadline_s = time.monotonic() + _TELEMETRY_S
         while True:
@@ -183,7 +190,10 @@ class _Conversation:
 
 
 def figures_line(life: Life, room: int) -> str:
-    """Say how late an answer's tokens were and why, if possible in at most `room` characters."""
+    """Return a text with an answer's TTFT, ITL and slowest token, and why that token was late.
+
+    It has at most `room` characters if possible.
+    """
     first, *later = life.waits
     parts = [f"TTFT {_ms(first.gap_ns)}"] if first.token_idx == 0 else ["TTFT unknown"]
     slowest = first

@@ -42,7 +42,7 @@ _CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
 
 
 class DoctorFinding(NamedTuple):
-    """One line of the report. Only "bad" makes the command fail."""
+    """One line of the report. The command fails if the level of any line is "bad"."""
 
     level: Literal["ok", "note", "bad"]
     name: str
@@ -50,7 +50,11 @@ class DoctorFinding(NamedTuple):
 
 
 class Extra(NamedTuple):
-    """What `pip install 'stepscope[name]'` adds; `is_needed`: no engine can run without it."""
+    """The packages that `pip install 'stepscope[name]'` adds.
+
+    Attributes:
+        is_needed: whether no engine can run without them.
+    """
 
     name: str
     what_for: str
@@ -82,7 +86,11 @@ EXTRAS = (
 
 
 def doctor() -> None:
-    """Print the findings. Raises CommandFailed if an engine cannot run here."""
+    """Print what is installed, what would be used and what is missing.
+
+    Raises:
+        CommandFailed: an engine cannot run here.
+    """
     bad = []
     for finding in _findings():
         say(f"{finding.level:<5} {finding.name:<16} {finding.text}")

@@ -1,4 +1,4 @@
-"""What the commands share that run an engine in their own process."""
+"""What the commands share that run an engine in their own process (such as `serve`)."""
 
 import logging
 import signal
@@ -13,9 +13,9 @@ _EXTRAS = {"torch", "transformers", "tokenizers", "safetensors", "numpy"}
 
 
 def prepare_process() -> None:
-    """Log warnings to standard error; let signals end the process while the engine loads.
+    """Log warnings to standard error, and let signals end the process while the engine loads.
 
-    Once the engine is ready it installs its own signal handlers.
+    The engine installs its own signal handlers once it is ready.
     """
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
@@ -26,7 +26,7 @@ def prepare_process() -> None:
 
 @contextmanager
 def engine_packages() -> Iterator[None]:
-    """Inside its block, a missing package that an engine needs raises CommandFailed."""
+    """A context in which a missing package that an engine needs raises CommandFailed."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -39,5 +39,5 @@ def engine_packages() -> Iterator[None]:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """End the process while the model loads, by an exception so that no lock file is left."""
+    """Signal handler while the model loads: exits by an exception, so that no lock file is left."""
     raise SystemExit(128 + number)

@@ -22,12 +22,12 @@ _EXTRAS = {"starlette", "uvicorn", "prometheus_client"}
 
 
 def http(endpoint: str | None, inherited: int | None, flags: Mapping[str, Any]) -> None:
-    """Serve until a signal.
+    """Serve the OpenAI API until a signal arrives.
 
     Args:
-        endpoint: the engine's; an engine that is named may start later.
-        inherited: file descriptor of a listening socket, from `stepscope serve`, which then holds
-            our standard input open while it lives.
+        endpoint: address or name of the engine. The engine may start later.
+        inherited: file descriptor of a socket that `stepscope serve` has bound for this process.
+            Then the process also ends when its standard input closes, because `serve` is gone.
 
     Raises:
         CommandFailed: no engine runs here and none was named, or a package is missing.
@@ -55,7 +55,7 @@ def http(endpoint: str | None, inherited: int | None, flags: Mapping[str, Any]) 
 
 
 def open_listener(bind: str) -> tuple[socket.socket, str]:
-    """Return a listening socket, and its address as HOST:PORT.
+    """Bind a listening socket. Returns it and its address as HOST:PORT.
 
     Raises:
         CommandFailed: a package is missing.
@@ -83,7 +83,7 @@ def require_packages() -> None:
 
 
 def announcement(address: str, settings: HttpSettings, *, takes_prompts: bool = True) -> list[str]:
-    """Return lines for the operator: where the API is, and how to try it."""
+    """Return lines for the operator: the address of the API, and a request to try it with."""
     if not takes_prompts:
         return [f"metrics on http://{address}/metrics; prompts go to the prefill engine"]
     key = ' -H "Authorization: Bearer $STEPSCOPE_HTTP_API_KEY"' if settings.api_key else ""
@@ -118,7 +118,10 @@ def _run(
 
 
 def _watch_stdin(parent_gone: threading.Event) -> None:
-    """Set the event when standard input ends: the parent holds that pipe open while it lives."""
+    """Wait until standard input ends, then set the event.
+
+    The parent process holds the other end of that pipe as long as it lives.
+    """
     while os.read(sys.stdin.fileno(), 4096):
         continue
     parent_gone.set()

@@ -1,7 +1,8 @@
 """`HttpProcess`: the HTTP server as a child process of `stepscope serve`, restarted if it dies.
 
-The parent holds the listening socket: the port stays the same, and connections wait while there is
-no child. Settings are passed in the environment, so that no list of processes shows the API key.
+The parent holds the listening socket. So the port stays the same when the child is restarted, and
+connections wait meanwhile. Settings are passed in the environment, because other users can see the
+arguments of a process, and the API key is secret.
 """
 
 import http.client
@@ -34,10 +35,12 @@ _POLL_S = 0.1
 
 
 class HttpProcess:
-    """Listens from the start; the child runs from `start` to `stop`.
+    """The HTTP server of an engine.
+
+    The port is bound at once; the child runs from `start` to `stop`.
 
     Args:
-        settings: the server's; `bind` must be set.
+        settings: of the server; `bind` must be set.
 
     Raises:
         ConfigError: the address cannot be bound, or is open to others without an API key.
@@ -56,13 +59,17 @@ class HttpProcess:
         self._listener, self.address = _listener_of(address, settings.bind)
 
     def start(self, endpoint: str, *, takes_prompts: bool = True) -> None:
-        """Start the child for an engine that is ready; a decode engine takes no prompts."""
+        """Start the child process for an engine that is ready.
+
+        Args:
+            takes_prompts: False for a decode engine, whose prompts go to the prefill engine.
+        """
         self._endpoint = endpoint
         say(*announcement(self.address, self._settings, takes_prompts=takes_prompts))
         self._thread.start()
 
     def stop(self) -> None:
-        """End the child by SIGTERM, or kill it if it does not end in time."""
+        """End the child process by SIGTERM; kill it if it does not end in time."""
         with self._lock:
             self._stopping.set()
             process = self._process
@@ -95,7 +102,7 @@ class HttpProcess:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _run_once(self) -> str:
-        """Run the child until it ends; return what ended it, in words."""
+        """Run the child process until it ends. Returns a text on how it ended."""
         try:
             with self._lock:
                 if self._stopping.is_set():
@@ -125,7 +132,11 @@ class HttpProcess:
 
 
 def _listener_of(address: Address, bind: str) -> tuple[socket.socket, str]:
-    """Call `open_listener`; retry while the server of an engine just killed holds the port."""
+    """Bind the listening socket, and return it with its address.
+
+    Retries for some seconds if the HTTP server of an engine that was just killed still has the
+    port.
+    """
     began_s = time.monotonic()
     while True:
         try:
@@ -140,9 +151,10 @@ def _listener_of(address: Address, bind: str) -> tuple[socket.socket, str]:
 
 
 def _waits_for_an_engine(address: Address) -> bool:
-    """Whether the address is about to be free.
+    """Whether the address will soon be free.
 
-    That is so if nothing listens there now, or one of our servers that has lost its engine.
+    That is so if nothing listens there any more, or if one of our own HTTP servers does and reports
+    that its engine is gone.
     """
     connection = http.client.HTTPConnection(address.host, address.port, timeout=_PROBE_S)
     try:

@@ -1,4 +1,4 @@
-"""`stepscope keys`, and the key with which other commands connect."""
+"""`stepscope keys`, and the key with which other commands connect to an engine."""
 
 import os
 import shlex
@@ -25,7 +25,7 @@ from stepscope.tui.settings.settings import ClientSettings
 def new(
     name: str, role: str, output: Path | None, endpoint: str | None, folder: Path | None
 ) -> None:
-    """Make and authorise a key.
+    """Create a key, authorise it for engines on this machine, and write its file.
 
     Raises:
         WrongUsage: an option is not valid.
@@ -61,7 +61,11 @@ def new(
 
 
 def list_keys(folder: Path | None, as_json: bool) -> None:
-    """Print the authorised keys. Raises ConfigError if the folder cannot be used."""
+    """Print the authorised keys.
+
+    Raises:
+        ConfigError: the folder of the keys cannot be used.
+    """
     keys = KeyFolder(folder)
     if folder is not None or keys.path.exists():
         keys.check()
@@ -83,7 +87,11 @@ def list_keys(folder: Path | None, as_json: bool) -> None:
 
 
 def revoke(name: str, folder: Path | None) -> None:
-    """Revoke a key. Raises ConfigError if there is no such key."""
+    """Remove a key from the authorised ones.
+
+    Raises:
+        ConfigError: there is no such key.
+    """
     keys = KeyFolder(folder)
     keys.revoke(name)
     say(

@@ -1,4 +1,4 @@
-"""`stepscope load`: sends a workload to an engine, and prints the figures that a client sees."""
+"""`stepscope load`: sends a workload to an engine, and prints the metrics that a client sees."""
 
 import signal
 import sys
@@ -59,7 +59,7 @@ def load(
     name: str | None = None,
     as_json: bool = False,
 ) -> None:
-    """Send a workload and print the figures.
+    """Send a workload to an engine and print the metrics that a client sees.
 
     Raises:
         WrongUsage: an option is not valid.
@@ -155,7 +155,7 @@ def _check_usage(
 def _arrivals(
     spec: WorkloadSpec, rows: list[TraceRow] | None, info: EngineInfo, time_scale: float
 ) -> tuple[Iterator[Arrival], int | None]:
-    """Return the requests to send, and their number (None: without end)."""
+    """Return the requests to send, and how many there are (None: no end)."""
     writer = PromptWriter(Corpus.english(), info.chars_per_token or _CHARS_PER_TOKEN)
     if rows is None:
         return synthetic(spec, writer, info.max_model_len), spec.num_requests

@@ -25,11 +25,11 @@ _GRACE_S = 5.0
 
 
 def serve(flags: Mapping[str, Any], exit_with_stdin: bool, like: str | None = None) -> None:
-    """Serve until a signal or `Shutdown`.
+    """Run an engine in this process until a signal or a `Shutdown` command ends it.
 
     Args:
         exit_with_stdin: whether to stop when standard input ends.
-        like: the engine whose defaults to use (see `defaults_like`); None: our own.
+        like: the engine whose defaults to use (see `defaults_like`); None: our own defaults.
 
     Raises:
         CommandFailed: a package that an engine needs is not installed.
@@ -86,7 +86,7 @@ def serve(flags: Mapping[str, Any], exit_with_stdin: bool, like: str | None = No
 
 
 def end_with_stdin() -> None:
-    """Stop the process when standard input ends: the parent holds it open while it lives."""
+    """Stop this process when its standard input ends, that is when the parent process is gone."""
     while os.read(sys.stdin.fileno(), 4096):
         continue
     os.kill(os.getpid(), signal.SIGTERM)

@@ -27,7 +27,7 @@ def set_knobs(
     expect_version: int | None,
     name: str | None = None,
 ) -> None:
-    """Change knobs; print `name: old -> new`, and the first step with the new values."""
+    """Change knobs; print `name: old -> new` of each, and the first step with the new values."""
     call_me(name)
     named, assignments = _engine_in(assignments)
     if named is not None and endpoint is not None:
@@ -54,7 +54,10 @@ def set_knobs(
 def _set_group(
     ranks: list[Endpoint], texts: dict[str, str], dry_run: bool, expect_version: int | None
 ) -> None:
-    """Change all data-parallel ranks or none; print the first step of each with the change."""
+    """Change the knobs of all data-parallel ranks, or of none if one refuses.
+
+    Prints the first step with the new values of each rank.
+    """
     if dry_run or expect_version is not None:
         raise WrongUsage(
             "--dry-run and --expect-version are for one engine; name one rank: "
@@ -77,7 +80,11 @@ def _apply(
     dry_run: bool,
     expect_version: int | None,
 ) -> tuple[dict[str, KnobValue], Ack]:
-    """Change the knobs; return their values just before the change, and the engine's answer."""
+    """Change the knobs.
+
+    Returns:
+        (values of all knobs just before the change, the engine's answer)
+    """
     for _ in range(_TRIES):
         snapshot = client.snapshot()
         # The expected version ties the change to the values just read, so "old -> new" is true.
@@ -93,7 +100,7 @@ def _apply(
 
 
 def _engine_in(words: list[str]) -> tuple[str | None, list[str]]:
-    """Return the engine that is named before the knobs, if any, and the other arguments."""
+    """Split the arguments into the engine's name, which may come before KEY=VALUE, and the rest."""
     first, *rest = words
     is_knob = "=" in first and "://" not in first
     if is_knob or _as_knob(first) is not None or not rest or any("=" not in each for each in rest):
@@ -138,7 +145,10 @@ def _split(assignment: str) -> tuple[str, str]:
 
 
 def _value(spec: KnobSpec | None, text: str) -> KnobValue:
-    """Convert a text to the knob's type; if it does not fit, leave it for the engine to refuse."""
+    """Convert text to the type of the knob.
+
+    Text that does not fit is kept: the engine will refuse it.
+    """
     kind = spec.kind if spec is not None else "choice"
     try:
         if kind == "int":

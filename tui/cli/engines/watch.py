@@ -40,13 +40,16 @@ def watch(
     slo_ttft: str | None = None,
     metrics: str | None = None,
 ) -> int:
-    """Print each change of state of the rules until a signal; with `once`, their states once.
+    """Watch an engine until a signal, and print a line when a rule begins or stops firing.
+
+    With `once`, print the states of all rules as soon as they are known, and end.
 
     Args:
         metrics: address at which to serve the states of the rules to Prometheus.
 
     Returns:
-        The exit code: 1 if a rule fired, else 0; with `once`, 3 if none fires and one is unknown.
+        The exit code: 1 if a rule fired, else 0. With `once`, 3 if no rule fires and the state of
+            one is unknown.
     """
     rules = _chosen_rules(when)
     served_at = None if metrics is None else parse_address(metrics)
@@ -78,7 +81,7 @@ def watch(
 
 
 def _chosen_rules(when: Sequence[str]) -> tuple[Rule, ...]:
-    """Return the rules of the command line, else those of the config file.
+    """Return the rules given on the command line; without any, those of the config file.
 
     Raises:
         WrongUsage: a rule is not valid, or there is no rule.
@@ -96,7 +99,10 @@ def _chosen_rules(when: Sequence[str]) -> tuple[Rule, ...]:
 
 
 def _is_decided(judge: Judge, elapsed_s: float) -> bool:
-    """Whether every rule fires or does not; after `_UNKNOWN_S`, it may also stay unknown."""
+    """Whether the states of all rules can be printed: each fires or does not.
+
+    A rule may stay unknown, but only after `_UNKNOWN_S`.
+    """
     states = [each.state for each in judge.watches]
     if "pending" in states:
         return False

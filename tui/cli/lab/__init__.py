@@ -1,6 +1,6 @@
 """The lab (`stepscope lab`): tries claims of the literature on this machine's engine.
 
-It is a room of `tui.cli`, because only commands may both start engines and read recordings.
+It is a package of `tui.cli`, because only commands may both start engines and read recordings.
 May import: engine.client, engine.protocol, engine.protocol.settings, engine.transport,
   recordings.attribution, recordings.compare, recordings.compare.side, recordings.export,
   recordings.file, recordings.history, recordings.live, recordings.state.series, tui.cli.shared,

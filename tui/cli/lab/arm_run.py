@@ -1,4 +1,7 @@
-"""`ArmRun`: the recording of one arm, and the figures that are computed from it alone."""
+"""`ArmRun`: the recording of one arm of an experiment, and the metrics computed from it.
+
+An arm is one run of the engine with certain knobs. An experiment compares its arms.
+"""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,12 +31,12 @@ class Refused(NamedTuple):
 
 
 class ArmRun:
-    """The recorded run of one arm.
+    """The recorded run of one arm, that is of the engine with certain knobs.
 
     Args:
-        outputs: token ids by the name of the request, as the client received them.
+        outputs: name of the request -> the token ids that the client received.
         refused: requests that the engine refused.
-        decoding: the recording of the decode engine, if there was one.
+        decoding: the recording of the decode engine, if a second engine decoded.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class ArmRun:
 
     @cached_property
     def side(self) -> Side:
-        """The whole recording, as `stepscope compare` reads it."""
+        """The whole recording, read as one of the runs that `stepscope compare` compares."""
         feed = RecordingFeed(Recording(self.path), self.name, LEVELS, Stretch())
         while not feed.is_done:
             feed.read(time.monotonic() + 1.0)
@@ -67,11 +70,11 @@ class ArmRun:
         return [each for each in messages if isinstance(each, StepRecord)]
 
     def against(self, other: "ArmRun") -> Comparison:
-        """Compare this run (A) with another one (B)."""
+        """Compare this run, as run A, with another as run B."""
         return compare(self.side, other.side)
 
     def value(self, key: str) -> float:
-        """Return a figure of `stepscope compare`, by its key; NaN if it has no value."""
+        """Return a metric of this run by its name in `stepscope compare`; NaN without a value."""
         value = compare(self.side, self.side).figure(key).a
         return float("nan") if value is None else value
 
@@ -81,13 +84,13 @@ class ArmRun:
         return [each for each in runs if each.client_id.startswith(prefix)]
 
     def ttft_ms(self, prefix: str) -> float:
-        """The median TTFT of `requests`; NaN of none."""
+        """The median TTFT of the requests whose names begin with `prefix`; NaN without any."""
         runs = self.requests(prefix)
         known = sorted(each.ttft_ns for each in runs if each.ttft_ns is not None)
         return known[len(known) // 2] / 1e6 if known else float("nan")
 
     def rows_of(self, name: str) -> Iterator[tuple[StepRecord, BatchRow]]:
-        """Yield each step of one request, with the request's row in its batch."""
+        """Yield each step that computed a request, with the request's row in the batch."""
         [request] = self.requests(name)
         for step in self.steps:
             for row in step.batch or ():
@@ -99,7 +102,11 @@ class ArmRun:
         return sum(row.phase != Phase.DECODE for _, row in self.rows_of(name))
 
     def tokens_per_s(self, wanted: Callable[[StepRecord], bool]) -> float:
-        """Return the tokens computed per second of step time, in the steps that `wanted` picks."""
+        """Return the tokens computed per second of step time.
+
+        Args:
+            wanted: whether to count a step.
+        """
         steps = [each for each in self.steps if wanted(each)]
         num_tokens = sum(each.num_prefill_tokens + each.num_decode_tokens for each in steps)
         return num_tokens / max(1e-9, sum(map(seconds, steps)))
@@ -112,7 +119,7 @@ class ArmRun:
         return sum(map(len, self.outputs.values())) / ((end_ns - begin_ns) / 1e9)
 
     def main_cause(self) -> str:
-        """Say which cause delayed late tokens the most, named as in `stepscope explain`."""
+        """Say which cause delayed late tokens the most, by the names of `stepscope explain`."""
         causes = self.against(self).causes
         if not causes:
             return "no token was late"

@@ -1,4 +1,7 @@
-"""`LabBench`: runs arms on one engine, and records each to a file of its own."""
+"""`LabBench`: runs the arms of experiments on one engine, and records each into its own file.
+
+An arm is one run of the engine with certain knobs.
+"""
 
 import random
 import time
@@ -31,12 +34,12 @@ Pair: TypeAlias = Callable[[], AbstractContextManager[Sequence[Endpoint]]]
 
 
 class LabBench:
-    """A context manager that restores the knobs of the engine at its end.
+    """Runs arms. A context manager, which restores the knobs of the engine at its end.
 
     Args:
-        endpoint: an engine that has nothing else to do.
+        endpoint: an engine that serves nobody else.
         folder: where recordings go.
-        pair: starts a prefill and a decode engine; None: arms that need them cannot run.
+        pair: starts a prefill and a decode engine; None: arms that need two engines cannot run.
     """
 
     def __init__(self, endpoint: Endpoint, folder: Path, pair: Pair | None) -> None:
@@ -61,7 +64,7 @@ class LabBench:
             self._client.close()
 
     def run(self, name: str, arm: Arm, progress: Callable[[float], None]) -> ArmRun:
-        """Run an arm, or return its run if it was run already.
+        """Run an arm and record it. An arm that has run already is not run again.
 
         Raises:
             CommandFailed: the arm did not end in time, or could not be recorded.
@@ -94,7 +97,12 @@ class LabBench:
         arm: Arm,
         progress: Callable[[float], None],
     ) -> ArmRun:
-        """Run an arm on one engine, or on a prefill and a decode engine."""
+        """Run an arm on these engines, and record each of them.
+
+        Args:
+            endpoints: one engine, or a prefill and a decode engine.
+            clients: a client of each.
+        """
         for client in clients:
             client.set_knobs(BASE | dict(arm.knobs), _WHO)
             if not arm.is_warm:
@@ -130,7 +138,11 @@ class LabBench:
     def _drive(
         client: ControlClient, arm: Arm, progress: Callable[[float], None]
     ) -> tuple[Mapping[str, list[int]], list[Refused]]:
-        """Send the requests and knob changes at their times; collect outputs and refusals."""
+        """Send the requests and knob changes of an arm at their times, and wait for all answers.
+
+        Returns:
+            (name of the request -> token ids of its output, requests that were refused)
+        """
         waiting = sorted(arm.work, key=lambda each: each.at_s)
         changes = sorted(arm.changes, key=lambda each: each.at_s)
         sent: dict[int, Work] = {}

@@ -1,4 +1,4 @@
-"""Defines an experiment: a claim with its source, arms as data, and a judgement of their runs."""
+"""Defines an experiment: a claim and its source, the runs to make (arms), and how to judge them."""
 
 import importlib
 import pkgutil
@@ -12,9 +12,9 @@ Verdict: TypeAlias = Literal["reproduced", "not here", "cannot be tried here"]
 
 
 class Work(NamedTuple):
-    """A request to send at `at_s`. Its prompt is random, from `seed`.
+    """A request to send `at_s` seconds after an arm begins. Its prompt is random, from `seed`.
 
-    The first `num_shared` tokens come from seed 0, so that requests share them as a prefix.
+    The first `num_shared` tokens are drawn from seed 0 instead: requests share them as a prefix.
     """
 
     name: str
@@ -27,18 +27,19 @@ class Work(NamedTuple):
 
 
 class ArmChange(NamedTuple):
-    """A change of knobs while an arm runs."""
+    """A change of knobs, `at_s` seconds after an arm begins."""
 
     at_s: float
     knobs: Mapping[str, KnobValue]
 
 
 class Arm(NamedTuple):
-    """One run of the engine: with these knobs and this work.
+    """One run of the engine, with these knobs and these requests.
 
     Attributes:
         knobs: the knobs that differ from `bench.BASE`.
-        is_warm: whether the prefix cache keeps the blocks of the arm before.
+        work: the requests.
+        is_warm: whether the prefix cache keeps its blocks from the previous arm.
         is_apart: whether to run on a prefill and a decode engine, with half of the cores each.
     """
 
@@ -51,7 +52,11 @@ class Arm(NamedTuple):
 
 
 class ArmFigure(NamedTuple):
-    """A column of the table of arms; `is_drawn`: the picture shows it too."""
+    """A metric of each arm: a column in the table of the report.
+
+    Attributes:
+        is_drawn: whether the picture of the experiment shows it too.
+    """
 
     name: str
     form: str = ",.0f"
@@ -64,9 +69,9 @@ class LabFinding(NamedTuple):
     Attributes:
         measured: what was measured, in one sentence.
         why: why the claim was not reproduced, or what is missing to try it; else empty.
-        arms: what the arms differ in, as the heading of the first column.
+        arms: heading of the table's first column: what the arms differ in, such as "budget".
         rows: for each arm its name, and a value for each of `columns`.
-        marked: an arm to mark in the picture, and the text of the mark.
+        marked: (name of an arm to mark in the picture, text of the mark).
     """
 
     verdict: Verdict
@@ -78,7 +83,7 @@ class LabFinding(NamedTuple):
     marked: tuple[str, str] | None = None
 
     def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """Return the heading and the rows of the table, as text."""
+        """Return the table of arms as text: (heading, rows)."""
         rows = [
             (name, *(format(v, c.form) for v, c in zip(values, self.columns, strict=True)))
             for name, *values in self.rows
@@ -87,7 +92,11 @@ class LabFinding(NamedTuple):
 
 
 class Experiment(NamedTuple):
-    """A claim, and how to try it."""
+    """A claim, and how to try it.
+
+    Attributes:
+        judge: makes the finding from the runs of all arms, in their order.
+    """
 
     number: int  # its position in the list
     name: str
@@ -98,7 +107,7 @@ class Experiment(NamedTuple):
 
 
 def all_experiments() -> list[Experiment]:
-    """Return the experiments of all files in `experiments`, by number."""
+    """Return the experiments of all files in `experiments`, in the order of their numbers."""
     package = importlib.import_module("stepscope.tui.cli.lab.experiments")
     modules = (
         importlib.import_module(f"{package.__name__}.{each.name}")

@@ -1,4 +1,4 @@
-"""`stepscope lab`: lists the experiments, and runs them."""
+"""`stepscope lab`: lists the experiments, or runs them."""
 
 import os
 import platform
@@ -28,18 +28,18 @@ _DEMO_OPTIONS: Mapping[str, KnobValue] = {"kv_memory": "64MB", "dtype": "float32
 
 
 def show() -> None:
-    """Print the list of experiments."""
+    """Print the list of experiments with their claims."""
     for each in all_experiments():
         say(f"{each.name:<12} {each.claim}", f"{'':12} {each.source}; {len(each.arms)} arms", "")
     say("stepscope lab run NAME runs one, stepscope lab run --all runs all of them")
 
 
 def run(names: Sequence[str], runs_all: bool, model: str, engine: str | None, folder: str) -> None:
-    """Run some or all experiments, and print what each found.
+    """Run some or all experiments, and print what each has found.
 
     Raises:
         WrongUsage: there is no such experiment.
-        CommandFailed: the engine cannot start, or an arm did not end.
+        CommandFailed: the engine cannot start, or a run (arm) did not end.
     """
     chosen = _chosen(names, runs_all)
     with ExitStack() as stack, Progress() as progress:
@@ -101,7 +101,7 @@ def _try(
 def _engine(
     model: str, engine: str | None, progress: Progress
 ) -> Iterator[tuple[Endpoint, EngineInfo]]:
-    """Yield the engine that the user names, or one of our own that ends with the block."""
+    """Yield the engine that the user named, or one started for the lab until the block ends."""
     if engine is not None:
         endpoint = Endpoint.parse(engine)
         with ControlClient(endpoint) as client:

@@ -23,7 +23,7 @@ def lines(experiment: Experiment, finding: LabFinding, runs: Sequence[ArmRun]) -
 
 
 def markdown(found: Sequence[tuple[Experiment, LabFinding]], machine: str) -> str:
-    """Return a Markdown report: a table of claims, and below it the figures of each."""
+    """Return a Markdown report: a table of all claims, then the measurements of each experiment."""
     text = ["# What the lab measured\n", f"{machine}\n"]
     text += ["| claim | source | measured | verdict |", "|---|---|---|---|"]
     for experiment, finding in found:
@@ -42,7 +42,9 @@ def markdown(found: Sequence[tuple[Experiment, LabFinding]], machine: str) -> st
 
 
 def draw(experiment: Experiment, finding: LabFinding, path: Path) -> None:
-    """Draw the `is_drawn` figures as SVG, with a bar for each arm; without any, draw nothing.
+    """Draw an SVG with a bar for each arm, for every metric of the finding that is `is_drawn`.
+
+    Draws nothing if no metric is.
 
     Raises:
         MissingPackage: matplotlib is not installed.

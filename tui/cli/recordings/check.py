@@ -1,7 +1,8 @@
 """`stepscope check`: checks that a session keeps its bounds, for a pipeline that gates a release.
 
-Compared with a baseline, a figure fails only if `compare` finds it worse, so that noise fails
-nothing, and if it is worse by more than is allowed.
+The session may also be compared with a baseline. A metric then fails only if two things hold:
+`compare` finds it worse beyond chance, so that noise fails nothing, and it is worse by more than is
+allowed.
 """
 
 import math
@@ -29,9 +30,12 @@ Outcome: TypeAlias = Literal["ok", "failed", "unknown"]
 
 
 class CheckRow(NamedTuple):
-    """One bound, or one figure compared with the baseline.
+    """The result for one bound, or for one metric compared with the baseline.
 
     Attributes:
+        name: of the metric.
+        asked: what was required, as text.
+        measured: the value found, as text.
         outcome: unknown if the session has no value to check.
         is_bound: True for a bound from an option, False for a comparison with the baseline.
     """
@@ -45,7 +49,13 @@ class CheckRow(NamedTuple):
 
 
 class CheckOptions(NamedTuple):
-    """What to check: bounds as FIGURE=VALUE, and a baseline."""
+    """What to check, as typed by the user.
+
+    Attributes:
+        most, least: bounds as FIGURE=VALUE, above or below which a metric fails.
+        baseline: a recording to compare with.
+        max_regression: by how much a metric may be worse than in the baseline, such as 10%.
+    """
 
     most: Sequence[str] = ()
     least: Sequence[str] = ()
@@ -66,9 +76,9 @@ def check(
     as_json: bool,
     junit: str | None,
 ) -> int:
-    """Check, print the result, and return the exit code.
+    """Check a session, print the result, and return the exit code.
 
-    The code is 0 if all bounds hold, 1 if one does not, 3 if there is too little data for one.
+    The code is 0 if all bounds hold, 1 if any fails, else 3 if there is too little data to tell.
 
     Raises:
         WrongUsage: an option is not valid, or there is nothing to check.
@@ -102,7 +112,7 @@ def check(
 
 
 def exit_code(checks: Sequence[CheckRow]) -> int:
-    """Return the exit code of a check; a failed row counts more than an unknown one."""
+    """Return the exit code for these rows: 1 if any failed, else 3 if any is unknown, else 0."""
     outcomes = {each.outcome for each in checks}
     if "failed" in outcomes:
         return FAILED
@@ -112,7 +122,7 @@ def exit_code(checks: Sequence[CheckRow]) -> int:
 def bound_checks(
     figures: Figures, most: Sequence[FigureBound], least: Sequence[FigureBound]
 ) -> list[CheckRow]:
-    """Return a row for each bound; a value that equals the bound keeps it."""
+    """Return a row for each bound. A value equal to its bound passes."""
     found = []
     for bounds, sign in ((most, "<="), (least, ">=")):
         for bound in bounds:
@@ -129,13 +139,14 @@ def bound_checks(
 
 
 def regression_checks(found: Comparison, allowed: float) -> list[CheckRow]:
-    """Return a row for each figure of which lower or higher is better.
+    """Return a row for each metric of which higher or lower is better.
 
-    If the two runs had different work, or no figure in common, return one unknown row.
+    Returns one row with outcome unknown if the two runs had different work, or no such metric in
+    common.
 
     Args:
         found: the comparison of the baseline (A) with the session (B).
-        allowed: by how much a figure may be worse, as a share of its baseline.
+        allowed: by how much a metric may be worse, as a share of its baseline.
     """
     if found.different_work is not None:
         why = f"the baseline was given other work: {found.different_work}"
@@ -167,7 +178,11 @@ def _regression(figure: Figure, allowed: float) -> CheckRow:
 
 
 def regression(figure: Figure) -> float:
-    """Return by how much B is worse than A, as a share of A; 0 or less if it is not worse."""
+    """Return by how much run B is worse than run A; 0 or less if it is not worse.
+
+    The result is a share of A's value. For a share that should be high, it is the difference of the
+    two shares: from 99% to 98% is 0.01.
+    """
     a, b = figure.a or 0.0, figure.b or 0.0
     if figure.unit == "share" and figure.better == "higher":
         return a - b  # in percentage points: from 99 % to 98 % is one point
@@ -178,7 +193,7 @@ def regression(figure: Figure) -> float:
 
 
 def junit_xml(name: str, checks: Sequence[CheckRow]) -> bytes:
-    """Return a JUnit report with a test case for each check; an unknown outcome is an error."""
+    """Return a JUnit report with a test case for each row; the outcome unknown becomes an error."""
     attributes = {
         "name": f"stepscope check {name}",
         "tests": str(len(checks)),

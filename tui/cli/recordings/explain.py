@@ -43,7 +43,7 @@ def explain(
     limit: int,
     as_json: bool,
 ) -> None:
-    """Print why tokens were late.
+    """Print which tokens of a recording were late, and why.
 
     Raises:
         RecordingError: the file is not a recording, or does not hold the request.
@@ -78,7 +78,7 @@ def explain(
 
 
 def _side(file: str, found: Explanation) -> Side:
-    """Read the whole recording again, to find what limited its steps."""
+    """Read the whole recording again, and return the sums that tell what limited its steps."""
     given = {"itl_ms": found.itl.bound_ms, "ttft_ms": found.ttft.bound_ms}
     slo = SLO(**{name: ms for name, ms in given.items() if ms is not None})
     return read_side(RecordingFeed(Recording(find_recording(file)), file, slo, Stretch()))
@@ -120,7 +120,7 @@ def _measured(what: str, origin: str, bound: Bound) -> str:
 
 
 def _longest_gap(found: Explanation) -> list[str]:
-    """Return a line on the step with the longest gap between tokens; empty without a late gap."""
+    """Return a line on the step with the longest gap between tokens; empty if no gap was late."""
     gaps = [each for each in found.late if each.token_idx > 0 and not each.is_excused]
     if not gaps:
         return []
@@ -134,7 +134,10 @@ def _longest_gap(found: Explanation) -> list[str]:
 
 
 def _affected(found: Explanation) -> list[str]:
-    """Say how many requests had late tokens: a thousand late tokens may belong to one request."""
+    """Return a line on how many requests had late tokens.
+
+    A thousand late tokens may belong to one request.
+    """
     number, num_late, num_only_first = found.affected
     if not num_late or found.request_id is not None:
         return []
@@ -148,7 +151,7 @@ def _affected(found: Explanation) -> list[str]:
 
 
 def _never_served(found: Explanation) -> list[str]:
-    """Say how many requests never got a token: no figure about tokens includes them."""
+    """Return a line on how many requests never got a token, as no latency includes those."""
     number, longest_ms = found.never_served
     if longest_ms is None:
         return []
@@ -157,7 +160,10 @@ def _never_served(found: Explanation) -> list[str]:
 
 
 def _all_late(ttft: Bound) -> list[str]:
-    """Return a hint if first tokens were late in general: twice the median does not show that."""
+    """Return a hint if first tokens took long in general.
+
+    By default a token is late beyond twice the median, which does not show that the median is high.
+    """
     if ttft.is_given or ttft.median_ms is None or ttft.median_ms <= _LONG_TTFT_MS:
         return []
     return ["  half of the first tokens took over 1 s: --slo-ttft 3s counts those above a level"]
@@ -180,10 +186,11 @@ def _shares(found: Explanation) -> list[str]:
 
 
 def _table(found: Explanation, limit: int) -> list[str]:
-    """Return a row for each group of requests that waited together, the longest wait first.
+    """Return the lines of a table of late tokens, the longest wait first.
 
-    First tokens and gaps get half of the rows each. Otherwise, when prompts queue, late first
-    tokens would hide the step that stalled all streams.
+    Requests that waited for the same time and reason in the same step share a row. First tokens and
+    later tokens get half of the rows each. Otherwise, when prompts queue, late first tokens would
+    hide the step that stalled all streams.
     """
     late = found.late
     if not found.num_steps:

@@ -23,7 +23,7 @@ def export_file(
     table: str,
     with_tokens: bool,
 ) -> None:
-    """Write the file, and print what it contains.
+    """Export a recording to a file, and print what the file contains.
 
     Raises:
         WrongUsage: there is no such format or table, or the range is empty.

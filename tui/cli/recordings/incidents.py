@@ -1,4 +1,4 @@
-"""`stepscope record --incidents DIR`: records only what happens around a rule that fires."""
+"""`stepscope record --incidents DIR`: records only the time around an alert rule that fires."""
 
 import json
 import shlex
@@ -37,7 +37,7 @@ _MAX_BYTES = 256 * 1024 * 1024
 
 
 class IncidentOptions(msgspec.Struct, frozen=True):
-    """The values of `--incidents` and of the options that go with it."""
+    """The values of `--incidents` and of the options that it needs."""
 
     folder: str
     before: str = "30s"
@@ -50,7 +50,9 @@ class IncidentOptions(msgspec.Struct, frozen=True):
 def keep_incidents(
     chosen: Endpoint, options: IncidentOptions, levels: Levels, seconds: float | None
 ) -> None:
-    """Watch an engine until a signal, or for `seconds`. The engine may restart meanwhile.
+    """Watch an engine and keep a file of each incident, until a signal arrives or for `seconds`.
+
+    The engine may restart meanwhile.
 
     Raises:
         WrongUsage: an option or a rule is not valid.
@@ -88,7 +90,7 @@ def keep_incidents(
 
 
 def _rules(when: Sequence[str]) -> tuple[Rule, ...]:
-    """Return the rules of the command line, else of the config file, else the default rules."""
+    """Return the rules of the command line, else those of the config file, else the defaults."""
     try:
         given = tuple(parse_rule(text) for text in when)
     except BoundError as error:
@@ -116,7 +118,7 @@ def _keep_bytes(text: str | None) -> int | None:
 
 
 class _Reporter:
-    """Reports the incidents kept, and starts the operator's command for each.
+    """Prints a line for each incident kept, and starts the operator's command for it.
 
     Attributes:
         error: why the last incident could not be written; None if it was.

@@ -1,4 +1,4 @@
-"""`stepscope ledger`: prints which requests wait or were preempted, and what that cost."""
+"""`stepscope ledger`: prints which requests wait or were preempted, and what that has cost."""
 
 import sys
 import time
@@ -32,11 +32,11 @@ _NAMED = 3  # requests to name behind another one in the queue
 
 
 def ledger(target: str | None, seconds: float | None, limit: int, as_json: bool) -> None:
-    """Print the ledger of a recording or an engine.
+    """Print the waits and preemptions of a recording or a running engine.
 
     Raises:
         CommandFailed: there is no such recording or engine.
-        NothingMeasured: it holds no step.
+        NothingMeasured: the session holds no step.
         WrongUsage: an option is not valid.
     """
     if seconds is not None and not 0 < seconds < float("inf"):
@@ -179,7 +179,7 @@ def _request(wait: QueueWait) -> str:
 
 
 def _reasons(wait: QueueWait) -> str:
-    """Return the reasons of a wait, with the time that each cost, the longest first."""
+    """Return a text with the reasons why a request waited and the time of each, longest first."""
     spent = sorted(wait.reasons.items(), key=lambda item: -item[1])
     parts = [f"{reason_text(reason)} {_ms(ns)}" for reason, ns in spent if ns >= 50_000]
     return ", ".join(parts) or "—"

@@ -1,4 +1,4 @@
-"""Measures the figures of a recording or a running engine, for `stats` and `check`."""
+"""Measures the metrics of a recording or a running engine, for `stats` and `check`."""
 
 import sys
 import time
@@ -34,11 +34,11 @@ class NothingMeasured(CommandFailed):
 
 
 class MeasuredSession(NamedTuple):
-    """The figures of a session.
+    """The metrics of a session.
 
     Attributes:
-        figures: every figure of the table, by name; None is unknown.
-        side: the data behind the figures.
+        figures: name -> value of every metric; None is unknown.
+        side: the sums and requests from which the metrics were computed.
     """
 
     name: str
@@ -53,10 +53,10 @@ class MeasuredSession(NamedTuple):
 def measure(
     target: str | None, seconds: float | None, flags: Mapping[str, Any], command: str
 ) -> MeasuredSession:
-    """Measure a recording, or the last seconds of a recording or an engine.
+    """Measure a recording, or the last seconds of a recording or of a running engine.
 
     Args:
-        target: a recording or sample, else an engine; None: the only local engine.
+        target: a recording or sample, else an engine; None: the only engine on this machine.
         seconds: None: the whole recording, or the last minute of an engine.
         flags: service levels that were given as options.
         command: the stepscope command that an error suggests.
@@ -64,7 +64,7 @@ def measure(
     Raises:
         WrongUsage: `seconds` is not above 0.
         CommandFailed: there is no such recording or engine.
-        NothingMeasured: it holds no step.
+        NothingMeasured: the session holds no step.
         EngineUnreachable: nothing listens at the address.
     """
     if seconds is not None and not 0 < seconds < float("inf"):
@@ -85,7 +85,10 @@ def measure(
 
 
 def is_recording(target: str) -> bool:
-    """Whether a target is a file or a sample; these win over an engine of the same name."""
+    """Whether a target is a file or a sample recording, not an engine.
+
+    If an engine has the same name, the file or sample wins.
+    """
     if target.startswith(("ipc://", "tcp://")):
         return False
     if target.endswith(_SUFFIXES):
@@ -99,10 +102,10 @@ def is_recording(target: str) -> bool:
 
 
 def read_side(feed: Feed) -> Side:
-    """Read a feed to its end, or a live one up to now.
+    """Read a run to its end and return its sums. Of a running engine, read all messages up to now.
 
     Raises:
-        NothingMeasured: it holds no step.
+        NothingMeasured: the run holds no step.
     """
     try:
         with Progress() as progress:
@@ -121,7 +124,7 @@ def read_side(feed: Feed) -> Side:
 
 
 def last_seconds(endpoint: Endpoint, seconds: float, slo: SLO) -> History:
-    """Fetch the last seconds of an engine, as far as it keeps them.
+    """Fetch the last seconds of a running engine, as far as the engine keeps them.
 
     Raises:
         CommandFailed: the engine publishes nothing, or does not answer in time.
@@ -153,7 +156,10 @@ def last_seconds(endpoint: Endpoint, seconds: float, slo: SLO) -> History:
 
 
 def first_of(history: History, seconds: float) -> int | None:
-    """Return the first step of the last seconds; None if all steps in memory belong to them."""
+    """Return the first step within the last `seconds` of a history.
+
+    Returns None if all steps in memory are within them.
+    """
     since_ns = history.state.time_ns - round(seconds * 1e9)
     step = history.step_at(since_ns)
     summary = None if step is None else history.summary(step)

@@ -1,4 +1,4 @@
-"""`stepscope plot`: draws a figure of a recording, for a report."""
+"""`stepscope plot`: draws a plot of a recording, for a report."""
 
 import re
 import time
@@ -37,11 +37,11 @@ def plot_file(
     theme: str,
     title: str | None,
 ) -> None:
-    """Write the figure, and print what it shows.
+    """Draw the plot into a file, and print what it shows.
 
     Raises:
         WrongUsage: an option is not valid, or the range is empty.
-        CommandFailed, RecordingError: the recording cannot be read, or the figure not written.
+        CommandFailed, RecordingError: the recording cannot be read, or the plot not written.
     """
     chosen = next((each for each in COLOURS if each == theme), None)
     if chosen is None:

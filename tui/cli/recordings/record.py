@@ -53,12 +53,14 @@ def record(
     incidents: IncidentOptions | None = None,
     vary: str | None = None,
 ) -> None:
-    """Record until a signal, until `seconds` have passed, or until the engine ends.
+    """Record an engine until a signal, until `seconds` have passed, or until the engine ends.
 
-    The recording starts with up to `past_s` seconds of the past, as far as the engine keeps them. A
-    series of files (`rotate`) does not end with its engine: it waits for the next one. With
-    `incidents`, only the time around rules that fire is recorded. With `vary` (KNOB=LOW..HIGH), a
-    knob of the engine moves for some seconds of each minute.
+    Args:
+        past_s: begin with up to this many earlier seconds, as far as the engine keeps them.
+        rotate: write a series of files. A series does not end with its engine, but waits for the
+            next.
+        incidents: record only the time around alert rules that fire.
+        vary: KNOB=LOW..HIGH, a knob to move for some seconds of each minute.
 
     Raises:
         WrongUsage: an option is not valid.
@@ -109,7 +111,7 @@ def record(
 
 
 def _ranks(endpoint: str | None) -> list[Endpoint]:
-    """Return the data-parallel ranks that a name stands for; empty if it names one engine."""
+    """Return the endpoints of the data-parallel ranks of a name; empty if it names one engine."""
     if endpoint is None or is_metrics_url(endpoint) or endpoint.startswith(PREFIX):
         return []
     ranks = ranks_of(endpoint)
@@ -117,13 +119,13 @@ def _ranks(endpoint: str | None) -> list[Endpoint]:
 
 
 def _files(file: str, ranks: Sequence[Endpoint]) -> list[str]:
-    """Return the file names: `run.mcap`, or for ranks `run.dp0.mcap`, `run.dp1.mcap` and so on."""
+    """Return the file names: `run.mcap`; for several ranks `run.dp0.mcap`, `run.dp1.mcap`, ..."""
     path = Path(file)
     return [str(path.with_suffix(f".dp{i}{path.suffix}")) for i in range(len(ranks))] or [file]
 
 
 class _RecordedEngine:
-    """Records one engine, and notices when its recording is over."""
+    """Records one engine, and notices when the recording is over."""
 
     def __init__(self, source: LiveSource, target: Path | FileSeries, levels: Levels) -> None:
         self.source = source
@@ -135,7 +137,12 @@ class _RecordedEngine:
         source.start()
 
     def look(self, now_s: float, is_series: bool) -> None:
-        """Update `is_over` and `problem`; a series outlives its engine and waits for the next."""
+        """Update `is_over` and `problem`.
+
+        Args:
+            is_series: whether a series of files is written. It is not over when the engine ends,
+                but waits for the next engine.
+        """
         source, recorder = self.source, self.recorder
         self.is_joined = self.is_joined or source.status == "live" or source.error is not None
         if source.status in ("live", "stale") or recorder.num_steps > self._num_steps:
@@ -155,7 +162,7 @@ class _RecordedEngine:
         self.recorder.stop()
 
     def report(self) -> CommandFailed | None:
-        """Print what was recorded; return the error to end the command with, if any."""
+        """Print what was recorded. Returns the error with which the command must end, if any."""
         recorder = self.recorder
         if recorder.state == "failed":
             return CommandFailed(recorder.error or f"{recorder.path} could not be written")
@@ -191,7 +198,10 @@ def _source(endpoint: str | Endpoint | None, past_s: float) -> LiveSource:
 
 @contextmanager
 def _varied(endpoint: str | None, text: str | None) -> Iterator[KnobVariation | None]:
-    """Vary the knob of --vary, if given, inside the block; afterwards restore its value."""
+    """Yield an object that varies the knob of --vary; None without the option.
+
+    After the block, the knob has its original value again.
+    """
     if text is None:
         yield None
         return
@@ -231,7 +241,7 @@ def _watch(
     progress: Progress,
     variation: KnobVariation | None,
 ) -> None:
-    """Show progress until all sessions are over, `seconds` have passed, or a signal arrives."""
+    """Show progress until all recordings are over, `seconds` have passed, or a signal arrives."""
     start_s = time.monotonic()
     names = ", ".join(session.source.name for session in sessions)
     while not stop.wait(_TICK_S):

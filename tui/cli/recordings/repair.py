@@ -15,7 +15,9 @@ from stepscope.tui.views.format import file_size
 
 
 def repair_file(file: str, output: str | None, strip_tokens: bool) -> None:
-    """Write a repaired copy if anything is wrong; or a copy without prompts and outputs.
+    """Write a repaired copy of a recording, if anything is wrong with it.
+
+    With `strip_tokens`, write a copy without prompts and outputs instead.
 
     Raises:
         CommandFailed, RecordingError: nothing can be saved, the copy cannot be written, or the

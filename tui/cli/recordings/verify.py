@@ -15,7 +15,7 @@ from stepscope.tui.views.format import file_size
 
 
 def verify_file(file: str, as_json: bool) -> int:
-    """Print the findings and return the exit code: 1 if anything is wrong.
+    """Check a recording, print what was found and return the exit code: 1 if anything is wrong.
 
     A file that is still being written has no end yet; that is not an error.
 
@@ -34,7 +34,7 @@ def verify_file(file: str, as_json: bool) -> int:
 
 
 def as_document(report: VerifyReport) -> dict[str, Any]:
-    """Return the report as a document for JSON."""
+    """Return the result of a check as a document for JSON."""
     return {
         "file": str(report.path),
         "ok": report.is_good,
@@ -64,7 +64,7 @@ def as_document(report: VerifyReport) -> dict[str, Any]:
 
 
 def table(report: VerifyReport) -> list[str]:
-    """Return the report as lines of text."""
+    """Return the result of a check as lines of text."""
     steps = "no steps"
     if report.first_step is not None and report.last_step is not None:
         steps = f"{report.num_steps:,} steps ({report.first_step:,} to {report.last_step:,})"
@@ -94,7 +94,7 @@ def table(report: VerifyReport) -> list[str]:
 
 
 def left_out(losses: list[Loss]) -> str:
-    """Say which steps a repair could not save: 312 steps and whatever came after step 4,000."""
+    """Say what a repair could not save: "312 steps and whatever came after step 4,000"."""
     num_steps = sum(loss.num_known or 0 for loss in losses)
     parts = [f"{num_steps:,} step{'' if num_steps == 1 else 's'}"]
     for loss in losses:

@@ -4,5 +4,5 @@ May import: engine.adapters.metrics, engine.client, engine.protocol, engine.prot
   engine.transport, recordings, recordings.compare.side, recordings.export, recordings.figures,
   recordings.file, recordings.file.mcap, recordings.samples, recordings.state.series,
   tui.settings, tui.views.
-Code that two kinds of commands need goes here.
+Code that commands of different packages need goes here.
 """

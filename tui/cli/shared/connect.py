@@ -23,7 +23,7 @@ def choose(endpoint: str | None, usage: str) -> Endpoint:
 
     Args:
         endpoint: as the user gave it; None if not given.
-        usage: the command with {} where the endpoint goes, for the error.
+        usage: the command as it should be typed, with {} for the endpoint, to show in an error.
 
     Raises:
         ConfigError: `endpoint` is not an endpoint.
@@ -48,14 +48,14 @@ def choose(endpoint: str | None, usage: str) -> Endpoint:
 
 
 def called_text(endpoint: Endpoint) -> str:
-    """Return an engine's address for use on the command line, and its name if that differs."""
+    """Return an engine's address as typed on the command line, and its name if the name differs."""
     address = endpoint.name if endpoint.is_ipc else endpoint.control
     name = called(endpoint)
     return address if name == endpoint.name else f"{address} (called {name})"
 
 
 def connect(endpoint: Endpoint) -> ControlClient:
-    """Connect to an engine that answers; wait for one that is still starting.
+    """Connect to an engine. If the engine is still starting, wait until it answers.
 
     Raises:
         EngineUnreachable: no engine answers within two seconds, and none is starting; the message
@@ -84,11 +84,11 @@ def connect(endpoint: Endpoint) -> ControlClient:
 
 
 def hello(endpoint: Endpoint) -> ControlClient:
-    """Connect to an engine that answers; do not wait for one that is still starting.
+    """Connect to an engine that answers. Unlike `connect`, do not wait for one that is starting.
 
     Raises:
         EngineStarting: the engine is still starting.
-        EngineUnreachable: no engine answers, as in `connect`.
+        EngineUnreachable: no engine answers within two seconds.
     """
     client = ControlClient(endpoint, timeout_s=_HELLO_S)
     try:
@@ -121,7 +121,7 @@ def _who_runs() -> str:
 
 
 def check_metrics(address: MetricsAddress) -> None:
-    """Raise CommandFailed unless the address serves metrics that we can read."""
+    """Raise CommandFailed unless a server at the address serves metrics that we can read."""
     from stepscope.engine.adapters.metrics.ask import reading_of  # imports a parser
     from stepscope.engine.adapters.metrics.fetch import FetchError
 
@@ -132,6 +132,10 @@ def check_metrics(address: MetricsAddress) -> None:
 
 
 def check_past(past_s: float) -> None:
-    """Raise WrongUsage if no engine keeps steps for that long."""
+    """Check the value of --past.
+
+    Raises:
+        WrongUsage: it is negative, or no engine keeps steps for so many seconds.
+    """
     if not 0 <= past_s <= MAX_PAST_S:
         raise WrongUsage(f"--past: expected 0 to {MAX_PAST_S:.0f} seconds, got {past_s:g}")

@@ -1,7 +1,7 @@
 """`EngineProcess`: an engine as a child process that never outlives its parent.
 
-The child watches its standard input, a pipe whose other end only this process holds. However this
-process ends, the pipe closes, and the child stops by itself.
+The child's standard input is a pipe whose other end only the parent holds. However the parent ends,
+the pipe closes, and the child sees that and stops.
 """
 
 import os
@@ -26,7 +26,7 @@ _STOP_S = 5.0
 
 
 class EngineProcess:
-    """A context manager: the engine runs inside its block.
+    """A context manager that starts an engine at the beginning of its block and ends it after it.
 
     Args:
         options: options of the command, by field name.
@@ -71,10 +71,10 @@ class EngineProcess:
         self.stop()
 
     def wait_until_ready(self) -> EngineInfo:
-        """Wait until the engine answers. After that, what it prints is ignored.
+        """Wait until the engine answers. What the engine prints afterwards is ignored.
 
         Raises:
-            CommandFailed: the engine ended instead; the message has its last line.
+            CommandFailed: the engine ended instead; the message has the last line that it printed.
         """
         while True:
             self.check()
@@ -106,7 +106,7 @@ class EngineProcess:
         raise CommandFailed(f"the engine ended with exit code {exit_code}: {last}")
 
     def stop(self) -> None:
-        """End the engine: by command, else by SIGTERM; kill it if it does not end in time."""
+        """End the engine by a command, else by SIGTERM; kill it if it does not end in time."""
         process = self._process
         if process is None or process.poll() is not None:
             return

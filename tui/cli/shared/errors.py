@@ -1,4 +1,4 @@
-"""Writes what a command prints to standard output, and the one line about an error."""
+"""Prints the output of commands, and one line about an error."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ _EXPECTED = {"int": "a whole number", "float": "a number", "bool": "true or fals
 
 @contextmanager
 def writing_output() -> Iterator[None]:
-    """A context for writing to standard output, where a failure is not a bug.
+    """A context for writing to standard output. Turns a failure to write into a known error.
 
     Raises:
         CommandFailed: standard output cannot be written.
@@ -73,7 +73,7 @@ def report(error: BaseException) -> int:
 
 
 def expected(error: BaseException) -> tuple[int, str] | None:
-    """Return exit code and message of an expected error; None for a bug."""
+    """Return (exit code, message) of an error that is known to occur; None for a bug of ours."""
     # Look for the module instead of importing it, which takes time: an exception of a module that
     # is not imported cannot have been raised.
     client = sys.modules.get("stepscope.engine.client.errors")
@@ -100,7 +100,10 @@ def expected(error: BaseException) -> tuple[int, str] | None:
 
 
 def _in_words(error: typer.TyperException) -> str:
-    """Return typer's message; for a wrong number, a message worded as our own options do."""
+    """Return typer's error message.
+
+    For a value that is no number, word it as our own options do.
+    """
     said = error.format_message()
     errors = getattr(error.__cause__, "errors", None)  # from pydantic, which parses for typer
     first = errors()[0] if errors is not None else {}

@@ -13,7 +13,7 @@ from stepscope.tui.settings.settings import DashboardSettings, from_environment
 
 
 def level_flags(slo_itl: str | None, slo_ttft: str | None) -> dict[str, float]:
-    """Return those of the two options that were given, in ms, by the names of the settings.
+    """Return the service levels given as options, in ms, under the names of their settings.
 
     Raises:
         WrongUsage: an option is not a duration.
@@ -27,13 +27,18 @@ def level_flags(slo_itl: str | None, slo_ttft: str | None) -> dict[str, float]:
 
 
 def chosen_levels(flags: Mapping[str, Any]) -> Levels:
-    """Return the levels that an option, an environment variable or the config file sets."""
+    """Return the service levels that an option, a variable or the config file sets; no defaults."""
     found = settled(DashboardSettings, "dashboard", flags)
     return {name: each.value for name, each in found.items() if name in LEVEL_NAMES and each.origin}
 
 
 def level_of(flags: Mapping[str, Any], carried: Levels) -> SLO:
-    """Return the levels to judge a recording by, given the levels that it carries, if any."""
+    """Return the service levels by which to judge a recording.
+
+    Args:
+        flags: levels given as options.
+        carried: levels stored in the recording.
+    """
     settings = judged_as(resolve(DashboardSettings, "dashboard", flags), flags, carried)
     return SLO(settings.slo_ttft_ms, settings.slo_itl_ms)
 
@@ -41,10 +46,10 @@ def level_of(flags: Mapping[str, Any], carried: Levels) -> SLO:
 def judged_as(
     settings: DashboardSettings, flags: Mapping[str, Any], carried: Levels
 ) -> DashboardSettings:
-    """Return the settings with the levels that a recording carries.
+    """Return the settings, with the service levels that a recording carries in place of their own.
 
-    An option or an environment variable is meant for this command, so it wins over the recording.
-    The config file counts only for a level that the recording does not carry.
+    A level given by an option or an environment variable is kept, because it is meant for this
+    command. A level of the config file is kept only if the recording does not carry one.
     """
     own = {
         name: value

@@ -1,4 +1,4 @@
-"""Says in lines of text what limited the steps of a session, and what to change."""
+"""Texts on what limited the steps of a session, and what to change."""
 
 from stepscope.recordings.compare.side.advice import advice
 from stepscope.recordings.compare.side.side import Side
@@ -18,7 +18,7 @@ _SHOWN = 0.005  # smaller shares are left out
 
 
 def limits_text(side: Side) -> str:
-    """Return what limited the steps, with the share of the steps each, the largest first."""
+    """Return a line with each limit and the share of steps that it limited, the largest first."""
     figures = figures_of(side.sums())
     shares = [(figures[f"limit_{limit}"] or 0.0, limit) for limit in LIMITS]
     parts = [
@@ -28,5 +28,5 @@ def limits_text(side: Side) -> str:
 
 
 def advice_lines(side: Side) -> list[str]:
-    """Return one line for each piece of advice that follows from the records."""
+    """Return a line for each change of knobs that the steps of a session suggest."""
     return [f"advice: {each.text} ({each.evidence})" for each in advice(side)]

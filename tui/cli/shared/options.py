@@ -1,4 +1,4 @@
-"""Command-line options made from the annotated fields of a msgspec Struct.
+"""Makes command-line options from the annotated fields of a msgspec Struct.
 
 One Struct, for example `EngineConfig`, defines the options, their help, the keys of the config file
 and the environment variables.
@@ -46,7 +46,7 @@ _OLD = "old_"
 
 
 def with_options(*sections: Section) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add every field of these sections to a command as an option.
+    """Return a decorator that adds all settings of these config sections to a command, as options.
 
     The command receives the options that were given as its keyword argument `flags`.
     """
@@ -118,7 +118,7 @@ def _parameter(field: FieldInfo, default: Any, flag: str) -> inspect.Parameter:
 
 
 def _old_parameter(name: str) -> inspect.Parameter:
-    """Return a hidden option with the name that a duration had before: with its unit."""
+    """Return a hidden option under the former name of a duration, which had its unit (`..._ms`)."""
     option = typer.Option("--" + name.replace("_", "-"), hidden=True)
     return inspect.Parameter(
         _OLD + name,

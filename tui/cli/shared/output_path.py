@@ -14,7 +14,8 @@ def output_path(text: str, *, is_new: bool = False) -> Path:
 
     Raises:
         WrongUsage: the text does not name a file.
-        CommandFailed: it names a folder, its folder does not exist, or (`is_new`) it exists.
+        CommandFailed: the path is a folder, its folder does not exist, or (`is_new`) the file
+            exists.
     """
     if text.strip() in ("", "-"):  # '-' is refused: it would be a file, not standard output
         raise WrongUsage(f"--output: expected the name of a file, got {text!r}")

@@ -15,7 +15,7 @@ def picture_path(output: str, suffixes: tuple[str, ...]) -> Path:
 
     Raises:
         WrongUsage: the file does not have one of the suffixes.
-        CommandFailed: it is a folder, or its folder does not exist.
+        CommandFailed: the path is a folder, or its folder does not exist.
     """
     path = output_path(output)
     if path.suffix.lower() not in suffixes:

@@ -1,4 +1,4 @@
-"""Finds the recording that a command is given: a file, or a shipped sample."""
+"""Finds the recording that the user names: a file, or a sample shipped with stepscope."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 
 
 def find_recording(file: str) -> Path:
-    """Return the path of the file, or else of the shipped sample with that name."""
+    """Return the path of the file with this name, or else of the shipped sample."""
     if not file:
         raise WrongUsage("FILE: expected the name of a recording, got ''")
     path = Path(file)
@@ -22,5 +22,5 @@ def find_recording(file: str) -> Path:
 
 
 def is_recorded(path: Path) -> bool:
-    """Whether a path may be a recording: not an engine's socket, and not a folder."""
+    """Whether a path may be a recording. It is not if it is a folder or an engine's socket."""
     return not path.is_dir() and not path.is_socket()

@@ -1,4 +1,7 @@
-"""Signals that ask a command to end: noted, for it to check (`StopSignals`), or like Ctrl-C."""
+"""Handles signals that ask a command to end.
+
+`StopSignals` notes a signal for the command to check. `ending_on_signals` ends it like Ctrl-C.
+"""
 
 import signal
 import time
@@ -9,7 +12,7 @@ from typing import Any
 
 
 class StopSignals:
-    """Inside its block, the first signal is only noted; a second one has its default effect."""
+    """A context in which the first signal is only noted; a second signal has its default effect."""
 
     def __init__(self, *numbers: signal.Signals) -> None:
         self._numbers = numbers

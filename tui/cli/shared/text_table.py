@@ -4,7 +4,11 @@ from collections.abc import Sequence
 
 
 def text_table(heading: Sequence[str], rows: Sequence[Sequence[str]], sides: str) -> list[str]:
-    """Return lines with aligned columns; `sides` has < (left) or > (right) for each column."""
+    """Return a table as lines of text with aligned columns.
+
+    Args:
+        sides: for each column < (left) or > (right).
+    """
     widths = [max(len(row[column]) for row in [heading, *rows]) for column in range(len(heading))]
     return [
         "  ".join(

@@ -1,4 +1,4 @@
-"""`stepscope autopilot`: holds an ITL level by moving the token budget of a running engine."""
+"""`stepscope autopilot`: holds an ITL level by changing the token budget of a running engine."""
 
 import json
 import signal
@@ -28,14 +28,14 @@ def run(
     name: str | None,
     as_json: bool,
 ) -> int:
-    """Run the autopilot and print each move until a signal, then restore the knobs.
+    """Run the autopilot and print each change of knobs until a signal, then restore the knobs.
 
     Returns:
-        The exit code: 0, or 1 if it ended by itself, because another client set a knob or the
-        telemetry was lost.
+        The exit code: 0, or 1 if the autopilot ended by itself, because another client set a knob
+            or the telemetry was lost.
 
     Raises:
-        ConfigError: the engine has no budget to move, or another autopilot.
+        ConfigError: the engine has no budget to change, or another autopilot holds its knobs.
         WrongUsage: an option is not valid.
     """
     call_me(name)

@@ -34,7 +34,7 @@ def run(
     slo_ttft: str | None,
     as_json: bool,
 ) -> None:
-    """Print each suspect with its evidence, and the bottlenecks that were proved.
+    """Print the settings that may be the bottleneck with the evidence, and the proved bottlenecks.
 
     Raises:
         RecordingError: the recording is too short, or its steps are too much alike.
@@ -96,7 +96,7 @@ def _figures(found: Forecast) -> str:
 
 
 def verdict(found: Diagnosis) -> Iterator[str]:
-    """Yield lines on the bottlenecks, in the order in which to remove them."""
+    """Yield lines on the proved bottlenecks, in the order in which to remove them."""
     if found.kept_share >= KEPT_SHARE:
         yield (
             f"no bottleneck: {found.kept_share:.0%} of the requests keep the levels "

@@ -1,4 +1,4 @@
-"""`load_mode`: loads a batching mode from a user's own file, `my_mode.py:shortest_first`."""
+"""`load_mode`: loads a batching mode that a user wrote, given as `my_mode.py:shortest_first`."""
 
 import importlib.util
 from pathlib import Path
@@ -8,7 +8,9 @@ from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 
 
 def load_mode(text: str) -> tuple[str, SpendBudget]:
-    """Return the name of the function, and the function, which fills a `StepPlan`.
+    """Return the name of the user's function, and the function.
+
+    The function decides which tokens a step computes: it fills a `StepPlan`.
 
     Raises:
         WrongUsage: the text is not FILE.py:FUNCTION.

@@ -1,4 +1,4 @@
-"""Tabulates the figures of simulated runs: median, lowest and highest value over the seeds."""
+"""Tabulates the metrics of simulated runs: median, lowest and highest value over the seeds."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ _NAME_WIDTH = 10
 
 
 class Interval(NamedTuple):
-    """One figure over several runs; all None if no run has a value."""
+    """Median, lowest and highest value of a metric over the runs; all None without any value."""
 
     median: float | None
     low: float | None
@@ -21,7 +21,7 @@ class Interval(NamedTuple):
 
 
 def levels_of_options(slos: Sequence[str]) -> list[SLO]:
-    """Return the service levels of each `--slo`.
+    """Return the service levels that each `--slo` option gives.
 
     Raises:
         WrongUsage: a `--slo` is not valid.
@@ -33,7 +33,7 @@ def levels_of_options(slos: Sequence[str]) -> list[SLO]:
 
 
 def intervals(runs: Sequence[RunFigures]) -> dict[str, Interval]:
-    """Return the interval of each figure over the runs, by name."""
+    """Return name -> median, lowest and highest value of each metric over the runs."""
     flats = [flat(run) for run in runs]
     found = {}
     for name in flats[0]:
@@ -45,7 +45,7 @@ def intervals(runs: Sequence[RunFigures]) -> dict[str, Interval]:
 
 
 def table(runs: Sequence[RunFigures], levels: Sequence[SLO]) -> Iterator[str]:
-    """Yield the table as lines of text."""
+    """Yield the metrics of the runs as lines of text."""
     found = intervals(runs)
     first = runs[0]
     yield _row(
@@ -69,7 +69,7 @@ def table(runs: Sequence[RunFigures], levels: Sequence[SLO]) -> Iterator[str]:
 
 
 def text(interval: Interval, form: str) -> str:
-    """Return the median as text, with the ends if they look different in this format."""
+    """Return the median as text, with lowest and highest value if these look different from it."""
     median, low, high = interval
     if median is None or low is None or high is None:
         return "unknown"

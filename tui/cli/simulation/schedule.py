@@ -1,4 +1,4 @@
-"""`stepscope schedule`: dry-runs the scheduler over a workload, without a model.
+"""`stepscope schedule`: runs the scheduler over a workload, without a model or a GPU.
 
 A workload file counts time in steps; by default every step is printed. A trace or a recording has
 times in seconds, so it needs a model of step times, and only a summary is printed.
@@ -56,7 +56,7 @@ _SHOWN = {
 
 
 class ScheduleOptions(NamedTuple):
-    """What to print, and for which batching modes."""
+    """What to print, and for which batching modes, as the user typed it."""
 
     summary: bool = False
     modes: str | None = None
@@ -65,7 +65,12 @@ class ScheduleOptions(NamedTuple):
 
 
 class _Mode(NamedTuple):
-    """A batching mode by name, and its function if it is the user's own."""
+    """A batching mode to run.
+
+    Attributes:
+        name: "" for the mode that the knobs name.
+        own: the user's function, for a mode loaded from a file.
+    """
 
     name: str
     own: SpendBudget | None = None
@@ -74,7 +79,7 @@ class _Mode(NamedTuple):
 def schedule(
     file: str, options: ScheduleOptions, engine: EngineOptions, flags: dict[str, Any]
 ) -> None:
-    """Print a JSON line for each step, or a summary of one mode, or a table of several modes.
+    """Run the scheduler, and print a JSON line for each step, or a summary of each mode.
 
     Args:
         file: path of a workload, a trace or a recording; '-' reads a workload from standard input.
@@ -112,7 +117,7 @@ def schedule(
 
 
 def _modes(options: ScheduleOptions) -> list[_Mode]:
-    """Return the modes to run; a mode without a name is the one that the knobs name."""
+    """Return the modes to run: those of the options, else the one that the knobs name."""
     known = get_args(Batching)
     names = [] if options.modes is None else options.modes.split(",")
     if options.modes == ALL:
@@ -140,7 +145,7 @@ def _compare_modes(
     as_json: bool,
     flags: Mapping[str, Any],
 ) -> None:
-    """Run a trace or a recording in each mode, in virtual time, and print the figures."""
+    """Run a trace or a recording in each mode, in simulated time, and print the metrics."""
     if engine.gpu is None and engine.step_time is None and Path(file).suffix == ".mcap":
         engine = engine._replace(step_time=file)  # as fast as the recorded engine
     chosen = choose_step_times(engine.gpu, engine.model, engine.step_time, 1)
@@ -159,7 +164,7 @@ def _compare_modes(
 
 
 def _say_all(found: Mapping[str, Mapping[str, float | None]], as_json: bool) -> None:
-    """Print a row for each mode, or all modes as JSON."""
+    """Print the metrics of all modes, as a table with a row for each mode, or as JSON."""
     if as_json:
         say(msgspec.json.encode(found).decode())
         return

@@ -1,4 +1,4 @@
-"""Summarizes a dry run: latencies in steps, and also in ms if there is a model of step times."""
+"""Summarizes a dry run of the scheduler: latencies in steps, and in ms with a step-time model."""
 
 from dataclasses import asdict, dataclass, field
 
@@ -12,7 +12,7 @@ _LATENCIES = ("ttft_steps", "itl_steps", "ttft_ms", "itl_ms")
 
 @dataclass
 class Summary:
-    """Sums over a run. `num_steps` counts only steps that had work."""
+    """Counts and latencies of a run. `num_steps` counts only steps that had work."""
 
     num_requests: int
     num_steps: int = 0
@@ -29,7 +29,7 @@ class Summary:
     itl_ms: list[float] = field(default_factory=list)
 
     def figures(self) -> dict[str, float | None]:
-        """Return each figure as one number, by name; latencies as percentiles."""
+        """Return name -> value of each metric; latencies as p50 and p99."""
         found = {name: value for name, value in asdict(self).items() if name not in _LATENCIES}
         for name in _LATENCIES:
             samples = sorted(getattr(self, name))
@@ -44,7 +44,7 @@ class Summary:
 def summarized(
     replay: ScheduleReplay, workload: ScheduleWorkload, model: StepTimeModel | None = None
 ) -> Summary:
-    """Run a dry run to its end, and return its summary.
+    """Run the scheduler to the end of the workload, and return a summary.
 
     Args:
         model: gives the time of each step; a step without work takes no time.
@@ -118,7 +118,7 @@ def table(summary: Summary) -> list[str]:
 
 
 def _percentiles(steps: list[int]) -> str:
-    """Return p50, p99 and the maximum in words; percentiles are by nearest rank."""
+    """Return a text with p50, p99 and maximum; percentiles are by nearest rank."""
     if not steps:
         return "no sample"
     ordered = sorted(steps)
@@ -135,5 +135,5 @@ def _milliseconds(samples: list[float]) -> str:
 
 
 def _place(count: int, rank: int) -> int:
-    """Return the index of a percentile in `count` ordered samples, by nearest rank."""
+    """Return the index of percentile `rank` in `count` ordered samples, by nearest rank."""
     return -(-count * rank // 100) - 1

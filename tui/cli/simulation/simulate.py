@@ -1,4 +1,4 @@
-"""`stepscope simulate`: runs a workload through the real scheduler, with modelled step times."""
+"""`stepscope simulate`: runs a workload through the engine's scheduler; step times are a model."""
 
 import signal
 import time
@@ -51,7 +51,7 @@ class EngineOptions(NamedTuple):
 
 
 class RunOptions(NamedTuple):
-    """How many runs to simulate, on how many engines, and which part of the requests."""
+    """How to simulate: the number of runs and of engines, routing, and which requests."""
 
     num_runs: int = 1
     num_replicas: int = 1
@@ -69,12 +69,16 @@ def simulate(
     as_json: bool,
     flags: Mapping[str, Any],
 ) -> None:
-    """Print the figures of the runs; with `output`, also write the first run as a recording.
+    """Simulate the runs and print their metrics.
+
+    Args:
+        source: a trace, a recording, or `mix`.
+        output: also write the first run as a recording.
 
     Raises:
         WrongUsage: an option is not valid.
-        Interrupted: a signal ended it early. Figures cover the complete runs, and a recording
-            that was begun holds what came before.
+        Interrupted: a signal ended the command early. The metrics cover the complete runs, and a
+            recording that was begun holds what came before.
     """
     path = None if output is None else output_path(output)
     if path is not None and options.num_replicas > 1:
@@ -124,7 +128,9 @@ def make_setup(
     work: SimulatedSource,
     knob_flags: Mapping[str, Any],
 ) -> SimulatedSetup:
-    """Return the engine that the options describe; for a recording, the rest is as recorded.
+    """Return the engine to simulate, from the options.
+
+    If the requests come from a recording, what the options leave open is as recorded.
 
     Raises:
         WrongUsage: the size of the KV cache is unknown.
@@ -174,7 +180,7 @@ def run_once(
     options: RunOptions,
     on_request: Callable[[int], bool] = lambda number: False,
 ) -> RunFigures:
-    """Simulate one run, and return its figures without keeping its steps."""
+    """Simulate one run and return its metrics. The steps are not kept."""
     figures = Figures(levels)
     replicas = [
         Replica(setup.scheduler(), model, figures, overlap=setup.overlap)
@@ -192,7 +198,10 @@ def _record(
     level: SLO,
     on_request: Callable[[int], bool],
 ) -> str:
-    """Write the run of one seed to a file; say in words what the file holds."""
+    """Simulate the run of one seed and write it to a file.
+
+    Returns a text on what the file holds.
+    """
     with RecordingSink(path, levels_of(level)) as sink:
         session = SimulatedSession(setup, seed, sink)
         sink.begin(session.snapshot())
@@ -201,7 +210,10 @@ def _record(
 
 
 class _Watch:
-    """Called at each request: shows progress now and then; returns True to stop the run."""
+    """A function to call at each request.
+
+    It shows progress, and returns True if the run must stop.
+    """
 
     def __init__(
         self, progress: Progress, what: str, num_requests: int | None, stop: StopSignals

@@ -1,4 +1,4 @@
-"""`stepscope simulated-engine`: the engine that `stepscope demo --simulate` starts."""
+"""`stepscope simulated-engine`: runs the engine of `stepscope demo --simulate`."""
 
 import threading
 
@@ -15,7 +15,7 @@ _MAX_LEN = 32_768
 
 
 def run(endpoint: str, gpu: str, model: str | None, speed: float, exit_with_stdin: bool) -> None:
-    """Serve until a signal or `Shutdown`.
+    """Run a simulated engine until a signal or a `Shutdown` command ends it.
 
     Raises:
         ConfigError: the GPU or the model is unknown, or the endpoint cannot be bound.

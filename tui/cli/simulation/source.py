@@ -1,4 +1,4 @@
-"""Opens the requests that a command simulates: a trace, a recording, or the seeded mix."""
+"""Opens the requests to simulate: a trace, a recording, or a random mix drawn from a seed."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,7 +20,12 @@ MIX = "mix"
 
 
 class SimulatedSource(NamedTuple):
-    """Requests to simulate."""
+    """Requests to simulate, and where they come from.
+
+    Attributes:
+        text: where the requests come from, in words.
+        recorded: the work of the recording, if they come from one.
+    """
 
     text: str
     num_requests: int | None  # None if there is no end
@@ -31,10 +36,10 @@ class SimulatedSource(NamedTuple):
 def open_source(
     source: str, spec: WorkloadSpec, max_model_len: int, time_scale: float, limit: int | None
 ) -> SimulatedSource:
-    """Open `mix`, or the trace, the recording or the shipped sample with this name.
+    """Open the requests that `source` names: `mix`, or a trace, a recording or a shipped sample.
 
     Raises:
-        WrongUsage: an option does not go with the mix, or is missing for it.
+        WrongUsage: an option cannot be used with the mix, or is missing for it.
         TraceError, RecordingError, CommandFailed: the file cannot be read.
     """
     if source == MIX:

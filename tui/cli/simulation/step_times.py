@@ -21,7 +21,7 @@ DEFAULT_MODEL = "llama-3.1-8b"
 
 
 class ChosenStepTimes(NamedTuple):
-    """A model of step times, and what is known of the engine that it stands for."""
+    """A model of step times, and what is known of the engine whose step times it models."""
 
     model: StepTimeModel
     simulated: str  # a description in a few words
@@ -33,7 +33,7 @@ class ChosenStepTimes(NamedTuple):
 def choose_step_times(
     gpu: str | None, model: str | None, step_time: str | None, tensor_parallel: int
 ) -> ChosenStepTimes:
-    """Return the model that `--gpu`, `--model`, `--step-time` and `--tensor-parallel` ask for.
+    """Return the model of step times for `--gpu`, `--model`, `--step-time`, `--tensor-parallel`.
 
     Raises:
         WrongUsage: neither or both of `--gpu` and `--step-time` are given.

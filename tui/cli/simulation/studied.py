@@ -1,4 +1,4 @@
-"""`studied`: opens the basis of forecasts: a recording, or the next seconds of an engine."""
+"""`studied`: reads what forecasts need, from a recording or from the next seconds of an engine."""
 
 import signal
 import tempfile
@@ -31,10 +31,11 @@ _TICK_S = 0.1
 
 
 class Studied(NamedTuple):
-    """A recording, its service levels, and the basis of forecasts.
+    """A recording, its service level, and what forecasts need of it.
 
     Attributes:
-        on_run: shows progress, given a text and the share done; returns True after a signal.
+        on_run: to be called by forecasts with a text and the share done, to show progress. It
+            returns True after a signal.
     """
 
     recording: Recording
@@ -51,18 +52,18 @@ def studied(
     slo_itl: str | None,
     slo_ttft: str | None,
 ) -> Iterator[Studied]:
-    """Yield a recording, or a recording of an engine made now, as the basis of forecasts.
+    """Read what forecasts need from a recording, or first record a running engine for a while.
 
     Args:
-        target: a recording or sample, else an engine; None: the only local engine.
-        seconds: how long to watch an engine; None: a minute.
+        target: a recording or sample, else an engine; None: the only engine on this machine.
+        seconds: how long to record an engine; None: a minute.
         command: name of the command, for errors.
-        slo_itl, slo_ttft: options; None: the levels of the recording.
+        slo_itl, slo_ttft: service levels given as options; None: the levels of the recording.
 
     Raises:
         CommandFailed: there is no such recording or engine, or the engine vanished.
         RecordingError: the recording is too short, or its steps are too much alike.
-        Interrupted: a signal arrived while the engine was watched, or while forecasts ran.
+        Interrupted: a signal arrived while the engine was recorded, or while forecasts ran.
     """
     flags = level_flags(slo_itl, slo_ttft)
     stop = StopSignals(signal.SIGINT, signal.SIGTERM)

@@ -35,10 +35,10 @@ def run(
     slo_ttft: str | None,
     as_json: bool,
 ) -> int:
-    """Print the candidates and the best, or why the levels cannot be kept.
+    """Simulate sets of knobs, and print them with the best one, or why none keeps the levels.
 
     Returns:
-        The exit code: 0, or 1 if no knobs keep the levels.
+        The exit code: 0, or 1 if no knobs keep the service levels.
 
     Raises:
         RecordingError: the recording is too short, or its steps are too much alike.
@@ -87,7 +87,7 @@ def _row(each: Candidate) -> list[str]:
 
 
 def verdict(found: Tuned, basis: WhatIfBasis, level: SLO) -> str:
-    """Say which knobs to set, or why no knobs keep the levels."""
+    """Return a line on which knobs to set, or why no knobs keep the service levels."""
     best = found.candidates[0]
     if best.keeps and not best.changes:
         return "the recorded knobs keep the levels; none that was tried has a higher goodput"
@@ -116,7 +116,7 @@ def _why(found: Tuned, basis: WhatIfBasis, level: SLO) -> str:
 
 
 def _late(each: Candidate, level: SLO) -> str:
-    """Say which level is missed by more, with its value."""
+    """Return a text with the p95 latency (TTFT or ITL) that misses its service level by more."""
     ttft, itl = (each.forecast.figures[f"{name}_p95_ms"].value for name in ("ttft", "itl"))
     if itl / level.itl_ms > ttft / level.ttft_ms:
         return f"p95 ITL is {itl:,.4g} of {level.itl_ms:,g} ms"

@@ -39,7 +39,7 @@ def run(
     output: str | None,
     as_json: bool,
 ) -> None:
-    """Print the recorded figures, the recorded knobs simulated, and each variant simulated.
+    """Print the recorded metrics, and those simulated with the recorded knobs and each variant.
 
     Raises:
         RecordingError: the recording is too short, or its steps are too much alike.
@@ -117,7 +117,10 @@ def _draw(picture: Path, found: WhatIf, knob: str, name: str) -> None:
 
 
 def _variants(assignments: Sequence[str], sweep: str | None) -> list[Variant]:
-    """Parse the variants: each argument is one; commas join knobs that change together."""
+    """Return the variants to forecast: one for each argument, and those of `--sweep`.
+
+    An argument is `KNOB=VALUE`, or several with commas between them for knobs that change together.
+    """
     found: list[Variant] = [(text, _changes(text)) for text in assignments]
     if sweep is not None:
         found += _swept(sweep)

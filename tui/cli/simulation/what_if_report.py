@@ -1,4 +1,4 @@
-"""Reports a forecast: as a table, as JSON, and as the frontier of a sweep."""
+"""Reports a forecast: as a table, as JSON, and as points of a plot of TTFT against ITL."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -51,7 +51,7 @@ def _by_figure(found: WhatIf, cases: Sequence[Forecast]) -> Iterator[str]:
 
 
 def _by_case(found: WhatIf, cases: Sequence[Forecast]) -> Iterator[str]:
-    """Yield a table with a row for each case, for many cases; it leaves out the p95."""
+    """Yield a table with a row for each set of knobs. It leaves out the p95."""
     shown = [(label, name) for label, name in _SHOWN if "p95" not in label]
     heading = ["", *(label for label, _ in shown)]
     rows = [["recorded", *(_number(found.recorded.get(name)) for _, name in shown)]]
@@ -65,7 +65,10 @@ def _by_case(found: WhatIf, cases: Sequence[Forecast]) -> Iterator[str]:
 
 
 def best_of(cases: Sequence[Forecast]) -> list[Forecast]:
-    """Return the cases on the frontier: no other is as low in both p99 TTFT and p99 ITL."""
+    """Return the cases on the frontier of p99 TTFT and p99 ITL.
+
+    A case is on the frontier if no other case is at least as low in both and lower in one.
+    """
     values = []
     for case in cases:
         ttft, itl = case.figures.get("ttft_p99_ms"), case.figures.get("itl_p99_ms")
@@ -82,7 +85,11 @@ def best_of(cases: Sequence[Forecast]) -> list[Forecast]:
 
 
 def frontier(found: WhatIf) -> tuple[list[FrontierPoint], list[tuple[float, float] | None]]:
-    """Return the variants as points of a figure, and the recorded point; at p50 and at p99."""
+    """Return the points of a plot of TTFT against ITL.
+
+    Returns:
+        (a point for each variant, the recorded (ITL, TTFT) at p50 and at p99)
+    """
     best = {id(case) for case in best_of(found.variants)}
     points = [
         FrontierPoint(

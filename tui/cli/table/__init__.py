@@ -2,5 +2,5 @@
 
 May import: tui.cli.bench, tui.cli.dashboards, tui.cli.engines, tui.cli.lab, tui.cli.recordings,
   tui.cli.shared, tui.cli.simulation, tui.settings.
-A new command gets its options here; its function imports the module that does the work.
+A new command gets its options here. When called, it imports the module that does the work.
 """

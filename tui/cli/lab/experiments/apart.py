@@ -1,4 +1,4 @@
-"""Prefill and decode in two engines do not wait for each other, on half of the cores each."""
+"""Claim: prefill and decode in two engines (half the cores each) do not wait for each other."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What chunks cost: no more FLOPs, but the KV cache is read again."""
+"""Claim: computing a prompt in chunks takes no more FLOPs, but reads the KV cache again."""
 
 from collections.abc import Sequence
 

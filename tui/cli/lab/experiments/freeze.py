@@ -1,4 +1,4 @@
-"""A long prompt that is prefilled in one step stalls every stream."""
+"""Claim: a long prompt that is prefilled in one step stalls the streams of all other requests."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The budget trades TTFT against ITL, with a knee."""
+"""Claim: the token budget trades TTFT against ITL, and the curve has a knee."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""A prompt that is too long for one step is computed in chunks."""
+"""Claim: a prompt that is too long for one step is computed in chunks."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Decodes in the same steps cost prefill little throughput."""
+"""Claim: decodes in the same steps cost prefill little throughput."""
 
 from collections.abc import Sequence
 

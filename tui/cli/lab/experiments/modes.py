@@ -1,4 +1,4 @@
-"""On mixed traffic, each generation of batching beats the one before it."""
+"""Claim: on mixed traffic, each generation of batching beats the generation before it."""
 
 from collections.abc import Sequence
 from typing import get_args

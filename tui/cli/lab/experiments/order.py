@@ -1,4 +1,4 @@
-"""What the order of a step, the policy and the number of seats do to waits and throughput."""
+"""How waits and throughput depend on order within a step, scheduling policy and number of seats."""
 
 from collections.abc import Sequence
 

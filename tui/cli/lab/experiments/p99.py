@@ -1,4 +1,4 @@
-"""With chunked prefill, the p99 ITL falls at nearly the same throughput."""
+"""Claim: with chunked prefill, the p99 ITL falls at nearly the same throughput."""
 
 from collections.abc import Sequence
 

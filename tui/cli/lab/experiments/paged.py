@@ -1,4 +1,4 @@
-"""Paged KV blocks waste little of the cache; rows reserved for a whole request waste most."""
+"""Claim: paged KV blocks waste little of the cache; reserving it for whole requests wastes most."""
 
 from collections.abc import Sequence
 

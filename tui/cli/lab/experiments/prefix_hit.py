@@ -1,4 +1,4 @@
-"""A prefix hit saves whole chunks."""
+"""Claim: a prefix hit saves whole chunks of prefill."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Tokens are the same however a prompt is cut into chunks."""
+"""Claim: the output tokens are the same however a prompt is cut into chunks."""
 
 from collections.abc import Sequence
 
