@@ -1,7 +1,7 @@
-"""The table of what an operator can do, and on which screens.
+"""The table of what an operator can do in the dashboard: each action, its keys and its screens.
 
-`actions.py` builds the footer, the help and the palette from it. A lower-case key only looks; an
-upper-case key changes something or writes a file.
+`actions.py` builds the footer, the help and the palette from it. A lower-case key only changes what
+is shown; most upper-case keys change something for good or write a file.
 """
 
 from dataclasses import dataclass, replace
@@ -41,10 +41,13 @@ Need: TypeAlias = Literal["engine", "recorder", "replay", "live", "tour"]
 class Action:
     """One thing an operator can do.
 
-    `id` names the binding and its line in the config file. `keys` are Textual's names of the keys.
-    In `help`, `{id}` stands for the first key of the action with that id. `elsewhere` replaces
-    `help` in the places where the action does something else. `footer` is its position in the
-    footer, from 1; 0 keeps it out of the footer.
+    Attributes:
+        id: names the action, also in `[keys]` of the config file.
+        keys: Textual's names of the keys.
+        help: what the action does. `{id}` stands for the first key of the action with that id.
+        footer: position in the footer, from 1; 0 keeps the action out of the footer.
+        elsewhere: (screen or "replay", text) pairs: the text replaces `help` there, because the
+            action does something else.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""Makes bindings, footer, help, palette and documentation from the one table of actions."""
+"""Makes the footer, help, palette and documentation of the keys from the table of actions."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from stepscope.tui.settings.page_names import PAGES
 
 
 def named(actions: Sequence[Action]) -> tuple[Action, ...]:
-    """Return the actions with each `{id}` in their help replaced by the key of that action."""
+    """Replace each `{id}` in the help of actions by the first key of the action with that id."""
     keys = {action.id: action.key for action in actions}
 
     def filled(text: str, action: Action) -> str:
@@ -26,7 +26,7 @@ def named(actions: Sequence[Action]) -> tuple[Action, ...]:
 
 
 def with_keys(keys: Mapping[str, tuple[str, ...]], ascii_only: bool = False) -> tuple[Action, ...]:
-    """Return the action table with other keys for some of the actions.
+    """Return the table of actions with other keys for some of the actions.
 
     Args:
         keys: Textual's names of the new keys, by action id.
@@ -52,14 +52,19 @@ _PAIRS = {
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What this dashboard was started with, and the keys that its actions have."""
+    """The actions with their keys, and which of them this dashboard allows.
+
+    Attributes:
+        readonly: whether actions that change the engine are forbidden.
+        has: what the session has, such as a live engine or a recorder.
+    """
 
     readonly: bool = False
     has: frozenset[Need] = frozenset()
     actions: tuple[Action, ...] = ACTIONS
 
     def written(self, ascii_only: bool) -> "Abilities":
-        """Return a copy that writes keys with glyphs, or with ASCII characters only."""
+        """Return a copy in which keys are written with glyphs, or with ASCII characters only."""
         keys = {each.id: each.keys for each in self.actions}
         return replace(self, actions=with_keys(keys, ascii_only))
 
@@ -67,7 +72,7 @@ class Abilities:
         return next(each for each in self.actions if each.id == action_id)
 
     def key(self, action_id: str) -> str:
-        """Return the first key of an action as people read it, for use in a sentence."""
+        """Return the first key of an action as it is shown to people, for use in a sentence."""
         return self.action(action_id).key
 
     def allows(self, action: Action) -> bool:
@@ -76,7 +81,7 @@ class Abilities:
         return action.needs <= self.has
 
     def why_not(self, action: Action) -> str:
-        """One line on why an action is not allowed."""
+        """Return a line that says why an action is not allowed in this dashboard."""
         if action.changes_engine and self.readonly:
             return f"{action.shown} changes the engine, and this dashboard is --readonly"
         if "tour" in action.needs:
@@ -86,7 +91,7 @@ class Abilities:
         return f"{action.shown} needs a live engine: this is a recording"
 
     def where_else(self, action: Action, page: Place) -> str:
-        """One line for an action without effect on this screen: where it does have one."""
+        """Return a line for an action that does nothing on this screen: where it does something."""
         text = f"{action.shown} does nothing here; "
         if "live" not in action.pages:
             where = next(each for each in PAGES if each in action.pages)
@@ -110,7 +115,10 @@ class Abilities:
 
 
 def footer_entries(abilities: Abilities, page: Place = "live") -> list[tuple[str, str, str]]:
-    """Return (action id, keys, label), most useful first: a narrow footer cuts off the rest."""
+    """Return the entries of the footer: (action id, keys, label), the most useful first.
+
+    A narrow screen cuts off the last ones.
+    """
     chosen = sorted(
         (a for a in abilities.available() if a.footer and a.keys and page in a.pages),
         key=lambda a: a.footer,
@@ -130,7 +138,7 @@ def _footer_keys(abilities: Abilities, action: Action) -> str:
 
 
 def key_table(actions: Iterable[Action] = ACTIONS) -> str:
-    """The keys as a Markdown table, for the documentation."""
+    """Return the keys as a Markdown table, for the documentation."""
     rows = ["| keys | what it does | in `[keys]` |", "|---|---|---|"]
     actions = list(actions)
     for group, name in GROUPS.items():
@@ -142,6 +150,6 @@ def key_table(actions: Iterable[Action] = ACTIONS) -> str:
 
 
 def _all_help(action: Action) -> str:
-    """Return what an action does, followed by the places where it does something else."""
+    """Return what an action does, then what it does instead on certain screens."""
     others = (f"*{WHERE[where]}*: {text}" for where, text in action.elsewhere)
     return "; ".join((action.help, *others))

@@ -1,4 +1,4 @@
-"""How a command fails: the exceptions that a person sees as one line, and their exit codes."""
+"""The exceptions that end a command with one line for the user, and their exit codes."""
 
 DONE, FAILED, WRONG_USAGE = 0, 1, 2
 INTERRUPTED = 130  # Ctrl-C cut the work short; shells use the same code

@@ -1,7 +1,7 @@
-"""Names of keys: in the config file, in Textual, and on the screen.
+"""Names of keys: as the config file, Textual and the screen write them.
 
 A key is a character (`p`, `P`, `[`) or a name (`space`, `left`, `f5`), optionally after `ctrl+`,
-`alt+` or `shift+` (`^l` is `ctrl+l`). A key that a terminal cannot tell from another is refused.
+`alt+` or `shift+` (`^l` is `ctrl+l`). Keys that a terminal cannot tell from other keys are refused.
 """
 
 import unicodedata
@@ -46,11 +46,11 @@ _LOWER = frozenset({"space", "tab", "backspace", "delete", "insert"})
 
 
 class KeyNameError(ValueError):
-    """The text does not name a key; the message says what does."""
+    """The text does not name a key; the message says how to write one."""
 
 
 def parse(text: str) -> str:
-    """Return Textual's name of a key: `[` is `left_square_bracket`.
+    """Convert the name of a key in the config file to Textual's: `[` to `left_square_bracket`.
 
     Raises:
         KeyNameError: the text does not name a key, or names a key that a terminal cannot send.
@@ -80,7 +80,11 @@ def parse(text: str) -> str:
 
 
 def _plain(name: str, text: str) -> str:
-    """Return Textual's name of a key without modifiers; `text` is for the error message."""
+    """Return Textual's name of a key without modifiers.
+
+    Args:
+        text: the whole key as the user wrote it, for the error message.
+    """
     lower = _ALIASES.get(name.lower(), name.lower())
     if lower in NAMED or name == " ":
         return lower.replace(" ", "space")
@@ -129,15 +133,15 @@ def _character(name: str) -> str | None:
 
 
 def written(key: str) -> str:
-    """Return a key (Textual's name) as the config file has it; the inverse of `parse`."""
+    """Convert Textual's name of a key to the name in the config file; the inverse of `parse`."""
     *modifiers, name = key.split("+")
     return "+".join([*modifiers, name if name in NAMED else _character(name) or name])
 
 
 def shown(key: str, ascii_only: bool = False) -> str:
-    """Return a key (Textual's name) in its shortest form: `⇧←`, `^l`, `PgUp`, `[`.
+    """Convert Textual's name of a key to the short form on the screen: `⇧←`, `^l`, `PgUp`, `[`.
 
-    With `ascii_only`, arrows become words: an ASCII arrow such as `<` is also a key.
+    With `ascii_only`, arrow keys are written as words: `<` would be read as the key `<`.
     """
     *modifiers, name = key.split("+")
     signs = {"ctrl": "^", "shift": "Shift+" if ascii_only else "⇧", "alt": "alt+"}
@@ -154,7 +158,10 @@ def shown(key: str, ascii_only: bool = False) -> str:
 
 
 def spelled(text: str) -> str:
-    """Replace the glyphs of arrow keys by words: an ASCII arrow such as `<` is also a key."""
+    """Replace the glyphs of arrow keys in a text by words, for a screen with ASCII only.
+
+    An ASCII arrow such as `<` would be read as the key `<`.
+    """
     for glyphs, words in (("⇧", "Shift+"), ("←/→", "Left/Right"), ("↑/↓", "Up/Down")):
         text = text.replace(glyphs, words)
     return text

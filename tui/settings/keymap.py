@@ -1,7 +1,7 @@
-"""Gives actions the keys of the `[keys]` section of the config file.
+"""Gives actions the keys that the user has set in section `[keys]` of the config file.
 
-A line is `pause = "p"` or `pause = ["p", "f5"]`. `pause = []` leaves the action without a key; the
-palette still finds it.
+A line is `pause = "p"` or `pause = ["p", "f5"]`. `pause = []` leaves the action without a key; it
+can still be chosen in the palette.
 """
 
 import difflib
@@ -18,7 +18,9 @@ class KeyMapError(ValueError):
 
 
 def remapped(lines: Mapping[str, object]) -> tuple[Action, ...]:
-    """Return the action table with the keys of these lines in place of the default ones.
+    """Return the table of actions with the keys that these lines of `[keys]` set.
+
+    Actions without a line keep their default keys.
 
     Raises:
         KeyMapError: a line names an unknown action or key, or two actions share a key.

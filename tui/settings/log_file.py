@@ -1,4 +1,4 @@
-"""The file where the dashboard writes errors: they cannot go to the terminal it draws on."""
+"""The log file of the dashboard, as errors cannot go to the terminal on which it draws."""
 
 import logging
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ _MAX_BYTES = 1_000_000
 
 
 def log_path() -> Path:
-    """Return the path of the log file, which exists once something was logged."""
+    """Return the path of the log file. The file exists only once something was logged."""
     return platformdirs.user_log_path("stepscope") / "dashboard.log"
 
 
 def see_log(error: object) -> str:
-    """One line about an error that was logged: where the log is, and what the error was."""
+    """Return a line about an error that was logged: what it was, and where the log is."""
     for handler in logging.getLogger("stepscope").handlers:
         if isinstance(handler, RotatingFileHandler):
             path, home = Path(handler.baseFilename), Path.home()
@@ -28,9 +28,10 @@ def see_log(error: object) -> str:
 
 @contextmanager
 def logged_to_file(path: Path) -> Iterator[None]:
-    """Send everything that stepscope logs to `path` only; if it cannot be opened, to nowhere.
+    """A context in which everything that stepscope logs goes to the file `path` only.
 
-    Meanwhile nothing may reach standard error: that is the terminal that the dashboard draws on.
+    If the file cannot be opened, nothing is logged. Nothing goes to standard error in any case,
+    because the dashboard draws on that terminal.
     """
     handler: logging.Handler
     try:

@@ -1,4 +1,4 @@
-"""The screens of a dashboard by name, in the order of their keys."""
+"""The names of the dashboard's screens, in the order of the keys that open them."""
 
 from typing import Literal, TypeAlias
 

@@ -1,4 +1,4 @@
-"""`Preferences`: saves the settings that the operator changes, for the next session."""
+"""`Preferences`: saves settings that the operator changes in the dashboard, for the next time."""
 
 import logging
 import threading
@@ -17,11 +17,11 @@ _QUIET_S = 1.0  # wait after the last change, so that four presses of a key caus
 class Preferences:
     """Writes changed settings of `[dashboard]` into the config file, a moment after the change.
 
-    `set` and `news` belong to the UI thread; a thread of its own writes the file.
+    `set` and `news` belong to the UI thread; another thread writes the file.
 
     Args:
-        path: the config file; with None nothing is saved.
-        began: the settings that the dashboard was started with.
+        path: the config file; None: nothing is saved.
+        began: the settings with which the dashboard was started. Only these can be saved.
         why_not: if `path` is None, the reason why nothing is saved, for the operator.
     """
 
@@ -46,7 +46,7 @@ class Preferences:
         return name in self._current
 
     def set(self, name: str, value: Value) -> None:
-        """Take a value that the operator has chosen, and save it a moment later."""
+        """Note a value that the operator has chosen. It is saved a moment later."""
         with self._lock:
             if name not in self._current or self._current[name] == value:
                 return
@@ -64,14 +64,20 @@ class Preferences:
             self._timer.start()
 
     def news(self) -> News | None:
-        """Return what became of the last change, once; None if there is nothing new."""
+        """Return a notice on whether the last change was saved; None if there is nothing new.
+
+        Each notice is returned once.
+        """
         with self._lock:
             news, self._news = self._news, None
             self._unkept.clear()
         return news
 
     def flush(self) -> None:
-        """Write the changed settings now; an error becomes news and a log entry."""
+        """Write the changed settings now.
+
+        If that fails, the error is logged and returned by `news`.
+        """
         with self._writing:
             with self._lock:
                 if self._timer is not None:

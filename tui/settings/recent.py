@@ -1,8 +1,8 @@
-"""`RecentFiles`: remembers between sessions which recordings were opened or written lately.
+"""`RecentFiles`: remembers which recordings were opened or written lately, for the start screen.
 
-The state folder of the platform holds a short list of paths and times. Everything else about a
-recording is read from the recording itself. If the list cannot be read or written, that is only
-logged.
+The list, of paths and times only, is a short file in the platform's state folder. Everything else
+about a recording is read from the recording itself. If the list cannot be read or written, a
+warning is logged and nothing else happens.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ MAX_FILES = 20
 
 
 def recent_path() -> Path:
-    """Return the path of this user's list."""
+    """Return the path of the file with this user's list."""
     return platformdirs.user_state_path("stepscope") / "recent.json"
 
 
@@ -64,5 +64,5 @@ class RecentFiles:
 
 
 def remember(file: Path) -> None:
-    """Put a recording that was just opened or written at the front of this user's list."""
+    """Put a recording, just opened or written, at the front of this user's list."""
     RecentFiles().remember(file)

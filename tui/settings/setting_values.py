@@ -1,6 +1,6 @@
-"""Finds and checks the value of each setting: option, then environment, config file, default.
+"""Finds the value of each setting: option, then environment, then config file, then default.
 
-An error names the place that the value came from.
+Each value is checked. An error names the place where the value came from.
 """
 
 from collections.abc import Mapping
@@ -38,9 +38,14 @@ def resolve(
     flags: Mapping[str, Any],
     defaults: Mapping[str, Any] | None = None,
 ) -> _S:
-    """Build the Struct of a section from the values of its settings.
+    """Build the Struct of a config section, such as `DashboardSettings`, from all its sources.
 
-    Precedence: flag, environment, config file, `defaults`, the default of the field.
+    A command-line option comes first, then environment, config file, `defaults`, and the default of
+    the field.
+
+    Args:
+        flags: values of the options that were given.
+        defaults: defaults of the command, in place of those of the fields.
 
     Raises:
         WrongUsage: a value does not fit its field; the message says where the value came from.
@@ -50,7 +55,7 @@ def resolve(
 
 
 class ResolvedSetting(NamedTuple):
-    """The value of a field and its origin; an empty origin means the field's own default."""
+    """The value of a setting, and where it comes from; empty: the field's own default."""
 
     value: Any
     origin: str
@@ -62,10 +67,11 @@ def settled(
     flags: Mapping[str, Any],
     defaults: Mapping[str, Any] | None = None,
 ) -> dict[str, ResolvedSetting]:
-    """Return the value and the origin of every field of a section, by name.
+    """Return the value of every field of a section, by name, with the place where it comes from.
 
-    Takes the arguments of `resolve` and raises its errors. The origin is an option, an environment
-    variable, the name of the config file, `the default`, or empty for the field's own default.
+    The place is an option, an environment variable, the name of the config file, `the default`
+    (from `defaults`), or empty for the field's own default. Arguments and errors are those of
+    `resolve`.
     """
     from_file = load_settings()[section]
     found: dict[str, ResolvedSetting] = {}
@@ -94,7 +100,7 @@ def _default(field: FieldInfo) -> Any:
 
 
 def convert_flags(kind: type[Struct], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the options that were given, converted and checked.
+    """Convert and check the options that were given. Returns name -> value.
 
     Raises:
         WrongUsage: a value does not fit its field.
@@ -118,7 +124,7 @@ def _converted(field: FieldInfo, value: Any, source: str) -> Any:
 
 
 def base_and_meta(field: FieldInfo) -> tuple[Any, msgspec.Meta]:
-    """Return the plain type of a field, and the `Meta` with its bounds and description."""
+    """Return a field's type without annotations, and its `Meta` (bounds and description)."""
     kind = next((each for each in get_args(field.type) if get_origin(each) is Annotated), None)
     base, meta = get_args(kind if kind is not None else field.type)
     return base, meta

@@ -1,8 +1,8 @@
 """Reads the user's config file and checks all of it before any value is used.
 
-Each key of a section is also an option of the commands that the section belongs to, written with
-underscores. Precedence: flag, then environment (`STEPSCOPE_<SECTION>_<KEY>`), then file. The keys
-of `[keys]` are not options: they give actions of the dashboard other keys.
+Each key of a section is also an option of the commands that use the section, written there with `-`
+for `_`. An option comes before the environment (`STEPSCOPE_<SECTION>_<KEY>`), and that before the
+file. The keys of section `[keys]` are not options: they set the keys of actions in the dashboard.
 """
 
 import os
@@ -35,7 +35,7 @@ NO_FILE = "none"  # given as the config file: read none, write none
 
 
 class DashboardSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the dashboard looks, and its service levels for TTFT and ITL."""
+    """How the dashboard looks, and the service levels for TTFT and ITL."""
 
     fps: (
         Annotated[
@@ -102,7 +102,7 @@ class FleetSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class ClientSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The operator: a name, and a key for engines that ask for one."""
+    """Who the operator is: a name, and a key for engines that ask for one."""
 
     key: Annotated[
         str,
@@ -143,7 +143,7 @@ def config_path() -> Path:
 
 
 def load_settings() -> dict[str, dict[str, Any]]:
-    """Return the sections of the config file, after a check of every key and value.
+    """Read the config file, check every key and value, and return its sections.
 
     Raises:
         WrongUsage: the file is not TOML, or has an unknown section or key or a value that is not
@@ -174,7 +174,7 @@ def load_settings() -> dict[str, dict[str, Any]]:
 
 
 def load_actions() -> "tuple[Action, ...]":
-    """Return the action table of the dashboard with the keys of the config file.
+    """Return the dashboard's table of actions, with the keys that the config file sets.
 
     Raises:
         WrongUsage: the config file is not valid, as in `load_settings`.
@@ -183,7 +183,7 @@ def load_actions() -> "tuple[Action, ...]":
 
 
 def load_alerts() -> "tuple[Rule, ...]":
-    """Return the rules of `[[alerts]]` in the config file.
+    """Return the alert rules of the config file, from its `[[alerts]]` tables.
 
     Raises:
         WrongUsage: the file is not TOML, or a rule is not valid; the message says where.
@@ -199,12 +199,12 @@ def load_alerts() -> "tuple[Rule, ...]":
 
 
 def from_environment(section: Section, key: str) -> str | None:
-    """Return the environment's value for one option; None if the variable is not set."""
+    """Return the value that an environment variable gives a setting; None if it is not set."""
     return os.environ.get(environment_name(section, key))
 
 
 def unknown_variables() -> list[str]:
-    """Return the environment variables that name one of our sections, but no option of it."""
+    """Return environment variables that look like settings of our sections, but name no setting."""
     known = {
         environment_name(section, field.name)
         for section, kind in SECTIONS.items()
