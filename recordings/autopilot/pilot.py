@@ -161,7 +161,10 @@ class Autopilot:
         return self._move(SEATS, seats, reason)
 
     def _correct(self) -> None:
-        """Adjust the margin: many late gaps show that the model's steps are too short."""
+        """Adjust the margin to the share of late gaps, which shows the error of the model.
+
+        Many late gaps make the margin smaller. Few late gaps make it larger, after a while.
+        """
         judged = self._load.judgement(self._judged_from)
         if judged.num_gaps < _FEWEST_GAPS:
             return

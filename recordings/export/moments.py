@@ -48,7 +48,9 @@ class Moment(NamedTuple):
 
 
 def moments(recording: Recording, steps: StepRange, progress: Progress) -> Iterator[Moment]:
-    """Yield all messages but keyframes, from the first step of the range to its last.
+    """Yield all messages from the first step of the range to its last, without keyframes.
+
+    Keyframes are snapshots of the state.
 
     Raises:
         NotInRecording: the range contains no step.

@@ -84,7 +84,7 @@ class Tracer:
         self._values: dict[int, int] = {}  # last value of each counter
 
     def events(self, moments: Iterable[Moment]) -> Iterator[TraceEvent]:
-        """Yield all events. Those of the same track come in order of time."""
+        """Yield all events. Those of one track are in order of time."""
         yield TraceEvent("track", ROOT, name="stepscope")
         for track, name in ((STEPS, "steps"), (ARRIVALS, "arrivals"), (OPERATOR, "operator")):
             yield TraceEvent("track", track, name=name, value=ROOT)

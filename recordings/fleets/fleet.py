@@ -36,7 +36,7 @@ def shared_bytes(num_engines: int) -> int:
 
 
 class FleetEvent(NamedTuple):
-    """A line of the event list: an engine appeared, went down, fell silent, restarted or paused."""
+    """An engine appeared, went down, fell silent, restarted, or changed its state (a pause)."""
 
     wall_s: float  # Unix time
     name: str
@@ -173,7 +173,7 @@ class Fleet:
             thread.join()
 
     def open(self, source: Source) -> None:
-        """Keep a long history of this engine, and a short one of each other engine."""
+        """Keep a long history of this engine, and a short one of the others."""
         self._opened = source
         if len(self._members) < 2:
             return

@@ -215,7 +215,7 @@ class ImbalanceKeeper:
     def update(self, engines: Sequence[EngineFigures], now_s: float) -> list[Imbalance]:
         """Return the engines that have stood out for `HOLD_S`.
 
-        Overloaded engines come before those with room, and the worst come first.
+        Overloaded engines come before those with free seats, and the worst come first.
         """
         for finding in findings(engines):
             key = finding.engine, finding.figure

@@ -13,7 +13,7 @@ _TURN = 1_000
 
 
 class LateSummary(NamedTuple):
-    """How many requests had late tokens, and a text that explains the worst waits."""
+    """Number of requests with late tokens, and a text that explains the worst waits."""
 
     num_late: int
     text: str

@@ -15,10 +15,10 @@ KEEP_LAST = 5  # so many newest incidents are never deleted, whatever their size
 
 
 class IncidentFolder:
-    """The folder into which one recorder writes incidents. It is created if needed.
+    """The folder of one recorder. Creates it if needed.
 
     Args:
-        keep_bytes: most bytes of all incidents; beyond that, the oldest are deleted. None: keep
+        keep_bytes: most bytes of all incidents, beyond which the oldest are deleted. None: keep
             all.
 
     Raises:

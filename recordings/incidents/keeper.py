@@ -50,7 +50,7 @@ class KeptIncident(NamedTuple):
 
 @dataclass(slots=True)
 class _OpenIncident:
-    """An incident that has begun and is not written yet."""
+    """An incident that is not written yet."""
 
     began_s: float
     wall_ns: int

@@ -116,7 +116,7 @@ class GapRecovery:
         self._settle()
 
     def take(self, client: ControlClient, batch: Iterable[Received]) -> None:
-        """Append live messages. Messages missing between them are recovered first.
+        """Append live messages. Messages missing in the sequence are recovered first.
 
         Raises:
             JoinAgain: another engine has replaced the joined one.
@@ -141,7 +141,7 @@ class GapRecovery:
             self._set_right(client)
 
     def end(self) -> None:
-        """Append all buffered messages. Messages still missing between them count as lost."""
+        """Append all buffered messages. Messages missing in the sequence count as lost."""
         while self._buffered:
             self._accept(*self._buffered.pop())
 

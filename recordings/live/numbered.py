@@ -1,4 +1,4 @@
-"""`Numbered`: numbers the messages that a source makes itself, and hands them on."""
+"""`Numbered`: numbers and forwards messages that a source creates itself."""
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import EngineInfo, Snapshot, Telemetry

@@ -1,4 +1,4 @@
-"""Helpers of all panels: scales, units, headings, and percentiles in the right margin."""
+"""Helpers of all panels: scales, units, headings, and percentiles in the margin."""
 
 from typing import TYPE_CHECKING
 

@@ -205,7 +205,7 @@ def _host(seen: Seen) -> Evidence:
 
 
 def _live(setup: SimulatedSetup, **changes: KnobValue) -> Iterator[Remedy]:
-    """Yield a remedy with these knobs. Yields none if the knobs are incompatible or unchanged."""
+    """Yield a remedy with these knobs, or nothing if they are incompatible or unchanged."""
     values = setup.knobs.as_dict()
     if all(values[name] == value for name, value in changes.items()):
         return

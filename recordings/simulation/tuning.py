@@ -37,7 +37,7 @@ Changes = Mapping[str, KnobValue]
 
 
 class Candidate(NamedTuple):
-    """A set of knobs and its effect, as medians of the runs."""
+    """Knobs and their effect, as medians of the runs."""
 
     changes: dict[str, KnobValue]  # relative to the recorded knobs
     kept_share: float  # share of requests that keep both levels

@@ -26,7 +26,7 @@ def named(actions: Sequence[Action]) -> tuple[Action, ...]:
 
 
 def with_keys(keys: Mapping[str, tuple[str, ...]], ascii_only: bool = False) -> tuple[Action, ...]:
-    """Return the table of actions with other keys for some of the actions.
+    """Return the action table with other keys for some of the actions.
 
     Args:
         keys: Textual's names of the new keys, by action id.
@@ -64,7 +64,7 @@ class Abilities:
     actions: tuple[Action, ...] = ACTIONS
 
     def written(self, ascii_only: bool) -> "Abilities":
-        """Return a copy in which keys are written with glyphs, or with ASCII characters only."""
+        """Return a copy that writes keys with glyphs, or with ASCII characters only."""
         keys = {each.id: each.keys for each in self.actions}
         return replace(self, actions=with_keys(keys, ascii_only))
 
@@ -72,7 +72,7 @@ class Abilities:
         return next(each for each in self.actions if each.id == action_id)
 
     def key(self, action_id: str) -> str:
-        """Return the first key of an action as it is shown to people, for use in a sentence."""
+        """Return the first key of an action as people read it, for use in a sentence."""
         return self.action(action_id).key
 
     def allows(self, action: Action) -> bool:
@@ -138,7 +138,7 @@ def _footer_keys(abilities: Abilities, action: Action) -> str:
 
 
 def key_table(actions: Iterable[Action] = ACTIONS) -> str:
-    """Return the keys as a Markdown table, for the documentation."""
+    """The keys as a Markdown table, for the documentation."""
     rows = ["| keys | what it does | in `[keys]` |", "|---|---|---|"]
     actions = list(actions)
     for group, name in GROUPS.items():

@@ -14,7 +14,7 @@ class ConfigFileError(Exception):
 
 
 def changed(path: Path, section: str, values: Mapping[str, str | bool | float]) -> None:
-    """Set some keys of a section. Creates the file and its folder if they are missing.
+    """Set some keys of a section; create the file and its folder if they are missing.
 
     The file is replaced as a whole, so a reader sees the old or the new version, never a mixture.
     If `path` is a link, its target is replaced.

@@ -1,7 +1,7 @@
-"""Names of keys: as the config file, Textual and the screen write them.
+"""Names of keys: in the config file, in Textual, and on the screen.
 
 A key is a character (`p`, `P`, `[`) or a name (`space`, `left`, `f5`), optionally after `ctrl+`,
-`alt+` or `shift+` (`^l` is `ctrl+l`). Keys that a terminal cannot tell from other keys are refused.
+`alt+` or `shift+` (`^l` is `ctrl+l`). A key that a terminal cannot tell from another is refused.
 """
 
 import unicodedata
@@ -133,7 +133,7 @@ def _character(name: str) -> str | None:
 
 
 def written(key: str) -> str:
-    """Convert Textual's name of a key to the name in the config file; the inverse of `parse`."""
+    """Return a key (Textual's name) as the config file has it; the inverse of `parse`."""
     *modifiers, name = key.split("+")
     return "+".join([*modifiers, name if name in NAMED else _character(name) or name])
 

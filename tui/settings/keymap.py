@@ -1,7 +1,7 @@
-"""Gives actions the keys that the user has set in section `[keys]` of the config file.
+"""Gives actions the keys of the `[keys]` section of the config file.
 
-A line is `pause = "p"` or `pause = ["p", "f5"]`. `pause = []` leaves the action without a key; it
-can still be chosen in the palette.
+A line is `pause = "p"` or `pause = ["p", "f5"]`. `pause = []` leaves the action without a key; the
+palette still finds it.
 """
 
 import difflib

@@ -12,7 +12,7 @@ _MAX_BYTES = 1_000_000
 
 
 def log_path() -> Path:
-    """Return the path of the log file. The file exists only once something was logged."""
+    """Return the path of the log file, which exists once something was logged."""
     return platformdirs.user_log_path("stepscope") / "dashboard.log"
 
 

@@ -1,4 +1,4 @@
-"""`Preferences`: saves settings that the operator changes in the dashboard, for the next time."""
+"""`Preferences`: saves the settings that the operator changes, for the next session."""
 
 import logging
 import threading
@@ -46,7 +46,7 @@ class Preferences:
         return name in self._current
 
     def set(self, name: str, value: Value) -> None:
-        """Note a value that the operator has chosen. It is saved a moment later."""
+        """Take a value that the operator has chosen, and save it a moment later."""
         with self._lock:
             if name not in self._current or self._current[name] == value:
                 return

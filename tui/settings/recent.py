@@ -35,7 +35,7 @@ class RecentFiles:
         self.path = path or recent_path()
 
     def files(self) -> list[tuple[Path, float]]:
-        """Return each path with its last use (Unix time), even if the file no longer exists."""
+        """Return (path, last use in Unix time) of each file, even if it is gone by now."""
         try:
             entries = json.loads(self.path.read_text("utf-8"))
             found = [(Path(str(each["path"])), float(each["time"])) for each in entries]
@@ -64,5 +64,5 @@ class RecentFiles:
 
 
 def remember(file: Path) -> None:
-    """Put a recording, just opened or written, at the front of this user's list."""
+    """Put a recording that was just opened or written at the front of this user's list."""
     RecentFiles().remember(file)

@@ -1,4 +1,4 @@
-"""Parses service levels as an operator types them: `ttft=0.5s itl=50`. Without a unit, it is ms."""
+"""Parses service levels as an operator types them: `ttft=0.5s itl=50`; without a unit, in ms."""
 
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.settings.durations import in_milliseconds
@@ -8,7 +8,7 @@ EXAMPLE = "ttft=500 itl=50"
 
 
 def parse_levels(text: str, now: SLO) -> SLO:
-    """Parse service levels. A level that `text` does not name keeps its value from `now`.
+    """Parse service levels; a level that `text` does not name keeps its value in `now`.
 
     Raises:
         ValueError: the text is not valid; the message shows what to write.
@@ -27,5 +27,5 @@ def parse_levels(text: str, now: SLO) -> SLO:
 
 
 def said(slo: SLO) -> str:
-    """Return both service levels as text for people."""
+    """Return both service levels in words."""
     return f"TTFT within {slo.ttft_ms:,g} ms, ITL within {slo.itl_ms:,g} ms"

@@ -100,7 +100,7 @@ def _default(field: FieldInfo) -> Any:
 
 
 def convert_flags(kind: type[Struct], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert and check the options that were given. Returns name -> value.
+    """Return the values of the options that were given, converted and checked.
 
     Raises:
         WrongUsage: a value does not fit its field.

@@ -143,7 +143,7 @@ def config_path() -> Path:
 
 
 def load_settings() -> dict[str, dict[str, Any]]:
-    """Read the config file, check every key and value, and return its sections.
+    """Return the sections of the config file, after a check of every key and value.
 
     Raises:
         WrongUsage: the file is not TOML, or has an unknown section or key or a value that is not
@@ -174,7 +174,7 @@ def load_settings() -> dict[str, dict[str, Any]]:
 
 
 def load_actions() -> "tuple[Action, ...]":
-    """Return the dashboard's table of actions, with the keys that the config file sets.
+    """Return the action table of the dashboard with the keys of the config file.
 
     Raises:
         WrongUsage: the config file is not valid, as in `load_settings`.

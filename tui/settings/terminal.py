@@ -22,7 +22,7 @@ def no_terminal() -> str | None:
 
 
 def cannot_be_drawn_on(environment: Mapping[str, str]) -> str | None:
-    """Return why this terminal cannot show the dashboard, and what to do; None if it can."""
+    """Say why this terminal cannot show the dashboard, and what to do; None if it can."""
     name = environment.get("TERM", "")
     if name.lower() not in _UNDRAWABLE:
         return None
@@ -31,7 +31,7 @@ def cannot_be_drawn_on(environment: Mapping[str, str]) -> str | None:
 
 
 def only_ascii(environment: Mapping[str, str]) -> str | None:
-    """Return why this terminal cannot show block characters; None if it can."""
+    """Say why this terminal cannot show block characters; None if it can."""
     if environment.get("TERM", "").startswith("linux"):
         return "the font of the Linux console has few others"
     for name in ("LC_ALL", "LC_CTYPE", "LANG"):
@@ -45,7 +45,7 @@ def only_ascii(environment: Mapping[str, str]) -> str | None:
 
 
 def said_environment() -> Mapping[str, str]:
-    """Return the environment variables as they were when this process was started.
+    """Return the environment that this process was started with.
 
     If the locale is C, Python sets LC_CTYPE itself (PEP 538); that value is left out here.
     """

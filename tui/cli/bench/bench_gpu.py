@@ -171,7 +171,7 @@ def _slug(name: str) -> str:
 
 @contextmanager
 def _all_signals_interrupt() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP interrupt the bench as Ctrl-C does, which keeps what was measured."""
+    """Let SIGTERM and SIGHUP end the bench like Ctrl-C, which keeps what was measured."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
 
 def rows_of(report: Report, outcome: PartOutcome) -> Iterator[Row]:
-    """Yield the measurements of one part of the report on one model."""
+    """Yield the measurements of one part of the report (lettered a to j) on one model."""
     column = outcome.model or ""
     if outcome.part == "a":
         yield from _ceilings(report)

@@ -197,7 +197,7 @@ def _pivoted(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _listed(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield one line for each case of a kernel: its implementations in a row, the fastest first."""
+    """Yield one line for each case of a kernel: its implementations, the fastest first."""
     for label in dict.fromkeys(row.label for row in rows):
         ranked = sorted((r for r in rows if r.label == label), key=lambda row: row.value or 0.0)
         texts = ", ".join(f"{row.column} {row.text}" for row in ranked)

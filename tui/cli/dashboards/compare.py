@@ -195,7 +195,7 @@ def _alignment(align: str | None) -> Align | None:
 def open_feeds(
     a: str, b: str | None, mark: str | None, slo: SLO
 ) -> tuple[RecordingFeed, RecordingFeed]:
-    """Open two recordings, or the parts of one recording before and after a mark.
+    """Open two recordings, or the two parts of one recording before and after a mark.
 
     Raises:
         RecordingError: a file is not a recording.

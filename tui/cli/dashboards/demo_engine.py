@@ -70,7 +70,7 @@ def engine_arguments(
     simulated: SimulatedGpu | None,
     on_progress: Callable[[str], None],
 ) -> tuple[Mapping[str, KnobValue], Callable[[str], None], str]:
-    """Return the arguments of `EngineProcess`: options, callback for progress, and command."""
+    """Return the arguments of `EngineProcess`: options, the callback for progress, the command."""
     if simulated is None:
         return _options(model, with_tokens), on_progress, "serve"
     if with_tokens:

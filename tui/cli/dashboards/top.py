@@ -65,7 +65,7 @@ def top(
 
 
 def named_engines(named: Sequence[str]) -> list[str]:
-    """Return the engines named on the command line, else in the environment or the config file."""
+    """Return the engines that are named, else those of the environment or the config file."""
     return list(named) or list(resolve(FleetSettings, "fleet", {}).engines)
 
 

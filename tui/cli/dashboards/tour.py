@@ -33,11 +33,10 @@ _LEVELS = {"slo_ttft_ms": 1000.0, "slo_itl_ms": 50.0}
 
 
 def tour(chapter: int | None, flags: Mapping[str, Any]) -> None:
-    """Run the guided tour until the person leaves it.
+    """Run the tour until the person leaves it.
 
     Args:
-        chapter: the chapter to begin with, from 1; None: the chapter where the person left last
-            time.
+        chapter: the chapter to begin with, from 1; None: the one where the person left it.
 
     Raises:
         CommandFailed: the engine failed.

@@ -13,9 +13,9 @@ _EXTRAS = {"torch", "transformers", "tokenizers", "safetensors", "numpy"}
 
 
 def prepare_process() -> None:
-    """Log warnings to standard error, and let signals end the process while the engine loads.
+    """Log warnings to standard error; let signals end the process while the engine loads.
 
-    The engine installs its own signal handlers once it is ready.
+    Once the engine is ready it installs its own signal handlers.
     """
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s"

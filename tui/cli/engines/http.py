@@ -83,7 +83,7 @@ def require_packages() -> None:
 
 
 def announcement(address: str, settings: HttpSettings, *, takes_prompts: bool = True) -> list[str]:
-    """Return lines for the operator: the address of the API, and a request to try it with."""
+    """Return lines for the operator: where the API is, and how to try it."""
     if not takes_prompts:
         return [f"metrics on http://{address}/metrics; prompts go to the prefill engine"]
     key = ' -H "Authorization: Bearer $STEPSCOPE_HTTP_API_KEY"' if settings.api_key else ""

@@ -25,7 +25,7 @@ from stepscope.tui.settings.settings import ClientSettings
 def new(
     name: str, role: str, output: Path | None, endpoint: str | None, folder: Path | None
 ) -> None:
-    """Create a key, authorise it for engines on this machine, and write its file.
+    """Create a key, authorise it for all engines that use the folder of keys, and write its file.
 
     Raises:
         WrongUsage: an option is not valid.

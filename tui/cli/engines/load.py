@@ -155,7 +155,7 @@ def _check_usage(
 def _arrivals(
     spec: WorkloadSpec, rows: list[TraceRow] | None, info: EngineInfo, time_scale: float
 ) -> tuple[Iterator[Arrival], int | None]:
-    """Return the requests to send, and how many there are (None: no end)."""
+    """Return the requests to send, and their number (None: without end)."""
     writer = PromptWriter(Corpus.english(), info.chars_per_token or _CHARS_PER_TOKEN)
     if rows is None:
         return synthetic(spec, writer, info.max_model_len), spec.num_requests

@@ -27,7 +27,7 @@ def set_knobs(
     expect_version: int | None,
     name: str | None = None,
 ) -> None:
-    """Change knobs; print `name: old -> new` of each, and the first step with the new values."""
+    """Change knobs; print `name: old -> new`, and the first step with the new values."""
     call_me(name)
     named, assignments = _engine_in(assignments)
     if named is not None and endpoint is not None:
@@ -80,11 +80,7 @@ def _apply(
     dry_run: bool,
     expect_version: int | None,
 ) -> tuple[dict[str, KnobValue], Ack]:
-    """Change the knobs.
-
-    Returns:
-        (values of all knobs just before the change, the engine's answer)
-    """
+    """Change the knobs; return their values just before the change, and the engine's answer."""
     for _ in range(_TRIES):
         snapshot = client.snapshot()
         # The expected version ties the change to the values just read, so "old -> new" is true.

@@ -81,7 +81,7 @@ def watch(
 
 
 def _chosen_rules(when: Sequence[str]) -> tuple[Rule, ...]:
-    """Return the rules given on the command line; without any, those of the config file.
+    """Return the rules of the command line, else those of the config file.
 
     Raises:
         WrongUsage: a rule is not valid, or there is no rule.

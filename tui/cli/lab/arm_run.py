@@ -119,7 +119,7 @@ class ArmRun:
         return sum(map(len, self.outputs.values())) / ((end_ns - begin_ns) / 1e9)
 
     def main_cause(self) -> str:
-        """Say which cause delayed late tokens the most, by the names of `stepscope explain`."""
+        """Say which cause delayed late tokens the most, named as in `stepscope explain`."""
         causes = self.against(self).causes
         if not causes:
             return "no token was late"

@@ -107,7 +107,7 @@ class Experiment(NamedTuple):
 
 
 def all_experiments() -> list[Experiment]:
-    """Return the experiments of all files in `experiments`, in the order of their numbers."""
+    """Return the experiments of all files in `experiments`, by number."""
     package = importlib.import_module("stepscope.tui.cli.lab.experiments")
     modules = (
         importlib.import_module(f"{package.__name__}.{each.name}")

@@ -1,4 +1,4 @@
-"""`stepscope lab`: lists the experiments, or runs them."""
+"""`stepscope lab`: lists the experiments, and runs them."""
 
 import os
 import platform

@@ -78,7 +78,7 @@ def check(
 ) -> int:
     """Check a session, print the result, and return the exit code.
 
-    The code is 0 if all bounds hold, 1 if any fails, else 3 if there is too little data to tell.
+    The code is 0 if all checks pass, 1 if any fails, else 3 if there is too little data for one.
 
     Raises:
         WrongUsage: an option is not valid, or there is nothing to check.

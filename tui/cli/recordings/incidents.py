@@ -37,7 +37,7 @@ _MAX_BYTES = 256 * 1024 * 1024
 
 
 class IncidentOptions(msgspec.Struct, frozen=True):
-    """The values of `--incidents` and of the options that it needs."""
+    """The values of `--incidents` and of the other options about incidents."""
 
     folder: str
     before: str = "30s"
@@ -90,7 +90,7 @@ def keep_incidents(
 
 
 def _rules(when: Sequence[str]) -> tuple[Rule, ...]:
-    """Return the rules of the command line, else those of the config file, else the defaults."""
+    """Return the rules of the command line, else of the config file, else the default rules."""
     try:
         given = tuple(parse_rule(text) for text in when)
     except BoundError as error:

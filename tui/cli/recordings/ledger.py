@@ -1,4 +1,4 @@
-"""`stepscope ledger`: prints which requests wait or were preempted, and what that has cost."""
+"""`stepscope ledger`: prints which requests wait or were preempted, and what that cost."""
 
 import sys
 import time

@@ -111,7 +111,7 @@ def record(
 
 
 def _ranks(endpoint: str | None) -> list[Endpoint]:
-    """Return the endpoints of the data-parallel ranks of a name; empty if it names one engine."""
+    """Return the data-parallel ranks that a name stands for; empty if it names one engine."""
     if endpoint is None or is_metrics_url(endpoint) or endpoint.startswith(PREFIX):
         return []
     ranks = ranks_of(endpoint)
@@ -119,13 +119,13 @@ def _ranks(endpoint: str | None) -> list[Endpoint]:
 
 
 def _files(file: str, ranks: Sequence[Endpoint]) -> list[str]:
-    """Return the file names: `run.mcap`; for several ranks `run.dp0.mcap`, `run.dp1.mcap`, ..."""
+    """Return the file names: `run.mcap`, or for ranks `run.dp0.mcap`, `run.dp1.mcap` and so on."""
     path = Path(file)
     return [str(path.with_suffix(f".dp{i}{path.suffix}")) for i in range(len(ranks))] or [file]
 
 
 class _RecordedEngine:
-    """Records one engine, and notices when the recording is over."""
+    """Records one engine, and notices when its recording is over."""
 
     def __init__(self, source: LiveSource, target: Path | FileSeries, levels: Levels) -> None:
         self.source = source

@@ -94,7 +94,7 @@ def table(report: VerifyReport) -> list[str]:
 
 
 def left_out(losses: list[Loss]) -> str:
-    """Say what a repair could not save: "312 steps and whatever came after step 4,000"."""
+    """Say which steps a repair could not save: 312 steps and whatever came after step 4,000."""
     num_steps = sum(loss.num_known or 0 for loss in losses)
     parts = [f"{num_steps:,} step{'' if num_steps == 1 else 's'}"]
     for loss in losses:

@@ -48,7 +48,7 @@ def choose(endpoint: str | None, usage: str) -> Endpoint:
 
 
 def called_text(endpoint: Endpoint) -> str:
-    """Return an engine's address as typed on the command line, and its name if the name differs."""
+    """Return an engine's address for use on the command line, and its name if that differs."""
     address = endpoint.name if endpoint.is_ipc else endpoint.control
     name = called(endpoint)
     return address if name == endpoint.name else f"{address} (called {name})"
@@ -121,7 +121,7 @@ def _who_runs() -> str:
 
 
 def check_metrics(address: MetricsAddress) -> None:
-    """Raise CommandFailed unless a server at the address serves metrics that we can read."""
+    """Raise CommandFailed unless the address serves metrics that we can read."""
     from stepscope.engine.adapters.metrics.ask import reading_of  # imports a parser
     from stepscope.engine.adapters.metrics.fetch import FetchError
 

@@ -1,4 +1,4 @@
-"""Makes command-line options from the annotated fields of a msgspec Struct.
+"""Command-line options made from the annotated fields of a msgspec Struct.
 
 One Struct, for example `EngineConfig`, defines the options, their help, the keys of the config file
 and the environment variables.

@@ -8,7 +8,7 @@ from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 
 
 def find_recording(file: str) -> Path:
-    """Return the path of the file with this name, or else of the shipped sample."""
+    """Return the path of the file, or else of the shipped sample with that name."""
     if not file:
         raise WrongUsage("FILE: expected the name of a recording, got ''")
     path = Path(file)
@@ -22,5 +22,5 @@ def find_recording(file: str) -> Path:
 
 
 def is_recorded(path: Path) -> bool:
-    """Whether a path may be a recording. It is not if it is a folder or an engine's socket."""
+    """Whether a path may be a recording: not an engine's socket, and not a folder."""
     return not path.is_dir() and not path.is_socket()

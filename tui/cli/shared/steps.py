@@ -1,11 +1,11 @@
-"""Parses the steps and requests of a recording that options name."""
+"""Parses steps and requests of a recording as the command line names them."""
 
 from stepscope.recordings.export.moments import StepRange
 from stepscope.tui.settings.cli_errors import WrongUsage
 
 
 def step_range(first: int | None, last: int | None) -> StepRange:
-    """Return the range of steps that --from and --until give.
+    """Return the range of --from and --until.
 
     Raises:
         WrongUsage: the range is empty, or an end is negative.

@@ -21,7 +21,7 @@ class Interval(NamedTuple):
 
 
 def levels_of_options(slos: Sequence[str]) -> list[SLO]:
-    """Return the service levels that each `--slo` option gives.
+    """Return the service levels of each `--slo`.
 
     Raises:
         WrongUsage: a `--slo` is not valid.

@@ -1,4 +1,4 @@
-"""`stepscope schedule`: runs the scheduler over a workload, without a model or a GPU.
+"""`stepscope schedule`: runs the scheduler over a workload, without running a language model.
 
 A workload file counts time in steps; by default every step is printed. A trace or a recording has
 times in seconds, so it needs a model of step times, and only a summary is printed.

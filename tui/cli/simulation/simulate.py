@@ -1,4 +1,4 @@
-"""`stepscope simulate`: runs a workload through the engine's scheduler; step times are a model."""
+"""`stepscope simulate`: runs a workload through the real scheduler, with modelled step times."""
 
 import signal
 import time

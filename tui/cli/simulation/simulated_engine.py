@@ -1,4 +1,4 @@
-"""`stepscope simulated-engine`: runs the engine of `stepscope demo --simulate`."""
+"""`stepscope simulated-engine`: the engine that `stepscope demo --simulate` starts."""
 
 import threading
 

@@ -33,7 +33,7 @@ class ChosenStepTimes(NamedTuple):
 def choose_step_times(
     gpu: str | None, model: str | None, step_time: str | None, tensor_parallel: int
 ) -> ChosenStepTimes:
-    """Return the model of step times for `--gpu`, `--model`, `--step-time`, `--tensor-parallel`.
+    """Return the model that `--gpu`, `--model`, `--step-time` and `--tensor-parallel` ask for.
 
     Raises:
         WrongUsage: neither or both of `--gpu` and `--step-time` are given.
