@@ -1,4 +1,4 @@
-"""Formats figures as people read them, in few cells where a column needs it."""
+"""Formats numbers, durations and times for people, in few cells where a column needs it."""
 
 import time
 from collections.abc import Sequence
@@ -98,14 +98,14 @@ def duration(seconds: float) -> str:
 
 
 def clock(wall_ns: int | None) -> str:
-    """Return the local time of day; dashes if it is unknown."""
+    """Return a time of day in the local time zone; dashes if the time is unknown."""
     if wall_ns is None:
         return "--:--:--"
     return time.strftime("%H:%M:%S", time.localtime(wall_ns / 1e9))
 
 
 def moment(wall_ns: int | None, with_tenths: bool = False) -> str:
-    """Return the local time of day, with the date if it is not today's: Nov 15 12:41:58."""
+    """Return a time of day in the local time zone; if not today, with the date: Nov 15 12:41:58."""
     if wall_ns is None:
         return clock(None)
     when, today = time.localtime(wall_ns // 10**9), time.localtime()

@@ -1,6 +1,6 @@
 """Building blocks of all pages but the main one: columns, tables, bars, a selected row.
 
-They are pure functions of lines and figures, independent of what is drawn.
+They are pure functions that know nothing of engines, only the values to show.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,14 +30,17 @@ class Column(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The rows of a long table: `make` returns one row, and is called only for visible rows."""
+    """The rows of a long table, made on demand: `make(index)` is called only for visible rows."""
 
     number: int
     make: Callable[[int], Sequence[Cell]]
 
 
 def beside(*blocks: Sequence[Line]) -> list[Line]:
-    """Return blocks side by side; they must have equal heights and lines of full width."""
+    """Join blocks of lines side by side.
+
+    The blocks must be equally high, and their lines full width.
+    """
     return [tuple(run for line in lines for run in line) for lines in zip(*blocks, strict=True)]
 
 
@@ -52,11 +55,12 @@ def table(
 ) -> list[Line]:
     """Return a heading and as many rows as fit, the selected row among them, each `width` wide.
 
-    Columns at the end that do not fit are left out. If a row has fewer cells than there are
-    columns, its last cell may extend to the end. Marks let a click find its row.
+    Columns that do not fit are left out, the last column first. If a row has fewer cells than there
+    are columns, its last cell may extend to the end. Each row has a mark by which a mouse click
+    finds it.
 
     Args:
-        first_target: index of the first row among the targets of the page.
+        first_target: index of the first row among the targets (clickable rows) of the page.
         first_row: the first row to show if none is selected and not all fit.
     """
     number_of_rows, row = rows if isinstance(rows, Rows) else (len(rows), rows.__getitem__)
@@ -85,13 +89,18 @@ def table(
 
 
 def room_of_last(columns: Sequence[Column], width: int) -> int:
-    """Return the width of the last column that a table of this width shows."""
+    """Return the width of the rightmost column that fits into a table of this width."""
     shown = _fitting(columns, width)
     return shown[-1][1] if shown else 0
 
 
 def first_shown(number: int, room: int, selected: int | None) -> int:
-    """Return the first of `number` rows to show, so that the selected one is in the middle."""
+    """Return the index of the first row to show, so that the selected row is in the middle.
+
+    Args:
+        number: the number of rows.
+        room: how many of them fit.
+    """
     if selected is None or number <= room:
         return 0
     return max(0, min(selected - room // 2, number - room))
@@ -125,7 +134,10 @@ def bar(share: float | None, width: int, style: str) -> Line:
 
 
 def cells_by_share(parts: Sequence[float], width: int) -> list[int]:
-    """Return how many of `width` cells each part gets, by largest remainder; 0 if all are 0."""
+    """Divide `width` cells among parts in proportion to their values, by largest remainder.
+
+    Return the cells of each part; 0 for each part if all values are 0.
+    """
     amounts = [max(0.0, part) for part in parts]
     total = sum(amounts)
     if not total:
@@ -145,9 +157,10 @@ def column_chart(
     styles: Sequence[str],
     line: float | None = None,
 ) -> list[Line]:
-    """Return vertical bars, one cell per value, top row first, with a dotted `line` behind them.
+    """Return a chart of vertical bars, one cell wide per value, as rows from top to bottom.
 
-    A value above zero shows at least an eighth of a cell.
+    A dotted line behind the bars marks the value `line`. A value above zero shows at least an
+    eighth of a cell.
     """
     rows: list[Line] = []
     at = -1 if line is None or top <= 0 else max(0, min(height - 1, int(line / top * height)))
@@ -174,7 +187,7 @@ def _level(value: float, top: float, height: int, y: int) -> str:
 
 
 def pairs(entries: Sequence[tuple[str, str, str]], width: int) -> list[Line]:
-    """Return labels with values, as many in each line as fit."""
+    """Return lines of labels with their values, as many pairs in each line as fit."""
     lines: list[Line] = []
     line: list[Run] = []
     used = 0

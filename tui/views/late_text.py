@@ -1,6 +1,7 @@
 """Says why a token was late, in as many words as fit: never half a word, or half a number.
 
-What matters least is left out first: first full names, then causes that took little time.
+The wait for a late token is split into pieces, each with one cause. What matters least is left out
+first: first full names, then causes that took little time.
 """
 
 import re
@@ -18,12 +19,18 @@ _TOKENS = re.compile(r",? [\d,]+ tok( again)?(?= →)")
 
 
 def of_piece(piece: Piece, room: int) -> str:
-    """Return what a piece of a wait was, without its duration; the shortest form if none fits."""
+    """Return the cause of a piece in words, without its duration.
+
+    The longest form that fits is taken; if none fits, the shortest.
+    """
     return fmt.first_fitting(_forms(piece), room)
 
 
 def of_wait(late: Late, room: int) -> str:
-    """Return the pieces of a wait, the largest first; those that do not fit are summed up."""
+    """Return the pieces of a wait in words, the longest wait first.
+
+    Pieces without room are summed up.
+    """
     parts = sorted(late.pieces, key=lambda piece: -piece.ns)
     parts = [piece for piece in parts if piece.ns >= _SHOWN_NS] or parts[:1]
     num_large = max(1, sum(piece.ns >= _LARGE * late.gap_ns for piece in parts))
@@ -37,9 +44,9 @@ def of_wait(late: Late, room: int) -> str:
 
 
 def of_stall(late: Late, room: int) -> str:
-    """Return a short line on where a stall was, why, and how long; its end matters most.
+    """Return a short line about a stall: its step, its cause and how long it was.
 
-    Empty if not even the duration fits.
+    If there is no room, the duration stays longest. Empty if not even the duration fits.
     """
     text = late.text
     forms = [text, _BRACKETS.sub("", text), _TOKENS.sub("", _BRACKETS.sub("", text))]
@@ -49,7 +56,7 @@ def of_stall(late: Late, room: int) -> str:
 
 
 def _forms(piece: Piece) -> list[str]:
-    """Return the piece in words, from the longest form to the shortest."""
+    """Return the cause of a piece in words, in several forms from the longest to the shortest."""
     forms = [piece.text]
     if piece.cause == "held_up":
         forms.append(f"the machine or the engine was {piece.short}")
@@ -63,7 +70,13 @@ def _forms(piece: Piece) -> list[str]:
 
 
 def _filled(large: Sequence[str], rest: Sequence[list[str]], ns: Sequence[int], room: int) -> str:
-    """Return `large` and as much of `rest` as fits; `ns` are the durations of all pieces."""
+    """Return the text of the large pieces, and of as many of the other pieces as fit.
+
+    Args:
+        large: the texts of the large pieces.
+        rest: for each other piece, its forms from long to short.
+        ns: the durations of all pieces.
+    """
     text = "; ".join(large)
     for number, forms in enumerate(rest, len(large)):
         left = _left(ns[number + 1 :])

@@ -11,7 +11,7 @@ RAIL_WIDTH = 60
 
 
 def plan(width: int, height: int, page: Page = "live", strip: int = 0) -> dict[str, Region]:
-    """Return view -> region for the views that this size has room for. Regions never overlap.
+    """Return view name -> region of the screen, for the views that fit. Regions never overlap.
 
     Args:
         strip: rows of the tour strip above the screen.
@@ -26,10 +26,10 @@ def plan(width: int, height: int, page: Page = "live", strip: int = 0) -> dict[s
 
 
 def _screen(width: int, height: int, page: Page) -> dict[str, Region]:
-    """Return view -> region for one page, without the tour strip.
+    """Return view name -> region for one page, without the tour strip.
 
-    Every page but the main one is a single view between the key figures and the scrub bar. The
-    fleet and compare pages have neither of these.
+    Every page but the main one is a single view between the key figures (above it) and the scrub
+    bar (below it). The fleet and compare pages have neither key figures nor scrub bar.
     """
     if width < MIN_WIDTH or height < MIN_HEIGHT:
         return {"too_small": Region(0, 0, width, height)}
@@ -73,7 +73,7 @@ def _screen(width: int, height: int, page: Page) -> dict[str, Region]:
 
 
 def _maps(places: dict[str, Region], width: int, top: int, bottom: int) -> int:
-    """Place the KV map and latency panel below the lanes, as far as they fit.
+    """Place the KV map and the latency panel below the lanes of requests, as far as they fit.
 
     Return the row at which the lanes must end.
     """
@@ -92,7 +92,10 @@ def _maps(places: dict[str, Region], width: int, top: int, bottom: int) -> int:
 
 
 def _rail(x: int, top: int, bottom: int) -> dict[str, Region]:
-    """Return the right rail: step inspector, latency, knobs and events, as far as they fit."""
+    """Return view name -> region for the panels in the column at the right edge.
+
+    These are the step inspector, latency, knobs and events, as far as they fit.
+    """
     rail: dict[str, Region] = {}
     left = bottom - top
     wanted = {"latency": 10, "inspector": 14, "knobs": 14}

@@ -1,8 +1,8 @@
 """`LineStrip`: a line of styled runs as a `Strip` for Textual, written with few escape codes.
 
-Most lines are written once and never again, because charts move by a column with each step. So a
-`LineStrip` makes the terminal output directly from the runs, and makes the segments that Textual's
-own methods need only when Textual reads them.
+Most lines are written to the terminal once and never again, because charts move by a column with
+each step. So a `LineStrip` makes the terminal output directly from the runs. It makes the segments
+that Textual's own methods need only when Textual reads them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,10 @@ Line: TypeAlias = tuple[Run, ...]
 
 
 class Painter:
-    """Turns lines into strips in one skin; caches the escape codes between any two styles."""
+    """Turns lines into strips with the styles of one `Skin`.
+
+    It caches the escape codes that switch between any two styles.
+    """
 
     def __init__(self, skin: Skin) -> None:
         self.skin = skin
@@ -33,7 +36,10 @@ class Painter:
         return LineStrip(line, width, self)
 
     def written(self, line: Line, width: int, color_system: ColorSystem) -> str:
-        """Return the terminal output for a line; it assumes no style at the first cell."""
+        """Return the terminal output for a line.
+
+        It assumes that no style is set before the first cell.
+        """
         if color_system is not self._color_system:
             self._color_system = color_system
             self._codes, self._changes = {}, {}
@@ -61,7 +67,7 @@ class Painter:
 
 
 class LineStrip(Strip):
-    """A strip in which each run writes only the changes from the previous run's style.
+    """A strip whose output, for each run, only writes what differs from the previous run's style.
 
     Args:
         width: width in cells; the line is cut or filled to it.
@@ -111,7 +117,7 @@ class LineStrip(Strip):
 
 
 class _Forgetful:
-    """Replaces a cache whose entries would never be read twice."""
+    """A cache that stores nothing; it replaces a cache whose entries would never be read again."""
 
     def get(self, key: object, default: Any = None) -> Any:
         return default
@@ -132,7 +138,10 @@ class _Codes(NamedTuple):
     background: str
 
     def after(self, before: "_Codes | None") -> str:
-        """Return what to write to switch to this style from the style of the previous run."""
+        """Return the escape sequence that switches from style `before` to this style.
+
+        None as `before` means that the style before is unknown.
+        """
         if before is None or before.attributes != self.attributes:
             codes = [code for code in ("0", *self) if code]
         else:
@@ -161,8 +170,8 @@ def _codes(style: Style, color_system: ColorSystem) -> _Codes:
 def merged_runs(line: Line, width: int, skin: Skin) -> list[Run]:
     """Return `line` in exactly `width` cells and in as few runs as possible.
 
-    Each run costs a style change in the output, so blanks join the run before them if that looks
-    the same.
+    Each run costs a style change in the output. So blanks take the style of the run before them,
+    where that looks the same.
     """
     runs: list[Run] = []
     plain = skin.plain_styles

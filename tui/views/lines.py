@@ -1,11 +1,13 @@
 """Lines of styled runs, and the one widget that shows them.
 
-A view (`budget_chart.draw`, `lanes.draw`, ...) is a pure function from a `Frame` to lines. The
-widget turns a line into a `Strip` once, keeps it as long as the line stays the same, and refreshes
-only lines that changed. That makes ten frames a second cheap.
+A run is a text with the name of its style. A view (`budget_chart.draw`, `lanes.draw`, ...) is a
+pure function from a `Frame` to lines. The widget turns a line into a `Strip` once, keeps the strip
+as long as the line stays the same, and refreshes only lines that changed. That makes ten frames a
+second cheap.
 
-In a line one character is one cell: all glyphs are, and text from outside goes through `clean`.
-A run without text is a mark: the cells right of it, up to an edge, react to clicks (see `spot`).
+One character of a line takes one cell: all glyphs do, and text from outside goes through `clean`.
+A run without text is a mark for the mouse: the cells right of it, up to an edge, react to clicks
+(see `spot`).
 """
 
 import re
@@ -29,12 +31,15 @@ _UNPRINTABLE = re.compile(r"[^\x20-\x7e\xa0-\uffff]")
 
 
 def spot(kind: str, value: object) -> Run:
-    """Return a mark for the mouse, which `Lines.spot_at` returns as (kind, value)."""
+    """Return a run that makes the cells after it clickable.
+
+    For a click on them, `Lines.spot_at` returns (kind, value).
+    """
     return "", f"{_MARK}{kind}:{value}"
 
 
 class Lines(Widget):
-    """A widget that shows its caller's lines, cut or filled to its size."""
+    """A widget that shows the lines it is given, cut or filled to its size."""
 
     DEFAULT_CSS = "Lines { position: absolute; width: 1; height: 1; }"
     ALLOW_SELECT = False
@@ -59,12 +64,15 @@ class Lines(Widget):
         self.refresh()
 
     def show(self, lines: Sequence[Line]) -> None:
-        """Replace the content; draw only the lines that differ."""
+        """Replace the lines, and ask Textual to draw those that differ from the lines before."""
         self.put(lines)
         self.refresh_changed()
 
     def put(self, lines: Sequence[Line]) -> None:
-        """Replace the content; changed lines wait for `refresh_changed` or `take_changed`."""
+        """Replace the lines.
+
+        Those that changed are drawn at `refresh_changed` or `take_changed`.
+        """
         before, strips = self._lines, self._strips
         common = min(len(before), len(lines))
         changed = [y for y in range(common) if before[y] != lines[y]]
@@ -86,11 +94,11 @@ class Lines(Widget):
             self.refresh(*_bands(rows, self.outer_size.width))
 
     def touch(self, height: int) -> None:
-        """Mark the first `height` lines as changed."""
+        """Note that the first `height` lines must be drawn again."""
         self._changed.update(range(height))
 
     def take_changed(self, region: Region) -> list[tuple[int, Strip]]:
-        """Return the changed lines with their rows on the screen; the caller writes them.
+        """Return the changed lines with their screen rows, for a caller that writes them itself.
 
         Args:
             region: the region of the widget on the screen.
@@ -106,11 +114,14 @@ class Lines(Widget):
         return [self._strip(y, width).text for y in range(height)]
 
     def content(self, y: int) -> Line:
-        """Return line `y` as the caller gave it; empty if there is none."""
+        """Return line `y` as it was given to the widget; an empty line if there is none."""
         return self._lines[y] if 0 <= y < len(self._lines) else ()
 
     def spot_at(self, x: int, y: int) -> tuple[str, str] | None:
-        """Return the (kind, value) of the mark that a cell belongs to; None if to none."""
+        """Return the (kind, value) of the clickable spot at a cell.
+
+        None if the cell is not clickable.
+        """
         found: tuple[str, str] | None = None
         begin = 0
         for text, style in self.content(y):
@@ -158,7 +169,11 @@ class Lines(Widget):
 
 
 def _bands(rows: Sequence[int], width: int) -> list[Region]:
-    """Return full-width regions that cover the sorted `rows`; adjacent rows share a region."""
+    """Return full-width regions that cover these rows; adjacent rows share a region.
+
+    Args:
+        rows: row numbers in ascending order.
+    """
     bands: list[Region] = []
     for y in rows:
         if bands and bands[-1].bottom == y:
@@ -194,14 +209,17 @@ def length_of(line: Iterable[Run]) -> int:
 
 
 class Field(NamedTuple):
-    """A part of a line that is shown whole or not at all; a higher rank is left out first."""
+    """A part of a line that is shown whole or not at all.
+
+    Where there is too little room, the field with the highest rank is left out first.
+    """
 
     rank: int
     line: Line
 
 
 def whole(fields: Sequence[Field], width: int) -> Line:
-    """Return as many fields as fit into `width` cells, in the given order."""
+    """Return a line with as many fields as fit into `width` cells, in the given order."""
     kept = list(fields)
     while len(kept) > 1 and sum(length_of(field.line) for field in kept) > width:
         kept.remove(max(reversed(kept), key=lambda field: field.rank))
@@ -214,7 +232,10 @@ def first_fitting(forms: Sequence[Line], width: int) -> Line:
 
 
 def spread(left: Line, right: Line, width: int, fill: Run = (" ", "text")) -> Line:
-    """Return `left` and `right` at both ends of `width` cells; `left` is cut if both do not fit."""
+    """Return a line of `width` cells with `left` at its left end and `right` at its right end.
+
+    If both do not fit, `left` is cut.
+    """
     gap = width - length_of(left) - length_of(right)
     if gap < 0:
         return (*fitted(left, max(0, width - length_of(right))), *right)
@@ -247,7 +268,7 @@ def framed(
 def clean(text: str, width: int) -> str:
     """Return text from outside made safe for a terminal and at most `width` cells wide.
 
-    Without it, control characters would reach the operator's terminal, and wide characters would
+    Without this, control characters would reach the operator's terminal, and wide characters would
     break the columns.
     """
     text = _UNPRINTABLE.sub("?", text)

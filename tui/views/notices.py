@@ -1,4 +1,4 @@
-"""`Notices`: the line that tells the operator what was done and what is wrong."""
+"""`Notices`: the line of the screen that tells the operator what was done and what is wrong."""
 
 import re
 import textwrap
@@ -20,7 +20,11 @@ _PATH = re.compile(r"(?<!\S)~?/\S+")
 
 
 class Notices:
-    """Shows the last notice until it expires, and after it the standing notices."""
+    """Keeps the notices and makes the line that shows them.
+
+    The last notice is shown until it expires. Standing notices, about what is still wrong or
+    pending, follow it and stay.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -32,7 +36,7 @@ class Notices:
         self._later: deque[tuple[str, Tone]] = deque()
 
     def say(self, text: str, tone: Tone = "text", shorter: Sequence[str] = ()) -> None:
-        """Show a notice now.
+        """Show a notice now, in place of the current one.
 
         Args:
             shorter: the same in fewer words, for lines in which `text` does not fit.
@@ -44,13 +48,16 @@ class Notices:
         self._is_of_place = False
 
     def say_later(self, text: str, tone: Tone = "text") -> None:
-        """Queue a notice behind the current one, which the operator has time to read first."""
+        """Queue a notice, to be shown when the current one expires.
+
+        This leaves the operator time to read the current one.
+        """
         self._later.append((text, tone))
 
     def say_after_place(self, text: str, tone: Tone = "text") -> None:
-        """Show a result now, or queue it if a notice of this place is still shown.
+        """Show the result of an action now; queue it if a notice about this page or step is shown.
 
-        That leaves the operator time to read the notice of the place.
+        Queueing leaves the operator time to read the notice about the page; see `say_of_place`.
         """
         if self._is_of_place and self._is_said():
             self.say_later(text, tone)
@@ -58,18 +65,24 @@ class Notices:
             self.say(text, tone)
 
     def refuse(self, text: str, shorter: Sequence[str] = ()) -> None:
-        """Show why a key does nothing, briefly, and only while this page and step are shown."""
+        """Show briefly why a key does nothing.
+
+        Drop the notice when another page or step is shown.
+        """
         self.say(text, "caution", shorter)
         self._until_s = self._clock() + _REFUSAL_SHOWN_S
         self._is_of_place = True
 
     def say_of_place(self, text: str, tone: Tone = "text", shorter: Sequence[str] = ()) -> None:
-        """Show a notice that holds only while this page and step are shown; see `say`."""
+        """Show a notice that is true only for this page and step; `leave_place` drops it.
+
+        The arguments are those of `say`.
+        """
         self.say(text, tone, shorter)
         self._is_of_place = True
 
     def leave_place(self) -> None:
-        """Drop a notice of a place, because another page or step is shown now."""
+        """Drop a notice that is true only for a page or step that is no longer shown."""
         if self._is_of_place:
             self.dismiss()
 
@@ -87,10 +100,10 @@ class Notices:
         return [((" ", "text"), (clean(part, room), self._tone)) for part in parts]
 
     def line(self, standing: list[tuple[str, Tone]], width: int) -> Line:
-        """Return the current notice, and after it the `standing` ones: still wrong or pending.
+        """Return the line to show: the current notice, then the `standing` ones.
 
-        If they do not all fit, the current notice gets most of the room: the others stay when it is
-        gone.
+        Standing notices tell what is still wrong or pending. If not all fit, the current notice
+        gets most of the room, because the others stay when it is gone.
         """
         parts, new = list(standing), 0
         if self._is_said():
@@ -115,7 +128,7 @@ class Notices:
         return line
 
     def _is_said(self) -> bool:
-        """Whether a notice is shown now; if none is, show the next one in the queue."""
+        """Whether a notice is shown now. If none is, this shows the next one of the queue."""
         if self._text and self._clock() < self._until_s:
             return True
         if not self._later:
@@ -140,7 +153,10 @@ def _with_short_paths(text: str, width: int) -> str:
 
 
 def _shares(lengths: Sequence[int], room: int) -> list[int]:
-    """Return the cells for each of several texts: short ones leave their surplus to long ones."""
+    """Return how many cells each of several texts gets.
+
+    Short texts leave their surplus to long ones.
+    """
     shares = [0] * len(lengths)
     for num_done, idx in enumerate(sorted(range(len(lengths)), key=lambda idx: lengths[idx])):
         shares[idx] = min(lengths[idx], max(10, room // (len(lengths) - num_done)))

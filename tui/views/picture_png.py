@@ -1,7 +1,8 @@
-"""A screen of characters as a PNG image, the same on every machine. Needs Pillow and matplotlib.
+"""Draws a screen of characters as a PNG image, the same on every machine.
 
-matplotlib includes the font (DejaVu Sans Mono), so the system needs no font. Lines, blocks and
-shades are drawn as terminals do, not taken from the font: otherwise gaps would show between cells.
+Needs Pillow and matplotlib. matplotlib includes the font (DejaVu Sans Mono), so the system needs no
+font. Lines, blocks and shades are not taken from the font but drawn to the edges of their cells, as
+terminals do: otherwise gaps would show between cells.
 """
 
 import io
@@ -54,7 +55,10 @@ def check_installed() -> None:
 
 
 def png(rows: "Sequence[Sequence[tuple[str, Style]]]") -> bytes:
-    """Return a PNG image of `rows`, each of runs of characters with a style.
+    """Return a PNG image of a screen.
+
+    Args:
+        rows: the lines of the screen, each a sequence of runs of characters with a style.
 
     Raises:
         MissingPackage: Pillow or matplotlib is not installed.

@@ -1,8 +1,8 @@
 """Tables of glyphs and of styles. Widgets name a style, never a colour.
 
-Every state has its own glyph, so the characters alone show what happens, and colours can be absent.
-With protanopia and deuteranopia, the colours of prefill, decode, cached and preempted can still be
-told apart. Red is only for preemptions and breaches.
+Every state has its own glyph, so the characters alone show what happens, and colours can be left
+out. People with protanopia or deuteranopia can still tell apart the colours of prefill, decode,
+cached and preempted. Red is only for preemptions and late tokens.
 """
 
 from collections.abc import Mapping
@@ -251,9 +251,9 @@ def _without_colour() -> Mapping[str, Style]:
 
 
 class Skin:
-    """The looks of one screen: colours, and block or ASCII glyphs.
+    """How one screen looks: its colours, and whether it uses block or ASCII glyphs.
 
-    A style name may end in `+cursor`: the same style, highlighted.
+    A style name may end in `+cursor`, which means the same style, highlighted.
     """
 
     def __init__(self, mode: ColourMode = "dark", ascii_only: bool = False) -> None:
@@ -292,7 +292,10 @@ class Skin:
         return self._styles[name]
 
     def text(self, text: str, style: str = "text") -> str:
-        """Return `text` in the characters that this screen may use; its width stays the same."""
+        """Return `text` with the glyphs replaced that this screen may not use.
+
+        Its width stays the same.
+        """
         if not self.ascii_only or text.isascii():
             return text
         table = _KV_TO_ASCII if style.startswith("kv_") else _TO_ASCII
@@ -300,7 +303,7 @@ class Skin:
 
 
 def colour_mode(theme: ThemeName, color_system: str | None, no_color: bool) -> ColourMode:
-    """Return the colour mode for a theme on this terminal.
+    """Return the colour mode to use for a theme on this terminal.
 
     Args:
         color_system: as rich names it: None, "standard" (16 colours), "256" or "truecolor".

@@ -1,4 +1,7 @@
-"""Texts for an engine that publishes only totals: its figures, their limits, how to see more."""
+"""Texts for an engine that publishes only totals once a second, not each step.
+
+They tell what the totals are, what they leave out, and how to see more of the engine.
+"""
 
 from stepscope.engine.protocol.wire import StepRecord
 from stepscope.tui.views import format as fmt
@@ -23,7 +26,7 @@ _NO_MORE = ("stepscope sees single steps of vLLM, SGLang and its own engine only
 
 
 def lines(frame: Frame) -> list[str]:
-    """Return what totals leave out; empty for an engine that publishes each step."""
+    """Return lines that say what totals leave out; none for an engine that publishes each step."""
     info = frame.state.info
     if info is None or info.totals_every_s is None:
         return []
@@ -36,12 +39,12 @@ def lines(frame: Frame) -> list[str]:
 
 
 def more(engine: str | None) -> tuple[str, ...]:
-    """Return how to see more of an engine than its metrics."""
+    """Return lines on how to see more of this engine than its metrics."""
     return _MORE.get(engine or "", _NO_MORE)
 
 
 def figures(record: StepRecord) -> list[Line]:
-    """Return the figures in one record of totals."""
+    """Return a line for each metric in one record of totals."""
     totals = record.totals
     if totals is None:
         return []

@@ -16,13 +16,17 @@ SORTS: tuple[Sort, ...] = ("arrival", "state", "blocks", "latest")
 
 @dataclass(slots=True)
 class View:
-    """The page on the screen, and the position in time, in the lanes and in lists.
+    """What the operator looks at: the page, the position in time, and the selection in lists.
 
-    `cursor` is the step to show; None follows the newest step. `right` is the step at the right
-    edge, which does not move while the operator scrubs inside the screen. `first_lane` is None
-    while the most interesting lanes are chosen automatically. `page` is the page on the screen,
-    `trail` the pages that Escape goes back to. `row` is the selected row; in a list that grows it
-    is the newest until the operator chooses an `entry`.
+    Attributes:
+        cursor: the step to show; None follows the newest step.
+        right: the step at the right edge, which stays while the cursor moves inside the screen.
+        first_lane: index of the first lane; None while the most interesting lanes are chosen
+            automatically.
+        page: the page on the screen.
+        trail: the pages that Escape goes back to.
+        row: the selected row; in a list that grows it is the newest row until the operator chooses
+            an `entry`.
     """
 
     cursor: int | None = None
@@ -54,7 +58,7 @@ class View:
         return ZOOMS[self.zoom_idx]
 
     def pause(self, last_step: int | None) -> None:
-        """Stop at the step that is now the newest."""
+        """Stop following: keep the cursor at the step that is now the newest."""
         if self.cursor is None:
             self.cursor = self.right = last_step
 
@@ -69,7 +73,7 @@ class View:
             self.right = last_step
 
     def keep_visible(self, first_visible: int, last_visible: int, last_step: int) -> None:
-        """Move the right edge so that the cursor is on the screen again."""
+        """Move the right edge of the screen so that the cursor is visible again."""
         if self.cursor is None or self.right is None:
             return
         if self.cursor < first_visible:
@@ -83,15 +87,21 @@ class View:
         self.zoom_idx = max(0, min(len(ZOOMS) - 1, self.zoom_idx + direction))
 
     def next_axis(self) -> None:
-        """Switch the axis. Each has its own zoom: steps per column say nothing about time."""
+        """Switch between the step axis and the time axis.
+
+        Each axis keeps its own zoom, because steps per column say nothing about time per column.
+        """
         self.axis = "time" if self.axis == "step" else "step"
         self.zoom_idx, self.other_zoom_idx = self.other_zoom_idx, self.zoom_idx
 
     def fit_time(self, num_cells: float, cells_a_step: float, num_columns: int) -> None:
-        """Choose the zoom of the time axis, once: show all of a recording, or a step per column.
+        """Choose the zoom of the time axis: show all of a recording, or else a step per column.
+
+        Only the first call has an effect.
 
         Args:
-            num_cells, cells_a_step: columns of the recording and of its mean step at zoom 1.
+            num_cells: columns that the recording takes at zoom 1.
+            cells_a_step: columns that a mean step takes at zoom 1.
         """
         if self.is_time_fitted:
             return
@@ -105,8 +115,9 @@ class View:
         self.first_lane = None
 
     def scroll_lanes(self, rows: int, num_lanes: int) -> None:
-        """Scroll the lanes; the first call ends the automatic choice and goes to either end.
+        """Scroll the lanes by this many rows.
 
+        The first call ends the automatic choice of lanes and goes to the first or the last lanes.
         Escape brings the automatic choice back.
 
         Args:
@@ -130,7 +141,7 @@ class View:
         self.trail, self.row, self.entry = self.trail[:-1], 0, None
 
     def next_order(self) -> None:
-        """Change the order of the page on the screen, or the latency that it shows (key `o`)."""
+        """Handle key `o`: change the order of the shown page, or the latency that it shows."""
         if self.page == "kv":
             self.kv_by_owner = not self.kv_by_owner
         elif self.page == "latency":

@@ -31,7 +31,11 @@ _AXIS_RUNS = re.compile(
 
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
-    """Return the panel, `width` x `height` with its frame; columns begin after `gutter` cells."""
+    """Return the lines of the panel, `width` x `height` cells including its frame.
+
+    Args:
+        gutter: cells left of the chart's columns, for the labels.
+    """
     has_limits = height >= _LIMITS_HEIGHT and not frame.is_summed_up
     num_rows = height - 4 - has_limits  # frame, decodes, axis
     columns = frame.columns
@@ -80,7 +84,10 @@ def _limit_cell(column: ChartColumn | None) -> str:
 
 
 def _limit_at_cursor(frame: Frame, room: int) -> str:
-    """Return what limited the step at the cursor, so that the letters need no legend."""
+    """Return the name of what limited the step at the cursor, as the label of the row of letters.
+
+    The name spares the chart a legend of the letters.
+    """
     summary = frame.summary
     if summary is None or summary.limit is None:
         return "limit"
@@ -90,9 +97,10 @@ def _limit_at_cursor(frame: Frame, room: int) -> str:
 
 
 def _decodes(frame: Frame, room: int) -> str:
-    """Return how many requests decoded at the cursor; running requests that prefill do not count.
+    """Return the label of the decode row: how many requests decoded in the step at the cursor.
 
-    The text gets shorter where there is less room.
+    Running requests that prefill in this step do not count. The text is shortened to fit `room`
+    cells.
     """
     name = "output" if frame.is_summed_up else "decodes"
     if frame.summary is None:
@@ -135,7 +143,10 @@ def _gutter(label: str, width: int, edge: str = "│") -> tuple[Run, Run]:
 
 
 def _fitting(number: int, room: int) -> str:
-    """Return a number in full or shortened, never cut: it would read as another number."""
+    """Return a number in full, or shortened (8.2k) if it does not fit.
+
+    It is never cut off: the remaining digits would read as another number.
+    """
     whole = fmt.count(number)
     return whole if len(whole) <= room else fmt.short(number)
 
@@ -155,7 +166,7 @@ def _bar(
     scale: int,
     num_rows: int,
 ) -> str:
-    """Return the cells of one column from top to bottom."""
+    """Return the cells of one chart column from top to bottom: the bar of its prefill tokens."""
     eighths = min(8 * num_rows, round(num_prefill_tokens / scale * num_rows * 8))
     if num_prefill_tokens:
         eighths = max(1, eighths)
@@ -176,7 +187,7 @@ def _bar(
 
 
 def _axis(frame: Frame) -> str:
-    """Return the bottom line: ticks at intervals, and marks for what happened in each column."""
+    """Return the bottom line of the chart: ticks, and a glyph for the event in each column."""
     columns = frame.columns
     cells = ["─"] * len(columns)
     _put_marks(cells, columns)
@@ -206,7 +217,10 @@ def _put_marks(cells: list[str], columns: Sequence[ChartColumn | None]) -> None:
 
 
 def _put_label(cells: list[str], x: int, label: str) -> None:
-    """Put a tick and its label; omit each of them if it would cover the mark of an event."""
+    """Write a tick and its label into the axis.
+
+    Leave out either if it would cover an event's glyph.
+    """
     if all(cell == "─" for cell in cells[x + 1 : x + 1 + len(label)]):
         cells[x + 1 : x + 1 + len(label)] = label
     if cells[x] == "─":
@@ -227,9 +241,9 @@ def _put_step_ticks(cells: list[str], columns: Sequence[ChartColumn | None], zoo
 
 
 def _put_time_ticks(cells: list[str], frame: Frame) -> None:
-    """Put time labels at regular distances, where they cover no event.
+    """Write time labels into the axis at regular distances, where they cover no event's glyph.
 
-    If events leave no room for a time of day, put only its seconds.
+    If there is no room for a whole time of day, write only its seconds.
     """
     for first in range(0, len(cells), _STRETCH):
         last = min(first + _STRETCH, len(cells))

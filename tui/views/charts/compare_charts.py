@@ -35,7 +35,10 @@ _Cell = tuple[str, str]
 
 
 def draw(page: ComparePage, slo_itl_ms: float, height: int) -> list[Line]:
-    """Return both pairs of charts, or only the budget charts if there are few rows."""
+    """Return the budget charts and the wait charts of both runs.
+
+    Without room, only the budget charts.
+    """
     if height < MIN_HEIGHT:
         return []
     wait_rows = 0 if height < 10 else max(1, (height - 4) // 5)
@@ -88,7 +91,11 @@ def _happened(point: StepPoint | None) -> _Cell:
 
 
 def _life(page: ComparePage, run: RequestRun, happened: Sequence[_Cell]) -> list[_Cell]:
-    """Return a request's life: events of its columns, else whether it waited or decoded."""
+    """Return the row of cells that shows one request from its arrival to its end.
+
+    A column with an event (`happened`) shows that event; any other column shows whether the request
+    still waited for its first token or decoded.
+    """
     first_ns = run.ttft_ns
     end_ns = None if run.end_ns is None else run.end_ns - run.arrival_ns
     cells: list[_Cell] = []
@@ -161,7 +168,7 @@ def _bars(
 
 
 def _axis(page: ComparePage) -> Line:
-    """Return the axis: ticks with the offsets that they stand for."""
+    """Return the line of the axis: ticks, labelled with the offset from the start of both runs."""
     num = len(page.columns[0])
     cells = ["─"] * num
     for x in range(0, num - 8, 20):
@@ -174,7 +181,7 @@ def _axis(page: ComparePage) -> Line:
 
 
 def offset_text(page: ComparePage, offset: int) -> str:
-    """Return an offset on the common axis as a short text."""
+    """Return an offset on the axis that both runs share, as a short text."""
     if page.align == "step":
         return f"{offset:,}"
     seconds = offset / 1e9
@@ -184,7 +191,10 @@ def offset_text(page: ComparePage, offset: int) -> str:
 
 
 def _row(page: ComparePage, label: str, cells: Sequence[_Cell], edge: str = "│") -> Line:
-    """Return a line of the chart: cells of one style joined, the cursor's column highlighted."""
+    """Return one line of a chart, with the cursor's column highlighted.
+
+    Neighbouring cells of the same style are joined into one run.
+    """
     runs: list[Run] = [(f"{label[: GUTTER - 2]:>{GUTTER - 2}} ", "muted"), (edge, "frame")]
     for x, (glyph, style) in enumerate(cells):
         if x == page.cursor_column:
@@ -197,7 +207,7 @@ def _row(page: ComparePage, label: str, cells: Sequence[_Cell], edge: str = "│
 
 
 def cursor_lines(page: ComparePage, slo_itl_ms: float, width: int) -> list[Line]:
-    """Return a line for each side: what it did at the cursor."""
+    """Return one line for each run: what its engine did in the step at the cursor."""
     return [
         fitted(_cursor_line(page, letter, page.points[number], slo_itl_ms, width), width)
         for number, letter in enumerate("AB")

@@ -1,4 +1,7 @@
-"""The figures of a comparison, each with the better side: a matrix of latencies, then the rest."""
+"""The metrics of a comparison, each with both values and the better run.
+
+Latencies form a matrix of kinds and percentiles; the other metrics are listed in columns below.
+"""
 
 from collections.abc import Sequence
 
@@ -34,7 +37,7 @@ _ALIKE: Line = (
 
 
 def key(found: Comparison) -> Line:
-    """Return the legend of the marks behind the figures."""
+    """Return the legend of the marks behind each pair of values (better run, alike, not sure)."""
     if found.different_work is not None and not found.better("a") + found.better("b"):
         return (("A→B  ", "muted"), ("▼▲", "text"), (" lower, higher in B ", "muted"), *_ALIKE)
     return (
@@ -44,11 +47,13 @@ def key(found: Comparison) -> Line:
 
 
 def matrix(found: Comparison, width: int, *, with_like: bool) -> list[Line]:
-    """Return a line for each kind of latency, with a block for each percentile that fits.
+    """Return the table of latencies: a line per kind (TTFT, ITL, ...), a column per percentile.
+
+    Percentiles that do not fit into `width` are left out.
 
     Args:
-        with_like: below ITL, add a line for the gaps without a prefill and one for those beside a
-            prefill, each compared among steps with as many decodes.
+        with_like: add two lines below ITL: gaps between tokens in steps without a prefill, and in
+            steps with one. Each line compares only steps with as many decodes in both runs.
     """
     num = max(1, (width - _LABEL) // _BLOCK)
     kept = set(_BY_NEED[:num])
@@ -102,7 +107,7 @@ def _mark(figure: Figure) -> Run:
 
 
 def others(found: Comparison, width: int, height: int) -> list[Line]:
-    """Return the figures that are not latencies, in as many columns as fit."""
+    """Return the metrics that are not latencies, in as many columns as fit into `width`."""
     num = max(1, width // 38)
     room = width // num
     figures = [each for each in found.figures if each.kind is None and each.like not in _LIKE]
@@ -118,7 +123,7 @@ def others(found: Comparison, width: int, height: int) -> list[Line]:
 
 
 def _by_need(figures: Sequence[Figure]) -> list[Figure]:
-    """Sort figures: those with a better side first, those without values on both sides last."""
+    """Sort metrics: first those with a better run, last those without values in both runs."""
     rank = {"a": 0, "b": 0, "unclear": 1, "differs": 1, "alike": 2, "unknown": 4}
     return sorted(figures, key=lambda f: rank[f.verdict] + (1 if not f.a and not f.b else 0))
 

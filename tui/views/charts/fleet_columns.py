@@ -1,4 +1,7 @@
-"""The columns of the fleet screen: what each line shows of an engine, at each width."""
+"""The columns of the fleet table, which has one line per engine.
+
+A column has a width for narrow screens and one for wide screens.
+"""
 
 from collections.abc import Callable, Sequence
 from itertools import takewhile
@@ -16,7 +19,7 @@ UNKNOWN = "-"
 
 
 class FleetColumn(NamedTuple):
-    """One column. `draw` returns its text and style for an engine.
+    """One column of the fleet table. `draw` returns the text and style of an engine's cell.
 
     `narrow` and `wide` are its widths in cells on a narrow and a wide screen; 0 leaves it out.
     """
@@ -155,7 +158,7 @@ _ROOMY_SPARK = 24
 
 
 class PlacedColumn(NamedTuple):
-    """A column on the screen."""
+    """A column of the fleet table with its position and width on the screen."""
 
     column: FleetColumn
     x: int
@@ -164,9 +167,9 @@ class PlacedColumn(NamedTuple):
 
 
 def placed(width: int) -> list[PlacedColumn]:
-    """Return the columns that fit into `width` cells, and their places; last the load sparkline.
+    """Return the columns that fit into `width` cells, with their positions.
 
-    The sparkline is left out if it would be too narrow.
+    The load sparkline is the last column; it is left out if it would be too narrow.
     """
     is_wide = width >= 100
     kept = [column for column in COLUMNS if column.key != "load"]
@@ -196,9 +199,10 @@ def _sum(columns: Sequence[FleetColumn], is_wide: bool) -> int:
 
 
 def labels(names: Sequence[str], width: int) -> dict[str, str]:
-    """Return names shortened to at most `width` cells, by their common end or beginning first.
+    """Return name -> label of at most `width` cells.
 
-    Similar engines differ in the middle (gpu-03.rack7:5555) or at the end (10.0.0.7:5556).
+    Too long names first lose the ending that all of them share, then their common beginning:
+    similar engines differ in the middle (gpu-03.rack7:5555) or at the end (10.0.0.7:5556).
     """
     plain = {name: clean(name, max(len(name), 1)) for name in names}
     if max((len(name) for name in names), default=0) <= width:
@@ -229,10 +233,10 @@ def looks_of_cell(width: int) -> int:
 
 
 def spark_values(load: Sequence[int | None], num_looks: int, width: int) -> list[int | None]:
-    """Return the most requests in each stretch of the last two minutes or so, the newest last.
+    """Return a value per sparkline cell: the most requests in the cell's time slice, newest last.
 
-    Stretches begin at multiples of their length, so that cells do not change while time passes.
-    None for a stretch without a known value.
+    The sparkline covers about the last two minutes. Slices begin at multiples of their length, so
+    that cells do not change while time passes. A slice without a known value is None.
     """
     per_cell = looks_of_cell(width)
     end = len(load)
@@ -246,7 +250,12 @@ def spark_values(load: Sequence[int | None], num_looks: int, width: int) -> list
 
 
 def spark(load: Sequence[int | None], num_looks: int, width: int, top: int) -> str:
-    """Return the load of an engine as a sparkline of full height `top`; a dot means no request."""
+    """Return the number of requests in an engine over time, as a sparkline; a dot means no request.
+
+    Args:
+        num_looks: how many load samples have been taken so far.
+        top: the number of requests that a cell of full height stands for.
+    """
     values = spark_values(load, num_looks, width)
     return "".join(" " if value is None else _level(value, top) for value in values)
 
@@ -260,7 +269,7 @@ def _level(value: int, top: int) -> str:
 
 
 def heading(places: Sequence[PlacedColumn], page: FleetPage) -> Line:
-    """Return the names of the columns; the one that the lines are sorted by is marked."""
+    """Return the line of column names, with an arrow at the column that the table is sorted by."""
     runs: list[Run] = [(" ", "muted")]
     for place in places:
         is_sorted = place.column.key == page.sort
@@ -278,7 +287,10 @@ def heading(places: Sequence[PlacedColumn], page: FleetPage) -> Line:
 def row(
     places: Sequence[PlacedColumn], line: EngineLine, page: FleetPage, is_selected: bool
 ) -> Line:
-    """Return the line of one engine. A figure that stands out has a sign before it."""
+    """Return the table line of one engine.
+
+    A value that differs much from those of the other engines gets ▲ (or ▼) before it.
+    """
     mark = "+cursor" if is_selected else ""
     figures = page.standing_out.get(line.figures.name, frozenset())
     names = [each.name for each in page.engines]

@@ -65,7 +65,7 @@ def size_of_pool(info: EngineInfo) -> str:
 
 
 def key(frame: Frame, width: int) -> Line:
-    """Return the shares of the pool, as far as there is room, and the meaning of the glyphs."""
+    """Return the line below the map: shares of block states that fit, and what the glyphs mean."""
     kv = frame.state.kv
     figures = ""
     if kv is not None:
@@ -118,9 +118,10 @@ def block_states(owner: "array[int]", refs: "array[int]") -> bytes:
 
 
 def merged(states: bytes, num_cells: int) -> bytes:
-    """Merge states into `num_cells` groups: each group's most frequent state.
+    """Return `num_cells` states: the most frequent state of each group of neighbouring blocks.
 
-    Of two equally frequent states, shared goes before used, cached and free.
+    If two states are equally frequent, shared goes before used, used before cached, cached before
+    free.
     """
     most = _of_few if len(states) <= _FEW * num_cells else _of_many
     return bytes([most(states[group]) for group in _groups(len(states), num_cells)])
@@ -151,13 +152,16 @@ _SAME = re.compile(r"((.)\2*)")
 
 
 def state_runs(cells: bytes) -> Line:
-    """Return cells of states as a line of glyphs."""
+    """Return a row of block states as a line of glyphs."""
     text = cells.decode("latin-1").translate(_TO_GLYPHS)
     return tuple([(run, _STYLE_OF[glyph]) for run, glyph in _SAME.findall(text)])
 
 
 def _owners(frame: Frame, rows: int) -> list[Line]:
-    """Return the requests that hold most KV blocks, and the unfilled share of held blocks."""
+    """Return lines that name the requests with most KV blocks.
+
+    One more line tells the share of slots in held blocks that no token fills.
+    """
     state = frame.state
     holders = sorted(
         (view for view in state.requests.values() if view.num_blocks),
@@ -176,7 +180,10 @@ def _owners(frame: Frame, rows: int) -> list[Line]:
 
 
 def unfilled_share(frame: Frame) -> float | None:
-    """Return the share of slots in held KV blocks that no token fills; None if unknown."""
+    """Return the share of token slots, in blocks that requests hold, that no token fills.
+
+    None if it is unknown.
+    """
     info = frame.state.info
     holders = [view for view in frame.state.requests.values() if view.num_blocks]
     if info is None or not info.block_size or not holders:

@@ -64,7 +64,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
 def _stacked(
     used: Sequence[float | None], kept: Sequence[float | None], height: int, top: int
 ) -> list[Line]:
-    """Return bars of used blocks, with the cached blocks above them, rounded to whole cells."""
+    """Return bars of used blocks with the cached blocks stacked on top, rounded to whole cells."""
     below = column_chart(used, height, top, ["kv_used"] * len(used))
     lines: list[Line] = []
     for y, line in enumerate(below):

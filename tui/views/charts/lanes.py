@@ -1,4 +1,4 @@
-"""Request lanes: what each request did in each step."""
+"""The lanes: a line per request and a column per step show what each request did in each step."""
 
 import re
 from collections.abc import Iterable
@@ -26,7 +26,11 @@ _STATUS_STYLES = {
 
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
-    """Return the panel, `width` x `height` with its frame; columns begin after `gutter` cells."""
+    """Return the lines of the panel, `width` x `height` cells including its frame.
+
+    Args:
+        gutter: cells left of the columns, for the request's name and status.
+    """
     glyphs = _TO_GLYPHS if frame.view.zoom == 1 else _MERGED_TO_GLYPHS
     body = [
         (
@@ -43,9 +47,10 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
 
 
 def label_width(rows: Iterable[LaneRow], least: int) -> int:
-    """Return the cells that names and sizes need before the columns, from `least` to `MAX_LABEL`.
+    """Return the width of the labels left of the columns, from `least` to `MAX_LABEL` cells.
 
-    It counts sizes in their shortest form, so that the columns seldom move.
+    A label is a request's name, status and context size. Context sizes count in their shortest
+    form, so that the columns seldom move.
     """
     wide = least
     for row in rows:
@@ -67,7 +72,7 @@ def _empty(frame: Frame) -> str:
 
 
 def _extent(frame: Frame) -> str:
-    """Return how many of the lanes are shown; empty if all are."""
+    """Return a text like " (12 of 80)": how many lanes are shown; empty if all are."""
     shown, total = len(frame.lanes), frame.num_lanes
     return f" ({shown} of {total})" if shown < total else ""
 
@@ -91,11 +96,11 @@ def _label(row: LaneRow, width: int, selected: bool) -> tuple[Run, ...]:
 def _label_runs(
     name: str, status: str, context: tuple[str, ...], width: int, selected: bool
 ) -> tuple[Run, ...]:
-    """Return name, status and number of tokens in the KV cache, in `width` cells.
+    """Return the label of a lane in `width` cells: name, status, and tokens in the KV cache.
 
     Args:
-        context: ways to write the number of tokens, the shortest last; if none fits, it is left
-            out.
+        context: the number of tokens in several forms, the shortest last; if none fits, the label
+            goes without it.
     """
     mark = "+cursor" if selected else ""
     name = clean(name, width - 7)
@@ -111,7 +116,10 @@ def _label_runs(
 
 
 def _rough(tokens: int) -> str:
-    """Return a number in two digits: they suffice, and a line that is unchanged is not redrawn."""
+    """Return a number rounded to two digits.
+
+    Two digits suffice, and a line whose text has not changed need not be redrawn.
+    """
     return f"{tokens / 1000:.1f}k" if 100 <= tokens < 9950 else fmt.short(tokens)
 
 

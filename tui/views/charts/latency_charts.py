@@ -1,4 +1,7 @@
-"""Distribution of latencies: a heat map over time, and the same bands summed up as a histogram."""
+"""Charts of one kind of latency: a heat map over time, and a histogram of the whole window.
+
+Both use the same latency bands.
+"""
 
 import math
 from collections.abc import Sequence
@@ -15,10 +18,10 @@ DENSITY_KEY: Line = (("·░▒▓█", "decode"), (" few to many ", "muted"), (
 
 
 class Counted(NamedTuple):
-    """Numbers of samples by latency band and by slice of time.
+    """Numbers of latency samples, by latency band and by time slice.
 
     A band holds the samples above its lower edge (in `edges`, in ms) and up to the next edge. The
-    service level is an edge, so a band is late as a whole or not at all.
+    service level is one of the edges, so each band is either late as a whole or not late at all.
     """
 
     edges: list[float]
@@ -37,7 +40,7 @@ def count(
     most_bands: int,
     bound_ms: float | None,
 ) -> Counted:
-    """Count samples by band and slice.
+    """Count latency samples by band and time slice.
 
     Args:
         samples: the samples of the window, in nanoseconds; not empty.

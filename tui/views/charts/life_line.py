@@ -1,4 +1,8 @@
-"""The life of a request on a time line, and how much time each cause took."""
+"""One request from arrival to end as a time line of causes, and how much time each cause took.
+
+A cause says what a stretch of time went to, such as "queued" or "preempted". A `Piece` is such a
+stretch with its cause.
+"""
 
 from collections.abc import Sequence
 
@@ -66,9 +70,10 @@ def _exact(pieces: Sequence[Piece]) -> dict[Cause, int]:
 
 
 def _pieces(frame: Frame, view: RequestView, life: Life | None) -> list[Piece]:
-    """Return the pieces up to the cursor, with a piece for the wait that is still open.
+    """Return the pieces (time with one cause) up to the cursor.
 
-    The exact cause of an open wait is unknown until its token comes.
+    A request that waits at the cursor gets a last piece up to the cursor. Its cause is only
+    "queued" or "preempted", because the exact cause is unknown until the token comes.
     """
     if life is None:
         return []
@@ -85,7 +90,10 @@ def _pieces(frame: Frame, view: RequestView, life: Life | None) -> list[Piece]:
 
 
 def _cells(pieces: Sequence[Piece], begin_ns: int, end_ns: int, width: int) -> Line:
-    """Return the time line; each cell shows the worst cause in it, the last in `CAUSE_GLYPHS`."""
+    """Return the time line.
+
+    A cell shows the worst cause in it: the last of them in `CAUSE_GLYPHS`.
+    """
     rank = {cause: number for number, cause in enumerate(CAUSE_GLYPHS)}
     cells = [-1] * width
     extent = max(1, end_ns - begin_ns)
@@ -106,6 +114,6 @@ def _cells(pieces: Sequence[Piece], begin_ns: int, end_ns: int, width: int) -> L
 
 
 def with_unit(value: float | None) -> str:
-    """Return milliseconds as people read them, with their unit."""
+    """Return milliseconds in a readable form with their unit: 18.2 ms, 12.3s."""
     text = fmt.milliseconds(value)
     return text if value is None or text.endswith("s") else f"{text} ms"

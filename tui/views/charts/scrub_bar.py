@@ -1,6 +1,6 @@
-"""The scrub bar: steps from left to right, with marks, knob changes, preemptions and gaps.
+"""The scrub bar: a line of all steps, with marks, knob changes, preemptions and lost records.
 
-It covers the steps in memory, or all steps of a replayed file.
+It covers the steps in memory, or all steps of a replayed file. A click goes to that step.
 """
 
 from stepscope.tui.views import format as fmt
@@ -15,7 +15,7 @@ _RIGHT = len("┤ 00:00:00 STALE 100,000 steps in memory")
 
 
 def bar_width(width: int) -> int:
-    """Return the number of cells of the bar itself."""
+    """Return how many cells of the line the bar takes; the others hold its labels."""
     return max(0, width - _LEFT - _RIGHT)
 
 
@@ -62,7 +62,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
 
 
 def _state(frame: Frame) -> Run:
-    """Return LIVE, or why the newest step is not live."""
+    """Return LIVE if the newest step is current, else why it is not."""
     if frame.is_replay or not frame.view.live:
         return "     ", "good"
     if frame.status in ("stale", "down"):
@@ -77,7 +77,7 @@ def _nothing(frame: Frame) -> str:
 
 
 def _ends(frame: Frame, first: int, last: int) -> tuple[str, str]:
-    """Return the times at both ends of the bar, or the steps if one time is not in memory."""
+    """Return the labels at the ends of the bar: times, or steps if a time is not in memory."""
     times = [frame.wall_ns(step) for step in (first, last)]
     start, end = (None if wall_ns is None else fmt.clock(wall_ns) for wall_ns in times)
     if start is None or end is None:

@@ -1,4 +1,4 @@
-"""One wait for a token, split into pieces by cause, in order of time."""
+"""A panel that splits one wait for a token into pieces, each with its cause, in order of time."""
 
 from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.state.session import request_name
@@ -11,14 +11,22 @@ _NARROW = 100
 
 
 def height_for(late: Late | None, room: int) -> int:
-    """Return the height of the panel; 0 if it would leave the list too few of the `room` rows."""
+    """Return the height of the panel for this wait, in lines; 0 means that it is not shown.
+
+    Args:
+        late: the wait, if one is selected.
+        room: rows for this panel and the list of late tokens, which needs some of them.
+    """
     if late is None or room < 10:
         return 0
     return min(len(late.pieces) + 2, room - 6)
 
 
 def draw(late: Late, width: int, height: int) -> list[Line]:
-    """Return the panel, `width` x `height` with its frame; pieces without room are summed up."""
+    """Return the panel, `width` x `height` with its frame.
+
+    Pieces that do not fit are summed up in the last line.
+    """
     room = height - 2
     pieces = late.pieces if len(late.pieces) <= room else late.pieces[: room - 1]
     body = [_line(late, number, width - 2) for number in range(len(pieces))]

@@ -1,4 +1,4 @@
-"""Lanes of requests across a prefill and a decode engine, on one time axis."""
+"""Lanes of requests that prefill on one engine and decode on another, on one time axis."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -29,7 +29,7 @@ LEGEND: Line = (
 
 
 def draw(lives: Sequence[WholeLife], now_ns: int, width: int, height: int) -> list[Line]:
-    """Return a lane for each of the newest requests that fit, the oldest of them first."""
+    """Return one line for each of the newest requests that fit, the oldest of these on top."""
     cells = max(0, width - _LABEL - 1)
     begin_ns = now_ns - cells * CELL_NS
     shown = [life for life in lives if life.end_ns is None or life.end_ns > begin_ns][-height:]
@@ -37,7 +37,7 @@ def draw(lives: Sequence[WholeLife], now_ns: int, width: int, height: int) -> li
 
 
 def seconds(width: int) -> float:
-    """Return the seconds that lanes of this width show."""
+    """Return how many seconds lanes of this width show."""
     return max(0, width - _LABEL - 1) * CELL_NS / 1e9
 
 
@@ -60,7 +60,10 @@ def _merged(runs: Iterator[Run]) -> Iterator[Run]:
 
 
 def _cell(life: WholeLife, start_ns: int, now_ns: int) -> Run:
-    """Return what the request did from `start_ns` for `CELL_NS`; a hand-over always shows."""
+    """Return the glyph for what the request did in the `CELL_NS` from `start_ns` on.
+
+    The transfer between the engines always gets a cell, however short it was.
+    """
     end_ns = start_ns + CELL_NS
     gone_ns = now_ns if life.end_ns is None else life.end_ns
     if end_ns <= life.arrival_ns or start_ns >= gone_ns:

@@ -1,4 +1,6 @@
-"""The data that one picture is drawn from, taken from the history at one moment.
+"""The data that the dashboard draws one picture from, taken from the history at one moment.
+
+The history is the session (an engine's steps) that the dashboard keeps in memory.
 
 May import: engine.protocol, recordings, recordings.attribution, recordings.compare,
   recordings.compare.side, recordings.figures, recordings.file, recordings.fleets,

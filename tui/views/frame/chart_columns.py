@@ -1,7 +1,7 @@
-"""Chart columns: the steps that each column of the screen stands for, and the worst of them.
+"""Chart columns: the steps that each column of the screen stands for, merged into one.
 
-A column is one step, several steps, or a stretch of time. Steps that no longer change are merged
-only once.
+A column is one step, several steps, or a slice of time. A merged column shows the worst of its
+steps. Columns whose steps no longer change are computed only once.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,10 @@ _MAX_MERGED = 8192
 
 
 class ChartColumn(NamedTuple):
-    """The steps `first` to `last` as one column: the worst of them, not an average."""
+    """The steps `first` to `last` merged into one column.
+
+    It shows the worst of the steps, not an average.
+    """
 
     first: int
     last: int
@@ -48,11 +51,12 @@ class ChartColumns:
     ) -> list[ChartColumn | None]:
         """Return `width` columns, the last of them at the right edge of `view`.
 
-        A column is None before the first step in memory, and on the time axis if no step ran.
+        A column is None if it lies before the first step in memory. On the time axis it is also
+        None if no step ran in its time.
 
         Args:
-            newest: the last step to show, so that all of a picture is of one moment; None means the
-                newest in memory.
+            newest: the last step to show, so that all parts of a picture show the same moment; None
+                means the newest step in memory.
         """
         history = self._history
         first_step = history.first_step

@@ -1,4 +1,8 @@
-"""The choices of what to compare the session on the screen with: its own past, and recordings."""
+"""The choices in the list "compare the session on the screen with what?".
+
+These are the session's own parts before and after a mark or change, recordings, and samples. A
+landmark is a mark, or a change of knobs or of the workload.
+"""
 
 import contextlib
 import os
@@ -24,7 +28,10 @@ WHAT_IF = "what if"
 
 
 class CompareChoice(NamedTuple):
-    """One choice. Without `origins`, choosing it asks for knobs or for the name of a file."""
+    """One entry of the list, with the two runs that it compares.
+
+    Without `origins`, choosing the entry first asks for knobs or for the name of a file.
+    """
 
     kind: str
     name: str
@@ -35,7 +42,7 @@ class CompareChoice(NamedTuple):
 def choices(
     source: Source, folders: Iterable[Path], recorded: Iterable[Landmark] = ()
 ) -> list[CompareChoice]:
-    """Return the choices: the session split at marks and knob changes, recordings, and samples.
+    """Return all entries: the session split at marks and changes, then recordings, then samples.
 
     Args:
         folders: the folders to search for recordings, besides the recently used ones.
@@ -66,7 +73,7 @@ def choices(
 
 
 def session_origin(source: Source) -> Origin:
-    """Return the shown session as an origin: the whole file of a replay, or an engine's memory."""
+    """Return the `Origin` of the shown session: a whole replayed file, or the session in memory."""
     recording = getattr(source, "recording", None)
     slo = source.history.slo
     if recording is not None:
@@ -82,7 +89,10 @@ def file_origin(path: Path, session: Origin) -> Origin:
 
 
 class Split(NamedTuple):
-    """The step that divides a session, and in `found` all marks and changes of the session."""
+    """Where to split a session: at the landmark `mark`.
+
+    `found` has all landmarks of the session.
+    """
 
     mark: Landmark
     found: list[Landmark]
@@ -91,9 +101,12 @@ class Split(NamedTuple):
 def split_origins(
     session: Origin, mark: Landmark, found: Iterable[Landmark]
 ) -> tuple[Origin, Origin]:
-    """Return a session's parts before and after `mark`; `found` are all landmarks in it.
+    """Return the part of a session before the landmark `mark`, and the part after it.
 
-    See `divide` for where the parts end.
+    A part ends at the next change of knobs or workload among `found`; see `divide`.
+
+    Args:
+        found: all landmarks of the session.
     """
     before, after = divide(mark, found)
     return (
@@ -138,7 +151,7 @@ def _recordings(
 
 
 class LandmarkSearch:
-    """Finds the marks and knob changes of a recording, in a thread: it must read the whole file.
+    """Finds the landmarks of a recording in a thread of its own, as it must read the whole file.
 
     Attributes:
         found: the landmarks; None until the search is done.

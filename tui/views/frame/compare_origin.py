@@ -1,4 +1,4 @@
-"""`Origin`: where one side of a comparison comes from, so that it can be read and opened."""
+"""`Origin`: where one of two compared runs is stored, so that it can be read and opened."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ from stepscope.recordings.state.series.latency import SLO
 
 
 class Origin(NamedTuple):
-    """A stretch of a recording (`path`) or of a session in memory (`history`).
+    """The steps of one compared run: a stretch of a recording (`path`) or of memory (`history`).
 
     Attributes:
         is_shown: the dashboard already shows this session.
@@ -26,7 +26,7 @@ class Origin(NamedTuple):
     make_feed: Callable[[], Feed] | None = None  # for data that must first be made (a simulation)
 
     def feed(self) -> Feed:
-        """Return a new reader of this side, from its beginning.
+        """Return a new reader that reads this run from its beginning.
 
         Raises:
             RecordingError: the recording cannot be read.

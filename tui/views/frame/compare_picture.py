@@ -1,4 +1,4 @@
-"""`ComparePage`: the data to draw a comparison of two runs, taken at one moment."""
+"""`ComparePage`: the data that the page with a comparison of two runs is drawn from."""
 
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -12,15 +12,19 @@ SideName: TypeAlias = Literal["a", "b"]
 
 
 class ComparePage(NamedTuple):
-    """The data to draw a comparison.
+    """The data of the comparison page, taken at one moment. Pairs hold run A, then run B.
 
     Attributes:
-        comparison: None until some of each side has been read, or while nothing is chosen.
+        comparison: the result so far; None until some of each run has been read, and while the
+            operator has chosen nothing.
         choices: what to compare with, while the operator chooses; else None.
-        shares: the share of each side that has been read; None for a side that still grows.
-        columns: the columns of both charts, from left to right; None where a side has no step.
-        start, width: the offset of the first column, and the extent of one column.
-        cursor: the offset of the cursor; `points` are what both sides did there.
+        shares: the share of each run that has been read; None for a run that still grows.
+        columns: the columns of the charts of A and B, from left to right; None where a run has no
+            step.
+        start: the offset of the first column on the common axis.
+        width: the extent of one column on that axis.
+        cursor: the offset of the cursor.
+        points: what each run did at the cursor.
         selected: index into `comparison.requests.pairs`, or into `choices`.
     """
 

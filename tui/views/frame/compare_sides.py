@@ -1,4 +1,7 @@
-"""Describes each side of a comparison in words: its work, and the causes of its late waits."""
+"""Describes each of two compared runs in words: how much work, and why its late tokens were late.
+
+A "side" is one of the two runs, A or B.
+"""
 
 from typing import Literal
 
@@ -13,7 +16,7 @@ _CAUSES = ((3, 2), (2, 2), (2, 1), (1, 1), (1, 0), (0, 1), (0, 0))  # numbers of
 
 
 def sizes(found: Comparison, width: int) -> str:
-    """Return the number of requests and the duration of each side; empty if there is no room."""
+    """Return the number of requests and the duration of both runs; empty if there is no room."""
     (num_a, num_b), (a, b) = (
         [work.num_requests for work in found.works],
         [fmt.duration(work.seconds) for work in found.works],
@@ -39,7 +42,7 @@ def work_text(work: SideWork) -> str:
 
 
 def late(found: Comparison, side: Literal["a", "b"], width: int) -> str:
-    """Return the number and length of a side's late waits, and as many causes as fit."""
+    """Return how many tokens of one run were late, the total wait, and as many causes as fit."""
     text = ""
     for num_itl, num_ttft in _CAUSES:
         itl = causes_of(found, "ITL", side, num_itl)
@@ -54,9 +57,10 @@ def late(found: Comparison, side: Literal["a", "b"], width: int) -> str:
 
 
 def causes_of(found: Comparison, kind: str, side: Literal["a", "b"], limit: int = 3) -> str:
-    """Return in one line how many waits of a kind were late on a side, how long they were, and why.
+    """Return one line on the late tokens of a run: how many, the total wait, and the main causes.
 
     Args:
+        kind: "ITL" or "TTFT".
         limit: the most causes to name.
     """
     shares = [share for share in found.causes if share.kind == kind]
@@ -75,7 +79,11 @@ def causes_of(found: Comparison, kind: str, side: Literal["a", "b"], limit: int 
 
 
 def cause_text(share: ComparedCause, side: Literal["a", "b"], total_ns: int) -> str:
-    """Return this cause with its share of the time of a side's late waits."""
+    """Return the name of a cause, and its share of the run's total late waiting time.
+
+    Args:
+        total_ns: the total waiting time for the run's late tokens.
+    """
     spent_ns = share.a_ns if side == "a" else share.b_ns
     return f"{CAUSE_NAMES[share.cause]} {percent(spent_ns / total_ns)}"
 

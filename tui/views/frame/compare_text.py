@@ -1,4 +1,7 @@
-"""The result of a comparison in words and figures, for the screen and the command line."""
+"""The result of a comparison of two runs in sentences, for the screen and the command line.
+
+A figure is a metric with its value in each run; a side is one of the runs, A or B.
+"""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -32,7 +35,7 @@ _TOLD: tuple[LatencyKind, ...] = ("itl", "ttft", "tpot")
 
 
 def value(figure: Figure, number: float | None) -> str:
-    """Return one value of a figure, without the unit; a dash if it is unknown."""
+    """Return one run's value of a metric as text, without the unit; a dash if it is unknown."""
     if number is None:
         return "—"
     if figure.unit == "ms":
@@ -45,14 +48,14 @@ def value(figure: Figure, number: float | None) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share in percent; 100 % and 0 % only if it is exactly that."""
+    """Return a share in percent. A share that only rounds to 100 % or 0 % is not shown as such."""
     if share >= 1 or share <= 0:
         return f"{share:.0%}"
     return f"{min(0.999, max(0.001, share)):.1%}"
 
 
 def ratio(figure: Figure) -> str:
-    """Return B / A; a dash if the ratio has no meaning."""
+    """Return B's value divided by A's value; a dash if the ratio has no meaning."""
     found = figure.ratio
     if found is None:
         return "—"
@@ -73,7 +76,7 @@ def factor_text(factor: float) -> str:
 
 
 def between(figure: Figure) -> str:
-    """Return the interval of B / A; empty if it is unknown."""
+    """Return the confidence interval of B / A; empty if it is unknown."""
     if figure.interval is None:
         return ""
     low, high = figure.interval
@@ -87,7 +90,7 @@ def _number(value: float) -> str:
 
 
 def verdict(figure: Figure) -> str:
-    """Return the verdict of a figure in words, such as the better side."""
+    """Return in words which run is better in this metric, or why that is not known."""
     if figure.verdict == "differs" and figure.a is not None and figure.b is not None:
         more, less = ("higher", "lower") if figure.kind is not None else ("more", "less")
         return f"{more if figure.b > figure.a else less} in B"
@@ -119,10 +122,10 @@ def change(figure: Figure) -> str:
 
 
 def load(found: Comparison) -> str | None:
-    """Return how the requested work of both runs differs, and what can still be judged.
+    """Return how the work that clients requested differs between the runs; None if it is equal.
 
-    None if the requested work is equal. The figures here are of requested work; figures with the
-    same units in the table are of served work.
+    The sentence also says what can still be judged in spite of it. Its numbers count requested
+    work; numbers with the same units in the table count served work.
     """
     difference = found.load.difference
     if difference is None:
@@ -135,9 +138,10 @@ def load(found: Comparison) -> str | None:
 
 
 def outcome(found: Comparison, side: Literal["a", "b"]) -> tuple[str, list[str]]:
-    """Return a heading and the phrases below it: the figures in which a side is better, or lower.
+    """Return a heading ("A better") and phrases that list the metrics in which this run is better.
 
-    "Lower" is used if the comparison names no winner.
+    If the comparison names no winner, the heading is "A lower", and the phrases list the latencies
+    that are lower in this run.
     """
     letter = side.upper()
     if found.names_winner(side):
@@ -160,7 +164,7 @@ def outcome(found: Comparison, side: Literal["a", "b"]) -> tuple[str, list[str]]
 
 
 def _same_requests(found: Comparison, side: Literal["a", "b"]) -> list[str]:
-    """Return a phrase for each latency that was better on a side, request by request."""
+    """Return a phrase for each latency that was shorter in this run, request by request."""
     phrases = []
     for each in found.paired:
         if each.winner == side:
@@ -174,7 +178,7 @@ def _same_requests(found: Comparison, side: Literal["a", "b"]) -> list[str]:
 
 
 def _perhaps(found: Comparison, side: Literal["a", "b"]) -> list[str]:
-    """Return phrases for the figures in which a side may be better, without certainty."""
+    """Return phrases for the metrics in which this run may be better, but not with certainty."""
     return _phrases(
         [
             figure
@@ -188,7 +192,7 @@ def _perhaps(found: Comparison, side: Literal["a", "b"]) -> list[str]:
 
 
 def _phrases(figures: Sequence[Figure]) -> list[str]:
-    """Return a phrase for each kind of figure, the largest difference first."""
+    """Return one phrase for each kind of metric, such as ITL, with the largest difference first."""
     phrases: list[tuple[float, str]] = []
     for kind in _TOLD:
         of_kind = [figure for figure in figures if figure.kind == kind]
@@ -204,7 +208,10 @@ def _phrases(figures: Sequence[Figure]) -> list[str]:
 
 
 def _like_phrases(figures: Sequence[Figure]) -> list[str]:
-    """Return a phrase for each kind of like work; they explain the other phrases."""
+    """Return phrases on waits under like work, such as decodes beside as many others in both runs.
+
+    They come after the other phrases, which they explain.
+    """
     alike: dict[str, list[Figure]] = {}
     for figure in figures:
         if figure.like is not None:
@@ -217,7 +224,10 @@ def _like_phrases(figures: Sequence[Figure]) -> list[str]:
 
 
 def _outstanding(figures: Sequence[Figure]) -> list[Figure]:
-    """Return the three largest differences of a kind, without p90 and without equal values."""
+    """Return the three percentiles that differ most, among metrics of one kind.
+
+    The p90 is left out, and so is a percentile with the same two values as one already taken.
+    """
     kept: list[Figure] = []
     for figure in sorted(figures, key=lambda each: -each.weight):
         if figure.rank != 90 and not any(
@@ -243,9 +253,9 @@ def _times(figure: Figure) -> str:
 
 
 def unclear(found: Comparison) -> list[str]:
-    """Return a phrase for each figure whose difference may be chance.
+    """Return a phrase for each metric whose difference may be chance.
 
-    The number of waits is given only if both runs had the same requests.
+    A phrase gives the number of waits only if both runs had the same requests.
     """
     judges = found.different_work is None  # with different work, longer runs would not decide it
     phrases = []
@@ -276,7 +286,10 @@ def _unsure(figure: Figure, has_values: bool) -> str:
 
 
 def paired(found: Comparison) -> list[str]:
-    """Return a phrase for each latency: for how many of the same requests each side was better."""
+    """Return a phrase for each latency: for how many requests it was shorter in A, and in B.
+
+    Only requests that both runs served are compared.
+    """
     number = len(found.requests.pairs)
     return [
         f"{each.what} shorter in A for {each.num_a:,}, in B for {each.num_b:,} of {number:,}"
@@ -286,12 +299,16 @@ def paired(found: Comparison) -> list[str]:
 
 
 def values_text(values: Iterable[KnobValue]) -> str:
-    """Return all values that a setting had on a side, in order."""
+    """Return all values that a setting had during a run, in order of time."""
     return "→".join(value_text(each) for each in values)
 
 
 def reach(found: Comparison) -> list[str]:
-    """Return a phrase on which parts of one session end at another change; empty if none does."""
+    """Return a phrase that says where the compared parts of one session were cut short.
+
+    A part is cut short at another change of knobs or workload. Empty if no part is, or if the runs
+    are not parts of one session.
+    """
     known = reaches(*found.names)
     parts = [] if known is None else zip("AB", known[1:], strict=True)
     joined = ", ".join(f"{letter} {text}" for letter, text in parts if text)

@@ -1,4 +1,4 @@
-"""`FleetDesk`: how the operator views several engines: their order, and the selected engine.
+"""`FleetDesk`: how the operator views several engines: the sort order and the selected engine.
 
 All screens of a dashboard share one desk, so the order stays when the operator opens an engine and
 comes back.
@@ -28,7 +28,7 @@ _STATES = ("stopped", "draining", "paused", "running", "idle", None)
 
 
 def natural(name: str) -> str:
-    """Return a sort key by which engine-2 comes before engine-10."""
+    """Return a sort key for a name, by which engine-2 comes before engine-10."""
     return re.sub(r"\d+", lambda digits: digits[0].zfill(12), name)
 
 
@@ -59,7 +59,7 @@ _ASCENDING = frozenset({"engine", "model"})  # in all other columns the highest 
 
 
 class FleetPage(NamedTuple):
-    """The data to draw the fleet."""
+    """The data that the fleet page is drawn from."""
 
     picture: FleetPicture
     lines: tuple[EngineLine, ...]  # in order
@@ -82,7 +82,7 @@ class FleetPage(NamedTuple):
 
 @dataclass(slots=True)
 class FleetDesk:
-    """How the operator views the fleet. Use it only on the screen's thread."""
+    """The operator's view of the fleet. Use it only on the screen's thread."""
 
     fleet: Fleet
     sort: ColumnKey = "engine"
@@ -98,7 +98,7 @@ class FleetDesk:
     def page(
         self, current: str | None, slo: SLO, recorded: frozenset[str] = frozenset()
     ) -> FleetPage:
-        """Return the data to draw now."""
+        """Return the data of the fleet page as of now."""
         picture = self.fleet.look()
         lines = self._ordered(picture)
         names = [line.figures.name for line in lines]
@@ -130,7 +130,7 @@ class FleetDesk:
             self.sort, self.is_reversed = column, False
 
     def move_sort(self, direction: int) -> None:
-        """Sort by the next column on the screen, or by the one before it."""
+        """Sort by the column `direction` places right of the current sort column on the screen."""
         columns = [each for each in self.shown if each in SORTS]
         at = columns.index(self.sort) if self.sort in columns else 0
         self.sort, self.is_reversed = columns[(at + direction) % len(columns)], False

@@ -1,7 +1,7 @@
 """`Frame`: all the data that one picture is drawn from, taken from the history at one moment.
 
-The views are pure functions of a frame, so a test can make a frame and read the lines.
-`FrameBuilder` makes frames.
+The history is the session that the dashboard keeps in memory. The views are pure functions of a
+frame, so a test can make a frame and read the lines. `FrameBuilder` makes frames.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,10 @@ NOTABLE = frozenset({"preempt", "abort", "reject", "knobs", "slo", "gap", "mark"
 
 @dataclass(slots=True)
 class Frame:
-    """The data of one picture. `summary`, `state` and the latencies are those at the cursor."""
+    """The data of one picture of the dashboard.
+
+    `summary`, `state` and the latencies are those at the cursor, not at the newest step.
+    """
 
     history: History
     view: View
@@ -72,13 +75,17 @@ class Frame:
 
     @property
     def window_s(self) -> float | None:
-        """Seconds of a replay's last minute that are in memory; None if all of it is."""
+        """How many seconds of the last minute of a replay are in memory.
+
+        None if the whole minute is.
+        """
         return self.cut_s(LATENCY_WINDOW_S)
 
     def cut_s(self, window_s: float) -> float | None:
-        """Return the seconds of a replay's window that are in memory; None if all of it is.
+        """Return how many seconds of a window up to the cursor are in memory; None if all of it is.
 
-        Also None while earlier steps are being loaded: its figures are left out until then.
+        Only a replay may have less than the window in memory. None also while earlier steps are
+        still being loaded: until they are, the window's metrics are left out.
         """
         if self.is_whole or self.first_step is None or self.history.is_short:
             return None
@@ -88,7 +95,10 @@ class Frame:
 
     @property
     def tells_requests(self) -> bool:
-        """Whether the engine publishes the requests of each step; if not, figures are unknown."""
+        """Whether the engine publishes the requests of each step.
+
+        If it does not, metrics of single requests are unknown.
+        """
         return self.summary is None or self.summary.num_rows is not None
 
     @property
@@ -108,23 +118,26 @@ class Frame:
 
     @property
     def is_past(self) -> bool:
-        """Whether the last step may be long ago, because the engine is paused or silent."""
+        """Whether the newest step may be long over, because the engine is paused or silent."""
         return self.is_silent or (
             self.view.live and self.status == "live" and self.state.state == "paused"
         )
 
     def key(self, action_id: str) -> str:
-        """Return the key of an action, for use in a sentence."""
+        """Return the key that starts an action, for use in a sentence."""
         return self.keys.get(action_id) or BY_ID[action_id].key
 
     @property
     def in_flight(self) -> StepInFlight | None:
-        """The step that runs now, if it takes long and the engine still publishes, or None."""
+        """The step that runs now, if it has run for long and the engine still publishes.
+
+        None otherwise.
+        """
         return self.state.in_flight if self.view.live and not self.is_silent else None
 
     @property
     def step(self) -> int | None:
-        """The step at the cursor; without one, the last step that the engine reported."""
+        """The step at the cursor; if there is no cursor, the last step that the engine reported."""
         if self.cursor is not None or self.state.step < 0:
             return self.cursor
         return self.state.step

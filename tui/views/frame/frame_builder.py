@@ -25,7 +25,7 @@ _REFRESH_S = 1.0  # between two updates of figures that cost much, or are read r
 
 
 class InFile(Protocol):
-    """The landmarks of a whole file, as far as they are known."""
+    """The landmarks (marks and changes of knobs) of a whole file, as far as it has been read."""
 
     found: Sequence[SessionEvent]  # marks and changes of knobs
     changes: Sequence[KnobsChanged]
@@ -35,7 +35,7 @@ class InFile(Protocol):
 
 
 class _Figures(NamedTuple):
-    """The figures that are read rather than watched; they are updated about once a second."""
+    """The metrics of a frame that change slowly; they are computed about once a second."""
 
     latency: LatencyReport
     rates: Rates
@@ -47,7 +47,7 @@ class _Figures(NamedTuple):
 
 
 class _Taken(NamedTuple):
-    """The moment that a part of a frame shows, and when that part may be updated."""
+    """When a cached part of a frame was computed (`of`), and when it may be computed again."""
 
     of: object
     due_s: float
@@ -58,10 +58,10 @@ class FrameBuilder:
 
     Args:
         recorded: first and last step of the replayed file; None for a live source.
-        clock: returns seconds, for pacing only.
-        keys: first key of each action, as people write it, if it is not the default one.
+        clock: returns seconds; only paces the updates.
+        keys: action -> its first key as people write it, for actions without their default key.
         in_file: the landmarks of the whole replayed file; None for a live source.
-        stands: returns whether the newest step changes only when the operator moves (a replay that
+        stands: returns true if the newest step changes only when the operator moves (a replay that
             does not play).
     """
 
@@ -94,12 +94,12 @@ class FrameBuilder:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a background computation may still change the next frame."""
+        """Whether a background computation is under way whose result may change the next frame."""
         return self._windows.is_busy
 
     @property
     def is_behind(self) -> bool:
-        """Whether figures or events of the last frame were older than the rest and are due now."""
+        """Whether the last frame showed outdated metrics or events that are due again now."""
         now_s = self._clock()
         return any(
             taken is not None and taken.of != self._built_of and now_s >= taken.due_s
@@ -107,7 +107,10 @@ class FrameBuilder:
         )
 
     def build(self, view: View, num_columns: int, num_lanes: int, num_events: int) -> Frame:
-        """Return the current frame, for a chart with this many columns, lanes and events."""
+        """Return the current frame, for a chart with this many columns, lanes and events.
+
+        It also moves the cursor of `view` to a step that is still in memory.
+        """
         history = self._history
         self._built_of = view.cursor if view.cursor is not None else (history.version,)
         first_step, last_step, newest_state = history.newest
@@ -166,7 +169,10 @@ class FrameBuilder:
     def _paced(
         self, view: View, cursor: int | None, state: SessionState, minute: LatencyReport | None
     ) -> _Figures:
-        """Compute the figures once a second; less often if a minute has very many samples.
+        """Return the slowly changing metrics; compute them again if a second has passed.
+
+        If computing takes long, because a minute has very many samples, more time passes between
+        two computations.
 
         Args:
             minute: the report of the last minute, if it has already been made.
@@ -199,7 +205,10 @@ class FrameBuilder:
         return self._figures
 
     def _rates(self, end_ns: int | None) -> Rates:
-        """Return the rates of ten seconds; unknown while steps of these are still being loaded."""
+        """Return the rates over the last ten seconds.
+
+        They are unknown while steps of this window are still being loaded.
+        """
         history = self._history
         rates = history.rates(end_ns, RATES_WINDOW_S)
         if history.is_short and rates.seconds < RATES_WINDOW_S:
@@ -216,7 +225,11 @@ class FrameBuilder:
     # Events
 
     def _events(self, view: View, num_events: int) -> list[SessionEvent]:
-        """Return the last events up to the cursor; frequent kinds never crowd out rare ones."""
+        """Return the last events up to the cursor.
+
+        Each kind of event has a share of the places, so that frequent kinds never crowd out rare
+        ones.
+        """
         second = round(self._clock() / _EVENTS_S) if view.live else 0
         marks, first_step = len(self._history.marks), self._history.first_step
         # In a replay, earlier steps may have been loaded meanwhile.
@@ -244,9 +257,9 @@ class FrameBuilder:
         return found
 
     def _late(self, cursor: int | None, limit: int) -> list[SessionEvent]:
-        """Return late tokens, half of them ITL at most, then TTFT.
+        """Return events of late tokens: late ITLs in up to half the places, then late TTFTs.
 
-        Stalls are taken first: otherwise they would not show where every first token is late.
+        ITLs are taken first: otherwise they would not show where every first token is late.
         """
         windows = self._history.windows
         found = windows.late_events(cursor, limit - limit // 2, ("ITL",))

@@ -50,7 +50,7 @@ class FrameMeter:
 
     @property
     def frame_times_s(self) -> list[float]:
-        """How long the last frames took, oldest first."""
+        """How long the last frames took to draw and write, in seconds, oldest first."""
         return list(self._took_s)
 
     @property
@@ -58,7 +58,10 @@ class FrameMeter:
         return self._num_dropped
 
     def tick(self, fps: float) -> None:
-        """Note that a frame is due now; if the call is late, count the frames missed before it."""
+        """Note that a frame is due now.
+
+        A late call counts the frames that were missed in between.
+        """
         now_s = self._clock()
         if self._ticked_s is not None:
             self._num_dropped += max(0, round((now_s - self._ticked_s) * fps) - 1)
@@ -70,7 +73,7 @@ class FrameMeter:
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        """Measure the drawing of a frame's lines inside this context."""
+        """Return a context manager that measures the drawing of a frame's lines."""
         start_s = self._cost_clock()
         try:
             yield
@@ -79,7 +82,10 @@ class FrameMeter:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Measure the writing of changed lines inside this context; it ends the drawn frame."""
+        """Return a context manager that measures the writing of changed lines.
+
+        Writing ends the frame whose lines were drawn before.
+        """
         start_s = self._cost_clock()
         try:
             yield
@@ -90,7 +96,10 @@ class FrameMeter:
                 self._drawn_s = 0.0
 
     def load(self) -> DrawingLoad | None:
-        """Return the load over the last two seconds; None during the first two seconds."""
+        """Return the load of the last two seconds.
+
+        None in the first two seconds after the start.
+        """
         now_s = self._clock()
         began_s, began_cpu_s, began_frames = self._began
         elapsed_s = now_s - began_s

@@ -1,4 +1,7 @@
-"""Chooses the requests that get a lane, orders them, and fills the columns of each lane."""
+"""Chooses the requests that get a lane, orders them, and fills the columns of each lane.
+
+A lane is a row of the chart of requests and steps: what one request did, step by step.
+"""
 
 import re
 from bisect import bisect_right
@@ -14,9 +17,10 @@ from stepscope.tui.views.view import View
 
 
 class LaneRow(NamedTuple):
-    """One request over the visible columns.
+    """One request with what it did in each visible column.
 
-    `cells` has one `Cell` per column, or `len(Cell)` while the step of its next token runs.
+    `cells` has one byte per column: a `Cell`, or `len(Cell)` while the step that will produce the
+    request's next token still runs.
     """
 
     request_id: int
@@ -37,7 +41,7 @@ def lane_rows(
     """Return the rows to show, and how many requests could have one.
 
     Args:
-        state: the state at the cursor; what a request does there decides its place.
+        state: the state at the cursor. What a request does in it decides the order of the rows.
         num_lanes: the number of rows that fit.
     """
     shown = [column for column in columns if column is not None]
@@ -71,7 +75,7 @@ _MAX_CULPRITS = 4
 
 
 def _culprits(history: History, request_ids: list[int], columns: list[ChartColumn]) -> list[int]:
-    """Return the requests whose prefill made others wait in the last steps on the screen."""
+    """Return requests whose prefill made others late, in the last visible columns."""
     found: list[int] = []
     for column in reversed(columns):
         if column.has_breach and column.num_prefill_tokens:
@@ -85,14 +89,20 @@ def _culprits(history: History, request_ids: list[int], columns: list[ChartColum
 
 
 def _with_culprits(chosen: list[int], culprits: list[int]) -> list[int]:
-    """Give these requests a lane; one without a lane replaces the first other request."""
+    """Return `chosen` with the culprits in it.
+
+    A culprit that has no lane yet replaces the first request that is not a culprit.
+    """
     missing = [each for each in culprits if each not in chosen]
     free = [each for each in chosen if each not in culprits][: len(missing)]
     return [*sorted(missing[: len(free)]), *(each for each in chosen if each not in free)]
 
 
 def _with_followed(chosen: list[int], request_ids: list[int], view: View) -> list[int]:
-    """Give the followed request a lane, in the first row if it has none."""
+    """Return `chosen` with the request that the operator follows.
+
+    If that request has no lane yet, it gets the first row.
+    """
     followed = view.followed
     if followed is None or followed in chosen or followed not in request_ids:
         return chosen
@@ -100,7 +110,9 @@ def _with_followed(chosen: list[int], request_ids: list[int], view: View) -> lis
 
 
 def _merger(columns: list[ChartColumn | None], first: int) -> Callable[[bytes], bytes]:
-    """Return a function that merges a request's cells by column: the largest `Cell` is shown.
+    """Return a function that merges a request's cells by step into cells by column.
+
+    A column shows the largest `Cell` value of its steps.
 
     Args:
         first: the step of the first cell.
@@ -120,7 +132,11 @@ _AT_THE_END = frozenset({Cell.DECODE, Cell.DECODE_MULTI, Cell.FINISHED})
 
 
 def _pending_merger(columns: list[ChartColumn | None], first: int) -> Callable[[bytes], bytes]:
-    """Like `_merger`, for the time axis: a token shows only in the column in which it came."""
+    """Return a function that merges a request's cells by step into columns of the time axis.
+
+    A column shows the largest `Cell` value of its steps, as with `_merger`. But a step that lasts
+    over several columns shows its token only in the column in which the token came.
+    """
 
     def merge(cells: bytes) -> bytes:
         merged = bytearray(len(columns))
@@ -145,7 +161,7 @@ def _choose(request_ids: list[int], view: View, state: SessionState, num_lanes: 
     """Return the requests that get a row, in the order of `view.sort`.
 
     Args:
-        request_ids: all requests that could have one, in order of arrival; may be thousands.
+        request_ids: all requests that could have a row, in order of arrival; may be thousands.
     """
     requests = state.requests
     groups: tuple[list[int], list[int], list[int]] = (request_ids, [], [])
@@ -181,7 +197,7 @@ def _choose(request_ids: list[int], view: View, state: SessionState, num_lanes: 
 def _grouped(
     request_ids: list[int], requests: Mapping[int, RequestView]
 ) -> tuple[list[int], list[int], list[int]]:
-    """Return the requests that run or have ended, then the queue, then those yet to arrive."""
+    """Split requests into three lists: running or ended, waiting, and arriving after the cursor."""
     newest = next((each for each in reversed(request_ids) if each in requests), None)
     known = len(request_ids) if newest is None else bisect_right(request_ids, newest)
     running: list[int] = []
@@ -235,9 +251,10 @@ class FilterError(ValueError):
 
 
 def lane_filter(text: str) -> Callable[[LaneName, RequestView | None], bool]:
-    """Return the filter that `text` describes: `state:dec`, `id:12`, `!regex` or text in the names.
+    """Return a function that tells whether a request matches the filter `text`.
 
-    A request must match all words.
+    A word of it is `state:dec`, `id:12`, `!regex`, or a part of the request's names. A request must
+    match all words.
 
     Raises:
         FilterError: a broken regular expression, or an unknown state.

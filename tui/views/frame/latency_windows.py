@@ -1,4 +1,7 @@
-"""`LatencyWindows`: makes the reports of the latency screen, less often if they cost more."""
+"""`LatencyWindows`: computes the latency reports of the latency page, one per time window.
+
+A report that is expensive to compute is computed less often.
+"""
 
 import threading
 from collections.abc import Callable
@@ -13,12 +16,12 @@ _LONG_STEPS = 10_000  # from this many steps on, a separate thread makes the rep
 
 
 class LatencyWindows:
-    """Keeps the reports between frames. Use it only on the UI thread.
+    """Computes latency reports and keeps them between frames. Use it only on the UI thread.
 
-    A report that is not ready yet is left out, because a reader would take an old one for new.
+    A report that is not ready yet is left out, because a reader would take an outdated one for new.
 
     Args:
-        clock: returns seconds, for pacing only.
+        clock: returns seconds; only paces the updates.
     """
 
     def __init__(self, history: History, clock: Callable[[], float]) -> None:
@@ -34,11 +37,11 @@ class LatencyWindows:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a report is being made or waits, so that there will be more to show."""
+        """Whether a report is still to come: in work, or delayed while the operator moves."""
         return self._thread is not None or self._is_moving
 
     def reports(self, end_ns: int | None) -> dict[str, LatencyReport]:
-        """Return the report of each window that ends at `end_ns` (None means now)."""
+        """Return window name -> report, for the windows that end at `end_ns` (None means now)."""
         if self._history.is_short:
             self._due_s, self._reports = {}, {}
             return {}

@@ -10,14 +10,14 @@ from stepscope.tui.views.frame.lane_rows import LaneRow
 
 
 class Drawn(NamedTuple):
-    """Columns and the lanes below them."""
+    """The columns of the charts, and the lanes of requests over the same columns."""
 
     columns: list[ChartColumn | None]
     lanes: list[LaneRow]
 
 
 def with_open_column(drawn: Drawn, step: StepInFlight, state: SessionState) -> Drawn:
-    """Return the columns and lanes shifted left by one, with `step` as the new last column."""
+    """Shift the columns and lanes left by one, and add the step in flight as the last column."""
     prefilling = {part.request_id for part in step.prefills}
     column = ChartColumn(
         step.step,

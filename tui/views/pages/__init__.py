@@ -1,5 +1,7 @@
 """Whole pages: pure functions from a frame to lines, and the targets of their rows.
 
+A target is what Enter on a row opens.
+
 May import: engine.adapters.metrics, engine.protocol, engine.protocol.settings,
   engine.transport, recordings.attribution, recordings.compare, recordings.file,
   recordings.fleets, recordings.history, recordings.state, recordings.state.series,

@@ -1,4 +1,7 @@
-"""Rows of the audit trail: each change, with as many figures of its effect on latency as fit."""
+"""Rows of the audit trail: the commands that an engine got, among them changes of knobs.
+
+The row of a knob change shows latencies before and after it, as many as fit.
+"""
 
 from typing import TypeAlias
 
@@ -35,7 +38,7 @@ def columns(width: int) -> tuple[Column, ...]:
 
 
 def _shown(width: int) -> list[int]:
-    """Return the indices in `FIGURES` of the figures that have room."""
+    """Return the indices of the latencies in `FIGURES` that a table of this width has room for."""
     room = (width - _BEFORE_CHANGE - _LEAST) // (_FIGURE_WIDTH + 1)
     return sorted(FIGURES.index(each) for each in _RANKS[: max(1, room)])
 
@@ -46,7 +49,10 @@ def _change_width(width: int) -> int:
 
 
 def change(frame: Frame, entry: KnobsChanged, width: int) -> list[Cell]:
-    """Return the row of a knob change with its effect; `!` marks what breaks the service level."""
+    """Return the row of a knob change, with latencies before and after it.
+
+    A latency above its service level is marked with `!`.
+    """
     room = _change_width(width)
     cells: list[Cell] = [
         (f"{entry.effective_step:,}", "text"),
@@ -71,7 +77,7 @@ def change(frame: Frame, entry: KnobsChanged, width: int) -> list[Cell]:
 
 
 def audited(frame: Frame, entry: Audited) -> list[Cell]:
-    """Return the row of any other command, or of a refused one."""
+    """Return the row of a refused command, or of a command that changes no knob."""
     style = "breach" if entry.code else "text"
     return [
         ("refused" if entry.code else f"{entry.effective_step or 0:,}", style),
@@ -82,7 +88,10 @@ def audited(frame: Frame, entry: Audited) -> list[Cell]:
 
 
 def coming(frame: Frame, step: int, entry: Entry, width: int) -> list[Cell]:
-    """Return the row of a command after the cursor of a replay; its effect is not yet known."""
+    """Return the row of a command that comes after the cursor in a replayed file.
+
+    The row has no latencies, because the effect is not known yet.
+    """
     ahead = "ahead: "
     if isinstance(entry, KnobsChanged):
         who = entry.who
@@ -98,7 +107,7 @@ def coming(frame: Frame, step: int, entry: Entry, width: int) -> list[Cell]:
 
 
 def about(frame: Frame, entry: Entry, width: int, *, is_ahead: bool) -> str:
-    """Return the text of a selected entry, as much of it as fits into `width` cells."""
+    """Return a text about one entry of the audit trail, in at most `width` cells."""
     if not isinstance(entry, KnobsChanged):
         text = change_text(entry)
         return fmt.first_fitting((f"{who_text(entry)}: {text}", text), width)

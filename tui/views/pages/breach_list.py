@@ -1,4 +1,7 @@
-"""The late tokens on the latency page: which are listed, in which order, and the heading."""
+"""The list of late tokens on the latency page: which are in it, their order, and the heading.
+
+A late token is called a breach: its TTFT or ITL is above the service level.
+"""
 
 from stepscope.recordings.attribution.longest import Breach
 from stepscope.tui.views.frame.frame import Frame
@@ -8,7 +11,10 @@ MAX_BREACHES = 200
 
 
 def listed(frame: Frame) -> list[Breach]:
-    """Return late tokens up to the cursor, one per kind and step: newest or longest first."""
+    """Return the breaches up to the cursor, at most one per step and kind (TTFT, ITL).
+
+    The newest or the longest come first, as the operator chose.
+    """
     windows = frame.history.windows
     if frame.view.longest_first:
         return windows.longest(frame.cursor, MAX_BREACHES, _first_kind(frame))
@@ -18,7 +24,8 @@ def listed(frame: Frame) -> list[Breach]:
 def heading(frame: Frame, room: int) -> Line:
     """Return the heading: how many tokens are late, their order, and the key for the other order.
 
-    If it is too long, it drops in this order: how many are shown, the unit, the steps.
+    If the heading is too long, first the number of shown tokens is left out, then the word
+    "tokens", then the number of steps.
     """
     order = (f"  {_order(frame)}", "muted")
     late = frame.history.windows.late(frame.cursor)
@@ -40,7 +47,10 @@ def heading(frame: Frame, room: int) -> Line:
 
 
 def _of_what(frame: Frame) -> str:
-    """Return which part was counted; empty if all of it was."""
+    """Return to what part of the session the number of late tokens applies.
+
+    Empty if all of the session was counted.
+    """
     end = None if frame.extent is None else frame.extent[1]
     is_at_end = frame.cursor is None or end is None or frame.cursor >= end
     in_memory = "" if frame.is_whole else " in memory"
@@ -48,7 +58,10 @@ def _of_what(frame: Frame) -> str:
 
 
 def _first_kind(frame: Frame) -> str:
-    """Return the kind to list first: waits for a first token are so long that they hide stalls."""
+    """Return the kind of latency, TTFT or ITL, whose breaches come first in the list.
+
+    It is ITL unless the page shows TTFT: waits for first tokens are so long that they hide stalls.
+    """
     return "TTFT" if frame.view.latency == "ttft" else "ITL"
 
 

@@ -1,4 +1,4 @@
-"""Two runs side by side: the better one, in which figures, why, and both runs step by step."""
+"""The page that compares two runs: which is better, in which metrics, why, and both in charts."""
 
 import textwrap
 from collections.abc import Sequence
@@ -39,7 +39,10 @@ def chart_columns(width: int) -> int:
 
 
 def column_at(line: str, width: int, x: int) -> int | None:
-    """Return the chart column at cell `x` of a line of the page; None beside the charts."""
+    """Return the index of the chart column at cell `x` of the page.
+
+    None if `x` is beside the charts.
+    """
     first = (_TABLE_WIDTH if width >= _BESIDE else 0) + 1 + compare_charts.GUTTER
     if len(line) <= first or line[first - 1] not in "│┤" or not first <= x < width - 1:
         return None
@@ -47,7 +50,7 @@ def column_at(line: str, width: int, x: int) -> int | None:
 
 
 def targets(frame: Frame) -> list[Target]:
-    """Return a target for each choice, or for each request in both runs."""
+    """Return a target for each choice of what to compare, or for each request in both runs."""
     page = frame.compare
     if page is None:
         return []
@@ -59,7 +62,7 @@ def targets(frame: Frame) -> list[Target]:
 
 
 def header(frame: Frame, title: str, fps: float, width: int) -> list[Line]:
-    """Return the header, which replaces that of one engine."""
+    """Return the header line of the page, in place of the header that shows one engine."""
     page = frame.compare
     line: list[Run] = [(f" {clean(title, 24)} ", "strong"), ("▐COMPARE▌", "badge_replay")]
     if page is not None and page.names[0]:
@@ -78,7 +81,11 @@ def header(frame: Frame, title: str, fps: float, width: int) -> list[Line]:
 
 
 def _short_names(a: str, b: str) -> tuple[tuple[str, str], str]:
-    """Return the names of both sides; for two parts of one session also where they are divided."""
+    """Return short names of both runs, and what divides them if they are parts of one session.
+
+    The parts of a divided session are called "before" and "after"; otherwise the last text is
+    empty.
+    """
     found = reaches(a, b)
     return ((a, b), "") if found is None else (("before", "after"), found[0])
 
@@ -126,7 +133,7 @@ def _charts_min(height: int) -> int:
 
 
 def _verdict(page: ComparePage, found: Comparison, width: int, height: int) -> list[Line]:
-    """Return the panel of sentences and figures, on a page of this height."""
+    """Return the panel above the charts: sentences on which run is better, and its metrics."""
     room = height - _charts_min(height)
     inner = width - 2
     with_like = room >= _WITH_LIKE
@@ -155,7 +162,7 @@ def _verdict(page: ComparePage, found: Comparison, width: int, height: int) -> l
 
 
 def _sentences(found: Comparison, width: int, room: int) -> list[Line]:
-    """Return the sentences, most important first; a text that does not fit ends in "…"."""
+    """Return lines of sentences, the most important first. A text that does not fit ends in "…"."""
     settings = [words.setting_text(each) for each in found.settings]
     lines: list[Line] = []
     why = words.load(found)
@@ -186,7 +193,7 @@ def _sentences(found: Comparison, width: int, room: int) -> list[Line]:
 
 
 def _block(head: str, style: str, phrases: Sequence[str], width: int, most: int) -> list[Line]:
-    """Return a heading with its phrases, in at most `most` lines."""
+    """Return a heading and its phrases, wrapped to at most `most` lines."""
     wrapped = _wrapped(phrases, width - _HEAD - 1, most)
     return [
         ((f" {head if not number else '':<{_HEAD - 1}}", style), (text, "text"))

@@ -1,4 +1,4 @@
-"""The notes of the fleet screen: errors, engines that stand out, settings that differ."""
+"""The notes of the fleet page: errors, engines whose metrics stand out, settings that differ."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ _NAMED = 6  # engines named in a shared note, besides the worst
 
 
 def notes(page: FleetPage, width: int) -> list[Line]:
-    """Return the notes, in words: what an operator should know first."""
+    """Return the lines of the notes, with what an operator should know first on top."""
     picture = page.picture
     lines: list[Line] = []
     for each in picture.lines:
@@ -49,9 +49,10 @@ def notes(page: FleetPage, width: int) -> list[Line]:
 
 
 def _alike(imbalances: Sequence[Imbalance]) -> list[list[Imbalance]]:
-    """Group engines that share a note: three or more that stand out in the same figures.
+    """Group engines that share a note: at least three that stand out in the same metrics.
 
-    A group is at the place of its worst engine.
+    An engine without such company forms a group of its own. Groups are ordered by their worst
+    engine.
     """
     kinds: dict[tuple[Figure, ...], list[Imbalance]] = {}
     for each in imbalances:
@@ -67,7 +68,7 @@ def _alike(imbalances: Sequence[Imbalance]) -> list[list[Imbalance]]:
 
 
 def _imbalance(picture: FleetPicture, group: Sequence[Imbalance], width: int) -> list[Line]:
-    """Return the note on one engine that stands out, or on several that do in the same way."""
+    """Return the note on a group of engines that stand out in the same metrics."""
     worst = group[0]
     sign, style = ("▼", "good") if worst.has_room else ("▲", "caution")
     seconds = picture.now_s - min(each.since_s for each in group)
@@ -110,7 +111,10 @@ def _how_to_add() -> list[Line]:
 
 
 def _wrapped(begin: Line, pieces: Sequence[Run], width: int) -> list[Line]:
-    """Return lines with a beginning, then the pieces, separated by dots and wrapped to `width`."""
+    """Return lines with a beginning and then the pieces of text, wrapped to `width`.
+
+    Dots separate the pieces.
+    """
     indent = length_of(begin)
     if indent > width // 2:
         indent = 4

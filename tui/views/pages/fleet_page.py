@@ -1,8 +1,8 @@
-"""The fleet screen: a line per engine, and notes on engines that differ from the others.
+"""The fleet page: a line per engine, and notes on engines that differ from the others.
 
 From the top: the table; the notes on what is wrong, stands out or is set differently; bars that
-compare the load of engines; their load over time; what happened to them; requests across prefill
-and decode engines. Without enough room the last parts are left out.
+compare the load of engines; their load over time; the events of the engines; requests across
+prefill and decode engines. Without enough room the last parts are left out.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ _LEAST_ROWS = 3  # least rows of the table
 
 
 def targets(frame: Frame) -> list[Target]:
-    """Return a target for each engine, in the order of the lines."""
+    """Return a target for each engine, in the order of the table."""
     page = frame.fleet
     return [] if page is None else [Target(engine=each.name) for each in page.engines]
 
@@ -76,7 +76,10 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
 
 
 def header(frame: Frame, title: str, fps: float, width: int) -> list[Line]:
-    """Return the header, which replaces that of one engine: how many are up, and their sums."""
+    """Return the header lines, in place of the header that shows one engine.
+
+    They tell how many engines are up, and sums over all engines.
+    """
     right: Line = ((f"{fps:g}fps ", "muted"),)
     page = frame.fleet
     if page is None:
@@ -87,7 +90,7 @@ def header(frame: Frame, title: str, fps: float, width: int) -> list[Line]:
 
 
 def small(frame: Frame, width: int, height: int) -> list[Line]:
-    """Return what to show without room for a table: how many are up, and what stands out."""
+    """Return lines for a screen without room for a table: how many are up, and what stands out."""
     page = frame.fleet
     if page is None:
         return []
@@ -96,7 +99,7 @@ def small(frame: Frame, width: int, height: int) -> list[Line]:
 
 
 def hit(frame: Frame, width: int, height: int, x: int, y: int) -> str | ColumnKey | None:
-    """Return what is at a place of the page: an engine's name, or the key of a column heading."""
+    """Return what was clicked on the page: an engine's name, or the key of a column heading."""
     page = frame.fleet
     if page is None:
         return None
@@ -137,7 +140,7 @@ def _up(page: FleetPage) -> list[Run]:
 
 
 def _as_many(begin: Line, parts: Sequence[Line], width: int) -> Line:
-    """Return a beginning with as many whole parts after it as fit."""
+    """Return the line `begin`, extended by as many whole parts as fit."""
     line = begin
     for part in parts:
         if length_of(line) + length_of(part) > width:
@@ -147,7 +150,10 @@ def _as_many(begin: Line, parts: Sequence[Line], width: int) -> Line:
 
 
 def _totals(page: FleetPage) -> list[Line]:
-    """Return sums over the engines that publish each figure; a dash if none does."""
+    """Return parts of the header: for each metric its sum over the engines that publish it.
+
+    A dash stands for a metric that no engine publishes.
+    """
     engines = page.engines
     running = _sum(engines, lambda e: e.num_running)
     seats = _sum(engines, lambda e: e.num_seats)
@@ -174,7 +180,7 @@ def _or_dash(value: float | None) -> str:
 
 
 def _table_height(page: FleetPage, height: int, num_notes: int) -> int:
-    """Return the height of the table: all engines if possible, but a few lines for the notes."""
+    """Return the height of the table: room for all engines, unless the notes need some of it."""
     wanted = len(page.lines) + 3
     least_notes = min(num_notes + 2, max(3, height // 3))
     return min(height, max(min(wanted, height - least_notes), min(wanted, _LEAST_ROWS + 3)))
@@ -214,7 +220,10 @@ _SIDES: tuple[tuple[str, Figure, Callable[[EngineFigures], float | None], str], 
 
 
 def _bars(page: FleetPage, width: int, height: int) -> list[Line]:
-    """Return bars for each engine in the order of the table, each figure on its own scale."""
+    """Return panels of bars, one per metric, with a bar for each engine in the order of the table.
+
+    Each metric has its own scale.
+    """
     number = 4 if width >= 100 else 2
     widths = [width // number] * number
     widths[-1] = width - sum(widths[:-1])
@@ -260,7 +269,7 @@ def _bar(
 
 
 def _loads(page: FleetPage, width: int, rows: int) -> list[Line]:
-    """Return the number of requests in each engine over time, all on one scale."""
+    """Return a sparkline per engine: its number of requests over time, all on one scale."""
     known = [each for line in page.lines for each in line.load if each is not None]
     top = max(known, default=0)
     names = [each.name for each in page.engines]
@@ -288,7 +297,7 @@ def _loads(page: FleetPage, width: int, rows: int) -> list[Line]:
 
 
 def _lives(page: FleetPage, width: int, height: int) -> list[Line]:
-    """Return the lanes of requests across prefill and decode engines."""
+    """Return the panel of requests that prefill on one engine and decode on another."""
     picture, inside = page.picture, width - 2
     body = whole_life_lanes.draw(picture.lives, picture.lives_ns, inside, height - 2)
     seconds = whole_life_lanes.seconds(inside)

@@ -1,4 +1,7 @@
-"""The knobs page: values, bounds, who changed them last, and the latencies around each change."""
+"""The knobs page: a table of knobs, and the audit trail with the latencies around each change.
+
+The table shows each knob's value, its bounds, and who changed it last.
+"""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -139,7 +142,11 @@ def _knob(
     past: Sequence[KnobsChanged],
     rooms: Mapping[str, int],
 ) -> list[Cell]:
-    """Return the row of a knob; `rooms` are the widths of the columns."""
+    """Return the table row of one knob.
+
+    Args:
+        rooms: the widths of the columns.
+    """
     value = frame.state.knobs.get(name)
     differs = spec is not None and value is not None and value != spec.default
     texts = {
@@ -157,7 +164,7 @@ def _knob(
 
 
 def _last(frame: Frame, name: str, past: Sequence[KnobsChanged], room: int) -> str:
-    """Return when and by whom a knob was changed last; empty if no change is known."""
+    """Return when a knob was last changed, and by whom; empty if no change is known."""
     for change in past:
         if name in change.new:
             when = fmt.clock(frame.history.wall_ns(change.time_ns))
@@ -182,7 +189,7 @@ def _about(spec: KnobSpec | None) -> str:
 
 
 class _Ahead(NamedTuple):
-    """An entry after the cursor of a replayed file, and its step."""
+    """An entry of the audit trail that comes after the cursor in a replayed file, and its step."""
 
     step: int
     entry: Entry
@@ -197,25 +204,31 @@ def _trail(frame: Frame, past: Sequence[KnobsChanged]) -> list[Entry]:
 
 
 def _is_longer(frame: Frame) -> bool:
-    """Whether the engine's audit trail has earlier entries that are not known here."""
+    """Whether the engine's audit trail has earlier entries that the dashboard does not have."""
     audit = frame.state.audit
     return bool(audit) and audit[0].number > 1
 
 
 def _step(frame: Frame, entry: Entry) -> int | None:
-    """Return the step of an entry; for a refused command, the last step before it came."""
+    """Return the step at which an entry took effect.
+
+    For a refused command, return the last step before the command came.
+    """
     if entry.effective_step is not None:
         return entry.effective_step
     return frame.history.step_at(entry.time_ns)
 
 
 def _num_ahead(frame: Frame, ahead: Sequence[_Ahead]) -> str:
-    """Return how many entries of a replayed file are after the cursor, and the key to go there."""
+    """Return a text: how many entries come after the cursor, and the key that goes there."""
     return f"; {len(ahead):,} ahead ({frame.key('next_event')})" if ahead else ""
 
 
 def _refused(frame: Frame) -> str:
-    """Return what the control socket refused; empty if the engine has not reported refusals."""
+    """Return a text: how many commands the control socket refused, by reason.
+
+    Empty if the engine does not report refusals.
+    """
     control = frame.state.control
     if control is None:
         return ""
@@ -230,13 +243,13 @@ def _refused(frame: Frame) -> str:
 
 
 def _known(frame: Frame) -> list[KnobsChanged]:
-    """Return the known knob changes, newest first; for a replayed file all of them."""
+    """Return the known knob changes, newest first. Of a replayed file, all changes are known."""
     changes = known_changes(frame.history.knob_changes, frame.state.audit, frame.changes_in_file)
     return changes[::-1]
 
 
 def _past(frame: Frame, known: Sequence[KnobsChanged]) -> Sequence[KnobsChanged]:
-    """Return the changes up to the cursor."""
+    """Return those knob changes that took effect up to the cursor."""
     cursor = frame.cursor
     if cursor is None or (frame.view.live and not frame.is_replay):
         return known
@@ -244,7 +257,7 @@ def _past(frame: Frame, known: Sequence[KnobsChanged]) -> Sequence[KnobsChanged]
 
 
 def _ahead(frame: Frame, known: Sequence[KnobsChanged]) -> list[_Ahead]:
-    """Return the entries of a replayed file after the cursor, the farthest first."""
+    """Return the entries of a replayed file that come after the cursor, the latest first."""
     cursor = frame.cursor
     if cursor is None or not frame.is_replay:
         return []

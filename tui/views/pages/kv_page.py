@@ -1,4 +1,4 @@
-"""The KV page: a map of all blocks by state or by owner, references, sharing, fragmentation."""
+"""The KV page: a map of all KV blocks by state or by owner, and how they are shared and filled."""
 
 import string
 from array import array
@@ -109,7 +109,10 @@ def _letter(number: int) -> str:
 
 
 def _block_width(frame: Frame, width: int, rows: int) -> int:
-    """Return the cells per block: as many as fit; 1 also if several blocks share a cell."""
+    """Return how many cells one KV block takes on the map, as many as fit.
+
+    It is 1 also if several blocks have to share a cell.
+    """
     num_blocks = 0 if frame.state.block_owner is None else len(frame.state.block_owner)
     for cells in range(_MAX_BLOCK_WIDTH, 1, -1):
         if num_blocks and num_blocks <= max(0, width // cells) * max(0, rows):
@@ -145,7 +148,10 @@ def _most(names: str) -> str:
 
 
 def _owner_runs(names: str, frame: Frame) -> Line:
-    """Return owner letters as styled runs; the selected holder is highlighted."""
+    """Return a row of the map by owner: a letter for the request that holds each block.
+
+    The blocks of the selected request are highlighted.
+    """
     chosen = _letter(frame.view.row)
     runs: list[Run] = []
     for name in names:
@@ -214,7 +220,7 @@ def _figure(name: str, value: str, about: str) -> Line:
 
 
 def _references(refs: "array[int]") -> list[Line]:
-    """Return how often blocks are referenced, and how many blocks sharing saves."""
+    """Return lines on how many requests refer to a block, and how many blocks sharing saves."""
     stride = -(-len(refs) // _MAX_COUNTED)
     about = "≈" if stride > 1 else ""
     counts = Counter(refs[::stride] if stride > 1 else refs)

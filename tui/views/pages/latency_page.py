@@ -1,4 +1,8 @@
-"""Latencies against the service levels: percentiles, spread, heat map, breaches explained."""
+"""The latency page: latencies against the service levels, and why late tokens were late.
+
+From the top: percentiles by time window, a heat map with a histogram, and the list of breaches. A
+breach is a token that came later than its service level.
+"""
 
 import math
 from collections.abc import Sequence
@@ -90,7 +94,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
 
 
 def _limited(frame: Frame) -> Line:
-    """Return what limited most steps of the last minute, and the recompute tax."""
+    """Return what limited most steps of the last minute, and the time share of recompute."""
     shares = sorted(frame.limits.items(), key=lambda each: -each[1])[:_NUM_LIMITS]
     limits = ", ".join(
         f"{'nothing' if limit == 'work' else limit} {share:.0%}" for limit, share in shares
@@ -103,7 +107,7 @@ def _limited(frame: Frame) -> Line:
 
 
 def _goodput(frame: Frame) -> Line:
-    """Return the goodput of the last minute; empty if no request finished in it."""
+    """Return the text of the last minute's goodput; empty if no request finished in that minute."""
     goodput = frame.goodput
     if not goodput.num_judged or goodput.per_s is None:
         return ()
@@ -115,7 +119,10 @@ def _goodput(frame: Frame) -> Line:
 
 
 def _figures(frame: Frame, width: int) -> list[Line]:
-    """Return the windows side by side, as many as fit; the last minute is always there."""
+    """Return the table of latencies: time windows side by side, as many as fit.
+
+    The window of the last minute is always in it.
+    """
     slo = frame.history.slo
     reports = frame.windows
     names = [name for name, _ in WINDOWS]
@@ -146,7 +153,10 @@ def _figures(frame: Frame, width: int) -> list[Line]:
 
 
 def _title(frame: Frame, name: str) -> str:
-    """Return the title of a window: its real length, as memory may hold less of a replay."""
+    """Return the title of a time window's column: the window's real length.
+
+    That is shorter than the window if memory holds less of a replay.
+    """
     length_s = dict(WINDOWS)[name]
     window_s = frame.window_s
     if length_s is None:
@@ -177,7 +187,7 @@ def _block(series: Series | None, bound: float | None, is_known: bool) -> Line:
 
 
 def _charts(frame: Frame, width: int, height: int) -> list[Line]:
-    """Return the heat map and the histogram of the selected latency."""
+    """Return the heat map and the histogram of the kind of latency that the operator selected."""
     kind = frame.view.latency
     minute = frame.windows.get("60 s")
     # Use the samples that the table counts: it is updated less often than this is drawn.
@@ -219,16 +229,17 @@ def _extent_s(frame: Frame, end_ns: int) -> float:
 
 
 def _seen(frame: Frame, breaches: Sequence[Breach], room: int) -> Sequence[Breach]:
-    """Return the breaches that are visible in `room` rows."""
+    """Return the breaches of the list that are visible if `room` rows fit."""
     first = first_shown(len(breaches), room, frame.view.row if breaches else None)
     return breaches[first : first + room]
 
 
 def _read(frame: Frame, breaches: Sequence[Breach], room: int) -> int | None:
-    """Explain the visible breaches together, if that costs less than one by one.
+    """Read the steps that explain all visible breaches together, if it is cheaper than one by one.
 
-    Return the step up to which it read; None if one by one is cheaper; -1 if the engine runs too
-    fast to keep up.
+    Returns:
+        The step up to which it has read; None if one by one is cheaper; -1 if the engine runs too
+            fast to keep up.
     """
     seen = _seen(frame, breaches, room)
     max_steps = max(1, _READ_ROWS // _num_rows(frame))
@@ -243,12 +254,12 @@ def _steps_per_s(frame: Frame) -> float:
 
 
 def _num_rows(frame: Frame) -> int:
-    """Return about how many rows a step has."""
+    """Return about how many batch rows (requests) a step has."""
     return max(1, frame.state.num_running)
 
 
 def _is_affordable(frame: Frame, breach: Breach) -> bool:
-    """Whether explaining this wait alone is cheap enough while the picture moves."""
+    """Whether explaining the wait of this breach alone is cheap enough for a live picture."""
     if not frame.view.live or frame.history.is_explained(breach.step, breach.request_id):
         return True
     return breach.ns / 1e9 * _steps_per_s(frame) * _num_rows(frame) <= _ALONE_ROWS
@@ -257,7 +268,11 @@ def _is_affordable(frame: Frame, breach: Breach) -> bool:
 def _explained(
     frame: Frame, breaches: Sequence[Breach], room: int, width: int, read_step: int | None
 ) -> list[list[Cell]]:
-    """Return the cells of all rows; only the visible breaches are explained."""
+    """Return the table rows of all breaches; only the visible ones are explained.
+
+    Args:
+        read_step: what `_read` returned.
+    """
     whys = {}
     why_room = room_of_last(_COLUMNS, width - 2)
     left_ns = _READ_NS
@@ -290,6 +305,6 @@ def _explained(
 
 
 def _request(breach: Breach) -> str:
-    """Return the request that waited longest, and how many more tokens of the step were late."""
+    """Return the request that waited longest, and how many more tokens of that step were late."""
     more = f" +{breach.num_tokens - 1}" if breach.num_tokens > 1 else ""
     return f"{request_name(breach.request_id)}{more}"

@@ -1,4 +1,7 @@
-"""The request inspector: one request's life, its gaps between tokens, and why tokens were late."""
+"""The request page: one request from arrival to end, its gaps between tokens, and its late tokens.
+
+For each late token it says why the token was late.
+"""
 
 import math
 import statistics
@@ -39,7 +42,10 @@ _COLUMNS = (
 
 
 class _Waits(NamedTuple):
-    """All waits up to the cursor, and in `late` those that the page lists."""
+    """A request's waits for tokens.
+
+    `all` has those up to the cursor; `late` has those of them that the page lists.
+    """
 
     life: Life | None
     all: tuple[Late, ...]
@@ -48,9 +54,10 @@ class _Waits(NamedTuple):
 
 
 def request_id_of(frame: Frame) -> int | None:
-    """Return the selected request, else the followed one, else the longest wait of the step.
+    """Return the id of the request to show.
 
-    Without those, the oldest request; None if there is no request.
+    That is the selected request, else the followed one, else the one that waited longest for a
+    token of the step at the cursor, else the oldest. None if there is no request.
     """
     view, requests = frame.view, frame.state.requests
     if view.selected is not None:
@@ -64,7 +71,7 @@ def request_id_of(frame: Frame) -> int | None:
 
 
 def targets(frame: Frame) -> list[Target]:
-    """Return a target for each late token: the step that produced it."""
+    """Return a target for each late token: the step that produced the token."""
     found = _view(frame)
     if found is None:
         return []
@@ -124,7 +131,10 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
 
 
 def _absent(frame: Frame, request_id: int) -> list[str]:
-    """Return what became of a request that does not exist at the cursor, and how to get there."""
+    """Return lines for a request that does not exist at the cursor.
+
+    They say how the request ended, and which keys go to its steps.
+    """
     ended = None if frame.cursor is None else frame.history.end_of(request_id, frame.cursor)
     if ended is None:
         keys = f"{frame.key('step_back')}/{frame.key('step_forward')}"
@@ -137,7 +147,7 @@ def _absent(frame: Frame, request_id: int) -> list[str]:
 
 
 def _heading(num_late: int, bound_text: str, room: int) -> Line:
-    """Return the heading of the list, with as much of the bound as fits."""
+    """Return the heading of the list of late tokens, with as much of `bound_text` as fits."""
     title: Line = ((f"late tokens ({num_late})", "title"),)
     bounds = [f"  longer than {bound_text}"]
     bounds += [f"  longer than {bound_text.split(';')[0]}", ""]
@@ -209,7 +219,7 @@ def _facts(frame: Frame, view: RequestView, waits: _Waits, width: int) -> list[L
 
 
 def _rank(ordered: Sequence[int], rank: int) -> float | None:
-    """Return the nearest-rank percentile in milliseconds; None without values."""
+    """Return a percentile of the values by the nearest-rank method, in ms; None without values."""
     if not ordered:
         return None
     return ordered[max(0, math.ceil(rank * len(ordered) / 100) - 1)] / 1e6
@@ -224,7 +234,10 @@ def _late(value: float | None, bound: float | None) -> tuple[str, str]:
 
 
 def _strip(frame: Frame, waits: _Waits, width: int, height: int) -> list[Line]:
-    """Return a bar per token; with more tokens than columns, a bar for the worst of several."""
+    """Return a chart with one bar per token: how long the request waited for it.
+
+    If there are more tokens than columns, a bar shows the longest wait of several.
+    """
     gaps = [each for each in waits.all if each.token_idx]
     title: Line = (("gaps between tokens", "title"),)
     if not gaps:

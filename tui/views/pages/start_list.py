@@ -21,17 +21,19 @@ _GROWING_S = 10.0  # a file changed this recently still grows: a writer adds to 
 
 
 class StartChoice(NamedTuple):
-    """What to open: engines (by address), a file, the demo, or a prompt for an address."""
+    """What an entry of the start screen opens: engines (by address), a file, the demo, a prompt."""
 
     kind: Kind
     names: tuple[str, ...] = ()
 
 
 class Entry(NamedTuple):
-    """One line to choose.
+    """One entry of the start screen.
 
-    `cells` go under the columns of its section; if there are fewer cells than columns, the last
-    cell extends over the rest. `about` is a longer text for the notice line.
+    Attributes:
+        cells: the texts under the columns of its section; if there are fewer cells than columns,
+            the last cell extends over the rest.
+        about: a longer text for the notice line.
     """
 
     choice: StartChoice
@@ -42,10 +44,12 @@ class Entry(NamedTuple):
 
 
 class Section(NamedTuple):
-    """Entries of one kind.
+    """A group of entries on the start screen, such as all recordings.
 
-    `columns` has a name, a width and whether it is right-aligned, for each cell after the title; a
-    column of width 0 fills the rest. `otherwise` is shown if there is no entry.
+    Attributes:
+        columns: for each cell after the title: name, width, and whether it is right-aligned; a
+            column of width 0 fills the rest.
+        otherwise: the text that is shown if there is no entry.
     """
 
     title: str
@@ -56,7 +60,7 @@ class Section(NamedTuple):
 
 
 class File(NamedTuple):
-    """A recording in the list."""
+    """A recording that the start screen lists."""
 
     path: Path
     num_bytes: int
@@ -70,7 +74,7 @@ def engines_section(
     """Return the section of the engines on this machine.
 
     Args:
-        lines: address and figures of each engine.
+        lines: address and metrics of each engine.
         configured: the engines in the config file.
         is_looking: the first search is not done yet.
     """
@@ -188,7 +192,7 @@ def samples_section(samples: Sequence[tuple[str, str]], demo_about: str) -> Sect
 
 
 def elsewhere_section(key: str) -> Section:
-    """Return the section for an address to type, with the key that opens the prompt."""
+    """Return the section for engines at other addresses, with the key that opens a prompt."""
     about = "tcp://HOST:PORT or http://HOST:PORT (several: spaces between), or a recording's path"
     entry = Entry(StartChoice("ask"), f"{key}  address or file", ((about, "muted"),), about=about)
     return Section("elsewhere", (("", 0, False),), (entry,))
@@ -213,7 +217,7 @@ def length_text(seconds: float) -> str:
 
 
 def typed_choice(text: str) -> StartChoice:
-    """Return the choice that a typed text means: a file if it looks like one, else addresses."""
+    """Return what a typed text means: a file if it looks like one, else addresses of engines."""
     path = Path(text.strip()).expanduser()
     if path.suffix in (".mcap", ".part") or path.is_file():
         return StartChoice("file", (str(path),))
@@ -221,7 +225,7 @@ def typed_choice(text: str) -> StartChoice:
 
 
 def what_is_wrong(text: str) -> str | None:
-    """Return one line about why a typed text cannot be opened; None if it may be."""
+    """Return one line about why a typed text cannot be opened; None if nothing is wrong with it."""
     from stepscope.engine.adapters.metrics.address import MetricsAddress, is_metrics_url
     from stepscope.engine.protocol.settings.config_error import ConfigError
     from stepscope.engine.transport.endpoints import (

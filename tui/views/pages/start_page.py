@@ -28,19 +28,22 @@ _FOOTER: tuple[tuple[tuple[str, ...], str], ...] = (
 
 
 class DrawnStartPage(NamedTuple):
-    """The lines of the page, and the index of the entry in each line, or None."""
+    """The lines of the start screen, and for each line the index of its entry, or None."""
 
     lines: list[Line]
     entries: list[int | None]
 
 
 def entries_of(sections: Sequence[Section]) -> list[Entry]:
-    """Return all entries, in order."""
+    """Return the entries of all sections, in order."""
     return [entry for section in sections for entry in section.entries]
 
 
 def digits_of(sections: Sequence[Section]) -> dict[int, int]:
-    """Return digit -> index of the entry that it opens; fixed sections get the first digits."""
+    """Return digit key -> index of the entry that it opens.
+
+    Sections that always have the same entries get the first digits.
+    """
     places = []
     number = 0
     for section in sections:
@@ -50,7 +53,7 @@ def digits_of(sections: Sequence[Section]) -> dict[int, int]:
 
 
 def draw(sections: Sequence[Section], selected: int, width: int, height: int) -> DrawnStartPage:
-    """Return the list, scrolled so that the selected entry is visible."""
+    """Return the start screen, scrolled so that the selected entry is visible."""
     lines: list[Line] = []
     numbers: list[int | None] = []
     number = 0
@@ -86,7 +89,7 @@ def header(version: str, width: int) -> Line:
 
 
 def footer(abilities: Abilities, width: int) -> Line:
-    """Return the most useful keys, as many as fit; they can be clicked."""
+    """Return a line of the most useful keys, as many as fit; they can be clicked."""
     line: Line = ()
     for action_ids, label in _FOOTER:
         shown = [abilities.key(each) for each in action_ids]
@@ -132,7 +135,10 @@ def _heading(section: Section, width: int) -> Line:
 
 
 def _title(entry: Entry, room: int) -> str:
-    """Return the title of an entry; of a long file name the end, where similar files differ."""
+    """Return the title of an entry, cut to fit; of a long file name the end stays.
+
+    Similar files differ at the end of their names.
+    """
     title = clean(entry.title, max(1, len(entry.title)))
     if entry.choice.kind == "file" and len(title) > room:
         return "…" + title[len(title) - room + 1 :]

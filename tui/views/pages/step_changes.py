@@ -1,4 +1,4 @@
-"""Changes in the step at the cursor: knobs, and differences from the step before."""
+"""What changed in the step at the cursor: knobs, and differences from the previous step."""
 
 from stepscope.engine.protocol.wire import StepRecord
 from stepscope.recordings.state.audit_text import shorter_who
@@ -10,7 +10,7 @@ from stepscope.tui.views.lines import Field, Line, Run, clean, length_of, whole
 
 
 def draw(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -> list[Line]:
-    """Return a line for each knob change, and the differences from the step before."""
+    """Return a line per knob change in this step, and one on differences from the previous step."""
     history = frame.history
     before_step = history.neighbour(record.step, -1)
     before = history.summary(before_step) if before_step < record.step else None
@@ -60,7 +60,7 @@ def draw(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -> 
 
 
 def _longer(ms: float) -> str:
-    """Return a difference of two durations in words."""
+    """Return the difference of two durations in words: "as long", "1.2 ms more"."""
     if abs(ms) < 0.05:
         return "as long"
     return f"{abs(ms):,.1f} ms {'less' if ms < 0 else 'more'}"

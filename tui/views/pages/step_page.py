@@ -47,7 +47,7 @@ _COLUMNS = (
 
 
 def targets(frame: Frame) -> list[Target]:
-    """Return a target for each row: its request."""
+    """Return a target for each batch row: its request."""
     return [Target(frame.cursor, row.request_id) for row in _rows(frame.record)]
 
 
@@ -103,7 +103,10 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
 
 
 def _before(frame: Frame, record: StepRecord) -> SessionState | None:
-    """Return the state right before a step with a preemption; None without one, or if unknown."""
+    """Return the state just before this step, if the step preempted a request.
+
+    None if it preempted none, or if the state is unknown.
+    """
     if not any(isinstance(event, Preempted) for event in record.events):
         return None
     before = frame.history.neighbour(record.step, -1)
@@ -157,7 +160,10 @@ def _cells(frame: Frame, row: BatchRow) -> list[Cell]:
 
 
 def _taken(frame: Frame, row: BatchRow) -> str:
-    """Return how many KV blocks a row's request took in this step; empty if none."""
+    """Return a text: how many KV blocks the request of a batch row took in this step.
+
+    Empty if none.
+    """
     record = frame.record
     moves = () if record is None else record.moves
     taken = sum(move.owner == row.request_id for move in moves)
@@ -197,7 +203,7 @@ def _costs(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -
 
 
 def _spent(record: StepRecord, summary: StepSummary, width: int) -> Line:
-    """Return what the token budget was spent on."""
+    """Return a line on what the step spent its token budget on."""
     padded = record.num_padded_tokens or 0
     spent: Line = (
         ("   decode ", "muted"),
@@ -219,7 +225,7 @@ def _spent(record: StepRecord, summary: StepSummary, width: int) -> Line:
 
 
 def _longest(frame: Frame, step: int, width: int) -> list[Line]:
-    """Return the longest wait for a token that ended in this step, with its largest pieces."""
+    """Return lines on the longest wait for a token of this step, with its main causes."""
     late = frame.history.stall(step)
     if late is None:
         return []
@@ -244,7 +250,7 @@ def _longest(frame: Frame, step: int, width: int) -> list[Line]:
 
 
 def _timing(record: StepRecord, width: int) -> Line:
-    """Return the step as a time bar: schedule, launch, model."""
+    """Return a bar of the step's time, divided into schedule, launch and model."""
     total_ns = max(1, record.tokens_ns - record.schedule_start_ns)
     scheduled, launch = record.schedule_end_ns, record.launch_ns
     room = max(8, width - 16)

@@ -8,14 +8,17 @@ _PROMPT_SHARE = 3  # the prompt gets a third of the lines if the output needs th
 
 
 def height_for(known: KnownText | None, height: int) -> int:
-    """Return the height of the panel on a page of `height` lines; 0 without text or room."""
+    """Return the height of the panel on a page of `height` lines.
+
+    It is 0 if there is no text to show, or no room for it.
+    """
     if known is None or height < 18:
         return 0
     return min(12, max(MIN_HEIGHT, height // 5))
 
 
 def draw(known: KnownText, last_step: float, width: int, height: int) -> list[Line]:
-    """Return the panel: the end of the prompt, and the end of the output up to `last_step`."""
+    """Return the panel: the end of the prompt, and the end of the output as of step `last_step`."""
     room = height - 2
     prompt = _prompt(known)
     output = known.output_text(last_step)
@@ -50,7 +53,7 @@ def _numbers(token_ids: "tuple[int, ...] | list[int]") -> str:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Return lines of at most `width` cells; every line of the text begins a new line."""
+    """Return a text as lines of at most `width` cells; its line breaks stay."""
     lines = []
     for paragraph in text.split("\n"):
         safe = clean(paragraph, len(paragraph))

@@ -1,4 +1,4 @@
-"""Events up to the cursor: a list in the rail, or packed into one or two lines."""
+"""The events up to the cursor: a framed list at the right edge, or packed into one or two lines."""
 
 from stepscope.recordings.state.series.events import EventKind, SessionEvent
 from stepscope.tui.views import format as fmt
@@ -19,7 +19,7 @@ ICONS: dict[EventKind, Run] = {
 
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
-    """Return the events, newest last: in a frame if it fits, else packed into lines."""
+    """Return the events, newest last: as a framed list if that fits, else packed into lines."""
     if height < 3:
         return _packed(frame, width, height)
     events = frame.events[-(height - 2) :]

@@ -17,7 +17,7 @@ def draw(abilities: Abilities, live: bool, width: int, page: Page = "live") -> l
 def action_at(
     abilities: Abilities, live: bool, width: int, x: int, page: Page = "live"
 ) -> str | None:
-    """Return the action whose entry is at cell `x`; None if there is none."""
+    """Return the action whose key is shown at cell `x`; None if there is none."""
     begin = 0
     for action_id, runs in _placed(abilities, live, width, page):
         end = begin + sum(len(text) for text, _ in runs)
@@ -47,7 +47,7 @@ def _placed(
 def _fitting(
     entries: list[tuple[str, tuple[Run, Run]]], room: int
 ) -> list[tuple[str, tuple[Run, Run]]]:
-    """Return the first entries, as many as fit."""
+    """Return as many of the entries as fit, from the first on."""
     shown = []
     for action_id, runs in entries:
         room -= _length(runs)

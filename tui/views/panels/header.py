@@ -1,4 +1,4 @@
-"""The header line: the session on the screen, its state and rates, and the recording."""
+"""The header line: which session is shown, its state and rates, and whether it is recorded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from stepscope.tui.views.lines import Line, Run, clean, length_of, spread
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
-    """The facts in the header that are not in the history."""
+    """What the header shows about the source of the session and does not find in the history."""
 
     title: str
     endpoint: str
@@ -29,7 +29,10 @@ class SourceState:
 
 
 def badge(frame: Frame, connection: SourceState) -> Run:
-    """Return the state of the picture, such as live, stale or paused; never "live" if stale."""
+    """Return the state of the picture as a badge, such as live, stale or paused.
+
+    It is never "live" if the data is stale.
+    """
     status = connection.status
     if connection.is_previous:
         return "▐BEFORE THE RESTART▌", "badge_paused"
@@ -51,7 +54,7 @@ def badge(frame: Frame, connection: SourceState) -> Run:
 
 
 def _when(frame: Frame, connection: SourceState) -> list[tuple[int, Line]]:
-    """Return when the step at the cursor was, and how far it is behind the newest step."""
+    """Return when the step at the cursor ran, and how far it is behind the newest step."""
     is_paused = not frame.view.live
     if frame.cursor is None or not (is_paused or frame.is_replay):
         return []
@@ -133,7 +136,7 @@ def _role(info: EngineInfo) -> Run | None:
 
 
 def _step(frame: Frame) -> Line:
-    """Return the step at the cursor, or the step in flight if it takes long."""
+    """Return the number of the step at the cursor, or of the step in flight if that takes long."""
     flying = frame.in_flight
     if flying is not None:
         text = f"  STEP {flying.step:,} IN FLIGHT {seconds_of(flying):,.1f} s"
@@ -148,7 +151,10 @@ def _step(frame: Frame) -> Line:
 
 
 def _meanwhile(frame: Frame, connection: SourceState) -> str | None:
-    """Return the engine's state now, if it no longer runs while the picture shows the past."""
+    """Return why the engine does not run now, while the picture shows an earlier step.
+
+    None if the engine runs, or if the picture shows the newest step.
+    """
     if frame.view.live or frame.is_replay or connection.is_previous:
         return None
     if connection.status in ("stale", "down", "starting"):
@@ -158,7 +164,7 @@ def _meanwhile(frame: Frame, connection: SourceState) -> str | None:
 
 
 def _pace(connection: SourceState) -> Line:
-    """Return the requested frames per second, and if known what the dashboard really draws."""
+    """Return the frames per second that were asked for, and those really drawn if that is known."""
     load = connection.load
     if load is None:
         return ((f"{connection.fps:g}fps ", "muted"),)
@@ -178,7 +184,7 @@ def _rate(frame: Frame, connection: SourceState) -> str:
 
 
 def _steps_in_record(frame: Frame) -> str:
-    """Return the steps per second that the engine itself counted in the record at the cursor."""
+    """Return the steps per second that the engine itself counted, from the record at the cursor."""
     summary, totals = frame.summary, frame.state.totals
     if summary is None or totals is None or totals.num_steps is None:
         return "—"
@@ -191,7 +197,7 @@ def _minutes(seconds: float) -> str:
 
 
 def _fit(parts: Sequence[tuple[int, Line]], width: int) -> Line:
-    """Return the parts in order; if they do not fit, drop the least important (highest number)."""
+    """Return the parts that fit, in order; those with the highest number are left out first."""
     kept = list(parts)
     while sum(length_of(line) for _, line in kept) > width and len(kept) > 1:
         kept.remove(max(kept, key=lambda part: part[0]))

@@ -1,4 +1,4 @@
-"""The step inspector: what the step at the cursor did, batch row by batch row."""
+"""The step inspector: a panel on what the step at the cursor did, batch row by batch row."""
 
 from collections.abc import Mapping
 
@@ -37,7 +37,10 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
 
 
 def body(frame: Frame, num_rows: int, width: int) -> list[Line]:
-    """Return the lines inside the frame; prefills and events that do not fit are counted."""
+    """Return the lines inside the frame.
+
+    Prefills and events that do not fit are counted in a last line.
+    """
     record, summary = frame.record, frame.summary
     if record is None or summary is None:
         lost: Line = ((" the record of this step was lost", "muted"),)
@@ -150,7 +153,7 @@ def _blocks(record: StepRecord) -> Line:
 
 
 def times_line(record: StepRecord, width: int) -> Line:
-    """Return how long each part of a step took, in milliseconds; set tighter in little room."""
+    """Return a line on how long each part of a step took, in ms; closer together in little room."""
 
     def between(start_ns: int | None, end_ns: int | None) -> str:
         if start_ns is None or end_ns is None:
@@ -174,7 +177,7 @@ def times_line(record: StepRecord, width: int) -> Line:
 
 
 def draft_lines(record: StepRecord) -> list[Line]:
-    """Return how many draft tokens were accepted, and how much budget the rejected ones cost."""
+    """Return lines on speculative decoding: accepted draft tokens, and budget lost on others."""
     if not record.drafts:
         return []
     drafted = sum(draft.num_drafted for draft in record.drafts)
@@ -189,12 +192,12 @@ def draft_lines(record: StepRecord) -> list[Line]:
 
 
 def prepared_lines(record: StepRecord, overlap: bool | None) -> list[Line]:
-    """Return whether the host prepared a step while the device was busy, and what that wasted.
+    """Return a line on whether the host prepared this step while the device ran the previous one.
 
-    A second line says if device memory limited the step.
+    It also says what work was wasted by that. A second line says if device memory limited the step.
 
     Args:
-        overlap: whether the engine overlaps steps; None if it did not publish it.
+        overlap: whether the engine overlaps steps; None if the engine did not publish it.
     """
     runs: list[Run] = [(" prepared ", "muted")]
     before = f"step {record.step - 1:,}"
@@ -222,7 +225,8 @@ def event_lines(record: StepRecord, before: SessionState | None = None) -> list[
     """Return a line for each event of a request in a step.
 
     Args:
-        before: the state right before the step; tells for whom a request was preempted.
+        before: the state just before the step; from it the line of a preemption tells which request
+            got the KV blocks.
     """
     takers = {} if before is None else beneficiaries(record, before)
     return [
@@ -245,7 +249,7 @@ def _preemption(event: Preempted, before: SessionState, takers: Mapping[int, int
 
 
 def _events(record: StepRecord, room: int) -> list[Line]:
-    """Return the lines of `event_lines` that fit, and how many do not."""
+    """Return the lines of `event_lines` that fit, and a last line that counts the others."""
     lines = event_lines(record)
     if len(lines) > room:
         rest = len(lines) - max(0, room - 1)

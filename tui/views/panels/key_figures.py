@@ -1,4 +1,4 @@
-"""The key figures, which an operator reads first."""
+"""The key figures at the top of the screen: the metrics that an operator reads first, in groups."""
 
 from stepscope.recordings.history.rates import MINUTE_S
 from stepscope.recordings.state.series.latency import Series
@@ -31,7 +31,7 @@ _ACTIONS = (
 
 
 def action_at(frame: Frame, width: int, x: int, y: int) -> str | None:
-    """Return the action of the group at a place in the lines from `draw`; None beside them."""
+    """Return the action that a click on the lines of `draw` starts; None if it hits no group."""
     lines = draw(frame, width, y + 1, 0)
     if y >= len(lines):
         return None
@@ -67,7 +67,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
 
 
 def _drawn_groups(frame: Frame, bar_width: int) -> list[Line]:
-    """Return the groups; in grey if the engine is silent."""
+    """Return the groups of metrics; in grey if the engine is silent."""
     groups = _groups(frame, bar_width)
     if not frame.is_silent:
         return groups
@@ -75,7 +75,7 @@ def _drawn_groups(frame: Frame, bar_width: int) -> list[Line]:
 
 
 def _groups(frame: Frame, bar_width: int) -> list[Line]:
-    """Return the groups, most important first."""
+    """Return the groups of metrics, most important first."""
     state, latency, rates, slo = frame.state, frame.latency, frame.rates, frame.history.slo
     preemptions = rates.num_preempted
     cut = _cut(frame, LATENCY_WINDOW_S)
@@ -123,7 +123,7 @@ def _recompute(frame: Frame) -> Line:
 
 
 def _goodput(frame: Frame, cut: str) -> Line:
-    """Return the share of finished requests within all service levels, and how many per second."""
+    """Return the share of finished requests that kept all service levels, and their rate."""
     goodput = frame.goodput
     share, rate = goodput.share, goodput.per_s
     if share is None or rate is None:
@@ -133,7 +133,7 @@ def _goodput(frame: Frame, cut: str) -> Line:
 
 
 def _limited(frame: Frame, cut: str) -> Line:
-    """Return what limited most steps, and its share of the steps."""
+    """Return what limited most steps, and the share of steps that it limited."""
     limits = frame.limits
     if not limits:
         return (*_named("LIMIT ", cut), ("—", "muted"))
@@ -143,18 +143,21 @@ def _limited(frame: Frame, cut: str) -> Line:
 
 
 def _cut(frame: Frame, window_s: float) -> str:
-    """Return a note with the real length of a window that is only partly in memory, else ""."""
+    """Return a note on how many seconds of a time window are in memory; empty if all of it is."""
     seconds = frame.cut_s(window_s)
     return "" if seconds is None else f"/{seconds:.{int(seconds < 10)}f}s"
 
 
 def _named(name: str, cut: str) -> Line:
-    """Return the name of a figure, with the note from `_cut` after it."""
+    """Return the name of a metric, followed by the note from `_cut`."""
     return ((name, "muted"),) if not cut else ((name.rstrip(), "muted"), (f"{cut} ", "caution"))
 
 
 def _in_a_minute(frame: Frame, number: int) -> str:
-    """Return a count per minute; if less than a minute is known, with the seconds counted."""
+    """Return a count per minute: "12/m".
+
+    If less than a minute is known, return the count with the seconds counted: "3/20s".
+    """
     seconds = frame.rates.preempted_s
     if not frame.is_whole and not frame.history.is_short:
         cut_s = frame.cut_s(MINUTE_S)
@@ -164,7 +167,7 @@ def _in_a_minute(frame: Frame, number: int) -> str:
 
 
 def _now(frame: Frame, number: int) -> str:
-    """Return a count of the current state; a dash if the engine is silent or did not publish it."""
+    """Return a number of requests as text; a dash if the engine is silent or did not publish it."""
     return "—" if frame.is_silent or not frame.state.is_load_known else str(number)
 
 
@@ -197,7 +200,7 @@ def _limit(frame: Frame) -> int | None:
 
 
 def _knob(frame: Frame, name: str) -> int | None:
-    """Return the value of an int knob for the next step; None if unknown."""
+    """Return the value that an int knob has for the next step; None if unknown."""
     value = frame.state.knobs.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
@@ -222,7 +225,10 @@ def _budget(frame: Frame, bar_width: int) -> Line:
 
 
 def _budget_of_last(frame: Frame, spent: int, budget: int, bar_width: int) -> Line:
-    """Return the budget while no step runs: an idle engine spends 0, else show the last step."""
+    """Return how much of the token budget is used while no step runs.
+
+    An idle engine uses 0; otherwise show what the last step used.
+    """
     now, words = (0, ("idle",)) if frame.is_idle else (spent, ("last step", "last"))
     if frame.is_idle:  # no step has used the budget that was set since
         budget = _knob(frame, "max_num_batched_tokens") or budget

@@ -24,9 +24,9 @@ class KnobEffect(NamedTuple):
     """The latencies before and after a knob change.
 
     Attributes:
-        figures: (before, after) for each of `FIGURES`, in ms; None if unknown.
-        missing: why some figures are unknown, in words; empty if all are known.
-        gist: the same in two or three words.
+        figures: (before, after) for each latency of `FIGURES`, in ms; None if unknown.
+        missing: why some latencies are unknown, in words; empty if all are known.
+        gist: the reason in `missing`, in two or three words.
     """
 
     figures: list[BeforeAfter]
@@ -39,7 +39,7 @@ class KnobEffect(NamedTuple):
 
 
 def effect_of(history: History, change: KnobsChanged, now_ns: int) -> KnobEffect:
-    """Return the effect of a knob change, as far as it is known at `now_ns`."""
+    """Return the latencies around a knob change, as far as they are known at `now_ns`."""
     changes = history.knob_changes
     if change not in changes:
         nothing: list[BeforeAfter] = [(None, None)] * len(FIGURES)
@@ -77,7 +77,13 @@ def effect_of(history: History, change: KnobsChanged, now_ns: int) -> KnobEffect
 
 
 def _missing(report: LatencyReport, when: str) -> str:
-    """Return why figures are missing: TTFT needs a first token, ITL a second one."""
+    """Return why latencies are missing in a time range; empty if none is.
+
+    TTFT needs a first token in that range, ITL a second one.
+
+    Args:
+        when: the time range in words.
+    """
     if not report.step.num_samples:
         return f"nothing ran {when}"
     tokens = {"first": report.ttft, "second": report.itl}

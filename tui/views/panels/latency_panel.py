@@ -41,7 +41,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
 def one_line(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     """Return the panel as one line: p50, p95 and p99 of each latency, and the stalls.
 
-    If the stall would be cut, leave out first the names of the percentiles, then TPOT.
+    If the stalls do not fit, leave out first the names of the percentiles, then TPOT.
     """
     report, slo = frame.latency, frame.history.slo
     waits = [_percentiles("TTFT", report.ttft, slo.ttft_ms)]
@@ -66,7 +66,7 @@ def one_line(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
 
 
 def _worst_in_short(frame: Frame) -> Line:
-    """Return the length of the longest stall in memory, to put after the last stall."""
+    """Return how long the longest stall in memory was, to be shown behind the last stall."""
     stall = other_worst(frame)
     if stall is None:
         return ()
@@ -112,9 +112,10 @@ def _value(value: float | None, bound: float | None, width: int) -> list[Run]:
 
 
 def sparkline(values: tuple[float | None, ...], width: int) -> str:
-    """Return the worst value of each slice, scaled to the worst of all; blank without values.
+    """Return a sparkline: one cell per slice of the values shows the largest value in it.
 
-    Cells are never full: sparklines in adjacent rows would merge into one block.
+    The largest of all values sets the scale; a slice without values is blank. Cells are never full,
+    because sparklines in adjacent rows would merge into one block.
     """
     if width <= 0 or not values:
         return ""
@@ -149,14 +150,14 @@ def _wall(frame: Frame, width: int) -> Line:
 
 
 def _stall(frame: Frame, width: int) -> list[Line]:
-    """Return the last stall; if another was longer, in a shorter form, and that stall too."""
+    """Return a line on the last stall, and a line on the longest stall if that is another one."""
     worst = _worst(frame, width)
     last = _last_stall(frame, width, is_short=bool(worst))
     return [*last, *worst]
 
 
 def _worst(frame: Frame, width: int) -> list[Line]:
-    """Return the longest stall in memory; no line if it is the last stall."""
+    """Return a line on the longest stall in memory; no line if that is also the last stall."""
     stall, number = other_worst(frame), frame.worst.number
     if stall is None:
         return []
@@ -183,7 +184,7 @@ def _worst(frame: Frame, width: int) -> list[Line]:
 
 
 def other_worst(frame: Frame) -> Breach | None:
-    """Return the longest stall in memory; None if that is the last stall."""
+    """Return the longest stall in memory; None if that is also the last stall."""
     worst = frame.worst.longest[0] if frame.worst.longest else None
     if worst is None or (frame.stall is not None and frame.stall.step == worst.step):
         return None

@@ -1,4 +1,4 @@
-"""The queue at the cursor: who waits, since when, for what, and how many stand behind."""
+"""The queue of waiting requests at the cursor: since when and for what each waits."""
 
 from stepscope.engine.protocol.wire import RequestView, StepRecord
 from stepscope.recordings.attribution.ledger.queue import in_order, reason_text
@@ -61,7 +61,7 @@ def _waiting(frame: Frame) -> list[RequestView]:
 
 
 def _preempted_ns(frame: Frame) -> dict[int, int | None]:
-    """Return when each request was last preempted, as far as memory holds that."""
+    """Return request id -> when it was last preempted, as far as memory reaches back."""
     events = frame.history.events(frame.cursor, _NUM_PREEMPTIONS, frozenset({"preempt"}))
     return {each.request_id: each.time_ns for each in events if each.request_id is not None}
 
