@@ -1,4 +1,4 @@
-"""The main screen: it turns keys and mouse into actions and draws at frame time.
+"""The main screen: it turns keys and mouse into actions, and draws a few times a second.
 
 May import: recordings.history, tui.screens.drawing, tui.screens.handlers, tui.session,
   tui.session.control, tui.session.time, tui.session.tour, tui.settings, tui.views,

@@ -19,7 +19,7 @@ class Failures:
 
     @contextmanager
     def shown(self, what: str) -> Iterator[None]:
-        """Turn an exception inside this context into a notice that `what` failed."""
+        """Return a context manager that shows an exception as a notice that `what` failed."""
         try:
             yield
         except Exception as error:

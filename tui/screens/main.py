@@ -1,4 +1,7 @@
-"""The main screen: changes the `View` on keys and mouse, and draws the frames."""
+"""The main screen of one engine or recording: handles keys and mouse, and draws the frames.
+
+Keys and mouse change the `View` (page, cursor, selection); a timer draws a few times a second.
+"""
 
 import logging
 import os
@@ -44,7 +47,7 @@ _UNSEEN = frozenset({"help", "redraw", "suspend", "quit"})
 
 
 class MainScreen(Screen[None]):
-    """Changes the `View` on keys and mouse, and draws the frames.
+    """The main screen of one engine or recording.
 
     Args:
         skin: the looks at the start; the operator can change them.
@@ -114,7 +117,7 @@ class MainScreen(Screen[None]):
         self.draw()
 
     def look_at(self, history: History) -> None:
-        """Show another history of this source."""
+        """Show another history of this source, such as the one from before a restart."""
         self.notices.leave_place()
         self.scene.look_at(history)
         self.navigator.look_at(history)
@@ -125,7 +128,7 @@ class MainScreen(Screen[None]):
 
     @property
     def history(self) -> History:
-        """The history on the screen: the session's, or the one from before a restart."""
+        """The steps that the screen shows: those of the session, or those from before a restart."""
         return self.scene.history
 
     def _key(self, action_id: str) -> str:
@@ -143,7 +146,7 @@ class MainScreen(Screen[None]):
     # Drawing
 
     def draw_if_changed(self) -> None:
-        """Draw a frame, unless the picture would be the same."""
+        """Draw a frame if something has changed since the last one. The timer calls this."""
         with self.failures.shown("the dashboard"):
             self._look()
 
@@ -185,7 +188,11 @@ class MainScreen(Screen[None]):
                 self.notices.say_later(change.text, "good")
 
     def draw(self, everything: bool = True) -> None:
-        """Draw a frame now; draw the slow views only with `everything` or in a stopped view."""
+        """Draw a frame now.
+
+        Args:
+            everything: draw the slow views too. If the view is stopped at a step, they always are.
+        """
         failed_before, self._failure = self._failure, None
         self._drawn.note(status.seen(self.session, self.operator, self.view))
         try:
@@ -200,7 +207,7 @@ class MainScreen(Screen[None]):
         self._seeking.has_begun()
 
     def draw_next(self) -> None:
-        """Draw a frame now; while a replay seeks, wait until it has found the step."""
+        """Draw a frame now; if a replay is seeking a step, draw once that step is found."""
         if not self._seeking.has_begun():
             self.draw()
         elif not self._seeking.is_about_to_end:
@@ -250,7 +257,7 @@ class MainScreen(Screen[None]):
         self._failure = canvas.failure
 
     def new_frame(self) -> Frame:
-        """Return a new frame of the current state."""
+        """Return a new frame: the data of the picture as of now."""
         if self.view.live and self.history is not self.session.history:
             self.look_at(self.session.history)
         self.frame = self.navigator.frame = self.scene.frame()
@@ -264,17 +271,17 @@ class MainScreen(Screen[None]):
 
     @property
     def following(self) -> bool:
-        """Whether the picture moves by itself."""
+        """Whether the picture moves by itself, as it shows the newest step."""
         return self.view.live and (self._replay is None or self._replay.status == "playing")
 
     @property
     def is_busy(self) -> bool:
-        """Whether a background computation may still change the next picture."""
+        """Whether a background computation is under way that may change the next picture."""
         return self.scene.is_busy
 
     @property
     def num_lanes(self) -> int:
-        """Number of lanes, including those that do not fit the screen."""
+        """Number of requests that could have a lane, including those without room on the screen."""
         return 0 if self.frame is None else self.frame.num_lanes
 
     def text_of(self, *names: str) -> list[str]:
@@ -284,7 +291,7 @@ class MainScreen(Screen[None]):
     def open_overlay(
         self, overlay: Screen[_T], use: Callable[[_T | None], None] | None = None
     ) -> None:
-        """Show an overlay; when it closes, `use` gets its result."""
+        """Show an overlay above the screen. When it closes, `use` is called with its result."""
         self.app.push_screen(overlay, use)
 
     # Keys
@@ -295,7 +302,10 @@ class MainScreen(Screen[None]):
         return True
 
     def action_do(self, action_id: str) -> None:
-        """Carry out an action of the table and show what it did at once."""
+        """Run the handler of an action, and draw the result at once.
+
+        If the action does not work on this page or this small a screen, show why.
+        """
         abilities = self.session.abilities
         action = abilities.action(action_id)
         if not abilities.allows(action):
@@ -315,7 +325,7 @@ class MainScreen(Screen[None]):
         self.draw_next()
 
     def explain(self, key: str) -> None:
-        """Show why a key of the action table does nothing here; ignore any other key."""
+        """If `key` belongs to an action that is disabled here, show why; ignore any other key."""
         abilities = self.session.abilities
         for action in abilities.actions:
             if key in action.keys and not abilities.allows(action):

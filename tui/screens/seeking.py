@@ -1,4 +1,7 @@
-"""`Seeking`: holds the picture back while a replay seeks a step."""
+"""`Seeking`: delays drawing while a replay seeks a step in its file.
+
+Until the step is found, the screen would show the old step.
+"""
 
 import contextlib
 from collections.abc import Callable
@@ -9,7 +12,7 @@ _PATIENCE_S = 0.1  # how long the picture stands still for the step that is bein
 
 
 class Seeking:
-    """Draws a screen as soon as its replay has found the step it seeks.
+    """Draws a screen as soon as its replay has found the step that it seeks.
 
     Args:
         replay: None for a live source, which never seeks.
@@ -32,7 +35,10 @@ class Seeking:
         self._since_s: float | None = None  # when the seek began; None while there is none
 
     def has_begun(self) -> bool:
-        """Whether the replay seeks; if so, make it draw the screen once it has found its step."""
+        """Whether the replay is seeking a step.
+
+        If so, the screen is drawn once the step is found.
+        """
         if self._since_s is None and self._replay is not None and self._seeks():
             self._replay.on_found = self._found
             if self._seeks():  # it may have found the step before we set the callback
@@ -41,11 +47,14 @@ class Seeking:
 
     @property
     def is_about_to_end(self) -> bool:
-        """True just after a seek began: a picture of the old step would delay the new one."""
+        """Whether a seek has just begun, so that the step is probably found very soon.
+
+        Drawing the old step then would only delay drawing the new one.
+        """
         return self._since_s is not None and self._clock() - self._since_s < _PATIENCE_S
 
     def _found(self) -> None:
-        """Called on the replay's thread."""
+        """Called on the replay's thread when the step is found; draws on the screen's thread."""
         with contextlib.suppress(RuntimeError):  # the dashboard has just ended
             self._call_later(self._look)
 

@@ -1,4 +1,4 @@
-"""`TourWatch`: stops the picture for the tour, and notes what the person has tried."""
+"""`TourWatch`: stops the picture where the guided tour wants it, and notes what was tried."""
 
 from stepscope.recordings.history.history import History
 from stepscope.tui.session.session import Session
@@ -7,7 +7,10 @@ from stepscope.tui.views.view import View
 
 
 class TourWatch:
-    """Checks the view before each picture; does nothing without a tour."""
+    """Checks before each picture what the person has tried of the tour's suggestions.
+
+    It does nothing in a session without a tour.
+    """
 
     def __init__(self, session: Session, view: View) -> None:
         self._session = session
@@ -22,7 +25,7 @@ class TourWatch:
         tour.note(tried(self._view, history.state.knobs, tour.held_step))
 
     def _hold(self, history: History) -> None:
-        """Stop the picture where the last prompt of the chapter ended."""
+        """Stop the picture at the step before the last prompt of the tour's chapter ended."""
         tour, view = self._session.tour, self._view
         request_id, last = (None if tour is None else tour.ended()), history.last_step
         if tour is None or request_id is None or last is None:

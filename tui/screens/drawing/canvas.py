@@ -1,4 +1,7 @@
-"""`Canvas`: the widgets of the main screen, their places, and the lines of each."""
+"""`Canvas`: the widgets of the main screen, where each is, and the lines that it shows.
+
+A view is a function that draws one part of the screen, such as a chart, as lines of text.
+"""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -36,11 +39,11 @@ _P = ParamSpec("_P")
 
 
 class _View(NamedTuple):
-    """A view of the main screen.
+    """A part of the main screen and the function that draws it.
 
-    Most views are redrawn rarely. Like the header, the fast views show the current step, or its
-    counts of running and waiting requests. They are redrawn in every frame so that all show the
-    same step.
+    Most views are redrawn rarely. The fast views show the current step or its counts of running and
+    waiting requests, as the header does. They are redrawn in every frame, so that all of them show
+    the same step.
     """
 
     draw: Callable[[Frame, int, int, int], list[Line]]
@@ -64,10 +67,9 @@ NAMES = ("tour", "header", *_VIEWS, "knobs", "notice", "footer", "page", "too_sm
 
 
 class Canvas:
-    """Draws frames into widgets; independent of keys, clocks and sources.
+    """Draws frames into widgets. It knows nothing of keys, clocks and sources.
 
-    If a view fails, it shows a notice in its place and the other views are still drawn; see
-    `failure`.
+    If a view fails, a notice takes its region and the other views are still drawn; see `failure`.
     """
 
     def __init__(self, session: Session, skin: Skin) -> None:
@@ -84,7 +86,7 @@ class Canvas:
 
     @property
     def is_too_small(self) -> bool:
-        """The screen is too small for anything but a notice."""
+        """Whether the screen is too small for anything but a notice."""
         return "too_small" in self.places
 
     @property
@@ -117,11 +119,17 @@ class Canvas:
 
     @property
     def label_width(self) -> int:
-        """Number of cells left of the first column, in the chart and in the lanes alike."""
+        """Number of cells left of the first column.
+
+        The chart and the lanes of requests share it.
+        """
         return lanes.MAX_LABEL if self.size.width >= layout.WIDE_WIDTH else self._label_width
 
     def fit(self, frame: Frame) -> bool:
-        """Make room for the names of the lanes; return True if the number of columns changed."""
+        """Make room for the request names left of the lanes.
+
+        Return true if this changed the number of columns, so that the frame must be made again.
+        """
         before = self.label_width
         self._label_width = lanes.label_width(frame.lanes, self._label_width)
         return self.label_width != before
@@ -145,8 +153,8 @@ class Canvas:
 
         Args:
             pending: the commands that the engine has not answered yet.
-            following: whether the picture moves by itself.
-            everything: draw also the views that need not move ten times a second.
+            following: whether the picture moves by itself, as it shows the newest step.
+            everything: draw also the slow views, which need not be redrawn ten times a second.
         """
         width = self.size.width
         if self.is_too_small:
@@ -185,7 +193,10 @@ class Canvas:
     def _show(
         self, name: str, draw: Callable[_P, list[Line]], *args: _P.args, **kw: _P.kwargs
     ) -> None:
-        """Show in a widget the lines that `draw` returns; if it fails, show and log the error."""
+        """Call `draw` and show its lines in the widget `name`.
+
+        If it fails, show and log the error.
+        """
         try:
             lines = draw(*args, **kw)
         except Exception as error:  # any error: the next frame tries again
@@ -204,7 +215,10 @@ class Canvas:
         self.widgets[name].put(lines)
 
     def _tour_lines(self, page: TourPage) -> list[Line]:
-        """Return the lines of the tour strip, and mark the panel that it points at from now on."""
+        """Return the lines of the tour strip.
+
+        This also sets which panel the tour points at: from now on that panel is drawn highlighted.
+        """
         self._marked = next((name for name in page.panels if name in self.places), None)
         key = self._session.abilities.key
         names = {each.id: each.key for each in self._session.abilities.actions}
@@ -232,14 +246,16 @@ class Canvas:
         self._show("footer", footer.draw, abilities, following, self.size.width, self.page)
 
     def notice(self, line: Line) -> None:
-        """Show the notice line, also on a screen too small for anything else."""
+        """Show the notice line; it is shown even on a screen too small for anything else."""
         if self.is_too_small:
             self.widgets["too_small"].put([*self._small, line])
         else:
             self.widgets["notice"].put([line])
 
     def changed(self, shown: Mapping[Widget, tuple[Region, Region]]) -> list[PlacedLine]:
-        """Return the changed lines to write; leave widgets that are not yet in place to Textual.
+        """Return the changed lines, which the caller writes to the terminal.
+
+        Widgets that are not yet in place are left to Textual.
 
         Args:
             shown: for each widget its region on the screen, and the region it is clipped to.
@@ -260,10 +276,10 @@ class Canvas:
         return lines
 
     def touch(self, shown: Mapping[Widget, tuple[Region, Region]]) -> bool:
-        """Mark all lines as changed, and return True.
+        """Mark all lines as changed, and return true.
 
-        If the widgets do not fill the whole screen or are not yet in place, change nothing and
-        return False.
+        If the widgets do not fill the whole screen or are not yet in place, do nothing and return
+        false.
         """
         places = {self.widgets[name]: place for name, place in self.places.items() if place.area}
         if sum(place.area for place in places.values()) != self.size.area:
@@ -276,7 +292,7 @@ class Canvas:
         return True
 
     def refresh_changed(self) -> None:
-        """Let Textual draw what has changed."""
+        """Ask Textual to draw the lines that have changed."""
         for widget in self.widgets.values():
             widget.refresh_changed()
 
@@ -286,7 +302,10 @@ class Canvas:
 
 
 def _wanted(size: Size) -> str:
-    """Return the notice about a small screen, never cut: half of `80x20` would be another size."""
+    """Return the notice that the screen is too small, in a form that fits.
+
+    It is never cut off: half of `80x20` would read as another size.
+    """
     has = f"{size.width}x{size.height}"
     texts = (f"stepscope needs 80x20, has {has}", f"needs 80x20, has {has}", "needs 80x20", "80x20")
     return next((text for text in texts if len(text) <= size.width), "!")

@@ -1,8 +1,9 @@
 """`ChangedLines`: a screen update that writes only the lines that have changed.
 
-Textual sends each change from the widget to the screen as a message, and then computes anew what
-covers what. The views of a canvas never overlap and know which of their lines are new, so their
-strips can be written directly: at ten frames a second this costs a quarter as much.
+Textual sends each change from the widget to the screen as a message, and then computes anew which
+widget covers which. The views of a canvas never overlap and know which of their lines are new, so
+their strips (finished lines) can be written directly. At ten frames a second this costs a quarter
+as much.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from textual.widget import Widget
 
 
 class PlacedLine(NamedTuple):
-    """A strip, and the position of its first cell."""
+    """A finished line for the terminal, and the position of its first cell."""
 
     x: int
     y: int
@@ -51,15 +52,15 @@ class ChangedLines(CompositorUpdate):
 
 
 def may_write(screen: Screen[None]) -> bool:
-    """Whether a screen fills the terminal and nothing is in front of it."""
+    """Whether this screen may write to the terminal: it fills all of it and nothing covers it."""
     app = screen.app
     return app.screen is screen and not app.is_inline and not app._batch_count
 
 
 def write_changed(screen: Screen[None], views: Views, everything: bool) -> None:
-    """Write the changed lines, or all of them with `everything`, to the terminal as one update.
+    """Write the changed lines to the terminal as one update; with `everything`, write all lines.
 
-    It also writes all lines when Textual is about to do so, as after an overlay has closed.
+    It writes all lines also if Textual was about to do so, such as after an overlay has closed.
     """
     shown = screen._compositor.visible_widgets
     if everything or screen._repaint_required or screen in screen._dirty_widgets:

@@ -1,4 +1,8 @@
-"""`Scene`: makes the frames of one history, with the data of other engines and of a comparison."""
+"""`Scene`: makes the frames that a screen draws, from the steps of one history.
+
+On the fleet and compare pages it adds the data of other engines and of the comparison. A history is
+a session's steps in memory.
+"""
 
 from stepscope.recordings.history.history import History
 from stepscope.tui.screens.drawing.canvas import Canvas
@@ -16,7 +20,7 @@ _GROWING: frozenset[Page] = frozenset({"latency", "knobs", "request"})  # lists 
 
 
 class Scene:
-    """Builds frames for a canvas. `history` is the history on the screen."""
+    """Makes frames for a canvas. `history` is the history on the screen."""
 
     def __init__(self, session: Session, view: View, canvas: Canvas) -> None:
         self.history = session.history
@@ -27,12 +31,12 @@ class Scene:
         self.forget()
 
     def look_at(self, history: History) -> None:
-        """Show another history of this source."""
+        """Make frames of another history from now on, such as the one before a restart."""
         self.history = history
         self.forget()
 
     def forget(self) -> None:
-        """Drop cached figures, because the keys, service levels or history have changed."""
+        """Drop all cached metrics, because the keys, service levels or history have changed."""
         session = self._session
         keys = {action.id: action.key for action in session.abilities.actions}
         extent = recorded_extent(session.source)
@@ -53,16 +57,16 @@ class Scene:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a background computation may still change the next frame."""
+        """Whether a background computation is under way whose result may change the next frame."""
         return self._builder.is_busy
 
     @property
     def is_behind(self) -> bool:
-        """Whether the next frame would show newer data although nothing has changed since."""
+        """Whether a new frame would show newer metrics or events, even if no new step has come."""
         return self._builder.is_behind
 
     def frame(self) -> Frame:
-        """Return a new frame of the current state."""
+        """Return a new frame: the data of the picture as of now."""
         session, view, canvas = self._session, self._view, self._canvas
         num_events = max(8, canvas.height_of("events")) if "events" in canvas.places else 0
         num_lanes = canvas.height_of("lanes")
@@ -89,7 +93,7 @@ class Scene:
 
 
 def _keep_row(view: View, frame: Frame) -> None:
-    """Keep the selection on the same request, or the same list entry, from step to step."""
+    """Keep the selected row on the same request, or the same list entry, while the list changes."""
     rows = targets(frame)
     if frame.fleet is not None:
         view.row = frame.fleet.selected or 0

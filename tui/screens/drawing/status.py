@@ -17,7 +17,7 @@ from stepscope.tui.views.view import View
 def standing(
     session: Session, operator: Operator, view: View, failure: str | None
 ) -> list[tuple[str, Tone]]:
-    """Return the standing notices: commands without an answer yet, and lasting problems.
+    """Return the notices that stay: commands without an answer yet, and lasting problems.
 
     Args:
         failure: why part of the picture could not be drawn, or None.
@@ -48,7 +48,10 @@ def standing(
 
 
 def _source_error(session: Session) -> str | None:
-    """Return the source's error; if the engine is gone, with the key that saves the steps."""
+    """Return the error of the session's source, or None.
+
+    If the engine is gone, the text also names the key that saves the steps in memory.
+    """
     error, switch = session.source.error, session.record_switch
     key = session.abilities.key("keep_steps")
     if error is None or session.source.status != "down" or switch is None:
@@ -61,7 +64,7 @@ def _source_error(session: Session) -> str | None:
 
 
 def seen(session: Session, operator: Operator, view: View) -> object:
-    """Return a value that changes whenever the picture must change."""
+    """Return a value that differs from the last one whenever the picture must be drawn again."""
     switch, now_s = session.record_switch, session.clock()
     replay = replay_of(session.source)
     news: object = session.history.version
@@ -84,7 +87,7 @@ def seen(session: Session, operator: Operator, view: View) -> object:
 def connection(
     session: Session, shown: History, fps: float, load: DrawingLoad | None
 ) -> header.SourceState:
-    """Return what the header shows besides the history.
+    """Return what the header shows about the source, the recording and the dashboard itself.
 
     Args:
         shown: the history on the screen: the session's, or the one from before a restart.

@@ -1,4 +1,7 @@
-"""Handlers of the actions on the compare screen; keys that move in time move in the comparison."""
+"""Handlers of the actions on the compare page, which shows two runs side by side.
+
+Keys that move in time elsewhere move the cursor of both runs here.
+"""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -20,7 +23,7 @@ from stepscope.tui.views.view import View
 
 
 class CompareHandlers:
-    """The handlers of one compare screen.
+    """The handlers of the compare page of one screen.
 
     Args:
         show: opens a page.
@@ -41,7 +44,7 @@ class CompareHandlers:
         self._show = show
 
     def handlers(self) -> Mapping[str, Callable[[], None]]:
-        """Return action id -> handler for the actions that differ on the compare screen."""
+        """Return action id -> handler, for the actions that differ on the compare page."""
         desk = self._session.compare
         return {
             "step_back": partial(desk.move, -1),
@@ -66,12 +69,12 @@ class CompareHandlers:
         }
 
     def choose(self) -> None:
-        """Show a list of what this session can be compared with."""
+        """Open the compare page with a list of what this session can be compared with."""
         self._session.compare.choose(self._session.source)
         self._show("compare")
 
     def go_home(self) -> None:
-        """If the view shows the comparison, go to the screen of the session that is compared."""
+        """On the compare page, go to the screen of the session that opened the comparison."""
         if self._view.page == "compare":
             self._session.compare.go_home("compare")
 
@@ -114,7 +117,7 @@ class CompareHandlers:
                 self._open(point.first, None)
 
     def _open(self, step: int | None, request_id: int | None) -> None:
-        """Open a step or a request of the side in focus."""
+        """Open the screen of the run in focus (A or B) at a step or with a request selected."""
         desk = self._session.compare
         if desk.origins is not None:
             with _errors_said(self._notices):
@@ -151,7 +154,7 @@ class CompareHandlers:
         self._stage.open_overlay(Prompt(self._stage.skin, question, check=_no_such_knobs), use)
 
     def begin(self, a: Origin, b: Origin) -> None:
-        """Compare these two runs; if one cannot be read, show a notice."""
+        """Start to compare these two runs; if one cannot be read, show a notice."""
         with _errors_said(self._notices):
             self._session.compare.begin(a, b)
 
@@ -172,7 +175,7 @@ def _no_such_knobs(text: str) -> str | None:
 
 
 class _errors_said:  # noqa: N801 - reads as what it does
-    """Context that shows a notice if a recording cannot be read."""
+    """Context manager that shows a notice if a recording cannot be read."""
 
     def __init__(self, notices: Notices) -> None:
         self._notices = notices

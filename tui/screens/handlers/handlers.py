@@ -39,10 +39,12 @@ def bindings(actions: Iterable[Action]) -> BindingsMap:
 
 
 class Handlers:
-    """The handlers of one screen, in groups that each get only what they act on.
+    """All handlers of one screen.
+
+    They are divided into groups, each of which gets only the objects it acts on.
 
     Args:
-        forget: drops figures computed for other service levels.
+        forget: drops metrics computed for other service levels.
         app: returns the application; call it only once a key is pressed.
     """
 
@@ -95,7 +97,7 @@ class Handlers:
         return self._session.abilities.key(action_id)
 
     def _do(self, action_id: str, main: Mapping[str, Callable[[], None]]) -> None:
-        """Run an action; on the compare screen prefer the handler for that screen."""
+        """Run an action. On the compare page, a handler made for that page goes first."""
         if action_id == "back" and self._session.exports.cancel():
             return
         own = self._of_comparison

@@ -1,4 +1,4 @@
-"""Handlers of the keys that move through lanes, and through the lists of the other pages."""
+"""Handlers of the keys that move through the lanes of requests and through lists on pages."""
 
 from stepscope.tui.screens.handlers.compare_handlers import CompareHandlers
 from stepscope.tui.screens.handlers.page_handlers import PageHandlers
@@ -12,7 +12,7 @@ _ROWS = 10  # how far the "screen" keys move in a list
 
 
 class ListHandlers:
-    """The list actions of one screen."""
+    """The handlers of one screen for moving through lanes and lists."""
 
     def __init__(
         self,
@@ -33,14 +33,14 @@ class ListHandlers:
         self._comparing = comparing
 
     def column(self, direction: int) -> None:
-        """Move one column in time; in the fleet, order the engines by the next column."""
+        """Move the cursor by one column; on the fleet page, sort the engines by the next column."""
         if self._view.page == "fleet":
             self._session.desk.move_sort(direction)
         else:
             self._navigator.move(direction)
 
     def screen(self, direction: int) -> None:
-        """Move one screen in time, or ten rows in a list."""
+        """Move the cursor by one screen in time; in a list, move the selection by ten rows."""
         if self._view.page == "live":
             self._navigator.move_screen(direction)
         else:
@@ -54,7 +54,7 @@ class ListHandlers:
             self._session.prefer("sort", self._view.sort)
 
     def reverse(self) -> None:
-        """Reverse the order of the engines, or of the late tokens."""
+        """Reverse the order of the list: engines on the fleet page, else late tokens."""
         if self._view.page == "fleet":
             self._session.desk.reverse()
         else:

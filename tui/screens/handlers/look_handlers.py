@@ -1,4 +1,7 @@
-"""Handlers that change how the dashboard looks; the changes are kept for the next start."""
+"""Handlers of the actions that change how the dashboard looks.
+
+The changes are saved for the next start.
+"""
 
 from collections.abc import Callable
 
@@ -12,10 +15,10 @@ from stepscope.tui.views.view import View
 
 
 class LookHandlers:
-    """The actions of one screen that change its looks.
+    """The handlers of one screen that change how it looks.
 
     Args:
-        forget: drops figures computed for other service levels.
+        forget: drops metrics computed for other service levels.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class LookHandlers:
         self._session.prefer("own_load", self._view.own_load)
 
     def use_levels(self, slo: SLO) -> None:
-        """Set the service levels for all engines of this dashboard, and show them in a notice."""
+        """Set these service levels for all engines of this dashboard, and confirm with a notice."""
         session = self._session
         # The levels of the demo or of a recording apply to nothing else, so they are not kept.
         for_now = "" if session.keeps("slo_ttft_ms") else ", for this session only"

@@ -1,4 +1,4 @@
-"""Handles the mouse: the cursor, lanes, the scrub bar, key figures and footer."""
+"""Handles the mouse: clicks on charts, lanes, the scrub bar and other views, and the wheel."""
 
 from collections.abc import Mapping
 from typing import cast
@@ -47,7 +47,7 @@ class Mouse:
         self._pages = pages
 
     def click(self, event: events.Click) -> None:
-        """Handle a click on one of the views; a double click inspects."""
+        """Handle a click on one of the views; a double click opens what was clicked."""
         name = "" if event.widget is None else event.widget.id
         frame, width = self._stage.frame, self._canvas.size.width
         abilities = self._session.abilities
@@ -81,7 +81,10 @@ class Mouse:
                 self._stage.action_do(found)
 
     def _is_badge(self, x: int) -> bool:
-        """Whether cell `x` of the header is in the badge that a click pauses or resumes."""
+        """Whether cell `x` of the header is in the badge (such as LIVE).
+
+        A click there pauses or resumes.
+        """
         line = self._canvas.widgets["header"].content(0)
         begin = 0
         for text, style in line:
@@ -91,7 +94,10 @@ class Mouse:
         return False
 
     def _click_spot(self, event: events.Click, name: str) -> None:
-        """Follow the link at this place; a double click on a panel opens its page."""
+        """Go to what the clicked cell stands for, such as a step or a row.
+
+        A double click on a panel opens the page with its details.
+        """
         view = self._view
         kind, value = self._canvas.widgets[name].spot_at(event.x, event.y) or ("", "")
         if kind == "row":
@@ -110,7 +116,10 @@ class Mouse:
             self._pages.show(_DETAILS[name])
 
     def _click_charts(self, event: events.Click) -> bool:
-        """Go to the clicked column of the compare charts; return False beside the charts."""
+        """Go to the clicked column of the compare charts.
+
+        Return false if the click was beside them.
+        """
         line = "".join(text for text, _ in self._canvas.widgets["page"].content(event.y))
         column = compare_page.column_at(line, self._canvas.size.width, event.x)
         if column is None:

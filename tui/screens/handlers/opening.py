@@ -28,7 +28,7 @@ from stepscope.tui.views.view import View
 
 
 class Opening:
-    """Opens the overlays of one screen.
+    """Opens the overlays above one screen.
 
     Args:
         use_levels: gets the service levels that the operator typed.
@@ -103,7 +103,7 @@ class Opening:
         )
 
     def export(self) -> None:
-        """Ask for a format, then export this session's recording to a file."""
+        """Ask for format and range, then export this session's recording to a file."""
         session, say = self._session, self._notices.say
         key = session.abilities.key
         path = recording_of(session)
@@ -142,7 +142,7 @@ class Opening:
         self._stage.open_overlay(chooser, begin)
 
     def keep_steps(self) -> None:
-        """Write the steps in memory, of the session that is shown, to a recording."""
+        """Write the steps in memory of the shown session to a recording."""
         session, say = self._session, self._notices.say
         if session.exports.active is not None:
             say(f"an export already runs; {session.abilities.key('back')} cancels it", "caution")
@@ -154,14 +154,14 @@ class Opening:
             self._stage.draw()
 
     def _has_engine(self) -> bool:
-        """Whether an engine answers; shows a notice if none does."""
+        """Whether an engine answers, so that it can be changed; if not, show a notice."""
         if self._session.source.status not in NO_ENGINE:
             return True
         self._notices.say("no engine answers, so nothing can be changed", "caution")
         return False
 
     def _engine_watch(self) -> EngineWatch:
-        """Return a watch for an editor that changes the engine."""
+        """Return a watch that tells an editor whether its engine, or another one, answers."""
 
         def now() -> EngineNow:
             session = self._session
@@ -207,7 +207,7 @@ class Opening:
         self.edit_knob(None)
 
     def edit_knob(self, name: str | None) -> None:
-        """Open the knob editor, at the knob `name` if it is given."""
+        """Open the knob editor; if `name` is given, with that knob selected."""
         if not self._has_engine():
             return
         state = self._session.history.state
@@ -235,7 +235,10 @@ class Opening:
         return KnobsNow(now.knobs_version, now.knobs, changes, now.info.knobs if now.info else ())
 
     def workload(self) -> None:
-        """Ask for the engine's own workload; fields that are not typed keep their values."""
+        """Ask for the synthetic workload that the engine runs itself, and set it.
+
+        Fields that the operator does not type keep their values.
+        """
         if not self._has_engine():
             return
 
@@ -264,7 +267,7 @@ class Opening:
         )
 
     def service_levels(self) -> None:
-        """Ask for the service levels."""
+        """Ask for the service levels (TTFT and ITL bounds), and set them."""
         session = self._session
         now = session.history.slo
 

@@ -1,4 +1,4 @@
-"""Handlers of the actions that open pages, and of those on pages other than the live one."""
+"""Handlers of the actions that open pages, and of actions on all pages but the live one."""
 
 from collections.abc import Callable
 
@@ -16,10 +16,10 @@ from stepscope.tui.views.view import View
 
 
 class PageHandlers:
-    """The actions that open pages from one screen.
+    """The handlers of one screen for opening pages and selecting rows.
 
     Args:
-        edit_knob: opens the knob editor at this knob.
+        edit_knob: opens the knob editor at the knob with this name.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class PageHandlers:
         self._to_clipboard = to_clipboard
 
     def show(self, page: Page) -> None:
-        """Open a page; on the live page, "live" goes to the newest step."""
+        """Open a page. If the live page is shown already, "live" goes to the newest step."""
         view = self._view
         if view.page == "fleet" and page != "fleet":
             self.open_engine(page)
@@ -58,7 +58,7 @@ class PageHandlers:
         view.show(page)
 
     def open_engine(self, page: Page) -> None:
-        """Open a page of the engine that is selected in the fleet."""
+        """Open this page of the engine that is selected on the fleet page."""
         chosen_engine = self._session.desk.selected
         if chosen_engine is not None:
             self._session.desk.open(chosen_engine, page)
@@ -78,12 +78,15 @@ class PageHandlers:
             view.selected = rows[view.row].request_id
 
     def chosen(self) -> Target | None:
-        """Return what the selected row leads to."""
+        """Return the target of the selected row: a step, a request, a knob or an engine."""
         rows = targets(self._stage.frame) if self._stage.frame is not None else []
         return rows[self._view.row] if self._view.row < len(rows) else None
 
     def inspect(self) -> None:
-        """Handle Enter: open the selected request or step, or what the selected row leads to."""
+        """Handle Enter: open the target of the selected row.
+
+        On the live page, open the selected request, or else the step at the cursor.
+        """
         view, frame = self._view, self._stage.frame
         if view.page == "fleet":
             self.open_engine("live")
@@ -125,7 +128,10 @@ class PageHandlers:
             self._notices.refuse(abilities.why_not(action))
 
     def follow(self) -> None:
-        """Follow the selected request, or stop following it."""
+        """Follow the selected request: it then always has a lane.
+
+        If that request is followed already, stop following it.
+        """
         view, key = self._view, self._session.abilities.key
         if view.followed is not None and view.selected in (None, view.followed):
             self._notices.say(f"r{view.followed} is no longer followed")
@@ -156,7 +162,7 @@ class PageHandlers:
 
 
 def _stalls(frame: Frame) -> str:
-    """Return a line for the last stall, and one for the worst if that is a different stall."""
+    """Return a line for the last stall, and one for the longest stall if that is another."""
     text = "" if frame.stall is None else f"\nlast stall: {frame.stall.text}"
     worst = latency_panel.other_worst(frame)
     if worst is not None:

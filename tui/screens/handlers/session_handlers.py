@@ -1,4 +1,4 @@
-"""Actions that show another session, record this one, or save a picture of it."""
+"""Handlers of the actions that show another session, record this one, or save a picture of it."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ from stepscope.tui.views.view import View
 
 
 class SessionHandlers:
-    """The session and recording actions of one screen.
+    """The handlers of one screen that concern the session as a whole.
 
     Args:
         picture: returns what is on the screen now, as an SVG document.
@@ -53,7 +53,10 @@ class SessionHandlers:
             self._notices.say_of_place(f"the session before the restart; {lost}{back}")
 
     def record(self) -> None:
-        """Start or stop recording this engine, or the engine that is selected in the fleet."""
+        """Start or stop recording this engine.
+
+        On the fleet page, the engine that is selected there.
+        """
         session, who = self._session, ""
         source: Source | None = session.source
         if self._view.page == "fleet":
@@ -78,7 +81,10 @@ class SessionHandlers:
             self._notices.say(f"{who}recording{before} to {path}", "good")
 
     def autopilot(self) -> None:
-        """Start an autopilot that holds the ITL level, or end whatever controls the knobs."""
+        """Start an autopilot, which moves knobs to hold the ITL service level.
+
+        If something already controls the knobs, end that instead.
+        """
         switch, history = self._session.autopilot, self._session.history
         leased = history.state.leased
         if switch is None:

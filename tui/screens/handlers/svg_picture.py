@@ -1,4 +1,4 @@
-"""Screenshots: what is on the screen, as an SVG document in a new file."""
+"""Screenshots: what is on the screen, written to a new file as an SVG document."""
 
 from itertools import count
 from pathlib import Path
@@ -18,9 +18,12 @@ def svg(app: App[Any]) -> str:
 
 
 def new_picture(document: str, shown: str) -> Path:
-    """Write an SVG document to a new file in the current folder, named after what is `shown`.
+    """Write an SVG document to a new file in the current folder, and return its path.
 
     Only its owner may read the file, because the screen may show prompts and outputs.
+
+    Args:
+        shown: what the picture shows; the file is named after it.
 
     Raises:
         OSError: the file cannot be written; no partial file is left.

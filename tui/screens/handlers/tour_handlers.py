@@ -1,18 +1,18 @@
-"""Handlers of the tour's keys."""
+"""Handlers of the keys that move through the guided tour."""
 
 from stepscope.tui.session.session import Session
 from stepscope.tui.views.view import View
 
 
 class TourHandlers:
-    """Moves through the tour of a session; the keys are not allowed in a session without one."""
+    """Moves through the tour of a session. Without a tour, its keys are disabled."""
 
     def __init__(self, session: Session, view: View) -> None:
         self._session = session
         self._view = view
 
     def go_on(self) -> None:
-        """Go to the next part. A question is asked on the page that answers it."""
+        """Go to the next part of the tour. At a question, open the page that shows the answer."""
         tour = self._session.tour
         if tour is None:
             return

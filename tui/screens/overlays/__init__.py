@@ -1,4 +1,4 @@
-"""Overlays above the main screen: prompts, editors, help, the palette.
+"""Overlays, the dialogs above the main screen: prompts, editors, help, the palette.
 
 May import: engine.protocol, recordings.export, recordings.state, tui.session,
   tui.session.control, tui.session.export, tui.settings, tui.views, tui.views.pages,

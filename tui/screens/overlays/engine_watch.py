@@ -1,7 +1,7 @@
 """`EngineWatch`: tells an editor whether the engine it was opened for still answers.
 
-An editor stays open when its engine goes away: if it closed, the operator's next letters would
-reach the screen below, where every letter is a command.
+An editor stays open when its engine goes away. If it closed, the letters that the operator goes on
+typing would reach the screen below, where every letter is a command.
 """
 
 from collections.abc import Callable
@@ -21,17 +21,20 @@ _ANOTHER = (
 
 
 class EngineNow(NamedTuple):
-    """The engine that would apply the input, and whether it answers."""
+    """The id of the engine that would get the input now, and whether that engine answers."""
 
     engine_id: str | None
     answers: bool
 
 
 class EngineWatch:
-    """Holds input back if no engine answers, or if another engine does and nobody noticed.
+    """Decides whether input typed for one engine may be applied to the engine that answers now.
+
+    It may not if no engine answers, or if another engine answers and the operator may not have
+    noticed.
 
     Args:
-        now: returns the engine that would apply the input now.
+        now: returns the engine that would get the input now.
     """
 
     def __init__(self, now: Callable[[], EngineNow]) -> None:
@@ -40,7 +43,7 @@ class EngineWatch:
         self._typed_for = self._noted = self._seen = self._now.engine_id
 
     def look(self) -> bool:
-        """Look again; return True if a different engine answers than at the last look."""
+        """Update what is known of the engine; return true if another engine has begun to answer."""
         self._now = self._look()
         if not self._now.answers or self._now.engine_id == self._seen:
             return False
@@ -48,20 +51,23 @@ class EngineWatch:
         return True
 
     def admits(self) -> bool:
-        """Whether Enter applies the input now; for another engine only the second Enter does."""
+        """Whether Enter applies the input now.
+
+        If another engine answers than the one typed for, only the second Enter applies it.
+        """
         if not self._now.answers:
             return False
         is_noted, self._noted = self._noted == self._seen, self._seen
         return is_noted
 
     def begin(self) -> None:
-        """Treat the input from now on as meant for the engine that answers."""
+        """Note that the operator begins to type for the engine that answers now."""
         self._typed_for = self._noted = self._seen
 
     def trouble(self, room: int) -> str | None:
-        """Return why Enter would not apply the input, in at most `room` cells; None if it would.
+        """Return why Enter would not apply the input; None if it would.
 
-        If no text fits, the shortest is returned.
+        The text has at most `room` cells; if no text fits, the shortest one is returned.
         """
         if not self._now.answers:
             return fmt.first_fitting(_GONE, room)

@@ -1,4 +1,4 @@
-"""The export chooser: choose the format, the steps and the table; Enter begins the export."""
+"""The export dialog: choose the format, the steps and the table; Enter begins the export."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,14 +25,14 @@ _NAME_WIDTH, _LABEL_WIDTH = 9, 7
 
 
 class ExportChooser(Overlay[ExportOrder]):
-    """Asks what to export; its result is the `ExportOrder`.
+    """Asks what to export, and closes with an `ExportOrder`.
 
     Args:
         path: the recording.
         ranges: step ranges to choose from; the first is chosen at the start.
         folder: the folder for the exported file.
-        engine_id: the engine whose steps the ranges count.
-        last: the export before; its format and table are chosen at the start.
+        engine_id: the run of the engine that numbered the steps in `ranges`.
+        last: the previous export; its format and table are chosen at the start.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ExportChooser(Overlay[ExportOrder]):
 
     @property
     def order(self) -> ExportOrder:
-        """The export as chosen now."""
+        """The `ExportOrder` that Enter would begin now."""
         return ExportOrder(
             self._path,
             self.choice,
@@ -163,7 +163,10 @@ class ExportChooser(Overlay[ExportOrder]):
             self.dismiss(None)
 
     def clicked(self, x: int, y: int) -> None:
-        """Choose a format, begin if it is already chosen, or go to the next range or table."""
+        """Handle a click: choose a format, or begin the export if that format is chosen already.
+
+        A click on the range or the table goes to the next one.
+        """
         found = self._box.spot_at(x, y)
         if found is None:
             return
@@ -175,7 +178,7 @@ class ExportChooser(Overlay[ExportOrder]):
 
 
 def _turned(kind: str, label: str, text: str, can_turn: bool) -> Line:
-    """Return the line of a choice that the arrow or Tab keys cycle through."""
+    """Return the line of a setting whose values the arrow or Tab keys go through."""
     before, after = ("◀ ", " ▶") if can_turn else ("", "")
     return (
         spot(kind, ""),

@@ -47,14 +47,17 @@ _GLYPHS: Mapping[Page, str] = {"compare": "▓━·✗●◆▼!?", "fleet": "!"
 def help_lines(
     abilities: Abilities, page: Place = "live", width: int = 0, log_file: Path | None = None
 ) -> list[Line]:
-    """Return the whole page in one column, without its frame; wrapped if `width` is above 0."""
+    """Return all lines of the help page in one column, without the frame.
+
+    The lines are wrapped to `width` if that is above 0.
+    """
     return [line for block in _blocks(abilities, page, width, log_file) for line in block]
 
 
 def _blocks(
     abilities: Abilities, page: Place, width: int, log_file: Path | None
 ) -> list[list[Line]]:
-    """Return the blocks of the page, each with its heading: the screen, its keys, its glyphs."""
+    """Return the blocks of the page, each with a heading: the screen, its keys, its glyphs."""
     name, reading = _about(page)
     keys = {action.id: action.key for action in abilities.actions}
     reading = reading.format_map(keys)
@@ -75,7 +78,7 @@ def _blocks(
 
 
 def glossary_blocks(width: int = 0) -> list[list[Line]]:
-    """Return the words on the screen, then all glyphs; each group has a heading."""
+    """Return the blocks of the glossary, each with a heading: words on the screen, then glyphs."""
     words: list[Line] = [_heading("Words")]
     for word, meaning in TERMS:
         words += _entry(word, "key", meaning, width, _WORD_WIDTH)

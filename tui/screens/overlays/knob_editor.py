@@ -1,7 +1,8 @@
-"""The knob editor: all knobs of the engine with their bounds; Enter changes one.
+"""The knob editor: a list of all knobs of the engine with their bounds; Enter changes one.
 
-The values follow the engine. If another client changes a knob while the operator types a value,
-only a second Enter applies it. The same holds if another engine answers.
+The list shows the engine's current values. If another client changes a knob while the operator
+types a value for it, only a second Enter applies that value. The same holds if another engine
+answers.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,18 +23,18 @@ _LOOK_S = 0.2  # between two checks for changes by others
 
 
 class KnobEditor(Overlay[KnobChange]):
-    """Chooses a knob and a new value for it.
+    """Lets the operator choose a knob and a new value for it.
 
-    The operator types numbers; switches and choices start at their current value, and the arrow
-    keys cycle through the others. Enter on a changed value closes with the change, Enter on the
-    current value of a switch or choice ends the edit. Escape closes without a change.
+    Numbers are typed. Switches and choices start at their current value, and the arrow keys go
+    through the others. Enter on a changed value closes the editor with the change; Enter on the
+    current value of a switch or choice ends the edit. Escape closes the editor without a change.
 
     Args:
         look: returns the current knobs.
         watch: watches the engine that has the knobs.
         name: the knob to select first.
-        overtaken: a change that the engine refused because another came first; it is shown as if
-            still being typed.
+        overtaken: an earlier change by this operator that the engine refused, because another
+            change came first; it is shown as if still being typed.
         forecast: tells what a typed value would have done; None if forecasts are not available.
     """
 
@@ -95,11 +96,11 @@ class KnobEditor(Overlay[KnobChange]):
         return framed(body, width, height, (("knobs of the engine", "title"),))
 
     def _first(self, height: int) -> int:
-        """Return the index of the first knob that a box of this height shows."""
+        """Return the index of the first knob that is visible in a box of this height."""
         return max(0, self._at - (height - 6)) if height > 5 else self._at
 
     def clicked(self, x: int, y: int) -> None:
-        """Choose a knob; a click on the chosen knob edits it, or applies the edit."""
+        """Select the clicked knob. If it is selected already, edit it, or apply the edit."""
         height = self.place(*self.size).height
         at = self._first(height) + y - 1
         if 1 <= y < height - 3 and at < len(self._specs):
@@ -133,7 +134,7 @@ class KnobEditor(Overlay[KnobChange]):
         self._drop_forecast()
 
     def _drop_forecast(self) -> None:
-        """Drop the forecast, because it was for another value."""
+        """Drop the forecast, because the typed value has changed."""
         if self._forecast is not None:
             self._forecast.drop()
 
@@ -155,7 +156,10 @@ class KnobEditor(Overlay[KnobChange]):
         return self._now.version, self._watch.trouble(0), forecast
 
     def _take_engine(self) -> None:
-        """Show the knobs of another engine; keep the typed text if it has a knob of this name."""
+        """Show the knobs of another engine.
+
+        The typed text stays if that engine has a knob of the same name.
+        """
         name = self._specs[self._at].name
         self._specs = self._now.specs
         at = self._place_of(name)
@@ -171,7 +175,7 @@ class KnobEditor(Overlay[KnobChange]):
         return self._now.version == self._noted_version
 
     def _overtaken(self) -> str | None:
-        """Return what others changed since the operator began to type, or None."""
+        """Return what others have changed since the operator began to type, or None."""
         if self._draft is None or self._now.version == self._begun_version:
             return None
         changes = self._now.since(self._begun_version)
@@ -224,7 +228,7 @@ class KnobEditor(Overlay[KnobChange]):
             self._draft += character
 
     def _holds_already(self, spec: KnobSpec) -> bool:
-        """Whether a switch or choice is set to the value that the engine already has."""
+        """Whether the edited switch or choice has the value that the engine already has."""
         goes_round = spec.kind in ("bool", "choice")
         return goes_round and self._draft == value_text(self._now.values.get(spec.name))
 
@@ -251,7 +255,10 @@ class KnobEditor(Overlay[KnobChange]):
 
 
 def _change_text(name: str, changes: Sequence[KnobsChanged]) -> str:
-    """Return what these changes did to a knob and who made the last one; empty if none did."""
+    """Return how these changes moved one knob, and who made the last of them.
+
+    Empty if none of them changed this knob.
+    """
     mine = [change for change in changes if name in change.new]
     if not mine:
         return ""
@@ -260,12 +267,16 @@ def _change_text(name: str, changes: Sequence[KnobsChanged]) -> str:
 
 
 def _typed(value: KnobValue) -> str:
-    """Return the text that `parse_value` reads as this value."""
+    """Return a value as the text that one would type for it; `parse_value` reads that text."""
     return value_text(value) if isinstance(value, bool) else str(value)
 
 
 def parse_value(spec: KnobSpec, text: str) -> KnobValue:
-    """Return the value that `text` has for this knob; raise ValueError if it has none."""
+    """Return the value that `text` means for this knob.
+
+    Raises:
+        ValueError: the text is no value for this knob.
+    """
     if spec.kind == "bool":
         if text not in ("on", "off"):
             raise ValueError(text)

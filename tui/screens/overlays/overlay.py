@@ -1,4 +1,4 @@
-"""`Overlay`: base class of what opens above a screen. It has one widget and gets all keys."""
+"""`Overlay`: base class of dialogs above a screen. It has one widget, a box, and gets all keys."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -20,9 +20,10 @@ _Result = TypeVar("_Result")
 
 
 class Overlay(ModalScreen[_Result], Generic[_Result]):
-    """A modal screen that shows `lines` at `place`; the screen below continues to draw itself.
+    """A modal screen that shows `lines` in a box at `place`.
 
-    Escape closes it without a result; every other key goes to `pressed`.
+    The screen below goes on drawing itself. Escape closes the overlay without a result; every other
+    key goes to `pressed`.
     """
 
     DEFAULT_CSS = "Overlay { background: transparent; }"
@@ -36,11 +37,11 @@ class Overlay(ModalScreen[_Result], Generic[_Result]):
         yield self._box
 
     def place(self, width: int, height: int) -> Region:
-        """Return the place of the box on a screen of this size."""
+        """Return the region of the box on a screen of this size."""
         raise NotImplementedError
 
     def lines(self, width: int, height: int) -> Sequence[Line]:
-        """Return the lines of a box of this size."""
+        """Return the lines to show in a box of this size."""
         raise NotImplementedError
 
     def pressed(self, key: str, character: str | None) -> None:
@@ -51,7 +52,7 @@ class Overlay(ModalScreen[_Result], Generic[_Result]):
         """Handle a click on this cell of the box. (A click beside the box closes the overlay.)"""
 
     def hint(self, text: str) -> str:
-        """Return a text that names arrow keys in glyphs that this terminal can show."""
+        """Return `text` with the arrow keys written in glyphs that this terminal can show."""
         return spelled(text) if self.skin.ascii_only else text
 
     def redraw(self) -> None:
@@ -106,7 +107,12 @@ class Overlay(ModalScreen[_Result], Generic[_Result]):
 
     @contextmanager
     def _failures_logged(self) -> Iterator[None]:
-        """Redraw afterwards; on an error log it and close the overlay. The dashboard runs on."""
+        """Return a context manager in which keys and clicks are handled.
+
+        It redraws the box at the end.
+
+        An error is logged and closes the overlay. The dashboard runs on.
+        """
         try:
             yield
             if self.is_current:

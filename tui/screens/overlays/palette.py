@@ -1,4 +1,7 @@
-"""The command palette: finds the actions that work on this page by a part of their name."""
+"""The command palette: the operator types part of an action's name to find and run it.
+
+It offers the actions that work on the shown page.
+"""
 
 from typing import NamedTuple
 
@@ -87,7 +90,7 @@ class Palette(Overlay[str]):
 
 
 def _rank(action: Action, words: list[str]) -> int:
-    """Return how well an action matches the words: 0 is the best match, -1 is no match."""
+    """Return how well an action matches the typed words: 0 is the best match, -1 is no match."""
     label, name = action.label.lower(), action.id.replace("_", " ")
     texts = (label, name, action.help.lower())
     if not words:

@@ -18,10 +18,10 @@ _KEEPS = frozenset({"left", "right", "home", "end"})  # keys that keep the selec
 
 
 class Prompt(Overlay[str]):
-    """Asks for one line of text. Enter closes it with the text, Escape without.
+    """Asks for one line of text. Enter closes the prompt with the text, Escape without.
 
-    With `submit` it stays open until the caller dismisses it: checking the text may take a while,
-    and a wrong text can be corrected.
+    With `submit`, the prompt stays open until the caller dismisses it. Checking the text may then
+    take a while, and the operator can correct a wrong text.
 
     Args:
         question: the question, with an example.
@@ -86,15 +86,15 @@ class Prompt(Overlay[str]):
         ]
 
     def _hint(self) -> str:
-        """Return a hint on how to replace or clear the text."""
+        """Return a hint on the keys that replace or clear the initial text."""
         if self._is_selected:
             return self.hint("  typing replaces it, → keeps it")
         return "  ^u empties it" if self._wrong is not None else ""
 
     def _beneath(self, width: int) -> list[Run]:
-        """Return the lines below the text: trouble with the engine, then an error or the note.
+        """Return the lines below the typed text: trouble with the engine, then an error or a note.
 
-        The error is there only if it does not fit beside the text.
+        An error is shown here only if it does not fit beside the typed text.
         """
         room = max(1, width - 2)
         trouble = None if self._watch is None else self._watch.trouble(room)
@@ -117,7 +117,7 @@ class Prompt(Overlay[str]):
                 self.redraw()
 
     def _fits(self, width: int) -> bool:
-        """Whether the error, if any, fits beside the typed text."""
+        """Whether the error fits beside the typed text; true if there is no error."""
         return self._wrong is None or len(self._text) + len(self._wrong) + 4 <= width
 
     def pressed(self, key: str, character: str | None) -> None:

@@ -1,4 +1,7 @@
-"""The budget stepper, above the footer: one number, typed or changed with the arrow keys."""
+"""`Stepper`: a line above the footer to set one number, by typing or with the arrow keys.
+
+It is used for the token budget.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -28,7 +31,7 @@ _LEAST_NAME = 8  # do not shorten an author's name below this
 
 
 class ByNow(NamedTuple):
-    """The engine's current value, and who set it, if known."""
+    """The value that the engine has now, and who set it, if that is known."""
 
     value: KnobValue | None
     who: str = ""
@@ -37,10 +40,12 @@ class ByNow(NamedTuple):
 
 
 class Stepper(Overlay[KnobChange]):
-    """Chooses a value for an int knob within its bounds. Enter closes with it, Escape without.
+    """Asks for a value of an int knob within its bounds.
 
-    The change is based on the knobs as they were when the stepper opened or when another engine
-    began to answer.
+    Enter closes with the value, Escape without.
+
+    The change that it returns has the version of the knobs when the stepper opened, or when another
+    engine began to answer. By that version the engine notices changes made since.
 
     Args:
         value: the engine's value.
@@ -66,7 +71,7 @@ class Stepper(Overlay[KnobChange]):
         self._begin(spec, value, by_now().version)
 
     def _begin(self, spec: KnobSpec, value: int, version: int) -> None:
-        """Base the change on this value and version of the engine's knobs."""
+        """Start from this value of the engine, and base the change on this version of its knobs."""
         self._spec, self._before, self._version = spec, value, version
         self._low = int(spec.low if spec.low is not None else 0)
         self._high = int(spec.high if spec.high is not None else max(value * 4, 1))
@@ -140,7 +145,10 @@ class Stepper(Overlay[KnobChange]):
             self._begin(now.spec, now.value, now.version)
 
     def _overtaken(self, room: int) -> str | None:
-        """Return who changed the value meanwhile, and to what, as far as there is room, or None."""
+        """Return who has changed the value since the stepper opened, and to what.
+
+        The text is shortened to fit `room`. None if the value is still the same.
+        """
         value, who, *_ = self._by_now()
         if value == self._before:
             return None

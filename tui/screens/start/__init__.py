@@ -1,4 +1,4 @@
-"""The start screen: engines found here, recordings, samples, the demo.
+"""The start screen: a list of engines on this machine, recordings, samples and the demo.
 
 May import: recordings.samples, tui.screens.overlays, tui.session, tui.settings, tui.views,
   tui.views.pages.

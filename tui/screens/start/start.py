@@ -1,7 +1,8 @@
-"""The start screen: engines found here, recordings, samples, the demo, and a line for an address.
+"""The start screen: a list of what can be opened, and a prompt for an address.
 
-It is a separate application that ends with a `StartChoice`. Its caller opens what was chosen, and
-may run the start screen again. It draws the first picture before it searches for anything.
+The list has engines on this machine, recordings, samples and the demo. The start screen is a
+separate application that ends with a `StartChoice`. Its caller opens what was chosen, and may run
+the start screen again. It draws the first picture before it searches for anything.
 """
 
 import logging
@@ -45,7 +46,7 @@ _QUESTION = "endpoint (tcp://HOST:PORT or a name; separate several by spaces), o
 
 
 class StartApp(App[StartChoice], inherit_bindings=False):
-    """The start screen. Its result is the operator's choice, or None.
+    """The start screen as an application. Its result is the operator's choice, or None.
 
     Args:
         check: tests whether a choice can be opened, on a separate thread; returns one line about
@@ -53,8 +54,8 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         finder: makes the `Finder` of engines and recordings; called after the first picture.
         actions: the action table, with the operator's choice of keys.
         configured: the engines in the config file.
-        selected: the choice of the entry to select first.
-        notice: shown at once, such as why a session ended.
+        selected: the choice whose entry is selected first.
+        notice: a text to show at once, such as why a session ended.
         theme, ascii_only: the looks at the start.
         any_terminal: use the theme without asking which colours the terminal has; for pictures.
     """
@@ -122,7 +123,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
     # What there is
 
     def sections(self) -> list[Section]:
-        """Return the sections of the list: what can be opened now."""
+        """Return the sections of the list, with all entries that can be opened now."""
         finder = self._finder
         demo = "a real engine with chats and documents to serve; it ends with the dashboard"
         if find_spec("torch") is None:
@@ -152,7 +153,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
     # Drawing
 
     def draw(self) -> None:
-        """Draw the list as it is now."""
+        """Draw the list with the entries of now."""
         width, height = self.size
         sections = self.sections()
         entries = start_page.entries_of(sections)
@@ -199,7 +200,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         self.draw()
 
     def pressed(self, key: str) -> None:
-        """Handle a key that no overlay took: the key of an action, or the digit of a line."""
+        """Handle a key that no overlay took: the key of an action, or the digit of an entry."""
         action = next((each for each in self.actions if key in each.keys), None)
         if action is not None:
             self.do(action.id)
@@ -210,7 +211,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
                 self.choose(start_page.entries_of(sections)[place].choice)
 
     def do(self, action_id: str) -> None:
-        """Carry out an action of the table."""
+        """Run the handler of an action."""
         self._handlers[action_id]()
 
     def choose_selected(self) -> None:
@@ -220,7 +221,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
 
     @property
     def actions(self) -> list[Action]:
-        """The available actions of the table that are for this screen."""
+        """The actions that work on the start screen and are available."""
         return [action for action in self.abilities.available() if "start" in action.pages]
 
     def clicked(self, x: int, y: int) -> None:
@@ -234,9 +235,10 @@ class StartApp(App[StartChoice], inherit_bindings=False):
             self.choose(entries[number].choice)
 
     def choose(self, choice: StartChoice) -> None:
-        """Select a choice and check it in the background; end with it if it can be opened.
+        """Select a choice and check it in the background.
 
-        "ask" opens a prompt for an address instead.
+        If it can be opened, the start screen then ends with it. The choice "ask" opens a prompt for
+        an address instead.
         """
         self._selected = choice
         if choice.kind == "ask":
@@ -254,7 +256,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         self.draw()
 
     def _check_choice(self, choice: StartChoice) -> None:
-        """Check a choice. Runs on a separate thread."""
+        """Check whether a choice can be opened. Runs on a separate thread."""
         try:
             error = self._check(choice)
         except Exception as failure:  # our bug, but no reason to leave the list
@@ -290,7 +292,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         self.draw()
 
     def on_key(self, event: events.Key) -> None:
-        """Pass keys to an overlay that opened after they were typed."""
+        """Pass a key to the overlay that opened after the key was typed."""
         if isinstance(self.screen, Overlay):
             event.prevent_default()
             self.screen.post_message(events.Key(event.key, event.character))

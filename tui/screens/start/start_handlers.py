@@ -16,7 +16,7 @@ _ALL = 1_000_000
 
 
 class StartList(Protocol):
-    """The parts of the start screen that its handlers need."""
+    """What handlers may use of the start screen."""
 
     skin: Skin
     abilities: Abilities
@@ -33,7 +33,7 @@ class StartList(Protocol):
 
 
 def handlers(start: StartList, app: App[StartChoice]) -> Mapping[str, Callable[[], object]]:
-    """Return action id -> handler, for every action that is for the start screen."""
+    """Return action id -> handler, for every action that works on the start screen."""
     return {
         "lane_up": partial(start.move, -1),
         "lane_down": partial(start.move, 1),

@@ -1,4 +1,4 @@
-"""`StartScreen`: one widget that shows the start list, and passes keys and clicks on."""
+"""`StartScreen`: shows the start list in one widget, and passes keys and clicks on."""
 
 from typing import Protocol
 
@@ -11,7 +11,7 @@ from stepscope.tui.views.theme import Skin
 
 
 class StartTarget(Protocol):
-    """Handles the keys, clicks and resizes of the start screen."""
+    """What gets the keys, clicks and resizes of the start screen; `StartApp` implements it."""
 
     def draw(self) -> None: ...
 
@@ -25,7 +25,10 @@ class StartTarget(Protocol):
 
 
 class StartScreen(Screen[None]):
-    """The screen of the start list. It passes its events to `start` and never blocks."""
+    """The Textual screen that shows the start list.
+
+    It passes its events to `start`, which must not block.
+    """
 
     DEFAULT_CSS = "StartScreen { layout: vertical; overflow: hidden; }"
     BLANK = True
