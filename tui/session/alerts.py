@@ -12,10 +12,12 @@ _WHO = "alert"
 
 
 class AlertDesk:
-    """Belongs to the UI thread. When a rule begins to fire, it puts a mark at the newest step.
+    """Checks the alert rules, and puts a mark at the newest step when a rule begins to fire.
+
+    Use it only on the UI thread.
 
     Args:
-        source: no rule is checked unless it is live.
+        source: the rules are checked only if it is live.
         clock: returns seconds.
     """
 
@@ -27,7 +29,7 @@ class AlertDesk:
         self._next_s = 0.0
 
     def news(self) -> list[RuleChange]:
-        """Return the rules that began or ceased to fire since the last call."""
+        """Check the rules; return those that have begun or ceased to fire since the last call."""
         now_s = self._clock()
         if not self._judge.watches or now_s < self._next_s:
             return []
@@ -40,7 +42,7 @@ class AlertDesk:
 
     @property
     def standing(self) -> list[str]:
-        """One line for each rule that fires now."""
+        """One line of text for each rule that fires now."""
         now_s = self._clock()
         return [
             f"ALERT {each.rule.said(each.value)}, for {now_s - each.fired_s:,.0f} s"

@@ -1,4 +1,4 @@
-"""What the export key can export, and where the file goes."""
+"""What the export key can export from a session, and into which folder."""
 
 import os
 from collections.abc import Iterable
@@ -16,7 +16,10 @@ _NOTE_WIDTH = 24
 
 
 def recording_of(session: Session) -> Path | None:
-    """Return the replayed file, or the present or last recording of this engine, if any."""
+    """Return the recording to export: the replayed file, or the current or last one of this engine.
+
+    None if there is no recording.
+    """
     recording = getattr(session.source, "recording", None)
     if recording is not None:
         return Path(recording.path)
@@ -30,7 +33,7 @@ def recording_of(session: Session) -> Path | None:
 
 
 def ranges_of(session: Session, frame: Frame | None, marks: Iterable[Mark]) -> list[RangeChoice]:
-    """Return the ranges to choose from: the whole recording, the screen, and from a mark on.
+    """Return the step ranges to choose from: all, those on the screen, those since the last mark.
 
     Args:
         frame: the picture of the session's own history; None while the screen shows another one.
@@ -59,7 +62,10 @@ def ranges_of(session: Session, frame: Frame | None, marks: Iterable[Mark]) -> l
 
 
 def folder_for(path: Path) -> Path:
-    """Return the recording's folder, or the current one for a sample or an unwritable folder.
+    """Return the folder for a file exported from the recording `path`.
+
+    It is the recording's folder, unless that is not writable or has the shipped samples: then it is
+    the current folder.
 
     Raises:
         OSError: the current folder is gone.

@@ -1,4 +1,7 @@
-"""`KnobForecast`: simulates the steps in memory with another value of a knob."""
+"""`KnobForecast`: tells what another value of a knob would have done to the steps in memory.
+
+It simulates these steps with that value.
+"""
 
 import tempfile
 import threading
@@ -28,21 +31,20 @@ class _Case(msgspec.Struct):
 
 
 class _WhatIfDocument(msgspec.Struct):
-    """The fields that we use of the document that `stepscope what-if --json` prints."""
+    """Those fields of the output of `stepscope what-if --json` that are used here."""
 
     recorded: dict[str, float | None]
     variants: list[_Case]
 
 
 class _Dropped(Exception):  # noqa: N818 - no error
-    """The answer is no longer needed."""
+    """Raised in the thread of a simulation whose result is no longer needed."""
 
 
 class KnobForecast:
-    """Answers one question at a time. Belongs to the UI thread.
+    """Simulates one value at a time. Use it only on the UI thread.
 
-    A thread waits for the simulation, which runs in a process of its own so as not to slow the
-    screen.
+    The simulation runs in a process of its own so as not to slow the screen; a thread waits for it.
     """
 
     def __init__(self, history: History) -> None:
@@ -50,7 +52,7 @@ class KnobForecast:
         self._asked: _Question | None = None
 
     def ask(self, name: str, value: KnobValue) -> None:
-        """Simulate this value of a knob, and drop the question before."""
+        """Start to simulate this value of a knob; drop the simulation that was asked for before."""
         self.drop()
         self._asked = _Question(self._history, f"{name}={typed_text(value)}")
         self._asked.start()
@@ -62,12 +64,12 @@ class KnobForecast:
 
     @property
     def text(self) -> str | None:
-        """The answer in one line, or a note that the simulation runs; None without a question."""
+        """The result in one line, or a note that the simulation runs; None if nothing was asked."""
         return None if self._asked is None else self._asked.text
 
 
 class _Question(threading.Thread):
-    """Runs one simulation. This thread writes `text`; the UI thread writes `is_dropped`."""
+    """The thread of one simulation: it writes `text`, and the UI thread writes `is_dropped`."""
 
     def __init__(self, history: History, change: str) -> None:
         super().__init__(name="what-if", daemon=True)

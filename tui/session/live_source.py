@@ -1,4 +1,4 @@
-"""Makes the source of a live engine, or of a server that exports metrics only."""
+"""Makes the source of a live session: an engine, or a server that only exports metrics."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,9 +23,10 @@ LiveSource: TypeAlias = "Subscriber | Scraper | ForwardPassSource"
 
 
 def addresses(text: str) -> list[Address]:
-    """Return the addresses in an endpoint, a server's URL, or a JSON file that lists servers.
+    """Return the addresses that a text means: an endpoint, a server's URL, or a file with servers.
 
-    The common name of data-parallel ranks stands for all of them.
+    The file is JSON and lists servers. For data-parallel ranks, their common name stands for all of
+    them.
 
     Raises:
         ConfigError: the text is none of these.
@@ -41,7 +42,7 @@ def addresses(text: str) -> list[Address]:
 
 
 def local_addresses(servers: "Iterable[LocalServer]") -> list[Address]:
-    """Return the engines on this machine, and the servers that only export metrics."""
+    """Return the addresses of engines, and of servers that only export metrics, on this machine."""
     from stepscope.engine.adapters.metrics.local_servers import without_attached
 
     engines = find_local()
@@ -50,7 +51,7 @@ def local_addresses(servers: "Iterable[LocalServer]") -> list[Address]:
 
 
 def receive(address: Address, history: History, past_s: float = 0.0) -> LiveSource:
-    """Make the source of a live engine, without starting it."""
+    """Return a source that receives the steps of a live engine; the caller starts it."""
     if isinstance(address, MetricsAddress):
         from stepscope.recordings.live.scraper import Scraper  # imports a parser
 

@@ -1,4 +1,4 @@
-"""`Session`: one engine or recording in the dashboard, with everything the screens need for it."""
+"""`Session`: one engine or recording in the dashboard, with everything that its screen needs."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ _OF_A_REPLAY = frozenset({"axis", "sort", "slo_ttft_ms", "slo_itl_ms"})
 
 @dataclass(slots=True)
 class Session:
-    """One engine or recording, and what its screens share. `SessionMaker` makes it."""
+    """One engine or recording, and what its screen and dialogs share. `SessionMaker` makes it."""
 
     source: Source
     history: History
@@ -52,20 +52,20 @@ class Session:
         self.alerts = AlertDesk(self.source, self.rules, self.clock)
 
     def begin_tour(self, tour: Tour) -> None:
-        """Show a tour, and enable its keys."""
+        """Start to show a guided tour, and enable its keys."""
         self.tour = tour
         self.abilities = replace(self.abilities, has=self.abilities.has | {"tour"})
 
     def prefer(self, name: str, value: Value) -> None:
-        """Save a setting for the next session, if `keeps` allows it."""
+        """Save a setting for the next start of the dashboard, if `keeps` allows it."""
         if self.keeps(name):
             self.preferences.set(name, value)
 
     def keeps(self, name: str) -> bool:
-        """Whether a setting is saved for the next session; in a replay, some are not."""
+        """Whether this setting is saved for the next start; in a replay some settings are not."""
         return (self.source.is_live or name not in _OF_A_REPLAY) and self.preferences.has(name)
 
     @property
     def record_switch(self) -> RecordSwitch | None:
-        """The record switch of this source; None if it is not live."""
+        """What starts and ends recordings of this source; None if the source is not live."""
         return self.switches.of(self.source)

@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SessionMaker:
-    """Makes sessions; the fields are what they share. `run_dashboard` explains the fields."""
+    """Makes sessions; its fields are what all sessions share.
+
+    `run_dashboard` explains the fields.
+    """
 
     desk: FleetDesk
     title: str
@@ -53,7 +56,7 @@ class SessionMaker:
         control_endpoint: str | None,
         recorder: "Recorder | None" = None,
     ) -> Session:
-        """Make a session of one source; `run_dashboard` explains the arguments."""
+        """Return a new session of this source; `run_dashboard` explains the arguments."""
         needs: set[Need] = {"live" if source.is_live else "replay"}
         if control_endpoint is not None:
             needs.add("engine")
@@ -86,7 +89,7 @@ class SessionMaker:
 
 
 def shown_endpoint(control: str | None) -> str | None:
-    """Return an address for people: an IPC address without the folder of its socket."""
+    """Return an address as people read it: an IPC address without the folder of its socket."""
     if control is None or not control.startswith("ipc://"):
         return control
     return f"ipc://{Path(control.removeprefix('ipc://')).name}"

@@ -1,6 +1,7 @@
 """`Finder`: looks for engines and recordings in the background, for the start screen.
 
-It follows engines as a fleet does, but with a short history. A thread opens the recordings.
+It receives the engines' telemetry as the fleet page does, but keeps only a short history. A thread
+opens the recordings.
 """
 
 import threading
@@ -26,7 +27,7 @@ _GROWING_S = 30.0  # a file that still grows is opened again at most this often
 
 
 class Finder:
-    """Belongs to the screen's thread; a thread of its own opens files.
+    """Finds engines and recordings. Use it on the screen's thread; a thread of its own opens files.
 
     Args:
         folder: where to look for recordings, besides those that were opened lately.
@@ -50,7 +51,7 @@ class Finder:
         threading.Thread(target=self._run, name="recordings", daemon=True).start()
 
     def look(self) -> None:
-        """Update the figures of the known engines; search for engines if it is time to."""
+        """Update the metrics of the known engines, and once a second search for new engines."""
         now_s = self._clock()
         if now_s >= self._find_due_s:
             self._find_due_s = now_s + _FIND_S
@@ -62,13 +63,13 @@ class Finder:
         self._fleet.look()
 
     def engines(self) -> list[tuple[str, EngineLine]]:
-        """Return the address and the figures of each engine that runs on this machine."""
+        """Return the address and the metrics of each engine that runs on this machine."""
         lines = self._fleet.picture.lines
         addresses = [endpoint.control for endpoint in self._sources]
         return list(zip(addresses, lines, strict=False))
 
     def files(self) -> tuple[File, ...]:
-        """Return the recordings, the last used first."""
+        """Return the recordings that were found, the last used first."""
         return self._files
 
     def stop(self) -> None:

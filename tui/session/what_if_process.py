@@ -1,4 +1,4 @@
-"""`WhatIfProcess`: runs `stepscope what-if` in a process, so that it does not slow the screen."""
+"""`WhatIfProcess`: runs `stepscope what-if` in a process of its own, not to slow the screen."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ from stepscope.recordings.errors import RecordingError
 
 
 class WhatIfProcess:
-    """Starts the process at once.
+    """Starts `stepscope what-if` at once.
 
     Args:
         path: the recording.
@@ -23,7 +23,7 @@ class WhatIfProcess:
         )
 
     def wait(self, seconds: float) -> str | None:
-        """Return what the process printed; None if it still runs after this time.
+        """Wait for the process, and return what it printed; None if it still runs after this time.
 
         Raises:
             RecordingError: the process failed; the message is its error line.

@@ -9,7 +9,7 @@ from stepscope.tui.views.frame.compare_choices import CompareChoice, LandmarkSea
 
 @dataclass(slots=True)
 class CompareChooser:
-    """Belongs to the screen's thread.
+    """The state of that list: its rows and the selected row. Use it only on the screen's thread.
 
     Attributes:
         choices: the rows of the list; None while it is closed.
@@ -23,7 +23,7 @@ class CompareChooser:
     _num_recorded: int = -1  # landmarks of the recording among the choices; -1: not listed yet
 
     def open(self, source: Source) -> None:
-        """Open the list of what this session can be compared with."""
+        """Open the list of runs that the session of this source can be compared with."""
         recording = getattr(source, "recording", None)
         if recording is not None and (self._search is None or self._search.path != recording.path):
             self._search = LandmarkSearch(recording.path)
@@ -47,12 +47,15 @@ class CompareChooser:
 
     @property
     def key(self) -> object:
-        """A value that changes whenever the picture must change."""
+        """A value that differs from the last one whenever the list must be drawn again."""
         is_searched = self._search is not None and self._search.found is not None
         return self.choices is not None, self.selected, is_searched
 
     def refresh(self) -> None:
-        """List the choices again if the search has found more; keep the same choice selected."""
+        """Make the list again if the search of the recording has found more marks and changes.
+
+        The same choice stays selected.
+        """
         source, search = self._source, self._search
         found = () if search is None else search.found or ()
         if source is None or len(found) == self._num_recorded:

@@ -1,6 +1,6 @@
 """`CompareDesk`: which two runs are compared, and which part of them the screen shows.
 
-One desk serves all screens of a dashboard. The thread of the `Comparer` reads the runs.
+One desk serves all screens of a dashboard. A `Comparer` reads the runs on a thread of its own.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,9 +22,10 @@ _MAX_CACHED = 8192
 
 @dataclass(slots=True)
 class CompareDesk:
-    """Belongs to the screen's thread.
+    """The state of the compare page: runs, cursor, zoom and selection.
 
-    `comparer` and `origins` are None while no comparison is open.
+    Use it only on the screen's thread. `comparer` and `origins` are None while no comparison is
+    open.
     """
 
     comparer: Comparer | None = None
@@ -46,10 +47,10 @@ class CompareDesk:
     # What is compared
 
     def begin(self, a: Origin, b: Origin) -> None:
-        """Start to compare two runs, in place of the present comparison.
+        """Start to compare two runs; a comparison that is open ends.
 
         Raises:
-            RecordingError: a run cannot be read; the present comparison stays.
+            RecordingError: a run cannot be read; the comparison that is open stays.
         """
         first = a.feed()
         try:
@@ -66,17 +67,20 @@ class CompareDesk:
         self.comparer.start()
 
     def end(self) -> None:
-        """Stop the comparison and release both runs."""
+        """Stop the comparison and close both runs."""
         if self.comparer is not None:
             self.comparer.stop()
         self.comparer = self.origins = None
 
     def choose(self, source: Source) -> None:
-        """Open the list of what this session can be compared with."""
+        """Open the list of runs that the session of this source can be compared with."""
         self.chooser.open(source)
 
     def back(self) -> bool:
-        """Handle Escape: close the list, or stop reading; return False if there was neither."""
+        """Handle Escape: close the list of choices, or stop reading the runs.
+
+        Return false if the list was not open and nothing was being read.
+        """
         is_choosing = self.chooser.choices is not None
         if is_choosing and self.comparer is not None:
             self.chooser.close()
@@ -87,7 +91,10 @@ class CompareDesk:
         return False
 
     def watch(self, is_watched: bool, source: Source) -> None:
-        """Note whether the compare screen is visible; if it has no comparison, open the list."""
+        """Note whether the compare page is visible.
+
+        If it is and has no comparison, open the list.
+        """
         if self.comparer is not None:
             self.comparer.watch(is_watched)
         if is_watched and self.comparer is None and self.chooser.choices is None:
@@ -95,7 +102,7 @@ class CompareDesk:
 
     @property
     def key(self) -> object:
-        """A value that changes whenever the picture must change."""
+        """A value that differs from the last one whenever the page must be drawn again."""
         comparer = self.comparer
         state = None
         if comparer is not None:
@@ -115,7 +122,10 @@ class CompareDesk:
         self.focus = "b" if self.focus == "a" else "a"
 
     def select(self, direction: int) -> None:
-        """Move the selection in the list of choices, or among the pairs of requests."""
+        """Move the selection in the list of choices; if that is closed, in the list of requests.
+
+        The second list has the requests that both runs served.
+        """
         if self.chooser.choices is not None:
             self.chooser.select(direction)
             return
@@ -124,7 +134,10 @@ class CompareDesk:
         self._forget()
 
     def take_row(self, row: int) -> None:
-        """Select a row of the screen: a choice, or a request to align both runs by."""
+        """Select a row of the page: a choice of what to compare, or a request.
+
+        If it is a request, both runs are aligned by that request.
+        """
         if self.chooser.choices is not None:
             self.chooser.selected = 0
         else:
@@ -132,7 +145,7 @@ class CompareDesk:
         self.select(row)
 
     def go_to_column(self, column: int) -> None:
-        """Move the cursor to a column of the charts."""
+        """Move the cursor to the column with this index in the charts."""
         axis = self._axis()
         if axis is not None:
             self._go(axis, self._left + column * self._width(axis))
@@ -159,7 +172,12 @@ class CompareDesk:
         self._left = self._cursor - self._num_columns // 2 * self._width(axis)
 
     def event(self, direction: int, flags: int = EVENTS) -> bool:
-        """Go to the nearest event on either side; return False if there is none."""
+        """Move the cursor to the nearest event in either run; return false if there is none.
+
+        Args:
+            direction: 1 searches after the cursor, -1 before it.
+            flags: the kinds of event to find.
+        """
         axis = self._axis()
         if axis is None or self.comparer is None or self.comparer.sides is None:
             return False
@@ -183,7 +201,7 @@ class CompareDesk:
     # What to draw
 
     def page(self, num_columns: int) -> ComparePage:
-        """Return what the compare screen shows, with `num_columns` columns in its charts."""
+        """Return the data that the compare page is drawn from, with `num_columns` chart columns."""
         self._num_columns = max(1, num_columns)
         self.chooser.refresh()
         comparer, axis = self.comparer, self._axis()
@@ -235,7 +253,7 @@ class CompareDesk:
             return axis_of(self.align, *sides, self._pair() if self.align == "request" else None)
 
     def _width(self, axis: Axis) -> int:
-        """Return the width of a column on the axis, a multiple of `axis.unit`."""
+        """Return how much of the common axis one chart column covers, a multiple of `axis.unit`."""
         whole = -(-(axis.end - axis.start) // self._num_columns)
         units = -(-whole // axis.unit) >> self._zoom
         return max(1, units) * axis.unit

@@ -1,4 +1,4 @@
-"""`WhatIfSide`: a session simulated with other knobs, as one side of a comparison."""
+"""`WhatIfSide`: a simulation of the session with other knobs, as one run of a comparison."""
 
 import tempfile
 import time
@@ -14,7 +14,9 @@ _MAX_STEPS = 10_000  # the newest steps in memory to simulate: more would take m
 
 
 class WhatIfSide:
-    """Simulates when the comparison first reads it; the result lives as long as this object.
+    """Simulates the session when the comparison first reads it.
+
+    The recording of the simulation is deleted together with this object.
 
     Args:
         session: the session that the dashboard shows.
@@ -33,7 +35,10 @@ class WhatIfSide:
         return Origin(name, self.session.slo, path=self.path, make_feed=self._feed)
 
     def recorded(self) -> Path:
-        """Return the recording of the session; write it first if the session is in memory."""
+        """Return the path of the session's recording.
+
+        If the session is only in memory, its newest steps are first written to a recording.
+        """
         if self.session.path is not None:
             return self.session.path
         from stepscope.recordings.history.memory_file import write_memory  # loads mcap
@@ -51,7 +56,10 @@ class WhatIfSide:
 
 
 class WhatIfFeed:
-    """Waits for the simulation, then reads its recording. Implements `Feed`."""
+    """Reads the run for the comparison: waits for the simulation, then reads its recording.
+
+    It implements `Feed`.
+    """
 
     def __init__(self, wanted: WhatIfSide) -> None:
         self.name = wanted.origin.name
@@ -95,7 +103,7 @@ class WhatIfFeed:
             self._feed.close()
 
     def _simulated(self, until_s: float) -> Feed | None:
-        """Return the feed of the simulated recording; None while the simulation runs."""
+        """Return a feed that reads the simulation's recording; None while the simulation runs."""
         from stepscope.recordings.compare.side.recording_feed import RecordingFeed
         from stepscope.recordings.file.reader import Recording  # with mcap, only when needed
 

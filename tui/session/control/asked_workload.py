@@ -1,7 +1,7 @@
-"""`AskedWorkload`: the workload that the engine runs itself, as the base of the next change.
+"""`AskedWorkload`: the synthetic workload of an engine, for the operator to change.
 
-Telemetry shows a new workload up to a second late. A second change within that second must not undo
-the first: the workload requested last counts until telemetry shows a change.
+Telemetry shows a new workload up to a second late, and a second change within that second must not
+undo the first. So until telemetry shows a change, the workload that was requested last counts.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from stepscope.tui.session.control.workload_text import published_workload, work
 
 
 class _PublishedWorkload(NamedTuple):
-    """The workload of an engine as its telemetry reports it."""
+    """The workload of an engine as the engine's telemetry reports it."""
 
     engine_id: str | None
     workload: str | None
@@ -21,7 +21,10 @@ class _PublishedWorkload(NamedTuple):
 
 
 class AskedWorkload:
-    """Belongs to the thread of the screen."""
+    """The workload that was requested last, until telemetry shows it.
+
+    Use it on the screen's thread.
+    """
 
     def __init__(self) -> None:
         self._asked: tuple[WorkloadSpec | None, _PublishedWorkload] | None = (
@@ -32,21 +35,24 @@ class AskedWorkload:
         self._asked = spec, _published(state)
 
     def forget(self) -> None:
-        """Drop the requested workload: the engine refused it, or its outcome is unknown."""
+        """Drop the requested workload. Call this if the engine refused it or did not answer."""
         self._asked = None
 
     def look(self, state: SessionState) -> None:
-        """Drop the requested workload once telemetry shows a change; call it at any rate."""
+        """Drop the requested workload if telemetry has shown a change since.
+
+        It may be called at any rate.
+        """
         if self._asked is not None and self._asked[1] != _published(state):
             self._asked = None
 
     def now(self, state: SessionState) -> WorkloadSpec | None:
-        """Return the workload to base a change on; None if none runs or it is unknown."""
+        """Return the workload that a change starts from; None if none runs or it is unknown."""
         self.look(state)
         return published_workload(state.workload_spec) if self._asked is None else self._asked[0]
 
     def note(self, state: SessionState) -> str:
-        """Return a note on the current workload, for the prompt where the operator types."""
+        """Return a line about the current workload, for the prompt in which it is changed."""
         spec = self.now(state)
         if spec is not None:
             return f"now {workload_text(spec)}; fields you leave out stay"

@@ -1,4 +1,7 @@
-"""`AutopilotSwitch`: runs the autopilot of this dashboard in a thread of its own."""
+"""`AutopilotSwitch`: starts and stops an autopilot, which runs in a thread of its own.
+
+An autopilot moves knobs so that ITL keeps a level.
+"""
 
 import logging
 import threading
@@ -24,11 +27,11 @@ _CLOSE_S = 2.0  # wait for the knobs to be restored; after that the engine resto
 
 
 class AutopilotSwitch:
-    """All methods belong to the UI thread.
+    """Starts and stops the autopilot of this dashboard. Use it only on the UI thread.
 
     Args:
-        endpoint: the engine's.
-        who: returns the operator's name for the engine's audit.
+        endpoint: the engine's control address.
+        who: returns the operator's name for the engine's audit trail.
     """
 
     def __init__(self, endpoint: str, who: Callable[[], str]) -> None:
@@ -43,7 +46,7 @@ class AutopilotSwitch:
         return self._thread is not None and self._thread.is_alive() and not self._stopping.is_set()
 
     def start(self, itl_ms: float) -> None:
-        """Hold this ITL level until `stop`, or until the autopilot ends by itself."""
+        """Start an autopilot that holds this ITL level, until `stop` or until it ends by itself."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(
             target=self._run, args=(itl_ms, self._stopping), name="autopilot", daemon=True
@@ -61,7 +64,10 @@ class AutopilotSwitch:
             self._thread.join(_CLOSE_S)
 
     def news(self) -> tuple[str, Tone] | None:
-        """Return the oldest line that was not shown yet, with its tone; None if there is none."""
+        """Return the oldest line about the autopilot that was not returned yet, with its tone.
+
+        None if there is no new line.
+        """
         return self._news.popleft() if self._news else None
 
     def _run(self, itl_ms: float, stopping: threading.Event) -> None:

@@ -1,4 +1,4 @@
-"""`EngineLink`: sends commands from its own thread, so that the screen never waits."""
+"""`EngineLink`: sends commands to an engine from its own thread, so that the screen never waits."""
 
 import contextlib
 import logging
@@ -35,14 +35,15 @@ class Answer:
 
 
 class EngineLink:
-    """A queue of commands to one engine, answered in order.
+    """A queue of commands to one engine, sent one at a time and answered in order.
 
-    The first command starts the thread and its socket. `ask`, `answers` and `pending`
-    belong to the UI thread.
+    The first command starts the thread and its socket. `ask`, `answers` and `pending` belong to the
+    UI thread.
 
     Args:
         connect: makes the client, in the thread that uses it.
-        siblings: returns the other data-parallel ranks of the engine; called for each knob change.
+        siblings: returns the addresses of the engine's other data-parallel ranks; called for each
+            knob change.
     """
 
     def __init__(
@@ -58,11 +59,11 @@ class EngineLink:
         self._thread: threading.Thread | None = None
 
     def ask(self, what: str, command: Command, action: str = "") -> None:
-        """Queue `command`: it is sent when those before it are answered.
+        """Queue `command`; it is sent when all earlier commands are answered.
 
         Args:
             what: the command in words, for the operator.
-            action: id of the action that asked for it.
+            action: id of the action whose key caused it.
         """
         self._asked.append(what)
         self._commands.put((what, command, action))
@@ -84,11 +85,14 @@ class EngineLink:
         return found
 
     def close(self) -> None:
-        """End the thread once it has sent all queued commands; do not wait."""
+        """Ask the thread to end once it has sent all queued commands; do not wait for that."""
         self._commands.put(None)
 
     def _ask_all(self, client: ControlClient, command: Command) -> AnyReply:
-        """Send a command; a change of knobs goes to all data-parallel ranks, or to none."""
+        """Send a command and return the reply.
+
+        A change of knobs goes to all data-parallel ranks or to none of them.
+        """
         siblings = self._siblings() if isinstance(command, SetKnobs) else []
         if not isinstance(command, SetKnobs) or not siblings:
             return client.ask(command)

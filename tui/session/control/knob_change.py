@@ -1,4 +1,4 @@
-"""A knob change before it is sent, and the knobs as the operator sees them."""
+"""`KnobsNow`: an engine's knobs as the operator sees them; `KnobChange`: a change not sent yet."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -18,12 +18,16 @@ class KnobsNow(NamedTuple):
         return [change for change in self.changes if change.version > version]
 
     def changed_by(self, name: str) -> str:
-        """Return who changed a knob last; empty if unknown."""
+        """Return the name of who changed a knob last; empty if unknown."""
         return next((each.who for each in reversed(self.changes) if name in each.new), "")
 
 
 class KnobChange(NamedTuple):
-    """A new value for a knob, chosen while the knobs had this `version`."""
+    """A new value for a knob.
+
+    `version` is the version of the knobs that the operator saw. If they have a later version when
+    the change arrives, the engine refuses it.
+    """
 
     name: str
     value: KnobValue

@@ -1,7 +1,7 @@
-"""`Operator`: sends the operator's changes to the engine, and reports its answers.
+"""`Operator`: sends the operator's changes to the engine, and shows the answers as notices.
 
-On a slow engine, a command without an answer in time may still take effect later. The audit trail
-in the telemetry then shows its outcome.
+On a slow engine, a command that was not answered in time may still take effect later. The engine's
+audit trail, which is part of the telemetry, then tells its outcome.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ BUDGET = "max_num_batched_tokens"
 
 
 class _Unanswered(NamedTuple):
-    """A change sent to an engine that has not answered yet."""
+    """A change that an engine did not answer in time, so that its outcome is unknown."""
 
     engine_id: str
     what: str
@@ -42,7 +42,7 @@ class _Unanswered(NamedTuple):
 
 
 class Operator:
-    """Sends commands through the link and turns the answers into notices.
+    """Sends commands through an `EngineLink` and turns the answers into notices.
 
     Args:
         link: None if there is no engine to change.
@@ -78,10 +78,12 @@ class Operator:
         return next((spec for spec in info.knobs if spec.name == name), None) if info else None
 
     def set_knob(self, change: KnobChange, action: str) -> None:
-        """Request a change; the engine refuses it if a knob changed after `change.version`.
+        """Ask the engine for a knob change.
+
+        The engine refuses it if another change was made after `change.version`.
 
         Args:
-            action: id of the action that asks for it.
+            action: id of the action whose key caused it.
         """
         name, value, version = change
         before = self._history.state.knobs.get(name)
@@ -95,10 +97,12 @@ class Operator:
         )
 
     def take_overtaken(self, name: str | None = None) -> KnobChange | None:
-        """Return, once, the last change that was refused because another came first.
+        """Return our last change that was refused because another client's change came first.
+
+        It is returned only once, so that the editor can offer it again; None if there is none.
 
         Args:
-            name: return only a change of this knob; None: of any knob.
+            name: return it only if it changes this knob; None means any knob.
         """
         kept, self._overtaken = self._overtaken, None
         info = self._history.info
@@ -107,7 +111,7 @@ class Operator:
         return kept[1] if name in (None, kept[1].name) else None
 
     def undo(self) -> None:
-        """Undo this operator's last knob change, if it still holds."""
+        """Undo the last knob change that was made here, unless the knob was changed again since."""
         self.take_answers()  # the answers tell which changes are our own
         if self._is_settled():
             self._undo()
@@ -116,7 +120,7 @@ class Operator:
             self._notices.say("one moment: undone when the engine has answered")
 
     def _is_settled(self) -> bool:
-        """Whether all our knob changes are answered, and the accepted ones are in telemetry."""
+        """Whether all our knob changes are answered, and telemetry shows the accepted ones."""
         state = self._history.state
         engine_id = "" if state.info is None else state.info.engine_id
         newest = max((version for owner, version in self._own if owner == engine_id), default=0)
@@ -166,7 +170,10 @@ class Operator:
         self._ask("run one step", StepOnce(n=1))
 
     def end_lease(self, leased: LeasedKnobs) -> None:
-        """Restore the knobs that a client has leased; the client sees that and gives up."""
+        """End another client's control of knobs: restore the values from before it leased them.
+
+        That client, such as an autopilot, sees the change and gives up.
+        """
         knobs = self._history.state.knobs
         what = ", ".join(
             f"{name} {value_text(knobs.get(name))}→{value_text(value)}"
@@ -180,14 +187,18 @@ class Operator:
         )
 
     def set_workload(self, spec: WorkloadSpec | None) -> None:
-        """Start or replace the workload that the engine runs itself; None stops it."""
+        """Start or replace the synthetic workload that the engine runs itself; None stops it."""
         what = "stop the workload" if spec is None else f"workload of {spec.rate:g} requests/s"
         self._ask(what, SetWorkload(workload=spec))
         if self._link is not None:
             self.workload.ask(spec, self._history.state)
 
     def _ask(self, what: str, command: Change, action: str = "") -> None:
-        """Send a change, with the operator's name and the newest audit entry that was shown."""
+        """Send a change to the engine.
+
+        It carries the operator's name, and the number of the newest audit entry that was shown
+        here.
+        """
         if self._link is None:
             self._notices.say("there is no engine to ask: this is a recording", "caution")
             return
@@ -198,7 +209,7 @@ class Operator:
         self._link.ask(what, msgspec.structs.replace(command, who=self.who, seen=seen), action)
 
     def take_answers(self) -> None:
-        """Show what the engine has answered since the last call."""
+        """Show as notices what the engine has answered since the last call."""
         for answer in [] if self._link is None else self._link.answers():
             info = self._history.state.info
             if isinstance(answer.command, SetKnobs):
@@ -226,7 +237,7 @@ class Operator:
             self._undo()
 
     def _keep_overtaken(self, answer: Answer) -> None:
-        """Keep a change that was refused because another came first, to send it again."""
+        """Keep our change for `take_overtaken` if it was refused because another came first."""
         command, info = answer.command, self._history.state.info
         if not isinstance(command, SetKnobs):
             return
@@ -237,7 +248,10 @@ class Operator:
             self._overtaken = info.engine_id, change
 
     def _conflict(self, answer: Answer) -> str | None:
-        """Say whose knob change came first; None if it was no conflict, or that is not known."""
+        """Return a text on whose knob change came before ours, so that ours was refused.
+
+        None if ours was not refused for that reason, or if the other change is not known.
+        """
         command = answer.command
         if answer.code != "conflict" or not isinstance(command, SetKnobs):
             return None
@@ -255,7 +269,7 @@ class Operator:
         return f"not changed: {last.who} set {what} meanwhile{again}"
 
     def _take_late_ones(self) -> None:
-        """Report changes without an answer in time whose outcome is now in the audit trail."""
+        """Show the outcome of changes that were not answered in time, once telemetry has it."""
         if not self._unanswered:
             return
         state = self._history.state
@@ -275,7 +289,7 @@ class Operator:
                 self._notices.say(_done(each, step, self._has_requests), "good")
 
     def _is_entry_of(self, entry: Audited, command: Change) -> bool:
-        """Whether an audit entry is about this change of ours."""
+        """Whether an entry of the audit trail records this change, which was sent from here."""
         if (entry.who, entry.command) != (self.who, type(command).__name__):
             return False
         if entry.number <= (command.seen or 0):
@@ -291,7 +305,10 @@ class Operator:
         return state.num_running + state.num_waiting > 0
 
     def _remember(self, command: Command, version: int | None) -> None:
-        """Remember that a change is ours: the name cannot tell, dashboards may share it."""
+        """Remember the version of a knob change made here, so that `undo` recognizes the change.
+
+        The operator's name in telemetry cannot tell that: several dashboards may share a name.
+        """
         info = self._history.state.info
         if info is None or version is None or not isinstance(command, SetKnobs):
             return

@@ -1,6 +1,6 @@
 """`KnobVariation`: moves one knob for some seconds of each minute, then restores its value.
 
-A recording with steps under several budgets can answer what another budget would have done.
+A recording that has steps under several token budgets can answer how another budget would do.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ _SHARE = 0.25  # part of a period during which the knob has another value than t
 
 
 class KnobRange(NamedTuple):
-    """A knob, and the range of values to move it in."""
+    """A knob, and the lowest and highest value to move it to."""
 
     name: str
     low: int
@@ -22,7 +22,11 @@ class KnobRange(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "KnobRange":
-        """Parse KNOB=LOW..HIGH. Raises ValueError that says what was expected."""
+        """Parse the text KNOB=LOW..HIGH.
+
+        Raises:
+            ValueError: the text has another form; the message says what was expected.
+        """
         name, _, bounds = text.partition("=")
         low, dots, high = bounds.partition("..")
         if not (name and dots and low.isdigit() and high.isdigit() and 0 < int(low) < int(high)):
@@ -30,19 +34,21 @@ class KnobRange(NamedTuple):
         return cls(name, int(low), int(high))
 
     def values(self) -> list[int]:
-        """Return both ends and their geometric mean, in ascending order."""
+        """Return the lowest value, the geometric mean and the highest value, each only once."""
         return sorted({self.low, round((self.low * self.high) ** 0.5), self.high})
 
 
 class KnobVariation:
-    """Call `tick` a few times a second, and `close` at the end.
+    """Moves one knob of an engine by the clock.
+
+    Call `tick` a few times a second, and `close` at the end.
 
     Attributes:
-        ended: why it no longer moves the knob; None while it does.
+        ended: why the variation has ended by itself; None while it goes on.
 
     Args:
         client: belongs to the thread that calls `tick`; the caller closes it.
-        who: name in the engine's audit.
+        who: the name to show in the engine's audit trail.
 
     Raises:
         CommandRefused: the engine has no such knob, or refuses one of the values.
@@ -67,15 +73,19 @@ class KnobVariation:
             client.set_knobs({knob.name: value}, who, dry_run=True)
 
     def tick(self, elapsed_s: float) -> None:
-        """Set the value that is due `elapsed_s` after the start."""
+        """Set the knob to the value that is due `elapsed_s` after the start."""
         self._set(self._due(elapsed_s))
 
     def close(self) -> None:
-        """Restore the engine's own value, unless another client has changed a knob since."""
+        """Restore the value from before the start, unless another client has changed a knob."""
         self._set(self._own)
 
     def _due(self, elapsed_s: float) -> KnobValue:
-        """Return the value due now: a period has a part for each, and it is due in its middle."""
+        """Return the value that the knob should have now.
+
+        A period is divided into equal parts, one per value. The value is due in the middle of its
+        part; in the rest of the part, the value from before the start is due.
+        """
         part_s = self._period_s / len(self._values)
         number, within_s = divmod(elapsed_s % self._period_s, part_s)
         is_due = abs(within_s / part_s - 0.5) < _SHARE / 2

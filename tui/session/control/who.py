@@ -1,4 +1,4 @@
-"""The operator's name in an engine's audit. It proves nothing, unlike a key."""
+"""The operator's name in an engine's audit trail. Unlike a key, the name proves nothing."""
 
 import getpass
 import os
@@ -13,7 +13,7 @@ from stepscope.tui.settings.settings import MAX_NAME, ClientSettings, environmen
 def who() -> str:
     """Return the operator's account, terminal and machine, such as anna/pts3@gpu-7.
 
-    If the settings have a name, it goes first. The terminal tells apart operators who share an
+    If the settings have a name, it comes first. The terminal tells apart operators who share an
     account.
     """
     try:
@@ -30,7 +30,7 @@ def who() -> str:
 
 
 def call_me(name: str | None) -> None:
-    """Use this name in this process and its children; None keeps the name of the settings.
+    """Set the operator's name for this process and its children; None keeps that of the settings.
 
     Raises:
         WrongUsage: the name is empty or too long.

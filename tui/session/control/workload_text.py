@@ -1,6 +1,7 @@
-"""Parses an engine's own workload as an operator types it: `rate=2 document_share=0.3`, or `off`.
+"""Parses the synthetic workload of an engine as an operator types it.
 
-Fields that are left out keep their values, if the engine reports them.
+Examples are `rate=2 document_share=0.3`, and `off`. Fields that are not typed keep their values, if
+the engine reports them.
 """
 
 from typing import Annotated, Any, get_args, get_origin
@@ -19,7 +20,10 @@ EXAMPLE = "rate=2 document_share=0.1 output_tokens=64"
 
 
 def published_workload(published: dict[str, KnobValue] | None) -> WorkloadSpec | None:
-    """Decode a workload from telemetry; None if there is none, or this version cannot read it."""
+    """Return the workload that telemetry reports.
+
+    None if there is none, or if this version of stepscope cannot read it.
+    """
     try:
         return None if published is None else msgspec.convert(published, WorkloadSpec)
     except msgspec.ValidationError:
@@ -32,13 +36,13 @@ def workload_text(spec: WorkloadSpec) -> str:
 
 
 def parse_workload(text: str, now: WorkloadSpec | None = None) -> WorkloadSpec | None:
-    """Parse a workload; None means: stop the one that runs.
+    """Return the workload that a typed text means; None means to stop the one that runs.
 
     Args:
-        now: the workload that `text` changes; None: the default one.
+        now: the workload whose fields `text` changes; None means the default workload.
 
     Raises:
-        ValueError: the text is not valid; the message says what is.
+        ValueError: the text is not valid; the message says what would be.
     """
     words = text.split()
     if words == [OFF]:

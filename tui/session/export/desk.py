@@ -1,4 +1,4 @@
-"""`ExportDesk`: writes one file at a time on a thread of its own, and reports its progress."""
+"""`ExportDesk`: writes files (exports, recordings), one at a time, on a thread of its own."""
 
 import logging
 import threading
@@ -24,14 +24,14 @@ _CLOSE_S = 5.0
 
 
 class _Cancelled(Exception):  # noqa: N818 - not an error
-    """The export was cancelled."""
+    """Raised in the writing thread when the operator has cancelled the file."""
 
 
 class FileJob(ABC):
-    """Writes one file, completely or not at all.
+    """Base class of jobs that write one file, completely or not at all.
 
     Attributes:
-        doing, noun: a verb and a noun for this kind of job, for messages.
+        doing, noun: a verb and a noun for what the job writes, for messages.
         name: the name of the file.
         share: how much is done, 0 to 1.
         outcome: one line and its tone once the job has ended; None before.
@@ -71,7 +71,7 @@ class FileJob(ABC):
 
     @abstractmethod
     def _write(self) -> str:
-        """Write the file, and return one line on what was written."""
+        """Write the file, and return one line about what was written."""
 
     def _progress(self, share: float) -> None:
         self.share = share
@@ -80,7 +80,7 @@ class FileJob(ABC):
 
 
 class ExportJob(FileJob):
-    """Writes a recording, or a part of it, in another format."""
+    """Writes a recording or a part of it in another format."""
 
     doing, noun = "exporting", "export"
 
@@ -124,7 +124,7 @@ class MemoryJob(FileJob):
 
 
 def _within(order: ExportOrder, recording: "Recording") -> RangeChoice:
-    """Return the part of the ordered range that the recording holds.
+    """Return that part of the ordered step range that the recording holds.
 
     Raises:
         RecordingError: the recording is of another run of the engine.
@@ -149,23 +149,28 @@ def _within(order: ExportOrder, recording: "Recording") -> RangeChoice:
 
 @dataclass(slots=True)
 class ExportDesk:
-    """One desk serves all screens of a dashboard. Belongs to the UI thread.
+    """Starts and cancels the jobs that write files, and reports their progress.
+
+    One desk serves all screens of a dashboard. Use it only on the UI thread.
 
     Attributes:
-        last: the last order; None before the first.
+        last: the last export that was ordered; None before the first.
     """
 
     last: ExportOrder | None = None
     _job: FileJob | None = None
 
     def begin(self, order: ExportOrder) -> None:
-        """Start an export, unless another file is being written."""
+        """Start an export; do nothing if a file is already being written."""
         if self._job is None:
             self.last = order
             self._start(ExportJob(order))
 
     def write_memory(self, history: History, path: Path) -> None:
-        """Write the steps in `history` to a recording, unless a file is being written."""
+        """Start to write the steps in `history` to a recording.
+
+        Do nothing if a file is already being written.
+        """
         if self._job is None:
             self._start(MemoryJob(history, path))
 
@@ -175,7 +180,10 @@ class ExportDesk:
 
     @property
     def active(self) -> str | None:
-        """The file that is being written, and its progress; None if there is none."""
+        """The name of the file that is being written, with its progress, as text.
+
+        None if there is none.
+        """
         job = self._job
         return None if job is None else f"{job.doing} {job.name} {fmt.percent(job.share)}"
 
@@ -187,7 +195,7 @@ class ExportDesk:
         return True
 
     def news(self) -> tuple[str, Tone] | None:
-        """Return how the last file ended, once."""
+        """Return one line on how the last job ended, with its tone; each job is reported once."""
         job = self._job
         if job is None or job.outcome is None:
             return None

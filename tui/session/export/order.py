@@ -13,11 +13,11 @@ _ENDINGS = (".mcap.part", ".mcap", ".part")
 
 
 class FormatChoice(NamedTuple):
-    """A format as the export dialog offers it.
+    """A file format as the export dialog offers it.
 
     Attributes:
-        opens: what it contains, and which programs open it.
-        package: the optional package that it needs; None if it needs none.
+        opens: what a file of this format contains, and which programs open it.
+        package: the optional package that writing it needs; None if it needs none.
     """
 
     name: "Format"
@@ -28,7 +28,7 @@ class FormatChoice(NamedTuple):
 
     @property
     def is_there(self) -> bool:
-        """Whether the package that it needs is installed."""
+        """Whether the package that this format needs is installed."""
         return self.package is None or find_spec(self.package) is not None
 
     @property
@@ -52,7 +52,10 @@ FORMAT_CHOICES: tuple[FormatChoice, ...] = (
 
 
 class RangeChoice(NamedTuple):
-    """Steps `first` to `last`, both included; None is the respective end of the recording."""
+    """The steps from `first` to `last`, both included.
+
+    None as `first` or `last` means the first or last step of the recording.
+    """
 
     text: str
     first: int | None = None
@@ -60,11 +63,12 @@ class RangeChoice(NamedTuple):
 
 
 class ExportOrder(NamedTuple):
-    """What to export, and where to.
+    """What to export, in which format and to which file.
 
     Attributes:
         path: the recording.
-        engine_id: the run of the engine that numbered the steps of the range; None if any.
+        engine_id: the run of the engine in which the steps of the range were numbered; None means
+            any run.
     """
 
     path: Path
@@ -76,7 +80,7 @@ class ExportOrder(NamedTuple):
 
 
 def file_name(order: ExportOrder) -> str:
-    """Return a file name made of the recording's name, the range and the table."""
+    """Return a name for the exported file: the recording's name, the range and the table."""
     name = order.path.name
     stem = next((name.removesuffix(end) for end in _ENDINGS if name.endswith(end)), name)
     if order.steps.first is not None or order.steps.last is not None:
@@ -88,7 +92,7 @@ def file_name(order: ExportOrder) -> str:
 
 
 def new_path(order: ExportOrder, unfinished_suffix: str) -> Path:
-    """Return a path that neither a file nor an unfinished export has."""
+    """Return a path that is taken neither by a file nor by an unfinished export."""
     name, suffix = file_name(order), order.choice.suffix
     for number in count(1):
         tail = suffix if number == 1 else f"-{number}{suffix}"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class RecordSwitch:
-    """Starts and ends recordings of `source`. Belongs to the UI thread.
+    """Starts and ends recordings of `source`. Use it only on the UI thread.
 
     Args:
         source: a live source.
@@ -40,12 +40,12 @@ class RecordSwitch:
 
     @property
     def has_engine(self) -> bool:
-        """Whether an engine is connected, so that there are steps to record."""
+        """Whether the source is connected to an engine, so that there are steps to record."""
         return self._source.status not in NO_ENGINE
 
     @property
     def path(self) -> Path | None:
-        """Path of the present or the last recording; None before the first."""
+        """Path of the current recording, or else of the last one; None before the first."""
         return None if self._recorder is None else self._recorder.path
 
     @property
@@ -58,11 +58,14 @@ class RecordSwitch:
 
     @property
     def error(self) -> str | None:
-        """Why a recording ended by itself, in one line; None once the operator has seen it."""
+        """Why a recording has ended by itself, in one line.
+
+        None if the operator has seen that already.
+        """
         return None if self._recorder is None or self._is_seen else self._recorder.error
 
     def seen(self) -> None:
-        """The operator pressed a key, so an error on the screen counts as seen."""
+        """Note that the operator has pressed a key: an error on the screen counts as seen."""
         self._is_seen = self._recorder is not None and self._recorder.error is not None
 
     def start(self) -> Path:
@@ -80,7 +83,7 @@ class RecordSwitch:
         return self._recorder.path
 
     def new_path(self) -> Path:
-        """Return a path that no file has, named after the source and the time of day."""
+        """Return a path for a new file, named after the source and the time of day."""
         path = first = self._folder / default_name(self._source.name)
         for number in count(2):
             if not path.exists() and not path.with_name(path.name + PART_SUFFIX).exists():
@@ -97,7 +100,10 @@ class RecordSwitch:
             self._ending.start()
 
     def last(self) -> str | None:
-        """Wait until the file is complete, then summarize the last recording; None without one."""
+        """Return a summary of the last recording, after waiting until its file is complete.
+
+        None if nothing was recorded.
+        """
         recorder = self._recorder
         if recorder is None:
             return None

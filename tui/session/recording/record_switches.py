@@ -1,4 +1,7 @@
-"""`RecordSwitches`: the recordings of all engines of a dashboard, even of those never opened."""
+"""`RecordSwitches`: starts and ends recordings of all engines of a dashboard.
+
+That includes engines whose screen was never opened.
+"""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -12,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class RecordSwitches:
-    """A recording switch for each live source, made on first use. Belongs to the UI thread.
+    """One `RecordSwitch` for each live source, made on first use. Use it only on the UI thread.
 
     Args:
         folder: where the files go; by default the folder in which the dashboard was started.
@@ -41,18 +44,22 @@ class RecordSwitches:
 
     @property
     def errors(self) -> dict[Source, str]:
-        """Why recordings ended by themselves, by source; errors that were seen are left out."""
+        """Source -> why its recording has ended by itself, for errors that were not seen yet."""
         found = {source: switch.error for source, switch in self._switches.items()}
         return {source: error for source, error in found.items() if error is not None}
 
     def seen(self, source: Source | None) -> None:
-        """The operator pressed a key: the errors of one source (None: of all) count as seen."""
+        """Note that the operator has pressed a key: errors on the screen count as seen.
+
+        Args:
+            source: the source whose error is on the screen; None means all sources.
+        """
         for each, switch in self._switches.items():
             if source is None or each is source:
                 switch.seen()
 
     def stop(self) -> None:
-        """End all recordings; threads of their own finish the files."""
+        """End all recordings; for each, a thread of its own finishes the file."""
         for switch in self._switches.values():
             switch.stop()
 

@@ -1,4 +1,4 @@
-"""Moving through time: to steps, events, the worst stall, and places that are typed.
+"""Moves the cursor through time: to steps, events, the worst stall, and typed steps or times.
 
 May import: engine.protocol, recordings.attribution, recordings.history, recordings.live,
   recordings.state.series, tui.views, tui.views.frame.

@@ -1,4 +1,7 @@
-"""Parses a place to go to: a step, a time of day, or a distance from the cursor."""
+"""Finds the step that an operator typed: a step number, a time of day, or a time difference.
+
+A time difference such as `-2m` counts from the step at the cursor.
+"""
 
 import re
 import time
@@ -19,7 +22,7 @@ _HALF_DAY_NS = 12 * 3600 * 10**9
 
 
 class FileTimes(Protocol):
-    """The times of a replayed file, which holds more steps than memory."""
+    """The times of the steps in a replayed file, which holds more steps than memory."""
 
     @property
     def extent(self) -> tuple[int, int] | None: ...  # first and last step
@@ -31,21 +34,24 @@ class FileTimes(Protocol):
 
 
 class Wanted(NamedTuple):
-    """A step to go to; `note` says how it differs from the place that was typed, if it does."""
+    """A step to go to.
+
+    `note` tells the operator if this is not what was typed, such as the last step of a file.
+    """
 
     step: int
     note: str | None = None
 
 
 def wanted(text: str, at: int | None, history: History, file: FileTimes | None) -> Wanted:
-    """Return the step that `text` means.
+    """Return the step that a typed text means.
 
     Args:
         at: the step at the cursor.
-        file: None for a live session, which has only the steps in memory.
+        file: the replayed file; None for a live session, which has only the steps in memory.
 
     Raises:
-        ValueError: the text is not a place; the message says why, or what is allowed.
+        ValueError: the text means no step; the message says why, or what is allowed.
     """
     text = text.strip().replace(",", "")
     if text.isdecimal():
@@ -81,7 +87,7 @@ def wanted(text: str, at: int | None, history: History, file: FileTimes | None) 
 
 
 def _clamped(step: int, history: History, file: FileTimes | None) -> Wanted:
-    """Return the step with this number, or the nearest one that exists."""
+    """Return the step with this number, or the nearest step that exists, with a note on that."""
     if file is not None and file.extent is not None:
         first, last = file.extent
         if first <= step <= last:
@@ -114,9 +120,9 @@ def _step_in_memory(history: History, time_ns: int) -> int | None:
 
 
 def _away_ns(when: re.Match[str], wall_ns: int | None) -> list[int]:
-    """Return the distances from `wall_ns` to the typed time on each possible day.
+    """Return how far the typed time is from `wall_ns`, in ns, for each day that may be meant.
 
-    The likeliest day comes first.
+    The most likely day comes first.
 
     Raises:
         ValueError: there is no such time or month, or `wall_ns` is unknown.

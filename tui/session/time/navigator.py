@@ -1,7 +1,8 @@
-"""`Navigator`: moves the view through time, in a live session and in a replay.
+"""`Navigator`: moves the cursor through time, in a live session and in a replay.
 
-In a replay, the newest step in memory is the position of the replay. Moving on from there plays the
-file; moving to a step that is not in memory seeks it in the file.
+A replay loads steps of a file into memory; its position is the newest of these steps. Moving
+forward from there plays the file. Moving to a step that is not in memory makes the replay seek that
+step in the file.
 """
 
 from collections.abc import Callable, Collection
@@ -24,7 +25,7 @@ _MAX_SEARCH = 5_000  # steps to decode in search of the next step of a request
 
 
 class Replay(FileTimes, Protocol):
-    """The methods of a replay that a live source does not have."""
+    """The methods that a replay has and a live source does not."""
 
     file_events: EventsOfFile
     file_latency: LateTokensOfFile
@@ -67,7 +68,9 @@ def recorded_extent(source: Source) -> tuple[int, int] | None:
 
 
 class Navigator:
-    """Changes `view`; belongs to the UI thread. `frame` is the picture on the screen.
+    """Moves the cursor of `view`. Use it only on the UI thread.
+
+    `frame` is the data of the picture on the screen.
 
     Args:
         key: returns the key of an action, for notices.
@@ -90,7 +93,7 @@ class Navigator:
         self._oldest = Oldest(view, source, notices, key, self.go)
 
     def look_at(self, history: History) -> None:
-        """Switch to another history."""
+        """Move through another history from now on, such as the one from before a restart."""
         self._history = history
 
     # Pause and follow
@@ -111,13 +114,16 @@ class Navigator:
             replay.play()
 
     def live(self) -> None:
-        """Go to the newest step, in a replay to the end of the file, and follow new steps."""
+        """Go to the newest step and follow new ones.
+
+        In a replay, first go to the end of the file.
+        """
         if self._replay is not None and self._replay.extent is not None:
             self.go(self._replay.extent[1])
         self.follow()
 
     def follow(self) -> None:
-        """Show the newest step in memory, and follow new steps."""
+        """Show the newest step in memory, and go on to each new step."""
         self._notices.leave_place()
         self.view.follow()
 
@@ -129,18 +135,21 @@ class Navigator:
             self._oldest.press(self._history)
 
     def news(self) -> tuple[str, Tone] | None:
-        """Return the outcome of fetching older steps, once."""
+        """Return one line on how fetching older steps from the engine ended.
+
+        None if it still runs, or if the line was returned before.
+        """
         return self._oldest.news()
 
     @property
     def progress(self) -> str | None:
-        """The progress of fetching older steps; None if nothing is being fetched."""
+        """One line on the progress of fetching older steps from the engine; None if it does not."""
         return self._oldest.progress
 
     # Steps
 
     def go(self, step: int) -> None:
-        """Go to a step, in memory or in the file."""
+        """Move the cursor to a step; a replay seeks it in the file if it is not in memory."""
         self._notices.leave_place()
         history, replay = self._history, self._replay
         first, last = history.first_step, history.last_step
@@ -156,7 +165,7 @@ class Navigator:
             self.view.go(step, first, last)
 
     def move(self, columns: int) -> None:
-        """Move by this many columns, back if negative."""
+        """Move the cursor by this many columns of the chart, back in time if negative."""
         at = self._at_or_say()
         if at is None:
             return
@@ -183,7 +192,7 @@ class Navigator:
             self.view.right = min(last, max(first + steps - 1, self.view.right + direction * steps))
 
     def of_column(self, x: int) -> None:
-        """Go to the last step of a column of the chart."""
+        """Move the cursor to the last step of the chart column with index `x`."""
         columns = self.frame.columns if self.frame is not None else []
         column = columns[x] if 0 <= x < len(columns) else None
         if column is not None:
@@ -206,7 +215,7 @@ class Navigator:
         self._notices.say_of_place(found.text + over, "caution" if over else "text")
 
     def mark(self) -> None:
-        """Go to the mark before this step; if there is none, to the last mark."""
+        """Go to the last mark before the cursor; if there is none, to the last mark of all."""
         at = self._at()
         found = {mark_event(mark) for mark in self._history.marks}
         if self._replay is not None:
@@ -226,7 +235,10 @@ class Navigator:
         self._notices.say_of_place(f"mark: {text}")
 
     def of_request(self, direction: int) -> None:
-        """Go to the next or previous step that has the selected request in its batch."""
+        """Go to the next or previous step whose batch has the selected request.
+
+        If no request is selected, take the one that is followed.
+        """
         at, request_id = self._at(), self.view.selected
         request_id = self.view.followed if request_id is None else request_id
         if at is None or request_id is None:
@@ -251,7 +263,7 @@ class Navigator:
     # Words
 
     def goto(self, text: str) -> None:
-        """Go to the step, the time of day or the distance in time that was typed."""
+        """Go to what was typed: a step, a time of day, or a time difference from the cursor."""
         if text.strip():
             step, note = self._wanted(text)
             self.go(step)
@@ -282,7 +294,7 @@ class Navigator:
         return self._history.last_step if self.view.cursor is None else self.view.cursor
 
     def _at_or_say(self) -> int | None:
-        """Return the step at the cursor; if there is no step, show a notice and return None."""
+        """Return the step at the cursor. If there is no step, show a notice and return None."""
         if (at := self._at()) is None:
             self._notices.say_of_place("there is no step in memory yet", "caution")
         return at
@@ -297,5 +309,5 @@ class Navigator:
 
 
 def lane_keys(key: Callable[[str], str]) -> str:
-    """Return the keys that select a request, in words."""
+    """Return a text that names the keys by which a request is selected."""
     return f"{key('lane_up')} and {key('lane_down')}"

@@ -1,7 +1,7 @@
-"""`Oldest`: what the key for the oldest step does in a live session.
+"""`Oldest`: handles the key that goes to the oldest step, in a live session.
 
 The first press goes to the oldest step in memory. A second press there fetches the older steps that
-the engine still keeps, and then goes to the oldest of them.
+the engine still keeps, and then goes to the oldest of these.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from stepscope.tui.views.view import View
 
 
 class Oldest:
-    """Belongs to the UI thread.
+    """Goes to the oldest step and fetches older ones. Use it only on the UI thread.
 
     Args:
         view: the view whose cursor moves.
@@ -40,7 +40,11 @@ class Oldest:
         self._asked_at: int | None = None  # the oldest step when we asked; None: nothing asked
 
     def press(self, history: History) -> None:
-        """Handle a press of the key while `history` is shown."""
+        """Handle a press of the key.
+
+        Args:
+            history: the history on the screen.
+        """
         first = history.first_step
         is_there = self._view.cursor == first
         if first is not None:
@@ -68,7 +72,10 @@ class Oldest:
         self._notices.say_of_place(text, shorter=shorter)
 
     def more(self, history: History) -> str:
-        """Return a hint on how to fetch older steps; empty if the engine keeps none."""
+        """Return a hint that the key fetches older steps from the engine.
+
+        Empty if the engine does not keep older steps.
+        """
         info = history.info
         is_first = history.first_step == 0
         if self._backfill(history) is None or is_first or info is None or not info.keeps_snapshots:
@@ -77,7 +84,7 @@ class Oldest:
 
     @property
     def progress(self) -> str | None:
-        """The progress of fetching older steps; None if nothing is being fetched."""
+        """One line on the progress of fetching older steps; None if nothing is being fetched."""
         backfill = self._backfill(self._source.history)
         if backfill is None or self._asked_at is None or not backfill.is_active:
             return None
@@ -85,7 +92,10 @@ class Oldest:
         return f"{_ASKING} {before} … {fmt.percent(backfill.share)}"
 
     def news(self) -> tuple[str, Tone] | None:
-        """Return the outcome of fetching older steps, once."""
+        """Return one line on how fetching older steps ended.
+
+        None if it still runs, or if the line was returned before.
+        """
         backfill, asked_at = self._backfill(self._source.history), self._asked_at
         if backfill is None or asked_at is None or backfill.is_active:
             return None
@@ -110,7 +120,7 @@ class Oldest:
         backfill.ask()
 
     def _backfill(self, history: History) -> Backfill | None:
-        """Return the backfill of this history; None if no engine can send older steps."""
+        """Return what fetches older steps into this history; None if no engine can send any."""
         source = self._source
         if not isinstance(source, Subscriber) or history is not source.history:
             return None
@@ -121,7 +131,7 @@ _ASKING = "asking the engine for what it keeps of"
 
 
 def _clock(history: History) -> str:
-    """Return the time of the oldest step in memory."""
+    """Return the time of day of the oldest step in memory."""
     first = history.first_step
     summary = None if first is None else history.summary(first)
     return fmt.moment(None if summary is None else history.wall_ns(summary.tokens_ns))

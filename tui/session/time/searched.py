@@ -1,4 +1,7 @@
-"""Finds the nearest event, and says how much of a replay's file was searched for it."""
+"""Finds the nearest event, and tells which steps of a replayed file were not searched for it.
+
+A background thread searches the file for late tokens, so at first only a part has been searched.
+"""
 
 from collections.abc import Collection
 from typing import Protocol
@@ -14,7 +17,7 @@ RECKONED = frozenset({"slo", "gap"})
 
 
 class EventsOfFile(InFile, Protocol):
-    """The events of a file, including the part that is not played yet."""
+    """The events of a replayed file, including the part of the file that is not played yet."""
 
     @property
     def is_done(self) -> bool: ...
@@ -23,7 +26,7 @@ class EventsOfFile(InFile, Protocol):
 
 
 class LateTokensOfFile(Protocol):
-    """Late tokens and lost messages of a file, including the part that is not played yet."""
+    """Late tokens and lost messages of a replayed file, also of the part that is not played yet."""
 
     @property
     def is_done(self) -> bool: ...
@@ -41,7 +44,7 @@ class LateTokensOfFile(Protocol):
 
 
 class SearchedFile(Protocol):
-    """The searches of a replayed file."""
+    """What background searches have found in a replayed file so far."""
 
     file_events: EventsOfFile
     file_latency: LateTokensOfFile
@@ -57,7 +60,14 @@ def nearest(
     direction: int,
     kinds: frozenset[str],
 ) -> SessionEvent | None:
-    """Return the nearest event after (direction 1) or before (-1) a step, in memory or file."""
+    """Return the known event that is nearest to step `at`, in memory or in the replayed file.
+
+    None if no such event is known.
+
+    Args:
+        direction: 1 looks for events after the step, -1 for events before it.
+        kinds: the kinds of event to look for.
+    """
     in_memory = kinds
     if file is not None and is_searched(history, file):
         in_memory = kinds - {"slo"}  # memory has the seconds at its two ends only in part
@@ -71,7 +81,7 @@ def nearest(
 
 
 def is_searched(history: History, file: SearchedFile) -> bool:
-    """Whether the search of the file for late tokens has covered the steps in memory."""
+    """Whether all steps in memory lie in the part of the file already searched for late tokens."""
     spans = file.file_latency.spans()
     return all(
         any(begin <= first and last <= end for begin, end in spans)
@@ -82,7 +92,10 @@ def is_searched(history: History, file: SearchedFile) -> bool:
 def passed_over(
     history: History, file: SearchedFile | None, at: int, step: int, kinds: Collection[str]
 ) -> str:
-    """Note on a jump from `at` to `step`: how many steps between them were not searched."""
+    """Return an addition to the notice about a jump from step `at` to `step`.
+
+    It tells how many steps between the two were not searched; empty if all were.
+    """
     if file is None or not set(kinds) & RECKONED:
         return ""
     number = _num_unsearched(history, file, at, step)
@@ -93,7 +106,10 @@ def passed_over(
 def nothing(
     history: History, file: SearchedFile | None, at: int, direction: int, kinds: Collection[str]
 ) -> str:
-    """Return the notice that nothing was found from `at` on, and what was not searched."""
+    """Return the notice that no event was found from step `at` on.
+
+    It also tells how many steps were not searched.
+    """
     kind = "preemption" if set(kinds) == {"preempt"} else "event"
     where = f"{'after' if direction > 0 else 'before'} step {at:,}"
     if file is None or file.extent is None:
@@ -114,7 +130,7 @@ def nothing(
 
 
 def _num_unsearched(history: History, file: SearchedFile, at: int, step: int) -> int:
-    """Number of steps between these two that were not searched for late tokens."""
+    """Return the number of steps between `at` and `step` that were not searched for late tokens."""
     return _num_outside([*_in_memory(history), *file.file_latency.spans()], at, step)
 
 
@@ -124,7 +140,11 @@ def _in_memory(history: History) -> list[tuple[int, int]]:
 
 
 def _num_outside(spans: Collection[tuple[int, int]], at: int, step: int) -> int:
-    """Number of steps between these two that are in none of the spans."""
+    """Return the number of steps between `at` and `step` that are in none of the spans.
+
+    Args:
+        spans: pairs of first and last step.
+    """
     begin, end = min(at, step) + 1, max(at, step)
     number = 0
     for first, last in sorted(spans):

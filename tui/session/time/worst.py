@@ -1,4 +1,7 @@
-"""`WorstStalls`: moves the cursor from one stall to the next, the worst first."""
+"""`WorstStalls`: moves the cursor from one stall to the next, from the longest to shorter ones.
+
+A stall is a wait for a token above the service level.
+"""
 
 from collections.abc import Callable
 
@@ -15,7 +18,11 @@ _SUFFIXES = {1: "st", 2: "nd", 3: "rd"}
 
 
 class WorstStalls:
-    """Belongs to the UI thread. After any other move of the cursor it starts with the worst again.
+    """Handles the key that goes to the worst stall, then to the next worst.
+
+    Use it on the UI thread.
+
+    If the cursor was moved otherwise in between, it starts with the worst stall again.
 
     Args:
         history: returns the history that is shown.
@@ -39,7 +46,11 @@ class WorstStalls:
         self._shown: Breach | None = None  # the stall that it went to last
 
     def next(self) -> None:
-        """Go to the worst stall; from a stall to the next worst, from the last to the worst."""
+        """Go to the worst stall.
+
+        If the cursor is at a stall that this method went to, go to the next worst; after the last
+        one, to the worst again.
+        """
         of_file = self._is_of_file
         stalls = self._known(of_file)
         if not stalls.longest:
@@ -58,14 +69,14 @@ class WorstStalls:
         self._notices.say_of_place(text, shorter=shorter)
 
     def _known(self, of_file: bool) -> Stalls:
-        """Return the known stalls, in memory or in the searched part of the file."""
+        """Return the stalls in memory, or with `of_file` those in the searched part of the file."""
         history, replay = self._history(), self._replay
         if replay is not None and of_file:
             return replay.file_latency.stalls(history.slo, _MOST)
         return history.stalls(None, _MOST)
 
     def _at(self) -> int | None:
-        """Return the step at the cursor; None while the view follows new steps."""
+        """Return the step at the cursor; None while the cursor follows new steps."""
         cursor = self._navigator.view.cursor
         if cursor is None and self._replay is not None and self._replay.status != "playing":
             return self._history().last_step
@@ -74,7 +85,12 @@ class WorstStalls:
     # Words
 
     def _stall_notice(self, stalls: Stalls, place: int, of_file: bool) -> list[str]:
-        """Return the notice about a stall, in versions from long to short."""
+        """Return the notice about a stall, in several forms from long to short.
+
+        Args:
+            place: the place of the stall in `stalls.longest`, the longest being 0.
+            of_file: whether the stalls were found in the file instead of memory.
+        """
         stall, number = stalls.longest[place], stalls.number
         is_itl = stall.kind == "ITL"
         what = "stall" if is_itl else "late first token"
@@ -103,7 +119,7 @@ class WorstStalls:
         ]
 
     def _nothing(self, of_file: bool) -> list[str]:
-        """Return the notice that no stall is known (yet), in versions from long to short."""
+        """Return the notice that no stall is known (yet), in several forms from long to short."""
         history = self._history()
         frame = self._navigator.frame
         if not history.num_steps:
@@ -122,7 +138,10 @@ class WorstStalls:
         return [f"no token{where} came later than {levels} ({self._key('service_levels')})"]
 
     def _where(self, of_file: bool) -> str:
-        """Return in words which part was searched; empty if all of it was."""
+        """Return in words which part of the file was searched for stalls.
+
+        Empty if all of it was.
+        """
         if self._replay is None or self._is_all:
             return ""
         if not of_file:
@@ -132,25 +151,28 @@ class WorstStalls:
 
     @property
     def _is_searching(self) -> bool:
-        """Whether the search of the file for late tokens still runs."""
+        """Whether the background search of the file for late tokens still runs."""
         replay = self._replay
         return replay is not None and not self._is_all and not replay.file_latency.is_done
 
     @property
     def _is_of_file(self) -> bool:
-        """Whether to take stalls from the file: its search covers memory, and can hold more."""
+        """Whether to take the stalls from the search of the file instead of from memory.
+
+        The search must have covered all steps in memory; it may have found more than memory holds.
+        """
         replay = self._replay
         return replay is not None and not self._is_all and is_searched(self._history(), replay)
 
     @property
     def _is_all(self) -> bool:
-        """Whether memory holds the whole file; True for a live source."""
+        """Whether memory holds all steps of the replayed file; true for a live source."""
         extent = None if self._replay is None else self._replay.extent
         history = self._history()
         return extent is None or (history.first_step, history.last_step) == extent
 
 
 def _ordinal(number: int) -> str:
-    """2 -> 2nd."""
+    """Return a number as an ordinal: 2 -> "2nd"."""
     suffix = "th" if number % 100 in (11, 12, 13) else _SUFFIXES.get(number % 10, "th")
     return f"{number}{suffix}"

@@ -1,4 +1,4 @@
-"""The tour: a lesson in the dashboard, on a live engine.
+"""The guided tour: lessons in the dashboard, shown on a live engine.
 
 May import: engine.client, engine.protocol, engine.protocol.settings, engine.transport,
   tui.views.

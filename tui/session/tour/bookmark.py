@@ -1,4 +1,4 @@
-"""Remembers between sessions at which chapter a person left the tour."""
+"""Saves the chapter at which a person left the tour, so that the next session begins there."""
 
 import json
 import logging
@@ -14,7 +14,7 @@ def bookmark_path() -> Path:
 
 
 def bookmark(num_chapters: int) -> int:
-    """Return the chapter to begin with, counted from 0; 0 if none is remembered."""
+    """Return the saved chapter, counted from 0; 0 if none is saved."""
     try:
         chapter = int(json.loads(bookmark_path().read_text("utf-8"))["chapter"])
     except (OSError, ValueError, TypeError, KeyError):
@@ -23,7 +23,7 @@ def bookmark(num_chapters: int) -> int:
 
 
 def keep_bookmark(chapter: int) -> None:
-    """Remember a chapter; an error is only logged."""
+    """Save the chapter to begin with next time; an error is only logged."""
     path = bookmark_path()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
-"""`CHAPTERS`: the text of each chapter of the tour, and what it does to the engine.
+"""`CHAPTERS`: the text of each chapter of the guided tour, and what the tour does to the engine.
 
-A text has at most three lines of 78 characters. `{id}` stands for the key of an action.
+A text has at most three lines of 78 characters. `{id}` stands for the key of the action with that
+id.
 """
 
 from typing import Literal, NamedTuple, TypeAlias
@@ -9,19 +10,19 @@ from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 
 
 class SetLoad(NamedTuple):
-    """Let the engine run this workload of its own; None stops it."""
+    """Act of the tour: make the engine run this synthetic workload; None stops it."""
 
     workload: WorkloadSpec | None
 
 
 class SetBudget(NamedTuple):
-    """Set `max_num_batched_tokens`."""
+    """Act of the tour: set the token budget (`max_num_batched_tokens`)."""
 
     tokens: int
 
 
 class SendPrompt(NamedTuple):
-    """Send a prompt of made-up tokens; equal seeds make equal prompts."""
+    """Act of the tour: send a prompt of made-up tokens; equal seeds make equal prompts."""
 
     name: str
     num_tokens: int
@@ -36,7 +37,7 @@ Try: TypeAlias = Literal["time", "request", "budget", "columns", "owners", "leav
 
 
 class Chapter(NamedTuple):
-    """One chapter, in three parts.
+    """One chapter of the tour, in three parts: before, question, answer.
 
     Attributes:
         before: text on what will happen.
@@ -44,8 +45,8 @@ class Chapter(NamedTuple):
         question: text on where to look, and what to find out.
         answer: text with the answer, and what to try.
         tries: what the answer invites the person to try.
-        panels: the first of them that is on the screen is highlighted.
-        page: the screen to show; by default the main screen.
+        panels: panels to highlight; only the first of them that is on the screen is.
+        page: the page to show; by default the main page.
         is_held: whether the picture stops where the last prompt ended, for a closer look.
     """
 

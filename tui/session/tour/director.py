@@ -1,4 +1,7 @@
-"""`Director`: carries out the acts of the tour on the engine, on a thread of its own."""
+"""`Director`: carries out what the tour does to the engine, on a thread of its own.
+
+An act is one such thing: set the workload, set the token budget, or send a prompt.
+"""
 
 import queue
 import threading
@@ -19,7 +22,10 @@ _IDLE_S = 30.0
 
 
 class Director:
-    """Carries out one list of acts after another; a new list cuts the one before short."""
+    """Carries out lists of acts, one list after another.
+
+    If a new list comes while one is being carried out, the rest of the old list is dropped.
+    """
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -42,11 +48,14 @@ class Director:
 
     @property
     def ended(self) -> int | None:
-        """The last request that an act waited for; None until all acts of the list are done."""
+        """Id of the last request that an act waited for.
+
+        None until all acts of the list are done.
+        """
         return self._ended
 
     def news(self) -> str | None:
-        """Return why an act failed, each failure once; None if there is none."""
+        """Return why an act failed; None if none has failed since the last call."""
         return None if self._errors.empty() else self._errors.get()
 
     def _run(self) -> None:
@@ -84,7 +93,10 @@ class Director:
             time.sleep(0.05)
 
     def _send(self, client: ControlClient, prompt: SendPrompt) -> int | None:
-        """Send a prompt; return the id of its request if it was waited for and has ended."""
+        """Send a prompt, and wait for the end of its request if the act says so.
+
+        Return the request's id if it was waited for and has ended; else None.
+        """
         token_ids = [
             (prompt.seed * 7919 + n * n * 31 + n) % 199 + 1 for n in range(prompt.num_tokens)
         ]

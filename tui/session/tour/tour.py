@@ -1,4 +1,4 @@
-"""`Tour`: the person's position in the tour, and what the tour shows there."""
+"""`Tour`: where the person is in the guided tour, and what the tour shows there."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -32,12 +32,12 @@ class TourPage(NamedTuple):
 
 
 class Tour:
-    """The chapters, each in three parts.
+    """The position in the chapters of the tour, each of which has three parts.
 
     Args:
-        do: carries out the acts of a chapter.
-        ended: returns the last request that an act waited for, once all acts are done.
-        keep: remembers the chapter, counted from 0, for the next session.
+        do: carries out the acts of a chapter on the engine.
+        ended: returns the id of the last request that an act waited for, once all acts are done.
+        keep: saves the chapter, counted from 0, for the next session.
         first: the chapter to begin with, counted from 0.
     """
 
@@ -79,13 +79,13 @@ class Tour:
 
     @property
     def wants_hold(self) -> bool:
-        """Whether the picture is to stop once the acts of this chapter are done."""
+        """Whether to stop the picture as soon as the acts of this chapter are done."""
         chapter = self.chapter
         is_asking = self._part == _PARTS.index("question")
         return chapter is not None and chapter.is_held and is_asking and self.held_step is None
 
     def go_on(self) -> None:
-        """Go to the next part; the question starts the acts."""
+        """Go to the next part. At the question, start the acts of the chapter."""
         chapter = self.chapter
         if chapter is None:
             return
@@ -98,12 +98,12 @@ class Tour:
             self._begin(self._number + 1)
 
     def again(self) -> None:
-        """Go to the beginning of this chapter; from there to the chapter before."""
+        """Go to the beginning of this chapter; if already there, to the chapter before it."""
         is_inside = self._part > 0
         self._begin(self._number if is_inside else max(0, self._number - 1))
 
     def note(self, tried: Iterable[Try]) -> None:
-        """Note what the screen shows as tried; it counts only in the last part of a chapter."""
+        """Note what the person has tried; this counts only in the last part of a chapter."""
         if self._part == len(_PARTS) - 1:
             self._tried.update(tried)
 

@@ -1,4 +1,4 @@
-"""Tells from the screen what the person has tried in the tour."""
+"""Finds out, from what the screen shows, which of the tour's suggestions the person has tried."""
 
 from collections.abc import Iterator, Mapping
 
@@ -10,7 +10,7 @@ from stepscope.tui.views.view import View
 def tried(
     view: View, knobs: Mapping[str, KnobValue], held_step: int | None = None
 ) -> Iterator[Try]:
-    """Yield each thing that a chapter may ask to try and that the screen shows as done.
+    """Yield each suggestion of the tour that the screen shows as done.
 
     Args:
         held_step: the step at which the tour stopped the picture.
