@@ -1,7 +1,8 @@
-"""The dashboard as an application: its screens, and what all of them share.
+"""`Dashboard`: the Textual application, with its screens and what all of them share.
 
-The caller owns the source and the history: it starts the source before the dashboard runs and stops
-it afterwards. The dashboard only reads them, and asks a replay source to seek and play.
+The caller owns the source (of steps) and the history (the steps in memory). It starts the source
+before the dashboard runs and stops it afterwards. The dashboard only reads them, and asks a replay
+source to seek and play.
 """
 
 import asyncio
@@ -46,7 +47,7 @@ _NEWCOMERS_S = 2.0  # between two searches for new engines
 
 
 class Dashboard(App[None], inherit_bindings=False):
-    """The dashboard: one main screen for each engine that was opened; it shows one at a time.
+    """The dashboard: one main screen for each engine that was opened, one of them shown at a time.
 
     Args:
         any_terminal: use the theme without asking which colours the terminal has; for pictures.
@@ -118,7 +119,11 @@ class Dashboard(App[None], inherit_bindings=False):
     # Several engines
 
     def _open_engine(self, name: str, page: Page) -> None:
-        """Show the main screen of this engine, with the view as the operator left it."""
+        """Show a page of the engine called `name`, on its own main screen.
+
+        The screen is made when the engine is first opened; later its cursor and settings are as
+        they were left.
+        """
         before, screen = self.main, self._screens.get(name)
         if screen is None:
             fleet = self._desk.fleet
@@ -139,7 +144,7 @@ class Dashboard(App[None], inherit_bindings=False):
         self._switch_to(screen)
 
     def _switch_to(self, screen: MainScreen) -> None:
-        """Show another main screen, with the theme, glyphs and frame rate of the last one."""
+        """Show another main screen; it takes theme, glyphs and frame rate from the one before."""
         before = self.main
         if screen is not before:
             before.is_shown, screen.is_shown = False, True
@@ -158,7 +163,7 @@ class Dashboard(App[None], inherit_bindings=False):
     # Two runs
 
     def compare(self, a: Origin, b: Origin, align: Align) -> None:
-        """Show a comparison of two runs.
+        """Show the comparison of two runs, aligned as `align` says.
 
         Raises:
             RecordingError: one of the two recordings cannot be read.
@@ -183,13 +188,14 @@ class Dashboard(App[None], inherit_bindings=False):
         self.app_resume_signal.subscribe(self, lambda _: self.draw_all())
 
     def draw_all(self) -> None:
-        """Write every cell again: another program may have drawn on the terminal."""
+        """Write every cell of the screen again: another program may have drawn on the terminal."""
         self.screen.refresh(layout=True)
 
     def _look_at_engines(self) -> None:
-        """Refresh the list of engines, also while the screen shows only one engine.
+        """Refresh the metrics of all engines, also while the screen shows only one engine.
 
-        The list measures for how long an engine stands out, so it must not miss a refresh.
+        The list of engines measures for how long an engine stands out, so it must not miss a
+        refresh.
         """
         if len(self._desk.fleet) > 1:
             self._desk.fleet.look()
@@ -197,7 +203,7 @@ class Dashboard(App[None], inherit_bindings=False):
     def _note_loop_error(
         self, loop: asyncio.AbstractEventLoop, context: Mapping[str, object]
     ) -> None:
-        """Show an exception from a task that nobody awaits as a line on the screen."""
+        """Show an exception in an asyncio task that nobody awaits, as a line on the screen."""
         error = context.get("exception")
         what = str(context.get("message", "a task failed"))
         log.error("%s", what, exc_info=error if isinstance(error, BaseException) else None)
@@ -212,11 +218,11 @@ class Dashboard(App[None], inherit_bindings=False):
         self.key_order.release_in_time()
 
     def on_key(self, event: events.Key) -> None:
-        """Pass keys to an overlay that opened after they were typed; explain keys that do nothing.
+        """Handle a key that no screen has handled.
 
-        An overlay handles its own keys. A key that arrives here while an overlay is open was sent
-        to the screen below it, in one burst with the key that opened the overlay (a paste, a slow
-        connection).
+        If an overlay is open, pass the key to it: it was sent to the screen below, in one burst
+        with the key that opened the overlay (a paste, a slow connection). Else show why the key
+        does nothing. Keys that reach the overlay itself do not arrive here.
         """
         if isinstance(self.screen, Overlay):
             event.prevent_default()
@@ -225,7 +231,7 @@ class Dashboard(App[None], inherit_bindings=False):
             self.main.explain(event.key)
 
     def close(self) -> None:
-        """Stop the engine link's thread and any recording, and save the preferences."""
+        """Stop threads, recordings and exports of all sessions, and save the preferences."""
         self.session.preferences.flush()
         self.session.compare.end()
         self.session.exports.close()

@@ -1,8 +1,8 @@
-"""Notices at once when the terminal hangs up, and costs nothing until then.
+"""Notices at once when the terminal hangs up (its window or connection closes).
 
-Other signs are not enough: the kernel sends SIGHUP only to processes that the terminal controls, a
-screen that does not change writes nothing, so no write fails, and a read only returns end of input
-again and again.
+Until then it costs nothing. Other signs are not enough: the kernel sends SIGHUP only to processes
+that the terminal controls; a screen that does not change writes nothing, so no write fails; and a
+read only returns end of input again and again.
 """
 
 import os
@@ -15,7 +15,10 @@ from threading import Thread
 
 @contextmanager
 def noticed_hang_up(gone: Callable[[], None]) -> Iterator[None]:
-    """Call `gone` once, on a separate thread, when the terminal of this process hangs up."""
+    """Inside this context, call `gone` once if the terminal of this process hangs up.
+
+    The call comes from a separate thread.
+    """
     terminals = [
         stream.fileno()
         for stream in (sys.__stdin__, sys.__stderr__)

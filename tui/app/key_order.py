@@ -1,7 +1,8 @@
 """`KeyOrder`: handles keys in the order in which they were typed.
 
-The main screen hands a key back to the application before the key takes effect. The key may open an
-overlay, so a later key must not reach that overlay first.
+Textual passes a key first to the main screen, which then passes it on to the application; only
+there it takes effect. If it opens an overlay, keys typed after it must not reach the overlay while
+an earlier key is still on its way.
 """
 
 from textual import events
@@ -14,7 +15,7 @@ _HELD_S = 0.2  # longest wait for an earlier key, which may never come back
 
 
 class KeyOrder:
-    """Holds back keys for an overlay until the main screen has returned all earlier keys.
+    """Holds back keys for an overlay until the main screen has passed on all earlier keys.
 
     Args:
         main: the main screen; the application sets it anew when it shows another one.
@@ -27,7 +28,7 @@ class KeyOrder:
         self._held: list[events.Key] = []
 
     def admits(self, event: events.Key) -> bool:
-        """Whether a key may be handled now; if not, it is kept for later."""
+        """Whether a key may be handled now. If not, the key is kept and handled later."""
         screen = self._app.screen
         if event.is_forwarded:
             self.num_under_way = max(0, self.num_under_way - 1)
@@ -41,7 +42,7 @@ class KeyOrder:
         return True
 
     def release_in_time(self) -> None:
-        """Pass the kept keys on if no earlier key is under way any more."""
+        """If no earlier key is still on its way, pass the kept keys to the overlay."""
         if self._held and not self.num_under_way:
             self._release()
 

@@ -1,7 +1,7 @@
-"""Loads in the background the modules that the first picture does not need.
+"""Imports, in the background, the modules that the first picture does not need.
 
-They are loaded early because stepscope may be updated while a dashboard runs for days: a module
-imported after that would come from another version than the rest.
+They are imported soon after the start because a dashboard may run for days, and stepscope may be
+updated meanwhile. A module imported after that would be of another version than the rest.
 """
 
 import importlib
@@ -36,7 +36,7 @@ _AFTER_S = 2.0  # the first pictures are drawn long before
 
 @contextmanager
 def loaded_soon() -> Iterator[None]:
-    """Load the modules in `LATE` in the background, soon after the dashboard has started."""
+    """Import the modules in `LATE` in the background, soon after the dashboard has started."""
     timer = threading.Timer(_AFTER_S, load)
     timer.daemon = True
     timer.start()

@@ -1,4 +1,4 @@
-"""Ends the screen on a signal as the quit key does: terminal restored, files complete."""
+"""Ends the dashboard on a signal as the quit key does: terminal restored, files complete."""
 
 import asyncio
 import os
@@ -21,7 +21,9 @@ _GRACE_S = 5.0  # a screen that has not ended by then waits for a terminal that 
 
 @contextmanager
 def left_on_signals(app: App[Any], close: Callable[[], None]) -> Iterator[None]:
-    """Leave the screen on SIGTERM or when the terminal goes away; ignore further signals.
+    """Inside this context, end the dashboard on SIGTERM or when the terminal goes away.
+
+    Further signals are ignored.
 
     Args:
         app: the application that runs inside this context.
@@ -68,13 +70,16 @@ def left_on_signals(app: App[Any], close: Callable[[], None]) -> Iterator[None]:
 
 
 class _Terminal:
-    """The file that Textual's writer thread writes to; drops writes once the terminal is gone.
+    """Wraps the file that Textual's writer thread writes to.
 
-    An error would kill that thread: the log would show it as a fault of stepscope, and the screen
-    would wait for the thread for ever.
+    Drops writes once the terminal is gone.
 
-    It clears the screen before it leaves it. Otherwise, if the terminal grew meanwhile, tmux (3.3a)
-    would show the last lines of the dashboard above those of the shell.
+    An error would kill the writer thread: the log would show it as a fault of stepscope, and the
+    screen would wait for the thread for ever.
+
+    Before Textual leaves the alternate screen, this class clears that screen. Otherwise, if the
+    terminal grew meanwhile, tmux (3.3a) would show the last lines of the dashboard above those of
+    the shell.
     """
 
     def __init__(self, terminal: TextIO) -> None:
@@ -99,7 +104,10 @@ class _Terminal:
 
     @contextmanager
     def _noticed(self) -> Iterator[None]:
-        """On a failed write, leave as on SIGHUP: the kernel may send it late or never."""
+        """Context for a write: if it fails, end the dashboard as SIGHUP does.
+
+        The kernel may send SIGHUP late or never.
+        """
         try:
             yield
         except OSError:
@@ -108,15 +116,16 @@ class _Terminal:
 
 
 def _hang_up() -> None:
-    """Send SIGHUP to this process, as the kernel does if the terminal controls it."""
+    """Send SIGHUP to this process, as the kernel does to processes that the terminal controls."""
     os.kill(os.getpid(), signal.SIGHUP)
 
 
 @contextmanager
 def _terminal_may_go() -> Iterator[None]:
-    """Let Textual draw through a `_Terminal`: it writes to `sys.__stderr__`, replaced here.
+    """Inside this context, Textual writes through a `_Terminal`, which survives a lost terminal.
 
-    If standard error is redirected to a file, the terminal is on standard output.
+    Textual writes to `sys.__stderr__`, which is replaced here. If standard error is redirected to a
+    file, the terminal on standard output is taken.
     """
     before, output = sys.__stderr__, sys.__stdout__
     terminal = before

@@ -1,6 +1,7 @@
-"""Pictures of the dashboard, without a terminal: SVG, PNG or plain text, by file suffix.
+"""Pictures of the dashboard, made without a terminal: SVG, PNG or plain text, by file suffix.
 
-The same `Dashboard` draws them as on a terminal, once all background computations are done.
+The `Dashboard` is the same as on a terminal. The picture is taken once all background computations
+are done.
 """
 
 import asyncio
@@ -50,7 +51,7 @@ def screenshot(
     request_id: int | None = None,
     compared: tuple[Origin, Origin, Align] | None = None,
 ) -> None:
-    """Render the dashboard without a terminal and write (or replace) the file `path`.
+    """Draw the dashboard without a terminal and write (or replace) the file `path`.
 
     If the engine publishes prompts and outputs, only the owner may read the file.
 
@@ -58,8 +59,9 @@ def screenshot(
         path: ends in .svg, .png (needs Pillow and matplotlib) or .txt.
         size: columns and rows.
         step: pause at this step instead of showing the newest.
-        page: the screen to show.
-        axis, zoom: what a column holds: `zoom` steps, or `zoom` times 10 ms; `zoom` is in `ZOOMS`.
+        page: the page to show.
+        axis: whether chart columns hold steps or time.
+        zoom: a column holds `zoom` steps, or `zoom` times 10 ms; one of `ZOOMS`.
         request_id: the request to select.
         compared: two runs to read completely and compare, and how to align them.
 
@@ -126,7 +128,7 @@ async def _picture(
 
 
 def cells(app: App[None]) -> list[Cells]:
-    """Return the rows that an application shows now, overlays included."""
+    """Return the rows of cells that an application shows now, overlays included."""
     rows = app.screen._compositor.render_update(
         full=True, screen_stack=app._background_screens, simplify=True
     )

@@ -1,4 +1,4 @@
-"""Running the dashboard in a terminal, until the operator leaves it."""
+"""`run_dashboard`: runs the dashboard in a terminal, until the operator leaves it."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

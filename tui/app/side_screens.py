@@ -1,4 +1,4 @@
-"""`SideScreens`: opens one side of a comparison as a session of its own, made on demand."""
+"""`SideScreens`: opens either of two compared runs (a "side") on a screen of its own."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +20,7 @@ _SEEK_S = 2.0  # longest wait for a replay to seek to a step
 
 
 class SideScreens:
-    """Replays of the recordings that a comparison compares, each with its own screen.
+    """The screens of compared recordings, made on demand; each replays its recording.
 
     Args:
         sessions: makes the session of a screen.
@@ -43,13 +43,15 @@ class SideScreens:
     def open(
         self, home: MainScreen, origin: Origin, step: int | None, request_id: int | None
     ) -> None:
-        """Show a step of one side, and a request of that side if `request_id` names one.
+        """Show one of the compared runs, at a step or with a request selected.
 
         Args:
             home: the screen that shows the comparison.
+            step: the step to show; None keeps the step of that run's screen.
+            request_id: the request to show; None shows the page of the step.
 
         Raises:
-            RecordingError: the side's recording cannot be read any more.
+            RecordingError: the run's recording cannot be read any more.
         """
         self._home = home
         screen = home
@@ -69,7 +71,10 @@ class SideScreens:
         self._switch(screen)
 
     def go_home(self, screen: MainScreen, page: str) -> None:
-        """Go back from the screen of a side to the comparison; do nothing on other screens."""
+        """From the screen of a compared run, go back to the comparison.
+
+        On other screens do nothing.
+        """
         if self.is_side(screen) and self._home is not None:
             screen.view.leave()
             self._home.view.page, self._home.view.trail = "compare", ("live",)
