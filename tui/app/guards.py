@@ -1,4 +1,7 @@
-"""Context managers for while the dashboard runs: errors in threads, and garbage collection."""
+"""Settings of the process while the dashboard runs: errors in threads, garbage collection.
+
+They are context managers.
+"""
 
 import gc
 import logging

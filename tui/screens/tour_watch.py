@@ -25,7 +25,7 @@ class TourWatch:
         tour.note(tried(self._view, history.state.knobs, tour.held_step))
 
     def _hold(self, history: History) -> None:
-        """Stop the picture at the step before the last prompt of the tour's chapter ended."""
+        """Stop the picture one step before the step in which the chapter's last prompt ended."""
         tour, view = self._session.tour, self._view
         request_id, last = (None if tour is None else tour.ended()), history.last_step
         if tour is None or request_id is None or last is None:

@@ -27,9 +27,9 @@ def of_piece(piece: Piece, room: int) -> str:
 
 
 def of_wait(late: Late, room: int) -> str:
-    """Return the pieces of a wait in words, the longest wait first.
+    """Return the pieces of a wait in words, the longest piece first.
 
-    Pieces without room are summed up.
+    Pieces that do not fit are summed up.
     """
     parts = sorted(late.pieces, key=lambda piece: -piece.ns)
     parts = [piece for piece in parts if piece.ns >= _SHOWN_NS] or parts[:1]

@@ -1,4 +1,7 @@
-"""`Notices`: the line of the screen that tells the operator what was done and what is wrong."""
+"""`Notices`: the line of the screen that tells the operator what was done and what is wrong.
+
+Each notice has a tone, the name of the style that it is shown in.
+"""
 
 import re
 import textwrap

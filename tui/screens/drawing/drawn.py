@@ -20,7 +20,10 @@ class DrawnPicture:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to draw the slow views again, which are not drawn in every frame."""
+        """Whether it is time to draw the slow views again.
+
+        The slow views are those that are not drawn in every frame.
+        """
         return self._clock() - self._all_drawn_s >= _SLOW_S
 
     def is_like(self, seen: object) -> bool:

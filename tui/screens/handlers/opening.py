@@ -161,7 +161,7 @@ class Opening:
         return False
 
     def _engine_watch(self) -> EngineWatch:
-        """Return a watch that tells an editor whether its engine, or another one, answers."""
+        """Return a watch for an editor; it tells whether the editor's engine still answers."""
 
         def now() -> EngineNow:
             session = self._session

@@ -53,10 +53,7 @@ class SessionHandlers:
             self._notices.say_of_place(f"the session before the restart; {lost}{back}")
 
     def record(self) -> None:
-        """Start or stop recording this engine.
-
-        On the fleet page, the engine that is selected there.
-        """
+        """Start or stop recording this engine, or on the fleet page the engine selected there."""
         session, who = self._session, ""
         source: Source | None = session.source
         if self._view.page == "fleet":

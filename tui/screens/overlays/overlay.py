@@ -109,9 +109,8 @@ class Overlay(ModalScreen[_Result], Generic[_Result]):
     def _failures_logged(self) -> Iterator[None]:
         """Return a context manager in which keys and clicks are handled.
 
-        It redraws the box at the end.
-
-        An error is logged and closes the overlay. The dashboard runs on.
+        It redraws the box at the end. An error is logged and closes the overlay; the dashboard runs
+        on.
         """
         try:
             yield

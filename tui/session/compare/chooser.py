@@ -9,7 +9,7 @@ from stepscope.tui.views.frame.compare_choices import CompareChoice, LandmarkSea
 
 @dataclass(slots=True)
 class CompareChooser:
-    """The state of that list: its rows and the selected row. Use it only on the screen's thread.
+    """The state of the list: its rows and the selected row. Use it only on the screen's thread.
 
     Attributes:
         choices: the rows of the list; None while it is closed.

@@ -39,9 +39,9 @@ class AskedWorkload:
         self._asked = None
 
     def look(self, state: SessionState) -> None:
-        """Drop the requested workload if telemetry has shown a change since.
+        """Drop the requested workload if telemetry has shown a change since the request.
 
-        It may be called at any rate.
+        It may be called as often as one likes.
         """
         if self._asked is not None and self._asked[1] != _published(state):
             self._asked = None

@@ -64,7 +64,7 @@ class AutopilotSwitch:
             self._thread.join(_CLOSE_S)
 
     def news(self) -> tuple[str, Tone] | None:
-        """Return the oldest line about the autopilot that was not returned yet, with its tone.
+        """Return the oldest line about the autopilot that was not returned yet, and its style.
 
         None if there is no new line.
         """

@@ -25,8 +25,8 @@ class KnobsNow(NamedTuple):
 class KnobChange(NamedTuple):
     """A new value for a knob.
 
-    `version` is the version of the knobs that the operator saw. If they have a later version when
-    the change arrives, the engine refuses it.
+    `version` is the version of the engine's knobs when the operator chose the value. If the knobs
+    have a later version when the change arrives, the engine refuses the change.
     """
 
     name: str

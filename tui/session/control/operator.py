@@ -44,6 +44,8 @@ class _Unanswered(NamedTuple):
 class Operator:
     """Sends commands through an `EngineLink` and turns the answers into notices.
 
+    In this class, "our" changes are those that were made in this dashboard.
+
     Args:
         link: None if there is no engine to change.
         key: returns the key of an action, for notices.
@@ -111,7 +113,7 @@ class Operator:
         return kept[1] if name in (None, kept[1].name) else None
 
     def undo(self) -> None:
-        """Undo the last knob change that was made here, unless the knob was changed again since."""
+        """Undo our last knob change, unless the knob was changed again since."""
         self.take_answers()  # the answers tell which changes are our own
         if self._is_settled():
             self._undo()
@@ -289,7 +291,7 @@ class Operator:
                 self._notices.say(_done(each, step, self._has_requests), "good")
 
     def _is_entry_of(self, entry: Audited, command: Change) -> bool:
-        """Whether an entry of the audit trail records this change, which was sent from here."""
+        """Whether an entry of the audit trail records this change, one of ours."""
         if (entry.who, entry.command) != (self.who, type(command).__name__):
             return False
         if entry.number <= (command.seen or 0):
@@ -305,7 +307,7 @@ class Operator:
         return state.num_running + state.num_waiting > 0
 
     def _remember(self, command: Command, version: int | None) -> None:
-        """Remember the version of a knob change made here, so that `undo` recognizes the change.
+        """Remember the version of our knob change, so that `undo` recognizes the change as ours.
 
         The operator's name in telemetry cannot tell that: several dashboards may share a name.
         """

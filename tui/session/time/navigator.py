@@ -143,7 +143,10 @@ class Navigator:
 
     @property
     def progress(self) -> str | None:
-        """One line on the progress of fetching older steps from the engine; None if it does not."""
+        """One line on the progress of fetching older steps from the engine.
+
+        None if nothing is being fetched.
+        """
         return self._oldest.progress
 
     # Steps

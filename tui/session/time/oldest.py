@@ -120,7 +120,10 @@ class Oldest:
         backfill.ask()
 
     def _backfill(self, history: History) -> Backfill | None:
-        """Return what fetches older steps into this history; None if no engine can send any."""
+        """Return the object that fetches older steps into this history.
+
+        None if no engine can send any.
+        """
         source = self._source
         if not isinstance(source, Subscriber) or history is not source.history:
             return None

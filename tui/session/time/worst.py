@@ -20,9 +20,8 @@ _SUFFIXES = {1: "st", 2: "nd", 3: "rd"}
 class WorstStalls:
     """Handles the key that goes to the worst stall, then to the next worst.
 
-    Use it on the UI thread.
-
-    If the cursor was moved otherwise in between, it starts with the worst stall again.
+    If the cursor was moved in another way since, it starts with the worst stall again. Use it only
+    on the UI thread.
 
     Args:
         history: returns the history that is shown.

@@ -45,7 +45,7 @@ class Chapter(NamedTuple):
         question: text on where to look, and what to find out.
         answer: text with the answer, and what to try.
         tries: what the answer invites the person to try.
-        panels: panels to highlight; only the first of them that is on the screen is.
+        panels: panels of interest; the first of them that is on the screen is highlighted.
         page: the page to show; by default the main page.
         is_held: whether the picture stops where the last prompt ended, for a closer look.
     """

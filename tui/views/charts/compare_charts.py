@@ -1,8 +1,9 @@
-"""Mirrored charts of two runs: A grows up and B down from a common axis; both share one cursor.
+"""Mirrored charts of two compared runs, A and B, on one axis with one cursor.
 
-The budget charts show prefill tokens against each side's own token budget. Next to the axis they
-show which columns decoded and what happened in them. The wait charts below show the longest wait
-for a token that ended in each column; both sides have the same scale.
+The bars of A grow up from the axis, those of B down. The budget charts show prefill tokens against
+the token budget of each run. Next to the axis they show which columns decoded and what happened in
+them. The wait charts below show the longest wait for a token that ended in each column; both runs
+have the same scale.
 """
 
 from collections.abc import Sequence
@@ -168,7 +169,10 @@ def _bars(
 
 
 def _axis(page: ComparePage) -> Line:
-    """Return the line of the axis: ticks, labelled with the offset from the start of both runs."""
+    """Return the line of the axis: ticks, each labelled with its offset.
+
+    Offset 0 is where both runs are aligned: their start, or the arrival of the selected request.
+    """
     num = len(page.columns[0])
     cells = ["─"] * num
     for x in range(0, num - 8, 20):
@@ -207,7 +211,7 @@ def _row(page: ComparePage, label: str, cells: Sequence[_Cell], edge: str = "│
 
 
 def cursor_lines(page: ComparePage, slo_itl_ms: float, width: int) -> list[Line]:
-    """Return one line for each run: what its engine did in the step at the cursor."""
+    """Return one line for each run: what its engine did in the steps at the cursor."""
     return [
         fitted(_cursor_line(page, letter, page.points[number], slo_itl_ms, width), width)
         for number, letter in enumerate("AB")

@@ -52,8 +52,8 @@ def matrix(found: Comparison, width: int, *, with_like: bool) -> list[Line]:
     Percentiles that do not fit into `width` are left out.
 
     Args:
-        with_like: add two lines below ITL: gaps between tokens in steps without a prefill, and in
-            steps with one. Each line compares only steps with as many decodes in both runs.
+        with_like: add two lines below ITL, for gaps between tokens in steps without a prefill and
+            in steps with one. They compare only steps that had as many decodes in both runs.
     """
     num = max(1, (width - _LABEL) // _BLOCK)
     kept = set(_BY_NEED[:num])

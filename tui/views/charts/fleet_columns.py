@@ -228,7 +228,11 @@ def _common(names: Sequence[str]) -> int:
 
 
 def looks_of_cell(width: int) -> int:
-    """Return how many load samples one cell stands for in a sparkline of `width` cells."""
+    """Return how many samples of the load one cell of the sparkline stands for.
+
+    Args:
+        width: the width of the sparkline in cells.
+    """
     return max(1, round(NUM_LOADS / max(1, width)))
 
 

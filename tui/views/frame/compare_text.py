@@ -208,9 +208,10 @@ def _phrases(figures: Sequence[Figure]) -> list[str]:
 
 
 def _like_phrases(figures: Sequence[Figure]) -> list[str]:
-    """Return phrases on waits under like work, such as decodes beside as many others in both runs.
+    """Return a phrase for each kind of like work, such as "ITL decode only".
 
-    They come after the other phrases, which they explain.
+    Like work means that only waits are compared in which both engines did as much work. These
+    phrases explain the other phrases, so they come last.
     """
     alike: dict[str, list[Figure]] = {}
     for figure in figures:

@@ -38,7 +38,7 @@ def lane_rows(
     state: SessionState,
     num_lanes: int,
 ) -> tuple[list[LaneRow], int]:
-    """Return the rows to show, and how many requests could have one.
+    """Return the rows to show, and the number of requests that could have a row.
 
     Args:
         state: the state at the cursor. What a request does in it decides the order of the rows.

@@ -99,7 +99,10 @@ def small(frame: Frame, width: int, height: int) -> list[Line]:
 
 
 def hit(frame: Frame, width: int, height: int, x: int, y: int) -> str | ColumnKey | None:
-    """Return what was clicked on the page: an engine's name, or the key of a column heading."""
+    """Return what was clicked on the page: an engine's name, or the key of a column heading.
+
+    None if the click hit neither.
+    """
     page = frame.fleet
     if page is None:
         return None

@@ -125,7 +125,7 @@ def _idle(record: StepRecord) -> list[Line]:
 
 
 def waiting_lines(record: StepRecord, width: int) -> list[Line]:
-    """Return how many requests wait and why, with as many reasons as fit."""
+    """Return lines on how many requests wait and why, with as many reasons as fit."""
     if not record.num_waiting:
         return [((" none waiting", "muted"),)]
     reasons = (record.waiting_reasons or {}).items()

@@ -31,7 +31,10 @@ _ACTIONS = (
 
 
 def action_at(frame: Frame, width: int, x: int, y: int) -> str | None:
-    """Return the action that a click on the lines of `draw` starts; None if it hits no group."""
+    """Return the action that a click on the lines of `draw` starts.
+
+    None if the click hits no group of metrics.
+    """
     lines = draw(frame, width, y + 1, 0)
     if y >= len(lines):
         return None
@@ -47,7 +50,7 @@ def action_at(frame: Frame, width: int, x: int, y: int) -> str | None:
 
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
-    """Return as many groups as fit into `height` lines, most important first."""
+    """Return as many groups of metrics as fit into `height` lines, most important first."""
     groups = _drawn_groups(frame, _BAR_WIDTH)
     total = sum(length_of(group) for group in groups[:_MAIN]) + _MAIN * len(_SEPARATOR[0])
     if total > width * height:

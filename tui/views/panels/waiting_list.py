@@ -21,7 +21,7 @@ _COLUMNS = (
 
 
 def height(frame: Frame, room: int) -> int:
-    """Return the height of the panel; 0 if the queue is empty or `room` has too few lines."""
+    """Return the height of the panel in lines; 0 if the queue is empty or `room` is too small."""
     num_waiting = len(_waiting(frame))
     return 0 if not num_waiting or room < 12 else min(num_waiting + 3, room // 3)
 
