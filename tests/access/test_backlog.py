@@ -144,7 +144,7 @@ def test_bytes_that_the_engine_has_read_do_not_count_against_a_client(
         each.close(linger=0)
 
 
-def test_a_connection_counts_once_even_if_its_duplicate_has_a_listed_descriptor(
+def test_a_connection_counts_once_though_a_closed_descriptor_number_is_also_listed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(backlog, "GROWN_BYTES", -(1 << 50))  # look each time

@@ -135,7 +135,9 @@ def test_a_request_sent_during_a_step_arrives_when_sent_not_when_the_step_ends(
     assert arrivals[1].time_ns <= came_ns < first_step.tokens_ns
 
 
-def test_a_request_streams_one_output_a_token_and_ends_with_a_reason(client: ControlClient) -> None:
+def test_a_request_streams_one_output_per_token_and_ends_with_a_finish_reason(
+    client: ControlClient,
+) -> None:
     command_id = client.send(submit(max_tokens=5))
     received = outputs(client, command_id)
     assert [len(output.token_ids) for output in received] == [1] * 5
@@ -306,7 +308,7 @@ def test_a_prompt_that_is_slow_to_tokenise_delays_no_other_prompt(live_engine, c
     assert answers[1][1].num_prompt_tokens == 20
 
 
-def test_after_a_prefix_cache_reset_the_same_prompt_is_no_hit(live_engine, client) -> None:  # type: ignore[no-untyped-def]
+def test_after_a_prefix_cache_reset_the_same_prompt_gets_no_prefix_hit(live_engine, client) -> None:  # type: ignore[no-untyped-def]
     assert outputs(client, client.send(submit(length=100)))[-1].num_cached_tokens == 0
     assert outputs(client, client.send(submit(length=100)))[-1].num_cached_tokens == 96
     client.ask(ResetPrefixCache())

@@ -99,7 +99,7 @@ def test_control_commands_take_at_most_a_millisecond_or_two_percent_of_a_step(
     assert spent_ns <= num_steps * share_ns + cost_us * 1_000 * 2
 
 
-def test_a_slow_command_uses_up_the_time_of_the_turns_after_it() -> None:
+def test_a_slow_command_uses_up_the_command_time_of_the_next_steps() -> None:
     clock, box = Clock(), Inbox()
     turn = Turn(clock)
     for item in items(b"one", 2):
@@ -111,7 +111,7 @@ def test_a_slow_command_uses_up_the_time_of_the_turns_after_it() -> None:
     assert sizes == [1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0]
 
 
-def test_waiting_for_the_device_is_not_charged_to_the_turn() -> None:
+def test_waiting_for_the_device_does_not_count_as_command_time() -> None:
     clock, box = Clock(), Inbox()
     turn = Turn(clock)
     for item in items(b"one", 3):
@@ -127,7 +127,7 @@ def test_waiting_for_the_device_is_not_charged_to_the_turn() -> None:
     assert len(done) == 3
 
 
-def test_the_engines_own_items_are_taken_first_and_without_a_bound() -> None:
+def test_commands_from_the_engines_own_process_are_taken_first_and_without_a_bound() -> None:
     clock, box = Clock(), Inbox()
     for item in (*items(b"flooder", 10), *items(b"", 1_000)):
         box.put(item)
@@ -256,7 +256,7 @@ def test_changes_sent_in_a_row_without_awaiting_each_ack_are_all_done(
     assert [versions[each] for each in sent] == list(range(1, 21))
 
 
-def test_an_ack_names_the_effective_step_also_of_a_change_that_had_to_wait(
+def test_the_ack_of_a_change_that_had_to_wait_names_its_effective_step_too(
     live_engine: Any, client: ControlClient
 ) -> None:
     client.send(Submit(prompt_token_ids=[1] * 9, sampling=SamplingParams(max_tokens=900)))
@@ -302,7 +302,7 @@ def test_the_last_change_by_another_client_is_found_without_a_search() -> None:
                     assert found == last
 
 
-def test_refusals_of_a_flooding_viewer_are_folded_and_push_no_change_out_of_the_audit() -> None:
+def test_refusals_of_a_flooding_viewer_share_audit_entries_and_push_no_change_out() -> None:
     clock = Clock()
     audit, told = trail(clock)
     audit.done(Pause(), Asker("anna"), 1, ChangeEffect())
@@ -324,7 +324,7 @@ def test_refusals_of_a_flooding_viewer_are_folded_and_push_no_change_out_of_the_
     assert [each.command for each in audit.last()] == ["Pause", "Resume"]
 
 
-def test_refusals_of_a_client_that_keeps_changing_its_name_are_folded_too() -> None:
+def test_refusals_of_a_client_that_keeps_changing_its_name_share_audit_entries_too() -> None:
     clock = Clock()
     audit, told = trail(clock)
     for number in range(5_000):

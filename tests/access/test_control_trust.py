@@ -206,7 +206,7 @@ def test_kept_acks_are_forgotten_oldest_first_and_never_mixed_up_between_clients
 # Two operators
 
 
-def test_a_stale_version_is_a_conflict_that_names_the_other_operators_change(
+def test_a_change_with_a_stale_version_is_a_conflict_that_names_the_other_operators_change(
     live_engine: Any, client: ControlClient
 ) -> None:
     client.set_knobs({"max_num_seqs": 8}, who="anna", expected_version=0)
@@ -440,7 +440,7 @@ def test_the_audit_is_answered_in_pages(client: ControlClient) -> None:
 # Floods
 
 
-def test_a_flood_is_refused_counted_and_audited_and_others_are_answered(
+def test_a_flood_of_commands_is_refused_counted_and_audited_and_others_are_answered(
     live_engine: Any,
     client: ControlClient,
     raw: Callable[[], Raw],
@@ -465,7 +465,7 @@ def test_a_flood_is_refused_counted_and_audited_and_others_are_answered(
     assert f"from process {os.getpid()} of this machine" in entry.detail
 
 
-def test_a_flood_is_audited_under_the_client_name_even_after_it_left(
+def test_a_flood_is_audited_under_the_client_name_even_after_the_client_left(
     live_engine: Any,
     client: ControlClient,
     raw: Callable[[], Raw],
@@ -492,7 +492,7 @@ def test_a_flood_is_audited_under_the_client_name_even_after_it_left(
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.floats(0, 0.2), st.integers(0, 200_000)), max_size=300)
 )
-def test_no_client_exceeds_its_share_whatever_it_sends(
+def test_no_client_exceeds_its_command_rate_whatever_it_sends(
     sent: list[tuple[int, float, int]],
 ) -> None:
     now_s = 0.0
@@ -601,7 +601,7 @@ def test_an_oversized_command_is_refused_and_a_huge_one_closes_the_connection(
     assert client.info().name
 
 
-def test_a_client_of_an_older_zmtp_version_is_answered_and_takes_no_place(
+def test_a_client_that_speaks_zmtp_2_0_is_answered_and_other_clients_still_are(
     live_engine: Any, client: ControlClient
 ) -> None:
     """ZMTP 2.0 frames carry no metadata about their connection."""

@@ -88,7 +88,7 @@ def test_addresses_of_this_machine_need_no_key(text: str) -> None:
     Endpoint.parse(text).check_private()
 
 
-def test_a_second_engine_on_an_endpoint_is_refused_naming_the_firsts_pid() -> None:
+def test_a_second_engine_on_an_endpoint_is_refused_with_the_pid_of_the_first() -> None:
     endpoint = Endpoint.parse("engine-0")
     with EndpointLock(endpoint), pytest.raises(ConfigError) as error, EndpointLock(endpoint):
         pass
@@ -96,7 +96,7 @@ def test_a_second_engine_on_an_endpoint_is_refused_naming_the_firsts_pid() -> No
     assert f"pid {os.getpid()}" in str(error.value)
 
 
-def test_live_engines_are_found_and_their_names_are_not_given_again() -> None:
+def test_live_local_engines_are_found_and_a_new_engine_gets_an_unused_name() -> None:
     assert find_local() == []
     assert free_name() == "engine-0"
     with (
@@ -159,7 +159,7 @@ def test_a_name_that_leads_out_of_the_runtime_dir_is_refused(name: str) -> None:
     assert error.value.code == "bad_name"
 
 
-def test_an_engine_that_holds_its_address_without_listening_is_starting(
+def test_an_engine_that_locks_its_address_but_does_not_listen_yet_counts_as_starting(
     tmp_path: Path,
 ) -> None:
     endpoint = Endpoint.parse(f"{tmp_path}/x1")
@@ -185,7 +185,7 @@ def test_an_engine_on_tcp_keeps_its_name_and_is_starting_until_its_port_listens(
     assert (called(endpoint), starting_pid(endpoint)) == (endpoint.name, None)
 
 
-def test_connecting_to_no_engine_lists_the_local_engines_and_their_names() -> None:
+def test_connecting_where_no_engine_runs_lists_the_local_engines_and_their_names() -> None:
     with pytest.raises(EngineUnreachable, match=r"such socket; none runs here, 'stepscope serve'"):
         connect(Endpoint.parse("nobody"))
     with socket.create_server(("127.0.0.1", 0)) as listening:

@@ -163,7 +163,7 @@ def test_an_unauthorised_key_gets_no_answer_and_no_telemetry(keyed: Keyed) -> No
     assert not hears(stranger)
 
 
-def test_the_public_half_of_a_key_is_not_enough(keyed: Keyed) -> None:
+def test_the_public_half_of_a_key_is_not_enough_to_be_admitted(keyed: Keyed) -> None:
     known = keyed.at("first").credentials
     assert known is not None
     forged = KeyPair(known.pair.public, KeyPair.new().secret)
@@ -376,7 +376,7 @@ gate.close()
 """
 
 
-def test_clients_that_exhaust_file_descriptors_revoke_no_key(tmp_path: Path) -> None:
+def test_keys_stay_valid_when_clients_exhaust_file_descriptors(tmp_path: Path) -> None:
     command = [sys.executable, "-c", OUT_OF_FILES, str(tmp_path)]
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr

@@ -129,7 +129,7 @@ def test_sglang_metrics_are_summed_over_data_parallel_not_tensor_parallel_ranks(
     assert "steps" not in found.counters
 
 
-def test_an_old_tensorrt_llm_leaves_load_tokens_and_itl_unknown() -> None:
+def test_metrics_of_an_old_tensorrt_llm_leave_load_token_counts_and_itl_unknown() -> None:
     found = reading(text_of("tensorrt-llm-1.0"))
     assert (found.engine, found.num_running, found.num_waiting) == ("tensorrt-llm", None, None)
     assert found.counters == {"finished": 12}
@@ -176,7 +176,7 @@ def test_latencies_are_estimated_from_the_growth_of_histogram_buckets() -> None:
 
 
 @pytest.mark.parametrize("change", ["counter", "bucket", "start"])
-def test_a_counter_that_falls_is_a_restart(change: str) -> None:
+def test_a_counter_that_falls_means_that_the_server_restarted(change: str) -> None:
     engine = Engine()
     before = reading(engine.text())
     assert not has_restarted(before, reading(engine.text()))

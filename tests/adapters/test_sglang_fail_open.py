@@ -207,7 +207,7 @@ def test_sglang_finds_the_plugin_by_its_entry_point() -> None:
     assert found.load() is plugin.register
 
 
-def test_in_a_process_without_a_scheduler_the_plugin_imports_none(
+def test_in_a_process_without_an_sglang_scheduler_the_plugin_hooks_nothing(
     registry: HookRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "sglang.srt.managers.scheduler")

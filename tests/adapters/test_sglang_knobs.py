@@ -144,7 +144,7 @@ def test_without_chunked_prefill_the_budget_is_fixed(attach_sglang: AttachSglang
 
 
 @pytest.mark.parametrize("where", ["several nodes", "a receive interval"])
-def test_no_knob_is_changed_where_a_request_might_not_reach_every_rank(
+def test_no_knob_can_be_changed_if_a_change_might_not_reach_every_rank(
     attach_sglang: AttachSglang, where: str
 ) -> None:
     group = Group(attach_sglang)

@@ -68,7 +68,7 @@ def arrived(source: ForwardPassSource, number: int) -> None:
     wait_for(lambda: source.history.num_steps == number, f"{number} steps")
 
 
-def test_a_forward_pass_is_a_step_with_totals_only(
+def test_a_forward_pass_reported_by_sglang_is_a_step_with_totals_only(
     stream: tuple[Callable[[list[bytes]], None], ForwardPassSource],
 ) -> None:
     send, source = stream
@@ -88,7 +88,7 @@ def test_a_forward_pass_is_a_step_with_totals_only(
     assert source.status == "live"
 
 
-def test_lost_messages_are_a_gap_and_a_restarted_count_is_a_new_engine(
+def test_lost_messages_are_a_gap_and_restarted_numbering_means_a_new_engine(
     stream: tuple[Callable[[list[bytes]], None], ForwardPassSource],
 ) -> None:
     send, source = stream

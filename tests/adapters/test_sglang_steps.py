@@ -180,7 +180,7 @@ def test_after_a_pause_that_retracts_every_request_all_of_them_finish(
     assert sum(isinstance(event, Finished) for event in events) == 6
 
 
-def test_published_radix_cache_hits_equal_sglangs(run: Run) -> None:
+def test_published_prefix_hits_equal_those_of_sglangs_radix_cache(run: Run) -> None:
     hits: dict[str, int] = {}
     for each in run.events(Admitted):
         hits.setdefault(run.names[each.request_id], each.num_cached_tokens)
@@ -194,7 +194,7 @@ def test_published_radix_cache_hits_equal_sglangs(run: Run) -> None:
     assert sum(step.kv.hit_tokens for step in run.steps if step.kv) == sum(hits.values())
 
 
-def test_published_used_and_evicted_pages_equal_sglangs_after_every_step(run: Run) -> None:
+def test_after_every_step_published_used_and_evicted_pages_equal_those_of_sglang(run: Run) -> None:
     num_evicted = 0
     for step, (used, evicted) in zip(run.steps, run.scheduler.num_used, strict=True):
         assert step.kv is not None

@@ -7,7 +7,7 @@ import pytest
 from stepscope.engine.adapters.attached.step_notes import StepNotes
 
 
-def test_notes_are_read_in_order_whichever_thread_reads_them() -> None:
+def test_queued_step_calls_are_made_in_order_whichever_thread_makes_them() -> None:
     notes = StepNotes()
     read: list[int] = []
     has_ended = threading.Event()
@@ -32,7 +32,7 @@ def test_notes_are_read_in_order_whichever_thread_reads_them() -> None:
     assert read == list(range(2_000))
 
 
-def test_after_a_failing_note_no_further_note_is_read() -> None:
+def test_after_a_queued_step_call_fails_no_further_one_is_made() -> None:
     notes = StepNotes()
     read: list[int] = []
 

@@ -95,7 +95,7 @@ def test_removed_hooks_leave_no_trace() -> None:
     assert not vars(target)
 
 
-def test_a_foreign_wrapper_around_our_hook_stays_when_ours_is_removed() -> None:
+def test_a_foreign_wrapper_around_a_stepscope_hook_stays_when_the_hook_is_removed() -> None:
     target = Target()
     hooks = Hooks(target)
     hooks.wrap("schedule", shout)

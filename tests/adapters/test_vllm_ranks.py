@@ -90,7 +90,7 @@ def test_a_knob_change_that_one_rank_refuses_changes_no_rank(ranks: list[Attachm
         client.close()
 
 
-def test_if_a_rank_refuses_late_the_others_get_their_old_values_back(
+def test_if_a_rank_refuses_a_change_that_others_made_they_get_their_old_values_back(
     ranks: list[Attachment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clients = [ControlClient(rank) for rank in ranks_of("vllm-0")]
@@ -168,7 +168,7 @@ def test_a_knob_change_in_the_dashboard_changes_no_rank_if_one_refuses(
     assert budgets(ranks) == [64, 64]
 
 
-def test_a_conflict_on_the_dashboards_own_rank_changes_no_other_rank(
+def test_a_conflict_on_the_rank_shown_in_the_dashboard_changes_no_other_rank(
     ranks: list[Attachment], link: EngineLink
 ) -> None:
     with ControlClient(ranks_of("vllm-0.dp1")[0]) as other:
@@ -179,7 +179,7 @@ def test_a_conflict_on_the_dashboards_own_rank_changes_no_other_rank(
 
 
 @pytest.mark.parametrize("error", [EngineUnreachable, NoAnswer])
-def test_an_unreachable_rank_keeps_siblings_unchanged_but_a_silent_rank_does_not(
+def test_other_ranks_change_a_knob_if_one_rank_is_silent_but_not_if_it_is_unreachable(
     ranks: list[Attachment], monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
     first, second = ranks_of("vllm-0")

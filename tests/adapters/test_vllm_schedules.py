@@ -140,7 +140,7 @@ def test_the_recording_of_an_attached_vllm_passes_verify(played: Played, tmp_pat
 
 @pytest.mark.parametrize("is_read_late", [False, True])
 @pytest.mark.parametrize("case", [case for case in CASES if case != "asynchronous"])
-def test_published_used_blocks_equal_vllms_after_every_step(
+def test_after_every_step_published_used_blocks_equal_those_of_vllm(
     attach: Attach, version: str, case: str, is_read_late: bool
 ) -> None:
     played = Played(attach, version, case, is_read_late=is_read_late)
@@ -151,7 +151,7 @@ def test_published_used_blocks_equal_vllms_after_every_step(
     assert max(used) > 0
 
 
-def test_published_preemptions_equal_vllms(attach: Attach, version: str) -> None:
+def test_published_preemptions_equal_those_of_vllm(attach: Attach, version: str) -> None:
     played = Played(attach, version, "preemption")
     expected = sum(len(call.get("preempted", ())) for call in played.scheduler.calls)
     assert len(played.events(Preempted)) == expected > 2
@@ -166,7 +166,7 @@ def test_published_preemptions_equal_vllms(attach: Attach, version: str) -> None
     }
 
 
-def test_published_prefix_hits_equal_vllms(attach: Attach, version: str) -> None:
+def test_published_prefix_hits_equal_those_of_vllm(attach: Attach, version: str) -> None:
     played = Played(attach, version, "prefix")
     names = {each.request_id: each.client_id for each in played.events(Arrived)}
     hits = {

@@ -25,7 +25,7 @@ def test_waits_during_an_operators_pause_do_not_count_as_late(
     assert affected(path, 50, 500) == Affected(1, 0, 0)
 
 
-def test_a_request_ended_before_the_recording_is_explained_but_not_counted(
+def test_a_request_that_ended_before_the_recording_is_known_but_not_counted(
     tmp_path: Path,
 ) -> None:
     engine = Script()

@@ -67,7 +67,7 @@ def slow_session(
     return path, messages, step
 
 
-def test_a_slow_step_is_not_blamed_on_its_prompt(
+def test_a_slow_step_is_not_blamed_on_the_prompt_in_it(
     slow_session: tuple[Path, list[tuple[int, Telemetry]], int],
 ) -> None:
     path, _, step = slow_session
@@ -105,7 +105,7 @@ def test_explain_names_the_slow_step_in_json_and_table(
     assert re.search(r"^machine or engine held up +\d+ +[\d,]+ ms +\d\d\.\d%$", table, re.MULTILINE)
 
 
-def test_a_run_read_in_one_pass_judges_each_step_by_the_steps_before_it(
+def test_explained_in_one_pass_a_step_is_compared_with_a_baseline_of_earlier_steps(
     slow_session: tuple[Path, list[tuple[int, Telemetry]], int],
 ) -> None:
     _, messages, step = slow_session
@@ -127,7 +127,7 @@ def test_a_slow_step_also_delays_queued_and_prefilling_requests(
     assert not slow_pieces(others)
 
 
-def test_pieces_of_a_wait_do_not_depend_on_bounds_or_the_requests_asked_for(
+def test_the_causes_of_a_wait_do_not_depend_on_the_bounds_or_the_selected_request(
     slow_session: tuple[Path, list[tuple[int, Telemetry]], int],
 ) -> None:
     path, _, step = slow_session
@@ -143,7 +143,7 @@ def test_pieces_of_a_wait_do_not_depend_on_bounds_or_the_requests_asked_for(
     }
 
 
-def test_a_history_finds_the_same_slow_steps_as_the_file(
+def test_a_slow_step_is_explained_from_memory_as_from_its_recording(
     slow_session: tuple[Path, list[tuple[int, Telemetry]], int],
 ) -> None:
     path, messages, step = slow_session
@@ -204,7 +204,7 @@ def test_a_large_batch_alone_makes_no_step_slow(options: dict[str, Any], learns:
         assert not slow_pieces(explained(messages, learns=learns))
 
 
-def test_a_late_chunk_of_a_long_prompt_is_slow_only_above_its_own_baseline() -> None:
+def test_a_chunk_late_in_a_long_prompt_is_slow_only_above_the_baseline_of_such_chunks() -> None:
     base = CostModel(floor_ms=4.0, context_ns=30.0)
 
     def holds(step: int, shape: StepShape) -> bool:
@@ -285,7 +285,7 @@ def num_read(monkeypatch: pytest.MonkeyPatch, call: Callable[[], Any]) -> int:
     return number
 
 
-def test_a_new_baseline_alone_does_not_reread_a_requests_life(
+def test_a_new_baseline_alone_does_not_reread_the_steps_of_a_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     history = History(SLO(ttft_ms=60_000, itl_ms=200))
@@ -304,7 +304,7 @@ def test_a_new_baseline_alone_does_not_reread_a_requests_life(
     assert num_anew > 5
 
 
-def test_a_requests_life_is_explained_again_once_a_step_in_it_is_found_slow() -> None:
+def test_the_waits_of_a_request_are_explained_again_once_one_of_its_steps_is_found_slow() -> None:
     cost = NoisyCost(holds=once_beside_a_prompt(5))
     history, view, told = History(SLO(ttft_ms=60_000, itl_ms=200)), None, []
     for sequence, message in session(cost, knobs=Knobs(max_num_batched_tokens=256)):

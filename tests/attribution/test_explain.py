@@ -186,7 +186,7 @@ def test_a_wait_in_the_queue_names_what_the_request_waited_for(
     assert late.kind == "TTFT"
 
 
-def test_a_decode_left_out_for_lack_of_budget_has_cause_budget() -> None:
+def test_the_wait_of_a_decode_left_out_for_lack_of_budget_has_the_cause_budget() -> None:
     engine = Script(order="arrival")
     engine.submit(16, 20)
     engine.submit(16, 20)
@@ -203,7 +203,7 @@ def test_a_decode_left_out_for_lack_of_budget_has_cause_budget() -> None:
     assert causes(late)["budget"] == pytest.approx(4 * (8 + 0.2 + 0.04))
 
 
-def test_a_decode_left_out_of_prefill_only_steps_names_the_prompt() -> None:
+def test_the_wait_of_a_decode_left_out_of_prefill_only_steps_names_the_prompt() -> None:
     engine = Script(batching="separate", max_num_batched_tokens=512)
     engine.submit(16, 20)
     engine.run(3)
@@ -248,7 +248,7 @@ def test_a_preemption_is_named_with_the_tokens_recomputed() -> None:
     assert sum(p.num_steps for p in out) + recomputed.num_steps == late.step - step + 1
 
 
-def test_an_operators_pause_differs_from_time_between_steps() -> None:
+def test_explanations_distinguish_an_operators_pause_from_time_between_steps() -> None:
     engine = Script()
     engine.submit(16, 20)
     engine.run(2)
@@ -309,7 +309,7 @@ def test_waits_between_single_steps_count_as_the_operators_pause() -> None:
     assert all(w.paused_ns == 500 * MS and w.is_excused for w in waits)
 
 
-def test_a_long_step_of_decodes_alone_has_cause_step() -> None:
+def test_a_long_step_with_only_decodes_is_itself_the_cause_of_the_wait() -> None:
     engine = Script()
     engine.submit(16, 5)
     engine.run(3)
@@ -376,7 +376,9 @@ def sessions(draw: st.DrawFn) -> list[tuple[int, Telemetry]]:
 
 @settings(max_examples=40, deadline=None)
 @given(sessions())
-def test_the_pieces_of_every_wait_sum_to_its_length(messages: list[tuple[int, Telemetry]]) -> None:
+def test_the_times_of_all_causes_of_a_wait_add_up_to_its_length(
+    messages: list[tuple[int, Telemetry]],
+) -> None:
     waits = explained(messages, itl_ms=-1, ttft_ms=-1)
     assert not any(piece.cause == "unknown" for late in waits for piece in late.pieces)
     state, gaps, firsts = SessionState(), 0, 0
@@ -391,7 +393,7 @@ def test_the_pieces_of_every_wait_sum_to_its_length(messages: list[tuple[int, Te
 
 @settings(max_examples=25, deadline=None)
 @given(sessions(), st.integers(0, 2**16))
-def test_with_lost_messages_the_pieces_still_sum_to_the_wait(
+def test_with_lost_messages_the_times_of_all_causes_still_add_up_to_the_wait(
     messages: list[tuple[int, Telemetry]], seed: int
 ) -> None:
     rng = random.Random(seed)
@@ -406,7 +408,7 @@ def test_with_lost_messages_the_pieces_still_sum_to_the_wait(
 
 @settings(max_examples=15, deadline=None)
 @given(sessions())
-def test_a_history_explains_single_waits_and_lives_like_the_whole_session(
+def test_a_single_wait_or_request_is_explained_as_it_is_in_the_whole_session(
     messages: list[tuple[int, Telemetry]],
 ) -> None:
     history = History(SLO(ttft_ms=0.001, itl_ms=0.001))
@@ -425,7 +427,7 @@ def test_a_history_explains_single_waits_and_lives_like_the_whole_session(
 
 @settings(max_examples=15, deadline=None)
 @given(sessions(), st.integers(1, 60))
-def test_late_tokens_explained_together_read_as_when_explained_alone(
+def test_late_tokens_explained_together_get_the_same_causes_as_one_by_one(
     messages: list[tuple[int, Telemetry]], max_steps: int
 ) -> None:
     slo = SLO(ttft_ms=30, itl_ms=15)
@@ -443,7 +445,7 @@ def test_late_tokens_explained_together_read_as_when_explained_alone(
             assert together.wait(breach.step, breach.request_id) == expected
 
 
-def test_late_tokens_of_a_busy_engine_are_explained_in_one_resumable_pass() -> None:
+def test_many_late_tokens_are_explained_in_one_pass_that_can_pause_and_go_on() -> None:
     history = History(SLO(ttft_ms=200, itl_ms=20))
     for sequence, message in simulated(
         seed=5, num_steps=400, workload=SimulatedWorkload(rate=40.0)
@@ -460,7 +462,7 @@ def test_late_tokens_of_a_busy_engine_are_explained_in_one_resumable_pass() -> N
     assert all(history.is_explained(wait.step, wait.request_id) for wait in waits)
 
 
-def test_the_explained_life_of_a_request_grows_with_its_steps() -> None:
+def test_each_new_token_of_a_running_request_adds_one_explained_wait() -> None:
     messages = simulated(seed=5, num_steps=200, workload=SimulatedWorkload(rate=20.0))
     history = History()
     lengths = []
@@ -494,7 +496,7 @@ def recorded(
     return record
 
 
-def test_a_recording_is_explained_like_its_messages(
+def test_a_recording_gives_the_same_explanations_as_the_messages_written_to_it(
     recorded: Callable[[list[tuple[int, Telemetry]]], Path],
 ) -> None:
     messages = simulated(
@@ -516,7 +518,7 @@ def test_a_recording_is_explained_like_its_messages(
     assert sum(share.num_late for share in found.shares) == len(expected)
 
 
-def test_time_before_the_recording_differs_from_lost_messages(
+def test_explanations_distinguish_time_before_the_recording_from_lost_messages(
     recorded: Callable[[list[tuple[int, Telemetry]]], Path],
 ) -> None:
     engine = Script(max_num_batched_tokens=64)
@@ -602,7 +604,7 @@ def test_the_dashboard_counts_the_same_late_tokens_as_explain(
 
 @pytest.mark.parametrize("is_told", [False, True])
 @pytest.mark.parametrize("is_over", [False, True])
-def test_a_pause_before_a_recording_counts_in_none_of_its_latencies(
+def test_a_pause_that_began_before_a_recording_counts_in_none_of_its_latencies(
     recorded: Callable[[list[tuple[int, Telemetry]]], Path], is_over: bool, is_told: bool
 ) -> None:
     """Unless the snapshot tells of pauses, waits that began before it do not count."""
@@ -640,7 +642,9 @@ def test_a_pause_before_a_recording_counts_in_none_of_its_latencies(
 
 
 @pytest.mark.parametrize("num_single_steps", [0, 2])
-def test_a_subscriber_that_joins_in_a_pause_counts_like_earlier_ones(num_single_steps: int) -> None:
+def test_a_subscriber_that_joins_during_a_pause_has_the_same_latencies_as_earlier_ones(
+    num_single_steps: int,
+) -> None:
     engine = Script(max_num_batched_tokens=64)
     engine.submit(16, 20)
     engine.submit(400, 4)

@@ -104,7 +104,7 @@ def test_the_baseline_covers_nearly_every_step_despite_lost_messages(tmp_path: P
         assert set(found) <= set(expected)
 
 
-def test_a_searched_replay_gives_the_causes_of_explain(
+def test_a_replay_of_a_searched_file_names_the_same_causes_as_explain(
     replay: ReplaySource, slow: tuple[Numbered, int]
 ) -> None:
     _, step = slow
@@ -119,7 +119,7 @@ def test_a_searched_replay_gives_the_causes_of_explain(
         assert replay.history.wait(step, late.request_id) == late
 
 
-def test_the_files_baseline_replaces_explanations_from_memory(
+def test_waits_are_explained_again_once_the_baseline_of_the_whole_file_is_known(
     slow: tuple[Numbered, int],
 ) -> None:
     messages, step = slow
@@ -151,7 +151,7 @@ def test_the_files_baseline_replaces_explanations_from_memory(
     assert [wait.pieces for wait in life.waits if wait.step == step] == [second.pieces]
 
 
-def test_a_file_baseline_of_fewer_steps_than_memory_is_not_used() -> None:
+def test_a_baseline_from_fewer_steps_than_are_in_memory_is_not_used() -> None:
     history, hasty = History(LATE), Baseline()
     cost = NoisyCost(holds=once_beside_a_prompt(600))
     for sequence, message in session(cost, knobs=MIXED):
@@ -163,7 +163,7 @@ def test_a_file_baseline_of_fewer_steps_than_memory_is_not_used() -> None:
     assert late.cause == "held_up"
 
 
-def test_the_baseline_is_published_at_each_doubling_and_at_the_end(
+def test_a_file_search_updates_the_baseline_when_its_steps_double_and_at_the_end(
     tmp_path: Path,
 ) -> None:
     path = record(tmp_path / "a.mcap", list(enumerate(busy(5, 900))))
@@ -190,7 +190,7 @@ class SlowForAWhile(NoisyCost):
         return time._replace(device_s=time.device_s * times)
 
 
-def test_a_slow_stretch_is_one_event_and_its_waits_read_as_in_explain() -> None:
+def test_slow_steps_in_a_row_are_one_event_with_waits_explained_as_by_explain() -> None:
     messages = session(SlowForAWhile(noise=0.02), knobs=MIXED)
     baseline = Baseline()
     learning = Explainer(math.inf, math.inf, learns=baseline)

@@ -109,7 +109,7 @@ def assert_events(history: History) -> list[SessionEvent]:
 
 
 @pytest.mark.parametrize("at_once", [19, 4096])
-def test_late_token_events_follow_memory_and_the_current_service_levels(
+def test_late_token_events_match_the_steps_in_memory_and_the_current_service_levels(
     at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(windows, "_MAX_AT_ONCE", at_once)
@@ -144,7 +144,7 @@ def test_the_current_second_shows_its_longest_wait_so_far() -> None:
     assert sorted(told.values()) == [each.step for each in assert_events(history)]
 
 
-def test_prepended_steps_complete_a_second_that_was_cut() -> None:
+def test_prepending_earlier_steps_completes_the_first_second_in_memory() -> None:
     messages = list(simulate(seed=5, num_steps=900, workload=SimulatedWorkload(rate=9.0)))
     for cut in (200, 431, 700):
         earlier, later = History(SLO(500.0, 50.0)), History(SLO(30.0, 12.0))
@@ -163,7 +163,7 @@ def test_prepended_steps_complete_a_second_that_was_cut() -> None:
         assert assert_events(later) == assert_events(whole)
 
 
-def test_a_memory_emptied_of_steps_has_no_late_tokens_and_fills_again() -> None:
+def test_with_no_steps_in_memory_there_are_no_late_tokens_until_steps_arrive_again() -> None:
     history = History(SLO(ttft_ms=30.0, itl_ms=1.0))
     messages = list(simulate(seed=5, num_steps=300, workload=SimulatedWorkload(rate=9.0)))
     for sequence, message in messages[:150]:
@@ -179,7 +179,7 @@ def test_a_memory_emptied_of_steps_has_no_late_tokens_and_fills_again() -> None:
     assert assert_events(history)
 
 
-def test_memory_rewound_replay_and_searched_file_have_the_same_late_events(
+def test_a_replay_with_all_steps_in_memory_has_the_late_tokens_of_the_searched_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stepscope.recordings.file.writing.recording_file.CHUNK_BYTES", 30_000)

@@ -45,7 +45,7 @@ def test_a_wait_is_explained_in_full_if_there_is_room() -> None:
     assert late_text.of_wait(LATE, 400) == LATE.explanation
 
 
-def test_a_slow_step_keeps_its_factor_in_short_lines() -> None:
+def test_short_lines_about_a_slow_step_keep_its_factor_if_it_fits() -> None:
     slow = LATE.pieces[-1]
     full = "the machine or the engine was held up: 1 step took 20x as long as is usual for its work"
     assert late_text.of_piece(slow, 200) == slow.text == f"{full} (4.0 ms)"
@@ -55,7 +55,7 @@ def test_a_slow_step_keeps_its_factor_in_short_lines() -> None:
 
 
 @pytest.mark.parametrize("late", [LATE, PREEMPTED], ids=["shared", "preempted"])
-def test_a_wait_is_explained_in_whole_words_with_its_largest_part_first(late: Late) -> None:
+def test_a_wait_is_explained_in_whole_words_with_its_largest_cause_first(late: Late) -> None:
     for room in range(34, 240):
         text = late_text.of_wait(late, room)
         assert len(text) <= room
@@ -74,7 +74,7 @@ def test_a_wait_is_explained_in_whole_words_with_its_largest_part_first(late: La
                 assert set(numbers(part)[1:]) <= told_in_full
 
 
-def test_all_large_parts_are_named_before_the_largest_is_explained_in_full() -> None:
+def test_all_large_causes_of_a_wait_are_named_before_the_largest_is_explained_in_full() -> None:
     text = late_text.of_wait(LATE, 75)
     assert text == "500.0 ms beside 4,096 prefill tokens of r12; 301.0 ms queued for a seat"
     text = late_text.of_wait(LATE, 60)
@@ -82,7 +82,7 @@ def test_all_large_parts_are_named_before_the_largest_is_explained_in_full() -> 
 
 
 @pytest.mark.parametrize("late", FULL_OF, ids=["shared", "preempted"])
-def test_a_stall_in_one_line_keeps_its_length(late: Late) -> None:
+def test_a_stall_described_in_one_line_keeps_its_duration(late: Late) -> None:
     for room in range(80):
         text, full = late_text.of_stall(late, room), FULL_OF[late]
         assert len(text) <= room

@@ -74,7 +74,7 @@ def test_a_weighted_sample_counts_like_as_many_single_samples() -> None:
     assert series.max_ms == values[-1] / 1e6
 
 
-def test_a_window_begins_after_its_start_and_includes_its_end() -> None:
+def test_a_latency_window_excludes_its_start_time_and_includes_its_end_time() -> None:
     samples = Samples()
     for time_ns in (10, 20, 30):
         samples.add(time_ns, time_ns * MS)
@@ -83,7 +83,7 @@ def test_a_window_begins_after_its_start_and_includes_its_end() -> None:
     assert series_of(samples, 30, 40).p50_ms is None
 
 
-def test_the_trend_keeps_the_worst_of_each_slice_and_leaves_empty_ones_empty() -> None:
+def test_a_latency_trend_keeps_the_worst_of_each_time_slice_and_no_value_for_empty_ones() -> None:
     samples = Samples()
     for time_ns, value_ms in ((1, 5), (9, 7), (31, 4), (40, 6)):
         samples.add(time_ns, value_ms * MS)
@@ -92,7 +92,7 @@ def test_the_trend_keeps_the_worst_of_each_slice_and_leaves_empty_ones_empty() -
     assert series_of(samples, -5, 35, buckets=4).trend_ms == (7.0, None, None, 4.0)
 
 
-def test_samples_are_forgotten_by_time() -> None:
+def test_latency_samples_before_or_after_a_time_can_be_forgotten() -> None:
     samples = Samples()
     for time_ns in range(10):
         samples.add(time_ns, time_ns * MS)
@@ -355,7 +355,7 @@ def test_preemptions_are_counted_over_the_last_minute_whatever_the_window() -> N
     assert history.rates(66_000 * MS, 10.0).num_preempted == 0
 
 
-def test_block_sums_of_a_column_stay_exact_when_steps_are_forgotten() -> None:
+def test_sums_kept_for_groups_of_steps_stay_exact_when_steps_are_forgotten() -> None:
     rng = random.Random(2)
     sums = BlockSums()
     column: list[int | None] = []

@@ -57,7 +57,7 @@ def step_ns(num_tokens: int) -> int:
     return 8 * MS + 200_000 + num_tokens * 40_000  # 0.2 ms are the launch
 
 
-def test_the_ledger_lists_who_waits_since_when_for_what_and_who_is_behind() -> None:
+def test_the_ledger_lists_each_waiting_request_since_when_for_what_and_how_many_behind_it() -> None:
     script = preempted_once()
     ledger = ledger_of(script.messages)
     records = [m for _, m in script.messages if isinstance(m, StepRecord)]
@@ -203,7 +203,7 @@ def test_a_recording_that_begins_after_a_preemption_counts_its_recompute() -> No
     assert ledger.tax().num_preemptions == 0
 
 
-def test_the_cost_of_a_preemption_in_lost_messages_stays_unknown() -> None:
+def test_the_cost_of_a_preemption_stays_unknown_if_what_followed_was_lost() -> None:
     script = preempted_once()
     ledger = ledger_of(script.messages)
     script.run(300)

@@ -17,7 +17,7 @@ from stepscope.recordings.state.series.latency import SLO
 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
-def test_the_longest_waits_equal_those_of_a_full_sort_after_any_forgetting(data: Any) -> None:
+def test_the_longest_waits_equal_those_of_a_full_sort_whatever_was_forgotten(data: Any) -> None:
     longest, known = Longest(), list[tuple[int, int]]()
     step = 0
     for _ in range(data.draw(st.integers(1, 4))):
@@ -44,7 +44,7 @@ def test_the_longest_waits_equal_those_of_a_full_sort_after_any_forgetting(data:
         )
 
 
-def test_stalls_follow_new_and_forgotten_steps_and_changed_service_levels() -> None:
+def test_the_list_of_stalls_follows_new_and_forgotten_steps_and_service_levels() -> None:
     history = History(SLO(ttft_ms=30.0, itl_ms=12.0), max_steps=200)
     for sequence, message in simulate(seed=3, num_steps=600, workload=SimulatedWorkload(rate=9.0)):
         history.append(sequence, message)
@@ -78,7 +78,7 @@ def _assert_longest(history: History) -> None:
         assert named == sorted(late)[:20]
 
 
-def test_listed_late_tokens_equal_those_of_a_look_at_every_step_in_memory(
+def test_listed_late_tokens_equal_those_found_by_reading_every_step_in_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It looks at a few steps at a time; the source could add steps in between."""
@@ -167,7 +167,7 @@ def test_the_oldest_stall_in_memory_is_explained_too(monkeypatch: pytest.MonkeyP
     assert last.pieces == history.wait(last.step, last.request_id).pieces  # type: ignore[union-attr]
 
 
-def test_long_waits_are_explained_together_in_parts_wherever_they_began(
+def test_many_long_waits_are_explained_together_over_several_bounded_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     history = History(SLO(ttft_ms=30.0, itl_ms=1.0))

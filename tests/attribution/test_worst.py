@@ -61,7 +61,7 @@ def frame_of(history: History, **view: Any) -> Frame:
 # The key
 
 
-async def test_the_worst_key_goes_to_the_longest_stall_then_the_next_and_describes_each(
+async def test_the_worst_stall_key_goes_to_the_longest_then_the_next_and_describes_each(
     source: Any,
 ) -> None:
     history = source.history
@@ -85,7 +85,7 @@ async def test_the_worst_key_goes_to_the_longest_stall_then_the_next_and_describ
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])
-async def test_a_stall_notice_drops_whole_parts_in_narrow_lines(
+async def test_in_a_narrow_line_a_stall_notice_leaves_out_whole_phrases(
     replay: ReplaySource, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert replay.file_latency.search.wait(30)
@@ -104,7 +104,9 @@ async def test_a_stall_notice_drops_whole_parts_in_narrow_lines(
     assert ("of 7 seconds" in said) == (width > 80)
 
 
-async def test_after_any_other_move_the_worst_key_begins_with_the_worst_again(source: Any) -> None:
+async def test_after_another_cursor_move_the_worst_stall_key_begins_with_the_longest_again(
+    source: Any,
+) -> None:
     steps = [each.step for each in source.history.stalls(None, 1000).longest]
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -129,7 +131,7 @@ async def test_a_stall_notice_disappears_when_the_cursor_leaves_the_stall(
         assert notice(app) == ""
 
 
-async def test_the_worst_key_on_the_worst_step_says_so_and_then_goes_to_the_next(
+async def test_the_worst_stall_key_on_the_worst_stall_says_so_and_then_goes_to_the_next(
     source: Any,
 ) -> None:
     steps = [each.step for each in source.history.stalls(None, 1000).longest]
@@ -141,7 +143,9 @@ async def test_the_worst_key_on_the_worst_step_says_so_and_then_goes_to_the_next
         assert app.main.view.cursor == steps[1]
 
 
-async def test_after_the_last_stall_the_worst_key_begins_again(source: Any) -> None:
+async def test_after_the_shortest_stall_the_worst_stall_key_begins_with_the_longest_again(
+    source: Any,
+) -> None:
     source.history.set_slo(SLO(1e9, source.history.stalls(None, 3).longest[2].ns / 1e6))
     assert source.history.stalls().number == 2
     app = dashboard(source)
@@ -154,7 +158,7 @@ async def test_after_the_last_stall_the_worst_key_begins_again(source: Any) -> N
         assert app.main.view.cursor != second
 
 
-async def test_the_worst_key_follows_the_service_levels(source: Any) -> None:
+async def test_the_worst_stall_key_uses_the_current_service_levels(source: Any) -> None:
     history = source.history
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -172,7 +176,9 @@ async def test_the_worst_key_follows_the_service_levels(source: Any) -> None:
         assert app.main.view.live
 
 
-async def test_the_worst_key_moves_the_cursor_on_every_screen_of_the_engine(source: Any) -> None:
+async def test_the_worst_stall_key_moves_the_cursor_on_every_screen_of_the_engine(
+    source: Any,
+) -> None:
     steps = [each.step for each in source.history.stalls(None, 3).longest]
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -181,7 +187,7 @@ async def test_the_worst_key_moves_the_cursor_on_every_screen_of_the_engine(sour
             assert app.main.frame.cursor == steps[0], page
 
 
-async def test_before_the_first_step_the_worst_key_says_there_is_no_step_yet(
+async def test_before_the_first_step_the_worst_stall_key_says_there_is_no_step_yet(
     still_source: Callable[..., Any],
 ) -> None:
     source = type(still_source(2))(History())
@@ -191,7 +197,7 @@ async def test_before_the_first_step_the_worst_key_says_there_is_no_step_yet(
         assert notice(app) == "there is no step yet"
 
 
-async def test_in_a_replay_the_worst_key_covers_memory_until_the_file_is_searched(
+async def test_in_a_replay_the_worst_stall_key_covers_memory_until_the_file_is_searched(
     replay: ReplaySource,
 ) -> None:
     searched, replay.file_latency = replay.file_latency, FileLatency(SAMPLE)
@@ -230,7 +236,7 @@ async def test_in_a_replay_the_worst_key_covers_memory_until_the_file_is_searche
 
 
 @pytest.mark.parametrize("width", [80, 120])
-async def test_before_the_file_is_searched_the_worst_key_does_not_claim_no_late_token(
+async def test_before_the_file_is_searched_the_worst_stall_key_never_says_no_token_was_late(
     replay: ReplaySource, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     searched, replay.file_latency = replay.file_latency, FileLatency(SAMPLE)
@@ -247,7 +253,7 @@ async def test_before_the_file_is_searched_the_worst_key_does_not_claim_no_late_
         assert app.main.new_frame().cursor == 302
 
 
-async def test_the_worst_notice_gives_the_searched_share_of_the_file(
+async def test_the_worst_stall_notice_gives_the_searched_share_of_the_file(
     replay: ReplaySource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert replay.file_latency.search.wait(30)
@@ -260,7 +266,7 @@ async def test_the_worst_notice_gives_the_searched_share_of_the_file(
         assert notice(app).startswith("worst of 7 seconds with a stall in 41% of the file: 837 ms")
 
 
-def test_the_worst_key_continues_after_a_replay_seek() -> None:
+def test_the_worst_stall_key_goes_to_the_next_stall_even_after_a_replay_seek() -> None:
     """After the seek, the sought step is the newest in memory; nothing else has changed."""
     history = History(SLO(1e9, 12.0))
     for sequence, message in simulate(seed=4, num_steps=300, workload=SimulatedWorkload(rate=9.0)):
@@ -334,7 +340,9 @@ def test_the_worst_stall_shown_does_not_depend_on_the_cursor(source: Any) -> Non
 
 
 @pytest.mark.parametrize("width", [80, 99])
-def test_the_one_line_panel_has_room_for_the_worst_stall_too(source: Any, width: int) -> None:
+def test_the_one_line_latency_panel_has_room_for_the_worst_stall_too(
+    source: Any, width: int
+) -> None:
     worst = source.history.stalls().longest[0]
     (line,) = line_texts(latency_panel.one_line(frame_of(source.history), width, 1, 14))
     assert len(line) <= width
@@ -345,7 +353,7 @@ def test_the_one_line_panel_has_room_for_the_worst_stall_too(source: Any, width:
 # The list of breaches
 
 
-async def test_sorting_breaches_by_length_covers_all_not_just_the_newest(
+async def test_breaches_sorted_by_length_are_all_breaches_not_just_the_newest(
     source: Any,
 ) -> None:
     history = source.history

@@ -51,7 +51,7 @@ def test_doctor_names_versions_the_attention_backend_and_the_folders(
     assert "bad" not in {line.split()[0] for line in said.splitlines()}
 
 
-def test_a_folder_too_long_for_sockets_is_reported(
+def test_a_runtime_folder_path_too_long_for_sockets_is_reported(
     capsys: pytest.CaptureFixture[str], folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long = folders / ("x" * 90)

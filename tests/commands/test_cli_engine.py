@@ -81,7 +81,7 @@ def test_set_refuses_a_stale_version_and_a_dry_run_changes_nothing(
     assert live_engine.core.scheduler.knobs.watermark == 0.1
 
 
-def test_snapshot_is_one_json_document_or_a_summary(
+def test_the_snapshot_command_prints_one_json_document_or_a_summary(
     live_engine: Any, stepscope: Callable[..., Any]
 ) -> None:
     endpoint = live_engine.endpoint.control
@@ -117,7 +117,7 @@ def test_output_that_cannot_be_written_gives_a_one_line_error(
     assert done.stderr == said
 
 
-def test_load_sends_the_mix_and_reports_the_clients_figures(
+def test_load_sends_the_given_mix_of_requests_and_reports_their_latencies(
     live_engine: Any, stepscope: Callable[..., Any]
 ) -> None:
     mix = ["--num-requests", "30", "--rate", "1000", "--document-tokens", "400"]
@@ -153,7 +153,7 @@ def test_load_replays_a_trace_cuts_long_requests_and_hits_shared_prefixes(
     assert "2 sent, 2 finished" in fewer.stdout
 
 
-def test_load_keeps_its_concurrency_limit_and_ends_after_its_seconds(
+def test_load_keeps_max_concurrency_and_ends_after_the_given_seconds(
     live_engine: Any, stepscope: Callable[..., Any]
 ) -> None:
     most = 0

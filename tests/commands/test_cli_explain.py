@@ -48,7 +48,7 @@ def document(run: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
     return document
 
 
-def test_the_json_of_explain_holds_every_late_token_with_pieces_that_add_up(
+def test_the_json_of_explain_holds_every_late_token_with_cause_times_that_add_up(
     session: Path, document: Callable[..., Any]
 ) -> None:
     found = document(str(session), "--slo-itl", "30ms", "--slo-ttft", "0.1s")
@@ -104,7 +104,7 @@ def test_explain_names_the_step_that_stalled_streams_even_beside_longer_ttfts(
     assert [sum(f" {kind} " in row for row in rows) for kind in ("ITL", "TTFT")] == [4, 4]
 
 
-def test_without_levels_in_the_file_explain_uses_the_default_levels(
+def test_without_service_levels_in_the_file_explain_uses_the_defaults(
     session: Path, run: Callable[..., Any], document: Callable[..., Any]
 ) -> None:
     found = document(str(session))
@@ -166,7 +166,7 @@ def test_explain_can_be_limited_to_one_request(
     assert f"first tokens of r{some}: " in shown
 
 
-def test_explaining_one_request_uses_the_bounds_of_all(
+def test_explaining_one_request_uses_the_bounds_derived_from_all_requests(
     session: Path, run: Callable[..., Any], document: Callable[..., Any]
 ) -> None:
     whole, alone = document(str(session)), document(str(session), "--request", "0")

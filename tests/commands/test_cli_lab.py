@@ -30,7 +30,7 @@ def test_an_unknown_experiment_gives_a_one_line_error_with_the_known_names(
         assert "there are: tokens, freeze" in done.stderr
 
 
-def test_the_samples_reproduce_the_freeze(tmp_path: Path) -> None:
+def test_the_shipped_samples_reproduce_the_freeze_experiment_of_the_lab(tmp_path: Path) -> None:
     paths = shipped()
     runs = [ArmRun(name, paths[name], {}, []) for name in ("freeze", "chunked")]
     experiment = next(each for each in all_experiments() if each.name == "freeze")

@@ -51,7 +51,7 @@ def test_boolean_environment_variables_may_be_words_or_digits(
     assert resolve(Knobs, "knobs", {}).enable_chunked_prefill is value
 
 
-def test_an_error_about_a_value_names_its_origin(
+def test_an_error_about_a_value_says_where_the_value_was_set(
     config_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(WrongUsage, match=r"^--block-size: expected a whole number of at least 1 "):
@@ -64,7 +64,7 @@ def test_an_error_about_a_value_names_its_origin(
         resolve(DashboardSettings, "dashboard", {})
 
 
-def test_every_field_is_an_option_with_a_description() -> None:
+def test_every_setting_is_a_command_line_option_with_a_description() -> None:
     taken: dict[str, Any] = {}
 
     @with_options("serve", "knobs", "load", "dashboard")

@@ -30,7 +30,7 @@ def busy_engine(live_engine: Any) -> Iterator[Any]:
         yield live_engine
 
 
-def test_record_writes_every_step_for_its_seconds(
+def test_record_writes_every_step_for_the_given_seconds(
     busy_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
 ) -> None:
     path = tmp_path / "session.mcap"
@@ -62,7 +62,7 @@ def test_an_engine_that_publishes_nothing_is_reported_at_the_start(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("end", [(), ("--seconds", "600")], ids=["without an end", "too early"])
-def test_a_signal_finishes_the_recording_and_is_success_unless_an_end_was_set(
+def test_a_signal_finishes_a_recording_and_is_an_error_only_if_its_end_was_set(
     busy_engine: Any,
     stepscope: Callable[..., Any],
     tmp_path: Path,

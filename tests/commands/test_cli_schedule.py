@@ -147,7 +147,7 @@ def test_a_summary_counts_latencies_in_steps(run: Run) -> None:
     assert "budget used  50.0% on average" in table  # 15 tokens of 6 x 5
 
 
-def test_the_summary_of_a_workload_without_requests_has_no_sample(run: Run) -> None:
+def test_the_summary_of_a_workload_without_requests_says_no_sample(run: Run) -> None:
     done = run("-", "--summary", stdin=json.dumps(workload(requests=[])).encode())
     assert "TTFT         no sample" in done.stdout.splitlines()
 
@@ -212,7 +212,7 @@ def test_schedule_needs_no_torch(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_a_workload_in_all_batching_modes_is_one_table(run: Run) -> None:
+def test_schedule_summarises_a_workload_in_all_batching_modes_in_one_table(run: Run) -> None:
     table = run(PREEMPTION, "--summary", "--modes", "all").stdout.splitlines()
     assert table[0].startswith("mode        TTFT p50 steps")
     assert [line.split()[0] for line in table[1:]] == list(get_args(Batching))
@@ -227,7 +227,7 @@ def test_with_a_gpu_model_the_summary_is_in_milliseconds(run: Run) -> None:
     assert steps["ttft_p50_ms"] > steps["ttft_p50_steps"] * 3  # no step takes less than 3 ms
 
 
-def test_a_recording_is_scheduled_in_several_modes_with_its_own_step_times(run: Run) -> None:
+def test_the_requests_of_a_recording_are_scheduled_in_several_batching_modes(run: Run) -> None:
     from stepscope.recordings import samples
 
     path = str(samples.shipped()["chunked"])
@@ -260,7 +260,7 @@ def test_conflicting_options_of_schedule_are_refused(
     assert expected in run(PREEMPTION, *arguments).error()
 
 
-def test_a_failing_mode_file_is_reported_in_one_line(run: Run, tmp_path: Path) -> None:
+def test_a_failing_batching_mode_file_is_reported_in_one_line(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "broken.py"
     path.write_text("import nothing_at_all\n")
     assert "ModuleNotFoundError" in run(PREEMPTION, "--mode-file", f"{path}:mode").error()

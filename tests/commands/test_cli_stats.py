@@ -59,7 +59,7 @@ def test_stats_can_be_limited_to_the_last_seconds_of_a_recording(
     assert 0 < figures["steps"] < 500
 
 
-def test_load_and_stats_and_check_name_the_figures_of_an_engine_alike(
+def test_load_stats_and_snapshot_give_the_figures_of_an_engine_the_same_names(
     live_engine: Any, stepscope: Callable[..., Any]
 ) -> None:
     endpoint = live_engine.endpoint.control
@@ -166,7 +166,7 @@ def test_bounds_and_files_that_check_cannot_read_are_wrong_usage(
     ("better", "a", "b", "expected"),
     [("higher", 0.0, 3.0, -math.inf), ("lower", 0.0, 3.0, math.inf), ("lower", 2.0, 3.0, 0.5)],
 )
-def test_a_figure_that_was_zero_is_worse_only_in_its_bad_direction(
+def test_a_figure_that_was_zero_in_the_baseline_is_worse_only_if_it_moves_the_bad_way(
     better: Better, a: float, b: float, expected: float
 ) -> None:
     assert regression(Figure("rate", "rate", "/s", a, b, better, "unclear")) == expected

@@ -140,7 +140,7 @@ def test_closed_and_full_output_streams_are_not_reported_as_bugs(folder: Path) -
     assert _run("$S explain ok.mcap | head -1; exit ${PIPESTATUS[0]}", folder).returncode == 0
 
 
-def test_config_names_misspelled_variables(
+def test_the_config_command_names_misspelled_environment_variables(
     stepscope: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STEPSCOPE_DASHBOARD_SLO_ITL", "20")

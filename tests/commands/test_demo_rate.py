@@ -52,7 +52,7 @@ def test_without_a_rate_the_demo_keeps_its_default_workload() -> None:
         ),
     ],
 )
-def test_the_audit_trail_names_what_a_workload_change_changed(
+def test_the_audit_trail_names_the_fields_that_a_workload_change_changed(
     old: WorkloadSpec | None, new: WorkloadSpec | None, said: str
 ) -> None:
     """A full description of a mix is longer than its line."""

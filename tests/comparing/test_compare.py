@@ -121,7 +121,7 @@ def paused(messages: Messages) -> Messages:
 
 
 @pytest.mark.parametrize("with_pause", [False, True])
-def test_each_side_has_the_same_figures_as_the_dashboard(
+def test_each_compared_run_has_the_same_figures_as_in_the_dashboard(
     small_and_large: tuple[Messages, Messages], with_pause: bool
 ) -> None:
     messages = paused(small_and_large[0]) if with_pause else small_and_large[0]
@@ -147,7 +147,7 @@ def test_each_side_has_the_same_figures_as_the_dashboard(
     )
 
 
-def test_each_request_of_a_side_has_its_longest_itl(
+def test_each_request_of_a_compared_run_has_its_longest_itl(
     small_and_large: tuple[Messages, Messages],
 ) -> None:
     messages = paused(small_and_large[0])
@@ -169,7 +169,7 @@ def test_each_request_of_a_side_has_its_longest_itl(
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 9999), min_size=1, max_size=200), st.data())
-def test_a_side_of_any_number_of_steps_takes_bounded_memory_and_keeps_the_worst(
+def test_a_compared_run_of_any_length_takes_bounded_memory_and_keeps_its_worst_steps(
     prefills: list[int], data: st.DataObject
 ) -> None:
     points = StepPoints()
@@ -332,7 +332,7 @@ def test_a_run_compared_with_itself_has_no_winner(
     assert all(pair.difference_ns == 0 for pair in found.requests.pairs)
 
 
-def test_overlap_in_one_engine_only_is_a_difference_if_both_publish_it() -> None:
+def test_step_overlap_in_one_engine_only_is_a_difference_if_both_publish_it() -> None:
     messages = run_of(1024, 20)
 
     def told(overlap: bool | None) -> Side:
@@ -356,7 +356,7 @@ def another(messages: Messages, engine_id: str = "another") -> Messages:
     ]
 
 
-def test_under_different_loads_no_side_is_called_better() -> None:
+def test_under_different_loads_no_run_is_called_better() -> None:
     """Half the request rate makes waits shorter, but not the engine better."""
     busy, calm = run_of(512), simulate(
         seed=3, num_steps=300, knobs=Knobs(max_num_batched_tokens=512, max_num_seqs=32),
@@ -439,7 +439,7 @@ def test_requests_are_matched_by_client_id_or_by_order_of_arrival() -> None:
 # One axis
 
 
-def test_one_offset_shows_the_same_time_step_or_request_moment_in_both_runs(
+def test_compared_runs_are_aligned_by_time_by_step_or_by_a_request(
     small_and_large: tuple[Messages, Messages],
 ) -> None:
     a, b = (side_of(messages) for messages in small_and_large)
@@ -485,7 +485,9 @@ def test_knob_changes_marks_and_preemptions_are_kept_at_their_steps() -> None:
 # A session in memory
 
 
-def test_a_live_session_is_divided_at_a_step_and_new_steps_join_the_second_part() -> None:
+def test_a_live_session_compared_before_and_after_a_step_adds_new_steps_to_the_second_part() -> (
+    None
+):
     messages = run_of(1024, 200, changes={90: {"max_num_batched_tokens": 256}})
     history = history_of(messages[:150])
     before = HistoryFeed(history, "before", SLO_, Stretch(None, 89))
@@ -519,7 +521,7 @@ def test_a_live_session_is_divided_at_a_step_and_new_steps_join_the_second_part(
     assert comparer.renew().works[1].num_steps == steps[1]
 
 
-def test_before_and_after_a_knob_change_differ_in_that_knob() -> None:
+def test_the_parts_before_and_after_a_knob_change_differ_in_that_knob_only() -> None:
     """The message of a change comes before its effective step, and belongs to the time after it."""
     messages = run_of(1024, 120, changes={90: {"max_num_batched_tokens": 256}})
     history = history_of(messages)
@@ -585,7 +587,7 @@ def read_whole(*feeds: Any) -> list[Side]:
     return [feed.side for feed in feeds]
 
 
-def test_a_pause_before_a_side_begins_is_in_none_of_its_latencies(
+def test_a_pause_before_a_compared_run_begins_is_in_none_of_its_latencies(
     tmp_path: Path, recorded_to: Callable[..., Any]
 ) -> None:
     """Prompts in prefill during the pause get their first token after the division."""
@@ -612,7 +614,7 @@ def test_a_pause_before_a_side_begins_is_in_none_of_its_latencies(
     ]
 
 
-def test_waits_that_began_before_the_known_messages_are_left_out() -> None:
+def test_waits_that_began_before_the_first_known_message_are_left_out() -> None:
     """The engine may have been paused when they began."""
     history = history_of(paused(run_of(256)))
     state = history.state_at(120)
@@ -637,7 +639,7 @@ def measured(side: Side) -> list[Any]:
 
 @pytest.mark.parametrize("with_pause", [True, False])
 @pytest.mark.parametrize("are_told", [True, False])
-def test_a_side_that_begins_with_a_queue_includes_the_waits_of_queued_requests(
+def test_a_compared_run_that_begins_with_a_queue_includes_the_waits_of_its_requests(
     tmp_path: Path, with_pause: bool, are_told: bool
 ) -> None:
     """A side joined or recorded in mid-session measures the same as a longer one of these steps.

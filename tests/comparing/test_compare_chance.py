@@ -55,7 +55,7 @@ def effects(factor: float, rank: int) -> Iterator[Effect]:
         yield effect
 
 
-def test_two_equal_runs_differ_in_1_of_20_pairs_at_most() -> None:
+def test_two_equal_runs_are_called_different_in_at_most_1_of_20_pairs() -> None:
     for rank in (50, 95):
         wrong = sum(effect.is_sure for effect in effects(1.0, rank))
         assert wrong <= 0.05 * NUM_PAIRS, rank
@@ -130,7 +130,7 @@ def mixed_run(
 
 
 @pytest.mark.parametrize("rank", [50, 99])
-def test_occasional_kinds_of_work_name_no_winner_by_chance(rank: int) -> None:
+def test_work_that_occurs_only_now_and_then_names_no_winner_by_chance(rank: int) -> None:
     wrong = 0
     for seed in range(NUM_PAIRS):
         draw = random.Random(seed)
@@ -222,7 +222,7 @@ def test_the_effect_of_a_smaller_budget_is_found_despite_varying_load(before: Si
     assert told["load"]["is_same"] is False
 
 
-def test_more_load_makes_no_run_worse_and_hides_no_winner(before: Side) -> None:
+def test_a_run_is_not_called_worse_for_more_load_and_a_faster_run_still_wins(before: Side) -> None:
     busier = compare(before, side_of(2, 2048, 10.0))
     assert busier.different_work is not None
     assert "requests/s" in busier.different_work
@@ -246,7 +246,7 @@ def test_more_load_makes_no_run_worse_and_hides_no_winner(before: Side) -> None:
     assert verdict(apart.figure("like_step_p50")) == "too little in common"
 
 
-def test_a_queue_near_capacity_makes_no_run_worse() -> None:
+def test_a_run_is_not_called_worse_for_a_queue_near_capacity() -> None:
     """Slightly more load than the engine can serve makes a short wait for a seat a long one."""
     before, after = side_of(0, 2048, 8.0, seats=16), side_of(7, 2048, 8.0, seats=16)
     found = compare(before, after)

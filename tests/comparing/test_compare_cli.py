@@ -59,7 +59,9 @@ def document(capsys: pytest.CaptureFixture[str], *names: Any, **options: Any) ->
     return found
 
 
-def test_the_samples_show_what_chunked_prefill_does(capsys: pytest.CaptureFixture[str]) -> None:
+def test_comparing_the_shipped_samples_shows_what_chunked_prefill_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     text = printed(capsys, "freeze", "chunked")
     told = {line[:9].strip(): line[10:] for line in text.split("\n\n")[1].splitlines()}
     b, a = told["B better"], told["A better"]
@@ -131,7 +133,7 @@ def test_requests_are_listed_in_pairs_with_the_most_different_first(
         ("1,2", 0, 12, None),
     ],
 )
-def test_before_and_after_a_mark_each_part_covers_one_setting_only(
+def test_parts_before_and_after_a_mark_reach_only_to_the_nearest_other_knob_change(
     session: Path,
     capsys: pytest.CaptureFixture[str],
     mark: str,

@@ -115,7 +115,7 @@ async def test_comparing_the_samples_shows_verdicts_figures_and_knobs() -> None:
                 assert "B better" in "\n".join(body)
 
 
-async def test_one_cursor_goes_through_both_runs() -> None:
+async def test_one_cursor_moves_through_both_compared_runs() -> None:
     async with samples_compared() as (app, pilot):
         await pilot.press("right", "right", "right")
         by_time = page_of(app)
@@ -153,7 +153,7 @@ async def test_one_cursor_goes_through_both_runs() -> None:
         assert "no preemption before the cursor" in screen_text(app)
 
 
-async def test_a_request_is_shown_in_both_runs_and_opened_on_either_side() -> None:
+async def test_a_request_is_shown_in_both_compared_runs_and_can_be_opened_in_either() -> None:
     async with samples_compared((200, 60)) as (app, pilot):
         home = app.main
         await pilot.press("o", "o", "down", "down")
@@ -218,7 +218,9 @@ async def test_a_large_uncertain_difference_is_shown_with_its_number_of_requests
 
 
 @pytest.mark.parametrize("theme", ["dark", "light"])
-async def test_without_colour_sides_and_winner_can_be_told_apart(theme: Any) -> None:
+async def test_without_colour_the_compared_runs_and_the_winner_can_be_told_apart(
+    theme: Any,
+) -> None:
     async with samples_compared((200, 60), theme=theme, ascii_only=True) as (app, _):
         shown = screen_text(app)
         assert shown.isascii()
@@ -237,7 +239,7 @@ async def test_without_colour_sides_and_winner_can_be_told_apart(theme: Any) -> 
 # What to compare with
 
 
-async def test_the_chooser_offers_parts_of_the_session_and_recordings(
+async def test_the_comparison_chooser_offers_parts_of_the_session_and_recordings(
     still_source: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -340,7 +342,7 @@ def test_a_session_in_memory_is_simulated_with_other_knobs() -> None:
     feed.close()
 
 
-async def test_escape_stops_reading_and_keeps_what_was_read(
+async def test_escape_stops_reading_compared_runs_and_keeps_what_was_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from stepscope.recordings.compare import comparer

@@ -216,7 +216,7 @@ _figures = st.builds(
 
 
 @given(st.lists(_figures, max_size=8))
-def test_findings_concern_engines_that_are_up_and_equal_engines_have_none(
+def test_fleet_findings_concern_engines_that_are_up_and_equal_engines_have_none(
     engines: list[EngineFigures],
 ) -> None:
     for found in findings(engines):
@@ -226,7 +226,7 @@ def test_findings_concern_engines_that_are_up_and_equal_engines_have_none(
     assert [found for found in findings(same) if found.figure != "room"] == []
 
 
-def test_an_imbalance_is_named_once_it_lasts_and_survives_a_short_lapse() -> None:
+def test_an_imbalance_is_named_as_soon_as_it_lasts_and_stays_through_a_short_lapse() -> None:
     keeper = ImbalanceKeeper()
     calm = [engine("a"), engine("b"), engine("c")]
     loud = [engine("a"), engine("b", num_waiting=30), engine("c")]

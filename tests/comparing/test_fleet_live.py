@@ -143,7 +143,7 @@ def nothing_configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("nothing_configured")
-def test_named_engines_win_over_the_environment_and_that_over_the_file(
+def test_named_engines_win_over_the_environment_and_the_environment_over_the_config_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runtime_folder: Path
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_folder))

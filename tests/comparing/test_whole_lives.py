@@ -57,7 +57,7 @@ def test_a_request_is_one_lane_through_prefill_and_decode_engine() -> None:
     assert text_of(life, 19).rstrip() == " ·▓·→━━●"
 
 
-def test_the_lane_keeps_the_wait_in_the_decode_engines_queue() -> None:
+def test_the_lane_of_a_request_keeps_its_wait_in_the_queue_of_the_decode_engine() -> None:
     lives = WholeLives()
     gone = view(3, "finished", handed_to="d", finish_ns=13 * S, first_token_ns=12 * S)
     lives.look(ENGINES, [state(16 * S, gone), state(16 * S, view(7, "waiting", origin=ORIGIN))])

@@ -174,7 +174,7 @@ def test_numbers_are_rounded_to_fp8_as_torch_does(level: str) -> None:
 @EACH_LEVEL
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.sampled_from(DTYPES), ROWS, SIZES, st.booleans())
-def test_add_rms_norm_equals_torchs(
+def test_add_rms_norm_equals_that_of_torch(
     level: str, dtype: torch.dtype, num_rows: int, size: int, is_first: bool
 ) -> None:
     x, weight = random(num_rows, size, dtype=dtype), random(size, dtype=dtype, seed=1)
@@ -201,7 +201,7 @@ def test_add_rms_norm_equals_torchs(
     st.booleans(),
     st.sampled_from([torch.float32, torch.bfloat16, FP8]),
 )
-def test_norm_rope_store_equals_torchs(
+def test_norm_rope_store_equals_that_of_torch(
     level: str,
     dtype: torch.dtype,
     num_rows: int,
@@ -250,7 +250,9 @@ def test_norm_rope_store_equals_torchs(
 @EACH_LEVEL
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.sampled_from(DTYPES), ROWS, SIZES)
-def test_silu_mul_equals_torchs(level: str, dtype: torch.dtype, num_rows: int, size: int) -> None:
+def test_silu_mul_equals_that_of_torch(
+    level: str, dtype: torch.dtype, num_rows: int, size: int
+) -> None:
     gate_up = random(num_rows, 2 * size, dtype=dtype, scale=6)
     with highest_level(level):
         actual = fused.silu_mul(gate_up)
@@ -302,7 +304,7 @@ def test_large_inputs_give_the_same_bits_with_one_thread_and_with_two(level: str
 
 @EACH_LEVEL
 @pytest.mark.usefixtures("at_level")
-def test_inputs_that_the_library_does_not_support_are_computed_by_torch(level: str) -> None:
+def test_inputs_that_the_cpu_library_does_not_support_are_computed_by_torch(level: str) -> None:
     x = random(4, 64, dtype=torch.float64)
     torch.testing.assert_close(fused.silu_mul(x).double(), fused.torch_silu_mul(x).double())
     strided = random(64, 4, dtype=torch.float32).t()

@@ -123,7 +123,7 @@ def test_infinities_and_nan_pass_through_the_product(dtype: torch.dtype) -> None
     assert PackedLinear(torch.ones(32, 32).to(dtype), None)(x)[1].isinf().all()
 
 
-def test_bf16_products_use_pairs_only_on_a_cpu_with_pair_but_no_matrix_instructions(
+def test_packed_bf16_products_need_avx512_bf16_and_give_way_to_amx(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     weight = torch.zeros(8, 8).bfloat16()
@@ -160,7 +160,7 @@ def test_weights_in_huge_pages_give_the_same_products(dtype: torch.dtype) -> Non
         assert torch.equal(PackedLinear(weight, None, memory)(x), product)
 
 
-def test_pieces_of_huge_pages_do_not_overlap_and_begin_at_cache_lines() -> None:
+def test_tensors_in_huge_pages_do_not_overlap_and_begin_at_cache_lines() -> None:
     memory = HugePages(PAGE_BYTES)
     pieces = [memory.copy(torch.full((n,), float(n))) for n in (1, 17, 300)]
     for piece, n in zip(pieces, (1, 17, 300), strict=True):

@@ -178,7 +178,7 @@ def test_gathered_attention_equals_the_reference(
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_the_library_gets_the_prefill_chunks_and_only_the_keys_that_they_see() -> None:
+def test_the_attention_library_gets_prefill_chunks_and_only_the_keys_they_attend_to() -> None:
     library = Library()
     create("flash-attn", library)(*step(MIXED), scale=0.6, sliding_window=10)
     (call,) = library.calls
@@ -195,7 +195,7 @@ def test_the_library_gets_the_prefill_chunks_and_only_the_keys_that_they_see() -
         ("flash-attn", {"sinks": torch.zeros(4)}),
     ],
 )
-def test_options_without_a_library_argument_go_to_the_other_backend(
+def test_attention_with_an_option_the_library_lacks_uses_another_backend(
     name: str, options: dict[str, Any]
 ) -> None:
     library = Library()
@@ -203,7 +203,7 @@ def test_options_without_a_library_argument_go_to_the_other_backend(
     assert not library.calls
 
 
-def test_heads_and_dtypes_that_the_library_refuses_go_to_the_other_backend() -> None:
+def test_heads_and_dtypes_that_the_attention_library_refuses_use_another_backend() -> None:
     library = Library()
     case = step(MIXED)
     varlen = flash_attn_varlen(library.flash_attn_varlen_func)
@@ -304,7 +304,7 @@ def test_a_gpu_backend_that_cannot_be_used_says_what_is_missing(
         assert probe(create, half, torch.bfloat16, "") == (False, expected)
 
 
-def test_gpu_backends_say_where_they_would_run() -> None:
+def test_an_unusable_gpu_backend_says_on_which_device_it_runs() -> None:
     found = {each.name: each for each in available_backends("cpu")}
     for name in ("flash-attn", "triton", "torch-varlen"):
         assert not found[name].usable

@@ -159,7 +159,9 @@ def test_triton_reads_no_slot_without_a_token_and_accepts_queries_by_head(run: A
 
 
 @pytest.mark.parametrize("num_sms", [4, 64], ids=["whole", "split"])
-def test_a_launch_planned_for_a_larger_step_serves_a_smaller_one(run: Ask, num_sms: int) -> None:
+def test_a_kernel_launch_planned_for_a_larger_step_serves_a_smaller_one(
+    run: Ask, num_sms: int
+) -> None:
     """As in a CUDA graph: the launch is planned once, for the largest step."""
     answer = run(
         "padded", lengths=[[600, 1], [0, 1], [37, 1]], planned=6, num_sms=num_sms, sinks=True

@@ -60,7 +60,7 @@ def test_one_long_context_is_spread_over_the_whole_gpu() -> None:
     assert splits([(200, 1)]) == [1]  # and a short one is not worth it
 
 
-def test_many_contexts_of_one_length_are_not_split() -> None:
+def test_many_contexts_of_equal_length_are_not_split() -> None:
     assert splits([(4096, 1)] * 64) == [1]
     assert splits([(4096, 1)] * 256) == [1]
 
@@ -100,7 +100,7 @@ pairs = st.tuples(st.integers(0, 5000), st.one_of(st.integers(0, 3), st.integers
     st.sampled_from([(1, 1), (6, 2), (7, 1), (32, 8), (64, 1)]),
     st.sampled_from([H200, L4]),
 )
-def test_every_query_has_a_program_in_any_step(
+def test_in_any_step_every_query_is_covered_by_a_triton_program(
     lengths: list[tuple[int, int]],
     window: int | None,
     heads: tuple[int, int],

@@ -49,7 +49,7 @@ def write(path: Path, text: str) -> None:
 # Names of keys
 
 
-def test_key_names_of_printable_characters_equal_textuals() -> None:
+def test_key_names_of_printable_characters_equal_those_of_textual() -> None:
     for character in string.printable[:95]:
         key = parse(character)
         assert key == _character_to_key(character)
@@ -147,7 +147,7 @@ def test_a_wrong_key_line_is_reported_with_the_allowed_values(
     assert "\n" not in str(raised.value)
 
 
-def test_keys_suggested_as_free_are_free() -> None:
+def test_keys_that_the_error_suggests_as_free_can_be_assigned() -> None:
     with pytest.raises(KeyMapError) as raised:
         remapped({"pause": "z"})
     free = str(raised.value).split("free: ")[1].split(" f2")[0].split()
@@ -195,7 +195,7 @@ def test_an_action_without_a_key_is_not_in_the_footer() -> None:
     assert "pause" not in {entry[0] for entry in footer_entries(abilities)}
 
 
-def test_ascii_names_arrow_keys_by_words_because_the_sign_is_another_key() -> None:
+def test_in_ascii_arrow_keys_are_named_by_words_because_their_signs_are_other_keys() -> None:
     entries = footer_entries(Abilities(has=frozenset({"replay"})).written(ascii_only=True))
     keys = {action_id: key for action_id, key, _ in entries}
     assert keys["step_back"] == "Left/Right"
@@ -331,7 +331,7 @@ async def test_settings_changed_in_the_dashboard_are_saved_when_it_ends(
     }
 
 
-async def test_readonly_writes_no_settings_but_still_saves_pictures(
+async def test_in_readonly_mode_no_settings_are_written_but_pictures_are(
     still_source: Callable[..., Any],
     config_file: Path,
     tmp_path: Path,

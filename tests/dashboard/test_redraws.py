@@ -21,7 +21,7 @@ class Drawings:
         self._draw(*args)
 
 
-async def test_what_a_key_has_redrawn_is_not_drawn_again_in_the_next_frame(
+async def test_a_screen_redrawn_for_a_key_is_not_drawn_again_in_the_next_frame(
     still_source: Callable[..., Any],
 ) -> None:
     source, now_s = still_source(), [100.0]

@@ -34,7 +34,7 @@ def test_every_budget_in_the_tour_is_within_the_knobs_bounds() -> None:
     assert [Knobs(max_num_batched_tokens=tokens).max_num_batched_tokens for tokens in budgets]
 
 
-def test_a_tour_chapter_acts_at_its_question_and_counts_only_later_tries() -> None:
+def test_a_tour_chapter_acts_when_it_asks_and_counts_only_what_is_tried_after_that() -> None:
     done: list[Any] = []
     kept: list[int] = []
     tour = Tour(done.append, lambda: None, kept.append, first=2)

@@ -82,7 +82,7 @@ def test_the_documentation_lists_every_key() -> None:
 
 @pytest.mark.parametrize("width", [1, 40, 80, 120, 200])
 @pytest.mark.parametrize("is_ascii", [False, True])
-def test_the_footer_fits_and_always_offers_help_and_the_way_out(width: int, is_ascii: bool) -> None:
+def test_the_footer_fits_and_always_offers_help_and_quit(width: int, is_ascii: bool) -> None:
     abilities = EVERYTHING.written(is_ascii)
     line = "".join(text for text, _ in footer.draw(abilities, True, width)[0])
     if width >= 80:
@@ -94,7 +94,7 @@ def test_the_footer_fits_and_always_offers_help_and_the_way_out(width: int, is_a
         assert footer.action_at(abilities, True, width, line.index("Quit")) == "quit"
 
 
-async def test_readonly_hides_and_disables_every_action_that_changes_the_engine(
+async def test_in_readonly_mode_actions_that_change_the_engine_are_hidden_and_disabled(
     still_source: Callable[..., Any],
 ) -> None:
     app = dashboard(still_source(), readonly=True)

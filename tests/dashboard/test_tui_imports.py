@@ -30,7 +30,7 @@ def test_the_application_imports_without_the_engine_and_without_mcap() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_headless_commands_import_no_screen_and_pictures_load_it_when_they_draw() -> None:
+def test_headless_commands_import_no_screen_module_before_they_draw_a_picture() -> None:
     program = """
 import sys
 for name in ("textual", "torch", "matplotlib", "PIL", "numpy", "pyarrow", "perfetto"):

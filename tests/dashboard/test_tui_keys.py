@@ -92,7 +92,7 @@ async def test_keys_move_the_cursor_through_time(source: Any, keys: list[str], s
 
 
 @pytest.mark.parametrize("key", ["L", "end", "1"])
-async def test_keys_lead_back_to_live(source: Any, key: str) -> None:
+async def test_keys_move_the_cursor_back_to_the_live_step(source: Any, key: str) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("home", key)
@@ -113,7 +113,7 @@ async def test_paging_through_time_reaches_every_step(source: Any) -> None:
         assert app.main.view.cursor > 90
 
 
-async def test_the_view_stays_while_the_cursor_is_on_the_screen(source: Any) -> None:
+async def test_the_shown_steps_stay_the_same_while_the_cursor_is_among_them(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("space")
@@ -182,7 +182,7 @@ async def test_the_goto_prompt_explains_input_it_does_not_understand(source: Any
         assert app.main.view.live
 
 
-async def test_a_selected_lane_can_be_followed_through_time(source: Any) -> None:
+async def test_a_selected_lane_stays_selected_as_the_cursor_moves_through_time(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("down", "down")
@@ -354,7 +354,9 @@ async def test_a_drawing_error_is_shown_and_the_dashboard_keeps_running(
         assert "PAUSED" in screen_text(app)
 
 
-async def test_even_slow_views_show_the_last_step_soon_without_new_ones(source: Any) -> None:
+async def test_even_rarely_drawn_views_show_the_last_step_soon_if_no_other_follows(
+    source: Any,
+) -> None:
     now = [0.0]
     app = Dashboard(source, source.history, any_terminal=True, fps=0.5, clock=lambda: now[0])
     async with app.run_test(size=(120, 40)) as pilot:
@@ -369,7 +371,7 @@ async def test_even_slow_views_show_the_last_step_soon_without_new_ones(source: 
         assert f"step {step}" in app.main.text_of("page")[0]
 
 
-async def test_an_error_of_the_source_stays_on_the_screen(source: Any) -> None:
+async def test_a_connection_error_stays_on_the_screen(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)):
         source.status, source.error = "down", "no engine answers at ipc:///gone"
@@ -389,7 +391,7 @@ async def test_a_paused_engine_looks_different_from_a_paused_picture(source: Any
         assert "▐LIVE engine paused▌" in screen_text(app)
 
 
-async def test_the_header_says_that_the_engine_is_paused_while_looking_back(
+async def test_with_the_cursor_at_an_earlier_step_the_header_says_that_the_engine_is_paused(
     source: Any,
 ) -> None:
     app = dashboard(source)
@@ -407,7 +409,7 @@ async def test_the_header_says_that_the_engine_is_paused_while_looking_back(
 
 
 @pytest.mark.parametrize("status", ["down", "stale"])
-async def test_the_header_says_that_the_engine_is_gone_while_looking_back(
+async def test_with_the_cursor_at_an_earlier_step_the_header_says_that_the_engine_is_gone(
     source: Any, status: str
 ) -> None:
     app = dashboard(source)

@@ -38,7 +38,7 @@ def place_of(app: Dashboard, widget: str, kind: str, value: object) -> tuple[int
 
 
 @pytest.mark.parametrize("page", ROWS)
-async def test_wheel_and_click_select_a_row_and_a_second_click_follows_it(
+async def test_the_wheel_and_a_click_select_a_row_and_a_second_click_opens_it(
     source: Any, page: Page
 ) -> None:
     app = dashboard(source)
@@ -145,7 +145,7 @@ async def test_a_click_right_after_an_overlay_closes_does_not_end_the_dashboard(
         assert "requests × steps" in screen_text(app)
 
 
-async def test_clicking_the_badge_pauses_and_resumes(source: Any) -> None:
+async def test_clicking_the_header_badge_pauses_and_resumes_the_picture(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.click("#header", offset=(screen_text(app).index("LIVE"), 0))
@@ -175,7 +175,7 @@ async def test_clicking_a_footer_entry_does_what_its_key_does(source: Any, page:
         ]
 
 
-async def test_readonly_opens_no_editor_by_mouse(source: Any) -> None:
+async def test_in_readonly_mode_the_mouse_opens_no_editor(source: Any) -> None:
     app = dashboard(source, readonly=True)
     async with app.run_test(size=(200, 60)) as pilot:
         await pilot.click("#knobs", offset=place_of(app, "knobs", "knob", "policy"), times=2)
@@ -189,7 +189,7 @@ async def test_readonly_opens_no_editor_by_mouse(source: Any) -> None:
         assert app.screen is app.main
 
 
-def test_a_clickable_spot_takes_no_room_and_ends_at_an_edge() -> None:
+def test_a_clickable_area_adds_no_width_to_a_line_or_a_framed_box() -> None:
     from stepscope.tui.views.lines import fitted, framed, length_of, spot
 
     line = (spot("row", 3), ("abc", "text"))

@@ -210,7 +210,7 @@ async def test_lost_messages_are_drawn_as_a_gap(still_source: Callable[..., Any]
     [(lanes, [], "drawing failed"), (kv_page, ["4"], "drawing failed")],
     ids=["panel", "page"],
 )
-async def test_a_failing_view_shows_a_line_and_the_others_keep_drawing(
+async def test_a_failing_view_shows_an_error_line_and_the_others_keep_drawing(
     still_source: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -232,7 +232,7 @@ async def test_a_failing_view_shows_a_line_and_the_others_keep_drawing(
             assert words not in screen_text(app)
 
 
-async def test_a_failing_key_or_mouse_handler_shows_a_line(
+async def test_a_failing_key_or_mouse_handler_shows_an_error_line(
     still_source: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     source = still_source(60)
@@ -263,7 +263,7 @@ async def test_a_failing_overlay_closes_and_leaves_the_dashboard_running(
         assert app.screen is app.main
 
 
-async def test_a_dead_thread_or_task_shows_a_line_until_it_is_seen(
+async def test_a_dead_thread_or_task_shows_an_error_line_until_a_key_is_pressed(
     still_source: Callable[..., Any],
 ) -> None:
     source = still_source(60)

@@ -90,7 +90,7 @@ async def test_time_travel_works_on_every_screen(source: Any) -> None:
 
 @pytest.mark.parametrize("page", BEYOND)
 @pytest.mark.parametrize("size", SIZES)
-async def test_every_screen_fills_every_size(
+async def test_every_screen_fills_every_terminal_size(
     source: Any, page: Page, size: tuple[int, int]
 ) -> None:
     app = dashboard(source)
@@ -348,7 +348,7 @@ def test_late_tokens_too_many_to_explain_at_once_are_explained_while_paused(
     st.one_of(st.none(), st.floats(0.01, 5000)),
     st.integers(1, 14),
 )
-def test_heat_map_bands_hold_every_sample_and_split_at_the_service_level(
+def test_latency_heat_map_bands_hold_every_sample_and_split_at_the_service_level(
     samples: list[tuple[int, int, int]], bound_ms: float | None, most_bands: int
 ) -> None:
     in_order = Samples()
@@ -654,7 +654,9 @@ async def test_digits_typed_in_a_burst_go_to_the_number_prompt_not_to_screens(
         assert app.main.view.page == "live"
 
 
-async def test_a_key_never_overtakes_an_earlier_one_still_in_flight(source: Any) -> None:
+async def test_a_key_press_is_never_handled_before_an_earlier_one_still_in_flight(
+    source: Any,
+) -> None:
     app = dashboard(source, control_endpoint="ipc:///nobody/here")
     asked: list[int] = []
     async with app.run_test(size=(120, 40)) as pilot:
@@ -690,7 +692,7 @@ def test_the_service_level_in_the_late_token_heading_is_never_cut_in_a_word(
         assert re.search(r"(ms|none broke 9000 ms|newest first) ─", line), line
 
 
-def test_a_lane_shows_the_end_of_its_request_even_after_the_state_forgot_it(
+def test_a_lane_shows_how_its_request_ended_even_after_the_state_forgot_the_request(
     source: Any,
 ) -> None:
     history = source.history

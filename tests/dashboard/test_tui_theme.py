@@ -102,7 +102,7 @@ def test_no_color_turns_all_colours_off() -> None:
         assert style.bgcolor is None
 
 
-def test_sixteen_colours_are_named_ones() -> None:
+def test_in_a_terminal_of_16_colours_only_those_16_are_used() -> None:
     for style in styles("ansi").values():
         for colour in (style.color, style.bgcolor):
             assert colour is None or colour.is_default or (colour.number or 0) < 16

@@ -137,7 +137,7 @@ def zeros(drawn: str) -> list[str]:
     return [line for line in drawn.splitlines() if ZERO.search(SCALE.sub("", line))]
 
 
-def test_the_check_for_misleading_zeros_recognises_them() -> None:
+def test_the_check_for_misleading_zeros_finds_them_and_nothing_else() -> None:
     for line in (
         "PREEMPT 0/m",
         "cached  =      0   │",
@@ -215,7 +215,7 @@ def test_the_step_page_says_if_a_step_was_prepared_while_the_last_one_ran(
     assert expected.format(before=f"{FIRST + NUM_STEPS - 2:,}") in drawn
 
 
-def test_a_request_first_seen_mid_life_has_unknown_arrival_and_limit() -> None:
+def test_a_request_first_seen_while_running_has_unknown_arrival_and_token_limit() -> None:
     history = session({"kv"}, with_snapshot=True)
     drawn = text(PAGE_VIEWS["request"].draw(frame_of(history, "request", selected=7), 120, 35))
     for unknown in ("arrived —", "cached prompt —", "priority —", "TTFT —", "TPOT —"):

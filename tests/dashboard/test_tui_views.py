@@ -75,7 +75,7 @@ def paused(step: int) -> View:
 # Budget chart
 
 
-def test_run_counts_running_requests_and_not_decodes(source: Any) -> None:
+def test_the_figure_run_counts_running_requests_and_not_decodes(source: Any) -> None:
     history = source.history
     for step in range(50, 400):
         summary = history.summary(step)
@@ -220,7 +220,7 @@ def test_preemptions_and_marks_are_drawn_on_the_axis(source: Any) -> None:
     assert axis[-2:] == "▼✗"
 
 
-def test_a_merged_column_shows_the_worst_of_its_steps(source: Any) -> None:
+def test_a_column_of_several_steps_shows_the_worst_of_them(source: Any) -> None:
     history = source.history
     view = View(zoom_idx=2)
     columns = ChartColumns(history).visible(view, COLUMNS)
@@ -323,7 +323,7 @@ def test_consecutive_equal_operator_actions_are_one_event() -> None:
     assert [event.step for event in log.until(9, 10, None)] == [4, 5, 6]
 
 
-def test_a_replay_fits_its_time_axis_to_the_screen_once() -> None:
+def test_a_replay_fits_its_time_axis_to_the_screen_once_and_keeps_a_later_zoom() -> None:
     view = View(zoom_idx=2)
     view.next_axis()
     view.fit_time(790, 1.7, 100)
@@ -335,7 +335,9 @@ def test_a_replay_fits_its_time_axis_to_the_screen_once() -> None:
     assert (view.axis, view.zoom) == ("step", 5)
 
 
-def test_requests_that_arrive_after_the_cursor_are_listed_below_the_queue(source: Any) -> None:
+def test_requests_that_arrive_after_the_cursors_step_are_listed_below_the_queue(
+    source: Any,
+) -> None:
     view = View(cursor=200, right=260)
     frame = frame_of(source, view)
     known = [row.request_id for row in frame.lanes if row.status]
@@ -411,7 +413,7 @@ def test_figures_beside_the_budget_chart_are_never_truncated(source: Any) -> Non
         assert label[:2] in (["budget", f"{budget:,}"], ["budget", fmt.short(budget)])
 
 
-def test_the_step_page_says_that_the_first_step_was_prepared_first(source: Any) -> None:
+def test_the_step_page_marks_the_first_step_as_prepared_without_an_earlier_one(source: Any) -> None:
     page = line_texts(step_page.draw(frame_of(source, View(cursor=0, right=0)), 120, 30))
     assert "prepared as the first step" in "\n".join(page)
 
@@ -425,7 +427,7 @@ def test_the_step_page_says_that_the_first_step_was_prepared_first(source: Any) 
         (30.0, 0.0, 32.0, "s" * 30 + "━" * 32),
     ],
 )
-def test_a_steps_time_bar_gives_each_part_its_share_and_short_parts_none(
+def test_the_time_bar_of_a_step_gives_each_part_its_share_and_short_parts_no_cell(
     source: Any, schedule_ms: float, launch_ms: float, model_ms: float, bar: str
 ) -> None:
     history = source.history
@@ -488,7 +490,7 @@ def test_a_kv_pool_larger_than_the_map_is_condensed_evenly(source: Any) -> None:
     assert all(line[2:22].strip() and " " not in line[2:22] for line in body)
 
 
-def test_the_latency_panel_shows_the_historys_figures_with_breaches_marked(source: Any) -> None:
+def test_the_latency_panel_shows_percentiles_of_the_window_and_marks_breaches(source: Any) -> None:
     report = source.history.latency(window_s=60.0)
     lines = line_texts(latency_panel.draw(frame_of(source), 60, 10, GUTTER))
     ttft = next(line for line in lines if "TTFT" in line)
@@ -555,7 +557,7 @@ def test_the_main_key_figures_fit_into_120_cells(source: Any) -> None:
         ("live", False, "▐PAUSED▌"),
     ],
 )
-def test_the_badge_never_marks_an_old_picture_as_live(
+def test_the_header_badge_never_marks_an_earlier_step_as_live(
     source: Any, status: Any, live: bool, expected: str
 ) -> None:
     connection = header.SourceState("stepscope", "ipc://engine-0", status, 10.0, speed=2.0)
@@ -698,7 +700,7 @@ def test_values_an_engine_does_not_report_are_drawn_as_unknown() -> None:
 # Lines
 
 
-def test_text_from_outside_cannot_reach_the_terminal() -> None:
+def test_control_characters_in_foreign_text_cannot_reach_the_terminal() -> None:
     assert clean("a\x1b[2Jb\nc", 20) == "a?[2Jb?c"
     assert clean("日本", 20) == "??"
     assert clean("e\u0301", 20) == "e?"
@@ -766,7 +768,7 @@ def test_axis_labels_never_cover_the_signs_of_breaches_and_preemptions(source: A
         assert history.first_step <= int(labelled[0])
 
 
-def test_axis_times_are_those_of_their_columns_and_cover_no_sign(source: Any) -> None:
+def test_times_on_the_axis_are_those_of_their_columns_and_cover_no_event_sign(source: Any) -> None:
     """Where breaches leave no room for a time of day, its seconds are shown."""
     history = source.history
     kinds = set()

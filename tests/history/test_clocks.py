@@ -67,7 +67,7 @@ def history_of(messages: list[tuple[int, Telemetry]]) -> History:
 
 
 @pytest.mark.parametrize("back_ns", [5 * 10**9, HOUR_NS])
-def test_a_clock_set_back_begins_a_new_history_without_changing_waits(
+def test_a_clock_set_back_begins_a_new_history_with_unchanged_latencies(
     back_ns: int,
 ) -> None:
     steady, jumped = (history_of(session(2 * HOUR_NS, jump)) for jump in (0, -back_ns))
@@ -101,7 +101,7 @@ def test_times_of_day_stay_monotonic_when_the_engine_clock_is_set_back() -> None
     assert 0 <= after_ns - before_ns < 10**9
 
 
-def test_a_clock_that_jumps_forward_is_one_long_wait_and_nothing_else() -> None:
+def test_a_clock_that_jumps_forward_shows_as_one_long_itl_and_nothing_else() -> None:
     history = history_of(session(0, HOUR_NS))
     assert history.previous is None
     assert history.num_steps == NUM_STEPS

@@ -143,7 +143,9 @@ def test_step_summaries_agree_with_their_records(history: History) -> None:
     assert history.summaries(1199, 1200)[1] is None
 
 
-def test_a_span_of_steps_shows_the_worst_of_them_and_hides_no_preemption(history: History) -> None:
+def test_a_summary_of_several_steps_has_the_worst_of_them_and_hides_no_preemption(
+    history: History,
+) -> None:
     for first, last in ((0, 0), (3, 51), (290, 310), (600, 1199), (1190, 1500)):
         span = history.span(first, last)
         steps = [s for s in history.summaries(first, last) if s is not None]
@@ -159,7 +161,7 @@ def test_a_span_of_steps_shows_the_worst_of_them_and_hides_no_preemption(history
     assert history.span(1200, 1300) is None
 
 
-def test_the_newest_state_is_one_object_until_a_message_arrives() -> None:
+def test_the_newest_state_is_the_same_object_until_a_message_arrives() -> None:
     history = fed(MESSAGES[:50])
     state = history.state
     assert history.state is state
@@ -265,7 +267,7 @@ def test_repeated_and_old_messages_are_ignored() -> None:
     assert history.num_steps == fed(MESSAGES[:300]).num_steps
 
 
-def test_a_snapshot_corrects_the_state_after_a_loss_and_else_changes_nothing() -> None:
+def test_a_snapshot_corrects_the_state_after_lost_messages_and_otherwise_changes_nothing() -> None:
     whole = fed(MESSAGES[:400])
     redundant = whole.snapshot()
     assert redundant is not None
@@ -383,7 +385,7 @@ def test_events_name_the_request_and_can_be_stepped_through() -> None:
     assert history.next_event(3, 1) is None
 
 
-def test_marks_survive_a_rewind_and_are_kept_once() -> None:
+def test_a_mark_added_twice_is_kept_once_and_survives_rewind_and_reset() -> None:
     history = fed(MESSAGES[:300])
     mark = Mark(step=150, time_ns=0, text="here", who="me")
     history.add_mark(mark)
@@ -404,7 +406,7 @@ def test_engine_time_converts_to_wall_time() -> None:
     assert history.wall_ns(7 * MS) == 1_700_000_000_002_000_000
 
 
-def test_steps_are_found_by_time_and_as_neighbours_across_gaps() -> None:
+def test_steps_are_found_by_time_and_by_distance_from_a_step_across_gaps() -> None:
     history = History()
     for sequence, number in enumerate([0, 1, 2, 6, 7]):
         history.append(sequence * 2, step(number, []))
@@ -439,7 +441,7 @@ def cells(text: str) -> bytes:
     return bytes(letters[letter] for letter in text)
 
 
-def test_lanes_show_the_life_of_each_request_step_by_step() -> None:
+def test_lanes_show_what_each_request_did_in_every_step() -> None:
     history = History()
     messages: list[Telemetry] = [
         step(0, [BatchRow(1, PREFILL, 0, 8, 0, 1, 0)], events=[arrived(1), Admitted(1, 0)]),
@@ -468,7 +470,7 @@ def test_lanes_show_the_life_of_each_request_step_by_step() -> None:
     assert history.lanes(20, 30) == []
 
 
-def test_lanes_grown_step_by_step_equal_lanes_made_at_once() -> None:
+def test_request_lanes_extended_step_by_step_equal_lanes_made_at_once() -> None:
     growing = History()
     for sequence, message in MESSAGES:
         growing.append(sequence, message)

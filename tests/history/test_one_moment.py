@@ -47,7 +47,7 @@ def values(found: set[Any]) -> set[str]:
 @pytest.mark.parametrize(
     ("width", "page"), [(120, "live"), (160, "live"), (200, "live"), (120, "step")]
 )
-async def test_every_frame_of_a_moving_session_shows_one_step(
+async def test_all_views_in_a_frame_of_a_running_session_show_the_same_step(
     width: int, page: str, still_source: Callable[..., Any]
 ) -> None:
     now_s = 0.0

@@ -56,7 +56,7 @@ def source(file: Path) -> Iterator[ReplaySource]:
     replay.stop()
 
 
-async def test_marks_and_knob_changes_ahead_are_on_the_scrub_bar_and_keys_reach_them(
+async def test_marks_and_knob_changes_later_in_the_file_are_on_the_scrub_bar_and_reached_by_keys(
     source: ReplaySource,
 ) -> None:
     app = Dashboard(source, source.history, any_terminal=True, fps=20.0)

@@ -110,7 +110,7 @@ def straight(file: Path) -> Iterator[ReplaySource]:
         max_size=6,
     )
 )
-def test_figures_at_a_step_equal_those_after_a_direct_jump_to_it(
+def test_figures_at_a_step_do_not_depend_on_the_moves_that_led_to_it(
     source: ReplaySource, straight: ReplaySource, moves: list[int | str]
 ) -> None:
     way = Way(source)
@@ -179,7 +179,7 @@ def test_with_a_full_memory_no_step_is_missing_and_short_windows_are_marked(
             replay.stop()
 
 
-def test_figures_after_a_jump_mark_windows_that_are_not_yet_filled(
+def test_after_a_jump_figures_of_windows_that_are_not_yet_filled_are_marked(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached, go_on = threading.Event(), threading.Event()
@@ -225,7 +225,7 @@ def unsearched(file: Path) -> Iterator[ReplaySource]:
         replay.stop()
 
 
-def test_a_jump_counts_the_unsearched_steps_it_passes(
+def test_a_jump_to_an_event_says_how_many_unsearched_steps_it_passed(
     unsearched: ReplaySource,
 ) -> None:
     source, way = unsearched, Way(unsearched)
@@ -244,7 +244,7 @@ def test_a_jump_counts_the_unsearched_steps_it_passes(
     assert "searched" not in way.said()
 
 
-def test_late_tokens_are_found_in_the_whole_file(source: ReplaySource) -> None:
+def test_in_a_replay_late_tokens_are_found_in_the_whole_file(source: ReplaySource) -> None:
     assert source.file_latency.search.wait(30)
     way = Way(source)
     for slo in (SLO(ttft_ms=100.0, itl_ms=70.0), SLO(ttft_ms=5_000.0, itl_ms=100.0)):
@@ -269,7 +269,7 @@ def test_late_tokens_are_found_in_the_whole_file(source: ReplaySource) -> None:
     source.history.set_slo(SLO())
 
 
-def test_unsearched_parts_are_never_reported_as_empty(
+def test_unsearched_parts_of_a_file_are_never_reported_as_without_events(
     source: ReplaySource, unsearched: ReplaySource
 ) -> None:
     assert source.file_events.search.wait(30)
@@ -307,7 +307,7 @@ def test_unsearched_parts_are_never_reported_as_empty(
         replay.history.set_slo(SLO())
 
 
-def test_steps_before_memory_are_not_reported_as_missing(file: Path) -> None:
+def test_steps_older_than_those_in_memory_are_not_reported_as_missing(file: Path) -> None:
     with Recording(file) as recording:
         last = recording.last_step
         whole = one_by_one(recording, Position(0, 0), recording.find_step(last))

@@ -60,7 +60,9 @@ def test_fast_forwarding_the_state_equals_applying_every_message(seed: int) -> N
 
 
 @pytest.mark.parametrize("block_size", [0, 1, 16])
-def test_a_packed_row_takes_the_same_blocks_as_an_unpacked_row(block_size: int) -> None:
+def test_a_packed_batch_row_implies_the_same_block_count_as_an_unpacked_row(
+    block_size: int,
+) -> None:
     def step(number: int, rows: list[BatchRow]) -> StepRecord:
         return StepRecord(
             step=number,
@@ -115,7 +117,7 @@ def test_the_state_at_a_file_position_includes_all_messages_before_it(recorded: 
 
 
 @pytest.mark.parametrize("num_steps", [1, 150, 700])
-def test_a_loaded_stretch_equals_one_read_message_by_message(
+def test_a_range_of_steps_loaded_at_once_equals_one_read_message_by_message(
     recorded: Path, num_steps: int
 ) -> None:
     rng = random.Random(num_steps)
@@ -239,7 +241,9 @@ def test_a_step_that_contradicts_the_one_before_it_is_skipped(
         assert found.gaps
 
 
-def test_finding_a_step_reads_few_chunks_however_uneven_they_are(tmp_path: Path) -> None:
+def test_finding_a_step_reads_few_chunks_of_the_file_however_uneven_they_are(
+    tmp_path: Path,
+) -> None:
     class Chunks:
         """Chunks with random numbers of steps."""
 
@@ -270,7 +274,7 @@ def test_finding_a_step_reads_few_chunks_however_uneven_they_are(tmp_path: Path)
         assert chunks.num_looks <= 5 * 18
 
 
-def test_a_seek_shows_the_last_steps_at_once_and_the_whole_windows_when_it_is_done(
+def test_a_seek_shows_the_last_steps_at_once_and_full_latency_windows_when_it_is_done(
     recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = ReplaySource(Recording(recorded), playing=False)
@@ -312,7 +316,7 @@ def test_a_seek_shows_the_last_steps_at_once_and_the_whole_windows_when_it_is_do
         source.stop()
 
 
-def test_after_a_seek_the_screen_is_filled_before_the_windows_are(
+def test_after_a_seek_the_screen_is_filled_before_the_latency_windows_are(
     recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = 3 * WINDOW_STEPS

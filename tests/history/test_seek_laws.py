@@ -123,7 +123,9 @@ def test_steps_added_at_once_give_the_same_sums_as_one_by_one(
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(0, 3 * BLOCK_SAMPLES // 2), min_size=1, max_size=4), st.integers(0, 99))
-def test_samples_added_at_once_rank_as_if_added_one_by_one(sizes: list[int], seed: int) -> None:
+def test_latency_samples_added_at_once_rank_as_if_added_one_by_one(
+    sizes: list[int], seed: int
+) -> None:
     rng = random.Random(seed)
     at_once, each_one = Samples(), Samples()
     now_ns = 0
@@ -150,7 +152,7 @@ moves = st.lists(
 
 
 @given(moves)
-def test_block_moves_applied_while_decoding_have_the_same_effect(
+def test_block_moves_applied_during_decoding_have_the_same_effect_as_afterwards(
     told_moves: list[tuple[int, int, int]],
 ) -> None:
     payload = msgspec.msgpack.encode(told_moves)
@@ -168,7 +170,9 @@ def test_block_moves_applied_while_decoding_have_the_same_effect(
 
 
 @given(st.lists(st.tuples(st.integers(-2, 5), ids, ids), max_size=9))
-def test_a_block_map_is_expanded_from_its_runs(runs: list[tuple[int, int, int]]) -> None:
+def test_a_block_map_is_expanded_from_runs_of_equal_blocks(
+    runs: list[tuple[int, int, int]],
+) -> None:
     found = BlockMap.from_runs([BlockRun(*run) for run in runs])
     assert found is not None
     assert list(found.owner) == [owner for count, owner, _ in runs for _ in range(count)]
@@ -176,7 +180,7 @@ def test_a_block_map_is_expanded_from_its_runs(runs: list[tuple[int, int, int]])
 
 
 @given(st.binary(max_size=120).map(lambda raw: bytes(b % 4 for b in raw)), st.integers(0, 90))
-def test_a_merged_map_cell_shows_the_majority_state_of_its_blocks(
+def test_a_kv_map_cell_of_several_blocks_shows_the_most_frequent_state(
     states: bytes, num_cells: int
 ) -> None:
     cells = merged(states, num_cells)
@@ -260,7 +264,7 @@ Change = Callable[[list[Telemetry]], list[tuple[int, Telemetry]]]
         with_signs_of_life,
     ],
 )
-def test_an_unusual_stretch_loads_the_same_as_message_by_message(
+def test_a_range_with_unusual_messages_loads_as_if_read_message_by_message(
     tmp_path: Path, change: Change
 ) -> None:
     with Recording(record(tmp_path / "odd.mcap", change(MESSAGES))) as recording:
@@ -281,7 +285,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("limits", [{"max_steps": 260}, {"max_bytes": 120_000}])
-def test_a_fast_load_forgets_the_same_steps_as_one_by_one(
+def test_steps_loaded_at_once_are_forgotten_as_if_loaded_one_by_one(
     recorded: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[str, int]
 ) -> None:
     """With limits that one stretch exceeds."""
@@ -298,7 +302,7 @@ def test_a_fast_load_forgets_the_same_steps_as_one_by_one(
         assert_the_same(found, expected)
 
 
-def test_a_status_without_requests_leaves_pending_rows_unapplied(
+def test_a_status_message_without_requests_leaves_pending_batch_rows_unapplied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     messages = with_signs_of_life(MESSAGES)
@@ -327,7 +331,9 @@ def test_a_status_without_requests_leaves_pending_rows_unapplied(
     assert num_settled[0] < num_settled[1]
 
 
-def test_the_bodies_of_a_chunk_equal_those_of_its_frames(recorded: Path) -> None:
+def test_messages_read_together_from_a_chunk_equal_those_read_frame_by_frame(
+    recorded: Path,
+) -> None:
     with Recording(recorded) as recording:
         chunk = recording.chunk(0)
         expected = [(frame.sequence, frame.payload) for frame in chunk.frames]
@@ -342,7 +348,7 @@ def test_the_bodies_of_a_chunk_equal_those_of_its_frames(recorded: Path) -> None
             place = end + 1
 
 
-def test_loading_a_stretch_can_be_stopped_every_few_messages(
+def test_loading_a_range_of_steps_can_be_stopped_every_few_messages(
     recorded: Path,
 ) -> None:
     with Recording(recorded) as recording:
@@ -355,7 +361,7 @@ def test_loading_a_stretch_can_be_stopped_every_few_messages(
         assert excerpt(recording, History(), begin, end, lambda: False) is None
 
 
-def test_the_seek_callback_runs_when_its_step_is_shown(recorded: Path) -> None:
+def test_the_seek_callback_runs_when_the_sought_step_is_shown(recorded: Path) -> None:
     source = ReplaySource(Recording(recorded), playing=False)
     shown: list[int | None] = []
     source.on_found = lambda: shown.append(None if source.is_seeking else source.history.last_step)

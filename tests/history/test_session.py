@@ -161,14 +161,14 @@ def test_what_an_engine_does_not_publish_stays_unknown() -> None:
     assert state.requests[1].first_token_ns == 10 * MS
 
 
-def test_kv_counts_of_an_engine_without_a_block_map_make_no_map() -> None:
+def test_kv_counts_of_an_engine_without_a_block_map_name_no_block_owner() -> None:
     kv = KVCounts(used=2, cached=1, empty=5, evicted=0)
     state = reduced([info(num_blocks=None), step(0, [], kv=kv)])
     assert state.kv == kv
     assert state.block_owner is None
 
 
-def test_a_row_of_an_unknown_request_makes_a_partial_view() -> None:
+def test_a_batch_row_of_an_unknown_request_makes_a_partial_request_view() -> None:
     state = reduced([step(9, [BatchRow(4, DECODE, 33, 1, 0, 3, LAST)])])
     view = state.requests[4]
     assert view.is_partial
@@ -246,7 +246,7 @@ def test_a_copied_state_does_not_change_with_later_messages() -> None:
             assert copies.pop(0)[1] == again
 
 
-def test_a_snapshot_after_a_loss_corrects_the_state() -> None:
+def test_a_snapshot_after_lost_messages_corrects_the_state() -> None:
     whole = SessionState()
     lossy = SessionState()
     for number, (sequence, message) in enumerate(MESSAGES):

@@ -86,20 +86,20 @@ def assert_like(history: History, whole: History, steps: range | None = None) ->
 
 
 @pytest.mark.parametrize(("begin", "cut"), [(1, 40), (1, 402), (30, 403), (200, 404), (300, 880)])
-def test_a_spliced_history_equals_one_from_the_start(begin: int, cut: int) -> None:
+def test_a_history_with_prepended_steps_equals_one_from_the_start(begin: int, cut: int) -> None:
     later = from_message(cut)
     assert later.prepend(from_message(begin, cut + 1))
     assert_like(later, from_message(begin))
 
 
-def test_messages_after_a_splice_are_appended() -> None:
+def test_messages_that_arrive_after_prepending_are_appended() -> None:
     later = from_message(500, 600)
     assert later.prepend(from_message(100, 501))
     fill(later, 600)
     assert_like(later, from_message(100))
 
 
-def test_a_follower_reads_every_message_once_across_a_splice() -> None:
+def test_a_reader_gets_every_message_once_while_earlier_steps_are_prepended() -> None:
     later = from_message(500, 700)
     follower = later.follow()
     read = follower.read_payloads(150)
@@ -112,7 +112,7 @@ def test_a_follower_reads_every_message_once_across_a_splice() -> None:
     assert later.is_followed_by(follower)
 
 
-def test_gaps_marks_and_breaches_survive_a_splice() -> None:
+def test_prepending_earlier_steps_keeps_gaps_marks_and_breaches() -> None:
     later = from_message(500, 520)
     fill(later, 520, lost=range(530, 540))
     mark = Mark(step=steps_of(later)[7], time_ns=0, text="here", who="me")
@@ -125,7 +125,7 @@ def test_gaps_marks_and_breaches_survive_a_splice() -> None:
     assert [each for each in later.events(None, 10_000) if each in before] == before
 
 
-def test_after_a_splice_a_full_memory_forgets_its_oldest_steps_first() -> None:
+def test_after_prepending_a_full_memory_forgets_its_oldest_steps_first() -> None:
     later = from_message(600, 620, max_steps=300)
     assert later.prepend(from_message(100, 601))
     fill(later, 620)
@@ -147,7 +147,9 @@ def test_changed_service_levels_apply_to_prepended_steps() -> None:
     assert not any(later.last_stall(step) != whole.last_stall(step) for step in range(100, 500, 7))
 
 
-def test_a_request_aborted_before_memory_begins_has_a_lane_that_shows_it() -> None:
+def test_a_request_aborted_before_the_first_step_in_memory_has_a_lane_that_shows_the_abort() -> (
+    None
+):
     cut = 500
     state = SessionState()
     for message in MESSAGES[: cut + 1]:
@@ -177,7 +179,7 @@ def test_a_request_aborted_before_memory_begins_has_a_lane_that_shows_it() -> No
     assert later.lanes(steps[0], steps[-1]) == whole.lanes(steps[0], steps[-1])
 
 
-def test_readers_do_not_wait_while_prepended_samples_are_ranked(
+def test_readers_do_not_wait_while_latencies_of_prepended_steps_are_ranked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     later = from_message(500)
@@ -198,7 +200,7 @@ def test_readers_do_not_wait_while_prepended_samples_are_ranked(
 
 
 @pytest.mark.parametrize("cut", [99, 101])
-def test_a_splice_refuses_steps_that_do_not_end_where_memory_begins(cut: int) -> None:
+def test_steps_that_do_not_end_where_memory_begins_are_not_prepended(cut: int) -> None:
     later = from_message(100)
     before = steps_of(later), later.version
     assert not later.prepend(from_message(20, cut + 1))
@@ -209,7 +211,7 @@ def test_a_splice_refuses_steps_that_do_not_end_where_memory_begins(cut: int) ->
 # The first step of a full memory
 
 
-def test_a_full_memory_never_begins_with_a_state_left_wrong_by_a_loss() -> None:
+def test_a_full_memory_never_begins_at_a_state_made_wrong_by_lost_messages() -> None:
     """The snapshot that corrects the state comes 60 messages later, in the next segment."""
     whole = from_message(0)
     for lost_at in range(180, 400, 20):

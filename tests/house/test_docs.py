@@ -67,6 +67,8 @@ def test_the_readme_stays_short() -> None:
 @pytest.mark.parametrize(
     ("page", "generated"), generated_docs.pages().items(), ids=list(generated_docs.pages())
 )
-def test_every_generated_page_matches_its_table(page: str, generated: str) -> None:
+def test_every_generated_documentation_page_matches_its_source_table(
+    page: str, generated: str
+) -> None:
     text = (generated_docs.DOCS / f"{page}.md").read_text("utf-8")
     assert text == generated_docs.written_anew(text, generated), "run 'make docs'"

@@ -83,7 +83,9 @@ def build_wheel(folder: Path, **environment: str) -> set[str]:
         return {name for name in archive.namelist() if ".dist-info/" not in name}
 
 
-def test_the_wheel_holds_the_tree_and_the_extensions_for_this_python(tmp_path: Path) -> None:
+def test_the_wheel_holds_the_source_tree_and_the_extensions_compiled_for_this_python(
+    tmp_path: Path,
+) -> None:
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     kernels = {f"stepscope/kernels/cpu/_{level}{suffix}" for level in LEVELS}
     if platform.machine() != "x86_64":
@@ -119,7 +121,7 @@ def test_transformers_run_from_the_root_loads_no_file_of_stepscope() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_everything_but_the_model_side_imports_without_torch_and_transformers() -> None:
+def test_all_modules_but_those_that_run_models_import_without_torch_and_transformers() -> None:
     laptop = [name for name in modules() if not name.startswith(TORCH_SIDE)]
     assert "stepscope.tui.app.app" in laptop
     assert "stepscope.engine.client.client" in laptop

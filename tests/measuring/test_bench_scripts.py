@@ -30,7 +30,7 @@ def test_every_bench_script_can_be_imported() -> None:
     assert len(done.stdout.split()) == len(list(BENCH.glob("*.py")))
 
 
-def test_the_fed_engine_of_the_dashboard_bench_sends_and_replays(tmp_path: Path) -> None:
+def test_the_engine_of_the_dashboard_bench_publishes_steps_without_loss(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/fed"
     arguments = [address, "--requests", "4", "--rate", "200", "--burst", "50"]
     engine = subprocess.Popen([sys.executable, str(BENCH / "fed_engine.py"), *arguments])

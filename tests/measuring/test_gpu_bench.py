@@ -53,7 +53,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", QUICK_MODELS)
-def test_the_computed_operations_of_a_step_equal_torchs_count(cache: Path, name: str) -> None:
+def test_the_computed_operations_of_a_step_equal_those_counted_by_torch(
+    cache: Path, name: str
+) -> None:
     folder = random_model.ensure(PREFIX + name)
     model = AutoModelForCausalLM.from_config(
         loader.load_config(folder, name), attn_implementation="eager"
@@ -122,7 +124,7 @@ def test_a_prompt_costs_the_same_operations_in_chunks_of_any_size(
 
 
 @given(st.floats(0.1, 20.0), st.floats(1e3, 1e6), st.booleans())
-def test_the_knee_is_the_batch_whose_compute_time_equals_the_smallest_steps(
+def test_the_knee_is_the_batch_size_whose_compute_time_equals_that_of_the_smallest_step(
     flat_ms: float, tokens_per_s: float, adds_up: bool
 ) -> None:
     knee_tokens = flat_ms / 1e3 * tokens_per_s
@@ -143,7 +145,7 @@ def test_the_knee_is_the_batch_whose_compute_time_equals_the_smallest_steps(
     assert knee.budget >= round(knee.tokens) > knee.budget // 2
 
 
-def test_without_a_knee_in_the_samples_none_is_reported() -> None:
+def test_without_a_knee_in_the_measured_step_times_none_is_reported() -> None:
     assert find_knee({1: 1.0, 2: 1.0, 4: 1.0}) is None
     assert find_knee({2**i: 5.0 for i in range(12)}) is None
 
@@ -219,7 +221,7 @@ def report(**more: Any) -> Report:
     return made
 
 
-def test_aims_are_judged_by_the_measured_samples() -> None:
+def test_performance_aims_are_judged_by_the_measured_samples() -> None:
     judged = {aim.what: aim for aim in report().aims}
     held = {what: aim.held for what, aim in judged.items()}
     assert held == {
@@ -245,13 +247,13 @@ def test_an_aim_that_was_not_measured_is_neither_met_nor_missed() -> None:
 
 
 @pytest.mark.parametrize("field", ["is_gpu", "is_quick"])
-def test_figures_from_a_cpu_or_tiny_models_are_judged_by_no_aim(field: str) -> None:
+def test_figures_from_a_cpu_or_of_tiny_models_are_not_judged_against_aims(field: str) -> None:
     made = report(**{field: field == "is_quick"})
     assert made.aims == []
     assert any(word in "\n".join(table(made)) for word in ("NOT A GPU", "QUICK"))
 
 
-def test_the_table_has_every_figure_and_says_why_others_are_missing() -> None:
+def test_the_bench_table_has_every_measured_figure_and_says_why_others_are_missing() -> None:
     lines = list(table(report(is_interrupted=True)))
     text = "\n".join(lines)
     assert max(map(len, lines)) <= WIDTH
@@ -315,7 +317,7 @@ def test_a_file_that_is_no_bench_report_is_refused_in_one_line(tmp_path: Path) -
 # ---- which process measures what ----
 
 
-def test_no_process_measures_more_than_one_model() -> None:
+def test_no_bench_process_measures_more_than_one_model() -> None:
     models = ["qwen3-0.6b", "qwen3-8b", "llama-3.1-8b"]
     jobs = plan_jobs("".join(PARTS), models, "cuda", is_quick=False, for_mode={})
     assert [(job.parts, job.model, job.is_peer) for job in jobs] == [
@@ -330,7 +332,7 @@ def test_no_process_measures_more_than_one_model() -> None:
     assert jobs[2].part_weight("g") == PEER_WEIGHT
 
 
-def test_parts_with_shares_first_measure_the_ceilings() -> None:
+def test_bench_parts_that_report_shares_run_after_the_ceilings_are_measured() -> None:
     (first, second) = plan_jobs("bh", ["qwen3-8b"], "cuda", is_quick=True, for_mode={})
     assert (first.parts, second.parts) == ("a", "bh")
     assert chosen_parts("b, d,a", "a") == "bd"
@@ -346,7 +348,9 @@ def test_parts_with_shares_first_measure_the_ceilings() -> None:
         (lambda: chosen_models("gpt", is_quick=False), "no shape is called 'gpt'.*qwen3-0.6b"),
     ],
 )
-def test_an_unknown_part_or_model_is_refused_with_the_known_ones(choose: Any, message: str) -> None:
+def test_an_unknown_bench_part_or_model_is_refused_with_the_known_ones(
+    choose: Any, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         choose()
 
@@ -387,7 +391,7 @@ def run_jobs(jobs: list[BenchJob], made: Report, file: Path, seconds: float = 60
     return told
 
 
-def test_a_process_that_dies_or_hangs_is_reported_and_the_next_one_runs(
+def test_a_bench_process_that_dies_or_hangs_is_reported_and_the_next_one_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stepscope.engine.bench.gpu.conduct.GRACE_S", 0.5)
@@ -411,7 +415,7 @@ def test_a_process_that_dies_or_hangs_is_reported_and_the_next_one_runs(
     assert any(line.startswith("(a) ceilings") and "3 to come" in line for line in told)
 
 
-def test_parts_without_time_left_are_reported_as_skipped(tmp_path: Path) -> None:
+def test_bench_parts_without_time_left_are_reported_as_skipped(tmp_path: Path) -> None:
     made = empty_report()
     run_jobs(
         [BenchJob(parts="ab", model="qwen3-8b", device="cuda", is_quick=False)],
@@ -476,7 +480,7 @@ def test_without_a_gpu_bench_gpu_says_what_to_do(
     assert "torch sees no GPU 'cuda'" in capsys.readouterr().err
 
 
-def test_bench_gpu_measures_in_its_own_process_and_names_its_file(tmp_path: Path) -> None:
+def test_bench_gpu_measures_in_a_separate_process_and_writes_a_report_file(tmp_path: Path) -> None:
     done = subprocess.run(
         (*COMMAND, "--device", "cpu", "--only", "a"),
         capture_output=True,

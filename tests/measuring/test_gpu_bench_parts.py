@@ -80,7 +80,7 @@ def of(report: Report, part: str) -> PartOutcome:
     return outcome
 
 
-def test_every_part_is_measured_and_reports_its_settings(measured: Report) -> None:
+def test_every_bench_part_is_measured_and_reports_its_settings(measured: Report) -> None:
     assert [outcome.part for outcome in measured.outcomes] == list("aejgbcdfhi")
     for outcome in measured.outcomes:
         assert of(measured, outcome.part).points
@@ -104,7 +104,9 @@ def test_the_ceilings_are_rates_of_bytes_moved_and_operations_done(measured: Rep
     assert len(copy.samples) == len(gemm.samples) == QUICK.num_samples
 
 
-def test_steps_have_samples_and_their_share_is_floor_over_median(measured: Report) -> None:
+def test_the_bandwidth_share_of_a_decode_step_is_its_least_time_over_its_median(
+    measured: Report,
+) -> None:
     costs = Costs.of(
         SHAPES[MODEL], itemsize=2 if of(measured, "b").settings["dtype"] != "float32" else 4
     )
@@ -146,7 +148,9 @@ def test_each_kernel_is_measured_on_each_case_it_supports(measured: Report) -> N
     assert others == [{"ours", "plain torch"}] * 3
 
 
-def test_stepscope_and_its_peer_do_the_same_work_completely(measured: Report) -> None:
+def test_the_throughput_run_is_complete_and_not_compared_with_a_peer_of_other_work(
+    measured: Report,
+) -> None:
     (yardstick,) = of(measured, "f").points
     assert yardstick.what == f"{QUICK.yardstick_requests} requests"
     assert yardstick.facts["is_partial"] is False
@@ -185,7 +189,9 @@ def made_steps(measured: Report) -> int:
     return steps
 
 
-def test_telemetry_cost_is_measured_in_pairs_with_a_subscriber(measured: Report) -> None:
+def test_telemetry_cost_is_measured_in_pairs_of_runs_with_and_without_telemetry(
+    measured: Report,
+) -> None:
     (point,) = of(measured, "i").points
     with_ms, without_ms = point.samples, point.numbers("without_ms")
     assert len(with_ms) == len(without_ms) == QUICK.telemetry_pairs
@@ -198,7 +204,9 @@ def test_telemetry_cost_is_measured_in_pairs_with_a_subscriber(measured: Report)
     assert point.number("num_gaps") == 0
 
 
-def test_tokens_equal_transformers_and_logits_are_as_near_as_its_own(measured: Report) -> None:
+def test_tokens_equal_those_of_transformers_and_logits_are_near_those_of_transformers(
+    measured: Report,
+) -> None:
     tokens, logits = of(measured, "j").points
     assert tokens.facts["held"] is True
     assert tokens.number("num_tokens") == len(QUICK.exact_prompts) * QUICK.exact_tokens
@@ -216,7 +224,7 @@ def collected() -> tuple[Report, Callable[[Message], None]]:
     return made, Gatherer(job("ab", None), made).take
 
 
-def test_a_point_that_runs_out_of_memory_is_reported_and_the_next_is_measured(
+def test_a_measurement_that_runs_out_of_memory_is_reported_and_the_next_one_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made, tell = collected()
@@ -241,7 +249,7 @@ def test_a_point_that_runs_out_of_memory_is_reported_and_the_next_is_measured(
     assert [point.why for point in made.outcomes[1].points] == ["no long prompt came", None]
 
 
-def test_a_part_whose_time_is_up_keeps_its_points() -> None:
+def test_a_bench_part_whose_time_is_up_keeps_the_points_it_measured() -> None:
     made, tell = collected()
     bench = Bench(torch.device("cpu"), QUICK, tell)
     with bench.part("b", None, 0.0):

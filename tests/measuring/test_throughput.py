@@ -67,7 +67,7 @@ def some(num_requests: int, *, seed: int = 0, longest: int = 100) -> list[Submit
     )
 
 
-def test_the_throughput_workload_equals_nano_vllms() -> None:
+def test_the_throughput_workload_equals_that_of_nano_vllm() -> None:
     # nano-vLLM's README gives 133,966 output tokens for its 256 requests.
     assert num_tokens(ThroughputSpec(), 256) == (142_827, 133_966)
     submits = plan(ThroughputSpec(), 256, vocab_size=20_000)
@@ -84,7 +84,7 @@ def test_lengths_that_do_not_fit_the_model_are_refused() -> None:
         check_lengths(ThroughputSpec(), 2047)
 
 
-def test_fewer_requests_and_smaller_vocabularies_keep_the_lengths() -> None:
+def test_a_workload_of_fewer_requests_or_a_smaller_vocabulary_keeps_its_lengths() -> None:
     spec = ThroughputSpec()
     full, some_of_them = plan(spec, 256, 20_000), plan(spec, 32, 260)
     for one, other in zip(full, some_of_them, strict=False):

@@ -121,7 +121,7 @@ VARIANTS: list[tuple[str, dict[str, object]]] = [
 
 
 @pytest.mark.parametrize(("family", "changes"), VARIANTS, ids=str)
-def test_lean_decoder_logits_equal_transformers_in_chunks_and_decodes(
+def test_lean_decoder_logits_equal_those_of_transformers_in_chunks_and_decodes(
     tiny_checkpoint: Callable[..., Path], family: str, changes: dict[str, object]
 ) -> None:
     folder = tiny_checkpoint(family, **changes)

@@ -13,7 +13,7 @@ FULL = (
 )
 
 
-def test_an_out_of_memory_error_says_for_what_and_which_setting_to_lower() -> None:
+def test_an_out_of_memory_error_says_what_needed_memory_and_which_setting_to_lower() -> None:
     with (
         pytest.raises(ConfigError) as caught,
         memory_for("the KV cache", "lower --gpu-memory-utilization"),

@@ -114,7 +114,7 @@ def run_by_hand(served: Served, chunk: int, together: bool) -> list[list[int]]:
 
 @pytest.mark.parametrize("chunk", [1, 7, 64, MAX_MODEL_LEN])
 @pytest.mark.parametrize("together", [False, True], ids=["alone", "mixed"])
-def test_chunks_of_any_size_give_the_tokens_of_generate(
+def test_prefill_chunks_of_any_size_give_the_tokens_of_transformers_generate(
     served: Served, chunk: int, together: bool
 ) -> None:
     actual = run_by_hand(served, chunk, together)
@@ -157,7 +157,7 @@ class Engine:
         self.scheduler.knobs = self.scheduler.knobs.changed(changes, self.limits)
 
 
-def test_a_prefix_hit_gives_the_tokens_of_generate(served: Served) -> None:
+def test_a_prefix_hit_gives_the_tokens_of_transformers_generate(served: Served) -> None:
     engine = Engine(served)
     prompt = served.prompts[3]
     first = new_request(1, prompt)
@@ -176,7 +176,7 @@ def test_a_prefix_hit_gives_the_tokens_of_generate(served: Served) -> None:
     )
 
 
-def test_a_prompt_that_hits_blocks_of_its_own_step_gives_the_tokens_of_generate(
+def test_a_prefix_hit_on_blocks_of_the_same_step_gives_tokens_of_transformers_generate(
     served: Served,
 ) -> None:
     engine = Engine(served)

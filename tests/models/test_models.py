@@ -196,7 +196,9 @@ def test_a_model_without_the_attention_interface_is_refused(tmp_path: Path) -> N
     assert "does not attend through the library's attention interface" in message
 
 
-def test_a_layer_that_hides_its_window_is_refused(tiny_checkpoint: Callable[..., Path]) -> None:
+def test_a_layer_whose_attention_ignores_its_sliding_window_is_refused(
+    tiny_checkpoint: Callable[..., Path],
+) -> None:
     # This family applies its window in the mask alone, which paged attention never sees.
     folder = tiny_checkpoint("phimoe", sliding_window=16)
     assert "has a sliding window, but its attention ignores it" in refusal(lambda: load(folder))
@@ -343,7 +345,7 @@ def test_loading_a_model_reports_its_progress(folder: Path) -> None:
     assert told[-1] == ("ready", 1.0)
 
 
-def test_a_loaded_model_describes_itself(folder: Path) -> None:
+def test_a_loaded_model_reports_its_shape_its_size_and_its_limits(folder: Path) -> None:
     runner = load(folder, dtype="float32")
     description = runner.description
     assert description.model == "model"

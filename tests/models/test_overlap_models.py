@@ -112,7 +112,7 @@ class Engine:
 
 
 @pytest.mark.parametrize("budget", [7, 64, 1024])
-def test_mixed_loads_in_chunks_of_any_size_give_the_tokens_of_generate(
+def test_mixed_loads_in_chunks_of_any_size_give_the_tokens_of_transformers_generate(
     served: Served, budget: int
 ) -> None:
     engine = Engine(served.runner, True, max_num_batched_tokens=budget)
@@ -233,7 +233,9 @@ def test_sampling_on_a_device_never_reads_tensors_back() -> None:
         samples.collect()
 
 
-def test_with_overlap_a_request_that_ends_early_frees_its_seat_for_the_next(served: Served) -> None:
+def test_with_overlap_requests_that_replace_early_ended_ones_get_equal_outputs(
+    served: Served,
+) -> None:
     end = served.expected[1][4]
     results = []
     for overlap in (True, False):

@@ -59,7 +59,7 @@ def expected_probs(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor
     min_p=st.one_of(st.just(0.0), st.floats(0.001, 0.9)),
     dtype=st.sampled_from([torch.float32, torch.float16]),
 )
-def test_each_random_number_draws_the_token_of_transformers_distribution(
+def test_sampled_tokens_follow_the_cumulative_distribution_of_transformers(
     on_host: bool,
     vocab_size: int,
     scale: float,
@@ -104,7 +104,7 @@ def test_each_random_number_draws_the_token_of_transformers_distribution(
     presence=st.floats(-2.0, 2.0),
     seed=st.integers(0, 2**31),
 )
-def test_penalised_logits_equal_transformers_and_openais_formula(
+def test_penalised_logits_equal_those_of_transformers_and_of_the_openai_formula(
     on_host: bool,
     prompt: list[int],
     output: list[int],
@@ -139,7 +139,7 @@ def test_penalised_logits_equal_transformers_and_openais_formula(
 
 
 @pytest.mark.parametrize("penalty", [0.6, 1.3])
-def test_greedy_text_with_a_repetition_penalty_equals_generate(
+def test_greedy_text_with_a_repetition_penalty_equals_that_of_transformers_generate(
     tiny_checkpoint: Callable[..., Path], penalty: float
 ) -> None:
     folder = tiny_checkpoint("qwen3")

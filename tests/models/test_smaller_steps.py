@@ -118,7 +118,7 @@ def test_a_step_run_in_halves_gives_the_result_of_the_whole_step(
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(rows, st.integers(1, 60), st.frozensets(st.integers(0, 11)))
-def test_rows_without_memory_are_named_and_the_others_are_unchanged(
+def test_rows_that_do_not_fit_in_device_memory_are_named_and_the_others_unchanged(
     lengths: list[tuple[int, int, bool]], room: int, hopeless: frozenset[int]
 ) -> None:
     step = step_of(lengths)
@@ -131,7 +131,7 @@ def test_rows_without_memory_are_named_and_the_others_are_unchanged(
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(rows)
-def test_a_step_is_halved_evenly_and_only_the_middle_row_is_cut(
+def test_a_step_is_halved_by_tokens_and_at_most_one_row_is_cut(
     lengths: list[tuple[int, int, bool]],
 ) -> None:
     step = step_of(lengths)

@@ -25,7 +25,7 @@ class Trialled(SimulatedRunner):
         return super().execute(step)
 
 
-def test_measured_step_costs_equal_the_runners() -> None:
+def test_measured_step_costs_equal_those_of_the_model_runner() -> None:
     runner = Trialled(CostModel(floor_ms=2.0, token_us=100.0, context_ns=0.0))
     costs = step_costs.measure(runner)
     # Each step also takes a fifth of a millisecond to be scheduled.

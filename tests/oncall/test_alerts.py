@@ -33,7 +33,7 @@ from tests.telemetry.test_step_in_flight import asking, following, hanging
 # How a rule is written
 
 
-def test_an_alert_rule_has_a_figure_a_comparison_a_value_and_a_time() -> None:
+def test_an_alert_rule_has_a_metric_a_comparison_a_threshold_and_a_duration() -> None:
     rule = parse_rule(" itl_p99 > 50ms for 30s")
     assert (rule.figure, rule.bound.value, rule.for_s) == ("itl_p99", 50.0, 30.0)
     assert parse_rule("goodput < 95%").for_s == 0.0
@@ -52,7 +52,7 @@ def test_an_alert_rule_has_a_figure_a_comparison_a_value_and_a_time() -> None:
         ("queue_age > 5ms2", 15, "expected 'for 30s' or nothing"),
     ],
 )
-def test_an_invalid_alert_rule_is_refused_with_the_place_of_the_error(
+def test_an_invalid_alert_rule_is_refused_with_the_position_of_the_error(
     text: str, place: int, problem: str
 ) -> None:
     with pytest.raises(BoundError, match=problem) as refused:
@@ -85,7 +85,7 @@ def states(judge: Judge, values: list[float | None], every_s: float = 1.0) -> li
     return found
 
 
-def test_an_alert_rule_fires_once_it_has_held_for_its_time() -> None:
+def test_an_alert_rule_fires_as_soon_as_it_has_held_for_its_duration() -> None:
     judge = Judge([parse_rule("itl_p99 > 50ms for 2s")])
     assert states(judge, [60, 40, 60, 60, 60]) == ["pending", "ok", "pending", "pending", "firing"]
 
@@ -124,7 +124,7 @@ def test_a_hung_step_is_measured_while_it_hangs(live_engine: LiveEngine) -> None
             assert meter.measure()["silent"] == 0.0
 
 
-def test_streams_count_as_stalled_once_their_next_token_exceeds_the_itl_level() -> None:
+def test_a_stream_counts_as_stalled_once_its_wait_for_a_token_exceeds_the_itl_level() -> None:
     def request(number: int, status: RequestStatus, last_ms: int | None) -> RequestView:
         last_ns = None if last_ms is None else last_ms * 1_000_000
         return RequestView(

@@ -153,7 +153,7 @@ def test_a_full_disk_is_reported_leaves_no_file_and_later_incidents_are_kept(
     assert watched.kept[1].path is not None
 
 
-def test_no_prompt_gets_into_an_incident(telling_engine: LiveEngine, tmp_path: Path) -> None:
+def test_no_prompt_gets_into_an_incident_file(telling_engine: LiveEngine, tmp_path: Path) -> None:
     with following(telling_engine.endpoint) as source:
         wait_for(lambda: source.status == "live", "it joins")
         with asking(telling_engine.endpoint):

@@ -146,7 +146,7 @@ def test_a_half_written_record_is_no_damage_but_damage_before_it_is_found(
             assert not report.checksums.is_good
 
 
-def test_a_file_finished_during_a_check_is_checked_as_opened(
+def test_a_file_finished_while_verify_reads_it_is_verified_as_it_was_when_opened(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "a.mcap"

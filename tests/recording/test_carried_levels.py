@@ -72,7 +72,7 @@ def test_record_writes_service_levels_of_the_config_file_but_no_defaults(
     assert carried(tmp_path / "b.mcap") == {"slo_itl_ms": 7.0}
 
 
-def test_recording_from_the_dashboard_keeps_its_service_levels_and_their_changes(
+def test_a_recording_made_in_the_dashboard_holds_its_latest_service_levels(
     still_source: Callable[..., Any], tmp_path: Path
 ) -> None:
     source = still_source(50)
@@ -87,7 +87,9 @@ def test_recording_from_the_dashboard_keeps_its_service_levels_and_their_changes
         assert recording.metadata["engine_id"] == recording.info.engine_id
 
 
-def test_each_file_of_a_series_carries_the_service_levels_of_its_time(tmp_path: Path) -> None:
+def test_each_file_of_a_series_holds_the_service_levels_set_while_it_was_written(
+    tmp_path: Path,
+) -> None:
     now = SLO(500.0, 50.0)
     series = FileSeries(tmp_path / "s.mcap", SeriesLimits(num_bytes=1000))
     writer = RecordingWriter(series, lambda: levels_of(now))
@@ -136,7 +138,7 @@ def test_shipped_samples_carry_service_levels_fit_for_their_machine_or_none() ->
 
 
 @pytest.mark.parametrize("value", [5e-324, 1 / 3, 50.0, 1.7976931348623157e308])
-def test_every_service_level_has_equal_length_so_that_it_can_be_changed_in_place(
+def test_every_service_level_takes_equal_space_in_a_file_so_that_it_can_be_changed(
     value: float,
 ) -> None:
     text = as_metadata({"slo_itl_ms": value})

@@ -274,7 +274,7 @@ def chrome_tracks(path: Path) -> Tracks:
 @pytest.mark.parametrize(
     ("target", "read"), [("perfetto", perfetto_tracks), ("chrome", chrome_tracks)]
 )
-def test_an_exported_trace_has_steps_counters_seats_and_arrows(
+def test_an_exported_trace_has_steps_counters_slots_and_arrows_to_first_tokens(
     exported: Callable[..., Path], target: Format, read: Callable[[Path], Tracks]
 ) -> None:
     tracks = read(exported(target))

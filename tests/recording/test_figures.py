@@ -63,7 +63,9 @@ def kept_by_hand(messages: Messages, slo: SLO) -> tuple[int, int]:
     return len(finished), kept
 
 
-def test_goodput_counts_requests_whose_every_token_was_within_the_levels(session: Messages) -> None:
+def test_goodput_counts_requests_whose_tokens_all_kept_the_service_levels(
+    session: Messages,
+) -> None:
     num_finished, num_kept = kept_by_hand(session, LEVELS)
     assert 0 < num_kept < num_finished
     found = history_of(session).figures(None, None)
@@ -72,7 +74,7 @@ def test_goodput_counts_requests_whose_every_token_was_within_the_levels(session
     assert found["goodput_per_s"] == pytest.approx(num_kept / (found["seconds"] or 0))
 
 
-def test_goodput_under_a_raised_level_is_as_if_it_had_applied_from_the_start(
+def test_goodput_under_a_raised_service_level_is_as_if_it_had_applied_from_the_start(
     session: Messages,
 ) -> None:
     history, higher = history_of(session), SLO(ttft_ms=900.0, itl_ms=60.0)
@@ -81,7 +83,7 @@ def test_goodput_under_a_raised_level_is_as_if_it_had_applied_from_the_start(
     assert history.figures(None, None)["goodput"] == pytest.approx(num_kept / num_finished)
 
 
-def test_goodput_under_a_lowered_level_counts_only_requests_with_known_waits(
+def test_goodput_under_a_lowered_service_level_counts_only_requests_with_known_waits(
     session: Messages,
 ) -> None:
     history = history_of(session)
@@ -143,7 +145,7 @@ def test_a_bound_is_parsed_with_its_unit(text: str, name: str, relation: str, va
         ("preemptions = 3 a minute", 17, "nothing may follow the value, got 'a minute'"),
     ],
 )
-def test_an_invalid_bound_is_refused_with_the_place_of_the_error(
+def test_an_invalid_bound_is_refused_with_the_position_of_the_error(
     text: str, place: int, problem: str
 ) -> None:
     with pytest.raises(BoundError) as raised:

@@ -88,7 +88,7 @@ def source(file: Path) -> Iterator[ReplaySource]:
 
 @pytest.mark.parametrize("kind", sorted(NOTABLE - RECKONED))
 @pytest.mark.parametrize("direction", [1, -1])
-def test_a_file_search_finds_every_event_that_playing_shows(
+def test_a_file_search_finds_every_event_that_playing_the_file_shows(
     found: FileEvents, messages: list[Telemetry], kind: str, direction: int
 ) -> None:
     history = History()
@@ -164,7 +164,7 @@ async def test_the_next_preemption_is_found_far_outside_memory(
         await until(lambda: said in main_text(app), "it is not said that there is none")
 
 
-async def test_knob_changes_ahead_are_listed_and_enter_goes_to_them(
+async def test_knob_changes_later_in_the_file_are_listed_and_enter_goes_to_them(
     source: ReplaySource,
 ) -> None:
     (change,) = source.file_events.changes

@@ -124,7 +124,7 @@ def by_chunk(recording: Recording) -> dict[tuple[str, int], StepWait]:
 
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("session", SESSIONS)
-def test_the_file_search_finds_the_same_longest_waits_as_playing(
+def test_the_file_search_finds_the_same_longest_waits_as_playing_the_file(
     tmp_path: Path, session: Callable[[int], Numbered], seed: int
 ) -> None:
     with Recording(record(tmp_path / "a.mcap", session(seed))) as recording:
@@ -134,7 +134,7 @@ def test_the_file_search_finds_the_same_longest_waits_as_playing(
         assert by_chunk(recording) == told
 
 
-def test_after_a_clock_set_back_only_ttfts_that_span_it_may_be_missing(
+def test_after_a_clock_set_back_only_ttfts_that_span_the_change_may_be_missing(
     tmp_path: Path,
 ) -> None:
     with Recording(record(tmp_path / "a.mcap", with_a_clock_set_back(1))) as recording:
@@ -237,7 +237,7 @@ def found(file: Path) -> Iterator[FileLatency]:
 
 @pytest.mark.parametrize("slo", [LATE, SLO(ttft_ms=900.0, itl_ms=60.0)])
 @pytest.mark.parametrize("direction", [1, -1])
-def test_navigation_stops_at_one_late_token_of_every_second_with_any(
+def test_event_keys_stop_at_one_late_token_in_each_second_that_has_any(
     file: Path, found: FileLatency, slo: SLO, direction: int
 ) -> None:
     with Recording(file) as recording:
@@ -271,7 +271,7 @@ def test_navigation_stops_at_one_late_token_of_every_second_with_any(
 
 
 @pytest.mark.parametrize("direction", [1, -1])
-def test_a_file_search_finds_the_same_gaps_as_playing(
+def test_a_file_search_finds_the_same_gaps_as_playing_the_file(
     file: Path, found: FileLatency, direction: int
 ) -> None:
     with Recording(file) as recording:

@@ -63,7 +63,7 @@ def test_the_test_messages_contain_every_kind_of_request_event() -> None:
 
 
 @pytest.mark.parametrize("lost", [range(0), range(300, 320), range(1490, 1495)])
-def test_a_journal_counts_like_a_history_and_keeps_no_step(lost: range) -> None:
+def test_a_journal_counts_lost_messages_like_a_history_and_keeps_no_step(lost: range) -> None:
     journal, history = Journal(), History()
     info = next(message for _, message in MESSAGES if isinstance(message, EngineInfo))
     for each in (journal, history):

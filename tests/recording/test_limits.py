@@ -80,7 +80,7 @@ def limit_shares(session: Session) -> dict[str, float]:
     ],
     ids=["seats", "budget", "kv", "mode", "threshold", "work"],
 )
-def test_the_most_frequent_limit_is_the_one_the_session_was_built_for(
+def test_a_session_built_to_hit_one_limit_has_it_as_the_most_frequent_limit(
     session: Session, limit: str
 ) -> None:
     shares = limit_shares(session)
@@ -89,7 +89,7 @@ def test_the_most_frequent_limit_is_the_one_the_session_was_built_for(
     assert shares[limit] > 0.3
 
 
-def test_a_history_and_a_comparison_count_the_same_limits() -> None:
+def test_a_history_and_a_comparison_count_the_same_step_limits() -> None:
     history = History()
     for sequence, message in THRESHOLD.messages:
         history.append(sequence, message)
@@ -97,7 +97,7 @@ def test_a_history_and_a_comparison_count_the_same_limits() -> None:
     assert {limit: figures[f"limit_{limit}"] for limit in LIMITS} == limit_shares(THRESHOLD)
 
 
-def test_an_unfinished_prompt_in_a_step_with_budget_left_was_cut_by_the_threshold() -> None:
+def test_a_prompt_chunk_in_a_step_with_budget_left_was_cut_by_the_prefill_threshold() -> None:
     history = History()
     for sequence, message in THRESHOLD.messages:
         history.append(sequence, message)

@@ -385,7 +385,7 @@ def test_default_recording_names_are_plain_file_names() -> None:
     assert len(default_name("e" * 300)) < 255
 
 
-def test_derived_files_are_named_after_the_recording_once() -> None:
+def test_names_of_derived_files_repeat_neither_prefix_nor_suffix_of_the_recording() -> None:
     for name in ("noon.mcap", "stepscope-noon.mcap", "noon.mcap.part"):
         assert re.fullmatch(r"stepscope-noon-[\d-]+\.svg", default_name(name, ".svg"))
 

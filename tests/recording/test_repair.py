@@ -261,7 +261,7 @@ def test_damage_that_demands_impossible_memory_is_reported_as_damage(
         assert recording.check_chunk(2)
 
 
-def test_zeros_inside_an_unfinished_chunk_are_damage_and_at_its_end_a_cut(
+def test_an_unfinished_chunk_is_reported_as_cut_off_or_with_zeros_inside_as_damaged(
     large: Written, tmp_path: Path
 ) -> None:
     path = tmp_path / "cut.mcap.part"
@@ -476,7 +476,7 @@ def damaged(content: bytes, *places: ChunkPlace) -> bytes:
     return bytes(found)
 
 
-def test_steps_lost_in_a_repair_are_noted_in_the_file_and_no_problem(
+def test_steps_lost_in_a_repair_are_noted_in_the_file_and_not_counted_as_a_problem(
     large: Written, tmp_path: Path, stepscope: Callable[..., Any]
 ) -> None:
     path, output = tmp_path / "broken.mcap", tmp_path / "mended.mcap"
@@ -701,7 +701,7 @@ def test_two_unfinished_chunks_in_one_file_are_both_read(small: Written, tmp_pat
     assert frames_of(path) == small.frames
 
 
-def test_reading_frames_may_begin_at_any_of_them(large: Written) -> None:
+def test_reading_may_begin_at_any_message_of_a_chunk(large: Written) -> None:
     """Packed steps depend on those before them; reading may begin anywhere, in any order."""
     rng = random.Random(4)
     expected: list[MessageFrame] = []

@@ -72,7 +72,7 @@ async def test_service_levels_changed_in_the_dashboard_are_saved(
     assert tomllib.loads(path.read_text())["dashboard"] == {"slo_itl_ms": 12.0}
 
 
-async def test_a_prefilled_prompt_is_replaced_by_typing_and_kept_by_an_arrow_key(
+async def test_a_value_offered_in_an_input_line_is_replaced_by_typing_and_kept_by_an_arrow_key(
     still_source: Callable[..., Any],
 ) -> None:
     source = still_source()

@@ -11,7 +11,7 @@ from stepscope.tui.session.control.variation import KnobRange, KnobVariation
 BUDGET = "max_num_batched_tokens"
 
 
-def test_a_varied_budget_moves_for_a_quarter_of_each_minute_and_comes_back(
+def test_a_varied_budget_is_changed_for_a_quarter_of_each_minute_and_restored(
     live_engine: Any,
 ) -> None:
     with ControlClient(live_engine.endpoint) as client:

@@ -204,7 +204,7 @@ def test_verify_accepts_a_sound_session_in_each_batching_mode(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_verify_accepts_a_sound_session_through_every_change_of_mode(
+def test_verify_accepts_a_sound_session_through_every_change_of_the_batching_mode(
     tmp_path: Path, seed: int
 ) -> None:
     pairs = [mode for a in MODES for b in MODES if a != b for mode in (a, b)]

@@ -112,7 +112,7 @@ def test_a_request_that_fills_every_block_to_the_last_token_is_admitted() -> Non
     assert [line.free_blocks for line in lines] == [1, 0, 0, 0, 0, 4]
 
 
-def test_an_uncut_prompt_waits_for_the_step_in_which_the_budget_is_raised() -> None:
+def test_without_chunked_prefill_a_prompt_waits_until_the_budget_is_raised_to_hold_it() -> None:
     workload = small_workload(
         enable_chunked_prefill=False, max_num_batched_tokens=9, budget={"3": 13}
     )

@@ -77,7 +77,7 @@ def test_block_moves_alone_give_the_kv_counts() -> None:
         assert values.count(-2) == message.kv.empty
 
 
-def test_the_events_show_every_request_arrive_stream_and_end() -> None:
+def test_every_finished_request_has_an_arrival_an_admission_and_one_first_token_event() -> None:
     messages = simulate(num_steps=1500, workload=BUSY, num_blocks=520)
     story: dict[int, list[str]] = {}
     for _, message in messages:
@@ -116,7 +116,7 @@ def make_core(runner: SimulatedRunner) -> tuple[EngineCore, Sink]:
     return EngineCore(info, runner, scheduler, limits, sink, dispatch), sink
 
 
-def test_a_record_says_how_many_messages_were_dropped_before_it() -> None:
+def test_a_step_record_says_how_many_messages_were_dropped_before_it() -> None:
     core, sink = make_core(SimulatedRunner(CostModel()))
     core.inbox.put(Call(request(3), Client(), list(range(40))))
     for sink.num_dropped in (0, 4, 9):

@@ -13,7 +13,7 @@ from stepscope.tui.views.panels import header, key_figures
 from tests.support.screen_text import main_text
 
 
-async def test_an_idle_engine_shows_its_last_step_its_seats_and_its_budget(
+async def test_an_idle_engine_shows_its_last_step_its_max_num_seqs_and_its_budget(
     still_source: Callable[..., Any],
 ) -> None:
     busy = still_source()
@@ -73,7 +73,7 @@ async def test_an_engine_without_new_steps_does_not_look_busy(
         assert part.format(spent=spent) not in shown, shown
 
 
-async def test_a_budget_and_seats_set_while_the_engine_is_idle_are_shown_at_once(
+async def test_a_budget_and_max_num_seqs_set_while_the_engine_is_idle_are_shown_at_once(
     still_source: Callable[..., Any],
 ) -> None:
     source = still_source()

@@ -147,7 +147,7 @@ def test_a_refused_knob_change_begins_no_lease(engine: Engine) -> None:
     assert engine.core.lease.published() is None
 
 
-def test_telemetry_says_who_holds_which_knobs(engine: Engine) -> None:
+def test_telemetry_says_which_client_leases_which_knobs(engine: Engine) -> None:
     engine.set(LEASE_S, max_num_batched_tokens=64)
     assert engine.core.snapshot().leased is not None
     engine.wait(1.1)

@@ -44,7 +44,7 @@ def test_a_new_pool_is_empty_and_hands_out_blocks_in_order() -> None:
     kv.check_integrity()
 
 
-def test_a_prefix_hit_is_whole_blocks_and_leaves_one_token_of_the_prompt() -> None:
+def test_a_prefix_hit_is_whole_blocks_and_leaves_at_least_one_prompt_token_to_compute() -> None:
     kv = manager()
     prompt = list(range(8))
     compute(kv, make_request(1, prompt))
@@ -54,7 +54,7 @@ def test_a_prefix_hit_is_whole_blocks_and_leaves_one_token_of_the_prompt() -> No
     assert kv.lookup(make_request(5, prompt[:4])) == []
 
 
-def test_the_same_tokens_after_another_prefix_are_no_hit() -> None:
+def test_the_same_tokens_after_another_prefix_are_no_prefix_hit() -> None:
     kv = manager()
     compute(kv, make_request(1, [1, 1, 1, 1, 7, 7, 7, 7, 0]))
     assert kv.lookup(make_request(2, [2, 2, 2, 2, 7, 7, 7, 7, 0])) == []
@@ -128,7 +128,7 @@ def test_the_least_recently_used_prefix_is_evicted_first() -> None:
     assert kv.lookup(make_request(6, [2] * 5)) == []
 
 
-def test_a_duplicate_block_stays_cached_when_its_twin_is_evicted() -> None:
+def test_when_one_of_two_blocks_with_equal_tokens_is_evicted_the_other_stays_cached() -> None:
     kv = manager(num_blocks=6)
     first, second = make_request(1, [5] * 5), make_request(2, [5] * 5)
     for request in (first, second):  # both computed before either was registered
@@ -181,7 +181,7 @@ def test_block_moves_hold_the_last_state_of_each_changed_block_once() -> None:
     assert kv.drain_moves() == []
 
 
-def test_hit_counts_are_those_since_the_last_drain() -> None:
+def test_prefix_hit_counts_are_those_since_block_moves_were_last_drained() -> None:
     kv = manager()
     prompt = [1] * 9
     compute(kv, make_request(1, prompt))
@@ -234,7 +234,7 @@ def test_blocks_filled_while_caching_was_off_are_registered_once_it_is_on() -> N
     kv.check_integrity()
 
 
-def test_a_block_in_two_tables_is_reported() -> None:
+def test_a_block_that_two_block_tables_hold_by_mistake_is_reported() -> None:
     kv = manager()
     compute(kv, first := make_request(1, [1] * 5))
     compute(kv, make_request(2, [2] * 5))

@@ -175,7 +175,9 @@ def test_with_overlap_host_time_is_hidden_and_counted_once() -> None:
     assert busy_ns <= steps[-1].tokens_ns - steps[0].schedule_start_ns
 
 
-def test_with_overlap_recordings_verify_and_shares_stay_within_bounds(tmp_path: Path) -> None:
+def test_with_overlap_recordings_pass_verify_and_time_shares_stay_within_bounds(
+    tmp_path: Path,
+) -> None:
     messages = simulate(seed=2, num_steps=400, workload=BUSY, num_blocks=600, overlap=True)
     writer = RecordingWriter(tmp_path / "overlap.mcap")
     writer.start()
@@ -253,7 +255,7 @@ def test_the_same_seed_gives_the_same_messages_byte_for_byte() -> None:
     assert first == encoded(simulate(seed=3, num_steps=200, workload=BUSY, overlap=True))
 
 
-def test_a_request_that_ended_meanwhile_leaves_the_batch_and_its_token_is_wasted() -> None:
+def test_a_token_computed_after_its_request_ended_is_counted_as_wasted() -> None:
     # The simulated tokens are a request's own: find the one at which the second request stops.
     other = Engine()
     other.submit(8)
@@ -275,7 +277,7 @@ def test_a_request_that_ended_meanwhile_leaves_the_batch_and_its_token_is_wasted
     assert sum(record.num_wasted_tokens or 0 for record in records) == 1
 
 
-def test_with_overlap_a_change_takes_effect_at_the_step_in_its_ack() -> None:
+def test_with_overlap_a_knob_change_takes_effect_at_the_step_in_its_ack() -> None:
     engine = Engine()
     engine.submit(200)
     for _ in range(5):
@@ -409,7 +411,7 @@ def test_tokens_and_texts_in_telemetry_belong_to_the_published_rows() -> None:
     assert [told[0], told[1]] == [client.tokens for client in clients]
 
 
-def test_a_block_can_be_hit_only_once_its_tokens_are_known() -> None:
+def test_a_block_can_be_a_prefix_hit_only_after_its_tokens_are_known() -> None:
     """The second request repeats the first and its output, block by block."""
     engine = Engine()
     first = engine.submit(40, num_prompt=20)
@@ -482,7 +484,7 @@ def test_after_the_device_ran_out_of_memory_steps_stay_small_for_a_while(
     assert engine.sink.records[-1].token_limit is None
 
 
-def test_a_prompt_that_must_not_be_cut_runs_despite_the_memory_limit() -> None:
+def test_without_chunked_prefill_a_prompt_above_the_out_of_memory_limit_still_runs() -> None:
     runner = NoMemory(32)
     engine = Engine(runner)
     engine.ask(SetKnobs(changes={"enable_chunked_prefill": False, "max_num_batched_tokens": 512}))

@@ -439,7 +439,7 @@ def preemptions(run: Run) -> int:
 
 @laws
 @given(cases())
-def test_with_overlap_every_request_gets_its_tokens_and_observers_can_follow(case: Case) -> None:
+def test_with_overlap_every_request_gets_its_tokens_and_messages_are_consistent(case: Case) -> None:
     run = Run(case)
     run.run()
     assert run.device.problems == []
@@ -468,7 +468,7 @@ def test_a_failing_step_with_another_in_flight_ends_only_its_own_requests(
 
 @settings(laws, max_examples=80)
 @given(cases(), st.dictionaries(st.integers(0, 30), st.integers(0, 7), min_size=1, max_size=3))
-def test_a_row_without_device_memory_ends_its_request_and_leaves_no_prefix_hit(
+def test_a_row_that_device_memory_cannot_hold_ends_its_request_and_leaves_no_prefix_hit(
     case: Case, unfit: dict[int, int]
 ) -> None:
     logging.getLogger("stepscope.engine").setLevel(logging.CRITICAL)
@@ -519,7 +519,9 @@ def test_a_block_freed_and_hit_in_the_same_step_has_one_owner_at_a_time(
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_no_request_hits_a_block_that_a_dropped_row_was_to_fill(*, overlap: bool) -> None:
+def test_no_request_hits_a_block_that_a_row_dropped_for_lack_of_memory_was_to_fill(
+    *, overlap: bool
+) -> None:
     case = alike([0, 0, 0, 4])
     case.unfit = {0: 0}
     run = Run(case, overlap=overlap)

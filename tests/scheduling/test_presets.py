@@ -42,7 +42,7 @@ def test_every_preset_is_a_valid_configuration() -> None:
         ("tensorrt-llm", 8192, 2048, "output", "chunked"),
     ],
 )
-def test_another_engines_defaults_depend_on_its_version_and_the_gpu(
+def test_the_preset_for_another_engine_depends_on_its_version_and_the_gpu(
     text: str, budget: int, seqs: int, reserve: str, batching: str
 ) -> None:
     knobs = defaults_like(text).knobs
@@ -69,7 +69,7 @@ def test_an_option_overrides_the_preset() -> None:
     assert (knobs.max_num_batched_tokens, knobs.order) == (512, "arrival")
 
 
-def test_config_prints_another_engines_defaults_beside_ours(
+def test_config_prints_the_defaults_of_another_engine_beside_those_of_stepscope(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     config(None, False, {}, "vllm@0.20")

@@ -69,7 +69,7 @@ def test_decodes_are_scheduled_first_and_a_prefill_chunk_takes_the_rest() -> Non
     assert list(step(scheduler).items()) == [(1, 1), (2, 1), (3, 12)]
 
 
-def test_with_decode_first_a_decode_overtakes_a_long_prompt_admitted_before_it() -> None:
+def test_with_order_decode_first_a_decode_overtakes_a_long_prompt_admitted_earlier() -> None:
     for order, expected in (
         ("decode_first", [(2, 1), (1, 9)]),
         ("arrival", [(1, 10)]),
@@ -83,7 +83,7 @@ def test_with_decode_first_a_decode_overtakes_a_long_prompt_admitted_before_it()
         assert list(step(scheduler).items()) == expected
 
 
-def test_scheduled_rows_have_phase_start_and_whether_they_sample() -> None:
+def test_scheduled_rows_have_a_phase_a_start_and_say_whether_they_sample() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=6)
     request = add(scheduler, 1, 9)
     rows = scheduler.schedule()
@@ -115,7 +115,7 @@ def test_a_budget_below_the_number_of_decodes_serves_them_in_turn() -> None:
     assert served == [[1, 2], [3, 4], [5, 1], [2, 3], [4, 5]]
 
 
-def test_by_arrival_a_budget_below_the_decodes_serves_the_first_ones_to_their_end() -> None:
+def test_in_arrival_order_a_budget_below_the_decodes_serves_the_earliest_to_their_end() -> None:
     scheduler = make_scheduler(order="arrival")
     for number in range(1, 4):
         add(scheduler, number, 2, max_tokens=3)
@@ -201,7 +201,7 @@ def test_the_watermark_stays_free_unless_no_request_runs() -> None:
     assert step(scheduler) == {1: 1, 2: 4}
 
 
-def test_the_latest_admitted_is_preempted_and_resumes_from_its_cached_blocks() -> None:
+def test_the_latest_admitted_request_is_preempted_and_resumes_from_its_cached_blocks() -> None:
     scheduler = make_scheduler(num_blocks=8, max_model_len=32, order="arrival")
     first = add(scheduler, 1, 15, max_tokens=10)
     second = add(scheduler, 2, 15, max_tokens=4)
@@ -227,7 +227,7 @@ def test_the_latest_admitted_is_preempted_and_resumes_from_its_cached_blocks() -
     assert first.num_preemptions == 0
 
 
-def test_by_priority_the_request_served_last_is_preempted_and_frees_its_budget() -> None:
+def test_by_priority_a_request_already_in_the_step_can_be_preempted_and_frees_its_budget() -> None:
     scheduler = make_scheduler(
         num_blocks=8,
         max_model_len=32,
@@ -247,7 +247,7 @@ def test_by_priority_the_request_served_last_is_preempted_and_frees_its_budget()
     assert low.high_water == 15  # the withdrawn row computed nothing
 
 
-def test_blocks_of_a_withdrawn_row_cannot_be_hit() -> None:
+def test_blocks_of_a_row_withdrawn_by_a_preemption_cannot_be_hit() -> None:
     scheduler = make_scheduler(
         num_blocks=8,
         max_model_len=32,
@@ -269,7 +269,7 @@ def test_blocks_of_a_withdrawn_row_cannot_be_hit() -> None:
     scheduler.kv.check_integrity()
 
 
-def test_the_tokens_of_a_withdrawn_prompt_row_are_not_counted() -> None:
+def test_prompt_tokens_of_a_row_withdrawn_by_a_preemption_are_not_counted() -> None:
     scheduler = make_scheduler(
         num_blocks=7,
         max_model_len=28,

@@ -70,7 +70,7 @@ def test_naive_batching_runs_one_request_at_a_time() -> None:
     assert not scheduler.has_work()
 
 
-def test_switching_to_naive_finishes_running_requests_one_after_the_other() -> None:
+def test_switching_to_naive_batching_finishes_running_requests_one_after_the_other() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=16)
     for number in (1, 2, 3):
         add(scheduler, number, 6, max_tokens=3)
@@ -132,7 +132,7 @@ def test_a_static_batch_has_no_more_rows_than_the_budget_has_tokens() -> None:
     assert step(scheduler) == {1: 1, 2: 1}
 
 
-def test_without_chunked_prefill_a_static_batch_fits_the_budget_as_a_whole() -> None:
+def test_without_chunked_prefill_a_whole_padded_static_batch_fits_the_budget() -> None:
     scheduler = make_scheduler(
         batching="static", enable_chunked_prefill=False, max_num_batched_tokens=64
     )
@@ -143,7 +143,7 @@ def test_without_chunked_prefill_a_static_batch_fits_the_budget_as_a_whole() -> 
     assert scheduler.waiting_reasons() == {"budget": 1}
 
 
-def test_a_budget_below_a_static_batch_serves_it_in_turn_and_counts_padding() -> None:
+def test_under_a_budget_below_its_size_a_static_batch_decodes_in_turn_and_counts_padding() -> None:
     scheduler = make_scheduler(batching="static")
     for number, max_tokens in enumerate([3, 9, 9], start=1):
         add(scheduler, number, 2, max_tokens)
@@ -168,7 +168,7 @@ def test_a_budget_below_a_static_batch_prefills_its_prompts_in_turn() -> None:
     assert first_tokens(scheduler) == [1, 2, 3]
 
 
-def test_switching_to_static_makes_the_running_requests_its_first_batch() -> None:
+def test_switching_to_static_batching_makes_the_running_requests_the_first_batch() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=8)
     add(scheduler, 1, 2, max_tokens=4)
     add(scheduler, 2, 12, max_tokens=2)
@@ -182,7 +182,7 @@ def test_switching_to_static_makes_the_running_requests_its_first_batch() -> Non
     assert step(scheduler) == {3: 2}
 
 
-def test_changing_the_mode_drops_the_padding_rows_of_a_static_batch() -> None:
+def test_changing_the_batching_mode_drops_the_padding_rows_of_a_static_batch() -> None:
     scheduler = make_scheduler(batching="static")
     for number, max_tokens in ((1, 1), (2, 9)):
         add(scheduler, number, 2, max_tokens)
@@ -221,7 +221,9 @@ def test_continuous_batching_prefills_whole_prompts_while_decodes_wait() -> None
     assert step(scheduler) == {1: 1, 2: 1, 3: 1, 4: 1}
 
 
-def test_in_continuous_a_prompt_above_the_budget_stalls_decodes_for_several_steps() -> None:
+def test_in_continuous_batching_a_prompt_above_the_budget_stalls_decodes_for_several_steps() -> (
+    None
+):
     scheduler = make_scheduler(batching="continuous", max_num_batched_tokens=16)
     add(scheduler, 1, 4)
     step(scheduler)
@@ -246,7 +248,7 @@ def test_separate_batching_prefills_all_chunks_before_any_decode() -> None:
     ("order", "served"),
     [("decode_first", [[1, 2], [3, 1], [2, 3]]), ("arrival", [[1, 2], [1, 2], [1, 2]])],
 )
-def test_decodes_beyond_the_budget_are_served_by_the_order_knob(
+def test_if_the_budget_holds_only_some_decodes_the_order_knob_decides_which_are_served(
     batching: str, order: str, served: list[list[int]]
 ) -> None:
     scheduler = make_scheduler(batching=batching, order=order)
@@ -262,7 +264,7 @@ def test_decodes_beyond_the_budget_are_served_by_the_order_knob(
 
 @pytest.mark.parametrize("before", MODES)
 @pytest.mark.parametrize("after", MODES)
-def test_every_batching_mode_can_take_over_from_any_other_mid_run(
+def test_the_batching_mode_can_change_from_any_to_any_other_while_requests_run(
     before: Batching, after: Batching
 ) -> None:
     # Whatever the first mode has left: partial prompts, decodes, an unfinished batch.
@@ -278,7 +280,7 @@ def test_every_batching_mode_can_take_over_from_any_other_mid_run(
 
 
 @pytest.mark.parametrize("batching", MODES)
-def test_no_batching_mode_needs_more_steps_than_naive(batching: Batching) -> None:
+def test_no_batching_mode_needs_more_steps_than_naive_batching(batching: Batching) -> None:
     def num_steps(mode: Batching) -> int:
         scheduler = make_scheduler(batching=mode, max_num_batched_tokens=16)
         for number in range(12):
@@ -290,7 +292,7 @@ def test_no_batching_mode_needs_more_steps_than_naive(batching: Batching) -> Non
         assert num_steps(batching) < num_steps("static")
 
 
-def test_static_step_records_have_padding_that_takes_simulated_time() -> None:
+def test_step_records_of_static_batches_count_padding_which_takes_simulated_time() -> None:
     workload = SimulatedWorkload(rate=20.0)
 
     def run(batching: Batching) -> list[StepRecord]:
@@ -311,7 +313,7 @@ def test_static_step_records_have_padding_that_takes_simulated_time() -> None:
         assert spent + (record.num_padded_tokens or 0) <= (record.token_budget or 0)
 
 
-def test_a_run_through_all_modes_gives_the_same_messages_byte_for_byte() -> None:
+def test_two_equal_runs_through_all_batching_modes_give_equal_messages_byte_for_byte() -> None:
     changes = {
         20 * (turn + 1): {"batching": mode, "max_num_batched_tokens": 64 << turn}
         for turn, mode in enumerate(MODES)

@@ -90,7 +90,7 @@ def test_a_paused_idle_engine_accepts_a_single_step_and_stays_paused(
     assert engine.published_state == "idle"
 
 
-def test_work_that_ends_before_the_single_steps_do_leaves_the_engine_paused(
+def test_the_engine_stays_paused_if_work_ends_before_the_requested_single_steps(
     engine: Engine,
 ) -> None:
     engine.ask(Pause())
@@ -134,7 +134,7 @@ def test_after_a_refused_single_step_a_client_is_served_normally(live_engine: An
         assert client.snapshot().state == "idle"
 
 
-def test_only_steps_held_back_by_the_operator_have_the_verdict_paused(
+def test_only_steps_held_back_by_the_operator_count_as_limited_by_a_pause(
     engine: Engine,
 ) -> None:
     engine.submit(max_tokens=4)  # step 0 to 3

@@ -65,7 +65,9 @@ def test_equal_seeds_make_equal_workloads_and_other_seeds_do_not(writer: PromptW
     assert not {a.prompt for a in first} & {a.prompt for a in other}
 
 
-def test_a_generated_mix_keeps_its_rate_share_and_mean_lengths(writer: PromptWriter) -> None:
+def test_a_generated_workload_keeps_its_rate_document_share_and_mean_lengths(
+    writer: PromptWriter,
+) -> None:
     arrivals = mix(writer, 4000, rate=5.0, document_share=0.25, document_tokens=1000)
     chats = [a for a in arrivals if a.kind == "chat"]
     documents = [a for a in arrivals if a.kind == "document"]
@@ -77,7 +79,9 @@ def test_a_generated_mix_keeps_its_rate_share_and_mean_lengths(writer: PromptWri
     assert sum(a.max_tokens for a in arrivals) / 4000 == pytest.approx(64, rel=0.1)
 
 
-def test_arrivals_of_a_mix_are_in_order_of_time_and_endless(writer: PromptWriter) -> None:
+def test_arrivals_of_a_generated_workload_are_in_order_of_time_and_endless(
+    writer: PromptWriter,
+) -> None:
     arrivals = list(itertools.islice(synthetic(WorkloadSpec(), writer, None), 500))
     offsets = [a.offset_s for a in arrivals]
     assert offsets == sorted(offsets)
@@ -149,7 +153,9 @@ def test_a_trace_is_replayed_on_its_own_time_scale(writer: PromptWriter) -> None
     assert arrivals[0].prompt != arrivals[1].prompt
 
 
-def test_a_submitted_arrival_has_exactly_its_lengths(writer: PromptWriter) -> None:
+def test_a_generated_request_asks_for_exactly_its_prompt_and_output_lengths(
+    writer: PromptWriter,
+) -> None:
     arrival = mix(writer, 1, temperature=0.7)[0]
     submit = arrival.submit()
     assert submit.max_prompt_tokens == arrival.num_prompt_tokens
@@ -202,12 +208,12 @@ def test_the_load_driver_submits_until_it_is_stopped() -> None:
         {"questions": True},
     ],
 )
-def test_every_change_of_a_mix_changes_its_description(changed: dict[str, Any]) -> None:
+def test_every_change_of_a_workload_changes_its_description(changed: dict[str, Any]) -> None:
     """The audit, comparisons and the demo identify a workload by its description."""
     assert describe(WorkloadSpec(**changed)) != describe(WorkloadSpec())
 
 
-def test_a_new_mix_replaces_the_old_one_and_a_bounded_mix_ends() -> None:
+def test_a_new_workload_replaces_the_old_one_and_a_bounded_workload_ends() -> None:
     inbox = Inbox()
     driver = WorkloadDriver(inbox.submit, chars_per_token=1.0, max_model_len=4096)
     driver.set(WorkloadSpec(rate=0.001))

@@ -80,7 +80,7 @@ async def test_the_knob_editor_shows_changes_by_others_and_keeps_its_input(
     app.close()
 
 
-async def test_every_knob_change_by_others_needs_a_second_enter(
+async def test_every_knob_change_by_others_during_typing_needs_a_second_enter(
     source: Subscriber, anna: ControlClient
 ) -> None:
     app = dashboard(source)
@@ -100,7 +100,7 @@ async def test_every_knob_change_by_others_needs_a_second_enter(
     app.close()
 
 
-async def test_knob_changes_from_before_the_input_need_no_second_enter(
+async def test_knob_changes_seen_before_typing_began_need_no_second_enter(
     source: Subscriber, anna: ControlClient
 ) -> None:
     app = dashboard(source)
@@ -155,7 +155,7 @@ async def test_editor_input_is_kept_if_another_clients_change_came_first(
     app.close()
 
 
-async def test_escape_discards_a_value_that_was_offered_again(
+async def test_escape_discards_a_value_offered_again_after_a_refusal(
     source: Subscriber, anna: ControlClient, live_engine: Any
 ) -> None:
     app = dashboard(source)

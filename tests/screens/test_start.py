@@ -449,7 +449,7 @@ def test_the_start_screen_imports_no_heavy_module() -> None:
 @pytest.mark.parametrize(
     "error", ["no engine answers", f"no socket at {'long/' * 20}engine-0; none runs here"]
 )
-async def test_an_address_without_an_engine_can_be_corrected_in_its_prompt(error: str) -> None:
+async def test_an_address_without_an_engine_can_be_corrected_in_the_input_line(error: str) -> None:
     check = Checks(engines=error)
     app = start_app(check)
     async with app.run_test(size=(80, 24)) as pilot:

@@ -71,7 +71,7 @@ def dashboard(source: Any, **options: Any) -> Dashboard:
     )
 
 
-async def test_the_stepper_changes_the_budget_and_the_chart_marks_its_step(
+async def test_the_budget_stepper_changes_the_budget_and_the_chart_marks_the_step_of_the_change(
     source: Subscriber,
 ) -> None:
     app = dashboard(source)
@@ -163,7 +163,7 @@ async def test_undo_reverts_only_the_dashboards_own_change(source: Subscriber) -
     app.close()
 
 
-async def test_cancelling_the_stepper_changes_nothing(source: Subscriber) -> None:
+async def test_cancelling_the_budget_stepper_changes_nothing(source: Subscriber) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)):
         await press(app, "B", "right", "escape")
@@ -172,7 +172,9 @@ async def test_cancelling_the_stepper_changes_nothing(source: Subscriber) -> Non
     assert source.history.knob_changes == []
 
 
-async def test_a_knob_change_after_a_quicker_clients_is_refused(source: Subscriber) -> None:
+async def test_a_knob_change_is_refused_if_another_client_made_one_first(
+    source: Subscriber,
+) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)):
         await press(app, "B")
@@ -196,7 +198,7 @@ async def test_a_knob_change_after_a_quicker_clients_is_refused(source: Subscrib
     app.close()
 
 
-async def test_the_open_stepper_says_that_another_client_changed_the_budget(
+async def test_the_open_budget_stepper_says_that_another_client_changed_the_budget(
     source: Subscriber,
 ) -> None:
     app = dashboard(source)
@@ -212,7 +214,7 @@ async def test_the_open_stepper_says_that_another_client_changed_the_budget(
     app.close()
 
 
-async def test_a_pause_after_a_quicker_clients_is_reported_and_not_toggled(
+async def test_a_pause_key_pressed_after_another_client_paused_does_not_resume_the_engine(
     source: Subscriber,
 ) -> None:
     """Both see a running engine and press P: the second press must not resume it."""
@@ -355,7 +357,7 @@ async def test_unknown_fields_of_a_workload_become_defaults_with_a_notice(
     app.close()
 
 
-def test_a_workload_is_unchanged_by_telemetry_and_the_editor() -> None:
+def test_a_workload_survives_publishing_and_the_text_form_of_the_editor() -> None:
     for spec in (WorkloadSpec(), WorkloadSpec(rate=0.25, num_requests=7, max_concurrency=2)):
         assert published_workload(fields_of(spec)) == spec
         assert parse_workload(workload_text(spec), WorkloadSpec(rate=8.0, temperature=1.0)) == spec
@@ -499,7 +501,7 @@ async def test_a_pending_command_is_shown_until_it_is_answered(
     app.close()
 
 
-def test_an_idle_engine_link_still_lets_its_client_process_events(
+def test_without_commands_the_control_client_still_processes_events(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     idle = threading.Event()
@@ -621,7 +623,9 @@ async def test_leaving_the_dashboard_finishes_its_recording(
         ([*"0"], None),
     ],
 )
-def test_the_stepper_stays_within_the_knobs_bounds(keys: list[str], value: int | None) -> None:
+def test_the_budget_stepper_stays_within_the_bounds_of_the_knob(
+    keys: list[str], value: int | None
+) -> None:
     spec = KnobSpec("max_num_batched_tokens", "int", 2048, low=1, high=8192)
     stepper = Stepper(Skin("none"), spec, 1000, lambda: ByNow(1000))
     for key in keys:
@@ -636,7 +640,7 @@ def test_the_stepper_stays_within_the_knobs_bounds(keys: list[str], value: int |
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
-def test_the_stepper_has_room_for_the_current_value_and_its_author(width: int) -> None:
+def test_the_budget_stepper_has_room_for_the_current_value_and_its_author(width: int) -> None:
     spec = KnobSpec("max_num_batched_tokens", "int", 2048, low=1, high=8192)
     said = {
         "": ["it is 1024 now: Esc, then again"] * 2,

@@ -334,7 +334,7 @@ async def test_steps_of_an_engine_that_died_during_recording_can_be_saved(
     app.close()
 
 
-async def test_steps_from_before_the_saved_session_are_reported_as_gone() -> None:
+async def test_sessions_before_the_last_engine_restart_but_one_are_reported_as_not_kept() -> None:
     source = Feed()
     history = source.history
     app = dashboard(source)
@@ -365,7 +365,9 @@ async def test_before_the_first_step_there_is_nothing_to_save(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_range_from_before_an_engine_restart_is_not_in_the_recording(tmp_path: Path) -> None:
+def test_an_export_range_from_before_an_engine_restart_is_not_in_the_recording(
+    tmp_path: Path,
+) -> None:
     path = Path(shutil.copy(shipped()["freeze"], tmp_path / "a.mcap"))
     with Recording(path) as recording:
         own = recording.info.engine_id

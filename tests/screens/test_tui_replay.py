@@ -180,7 +180,7 @@ async def test_a_key_that_needs_an_engine_says_so_in_a_replay(source: ReplaySour
         await until(lambda: "B needs a live engine" in main_text(app), "silence")
 
 
-async def test_keys_typed_in_one_burst_reach_the_prompt_that_the_first_opens(
+async def test_keys_typed_in_one_burst_reach_the_input_line_that_the_first_key_opens(
     source: ReplaySource,
 ) -> None:
     app = dashboard(source)

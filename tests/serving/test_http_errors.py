@@ -265,7 +265,7 @@ def test_a_body_of_10_mb_is_refused_and_the_server_keeps_serving(client: httpx.C
     assert client.get("/health").status_code == 200
 
 
-def test_the_request_id_is_the_clients_own_if_valid(client: httpx.Client) -> None:
+def test_the_request_id_given_by_a_client_is_used_if_valid(client: httpx.Client) -> None:
     asked = {"prompt": "x", "max_tokens": 1}
     done = client.post("/v1/completions", json=asked, headers={"x-request-id": "run-7/42"})
     assert done.headers["x-request-id"] == "run-7/42"

@@ -264,7 +264,7 @@ def status_of(url: str) -> int:
         return 0
 
 
-def test_serve_restarts_its_http_process_and_ends_it_at_its_own_end(
+def test_serve_restarts_its_http_process_and_ends_it_when_serve_ends(
     serve: Callable[..., Any],
 ) -> None:
     server = serve()

@@ -271,7 +271,7 @@ async def test_a_slow_reader_gets_every_token_in_fewer_events() -> None:
     assert await generation.next_pieces() == []
 
 
-async def test_requests_of_a_client_that_leaves_are_aborted_once_submitted() -> None:
+async def test_a_request_submitted_after_its_client_has_left_is_aborted() -> None:
     engine = FakeEngine()
     generation = Generation(engine, [])  # type: ignore[arg-type]
     generation._indices.update({1: 0, 2: 1})

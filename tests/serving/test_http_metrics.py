@@ -98,7 +98,7 @@ def reduced(session: list[tuple[int, Telemetry]]) -> EngineMetrics:
     return metrics
 
 
-def test_goodput_is_a_rate_over_the_last_minute_and_unknown_after_a_loss() -> None:
+def test_goodput_is_a_rate_over_the_last_minute_and_unknown_after_lost_messages() -> None:
     goodput = GoodputRate()
     assert goodput.per_s is None
     goodput.advance(0)
@@ -159,7 +159,9 @@ def test_metrics_counts_and_latencies_equal_those_of_the_step_records(
     assert metrics.request_generation_tokens.sum == sum(e.num_output_tokens for e in done.values())
 
 
-def test_metrics_names_labels_and_buckets_are_vllms(session: list[tuple[int, Telemetry]]) -> None:
+def test_metric_names_labels_and_buckets_equal_those_of_vllm(
+    session: list[tuple[int, Telemetry]],
+) -> None:
     text = Exposition(reduced(session), "tiny").write(0).decode()
     found = samples(text)
     labels = frozenset({("model_name", "tiny"), ("engine", "0")})
@@ -236,7 +238,7 @@ class RingEngine:
 
 
 @pytest.mark.parametrize("oldest", [0, 1_000_000])
-async def test_the_metrics_recover_a_gap_from_the_ring_or_count_it_as_lost(
+async def test_the_metrics_recover_a_gap_from_the_replay_ring_or_count_it_as_lost(
     session: list[tuple[int, Telemetry]], oldest: int
 ) -> None:
     numbered = [(number, message) for number, (_, message) in enumerate(session)]

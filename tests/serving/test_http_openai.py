@@ -32,7 +32,7 @@ def test_the_model_is_listed_and_found_by_its_name(client: openai.OpenAI) -> Non
         client.models.retrieve("huge")
 
 
-def test_a_completion_has_text_usage_and_a_reason(client: openai.OpenAI) -> None:
+def test_a_completion_has_text_usage_and_a_finish_reason(client: openai.OpenAI) -> None:
     done = client.completions.create(
         model="tiny", prompt="abcde", max_tokens=7, temperature=0, extra_body={"ignore_eos": True}
     )
@@ -44,7 +44,7 @@ def test_a_completion_has_text_usage_and_a_reason(client: openai.OpenAI) -> None
     assert done.id.startswith("cmpl-")
 
 
-def test_a_stream_has_the_text_of_the_whole_answer_one_chunk_a_token(
+def test_a_stream_has_the_text_of_the_whole_answer_in_one_chunk_per_token(
     client: openai.OpenAI,
 ) -> None:
     asked: Any = {
@@ -94,7 +94,7 @@ def test_a_chat_answer_can_be_sent_back_as_part_of_the_conversation(client: open
     assert second.usage.prompt_tokens > first.usage.prompt_tokens
 
 
-def test_a_chat_without_max_tokens_ends_at_the_models_length(client: openai.OpenAI) -> None:
+def test_a_chat_without_max_tokens_ends_at_the_models_maximum_length(client: openai.OpenAI) -> None:
     done = client.chat.completions.create(
         model="tiny", messages=MESSAGES, extra_body={"ignore_eos": True}
     )

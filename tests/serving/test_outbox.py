@@ -35,7 +35,7 @@ def test_a_step_with_hundreds_of_replies_wakes_the_sender_once() -> None:
     outbox.close()
 
 
-def test_replies_of_several_threads_all_arrive_in_the_order_of_each() -> None:
+def test_replies_of_several_threads_all_arrive_and_keep_the_order_of_each_thread() -> None:
     outbox = Outbox()
     count, clients = 3_000, [RemoteClient(outbox.post, b"%d" % i, b"") for i in range(3)]
 

@@ -284,7 +284,7 @@ def test_a_prefill_and_a_decode_engine_answer_like_a_single_engine(pair: Pair) -
     assert answers(pair.endpoint("prefill"), MIXED) == expected  # with prefixes that are cached
 
 
-def test_each_engine_publishes_its_own_part_of_a_request(pair: Pair) -> None:
+def test_prefill_and_decode_engine_each_publish_their_part_of_a_request(pair: Pair) -> None:
     begun = len(events_of(pair.endpoint("decode")))
     asked = [ask(20 + number, 12) for number in range(5)]
     answers(pair.endpoint("prefill"), asked)

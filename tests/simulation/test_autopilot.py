@@ -139,7 +139,7 @@ def test_the_autopilot_answers_a_sudden_change_of_load_within_seconds() -> None:
     assert drive.late_share(30, last=300) < 0.05
 
 
-def test_each_move_of_the_autopilot_is_bounded() -> None:
+def test_each_knob_change_by_the_autopilot_is_bounded() -> None:
     drive = Drive(itl_ms=12)
     before = drive.budget
     for move in drive.run(20, **LONG_PROMPTS):
@@ -147,14 +147,14 @@ def test_each_move_of_the_autopilot_is_bounded() -> None:
         before = move.changes[BUDGET]
 
 
-def test_the_autopilot_makes_no_small_moves() -> None:
+def test_the_autopilot_makes_no_small_knob_changes() -> None:
     drive = Drive(itl_ms=30)
     drive.run(40, **LONG_PROMPTS)
     values = [4096, *(move.changes[BUDGET] for _, move in drive.moves)]
     assert all(abs(after - before) >= 0.14 * before for before, after in itertools.pairwise(values))
 
 
-def test_the_autopilot_raises_a_knob_only_seconds_after_its_last_move() -> None:
+def test_the_autopilot_raises_a_knob_only_seconds_after_its_last_change() -> None:
     drive = Drive(itl_ms=30)
     drive.run(40, **LONG_PROMPTS)
     times = [(time_ns, move.changes[BUDGET]) for time_ns, move in drive.moves]
@@ -166,7 +166,7 @@ def test_the_autopilot_raises_a_knob_only_seconds_after_its_last_move() -> None:
     assert all(seconds >= 2.5 for seconds in raises)
 
 
-def test_the_autopilot_lowers_the_seats_if_even_the_least_budget_is_too_slow() -> None:
+def test_the_autopilot_lowers_max_num_seqs_if_even_the_least_budget_is_too_slow() -> None:
     # Decodes alone take too long: 8 ms and 1 ms each.
     drive = Drive(itl_ms=30, cost=CostModel(floor_ms=8, token_us=1000, context_ns=0, host_ms=0))
     drive.run(40, per_s=3.0, prompt=40, output=300)
@@ -215,7 +215,9 @@ def ticked(pilot: LivePilot, until: Callable[[], bool], what: str) -> list[Moved
     return moves
 
 
-def test_autopilot_moves_are_leased_audited_and_reverted_at_its_end(engine: Endpoint) -> None:
+def test_autopilot_knob_changes_are_leased_audited_and_reverted_at_its_end(
+    engine: Endpoint,
+) -> None:
     pilot = LivePilot(engine, 15, "test")
     moves = ticked(pilot, lambda: BUDGET in pilot.held, "a move")
     with ControlClient(engine, 30.0) as client:
@@ -268,7 +270,7 @@ def test_an_engine_that_ends_ends_the_autopilot(engine: Endpoint) -> None:
     pilot.close()
 
 
-def test_a_second_autopilot_is_refused_and_a_killed_ones_knobs_are_restored(
+def test_a_second_autopilot_is_refused_and_the_knobs_of_a_killed_one_are_restored(
     engine: Endpoint,
 ) -> None:
     command = [sys.executable, "-m", "stepscope.tui.cli", "autopilot", engine.control]

@@ -88,7 +88,7 @@ def test_no_fitted_coefficient_is_below_zero() -> None:
     assert (floor > 0, slope) == (True, 0.0)
 
 
-def test_a_term_that_no_step_has_gets_a_zero_coefficient() -> None:
+def test_a_cost_term_that_no_step_has_gets_a_zero_coefficient() -> None:
     rows = [(1.0, 0.0, float(number)) for number in range(1, 40)]
     assert fit_relative(rows, [1.0 + 2 * row[2] for row in rows]) == pytest.approx([1, 0, 2])
 
@@ -104,7 +104,7 @@ def test_a_fit_reports_its_steps_ranges_and_error(model: FittedModel) -> None:
     assert "a prefill token (seen 0 to 5" in words
 
 
-def test_fitted_host_and_device_time_add_up_to_the_cycle(model: FittedModel) -> None:
+def test_fitted_host_and_device_time_add_up_to_the_cycle_time(model: FittedModel) -> None:
     each = shape(8, 500)
     time = model.step_time(each)
     assert time.host_s == pytest.approx(1e-3)

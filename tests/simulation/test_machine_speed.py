@@ -47,7 +47,7 @@ def test_simulated_sessions_of_a_machine_that_slowed_down_vary_in_speed() -> Non
     assert sum(again.step_time(step.shape).cycle_s for step in seen) == totals[7]
 
 
-def test_a_few_seconds_of_work_are_too_little_to_measure_drift() -> None:
+def test_a_few_seconds_of_work_are_too_little_to_measure_drift_of_the_machine_speed() -> None:
     seen = steps(100)
     with pytest.raises(RecordingError, match="busy for less than 5 s, too little for a forecast"):
         speed_of(seen, fit(seen))

@@ -39,7 +39,7 @@ def test_between_measured_points_time_is_interpolated_linearly() -> None:
     assert seconds(decodes(5, 400)) == pytest.approx(0.016)
 
 
-def test_with_one_measured_context_its_cost_is_taken_from_other_sizes() -> None:
+def test_with_one_context_length_measured_its_cost_comes_from_other_step_sizes() -> None:
     late_chunk = StepShape(1, 0, 512, 0, 0, 512 + 10_000)
     assert seconds(late_chunk) == pytest.approx(0.100 + 10_000 * 1e-6)
 

@@ -176,7 +176,7 @@ def test_equal_seeds_give_equal_simulated_runs_and_other_seeds_do_not() -> None:
     assert messages(1) != messages(2)
 
 
-def test_least_loaded_routing_sends_a_request_to_the_engine_with_the_fewest() -> None:
+def test_least_loaded_routing_sends_a_request_to_the_engine_with_the_fewest_requests() -> None:
     def submitted(routing: str) -> list[int]:
         made, work = setup(), requests(20.0)
         sinks = [Taken(), Taken()]

@@ -45,7 +45,7 @@ def test_model_shapes_have_the_published_parameter_counts(model: str, billions: 
     assert model_shape(model).memory_bytes / 2 == pytest.approx(billions * 1e9, rel=0.01)
 
 
-def test_no_step_is_faster_than_reading_its_memory() -> None:
+def test_no_simulated_step_is_faster_than_reading_the_memory_it_needs() -> None:
     for model in KNOWN_MODELS:
         shape = model_shape(model)
         if not shape.num_experts:
@@ -90,7 +90,7 @@ def test_host_time_is_added_if_steps_do_not_overlap() -> None:
     assert with_host.cycle_s == pytest.approx(plain.cycle_s + 1.5e-3)
 
 
-def test_the_kv_cache_gets_the_memory_beside_the_weights() -> None:
+def test_the_simulated_kv_cache_gets_the_memory_left_by_the_weights() -> None:
     # vLLM 0.19 counted 41,408 tokens there, with gpu_memory_utilization 0.9.
     assert num_kv_tokens(GPUS["rtx4090"], model_shape("llama-3.1-8b")) == pytest.approx(
         41_408, rel=0.02
@@ -130,7 +130,7 @@ def test_hugging_face_model_names_are_recognised_by_prefix(
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_simulated_random_models_have_the_engines_shape(name: str) -> None:
+def test_simulated_random_models_have_the_same_shape_as_in_the_engine(name: str) -> None:
     assert model_shape(f"random:{name}") == shape_of_config(name, SHAPES[name])
 
 

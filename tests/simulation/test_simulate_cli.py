@@ -27,7 +27,9 @@ def test_equal_seeds_print_equal_figures_marked_as_simulated(run: Run) -> None:
     assert run("simulate", *MIX, *H100, "--seed", "1") != first
 
 
-def test_figures_of_several_seeds_have_their_lowest_and_highest_value(run: Run) -> None:
+def test_simulated_figures_of_several_seeds_have_a_lowest_median_and_highest_value(
+    run: Run,
+) -> None:
     found = json.loads(
         run("simulate", *MIX, *H100, "--runs", "3", "--json", "--slo", "ttft=20 itl=10")
     )
@@ -38,7 +40,7 @@ def test_figures_of_several_seeds_have_their_lowest_and_highest_value(run: Run) 
     assert all(0 < each["goodput_per_s"][0] < each["requests_per_s"] for each in found["runs"])
 
 
-def test_a_recorded_simulation_opens_everywhere_and_is_marked_as_simulated(
+def test_explain_compare_and_screenshot_mark_a_recorded_simulation_as_simulated(
     run: Run, tmp_path: Path
 ) -> None:
     first, second = str(tmp_path / "first.mcap"), str(tmp_path / "second.mcap")
@@ -59,7 +61,7 @@ def test_a_recorded_simulation_opens_everywhere_and_is_marked_as_simulated(
     assert "simulated" in screen.read_text().splitlines()[0]
 
 
-def test_simulated_steps_overlap_if_the_engine_given_by_like_overlaps_them(run: Run) -> None:
+def test_simulated_steps_overlap_if_the_engine_named_by_option_like_overlaps_them(run: Run) -> None:
     def first_token_ms(*options: str) -> float:
         found = json.loads(run("simulate", *MIX, *H100, *options, "--json"))
         assert found["simulated"].endswith("steps overlap") == found["overlap"]
@@ -80,7 +82,7 @@ def test_more_simulated_engines_have_more_throughput(run: Run) -> None:
     assert four["e2e_ms"]["p95"] < one["e2e_ms"]["p95"]
 
 
-def test_a_recording_is_simulated_with_its_own_knobs_and_step_times(run: Run) -> None:
+def test_a_recording_is_simulated_with_its_recorded_knobs_and_step_times(run: Run) -> None:
     found = json.loads(run("simulate", "chunked", "--step-time", "chunked", "--json"))
     with Recording(samples.shipped()["chunked"]) as recording:
         assert found["num_blocks"] == recording.info.num_blocks

@@ -31,7 +31,7 @@ def test_recomputed_tokens_and_padding_count_as_prefill() -> None:
     assert (shape.num_tokens, shape.num_prefill_tokens, shape.num_prefills) == (13, 13, 1)
 
 
-def test_the_cycle_of_a_step_is_device_plus_host_time() -> None:
+def test_the_cycle_time_of_a_step_is_device_plus_host_time() -> None:
     cost = CostModel(floor_ms=2.0, token_us=100.0, context_ns=0.0, host_ms=0.5)
     time = cost.step_time(StepShape(8, 8, 0, 0, 800))
     assert time.device_s == pytest.approx(2.8e-3)

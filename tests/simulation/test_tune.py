@@ -18,7 +18,7 @@ def _few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "NUM_RUNS", 3)
 
 
-def test_tune_lifts_a_limit_that_makes_ttfts_late_and_keeps_other_knobs(
+def test_tune_raises_a_prefill_threshold_that_makes_ttfts_late_and_keeps_other_knobs(
     run: Run, tmp_path: Path
 ) -> None:
     path = str(tmp_path / "session.mcap")
@@ -31,7 +31,9 @@ def test_tune_lifts_a_limit_that_makes_ttfts_late_and_keeps_other_knobs(
     assert not recorded["keeps"]
 
 
-def test_tune_marks_more_seats_than_any_recorded_step_as_a_guess(run: Run, tmp_path: Path) -> None:
+def test_tune_marks_a_max_num_seqs_above_any_recorded_batch_as_a_guess(
+    run: Run, tmp_path: Path
+) -> None:
     path = str(tmp_path / "session.mcap")
     run("simulate", *WORK, "--rate", "3", "--max-num-seqs", "1", "-o", path)
     found = json.loads(run("tune", path, "--slo-itl", "40ms", "--slo-ttft", "500ms", "--json"))
@@ -42,7 +44,9 @@ def test_tune_marks_more_seats_than_any_recorded_step_as_a_guess(run: Run, tmp_p
     assert "of the load) would do" in found["verdict"]
 
 
-def test_tune_says_that_levels_below_a_step_time_cannot_be_kept(run: Run, tmp_path: Path) -> None:
+def test_tune_says_that_service_levels_below_a_step_time_cannot_be_kept(
+    run: Run, tmp_path: Path
+) -> None:
     path = str(tmp_path / "session.mcap")
     run("simulate", *WORK, "--rate", "4", "-o", path)
     found = json.loads(run("tune", path, "--slo-itl", "1ms", "--json"))

@@ -49,7 +49,7 @@ def test_an_engine_with_overlap_is_forecast_with_overlap(run: Run, tmp_path: Pat
         assert again[name]["value"] == pytest.approx(found["recorded"][name], rel=0.1)
 
 
-def test_requests_without_hashes_share_the_prefixes_that_were_hit(
+def test_without_published_hashes_simulated_requests_share_the_prefixes_that_were_hit(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "session.mcap"

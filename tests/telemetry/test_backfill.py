@@ -230,19 +230,21 @@ def test_a_backfill_adds_the_steps_that_the_engine_keeps(late: Late) -> None:
     assert late.source.history.first_step == 61
 
 
-def test_without_older_kept_steps_a_backfill_says_how_far_back_the_engine_keeps(late: Late) -> None:
+def test_without_older_kept_steps_a_backfill_says_how_far_back_the_engine_keeps_steps(
+    late: Late,
+) -> None:
     late.engine.oldest = 200
     late.engine.run(100)
     wait_for(lambda: late.source.history.last_step == late.engine.next_sequence - 1, "them")
     assert re.fullmatch(r"the engine keeps no more than its last \d s", refused(late))
 
 
-def test_a_backfill_from_an_engine_that_keeps_nothing_says_so(late: Late) -> None:
+def test_a_backfill_from_an_engine_that_keeps_no_steps_says_so(late: Late) -> None:
     late.engine.oldest = 10_000
     assert refused(late) == "the engine keeps no older steps"
 
 
-def test_an_older_engine_is_not_asked_for_its_past(tmp_path: Path) -> None:
+def test_an_engine_version_without_kept_snapshots_gets_no_backfill_query(tmp_path: Path) -> None:
     made = Late(tmp_path, keeps_snapshots=False)
     assert "of an older stepscope" in refused(made)
     made.close()
@@ -310,7 +312,7 @@ def test_on_a_too_slow_link_a_backfill_fetches_less_or_nothing(
     assert 80 < (late.source.history.first_step or 0) < 150
 
 
-def test_an_engine_that_restarts_during_a_backfill_is_joined_without_mixing(
+def test_an_engine_that_restarts_during_a_backfill_is_joined_as_a_new_session(
     late: Late, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backfill, "_TURN", 50)
@@ -355,7 +357,7 @@ def clock(late: Late, number: int) -> str:
     return fmt.moment(late.source.history.wall_ns(step(number).tokens_ns))
 
 
-async def test_home_at_the_oldest_step_starts_a_backfill_and_goes_to_its_first_step(
+async def test_the_home_key_at_the_oldest_step_starts_a_backfill_and_goes_to_its_first_step(
     late: Late,
 ) -> None:
     late.engine.oldest = 60
@@ -435,7 +437,7 @@ def test_an_engine_killed_during_a_backfill_ends_it_with_the_reason(
     assert late.source.backfill.note == "fake is gone: killed or crashed"
 
 
-def test_at_the_engines_first_step_home_says_that_none_came_before(
+def test_at_the_engines_first_step_the_home_key_says_that_no_step_came_before(
     tmp_path: Path,
 ) -> None:
     engine = Keeping(tmp_path)
@@ -473,7 +475,7 @@ async def test_an_engine_that_does_not_answer_gets_no_backfill_query(late: Late)
     app.close()
 
 
-async def test_no_backfill_is_offered_if_the_engine_keeps_nothing(tmp_path: Path) -> None:
+async def test_no_backfill_is_offered_if_the_engine_keeps_no_steps(tmp_path: Path) -> None:
     made = Late(tmp_path, keeps_snapshots=False)
     app = dashboard(made.source)
     async with app.run_test(size=(120, 40)):

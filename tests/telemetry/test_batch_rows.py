@@ -142,7 +142,7 @@ def test_rows_that_change_while_being_encoded_raise_an_error() -> None:
 
 @settings(deadline=None)
 @given(ROWS, st.data())
-def test_rows_kept_of_an_encoded_batch_are_unchanged(
+def test_batch_rows_selected_from_an_encoded_batch_are_unchanged(
     numbers: list[tuple[int, Phase, int, int]], data: st.DataObject
 ) -> None:
     payload = encode_in_python([row(*each) for each in numbers], Phase.DECODE, Request, described)

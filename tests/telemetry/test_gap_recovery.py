@@ -110,7 +110,7 @@ def test_gap_recovery_alone_never_reaches_the_rate_limit(session: Session) -> No
 # Stopping
 
 
-def test_stopping_during_gap_recovery_still_gets_its_reply_and_all_messages(
+def test_a_subscriber_stopped_during_gap_recovery_still_gets_all_messages(
     session: Session, tmp_path: Path
 ) -> None:
     wait_for(session.has_caught_up, "caught up")

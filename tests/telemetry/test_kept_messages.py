@@ -32,7 +32,9 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is looked at in /proc")
-def test_the_rings_memory_depends_on_kept_messages_not_on_all_published_ones(way: str) -> None:
+def test_memory_of_the_replay_ring_depends_on_kept_messages_not_on_all_published_ones(
+    way: str,
+) -> None:
     sender = open_sender(None, 100, 512 * 1024 * 1024, False)
     payload = bytearray(b"x" * 20_000)
 
@@ -54,7 +56,7 @@ def test_the_rings_memory_depends_on_kept_messages_not_on_all_published_ones(way
     ring_size=st.integers(1, 6),
     ring_bytes=st.sampled_from([1, 2**21 - 1, 2**21, 2**21 + 1, 9_000_000]),
 )
-def test_messages_larger_than_the_rings_memory_pieces_are_returned_intact(
+def test_messages_that_span_several_memory_blocks_of_the_replay_ring_are_returned_intact(
     way: str, sizes: list[int], ring_size: int, ring_bytes: int
 ) -> None:
     sender = open_sender(None, ring_size, ring_bytes, False)
@@ -71,7 +73,7 @@ def test_messages_larger_than_the_rings_memory_pieces_are_returned_intact(
             assert sender.get(first + place) == (first + place, b"status", expected)
 
 
-def test_the_ring_is_bounded_in_bytes_and_says_what_it_still_has(way: str) -> None:
+def test_the_replay_ring_is_bounded_in_bytes_and_says_which_messages_it_still_has(way: str) -> None:
     size = len(wire.encode(status(100)))
     publisher = Publisher(None, ring_size=100, ring_bytes=5 * size)
     for step in range(100, 120):
@@ -94,7 +96,7 @@ def test_the_ring_is_bounded_in_bytes_and_says_what_it_still_has(way: str) -> No
     ring_size=st.integers(1, 12),
     ring_bytes=st.integers(100, 900),
 )
-def test_the_ring_holds_exactly_the_newest_messages_that_fit(
+def test_the_replay_ring_holds_exactly_the_newest_messages_that_fit(
     way: str, sizes: list[int], ring_size: int, ring_bytes: int
 ) -> None:
     publisher = Publisher(None, ring_size, ring_bytes)

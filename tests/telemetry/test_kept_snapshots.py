@@ -75,7 +75,7 @@ def test_a_snapshot_is_kept_at_first_and_then_in_intervals_while_steps_run() -> 
     assert not snapshots.is_due(3, 100 * INTERVAL_NS)  # nothing ran
 
 
-def test_a_snapshot_that_took_long_delays_the_next() -> None:
+def test_a_snapshot_that_took_long_to_make_delays_the_next_one() -> None:
     snapshots = KeptSnapshots()
     snapshots.add(snapshot(3, 0))
     snapshots.rest(SECOND // 100)  # no longer than after one that took no time
@@ -98,7 +98,7 @@ def test_the_oldest_snapshot_is_dropped_if_there_are_too_many_or_too_large_ones(
 # Which snapshot is sent
 
 
-def test_the_newest_snapshot_old_enough_is_sent_else_the_oldest() -> None:
+def test_the_newest_snapshot_old_enough_is_sent_or_else_the_oldest_one() -> None:
     snapshots = kept(0, 10, 20, 30)
     assert sequence_before(snapshots, 14, 35) == 200
     assert sequence_before(snapshots, 15, 35) == 200
@@ -147,7 +147,7 @@ def joined(endpoint: Any, past_s: float) -> Subscriber:
 
 
 @pytest.mark.usefixtures("often")
-def test_a_late_observer_with_a_past_has_the_same_steps_as_one_from_the_start(
+def test_a_late_observer_that_fetches_past_steps_has_the_same_steps_as_an_early_one(
     live_engine: Any,
 ) -> None:
     first = joined(live_engine.endpoint, 0.0)
@@ -193,7 +193,9 @@ def test_the_kept_snapshot_sent_is_about_as_old_as_asked_for(live_engine: Any) -
         assert oldest.sequence < newest.sequence
 
 
-def test_a_past_beyond_the_bound_is_refused_with_the_bound(live_engine: Any) -> None:
+def test_a_request_for_past_steps_beyond_the_bound_is_refused_naming_its_field(
+    live_engine: Any,
+) -> None:
     with ControlClient(live_engine.endpoint) as client:
         for past_s in (-1.0, MAX_PAST_S + 1, float("nan")):
             with pytest.raises(CommandRefused, match="past_s"):
@@ -213,7 +215,9 @@ def test_an_engine_that_keeps_no_snapshot_answers_with_none(
         assert client.kept_snapshot(60) is None
 
 
-def test_an_older_engine_is_not_asked_for_its_past(tmp_path: Path) -> None:
+def test_an_engine_version_without_kept_snapshots_is_not_asked_for_past_steps(
+    tmp_path: Path,
+) -> None:
     engine = FakeEngine(tmp_path, info())  # it answers unknown commands with an error
     for number in range(5):
         engine.publish(step(number))
@@ -243,7 +247,7 @@ class PastThatIsNotToBeHad(FakeEngine):
 
 
 @pytest.mark.parametrize("is_refused", [True, False])
-def test_a_past_that_cannot_be_fetched_does_not_delay_live_steps(
+def test_past_steps_that_cannot_be_fetched_do_not_delay_live_steps(
     is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stepscope.recordings.live.subscriber.ASK_TIMEOUT_S", 0.3)
@@ -259,7 +263,7 @@ def test_a_past_that_cannot_be_fetched_does_not_delay_live_steps(
     engine.close()
 
 
-def test_a_knob_change_in_the_fetched_past_is_shown_once(live_engine: Any) -> None:
+def test_a_knob_change_among_fetched_past_steps_is_shown_once(live_engine: Any) -> None:
     with ControlClient(live_engine.endpoint) as client:
         client.ask(SetKnobs(changes={"max_num_seqs": 5}, who="somebody"))
         late = joined(live_engine.endpoint, 3600.0)
@@ -289,7 +293,7 @@ class SlowWay:
     ("ms_a_message", "asked_s"),
     [(0.5, [60]), (1.3, [60]), (2.0, [60, 30]), (10.0, [60, 30, 15, 7.5]), (200.0, None)],
 )
-def test_on_a_slow_link_less_past_is_requested_so_that_live_steps_arrive_soon(
+def test_on_a_slow_link_fewer_past_steps_are_requested_so_that_live_steps_arrive_soon(
     ms_a_message: float, asked_s: list[float] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     way = SlowWay(ms_a_message)
@@ -311,7 +315,7 @@ def test_on_a_slow_link_less_past_is_requested_so_that_live_steps_arrive_soon(
 # Commands
 
 
-def test_record_with_past_begins_before_its_start(
+def test_record_with_option_past_includes_steps_from_before_it_started(
     live_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
 ) -> None:
     path = tmp_path / "incident.mcap"
@@ -332,7 +336,7 @@ def test_record_with_past_begins_before_its_start(
 
 @pytest.mark.parametrize("command", ["record", "top"])
 @pytest.mark.parametrize("seconds", ["-1", "3601", "nan"])
-def test_an_invalid_past_option_is_refused_before_anything_is_done(
+def test_an_invalid_value_of_option_past_is_refused_before_anything_is_done(
     command: str, seconds: str, stepscope: Callable[..., Any], tmp_path: Path
 ) -> None:
     options = ["-o", str(tmp_path / "a.mcap")] if command == "record" else []

@@ -125,7 +125,7 @@ def test_a_message_published_after_any_silence_arrives(
     publisher.close()
 
 
-def test_the_ring_replays_what_it_holds_and_says_how_far_back(way: str) -> None:
+def test_the_replay_ring_resends_what_it_holds_and_says_how_far_back_it_goes(way: str) -> None:
     publisher = Publisher(None, ring_size=4)
     for step in range(10):
         publisher.publish(status(step))
@@ -374,6 +374,6 @@ publisher.close()
 
 
 @needs_thread
-def test_a_ring_too_large_for_the_machines_memory_is_refused() -> None:
+def test_a_replay_ring_too_large_for_the_memory_of_the_machine_is_refused() -> None:
     with pytest.raises(MemoryError):
         Publisher(None, ring_size=5, ring_bytes=2**62)

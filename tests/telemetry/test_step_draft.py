@@ -45,7 +45,7 @@ def test_a_step_draft_has_the_fields_of_a_record_in_the_same_order() -> None:
     assert StepDraft.topic == StepRecord.topic
 
 
-def test_fields_that_a_draft_omits_have_their_default_in_the_record() -> None:
+def test_fields_that_a_step_draft_omits_have_their_default_in_the_record() -> None:
     missing = msgspec.NODEFAULT
     by_name = {field.name: field for field in msgspec.structs.fields(StepRecord)}
     for field in msgspec.structs.fields(StepDraft):
@@ -76,7 +76,7 @@ def test_an_unfinished_step_draft_is_no_valid_message() -> None:
         wire.decode(wire.encode(draft()))
 
 
-def test_ending_a_draft_adds_times_padding_and_block_moves() -> None:
+def test_ending_a_step_draft_adds_times_padding_and_block_moves() -> None:
     kv, ended = KVCacheManager(8, 16), draft()
     request = Request(3, [1] * 20, SamplingParams(max_tokens=1), arrival_ns=0)
     kv.admit(request, kv.lookup(request), 20)
@@ -94,7 +94,7 @@ def test_ending_a_draft_adds_times_padding_and_block_moves() -> None:
     assert following.moves == []  # nothing is published twice
 
 
-def test_dropped_rows_are_in_no_count_of_a_draft() -> None:
+def test_dropped_rows_are_in_no_count_of_a_step_draft() -> None:
     cut = draft()
     cut.drop_rows([1], num_prefill_tokens=5, num_decode_tokens=0)
     assert (cut.num_prefill_tokens, cut.num_decode_tokens) == (0, 3)
@@ -144,7 +144,7 @@ def test_engine_and_observers_count_the_same_pauses_between_single_steps() -> No
     assert core.pauses.since_ns is None
 
 
-def test_transcripts_include_tokens_of_unpublished_steps() -> None:
+def test_texts_of_running_requests_include_tokens_of_unpublished_steps() -> None:
     publisher = TokenPublisher(lambda: TextStream(letters))
     core = make_core(None, token_publisher=publisher)
     for max_tokens in (2, 5):

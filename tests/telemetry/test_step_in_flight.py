@@ -87,7 +87,7 @@ class UnderWay:
         (300.0, 1000, True),
     ],
 )
-def test_a_step_in_flight_is_published_after_a_second_or_ten_times_the_usual(
+def test_a_step_in_flight_is_published_after_a_second_or_ten_times_the_usual_step_time(
     decode_ms: float | None, took_ms: int, is_published: bool
 ) -> None:
     costs = None

@@ -210,7 +210,9 @@ def test_garbage_in_telemetry_is_counted_and_changes_nothing(session: Session) -
     assert session.history.num_lost == 0
 
 
-def test_a_wild_sequence_number_makes_a_rejoin_without_losing_the_session(session: Session) -> None:
+def test_after_an_absurd_sequence_number_a_subscriber_rejoins_and_loses_no_step(
+    session: Session,
+) -> None:
     session.run(2)
     wait_for(session.has_caught_up)
     session.engine.send_raw(b"step", wire.sequence_frame(2**50), wire.encode(step(10**6)))

@@ -47,7 +47,7 @@ def test_fields_and_columns_from_a_later_version_are_skipped() -> None:
     assert wire.decode(msgspec.msgpack.encode(fields)) == RECORD
 
 
-def test_values_unknown_to_a_source_are_none_and_not_zero() -> None:
+def test_fields_that_an_engine_does_not_publish_are_none_and_not_zero() -> None:
     fields = {
         "type": "StepRecord",
         "step": 1,
