@@ -1,13 +1,14 @@
-"""Accepts drafts (guessed tokens), and adds the several tokens of one step to a request.
+"""Decides which drafts (guessed tokens) of a step are accepted, and adds its tokens to requests.
 
-A token is sampled at the position of each draft as if there were no drafts, with the random number
-of this position of the output. Drafts are accepted as long as they equal the sampled tokens; the
-first sampled token that differs replaces its draft and ends the burst.
+At the position of each draft, the runner samples a token as if there were no drafts, with the
+random number that belongs to this position of the output. Drafts are accepted as long as they equal
+the sampled tokens. The first sampled token that differs replaces its draft and ends the burst (the
+tokens that a request gets in this step).
 
-This is rejection sampling (Leviathan et al., 2023) for a draft model that is always certain: a
-draft is accepted with its probability in the model, and the token that replaces a rejected one is
-distributed like the model without it. So the output has the model's distribution, and with the
-same seed it equals the output without drafts.
+This is rejection sampling (Leviathan et al., 2023) for a draft model that is always certain. A
+draft is accepted with the probability that the model gives it. The token that replaces a rejected
+draft is distributed like a token of the model without that draft. So the output has the model's
+distribution, and with the same seed it equals the output without drafts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,11 @@ from stepscope.engine.scheduling.step import ScheduledRow, StepResult
 def bursts_of(
     rows: Sequence[ScheduledRow], sampled_of: Mapping[int, list[int]]
 ) -> dict[int, list[int]]:
-    """Make `StepResult.bursts` from the tokens sampled for each row, both by row index."""
+    """Return `StepResult.bursts`: row index -> accepted tokens, for the rows with drafts.
+
+    Args:
+        sampled_of: row index -> the tokens sampled for the row.
+    """
     return {
         index: accepted(rows[index].request.draft_token_ids, sampled)
         for index, sampled in sampled_of.items()
@@ -44,7 +49,7 @@ def accepted(draft_token_ids: Sequence[int], sampled_token_ids: list[int]) -> li
 def take_bursts(
     scheduler: Scheduler, rows: Sequence[ScheduledRow], result: StepResult
 ) -> tuple[list[Request], dict[int, list[int]]]:
-    """`Scheduler.update` for a step with drafts.
+    """Add the tokens of a step with drafts to their requests; replaces `Scheduler.update` there.
 
     Adds the tokens of a request one by one, as if each came from a step of its own, until one ends
     the request. Then registers the full blocks in the prefix cache, by the accepted tokens.
@@ -64,7 +69,12 @@ def take_bursts(
 
 
 def last_taken(token_ids: Sequence[int | None], taken: Mapping[int, list[int]]) -> list[int | None]:
-    """`token_ids`, with the last token that was added in place of each burst's own."""
+    """Return `token_ids`, where each row with drafts has the last token that it added.
+
+    Args:
+        token_ids: one token a row; None if the row did not sample.
+        taken: the tokens that each row with drafts added to its request, by row index.
+    """
     return [taken[i][-1] if i in taken else token_id for i, token_id in enumerate(token_ids)]
 
 

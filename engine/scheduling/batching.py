@@ -1,12 +1,15 @@
 """Batching modes: how to spend the token budget of one step. Each mode is one function.
 
-A mode says which requests get tokens, and in which order; what all modes share (chunk sizes,
+A mode says which requests get tokens, and in which order. What all modes share (chunk sizes,
 blocks, preemption, admission) is in `StepPlan`. Modes keep no state of their own, so any mode can
-take over from any other between two steps. A mode admits last: a request admitted in a step is
-never preempted in it, so requests admitted after it may hit the blocks that it fills.
+take over from any other between two steps.
 
-The knob `order` rules a step that mixes prompts and decodes (`chunked`). The other modes have an
-order of their own; there it only decides which decodes run if the budget is too small for all.
+Each mode serves running requests first and admits new ones last. So a request is never preempted in
+the step that admits it, and requests admitted later in that step may hit the blocks that it fills.
+
+In the mode `chunked`, whose steps mix prompts and decodes, the knob `order` says which come first.
+The other modes have an order of their own; there the knob only decides which decodes run if the
+budget is too small for all.
 """
 
 from collections.abc import Callable
@@ -34,16 +37,16 @@ def naive(plan: StepPlan) -> None:
 def static(plan: StepPlan) -> None:
     """Fill a batch, pad it, run it to its end, then fill the next one (Hugging Face `generate`).
 
-    The requests of a batch move in lockstep through a rectangle of tokens, one row for each,
-    padded on the left: all prompts end in the same step, and all decode after it. A request that
-    ends or is preempted leaves its row empty until the last one is done. A rectangle that exceeds
-    the budget is computed in slices of as many columns as the budget allows (the
-    `prefill_chunk_size` of `generate`). With enable_chunked_prefill=false a batch is no larger
-    than one slice.
+    The requests of a batch move in lockstep through a rectangle of tokens, one row for each
+    request, padded on the left: all prompts end in the same step, and all decode after it. The row
+    of a request that ends or is preempted stays empty until the last request of the batch has
+    ended. A rectangle that exceeds the budget is computed in slices of as many columns as the
+    budget allows (the `prefill_chunk_size` of `generate`). With enable_chunked_prefill=false a
+    batch is no larger than one slice.
 
-    Padding counts against the budget, which bounds what such an engine computes in a step. Our
-    runner packs its rows and does not compute padding: `StepPlan.num_padded_tokens` is what a
-    padding engine would have computed in vain.
+    Padding counts against the budget, because an engine that pads computes it. Our runner packs its
+    rows and computes no padding: `StepPlan.num_padded_tokens` is what a padding engine would have
+    computed in vain.
     """
     if plan.running:
         plan.wait_reason = "batch"
@@ -64,10 +67,10 @@ def static(plan: StepPlan) -> None:
 
 
 def continuous(plan: StepPlan) -> None:
-    """Admit and finish requests in every step, but with whole prompts, for which decodes wait.
+    """Admit and finish requests in every step, but run prompts whole, in steps without decodes.
 
-    The order of vLLM before chunked prefill (0.1 to 0.3, 2023; Sarathi-Serve, section 3.1): as
-    long as a prompt can be admitted, a step has only prompts; otherwise it has only decodes. A
+    This is the order of vLLM before chunked prefill (0.1 to 0.3, 2023; Sarathi-Serve, section 3.1).
+    As long as a prompt can be admitted, a step has only prompts; otherwise it has only decodes. A
     prompt longer than the budget takes several steps in a row, alone in each.
     """
     plan.whole_prompts = True
@@ -85,10 +88,11 @@ def separate(plan: StepPlan) -> None:
 def chunked(plan: StepPlan) -> None:
     """Run decodes and prompt chunks in the same step, under one budget.
 
-    With `decode_first`, a long prompt delays no decode (Sarathi-Serve, algorithm 3). If the budget
-    is below the number of decodes, each step begins where the last one ended. With `arrival`,
-    prompts and decodes are served strictly in order of admission (vLLM v1); such a small budget
-    then serves the first requests until they finish.
+    With the knob `order` at `decode_first`, a long prompt delays no decode (Sarathi-Serve,
+    algorithm 3). If the budget is below the number of decodes, each step begins with the request at
+    which the step before it stopped. With `arrival`, prompts and decodes are served strictly in
+    order of admission (vLLM v1); a budget below the number of decodes then serves the first
+    requests until they finish.
     """
     if plan.order == "arrival":
         plan.advance(plan.running)
@@ -98,7 +102,7 @@ def chunked(plan: StepPlan) -> None:
 
 
 def _prompts(plan: StepPlan) -> list[Request]:
-    """Running requests in prefill or recomputation: more than the newest token is missing."""
+    """Running requests in prefill or recomputation, which lack more than their newest token."""
     return [
         request
         for request in plan.running

@@ -35,22 +35,22 @@ with contextlib.suppress(ImportError):  # the package was installed without a C 
 
 
 class KVCacheIntegrityError(AssertionError):
-    """The accounts of KV blocks contradict each other: a bug in this code."""
+    """Counts, owners and block tables of the KV cache contradict each other: a bug in this code."""
 
 
 class BlockState(NamedTuple):
-    """Owner (or CACHED, or EMPTY) and number of holders of one block."""
+    """State of one block: its owner (a request, CACHED or EMPTY) and its reference count."""
 
     owner: int
     ref_count: int
 
 
 class BlockPool:
-    """States of `num_blocks` blocks with ids 0..num_blocks-1.
+    """The state of `num_blocks` blocks with ids 0..num_blocks-1.
 
     Attributes:
-        num_evicted: cached blocks reused so far.
-        empty, cached: the free blocks, in the order of reuse. Others may only count them.
+        num_evicted: cached blocks that were reused since the pool was made.
+        empty, cached: the free blocks, in the order of reuse. Other modules may only count them.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -74,7 +74,7 @@ class BlockPool:
         return len(self.empty) + len(self.cached)
 
     def find(self, digest: BlockHash) -> int | None:
-        """The block with this content, the first registered one if there are several; or None."""
+        """Return the first registered block with this content hash; None if there is none."""
         return self._by_digest.get(digest)
 
     def num_idle(self, blocks: Sequence[int]) -> int:
@@ -83,7 +83,9 @@ class BlockPool:
         return sum(not ref_counts[block] for block in blocks)
 
     def take(self, count: int, owner: int) -> list[int]:
-        """Give `count` free blocks to `owner` alone. Their cached content is forgotten.
+        """Remove `count` free blocks from the pool for `owner` alone, and return them.
+
+        Their cached content is forgotten.
 
         Raises:
             KVCacheIntegrityError: fewer than `count` are free (the caller must check before).
@@ -110,7 +112,7 @@ class BlockPool:
         return blocks
 
     def share(self, blocks: Sequence[int], owner: int) -> None:
-        """Let `owner` hold blocks that `find` returned; it becomes their latest holder."""
+        """Add `owner` as a holder of `blocks`, which `find` returned, and make it their owner."""
         for block in blocks:
             if not self._ref_counts[block]:
                 del self.cached[block]
@@ -121,10 +123,14 @@ class BlockPool:
     def release(
         self, blocks: Sequence[int], owner: int, heir: Callable[[int, int], int | None]
     ) -> None:
-        """Release `blocks`, the block table of `owner`, in order.
+        """End the hold of `owner` on `blocks`, its block table, in order.
 
-        `heir(index, block)` names a remaining holder of a shared block. The end of a prefix is
-        reused before its beginning, which more requests can hit.
+        Blocks at the end of a prefix will be reused before those at its beginning, which more
+        requests can hit.
+
+        Args:
+            heir: called with an index in the table and its block, if `owner` was the owner of a
+                shared block; returns the request that still holds the block and becomes its owner.
         """
         ref_counts, owners, digests = self._ref_counts, self._owners, self._digests
         cached: list[int] = []
@@ -148,7 +154,7 @@ class BlockPool:
             self._copies.setdefault(digest, []).append(block)
 
     def forget_all(self) -> int:
-        """Forget all registered content. Returns how many blocks had some."""
+        """Forget the content of all registered blocks. Returns how many blocks were registered."""
         num_forgotten = len(self._by_digest) + sum(map(len, self._copies.values()))
         self._by_digest.clear()
         self._copies.clear()
@@ -175,7 +181,7 @@ class BlockPool:
             del self._copies[digest]
 
     def drain_moves(self) -> list[BlockMove]:
-        """The state of each block that changed since the last drain, in order of first change."""
+        """Return the state of each block that changed since the last drain, first changes first."""
         # Inlines `_state`, because every step runs this loop.
         published, ref_counts, owners, digests = (
             self._published, self._ref_counts, self._owners, self._digests
@@ -190,7 +196,7 @@ class BlockPool:
         return moves
 
     def encode_moves(self) -> msgspec.Raw | None:
-        """`drain_moves` as msgpack, which is faster; None if no block changed."""
+        """Do what `drain_moves` does, but return msgpack (faster); None if no block changed."""
         changed = self._changed
         if not changed:
             return None
@@ -201,7 +207,7 @@ class BlockPool:
         )
 
     def drain_changes(self) -> dict[int, tuple[BlockState, BlockState]]:
-        """`drain_moves` by block id, with the state at the last drain, too: (before, now)."""
+        """Return block id -> (state at the last drain, state now), for the blocks that changed."""
         published = self._published
         before = {block: published[block] for block in self._changed}
         return {
@@ -213,16 +219,16 @@ class BlockPool:
         }
 
     def publish_again(self, blocks: Iterable[int]) -> None:
-        """Publish the state of these blocks with the next drain, changed or not."""
+        """Put the state of these blocks into the next drain, whether or not it changed."""
         self._changed.update(dict.fromkeys(blocks))
 
     def unregister(self, block: int) -> None:
-        """Forget the registered content of a held block: it was not written."""
+        """Forget the registered content of a held block, because it was not written after all."""
         if self._digests[block] is not None:
             self._forget(block)
 
     def runs(self) -> list[BlockRun]:
-        """All blocks in order of their ids; neighbours in the same state make one run."""
+        """Return the state of all blocks in order of their ids; equal neighbours make one run."""
         published = self._published
         for block in self._changed:
             owner, refs = self._state(block)
@@ -238,7 +244,10 @@ class BlockPool:
         return self._digests[block]
 
     def check_integrity(self, holders: Sequence[tuple[int, Sequence[int]]]) -> None:
-        """Check all accounts against the block tables: (owner, blocks), in order of admission.
+        """Check counts, owners, hashes and free lists of all blocks against the block tables.
+
+        Args:
+            holders: (request id, its block table), in order of admission.
 
         Raises:
             KVCacheIntegrityError: names the block, and what is wrong with it.

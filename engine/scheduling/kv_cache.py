@@ -2,9 +2,14 @@
 
 Only this module changes the block table of a request; the `BlockPool` keeps the state of the
 blocks. A full block is identified by the hash of its tokens *and* of all tokens before them, so
-equal hashes mean equal prefixes (vLLM's chained block hashes). A block is registered when the step
-that fills it is scheduled, so a request admitted in the same step may hit it. That is sound because
-each layer of a step stores the keys and values of all rows before any row reads them.
+equal hashes mean equal prefixes (vLLM's chained block hashes).
+
+A block is registered (made available for prefix hits) when the step that fills it is scheduled, so
+a request admitted in the same step may hit it. That is sound because each layer of a step stores
+the keys and values of all rows before any row reads them.
+
+In this module a `hit` is the list of cached blocks that hold the beginning of a request. "For
+`num_tokens` in all" counts the request's tokens from its first one.
 """
 
 import hashlib
@@ -26,7 +31,7 @@ _ROOT = bytes(32)  # parent of every first block
 
 
 class KVCacheManager:
-    """Block tables over `num_blocks` usable blocks of `block_size` tokens."""
+    """Block tables of all requests, over `num_blocks` usable blocks of `block_size` tokens."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
@@ -47,21 +52,24 @@ class KVCacheManager:
 
     @property
     def num_outstanding_blocks(self) -> int:
-        """Blocks that the current holders will still need if none ends early."""
+        """Blocks that requests in the cache will still need if all of them run to max_tokens."""
         return self._num_promised - self.num_held
 
     def num_blocks_in_all(self, request: Request) -> int:
-        """Blocks of a request at max_tokens. Its last token is never computed and needs no room."""
+        """Number of blocks that a request needs to run to max_tokens.
+
+        The keys and values of its last token are never computed and need no room.
+        """
         return self.num_blocks_for(request.max_num_tokens - 1)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
     def lookup(self, request: Request) -> list[int]:
-        """Find the blocks of the longest cached prefix of `request`.
+        """Return the cached blocks that hold the longest prefix of `request` (its hit).
 
-        Only whole blocks, and never the newest token, which must be computed for its logits. The
-        request does not hold them yet: `admit` must follow in the same step.
+        Returns only whole blocks, and none with the newest token, which must be computed for its
+        logits. The request does not hold the blocks yet: `admit` must follow in the same step.
         """
         if not self.enable_prefix_caching:
             return []
@@ -78,10 +86,10 @@ class KVCacheManager:
         return self.num_blocks_for(num_tokens) - len(hit) + self._pool.num_idle(hit)
 
     def admit(self, request: Request, hit: list[int], num_tokens: int) -> None:
-        """Give a request without blocks its `hit` and room for `num_tokens` in all.
+        """Give a request that holds no blocks those of its `hit`, and more for `num_tokens` in all.
 
         Raises:
-            KVCacheIntegrityError: `num_blocks_taken` was more than what is free.
+            KVCacheIntegrityError: fewer blocks are free than `num_blocks_taken` says.
         """
         owner = request.request_id
         self._pool.share(hit, owner)
@@ -96,7 +104,11 @@ class KVCacheManager:
             self._num_hit_tokens += len(hit) * self.block_size
 
     def grow(self, request: Request, num_tokens: int) -> bool:
-        """Give a request blocks for `num_tokens` in all. False, without any change, if too few."""
+        """Give a request blocks for `num_tokens` in all, counting those that it holds.
+
+        Returns:
+            False if too few blocks are free; nothing has changed then.
+        """
         count = self.num_blocks_for(num_tokens) - len(request.block_table)
         if count <= 0:
             return True
@@ -107,11 +119,14 @@ class KVCacheManager:
         return True
 
     def num_tokens_without_preemption(self, request: Request) -> int:
-        """Number of tokens to which `request` can `grow` with the blocks that are free now."""
+        """Number of tokens to which `request` could `grow` with the blocks that are free now."""
         return (len(request.block_table) + self._pool.num_free) * self.block_size
 
     def register(self, request: Request, num_tokens: int) -> None:
-        """Register the full blocks of the first `num_tokens`, which this step completes."""
+        """Make the full blocks of a request's first `num_tokens` tokens available for prefix hits.
+
+        Call it in the step that computes those tokens.
+        """
         if not self.enable_prefix_caching:
             return
         num_full_blocks = num_tokens // self.block_size
@@ -120,7 +135,10 @@ class KVCacheManager:
         request.num_hashed_blocks = max(request.num_hashed_blocks, num_full_blocks)
 
     def free(self, request: Request) -> int:
-        """Take all blocks from a request. Returns how many it held; other holders keep theirs."""
+        """Take all blocks from a request. Returns how many it held.
+
+        Requests that share some of these blocks keep them.
+        """
         num_blocks = len(request.block_table)
         if num_blocks:
             del self._holders[request.request_id]
@@ -132,14 +150,17 @@ class KVCacheManager:
         return num_blocks
 
     def reset_prefix_cache(self) -> int:
-        """Forget all content for prefix hits. Returns how many blocks had some.
+        """Make all blocks unavailable for prefix hits. Returns how many were available.
 
         Running requests keep their blocks and continue.
         """
         return self._pool.forget_all()
 
     def counts(self) -> KVCounts:
-        """Blocks by state now, and what was evicted, queried and hit since the last drain."""
+        """Return how many blocks are in each state now, and counts of evictions, lookups and hits.
+
+        Evicted blocks, and tokens looked up and hit, are counted from the last drain on.
+        """
         pool = self._pool
         num_cached, num_empty = len(pool.cached), len(pool.empty)
         return KVCounts(
@@ -152,14 +173,17 @@ class KVCacheManager:
         )
 
     def drain_moves(self) -> list[BlockMove]:
-        """The state of each block that changed since the last drain, in order of first change."""
+        """Return the state of each block that changed since the last drain, the first change first.
+
+        Sets the evictions, lookups and hits of `counts` to zero.
+        """
         self._num_evicted_before = self._pool.num_evicted
         self._num_queried_tokens = 0
         self._num_hit_tokens = 0
         return self._pool.drain_moves()
 
     def drain(self) -> tuple[KVCounts, msgspec.Raw | None]:
-        """`counts`, and `drain_moves` as msgpack, in a fraction of the time.
+        """Return `counts` and, as msgpack, what `drain_moves` returns, in a fraction of its time.
 
         Returns:
             The counts and the moves; the moves are None if no block changed.
@@ -172,21 +196,35 @@ class KVCacheManager:
         return counts, pool.encode_moves()
 
     def drain_changes(self) -> dict[int, tuple[BlockState, BlockState]]:
-        """`drain_moves` by block id, with the state at the last drain, too: (before, now)."""
+        """Return block id -> (state at the last drain, state now), for the blocks that changed.
+
+        Sets the evictions, lookups and hits of `counts` to zero.
+        """
         self._num_evicted_before = self._pool.num_evicted
         self._num_queried_tokens = 0
         self._num_hit_tokens = 0
         return self._pool.drain_changes()
 
     def publish_again(self, blocks: Iterable[int], counts: KVCounts) -> None:
-        """Undo a drain that was not published: these blocks and `counts` go into the next one."""
+        """Undo a drain whose result was not published: the next drain will contain it.
+
+        Args:
+            blocks, counts: what that drain returned.
+        """
         self._pool.publish_again(blocks)
         self._num_evicted_before -= counts.evicted
         self._num_queried_tokens += counts.queried_tokens
         self._num_hit_tokens += counts.hit_tokens
 
     def unregister(self, request: Request, start: int, num_tokens: int) -> set[int]:
-        """Unregister the blocks of these positions, which were not written. Returns them."""
+        """Make blocks unavailable for prefix hits, because the step that fills them failed.
+
+        Args:
+            start, num_tokens: the positions of `request` that were not written.
+
+        Returns:
+            The blocks of these positions.
+        """
         first, end = start // self.block_size, self.num_blocks_for(start + num_tokens)
         blocks = request.block_table[first:end]
         for block in blocks:
@@ -194,11 +232,16 @@ class KVCacheManager:
         return set(blocks)
 
     def runs(self) -> list[BlockRun]:
-        """All blocks in order of their ids, run-length coded. Walks over the whole pool."""
+        """Return the state of all blocks in order of their ids, run-length coded.
+
+        Walks over the whole pool.
+        """
         return self._pool.runs()
 
     def check_integrity(self) -> None:
-        """Check all accounts against each other. Walks over the pool and all block tables.
+        """Check the state of all blocks, all counts and all block tables against each other.
+
+        Walks over the pool and all block tables.
 
         Raises:
             KVCacheIntegrityError: says what is wrong; a bug in this code.
@@ -228,7 +271,10 @@ class KVCacheManager:
                 )
 
     def _heir_finder(self) -> Callable[[int, int], int | None]:
-        """Make a function that finds the latest holder of a block; call it in table order."""
+        """Return a function that finds the last admitted request that holds a block.
+
+        Call the function for the blocks of one table, in the order of the table.
+        """
         heir: Request | None = None
 
         def find(index: int, block: int) -> int | None:
@@ -243,7 +289,7 @@ class KVCacheManager:
         return find
 
     def digest(self, request: Request, index: int) -> BlockHash:
-        """The hash that identifies a full block of a request: of all tokens up to its end."""
+        """Return the hash of all tokens of `request` up to the end of its full block `index`."""
         hashes = request.block_hashes
         while len(hashes) <= index:
             start = len(hashes) * self.block_size

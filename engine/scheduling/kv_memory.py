@@ -1,4 +1,7 @@
-"""The number of KV blocks: the only place that turns memory into blocks."""
+"""Computes the number of KV blocks from the settings, the memory and the model's shape.
+
+No other module turns memory into blocks.
+"""
 
 import re
 import sys
@@ -41,9 +44,10 @@ class KVShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_kv_memory(setting: str) -> None:
-    """Raises WrongValue for a setting that is no size and no share, or zero.
+    """Check the setting `kv_memory` alone, without a look at the memory of the machine.
 
-    Does not look at the memory of the machine.
+    Raises:
+        WrongValue: the setting is neither a size nor a share, or it is zero.
     """
     kv_memory_bytes(setting, sys.maxsize, cap_share=False)
 
@@ -51,9 +55,10 @@ def check_kv_memory(setting: str) -> None:
 def kv_memory_bytes(
     setting: str, free_bytes: int, *, cap_share: bool, auto: str = CPU_SHARE
 ) -> int:
-    """Bytes that `setting` stands for: a size ("512MB", "1.5GiB") or a share of what is free.
+    """Return the bytes that `setting` asks for.
 
-    K, M, G and T are powers of 1024, with or without "i" and "B".
+    The setting is "auto", a size ("512MB", "1.5GiB") or a share of the free memory ("20%"). K, M, G
+    and T are powers of 1024, with or without "i" and "B".
 
     Args:
         free_bytes: memory that is free on the device.
@@ -61,7 +66,7 @@ def kv_memory_bytes(
         auto: the share or size that "auto" stands for.
 
     Raises:
-        WrongValue: no size and no share, or zero.
+        WrongValue: the setting is neither a size nor a share, or it is zero.
         ConfigError: a size above the free memory.
     """
     text = auto if setting.strip() == "auto" else setting.strip()
@@ -87,13 +92,13 @@ def kv_memory_bytes(
 
 
 def memory_bytes(name: str, setting: str) -> int:
-    """Bytes of a size ("256MB", "1.5GiB").
+    """Return the bytes of a size such as "256MB" or "1.5GiB".
 
     Args:
         name: the setting's name, for the error message.
 
     Raises:
-        WrongValue: no size, or zero.
+        WrongValue: the setting is not a size, or it is zero.
     """
     wanted = _size_bytes(setting.strip())
     if not wanted:
@@ -127,7 +132,10 @@ class DeviceUse(NamedTuple):
 def device_kv_blocks(
     config: EngineConfig, shape: KVShape, max_model_len: int, use: DeviceUse
 ) -> int:
-    """Number of KV blocks on a GPU, from what other uses leave of `gpu_memory_utilization`.
+    """Return the number of KV blocks on a GPU.
+
+    They get the share `gpu_memory_utilization` of its memory, less what `use` lists: other
+    programs, weights, activations and CUDA graphs.
 
     Raises:
         ConfigError: that memory does not hold one request of `max_model_len` tokens.
@@ -154,7 +162,7 @@ def num_kv_blocks(
     cap_share: bool,
     auto: str = CPU_SHARE,
 ) -> int:
-    """Number of KV blocks: what the memory holds, but no more than all requests could ever use.
+    """Return the number of KV blocks that the memory holds, at most those that requests can use.
 
     Args:
         auto: the share or size that kv_memory=auto stands for.
@@ -180,7 +188,7 @@ def num_kv_blocks(
 
 
 def free_host_bytes() -> int:
-    """Free memory of this machine, or of its container if that has less."""
+    """Free memory of this machine in bytes, or of the container that we run in if that has less."""
     free = int(psutil.virtual_memory().available)
     group = Path("/sys/fs/cgroup")
     try:
@@ -194,7 +202,7 @@ def free_host_bytes() -> int:
 
 
 def _amount(num_bytes: int, *, up: bool = False) -> str:
-    """A size in the format of `kv_memory`, rounded down, or up with `up`."""
+    """Format bytes as `kv_memory` is written ("1.5GB"), rounded down, or up if `up` is set."""
     unit = next((u for u in ("GB", "MB") if num_bytes >= _UNITS[u[0]]), "KB")
     tenths = 10 * num_bytes / _UNITS[unit[0]]
     tenths = -int(-tenths // 1) if up else int(tenths)

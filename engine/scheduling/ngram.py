@@ -1,9 +1,11 @@
 """`NgramProposer`: guesses the next tokens of a request from its own text (prompt lookup).
 
 If the newest tokens occurred earlier in the text, the tokens that followed them there are the
-guess. Text that copies (a quoted document, edited code) repeats itself; a chat seldom does. The
-method is prompt lookup decoding (Saxena, 2023), with vLLM's rule: the longest repetition of at
-most `prompt_lookup_max` tokens counts; if it occurs several times, the earliest.
+guess. Text that copies (a quoted document, edited code) repeats itself; a chat seldom does.
+
+The method is prompt lookup decoding (Saxena, 2023), with vLLM's rule: it looks for the longest
+run of newest tokens, at most `prompt_lookup_max`, that occurred before. If that run occurred
+several times, the earliest occurrence gives the guess.
 """
 
 from weakref import WeakKeyDictionary
@@ -16,7 +18,7 @@ MAX_INDEXED_TOKENS = 32_768
 
 
 class _Ngrams:
-    """Index of the n-grams of one request that are followed by a token."""
+    """Index of the n-grams of one request, except those at its end, which no token follows."""
 
     __slots__ = ("ends", "num_tokens")
 
@@ -42,7 +44,12 @@ class NgramProposer:
 
     @classmethod
     def for_knobs(cls, knobs: Knobs, before: "NgramProposer | None") -> "NgramProposer | None":
-        """The proposer for these knobs: `before` if its index still fits; None if switched off."""
+        """Return a proposer for these knobs; None if they switch speculative decoding off.
+
+        Args:
+            before: the proposer used so far. It is reused if it indexes n-grams of the same
+                lengths.
+        """
         if knobs.speculative == "off":
             return None
         shortest, longest = knobs.prompt_lookup_min, knobs.prompt_lookup_max
@@ -57,9 +64,9 @@ class NgramProposer:
     def propose(self, request: Request, most: int) -> list[int]:
         """Guess up to `most` tokens after the newest one; the list may be empty.
 
-        Leaves room within `max_tokens` for the token after the last guess. Requests with penalties
-        get no guesses, because each token changes the odds of the next; nor do requests with
-        logprobs.
+        Leaves room within `max_tokens` for the token sampled after the last guess. Requests with
+        penalties get no guesses, because each token changes the odds of the next one. Requests with
+        logprobs get none either.
         """
         tokens = request.token_ids
         most = min(most, self.num_tokens, request.max_num_tokens - len(tokens) - 1)
@@ -77,7 +84,11 @@ class NgramProposer:
         return []
 
     def _catch_up(self, ngrams: _Ngrams, tokens: list[int]) -> bool:
-        """Index new tokens, except n-grams at the end. False if this step's limit is exceeded."""
+        """Index the tokens added since the last call, except n-grams that end with the newest.
+
+        Returns:
+            False if some are left, because this step has indexed `MAX_INDEXED_TOKENS`.
+        """
         first = ngrams.num_tokens
         last = min(len(tokens) - 1, first + self._num_left)
         self._num_left -= last - first

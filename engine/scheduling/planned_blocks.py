@@ -1,10 +1,12 @@
-"""`PlannedBlocks`: block changes of a step that was scheduled before the last one had ended.
+"""`PlannedBlocks`: block changes of a step that was scheduled while the step before it still ran.
 
-An observer sees steps one after another: the blocks that a step takes, then those that its end
-frees, then the next step. If a step is scheduled before the one before it has ended, things happen
-in another order. `PlannedBlocks` keeps the changes apart, so that a record looks as if the step had
-been scheduled after that end. Both orders lead to the same state, because scheduling ahead only
-takes blocks (`StepPlan` then preempts no request) and the end of a step only frees some.
+Records show steps one after another: first the blocks that a step takes, then those that are
+freed when it ends, then the next step. With overlap, a step takes its blocks before the step in
+front of it has ended and freed its own. `PlannedBlocks` keeps the early changes apart, so that they
+are recorded as if the step had been scheduled after that end.
+
+Both orders lead to the same state. Scheduling ahead only takes blocks (`StepPlan` preempts no
+request then), and the end of a step only frees some.
 """
 
 from dataclasses import dataclass
@@ -16,11 +18,12 @@ from stepscope.engine.scheduling.kv_cache import KVCacheManager
 
 @dataclass(slots=True)
 class PlannedBlocks:
-    """Block changes from the scheduling of one step, drained from `kv` to be published later.
+    """Block changes from scheduling one step, drained from the KV cache to be published later.
 
     Attributes:
-        changes: block id -> (state before, state after).
-        counts: what was looked up, hit and evicted; ignore its blocks by state.
+        changes: block id -> (state before scheduling, state after it).
+        counts: tokens looked up and hit, and blocks evicted, while scheduling. Ignore the numbers
+            of blocks in each state.
     """
 
     changes: dict[int, tuple[BlockState, BlockState]]
@@ -32,17 +35,18 @@ class PlannedBlocks:
         return cls(kv.drain_changes(), counts)
 
     def give_back(self, kv: KVCacheManager) -> None:
-        """Return the changes to `kv` for the next record; this step gets no record."""
+        """Return the changes to `kv` for the next record, because this step gets no record."""
         kv.publish_again(self.changes, self.counts)
 
     def seen_before(self, block: int, freed: BlockState) -> BlockState:
-        """Account for a block in `changes` that the end of the step before has just released.
+        """Correct `changes` for a block that the end of the previous step has just released.
 
         Args:
-            freed: its state now, after both.
+            freed: the block's state now, after both this step's scheduling and that release.
 
         Returns:
-            Its state after that step but before this one. `changes` begins there from now on.
+            The block's state after the release but before this step took blocks. From now on this
+            is the state before scheduling in `changes`.
         """
         before, planned = self.changes[block]
         ref_count = freed.ref_count - (planned.ref_count - before.ref_count)
@@ -59,7 +63,7 @@ class PlannedBlocks:
         return state
 
     def counted_with(self, now: KVCounts) -> KVCounts:
-        """`now`, plus what was looked up, hit and evicted here."""
+        """Return `now`, with the lookups, hits and evictions from scheduling this step added."""
         own = self.counts
         return KVCounts(
             now.used,
@@ -71,7 +75,7 @@ class PlannedBlocks:
         )
 
     def counts_before(self, now: KVCounts) -> KVCounts:
-        """`now`, with the blocks by state as they were before the changes planned here."""
+        """Return `now`, with the blocks in each state as before the changes planned here."""
         used, cached, empty = now.used, now.cached, now.empty
         for before, after in self.changes.values():
             for state, change in ((before, 1), (after, -1)):

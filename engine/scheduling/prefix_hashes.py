@@ -1,4 +1,4 @@
-"""`PrefixHashes`: shows observers which contexts begin alike, without showing any token."""
+"""`PrefixHashes`: shows observers which requests begin with the same tokens, but no token."""
 
 import hashlib
 
@@ -9,11 +9,12 @@ from stepscope.engine.scheduling.request import Request
 class PrefixHashes:
     """Salted 64-bit hashes of the full blocks of requests.
 
-    The hash of a block covers all tokens up to its end, so two contexts are equal up to their last
-    equal hash. Without the salt nobody can test whether a hash stands for a certain text.
+    The hash of a block covers all tokens up to its end, so two requests have the same tokens up to
+    their last equal hash. Without the salt nobody can test whether a hash stands for a certain
+    text.
 
     Args:
-        kv: the engine's; it hashes the same blocks for its prefix cache.
+        kv: the engine's KV cache manager; it hashes the same blocks for its prefix cache.
         salt: a secret, different for each engine; 64 bytes at most.
     """
 
@@ -27,7 +28,7 @@ class PrefixHashes:
         return [self._named(request, index) for index in range(num_full)]
 
     def of_output(self, request: Request) -> list[int]:
-        """Hashes of the full blocks after those of the prompt, so far."""
+        """Hashes of the full blocks that follow those of the prompt, as far as tokens exist."""
         first = request.num_prompt_tokens // self._kv.block_size
         num_full = len(request.token_ids) // self._kv.block_size
         return [self._named(request, index) for index in range(first, num_full)]
@@ -40,5 +41,5 @@ class PrefixHashes:
 
 
 def salted(digest: bytes, salt: bytes) -> int:
-    """The 64-bit hash to publish for an engine's own hash of a block."""
+    """Return the 64-bit hash to publish for the hash by which the engine identifies a block."""
     return int.from_bytes(hashlib.blake2b(digest, digest_size=8, key=salt).digest(), "big")

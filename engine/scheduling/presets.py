@@ -1,6 +1,7 @@
-"""`Preset`: the defaults of another engine as our settings, by version and class of GPU.
+"""`Preset`: the default settings of other engines (vLLM, SGLang, ...), expressed as our settings.
 
-All these engines schedule a step while the one before it runs, unless that is switched off.
+Presets differ by version and class of GPU. All these engines schedule a step while the step before
+it runs, unless that is switched off.
 
 Sources, from the code of the releases:
 - vLLM 0.14, 0.20, 0.32 `EngineArgs.get_batch_defaults` (its API server) and `SchedulerConfig`.
@@ -20,7 +21,7 @@ from stepscope.engine.protocol.wire import KnobValue
 
 
 class GpuClass(NamedTuple):
-    """The sizes that an engine chooses by the memory of its GPU."""
+    """The batch sizes that an engine chooses by default on GPUs with as much memory as `gpus`."""
 
     gpus: tuple[str, ...]
     max_num_batched_tokens: int
@@ -28,7 +29,7 @@ class GpuClass(NamedTuple):
 
 
 class Preset(NamedTuple):
-    """The defaults of one engine since a version, as our settings."""
+    """The default settings of one engine from version `since` on, expressed as our settings."""
 
     engine: str
     since: str
@@ -43,7 +44,7 @@ class Preset(NamedTuple):
 
 
 class Defaults(NamedTuple):
-    """A preset for one class of GPU."""
+    """The settings of one `Preset` on one class of GPU."""
 
     title: str
     knobs: dict[str, KnobValue]
@@ -105,7 +106,10 @@ ENGINES = tuple(dict.fromkeys(preset.engine for preset in PRESETS))
 
 
 def defaults_like(text: str) -> Defaults:
-    """The defaults of ENGINE[@VERSION][/GPU], such as vllm, vllm@0.20 or sglang/b200.
+    """Return the default settings of another engine, expressed as our settings.
+
+    Args:
+        text: ENGINE[@VERSION][/GPU], such as vllm, vllm@0.20 or sglang/b200.
 
     Raises:
         WrongValue: an engine, version or GPU that is not in the table; the message lists those

@@ -92,7 +92,7 @@ class Request:
         return self.token_ids[len(self.prompt_token_ids) :]
 
     def preempt(self) -> None:
-        """Mark it preempted: it has lost its blocks, and all its tokens must be recomputed."""
+        """Mark the request as preempted: it has lost its blocks and must be recomputed."""
         self.status = RequestStatus.PREEMPTED
         self.high_water = max(self.high_water, self.num_computed_tokens)
         self.num_computed_tokens = 0

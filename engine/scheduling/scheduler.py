@@ -1,14 +1,15 @@
-"""`Scheduler`: which requests wait and which run, and what the tokens of a step change.
+"""`Scheduler`: decides which requests wait and which run, and adds sampled tokens to them.
 
-The scheduler owns the queues and the life of a request; a `StepPlan` plans one step, driven by a
-batching mode (`batching.py`); the `KVCacheManager` owns the blocks. `schedule` and `update`
-alternate: all tokens of a step are known before the next one is scheduled, and
-`Request.num_computed_tokens` advances in `update`. `schedule` reads the knobs, so any of them may
-change between two steps.
+The scheduler owns the queues and the status of each request. A `StepPlan` plans one step, driven by
+a batching mode (`batching.py`). The `KVCacheManager` owns the blocks.
 
-With overlap, the next step is scheduled ahead, before the tokens are known: `assume` counts them as
-present, `schedule` relies on that, and `update` adds them later. If a request turns out to have
-ended, its row in the next step is wasted.
+`schedule` and `update` alternate: all tokens of a step are known before the next one is scheduled,
+and `Request.num_computed_tokens` advances in `update`. `schedule` reads the knobs, so any of them
+may change between two steps.
+
+With overlap, the next step is scheduled before the tokens of the running step are known. `assume`
+counts those tokens as present, `schedule` relies on that, and `update` adds them later. If a
+request turns out to have ended, its row in the next step is wasted.
 """
 
 from collections.abc import Sequence
@@ -116,7 +117,7 @@ class Scheduler:
 
     @property
     def token_limit(self) -> int | None:
-        """Limit of the tokens in a step, below max_num_batched_tokens; None if there is none.
+        """A limit on the tokens of a step, below max_num_batched_tokens; None if there is none.
 
         Ignored without chunked prefill: a prompt above the limit would never run.
         """
@@ -142,7 +143,11 @@ class Scheduler:
         self.waiting.append(request)
 
     def abort(self, request_id: int, reason: str) -> Request | None:
-        """End a request between two steps; frees its blocks. None if there is no such request."""
+        """End a request between two steps and free its blocks.
+
+        Returns:
+            The request; None if there is none with this id.
+        """
         request = self.requests.get(request_id)
         if request is None:
             return None
@@ -155,11 +160,11 @@ class Scheduler:
         return request
 
     def has_work(self) -> bool:
-        """Whether there is a request to run or to admit."""
+        """Whether a step would have something to do: a request to run or to admit."""
         return bool(self.running) or (bool(self.waiting) and not self.leaving)
 
     def set_aside(self, request: Request) -> None:
-        """Move a running request to `leaving`: it is handed over as soon as there is room."""
+        """Move a running request to `leaving`, until the decode engine has room for it."""
         self.running.remove(request)
         self.leaving.append(request)
 
@@ -169,7 +174,10 @@ class Scheduler:
         self.running.append(request)
 
     def hand_over(self, request: Request, engine: str) -> None:
-        """End a running request here, because `engine` continues it; frees its blocks."""
+        """End a running request in this engine, because the engine `engine` continues it.
+
+        Frees its blocks.
+        """
         (self.leaving if request in self.leaving else self.running).remove(request)
         request.high_water = max(request.high_water, request.num_computed_tokens)
         request.num_computed_tokens = 0
@@ -191,7 +199,7 @@ class Scheduler:
         return events
 
     def return_events(self, events: list[RequestEvent]) -> None:
-        """Put drained events back before all others: they were not published."""
+        """Put drained events in front of `unpublished_events`, as they were not published."""
         self.unpublished_events[:0] = events
 
     def waiting_reasons(self) -> dict[str, int]:
@@ -212,11 +220,14 @@ class Scheduler:
         return {reason: count for reason, count in reasons.items() if count}
 
     def can_run_ahead(self, rows: Sequence[ScheduledRow]) -> bool:
-        """Whether the next step can be scheduled before the tokens of `rows` are known.
+        """Whether the next step can be scheduled before the tokens of the running one are known.
 
         Not in static batching, where requests wait for each other. Not if the next step depends on
-        the unknown token, as drafts and penalties do. And not if a request might have to be
-        preempted, because a request that ends meanwhile may free enough blocks.
+        the unknown tokens, as drafts and penalties do. And not if a request might have to be
+        preempted, because a request that ends in the running step may free enough blocks.
+
+        Args:
+            rows: those of the running step.
         """
         knobs, kv = self._knobs, self.kv
         if knobs.batching == "static" or self._proposer is not None:
@@ -239,7 +250,10 @@ class Scheduler:
         return num_needed <= num_free
 
     def assume(self, rows: Sequence[ScheduledRow]) -> None:
-        """Count the tokens of a launched step as computed, and mark those it samples as pending."""
+        """Count the tokens of a launched step as computed, though its result is unknown.
+
+        Marks the requests that get a token from that step as pending.
+        """
         pending, ending = self._pending, self._ending
         for request, _, start, num_tokens, samples in rows:
             request.num_computed_tokens = num_tokens = start + num_tokens
@@ -252,10 +266,12 @@ class Scheduler:
     def schedule(self) -> list[ScheduledRow]:
         """Plan the next step and return its rows, in the order in which they are laid out.
 
-        At most `max_num_batched_tokens` tokens in all, `num_padded_tokens` included. The list is
-        empty if there is nothing to do, and in the rare step in which the only request preempted
-        itself (there is still work then). After `assume` it is also empty if the step in flight
-        ends all requests.
+        A step has at most `max_num_batched_tokens` tokens in all, `num_padded_tokens` included.
+
+        Returns:
+            An empty list if there is nothing to do, and in the rare step in which the only request
+            preempted itself (there is still work then). After `assume` also if the step in flight
+            ends all requests.
         """
         plan = StepPlan(
             self.running,
@@ -287,9 +303,14 @@ class Scheduler:
         return plan.rows
 
     def update(self, rows: list[ScheduledRow], token_ids: list[int | None]) -> list[Request]:
-        """Add the tokens of a step to their requests: one entry a row, None if it does not sample.
+        """Add the tokens of a step to their requests.
 
-        Returns the requests that finished; their blocks are free.
+        Args:
+            rows: the rows of the step.
+            token_ids: one token a row; None if the row does not sample.
+
+        Returns:
+            The requests that finished; their blocks are free.
         """
         finished: list[Request] = []
         decode = Phase.DECODE
@@ -322,7 +343,7 @@ class Scheduler:
         return finished
 
     def settle(self) -> None:
-        """Clear all pending tokens: the step in flight has ended or failed."""
+        """Forget which requests are pending (see `assume`): the step in flight ended or failed."""
         for request in self._pending:
             request.num_pending_tokens = 0
         self._pending.clear()

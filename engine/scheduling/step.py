@@ -25,13 +25,13 @@ class ScheduledRow(NamedTuple):
 
 
 class InFlight(Protocol):
-    """A step that was launched, but whose result was not collected yet."""
+    """A step that was launched and whose result was not yet collected."""
 
     is_whole: bool
     """Whether the whole step was launched; only then may the next step build on it."""
 
     def collect(self) -> "StepResult":
-        """Wait for the result. Call it once, in the order in which steps were launched.
+        """Wait for the step and return its result. Call it once, in the order of the launches.
 
         Raises:
             Exception: the step failed.
@@ -41,15 +41,15 @@ class InFlight(Protocol):
 
 @dataclass(slots=True, frozen=True)
 class ScheduledStep:
-    """The batch of one forward step, in the order it is laid out (sum of tokens <= budget).
+    """The batch of one forward step.
 
-    `num_padded_tokens` is the padding that an engine with rectangular batches would compute in
-    addition (mode `static`); a runner that packs its rows ignores it.
-
-    `after` is the step before this one, if it is still in flight: a row that starts after the last
-    known token of its request begins with the token that the request gets in that step.
-
-    `start_ns` is when its scheduling began, by the runner's clock.
+    Attributes:
+        rows: in the order in which they are laid out. Their tokens fit into the budget.
+        num_padded_tokens: the padding that an engine with rectangular batches would compute in
+            addition (mode `static`); a runner that packs its rows ignores it.
+        after: the step before this one, if it is still in flight. A row that starts after the last
+            known token of its request begins with the token that the request gets in that step.
+        start_ns: when scheduling of this step began, by the runner's clock.
     """
 
     step: int
@@ -63,19 +63,24 @@ class ScheduledStep:
 class StepResult:
     """The result of a step, from the runner.
 
-    `token_ids` has one entry a row, None if the row does not sample; `logprobs` has one for each
-    row whose request asks for them, by row index. For a row with drafts, `bursts` has the tokens
-    that `acceptance.accepted` returned, and `token_ids` the last of them. `num_padded_tokens` is
-    padding that the runner itself computed, for example for a fixed shape. `cuda_graph` is as in
-    `StepRecord`.
+    Times are by the runner's clock. If another step still ran when this one was launched,
+    `launch_ns` is before the other's tokens were known and before the device began this step.
 
-    Times are by the runner's clock: `launch_ns` is when the host began to launch the model, and
-    `tokens_ns` when it knew the tokens. If another step still ran then, `launch_ns` is before the
-    other's tokens were known and before the device began this step. `device_ns` is how long the
-    device was busy with this step alone; None if there is no separate device.
-
-    If the device had no memory for the whole step, `num_tokens_fit` is the size of the largest part
-    that ran, and `unfit_rows` has the indices of the rows that could not run at all.
+    Attributes:
+        token_ids: one entry a row; None if the row does not sample. For a row with drafts, the last
+            of its `bursts`.
+        launch_ns: when the host began to launch the model.
+        tokens_ns: when the host knew the tokens.
+        device_ns: how long the device was busy with this step alone; None if there is no separate
+            device.
+        num_padded_tokens: padding that the runner itself computed, for example for a fixed shape.
+        logprobs: by row index, for each row whose request asks for them.
+        num_tokens_fit: if the device had no memory for the whole step, the size of the largest part
+            that ran.
+        unfit_rows: if the device had no memory for the whole step, the indices of the rows that
+            could not run at all.
+        bursts: by row index, the tokens that `acceptance.accepted` returned for a row with drafts.
+        cuda_graph: as in `StepRecord`.
     """
 
     token_ids: list[int | None]
@@ -104,9 +109,9 @@ class Runner(Protocol):
     def launch(self, step: ScheduledStep) -> InFlight:
         """Start to execute a step, without waiting for it.
 
-        Steps run one after another, so each sees what the last one stored in the KV cache. A CPU
-        has run the step when this returns. Overlap is then useless: it would only delay the result
-        of a step by the run of the next (`EngineConfig.overlaps`).
+        Steps run one after another, so each sees what the step before it stored in the KV cache. On
+        a CPU, the step has already run when this returns. Overlap is useless there: it would only
+        delay the result of a step by the run of the next (`EngineConfig.overlaps`).
         """
         ...
 
@@ -115,13 +120,18 @@ class KVReceiver(Protocol):
     """Copies keys and values that another engine has computed into our KV cache."""
 
     def check(self, ticket: KVTicket, num_tokens: int) -> None:
-        """Raises ConfigError if the ticket does not stand for `num_tokens` tokens of our model."""
+        """Raise ConfigError if the ticket does not stand for `num_tokens` tokens of our model.
+
+        A ticket tells where another engine keeps the keys and values of a request.
+        """
         ...
 
     def load(self, ticket: KVTicket, blocks: Sequence[int], num_present: int) -> bool:
-        """Copy keys and values into `blocks`, except the first `num_present`, which have theirs.
+        """Copy the keys and values of a ticket into `blocks`.
+
+        Leaves out the first `num_present` blocks, which already have theirs from the prefix cache.
 
         Returns:
-            False if they are gone; the other blocks then have undefined content.
+            False if the other engine no longer has them; the blocks then have undefined content.
         """
         ...

@@ -1,14 +1,15 @@
-"""`StepPlan`: a step while it is planned: its rows, its remaining budget, its preemptions.
+"""`StepPlan`: a step while it is being planned: its rows, its remaining budget, its preemptions.
 
-A batching mode (`batching.py`) fills the plan through `advance` and `admit`; the plan keeps the
-rules that all modes share. They are vLLM's (v1). A running request that needs a block when none is
-free preempts the request that was admitted last (with the policy `priority`: the one that is served
-last), in the worst case itself. A step with a preemption admits no request. The first waiting
-request that does not fit ends admission.
+A batching mode (`batching.py`) fills the plan through `advance` and `admit`. The plan applies the
+rules that all modes share, which are vLLM's (v1):
+- A running request that needs a block when none is free preempts the request that was admitted
+  last, in the worst case itself. With the policy `priority` it preempts the one served last.
+- A step with a preemption admits no request.
+- The first waiting request that does not fit ends admission.
 
-A plan that is made while the step before is in flight counts that step's tokens as present. It
-preempts no request: it is only made if there are blocks for all running requests
-(`Scheduler.can_run_ahead`).
+With overlap, a plan is made while the step before it is in flight. It counts that step's tokens as
+present. It preempts no request, because it is only made if there are blocks for all running
+requests (`Scheduler.can_run_ahead`).
 """
 
 import time
@@ -30,12 +31,12 @@ _new_row: Callable[[tuple[Request, Phase, int, int, bool]], ScheduledRow] = part
 
 
 class StepPlan:
-    """Plans one step. Changes the scheduler's own queues, and lives as long as the step.
+    """Plans one step. Changes the scheduler's own queues; is discarded after the step.
 
     Args:
         running: in order of admission.
         alone: whether there is only one request, so that a long prompt delays no other.
-        next_in_turn: the first request whose decode the last step had no budget for.
+        next_in_turn: the first request whose decode had no budget in the step before.
         num_slots: rows of the current static batch, with those of requests that have ended.
         ending: requests that get their last token from the step in flight, so they get no row.
         proposer: guesses the next tokens of decodes; None: nothing is guessed.
@@ -91,7 +92,7 @@ class StepPlan:
         return self._knobs.max_num_batched_tokens - self.budget
 
     def advance(self, requests: list[Request], decodes_only: bool = False) -> list[Request]:
-        """Give each running request, in this order, its next tokens while there is budget.
+        """Give running requests their next tokens, in the given order, while there is budget.
 
         With `decodes_only`, leaves out requests that still have prompt tokens to compute, and
         returns them.
@@ -146,10 +147,11 @@ class StepPlan:
         return postponed
 
     def _advance_with_drafts(self, request: Request, start: int) -> bool:
-        """Give a decode its token and drafts. False if it had to preempt itself.
+        """Give a decode its newest token and drafts. False if the request preempted itself.
 
-        With `decode_first`, drafts get only the budget and the free blocks that no decode needs.
-        With `arrival` they are tokens like others, and may preempt requests (vLLM v1).
+        With the knob `order` at `decode_first`, drafts get only the budget and the free blocks that
+        no decode needs. With `arrival` they are tokens like others, and may preempt requests (vLLM
+        v1).
         """
         assert self._proposer is not None
         drafts = self._proposer.propose(request, min(self.budget - 1, self._num_spare_tokens))
@@ -202,7 +204,10 @@ class StepPlan:
                 self._enter(request, hit, request.num_tokens)
 
     def pad(self) -> None:
-        """Count the padding of all rows and empty slots to one length, within the budget."""
+        """Set `num_padded_tokens`, which fill all rows and empty slots up to the longest row.
+
+        The padding is cut off at the budget.
+        """
         if self.rows:
             size = self.num_slots * max(row.num_tokens for row in self.rows)
             self.num_padded_tokens = min(size - self.num_tokens, self.budget)
@@ -217,7 +222,7 @@ class StepPlan:
         self._filled.clear()
 
     def _advance_prompt(self, request: Request, start: int, num_tokens: int) -> bool:
-        """Give a running request its next chunk. False if it had to preempt itself."""
+        """Give a running request the next chunk of its prompt. False if it preempted itself."""
         chunk = self._chunk(num_tokens)
         if not chunk:
             # It must run whole and does not fit into this step; no waiting request overtakes it.
@@ -258,7 +263,10 @@ class StepPlan:
         self.budget -= num_tokens
 
     def _grow(self, request: Request, num_tokens: int) -> bool:
-        """Get blocks for `num_tokens`, by preemption if need be. False if it preempted itself."""
+        """Get a request blocks for its first `num_tokens` tokens, by preemption if none are free.
+
+        Returns False if the request preempted itself.
+        """
         while not self._kv.grow(request, num_tokens):
             victim = self.running[-1]
             if self._knobs.policy == "priority":
@@ -269,7 +277,7 @@ class StepPlan:
         return True
 
     def _preempt(self, request: Request) -> None:
-        """Take a request's blocks and its row in this step, and queue it again."""
+        """Preempt a request: take its blocks and its row in this step, and queue it again."""
         self.has_preempted = True
         if self.running[-1] is request:
             self.running.pop()
@@ -288,7 +296,7 @@ class StepPlan:
         self.waiting.prepend(request)
 
     def _has_room(self, num_seats: int | None = None) -> bool:
-        """Whether to try the next waiting request; if not, `wait_reason` says why."""
+        """Whether this step may admit one more request; if not, sets `wait_reason`."""
         if not self.waiting:
             return False
         if self.wait_reason == "queued":
@@ -318,7 +326,10 @@ class StepPlan:
             self._add_row(request, start, chunk)
 
     def _try_to_load(self, request: Request, hit: list[int]) -> None:
-        """Admit a request that was handed over; if it can be loaded, it gets a row at once."""
+        """Admit a request that a prefill engine handed over, if there are blocks for it.
+
+        If its keys and values can be loaded, it gets a row in this step.
+        """
         if not self._may_enter(request, hit, request.num_tokens):
             return
         self._enter(request, hit, request.num_tokens)
@@ -328,7 +339,12 @@ class StepPlan:
             self._add_row(request, start, 1)
 
     def _may_enter(self, request: Request, hit: list[int], num_tokens: int) -> bool:
-        """Whether there are blocks for the first waiting request and its next `num_tokens`."""
+        """Whether there are blocks to admit the first waiting request; if not, sets `wait_reason`.
+
+        Args:
+            hit: its cached blocks.
+            num_tokens: tokens that will be computed after this step, those of the hit included.
+        """
         if self._num_blocks_needed(request, hit, num_tokens) > self._kv.num_free_blocks:
             self.wait_reason = "kv_blocks"
             return False
@@ -356,7 +372,9 @@ class StepPlan:
         )
 
     def _load(self, request: Request, num_hit_blocks: int) -> int:
-        """Load the blocks that were not hit; if that fails, they are recomputed.
+        """Load the keys and values of a handed-over request, except those of prefix hits.
+
+        If that fails, its tokens are recomputed.
 
         Returns the time it took, in ns.
         """
@@ -372,7 +390,7 @@ class StepPlan:
         return time.monotonic_ns() - start_ns
 
     def _num_blocks_needed(self, request: Request, hit: list[int], num_computed_tokens: int) -> int:
-        """Number of free blocks that admitting a waiting request requires, by `reserve`."""
+        """Number of blocks that must be free to admit a waiting request, by the knob `reserve`."""
         kv, knobs = self._kv, self._knobs
         if knobs.reserve == "none":
             num_needed = kv.num_blocks_taken(num_computed_tokens, hit)

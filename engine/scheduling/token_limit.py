@@ -1,8 +1,9 @@
-"""`TokenLimit`: limits the size of steps for a while after one ran out of device memory.
+"""`TokenLimit`: limits the size of steps for a while after a step ran out of device memory.
 
-Such a step runs all the same, in halves, but each failed attempt costs time. So the next steps are
+The runner repeats such a step in halves, but each failed attempt costs time. So the next steps are
 no larger than the largest part that ran. After some steps the limit is lifted, because memory that
-another program took may be free by then. Each time that fails, the limit holds for twice as long.
+another program took may be free by then. If a step then fails again, the limit holds for twice as
+many steps.
 """
 
 import logging
@@ -32,9 +33,11 @@ class TokenLimit:
         return self.tokens is None and self._tried > 0
 
     def note(self, num_tokens: int, num_tokens_fit: int | None) -> None:
-        """Note a step of `num_tokens` that ran in parts of at most `num_tokens_fit` (None: whole).
+        """Take account of a step that ran, and update `tokens`.
 
-        Updates `tokens`.
+        Args:
+            num_tokens: size of the step.
+            num_tokens_fit: size of the largest part that ran; None if the step ran as a whole.
         """
         if num_tokens_fit is not None:
             self._hold_to(max(1, num_tokens_fit), num_tokens)

@@ -1,8 +1,8 @@
 """`WaitingQueue`: the requests that wait for admission, in order.
 
-With `fcfs`, preempted requests come before all others. With `priority`, the lowest number comes
-first, then the earliest arrival. Every operation that the scheduler needs in a step is O(1) or
-O(log n), including removal from the middle.
+With the policy `fcfs`, preempted requests come before all others. With `priority`, the lowest
+priority number comes first, then the earliest arrival. Every operation that the scheduler needs in
+a step is O(1) or O(log n), including removal from the middle.
 """
 
 import heapq
@@ -22,7 +22,7 @@ def rank(request: Request) -> Rank:
 
 
 class WaitingQueue:
-    """Requests in order of admission; iterates in that order."""
+    """The waiting requests; iterates in the order in which they will be admitted."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy: Policy = policy
@@ -50,7 +50,7 @@ class WaitingQueue:
         self._requests.move_to_end(request.request_id, last=False)
 
     def peek(self) -> Request:
-        """The next request to serve. Raises LookupError when no request is waiting."""
+        """Return the next request to admit. Raises LookupError when no request is waiting."""
         if self.policy == "fcfs":
             for request in self._requests.values():
                 return request
